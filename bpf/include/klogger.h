@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The engine under every schema: slots to build a record in, serial numbers, the ledger, output.
+ *
+ * The text that stands before this file is generated (collector/codegen.py): the kernel's types,
+ * the sizes, one KLOGGER_SET_column() a column, KLOGGER_ENABLED_location, KIND_probe and
+ * INDEX_probe. Everything here runs with migration off, so a CPU's memory is this program's but
+ * for what interrupts it.
+ */
+#define KLOGGER_BTF    1
+#define KLOGGER_RAW    2
+#define KLOGGER_FENTRY 3
+#define KLOGGER_FEXIT  4
+#define KLOGGER_KPROBE 5
+#define KLOGGER_ITER   6
+
+/* How deep programs may nest on a CPU: task, softirq, interrupt, and one to spare. */
+#define KLOGGER_SLOTS  4
+#define KLOGGER_ROWS   32
+#define KLOGGER_ENOSPC 28
+#define KLOGGER_ENOENT 2
+
+struct klogger_account {
+    u64 attempts;
+    u64 filtered;
+    u64 unchanged;
+    u64 written;
+    u64 ring_full;
+    u64 no_ring;
+    u64 other;
+    u64 table_full;
+    u64 no_slot;
+};
+
+struct klogger_guard {
+    u32 running;
+    u32 again;
+};
+
+struct klogger_slot {
+    u64 busy;
+    u8 record[(KLOGGER_RECORD_SIZE + 7) / 8 * 8];
+    u8 copy[KLOGGER_COPY_SIZE];
+};
+
+/* One CPU's memory; collector/layout.py knows the order of the first three members. */
+struct klogger_cpu {
+    u64 serial;
+    struct klogger_guard guards[KLOGGER_ROWS];
+    struct klogger_account accounts[KLOGGER_ROWS];
+    struct klogger_slot slots[KLOGGER_SLOTS];
+};
+
+BPF_PERF_OUTPUT(events);
+BPF_PERCPU_ARRAY(klogger_cpus, struct klogger_cpu, 1);
+
+static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
+    u32 zero = 0;
+
+    return klogger_cpus.lookup(&zero);
+}
+
+#define klogger_count(counter) __sync_fetch_and_add(&(counter), 1)
+
+/* Reads a member of what the verifier lets us read: a copy of ours or a BTF pointer. The cast takes
+ * away the packed alignment that the generated types have, volatile keeps each load whole.
+ */
+#define GET(p, m) (*(const volatile typeof((p)->m) *)(void *)&(p)->m)
+
+/* Reads a member through any kernel pointer. */
+#define READ(direct, p, m)                                                                         \
+    ({                                                                                             \
+        typeof((p)->m) value_;                                                                     \
+        if (direct)                                                                                \
+            value_ = GET(p, m);                                                                    \
+        else                                                                                       \
+            bpf_probe_read_kernel(&value_, sizeof(value_), (void *)&(p)->m);                       \
+        value_;                                                                                    \
+    })
+
+#define SET(column, value) KLOGGER_SET_##column(value)
+#define COPY(column, from) KLOGGER_COPY_##column(from)
+#define HAS(column)        KLOGGER_HAS_##column
+
+/* The nth argument of what a probe hangs on; the return value stands behind an fexit's arguments.
+ */
+#if defined(__TARGET_ARCH_arm64)
+#define KLOGGER_REGISTER(n) ((n)*8)
+#else
+#define KLOGGER_REGISTER(n) ((n) == 0 ? 112 : (n) == 1 ? 104 : (n) == 2 ? 96 : (n) == 3 ? 88 : 72)
+#endif
+#define ARG(n)                                                                                     \
+    (kind == KLOGGER_KPROBE ? *(volatile u64 *)((u8 *)ctx + KLOGGER_REGISTER(n))                   \
+                            : ((volatile u64 *)ctx)[n])
+#define DIRECT                                                                                     \
+    (kind == KLOGGER_BTF || kind == KLOGGER_FENTRY || kind == KLOGGER_FEXIT || kind == KLOGGER_ITER)
+
+/*
+ * The kernel never runs a program inside itself, so an event that interrupts its own program would
+ * be lost. Each program is therefore loaded twice, and both hang on the same place. The constant
+ * tells which copy runs: the loader makes it 0 in the second. The first marks that it runs; the
+ * second, which runs after it, records only when it finds that mark: then the first was skipped.
+ */
+#define PROBE(name, events, attach)                                                                \
+    static __always_inline void name##_body(void *ctx, const int kind, struct klogger_cpu *cpu);   \
+    int name(void *ctx) {                                                                          \
+        struct klogger_cpu *cpu = klogger_this_cpu();                                              \
+        volatile u32 *running;                                                                     \
+        u64 first;                                                                                 \
+                                                                                                   \
+        if (!cpu)                                                                                  \
+            return 0;                                                                              \
+        running = &cpu->guards[INDEX_##name].running;                                              \
+        asm volatile("%0 = 0x6b6c6f6767657231 ll" : "=r"(first));                                  \
+        if (first) {                                                                               \
+            *running = 1;                                                                          \
+        } else {                                                                                   \
+            if (!*running)                                                                         \
+                return 0;                                                                          \
+            klogger_count(cpu->guards[INDEX_##name].again);                                        \
+        }                                                                                          \
+        name##_body(ctx, KIND_##name, cpu);                                                        \
+        if (first)                                                                                 \
+            *running = 0;                                                                          \
+        return 0;                                                                                  \
+    }                                                                                              \
+    static __always_inline void name##_body(void *ctx, const int kind, struct klogger_cpu *cpu)
+
+/* For collector/codegen.py alone: a column is absent where the kernel lacks one of these members.
+ */
+#define NEEDS(column, members)
+
+static __always_inline struct klogger_slot *klogger_take(struct klogger_cpu *cpu) {
+#pragma unroll
+    for (int i = 0; i < KLOGGER_SLOTS; i++)
+        if (!__sync_lock_test_and_set(&cpu->slots[i].busy, 1))
+            return &cpu->slots[i];
+    return 0;
+}
+
+static __always_inline void klogger_give_back(struct klogger_slot *slot) {
+    *(volatile u64 *)&slot->busy = 0;
+}
+
+/* Numbers, stamps and sends what stands in the slot, and enters the outcome in the ledger. */
+static __always_inline void klogger_commit(void *ctx, struct klogger_cpu *cpu,
+                                           struct klogger_account *account,
+                                           struct klogger_slot *slot, u32 location) {
+    u8 *entry = slot->record;
+    u64 serial, now;
+    int status;
+
+    KLOGGER_SET_location(location);
+    KLOGGER_SET_cpu(bpf_get_smp_processor_id());
+    serial = __sync_fetch_and_add(&cpu->serial, 1) + 1;
+    now = bpf_ktime_get_ns();
+    KLOGGER_SET_seq_no(serial);
+    *(u32 *)(entry + 4) = now;
+    *(u32 *)(entry + 8) = now >> 32;
+    KLOGGER_SET_serial(serial);
+    KLOGGER_SET_time_ns(now);
+    status = events.perf_submit(ctx, entry, KLOGGER_RECORD_SIZE);
+    if (status == 0)
+        klogger_count(account->written);
+    else if (status == -KLOGGER_ENOSPC)
+        klogger_count(account->ring_full);
+    else if (status == -KLOGGER_ENOENT)
+        klogger_count(account->no_ring);
+    else
+        klogger_count(account->other);
+}

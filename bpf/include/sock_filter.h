@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Which sockets are recorded: maps that collector/filters.py fills, asked before any field is read.
+ */
+#define FILTER_PORTS        1
+#define FILTER_LOCAL_PORTS  2
+#define FILTER_REMOTE_PORTS 4
+#define FILTER_PAIRS        8
+#define FILTER_ADDRESSES    16
+#define FILTER_V4           32
+#define FILTER_V6           64
+#define FILTER_NETNS        128
+#define FILTER_CGROUPS      256
+#define FILTER_PIDS         512
+#define FILTER_ANY_PORTS    (FILTER_PORTS | FILTER_LOCAL_PORTS | FILTER_REMOTE_PORTS | FILTER_PAIRS)
+
+#define FAMILY_V4 2
+#define FAMILY_V6 10
+
+struct filter_settings {
+    u32 flags;
+    u32 cgroup_level;
+};
+
+struct filter_address {
+    u32 prefix_length;
+    u8 address[16];
+};
+
+/* What tells one connection from another on the outside; addresses in network order. */
+struct endpoints {
+    u16 lport;
+    u16 rport;
+    u16 family;
+    u16 state;
+    u64 laddr[2];
+    u64 raddr[2];
+    u64 netns;
+};
+
+BPF_ARRAY(filter_settings, struct filter_settings, 1);
+BPF_ARRAY(filter_ports, u32, 65536);
+BPF_HASH(filter_pairs, u32, u32, 1024);
+BPF_LPM_TRIE(filter_addresses, struct filter_address, u32, 1024);
+BPF_HASH(filter_netns, u64, u32, 64);
+BPF_HASH(filter_cgroups, u64, u32, 64);
+BPF_HASH(filter_pids, u32, u32, 1024);
+
+static __always_inline int filter_port(u32 lport, u32 rport, u32 flags) {
+    u32 *local = filter_ports.lookup(&lport);
+    u32 *remote = filter_ports.lookup(&rport);
+
+    if (local && (*local & flags & (FILTER_PORTS | FILTER_LOCAL_PORTS)))
+        return 1;
+    if (remote && (*remote & flags & (FILTER_PORTS | FILTER_REMOTE_PORTS)))
+        return 1;
+    if (flags & FILTER_PAIRS) {
+        u32 pair = lport << 16 | rport;
+
+        return filter_pairs.lookup(&pair) != 0;
+    }
+    return 0;
+}
+
+static __always_inline int filter_address_of(u64 *address) {
+    struct filter_address key = {.prefix_length = 128};
+
+    __builtin_memcpy(key.address, address, 16);
+    return filter_addresses.lookup(&key) != 0;
+}
+
+static __always_inline int filter_netns_of(u64 cookie) {
+    return filter_netns.lookup(&cookie) != 0;
+}
+
+static __always_inline int filter_pid(u32 pid) {
+    return filter_pids.lookup(&pid) != 0;
+}
+
+static __always_inline int filter_cgroup(u64 id) {
+    return filter_cgroups.lookup(&id) != 0;
+}
+
+static __always_inline int filter_endpoints(const struct filter_settings *settings,
+                                            struct endpoints *ends) {
+    u32 flags = settings->flags;
+
+    if ((flags & FILTER_ANY_PORTS) && !filter_port(ends->lport, ends->rport, flags))
+        return 0;
+    if ((flags & FILTER_V4) && ends->family != FAMILY_V4)
+        return 0;
+    if ((flags & FILTER_V6) && ends->family != FAMILY_V6)
+        return 0;
+    if ((flags & FILTER_ADDRESSES) && !filter_address_of(ends->laddr) &&
+        !filter_address_of(ends->raddr))
+        return 0;
+    if ((flags & FILTER_NETNS) && !filter_netns_of(ends->netns))
+        return 0;
+    return 1;
+}

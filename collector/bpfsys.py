@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bpf(2) system call by ctypes: all that loads, attaches and reads.
+
+Every file descriptor returned here is close-on-exec and belongs to the caller. Constants are named
+as in linux/bpf.h and linux/perf_event.h. A call that the kernel refuses raises KernelError
+(PrivilegeError for EPERM of an unprivileged caller), except where None is said to mean "no entry".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.syscalls import (
+    NR_BPF,
+    address,
+    bpf,
+    c_string,
+    online_cpus,
+    perf_event_open,
+    possible_cpus,
+    possible_numbers,
+    refused,
+    system_call,
+)
+
+# So that callers need know only this module.
+__all__ = ["online_cpus", "perf_event_open", "possible_cpus", "system_call"]
+
+BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM = 0, 1, 2, 3
+BPF_MAP_GET_NEXT_KEY, BPF_PROG_LOAD = 4, 5
+BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN = 15, 17
+BPF_MAP_LOOKUP_BATCH, BPF_LINK_CREATE, BPF_ENABLE_STATS, BPF_ITER_CREATE = 24, 28, 32, 33
+
+BPF_MAP_TYPE_HASH, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_PERF_EVENT_ARRAY = 1, 2, 4
+BPF_MAP_TYPE_PERCPU_HASH, BPF_MAP_TYPE_PERCPU_ARRAY = 5, 6
+BPF_MAP_TYPE_LRU_HASH, BPF_MAP_TYPE_LRU_PERCPU_HASH, BPF_MAP_TYPE_LPM_TRIE = 9, 10, 11
+PER_CPU_MAP_TYPES = frozenset(
+    {BPF_MAP_TYPE_PERCPU_HASH, BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_LRU_PERCPU_HASH}
+)
+BPF_ANY, BPF_NOEXIST, BPF_EXIST = 0, 1, 2
+BPF_F_NO_PREALLOC = 1
+
+BPF_PROG_TYPE_KPROBE, BPF_PROG_TYPE_TRACEPOINT = 2, 5
+BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_TRACING = 17, 26
+BPF_TRACE_RAW_TP, BPF_TRACE_FENTRY, BPF_TRACE_FEXIT, BPF_TRACE_ITER = 23, 24, 25, 28
+BPF_STATS_RUN_TIME = 0
+
+BPF_LD_IMM64 = 0x18
+BPF_PSEUDO_MAP_FD = 1
+# r0 = 0; exit: the least program the verifier lets through.
+RETURN_ZERO = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+
+PERF_TYPE_TRACEPOINT = 2
+PERF_EVENT_IOC_SET_BPF = 0x40042408
+
+_NAME_BYTES = 15
+_LOG_BYTES = 1 << 24
+
+
+def kernel_name(text: str) -> bytes:
+    """The text as a BPF object's name may be: 15 bytes of letters, digits, '_' and '.'."""
+    kept = "".join(c if (c.isascii() and c.isalnum()) or c in "_." else "_" for c in text)
+    return kept.encode()[:_NAME_BYTES]
+
+
+def map_create(
+    map_type: int, key_size: int, value_size: int, max_entries: int, flags: int = 0, name: str = ""
+) -> int:
+    """Make a map; its file descriptor. Sizes are bytes; KernelError when refused."""
+    attributes = struct.pack(
+        "=IIIIIII16sIIIIII", map_type, key_size, value_size, max_entries, flags, 0, 0,
+        kernel_name(name), 0, 0, 0, 0, 0, 0,
+    )  # fmt: skip
+    try:
+        return bpf(BPF_MAP_CREATE, attributes)[0]
+    except OSError as error:
+        size = f"{max_entries} entries of {key_size}+{value_size} bytes"
+        raise refused(error, f"making the BPF map {name or map_type} ({size})") from error
+
+
+def _element(fd: int, key: int, value: int, flags: int = 0) -> bytes:
+    return struct.pack("=IIQQQ", fd, 0, key, value, flags)
+
+
+def map_update(fd: int, key: bytes, value: bytes, flags: int = BPF_ANY) -> None:
+    """Set one entry. A per-CPU map takes all possible CPUs' values, each padded to 8 bytes."""
+    keys, values = ctypes.create_string_buffer(key), ctypes.create_string_buffer(value)
+    try:
+        bpf(BPF_MAP_UPDATE_ELEM, _element(fd, address(keys), address(values), flags))
+    except OSError as error:
+        raise refused(error, "writing to a BPF map") from error
+
+
+def map_lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
+    """One entry's value of `value_size` bytes, or None when the key is not there."""
+    keys, values = ctypes.create_string_buffer(key), ctypes.create_string_buffer(value_size)
+    try:
+        bpf(BPF_MAP_LOOKUP_ELEM, _element(fd, address(keys), address(values)))
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise refused(error, "reading from a BPF map") from error
+    return values.raw[:value_size]
+
+
+def map_lookup_percpu(fd: int, key: bytes, value_size: int) -> NDArray[np.uint8] | None:
+    """One entry of a per-CPU map: uint8 of shape (possible_cpus(), value_size), or None."""
+    stride = (value_size + 7) // 8 * 8
+    numbers = possible_numbers()
+    raw = map_lookup(fd, key, stride * len(numbers))
+    if raw is None:
+        return None
+    values = np.zeros((possible_cpus(), value_size), np.uint8)
+    values[list(numbers)] = np.frombuffer(raw, np.uint8).reshape(-1, stride)[:, :value_size]
+    return values
+
+
+def map_delete(fd: int, key: bytes) -> bool:
+    """Take an entry out; False when it was not there."""
+    keys = ctypes.create_string_buffer(key)
+    try:
+        bpf(BPF_MAP_DELETE_ELEM, _element(fd, address(keys), 0))
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise refused(error, "deleting from a BPF map") from error
+    return True
+
+
+def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
+    """The key after `key` (None: the first), or None after the last."""
+    following = ctypes.create_string_buffer(key_size)
+    given = ctypes.create_string_buffer(key) if key is not None else None
+    start = address(given) if given is not None else 0
+    try:
+        bpf(BPF_MAP_GET_NEXT_KEY, _element(fd, start, address(following)))
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise refused(error, "walking a BPF map") from error
+    return following.raw[:key_size]
+
+
+def map_keys(fd: int, key_size: int) -> Iterator[bytes]:
+    """All keys, one call each. A key deleted while walking may start the walk again: collect first
+    (`list(...)`) if you mean to delete."""
+    key = map_next_key(fd, None, key_size)
+    while key is not None:
+        yield key
+        key = map_next_key(fd, key, key_size)
+
+
+def map_entries(
+    fd: int, key_size: int, value_size: int, max_entries: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """All entries: uint8 arrays (n, key_size) and (n, value_size); not for per-CPU maps.
+
+    One system call where the map's type has batches, else two for each entry.
+    """
+    keys = np.zeros((max_entries, key_size), np.uint8)
+    values = np.zeros((max_entries, value_size), np.uint8)
+    # A hash map keeps a bucket's number in the cursor, others a key.
+    cursor = ctypes.create_string_buffer(max(key_size, 4))
+    attributes = ctypes.create_string_buffer(
+        struct.pack(
+            "=QQQQIIQQ", 0, address(cursor), keys.ctypes.data, values.ctypes.data,
+            max_entries, fd, 0, 0,
+        )
+    )  # fmt: skip
+    try:
+        system_call(NR_BPF, BPF_MAP_LOOKUP_BATCH, attributes, 56)
+    except OSError as error:
+        # ENOENT says that the walk came to the end; the count is filled in.
+        if error.errno != errno.ENOENT:
+            return _entries_one_by_one(fd, key_size, value_size, max_entries)
+    count = int(struct.unpack_from("=I", attributes.raw, 32)[0])
+    return keys[:count], values[:count]
+
+
+def _entries_one_by_one(
+    fd: int, key_size: int, value_size: int, max_entries: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    found: dict[bytes, bytes] = {}
+    for key in map_keys(fd, key_size):
+        value = map_lookup(fd, key, value_size)
+        if value is not None:
+            found[key] = value
+        if len(found) >= max_entries:
+            break
+    keys = np.frombuffer(b"".join(found), np.uint8).reshape(len(found), key_size)
+    values = np.frombuffer(b"".join(found.values()), np.uint8).reshape(len(found), value_size)
+    return keys, values
+
+
+def prog_load(
+    kind: int,
+    instructions: bytes,
+    name: str,
+    attach_btf_id: int = 0,
+    expected_attach_type: int = 0,
+) -> int:
+    """Load a program (8 bytes an instruction, map descriptors filled in); its file descriptor.
+
+    KernelError carries the errno and the last lines of the verifier's log, which is asked for
+    only in a second try.
+    """
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    licence = c_string("GPL")
+
+    def load(log: ctypes.Array[ctypes.c_char] | None) -> int:
+        logging = (1, len(log), address(log)) if log is not None else (0, 0, 0)
+        attributes = struct.pack(
+            "=IIQQIIQII16sIIIIQIIQIIII", kind, len(instructions) // 8, address(code),
+            address(licence), *logging, 0, 0, kernel_name(name), 0, expected_attach_type,
+            0, 0, 0, 0, 0, 0, 0, attach_btf_id, 0, 0,
+        )  # fmt: skip
+        return bpf(BPF_PROG_LOAD, attributes)[0]
+
+    try:
+        return load(None)
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise refused(error, f"loading the BPF program {name}") from error
+        log = ctypes.create_string_buffer(_LOG_BYTES)
+        try:
+            return load(log)
+        except OSError:
+            text = log.value.decode(errors="replace")
+            raise refused(error, f"loading the BPF program {name}", text) from error
+
+
+def raw_tracepoint_open(name: str | None, prog_fd: int) -> int:
+    """Attach a program: to the raw tracepoint `name`, or with None to what its attach_btf_id says
+    (BTF tracepoint, fentry, fexit). Closing the returned descriptor detaches it."""
+    text = c_string(name) if name is not None else None
+    target = address(text) if text is not None else 0
+    try:
+        return bpf(BPF_RAW_TRACEPOINT_OPEN, struct.pack("=QII", target, prog_fd, 0))[0]
+    except OSError as error:
+        raise refused(error, f"attaching to {name or 'the BTF target'}") from error
+
+
+def link_create(prog_fd: int, attach_type: int) -> int:
+    """A link without a target of its own (an iterator's, a tracing program's): its descriptor."""
+    attributes = struct.pack("=IIII32x", prog_fd, 0, attach_type, 0)
+    try:
+        return bpf(BPF_LINK_CREATE, attributes)[0]
+    except OSError as error:
+        raise refused(error, "making a BPF link") from error
+
+
+def iter_create(link_fd: int) -> int:
+    """A file that runs the iterator through once as it is read."""
+    try:
+        return bpf(BPF_ITER_CREATE, struct.pack("=II", link_fd, 0))[0]
+    except OSError as error:
+        raise refused(error, "opening a BPF iterator") from error
+
+
+@dataclass(frozen=True)
+class ProgInfo:
+    """What the kernel tells of a loaded program; run_cnt and run_time_ns need enable_stats."""
+
+    id: int
+    run_time_ns: int
+    run_cnt: int
+    recursion_misses: int
+
+
+def prog_info(fd: int) -> ProgInfo:
+    """The counters of a loaded program (those of struct bpf_prog_info)."""
+    info = ctypes.create_string_buffer(232)
+    try:
+        bpf(BPF_OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", fd, len(info), address(info)))
+    except OSError as error:
+        raise refused(error, "asking for a BPF program's counters") from error
+    run_time_ns, run_cnt, misses = struct.unpack_from("=QQQ", info.raw, 192)
+    return ProgInfo(struct.unpack_from("=I", info.raw, 4)[0], run_time_ns, run_cnt, misses)
+
+
+def enable_stats() -> int:
+    """Have the kernel count runs and their time in all programs until the descriptor is closed."""
+    try:
+        return bpf(BPF_ENABLE_STATS, struct.pack("=I", BPF_STATS_RUN_TIME))[0]
+    except OSError as error:
+        raise refused(error, "turning on BPF statistics") from error

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command collect: captures TCP snapshots into a PSC file, alone or around a command."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from collector.filters import parse
+from collector.session import Request, run
+from formats.cli import run as run_command
+from formats.errors import UsageError
+
+_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from 10, 10s, 250ms, 2m, 1h. Raises UsageError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
+    if not match or float(match[1]) == 0:
+        raise UsageError(f"not a duration: {text!r}", "write 10s, 250ms, 2m or 1h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def default_name() -> str:
+    """A file name from the host's local time."""
+    return time.strftime("tcpkmon-%Y%m%d-%H%M%S.pm")
+
+
+@click.command(
+    "collect",
+    context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": False},
+)
+@click.option("--ports", metavar="LIST", help="Ports on either side: 5001,5201-5210.")
+@click.option("-L", "local_ports", metavar="PORTS", help="Local ports.")
+@click.option("-D", "remote_ports", metavar="PORTS", help="Remote ports.")
+@click.option("--pair", multiple=True, metavar="L.R", help="One pair of local and remote port.")
+@click.option("--addr", multiple=True, metavar="PREFIX", help="An address or prefix on either side.")
+@click.option("-4", "only4", is_flag=True, help="IPv4 only (v4-mapped too).")
+@click.option("-6", "only6", is_flag=True, help="IPv6 only.")
+@click.option("--netns", multiple=True, metavar="NAME|PID|PATH", help="A network namespace.")
+@click.option("--cgroup", multiple=True, metavar="PATH", help="A cgroup (version 2), with all below.")
+@click.option("--pid", multiple=True, type=int, metavar="N", help="Connections of this process.")
+@click.option("-o", "--output", metavar="FILE", help="The file to write (default: by date); - is stdout.")
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--duration", metavar="TIME", help="Stop after this time: 10s, 2m.")
+@click.option("--stop-after", type=click.IntRange(1), metavar="N", help="Stop after N records.")
+@click.option(
+    "--columns", default="default", show_default=True, metavar="SET|NAME,...",
+    help="classic, default, all, or names: what is read in the kernel and stored.",
+)
+@click.option("--locations", metavar="NAME,...", help="Events to record: default, all, NAME or -NAME.")
+@click.option(
+    "--when-changed", metavar="COL,...",
+    help="Record a segment only when one of these columns changed for its connection.",
+)
+@click.option(
+    "--buffer-size", type=click.FloatRange(0.008, 1024), default=4.0, show_default=True,
+    metavar="MB", help="Ring size of each CPU.",
+)
+@click.option(
+    "--low-water", type=click.IntRange(1, 99), default=75, show_default=True, metavar="PCT",
+    help="Wake up when less than this share of a ring is free.",
+)
+@click.option("--print", "show", is_flag=True, help="Print each record on stdout too.")
+@click.option("--format", "file_format", type=click.Choice(["psc"]), default="psc", show_default=True)
+@click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
+@click.option("--no-existing", is_flag=True, help="Leave out the connections that are open already.")
+@click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
+@click.option("--ready-fd", type=int, metavar="N", help="Write a byte to this descriptor once attached.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
+@click.option("-v", "--verbose", is_flag=True, help="Tell how each location is attached.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def command(
+    ports: str | None,
+    local_ports: str | None,
+    remote_ports: str | None,
+    pair: tuple[str, ...],
+    addr: tuple[str, ...],
+    only4: bool,
+    only6: bool,
+    netns: tuple[str, ...],
+    cgroup: tuple[str, ...],
+    pid: tuple[int, ...],
+    output: str | None,
+    force: bool,
+    duration: str | None,
+    stop_after: int | None,
+    columns: str,
+    locations: str | None,
+    when_changed: str | None,
+    buffer_size: float,
+    low_water: int,
+    show: bool,
+    file_format: str,  # psc is the only one yet
+    fail_on_loss: bool,
+    no_existing: bool,
+    as_root: bool,
+    ready_fd: int | None,
+    quiet: bool,
+    verbose: bool,
+    command: tuple[str, ...],
+) -> int:
+    """Capture snapshots of TCP connections from the running kernel.
+
+    With COMMAND, attach first, run it, stop with it and return its exit code.
+
+    \b
+    collect --ports 5001 -o transfer.pm --duration 10s
+    collect --ports 5201 -o run.pm -- iperf3 -c 192.0.2.1
+    """
+    if only4 and only6:
+        raise UsageError("-4 and -6 together leave nothing to record")
+    filters = parse(
+        ports=ports,
+        local_ports=local_ports,
+        remote_ports=remote_ports,
+        pairs=pair,
+        addresses=addr,
+        family=4 if only4 else 6 if only6 else 0,
+        namespaces=netns,
+        cgroups=cgroup,
+        pids=pid,
+    )
+    request = Request(
+        filters=filters,
+        output=output or default_name(),
+        force=force,
+        duration_s=parse_duration(duration) if duration else None,
+        stop_after=stop_after,
+        columns=columns,
+        locations=locations,
+        when_changed=tuple(n.strip() for n in (when_changed or "").split(",") if n.strip()),
+        buffer_bytes=int(buffer_size * (1 << 20)),
+        low_water_percent=low_water,
+        show=show,
+        fail_on_loss=fail_on_loss,
+        existing=not no_existing,
+        as_root=as_root,
+        ready_fd=ready_fd,
+        quiet=quiet,
+        verbose=verbose,
+        command=command,
+        arguments=tuple(sys.argv[1:]),
+    )
+    return run(request)
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    sys.exit(run_command(command, prog=Path(sys.argv[0]).name))

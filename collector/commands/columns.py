@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command tcpkmon columns: what a capture can store, from the schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from collector.layout import EVENT, load_schema
+from formats.schema import field_type
+
+
+def sets_of(tags: frozenset[str]) -> str:
+    """The smallest set that has the column."""
+    return next((name for name in ("classic", "default") if name in tags), "all")
+
+
+@click.command("columns")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(as_json: bool) -> int:
+    """List the columns that --columns chooses from."""
+    schema = load_schema()
+    rows = [
+        {
+            "name": field.name,
+            "bytes": field_type(schema, field).width,
+            "set": sets_of(field.tags),
+            "unit": field.unit,
+            "doc": field.doc,
+        }
+        for field in schema.event(EVENT).fields
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for heading in ("column", "bytes", "set", "unit", "meaning"):
+        table.add_column(heading, justify="right" if heading == "bytes" else "left",
+                         no_wrap=heading != "meaning")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False).print(table)
+    return 0

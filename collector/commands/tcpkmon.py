@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command tcpkmon: everything but capturing and drawing, a subcommand each."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from collector.commands import columns, doctor, events
+from formats.cli import run
+from formats.commands import repair, verify
+
+
+@click.group("tcpkmon", context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tcpkmon", prog_name="tcpkmon")
+def command() -> None:
+    """Monitor TCP in the running Linux kernel: what this machine can do, and what files hold.
+
+    collect captures, pmgraph draws.
+    """
+
+
+for _part in (doctor.command, events.command, columns.command, verify.command, repair.command):
+    command.add_command(_part)
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    sys.exit(run(command, prog="tcpkmon"))

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiler's child, and the only program that imports bcc: C text in, bytecode and maps out.
+
+Run by collector/compiler.py as `/usr/bin/python3 -I compile_child.py` with BCC_KERNEL_SOURCE set.
+stdin: JSON {"text", "functions", "flags"}. stdout: one JSON object, {"maps", "programs"} or
+{"error": "bcc" | "compile" | "function" | "code", "detail"}. Clang writes to stderr. BCC makes the
+maps for real while it compiles; they go when this process ends. No program is loaded here.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import struct
+import sys
+from typing import Any
+
+LD_IMM64 = 0x18
+CALL = 0x85
+PSEUDO_MAP_FD = 1
+PSEUDO_CALL = 1
+
+
+class Refusal(Exception):
+    """A reason why there is no image: the kind of error and its detail."""
+
+
+def read_maps(lib: Any, module: Any) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """Every map that the text declares, sorted by name, and the names by file descriptor."""
+    lib.bpf_num_tables.argtypes = [ctypes.c_void_p]
+    lib.bpf_num_tables.restype = ctypes.c_size_t
+    columns = {}
+    for column, restype in {
+        "name": ctypes.c_char_p,
+        "fd_id": ctypes.c_int,
+        "type_id": ctypes.c_int,
+        "key_size_id": ctypes.c_size_t,
+        "leaf_size_id": ctypes.c_size_t,
+        "max_entries_id": ctypes.c_size_t,
+        "flags_id": ctypes.c_int,
+    }.items():
+        columns[column] = getattr(lib, f"bpf_table_{column}")
+        columns[column].argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        columns[column].restype = restype
+    maps = []
+    names: dict[int, str] = {}
+    for number in range(lib.bpf_num_tables(module)):
+        row = {column: read(module, number) for column, read in columns.items()}
+        name = row["name"].decode()
+        names[row["fd_id"]] = name
+        maps.append(
+            {
+                "name": name,
+                "type": row["type_id"],
+                "key_size": row["key_size_id"],
+                "value_size": row["leaf_size_id"],
+                "max_entries": row["max_entries_id"],
+                "flags": row["flags_id"],
+            }
+        )
+    return sorted(maps, key=lambda spec: str(spec["name"])), names
+
+
+def take_maps_out(function: str, code: bytes, names: dict[int, str]) -> dict[str, Any]:
+    """The code with map descriptors made 0, and which instruction wants which map."""
+    cleaned = bytearray(code)
+    references = []
+    index = 0
+    while index < len(code) // 8:
+        operation, registers, _, immediate = struct.unpack_from("=BBhi", code, index * 8)
+        source = registers >> 4
+        if operation == CALL and source == PSEUDO_CALL:
+            raise Refusal("code", f"{function} calls a function that is not inlined")
+        if operation == LD_IMM64:
+            if source == PSEUDO_MAP_FD and immediate in names:
+                references.append((index, names[immediate]))
+                struct.pack_into("=i", cleaned, index * 8 + 4, 0)
+            elif source:
+                raise Refusal("code", f"{function} uses a global variable or a foreign map")
+            index += 1
+        index += 1
+    return {"code": base64.b64encode(cleaned).decode(), "maps": references}
+
+
+def build(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request; Refusal when there is none."""
+    try:
+        from bcc.libbcc import lib
+    except (ImportError, OSError) as error:
+        raise Refusal("bcc", str(error)) from error
+    # Not bcc.BPF: it raises the bare Exception, and compiles no differently.
+    flags = [str(flag).encode() for flag in request["flags"]]
+    module = lib.bpf_module_create_c_from_string(
+        request["text"].encode(), 0, (ctypes.c_char_p * len(flags))(*flags), len(flags), True, None
+    )
+    if not module:
+        raise Refusal("compile", "")
+    maps, names = read_maps(lib, module)
+    programs = {}
+    for function in request["functions"]:
+        start = lib.bpf_function_start(module, function.encode())
+        if not start:
+            raise Refusal("function", function)
+        code = ctypes.string_at(start, lib.bpf_function_size(module, function.encode()))
+        programs[function] = take_maps_out(function, code, names)
+    return {"maps": maps, "programs": programs}
+
+
+def main() -> None:
+    """Answer the one request on stdin; what BCC prints goes to stderr."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    request = json.load(sys.stdin)
+    try:
+        answer = build(request)
+    except Refusal as refusal:
+        answer = {"error": refusal.args[0], "detail": refusal.args[1]}
+    with os.fdopen(answers, "w", encoding="utf-8") as out:
+        json.dump(answer, out)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # BCC's own cleaning up takes longer than the end of the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

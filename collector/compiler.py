@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C text to an image of bytecode and maps: by BCC in a child process, or from the cache.
+
+The generated text comes in from collector/codegen.py, the image goes on to collector/program.py.
+A compiled image is kept in /var/cache/tcpkmon (or $TCPKMON_CACHE), so that a start with an
+unchanged text needs no BCC at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from collector.folder import PrivateFolder
+from formats.errors import KernelError, PrivilegeError
+
+CACHE_FOLDER = "/var/cache/tcpkmon"
+PYTHON = "/usr/bin/python3"
+CHILD = Path(__file__).with_name("compile_child.py")
+STUB_HEADERS = Path(__file__).parents[1] / "bpf" / "include" / "stub"
+FORMAT = "tcpkmon-image-1"
+SUFFIX = ".tcpkmon-image"
+# An emulated kernel takes 20 s for a large text.
+TIME_LIMIT_S = 300
+ERRORS_SHOWN = 3
+INSTALL_HINT = "install it: apt install python3-bpfcc"
+# Where distributions put BCC: what lies there is part of the cache's key.
+_BCC_FILES = (
+    "/usr/lib/*/libbcc.so.0",
+    "/usr/lib/libbcc.so.0",
+    "/usr/lib64/libbcc.so.0",
+    "/usr/lib/python3/dist-packages/bcc/*.py",
+    "/usr/lib/python3*/site-packages/bcc/*.py",
+)
+_ERROR = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", re.M)
+
+
+class CompileError(KernelError):
+    """A shipped program did not compile here; `diagnostics` is all that clang said."""
+
+    def __init__(self, message: str, hint: str = "", diagnostics: str = "") -> None:
+        super().__init__(message, hint)
+        self.diagnostics = diagnostics
+
+
+class UserCompileError(CompileError):
+    """A user's own program did not compile."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """A map as the text declares it: `type` is a BPF_MAP_TYPE_ number, sizes are bytes."""
+
+    name: str
+    type: int
+    key_size: int
+    value_size: int
+    max_entries: int
+    flags: int
+
+
+@dataclass(frozen=True)
+class Code:
+    """One function's bytecode, map descriptors 0; map_refs: (instruction's index, map's name)."""
+
+    instructions: bytes
+    map_refs: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a text compiles to: its maps, and the code of the functions asked for."""
+
+    maps: tuple[MapSpec, ...]
+    programs: Mapping[str, Code]
+
+    def to_json(self) -> str:
+        """The image as text, for from_json."""
+        programs = {
+            name: {"code": base64.b64encode(code.instructions).decode(), "maps": code.map_refs}
+            for name, code in self.programs.items()
+        }
+        maps = [asdict(spec) for spec in self.maps]
+        return json.dumps({"format": FORMAT, "maps": maps, "programs": programs})
+
+    @classmethod
+    def from_json(cls, text: str) -> Image:
+        """The image that to_json wrote; ValueError when the text is anything else."""
+        try:
+            made = json.loads(text)
+            if made["format"] != FORMAT:
+                raise ValueError(f"not a {FORMAT}")
+            maps = tuple(
+                MapSpec(str(m.pop("name")), **{k: int(v) for k, v in m.items()})
+                for m in made["maps"]
+            )
+            names = {spec.name for spec in maps}
+            programs = {}
+            for name, program in made["programs"].items():
+                code = base64.b64decode(program["code"], validate=True)
+                refs = tuple((int(index), str(used)) for index, used in program["maps"])
+                if len(code) % 8 or any(
+                    used not in names or not 0 <= 8 * index < len(code) for index, used in refs
+                ):
+                    raise ValueError(f"bad code of {name}")
+                programs[str(name)] = Code(code, refs)
+        except (KeyError, TypeError, AttributeError, binascii.Error) as error:
+            raise ValueError(f"damaged image: {error!r}") from error
+        return cls(maps, programs)
+
+
+def compile_text(
+    text: str,
+    functions: Sequence[str],
+    cache: bool = True,
+    user_schema: bool = False,
+    flags: Sequence[str] = (),
+    headers: Path = STUB_HEADERS,
+) -> Image:
+    """Compile the text's functions (each `int NAME(void *ctx)`).
+
+    A text that does not compile is a CompileError naming clang's first errors, by the file and line
+    of the text's #line directives: UserCompileError with `user_schema`. KernelError when BCC is not
+    installed, PrivilegeError when the caller may not make maps. An unusable cache is passed over.
+    """
+    wanted = sorted(set(functions))
+    key = _cache_key(text, wanted, flags, headers) if cache else None
+    folder = PrivateFolder(os.environ.get("TCPKMON_CACHE") or CACHE_FOLDER, SUFFIX)
+    if key is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return Image.from_json(folder.read(key).decode())
+    image = _run_child(text, wanted, flags, headers, user_schema)
+    if key is not None:
+        with contextlib.suppress(OSError):
+            folder.write(key, image.to_json().encode())
+    return image
+
+
+def _cache_key(
+    text: str, functions: Sequence[str], flags: Sequence[str], headers: Path
+) -> str | None:
+    """A hash over all that the image depends on; None when BCC's files are nowhere to be found."""
+    found = sorted(path for pattern in _BCC_FILES for path in glob.glob(pattern))
+    if not any("libbcc" in path for path in found):
+        return None
+    system = os.uname()
+    parts = [FORMAT, text, *functions, *flags, system.release, system.version, system.machine]
+    with contextlib.suppress(OSError):
+        # The perf array that BCC declares has one entry a CPU.
+        parts.append(Path("/sys/devices/system/cpu/possible").read_text(encoding="ascii"))
+    parts.append(CHILD.read_text(encoding="utf-8"))
+    for path in found:
+        status = os.stat(path)
+        parts.append(f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}")
+    for header in sorted(headers.rglob("*.h")):
+        parts += (str(header), header.read_text(encoding="utf-8"))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _run_child(
+    text: str, functions: Sequence[str], flags: Sequence[str], headers: Path, user_schema: bool
+) -> Image:
+    request = json.dumps({"text": text, "functions": list(functions), "flags": list(flags)})
+    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "BCC_KERNEL_SOURCE": str(headers)}
+    try:
+        # Its own session: Ctrl-C goes to this process, which then ends the child.
+        child = subprocess.run(
+            [PYTHON, "-I", str(CHILD)],
+            input=request.encode(),
+            capture_output=True,
+            env=environment,
+            cwd="/",
+            timeout=TIME_LIMIT_S,
+            start_new_session=True,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise KernelError(f"{PYTHON} is missing, and with it BCC", INSTALL_HINT) from error
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(f"BCC did not finish within {TIME_LIMIT_S} s") from error
+    said = child.stderr.decode(errors="replace")
+    try:
+        answer = json.loads(child.stdout)
+    except ValueError as error:
+        last = said.strip().splitlines()[-1:] or ["it said nothing"]
+        raise CompileError(
+            f"the compiler ended with status {child.returncode}: {last[0]}", diagnostics=said
+        ) from error
+    if "error" in answer:
+        raise _error_of(answer["error"], answer["detail"], said, user_schema)
+    return Image.from_json(json.dumps({"format": FORMAT, **answer}))
+
+
+def _error_of(kind: str, detail: str, said: str, user_schema: bool) -> KernelError | PrivilegeError:
+    """The error to raise for the child's refusal."""
+    failure = UserCompileError if user_schema else CompileError
+    if kind == "bcc":
+        return KernelError(f"BCC cannot be used: {detail}", INSTALL_HINT)
+    if kind == "function":
+        return failure(f"the program text has no function {detail}", diagnostics=said)
+    if kind == "code":
+        return failure(f"the program cannot be loaded: {detail}", diagnostics=said)
+    errors = [f"{m['file']}:{m['line']}: {m['what']}" for m in _ERROR.finditer(said)]
+    if errors:
+        more = len(errors) - ERRORS_SHOWN
+        shown = "; ".join(errors[:ERRORS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        return failure(f"the program does not compile: {shown}", diagnostics=said)
+    last = (said.strip().splitlines() or ["it gave no reason"])[-1]
+    if os.geteuid() != 0:
+        return PrivilegeError(f"BCC may not compile here: {last}", "run it as root")
+    return failure(f"BCC refuses the program: {last}", diagnostics=said)

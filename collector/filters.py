@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to capture: checks the command line's filters and puts them into the BPF maps.
+
+A connection passes when any of the port filters that were given matches (--ports, -L, -D,
+--pair), and also each of address, family, network namespace, cgroup and process that was given.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from pathlib import Path
+from typing import Any
+
+from collector import netns
+from formats.errors import KernelError, PrivilegeError, UsageError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+MAPPED_BITS = 96  # an IPv4 prefix stands in the map as part of ::ffff:0:0/96
+_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+
+
+class Flag(IntFlag):
+    """Bits of filter_settings.flags: which filters are in force (bpf/ has the same)."""
+
+    PORTS = 1
+    LOCAL = 2
+    REMOTE = 4
+    PAIRS = 8
+    ADDRESS = 16
+    ONLY_IPV4 = 32
+    ONLY_IPV6 = 64
+    NETNS = 128
+    CGROUP = 256
+    PID = 512
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """A cgroup of version 2."""
+
+    path: str
+    id: int
+    """The inode of its directory."""
+    level: int
+    """Its depth below the root, which is 0."""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Filters that make sense; empty ones are not in force. parse() makes them."""
+
+    ports: tuple[int, ...] = ()
+    """Either side's port is one of these."""
+    local_ports: tuple[int, ...] = ()
+    remote_ports: tuple[int, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    """(local port, remote port)."""
+    addresses: tuple[Network, ...] = ()
+    """Either side's address is in one of these."""
+    family: int = 0
+    """4 or 6; 0 for both."""
+    namespaces: tuple[netns.Namespace, ...] = ()
+    """Open: close() closes them."""
+    cgroups: tuple[Cgroup, ...] = ()
+    """All of one level."""
+    pids: tuple[int, ...] = ()
+
+    @property
+    def flags(self) -> Flag:
+        """Which filters are in force."""
+        given = (
+            (Flag.PORTS, self.ports),
+            (Flag.LOCAL, self.local_ports),
+            (Flag.REMOTE, self.remote_ports),
+            (Flag.PAIRS, self.pairs),
+            (Flag.ADDRESS, self.addresses),
+            (Flag.ONLY_IPV4, self.family == 4),
+            (Flag.ONLY_IPV6, self.family == 6),
+            (Flag.NETNS, self.namespaces),
+            (Flag.CGROUP, self.cgroups),
+            (Flag.PID, self.pids),
+        )
+        flags = Flag(0)
+        for flag, value in given:
+            if value:
+                flags |= flag
+        return flags
+
+    def entries(self) -> dict[str, list[tuple[bytes, bytes]]]:
+        """For each BPF map by name: the keys and values to put in, native byte order."""
+        one = struct.pack("=I", 1)
+        bits: dict[int, int] = {}
+        for bit, ports in ((1, self.ports), (2, self.local_ports), (4, self.remote_ports)):
+            for port in ports:
+                bits[port] = bits.get(port, 0) | bit
+        level = self.cgroups[0].level if self.cgroups else 0
+        return {
+            "filter_ports": [
+                (struct.pack("=I", port), struct.pack("=I", value)) for port, value in bits.items()
+            ],
+            "filter_pairs": [
+                (struct.pack("=I", local << 16 | remote), one) for local, remote in self.pairs
+            ],
+            "filter_addresses": [(_prefix_key(network), one) for network in self.addresses],
+            "filter_netns": [(struct.pack("=Q", space.cookie), one) for space in self.namespaces],
+            "filter_cgroups": [(struct.pack("=Q", cgroup.id), one) for cgroup in self.cgroups],
+            "filter_pids": [(struct.pack("=I", pid), one) for pid in self.pids],
+            # Last, so that no filter is in force before its values are there.
+            "filter_settings": [(struct.pack("=I", 0), struct.pack("=II", self.flags, level))],
+        }
+
+    def apply(self, maps: dict[str, int]) -> None:
+        """Fills the (fresh) BPF maps; `maps` gives the descriptor of each by name."""
+        from collector.bpfsys import map_update
+
+        for name, rows in self.entries().items():
+            for key, value in rows:
+                map_update(maps[name], key, value)
+
+    def accepts(self, local: Address, local_port: int, remote: Address, remote_port: int) -> bool:
+        """Whether ports, addresses and family let this connection pass, as the BPF code decides.
+
+        For sockets found by sock_diag; namespace, cgroup and process are the caller's to check.
+        """
+        if self.ports or self.local_ports or self.remote_ports or self.pairs:
+            wanted = (
+                local_port in self.ports
+                or remote_port in self.ports
+                or local_port in self.local_ports
+                or remote_port in self.remote_ports
+                or (local_port, remote_port) in self.pairs
+            )
+            if not wanted:
+                return False
+        ends = (_mapped(local), _mapped(remote))
+        is_ipv4 = ends[0] in _MAPPED
+        if self.family and is_ipv4 != (self.family == 4):
+            return False
+        networks = [_mapped_network(network) for network in self.addresses]
+        return not networks or any(end in network for end in ends for network in networks)
+
+    def describe(self) -> dict[str, Any]:
+        """What is in force, as plain values for a capture's settings."""
+        values: dict[str, Any] = {
+            "ports": list(self.ports),
+            "local_ports": list(self.local_ports),
+            "remote_ports": list(self.remote_ports),
+            "pairs": [f"{local}.{remote}" for local, remote in self.pairs],
+            "addresses": [str(network) for network in self.addresses],
+            "family": self.family,
+            "namespaces": [space.name for space in self.namespaces],
+            "cgroups": [cgroup.path for cgroup in self.cgroups],
+            "pids": list(self.pids),
+        }
+        return {name: value for name, value in values.items() if value}
+
+    def close(self) -> None:
+        """Closes the namespaces."""
+        for space in self.namespaces:
+            space.close()
+
+
+def parse(
+    ports: str | None = None,
+    local_ports: str | None = None,
+    remote_ports: str | None = None,
+    pairs: Sequence[str] = (),
+    addresses: Sequence[str] = (),
+    family: int = 0,
+    namespaces: Sequence[str] = (),
+    cgroups: Sequence[str] = (),
+    pids: Sequence[int] = (),
+) -> Filters:
+    """Makes Filters of the options' values as typed.
+
+    Errors: UsageError for what makes no sense or does not exist; those of netns.resolve();
+    KernelError for a cgroup where there is no cgroup2.
+    """
+    networks = tuple(dict.fromkeys(_parse_network(text) for text in addresses))
+    if family and networks and not any(_has_family(network, family) for network in networks):
+        raise UsageError(f"-{family} and --addr: no connection can match both", "drop one of them")
+    places = tuple(dict.fromkeys(find_cgroup(text) for text in cgroups))
+    if len({place.level for place in places}) > 1:
+        raise UsageError("--cgroup: all must be at the same depth", "capture their common parent")
+    return Filters(
+        ports=_parse_ports("--ports", ports),
+        local_ports=_parse_ports("-L", local_ports),
+        remote_ports=_parse_ports("-D", remote_ports),
+        pairs=tuple(dict.fromkeys(_parse_pair(text) for text in pairs)),
+        addresses=networks,
+        family=family,
+        cgroups=places,
+        pids=tuple(dict.fromkeys(_check_pid(pid) for pid in pids)),
+        # Last: nothing fails after these are open, but the opening of a later one.
+        namespaces=_resolve_all(namespaces),
+    )
+
+
+# Ports
+
+
+def _parse_ports(option: str, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    ports: set[int] = set()
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if dash and _is_number(low) and _is_number(high):
+            first, last = _parse_port(option, low), _parse_port(option, high)
+            if first > last:
+                raise UsageError(f"{option}: {part.strip()} runs backwards", f"say {high}-{low}")
+            ports.update(range(first, last + 1))
+        else:
+            ports.add(_parse_port(option, part.strip()))
+    return tuple(sorted(ports))
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]+", text) is not None
+
+
+def _parse_port(option: str, text: str) -> int:
+    if _is_number(text) and 1 <= int(text[-9:]) <= 65535 and len(text) <= 5:
+        return int(text)
+    if not text or _is_number(text) or not text.isascii() or not text.isprintable():
+        raise UsageError(f"{option}: '{text}' is no port", "say 1 to 65535, as 5001,5201-5210")
+    try:
+        return socket.getservbyname(text, "tcp")
+    except OSError:
+        raise UsageError(
+            f"{option}: '{text}' is neither a port nor a known service",
+            "give a number (5001), a range (5201-5210) or a name of /etc/services",
+        ) from None
+
+
+def _parse_pair(text: str) -> tuple[int, int]:
+    local, dot, remote = text.partition(".")
+    if not dot:
+        raise UsageError(f"--pair: '{text}' is no pair", "say LOCAL.REMOTE, as 1055.5050")
+    return _parse_port("--pair", local), _parse_port("--pair", remote)
+
+
+# Addresses
+
+
+def _parse_network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:
+        raise UsageError(
+            f"--addr: '{text}' is no address or prefix", "as 10.0.0.0/8, 192.0.2.1, 2001:db8::/32"
+        ) from None
+
+
+def _has_family(network: Network, family: int) -> bool:
+    mapped = _mapped_network(network)
+    return mapped.overlaps(_MAPPED) if family == 4 else not mapped.subnet_of(_MAPPED)
+
+
+def _mapped(address: Address) -> ipaddress.IPv6Address:
+    if isinstance(address, ipaddress.IPv6Address):
+        return address
+    return ipaddress.IPv6Address((0xFFFF << 32) | int(address))
+
+
+def _mapped_network(network: Network) -> ipaddress.IPv6Network:
+    if isinstance(network, ipaddress.IPv6Network):
+        return network
+    start = _mapped(network.network_address)
+    return ipaddress.IPv6Network((start, network.prefixlen + MAPPED_BITS))
+
+
+def _prefix_key(network: Network) -> bytes:
+    """A key of the LPM trie: u32 prefix length in bits, then 16 bytes of address."""
+    mapped = _mapped_network(network)
+    return struct.pack("=I", mapped.prefixlen) + mapped.network_address.packed
+
+
+# Processes, cgroups, namespaces
+
+
+def _check_pid(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        raise UsageError(f"--pid: there is no process {pid}", "ps -e lists them") from None
+    leader = re.search(r"^Tgid:\s*(\d+)", status, re.MULTILINE)
+    if leader is not None and int(leader.group(1)) != pid:
+        raise UsageError(f"--pid: {pid} is a thread", f"its process is {leader.group(1)}")
+    return pid
+
+
+def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroup:
+    """The cgroup that text names: a directory, or a path below the root of cgroup2."""
+    mounts = list(_cgroup2_mounts(mountinfo.read_text(errors="surrogateescape")))
+    if not mounts:
+        raise KernelError("--cgroup: no cgroup2 is mounted here", "mount -t cgroup2 none FOLDER")
+    candidates = [Path(text), *(Path(point) / text.lstrip("/") for point, _ in mounts)]
+    for candidate in candidates:
+        path = Path(os.path.realpath(candidate))
+        try:
+            if not path.is_dir():
+                continue
+            for point, root_level in sorted(mounts, key=lambda mount: -len(mount[0])):
+                if path.is_relative_to(point) and path.stat().st_dev == os.stat(point).st_dev:
+                    level = root_level + len(path.relative_to(point).parts)
+                    return Cgroup(str(path), path.stat().st_ino, level)
+        except PermissionError:
+            raise PrivilegeError(f"--cgroup: {path} may not be read", "run it as root") from None
+    raise UsageError(
+        f"--cgroup: '{text}' is no directory of cgroup2", f"they are below {mounts[0][0]}"
+    )
+
+
+def _cgroup2_mounts(mountinfo: str) -> Iterable[tuple[str, int]]:
+    """Mount point and depth of each cgroup2 mount's root, of /proc/PID/mountinfo's text."""
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        if after.split(" ", 1)[0] == "cgroup2":
+            root, point = before.split(" ")[3:5]
+            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), point)
+            yield point, len([part for part in root.split("/") if part])
+
+
+def _resolve_all(names: Sequence[str]) -> tuple[netns.Namespace, ...]:
+    spaces: list[netns.Namespace] = []
+    try:
+        for name in names:
+            spaces.append(netns.resolve(name))
+    except BaseException:
+        for space in spaces:
+            space.close()
+        raise
+    return tuple(spaces)

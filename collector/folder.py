@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder that only root can have written, for what is trusted when read back (the image cache).
+
+The folder and each file are opened without following a symbolic link and must belong to the user
+this runs as, without write permission for others; anything else is an OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+
+
+class PrivateFolder:
+    """Small files NAME`suffix`, in a folder made (mode 0700) when first written to.
+
+    `kept` newest files stay; only names that end in `suffix` are ever removed.
+    """
+
+    def __init__(
+        self, path: str, suffix: str, kept: int = 64, size_limit_bytes: int = 16 << 20
+    ) -> None:
+        self.path = path
+        self.suffix = suffix
+        self.kept = kept
+        self.size_limit_bytes = size_limit_bytes
+
+    def read(self, name: str) -> bytes:
+        """The file's bytes; OSError when it is not there or not to be trusted."""
+        name += self.suffix
+        with self._opened() as folder:
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            with os.fdopen(file, "rb") as stream:
+                _check(stream.fileno(), name, stat.S_ISREG)
+                return stream.read(self.size_limit_bytes)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write the file whole or not at all, and remove the oldest beyond `kept` files."""
+        name += self.suffix
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path, 0o700)
+        with self._opened() as folder:
+            temporary = f".{os.getpid()}.{name}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            file = os.open(temporary, flags, 0o600, dir_fd=folder)
+            try:
+                with os.fdopen(file, "wb") as stream:
+                    stream.write(content)
+                os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=folder)
+                raise
+            self._prune(folder)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = os.open(self.path, flags)
+        try:
+            _check(folder, self.path, stat.S_ISDIR)
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _prune(self, folder: int) -> None:
+        ages = []
+        for name in os.listdir(folder):
+            if not name.endswith(self.suffix):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                ages.append((status.st_mtime_ns, name))
+        for _, name in sorted(ages, reverse=True)[self.kept :]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+
+
+def _check(file: int, name: str, is_kind: Callable[[int], bool]) -> None:
+    """PermissionError unless the open file is of that kind, ours, and ours alone to write."""
+    status = os.fstat(file)
+    if not is_kind(status.st_mode):
+        raise PermissionError(f"{name} is no plain file or folder")
+    if status.st_uid != os.geteuid():
+        raise PermissionError(f"{name} belongs to user {status.st_uid}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{name} may be written by others")

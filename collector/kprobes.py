@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kprobe events in tracefs: made for program.py to hang programs on, so that misses are counted.
+
+Only events made in kprobe_events have their misses in kprobe_profile. Each process has a group of
+its own, tcpkmon_PID; a dead process's group is removed, and nobody else's events are touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from collector.bpfsys import PERF_EVENT_IOC_SET_BPF, PERF_TYPE_TRACEPOINT
+from collector.syscalls import c_string, online_cpus, perf_event_open, refused, system_call
+from formats.errors import KernelError
+
+# The same on all machines: they came after the tables were joined.
+NR_FSOPEN, NR_FSCONFIG, NR_FSMOUNT = 430, 431, 432
+FSOPEN_CLOEXEC = 1
+FSCONFIG_CMD_CREATE = 6
+FSMOUNT_CLOEXEC = 1
+
+MOUNTS = "/proc/self/mounts"
+GROUP_PREFIX = "tcpkmon_"
+_NAME_LIMIT = 60
+_PERF_ATTRIBUTE_BYTES = 112
+_EVENT_LINE = re.compile(r"^[pr]\d*:(?P<group>tcpkmon_(?P<pid>\d+))/(?P<name>\S+)\s", re.MULTILINE)
+_numbers = itertools.count(1)
+
+
+class Tracefs:
+    """Where tracefs is: `path`, mounted already, or mounted for this process alone until closed."""
+
+    def __init__(self) -> None:
+        """KernelError when the kernel has no tracefs, or PrivilegeError when it is closed to us."""
+        self._mount = -1
+        found = find_tracefs()
+        if found is None:
+            self._mount = _mount_privately()
+            found = f"/proc/self/fd/{self._mount}"
+        self.path = Path(found)
+
+    def close(self) -> None:
+        """Unmounts what was mounted here."""
+        if self._mount >= 0:
+            os.close(self._mount)
+            self._mount = -1
+
+    def __enter__(self) -> Tracefs:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def find_tracefs() -> str | None:
+    """The folder where tracefs is mounted, or None."""
+    with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        mounts = [line.split() for line in file]
+    folders = [words[1] for words in mounts if len(words) > 2 and words[2] == "tracefs"]
+    return next((folder for folder in folders if os.access(folder, os.R_OK)), None)
+
+
+def _mount_privately() -> int:
+    """A mount of tracefs that hangs in no folder: reached by its descriptor, gone when closed."""
+    try:
+        context = system_call(NR_FSOPEN, c_string("tracefs"), FSOPEN_CLOEXEC)
+        try:
+            system_call(NR_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+            return system_call(NR_FSMOUNT, context, FSMOUNT_CLOEXEC, 0)
+        finally:
+            os.close(context)
+    except OSError as error:
+        raise refused(error, "mounting tracefs") from error
+
+
+def has_kprobes(tracefs: Path) -> bool:
+    """Whether this kernel takes kprobe events."""
+    return (tracefs / "kprobe_events").exists()
+
+
+def _command(tracefs: Path, line: str) -> None:
+    # Opening without O_APPEND, or with O_TRUNC, would remove everybody's events.
+    file = os.open(tracefs / "kprobe_events", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        os.write(file, line.encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+def stale_events(listing: str) -> tuple[str, ...]:
+    """GROUP/NAME of the events in a kprobe_events listing whose process is no more."""
+    return tuple(
+        f"{match['group']}/{match['name']}"
+        for match in _EVENT_LINE.finditer(listing)
+        if not os.path.exists(f"/proc/{match['pid']}")
+    )
+
+
+def remove_stale(tracefs: Path) -> tuple[str, ...]:
+    """Removes what dead tcpkmon processes left, and says what. An event in use stays."""
+    removed = []
+    for event in stale_events((tracefs / "kprobe_events").read_text()):
+        # EBUSY: it lives on in another PID namespace.
+        with contextlib.suppress(OSError):
+            _command(tracefs, f"-:{event}")
+            removed.append(event)
+    return tuple(removed)
+
+
+def parse_profile(text: str) -> dict[str, tuple[int, int]]:
+    """kprobe_profile: event's name -> (hits, nmissed)."""
+    rows = (line.split() for line in text.splitlines())
+    return {row[0]: (int(row[1]), int(row[2])) for row in rows if len(row) == 3}
+
+
+@dataclass
+class KprobeEvent:
+    """One event in kprobe_events, with the perf events that carry programs."""
+
+    tracefs: Path
+    group: str
+    name: str
+    perf_fds: list[int]
+    nmissed: int = 0
+
+    @classmethod
+    def make(cls, tracefs: Path, function: str, is_return: bool) -> KprobeEvent:
+        """Makes the event on a kernel function; KernelError when the kernel will not."""
+        letter = "r" if is_return else "p"
+        # kprobe_profile leaves the group out, so the name must be unique by itself.
+        words = re.sub(r"\W", "_", function)
+        name = f"{letter}{os.getpid()}_{next(_numbers)}_{words}"[:_NAME_LIMIT]
+        event = cls(tracefs, f"{GROUP_PREFIX}{os.getpid()}", name, [])
+        try:
+            _command(tracefs, f"{letter}:{event.group}/{name} {function}")
+        except FileNotFoundError as error:
+            if not has_kprobes(tracefs):
+                raise KernelError("this kernel has no kprobes (CONFIG_KPROBE_EVENTS)") from error
+            raise refused(error, f"making a kprobe on {function}") from error
+        except OSError as error:
+            raise refused(error, f"making a kprobe on {function}") from error
+        return event
+
+    def hang(self, prog_fd: int) -> None:
+        """Has the program run at each hit, on all CPUs, after those hung before it."""
+        try:
+            number = int((self.tracefs / "events" / self.group / self.name / "id").read_text())
+            attributes = struct.pack(
+                "=IIQ", PERF_TYPE_TRACEPOINT, _PERF_ATTRIBUTE_BYTES, number
+            ).ljust(_PERF_ATTRIBUTE_BYTES, b"\0")
+            # A program runs wherever the event is hit, not only on this CPU.
+            self.perf_fds.append(perf_event_open(attributes, online_cpus()[0]))
+            fcntl.ioctl(self.perf_fds[-1], PERF_EVENT_IOC_SET_BPF, prog_fd)
+        except OSError as error:
+            raise refused(error, f"hanging a program on {self.name}") from error
+
+    def read_missed(self) -> int:
+        """How often the kernel could not run the probe (nmissed)."""
+        if self.name:
+            with contextlib.suppress(OSError):
+                profile = parse_profile((self.tracefs / "kprobe_profile").read_text())
+                self.nmissed = profile.get(self.name, (0, self.nmissed))[1]
+        return self.nmissed
+
+    def remove(self) -> None:
+        """Takes the programs off, reads nmissed a last time, and removes the event."""
+        while self.perf_fds:
+            os.close(self.perf_fds.pop())
+        if not self.name:
+            return
+        self.read_missed()
+        with contextlib.suppress(OSError):
+            _command(self.tracefs, f"-:{self.group}/{self.name}")
+        self.name = ""

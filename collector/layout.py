@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which columns a capture stores, and where: made from the schema, used by kernel and collector."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from formats.errors import UsageError
+from formats.psc import Column, columns_of
+from formats.psc.columns import CLASSIC, entry_dtype
+from formats.schema import Event, Field, Schema, field_type, load
+
+SCHEMATA = Path(__file__).resolve().parent.parent / "bpf" / "schemata"
+EVENT = "SNAPSHOT"
+LOCATIONS = "location"
+FIRST_CONTROL = 224
+EXISTING = 226
+ROWS = 32
+"""Rows of the kernel's ledger: one a location; row 0 is EXISTING's."""
+
+COUNTERS = (
+    "attempts",
+    "filtered",
+    "unchanged",
+    "written",
+    "ring_full",
+    "no_ring",
+    "other",
+    "table_full",
+    "no_slot",
+)
+"""struct klogger_account of bpf/include/klogger.h, in its order; all u64."""
+
+ACCOUNT = np.dtype([(name, "=u8") for name in COUNTERS])
+GUARD = np.dtype([("running", "=u4"), ("again", "=u4")])
+CPU_HEAD = np.dtype([("serial", "=u8"), ("guards", GUARD, ROWS), ("accounts", ACCOUNT, ROWS)])
+"""The head of struct klogger_cpu."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One capture's columns: `columns` in file order, `dtype` of an entry of `entry_size` bytes."""
+
+    schema: Schema
+    event: Event
+    columns: tuple[Column, ...]
+    entry_size: int
+    absent: tuple[str, ...]
+
+    @property
+    def record_size(self) -> int:
+        """Bytes of a record in the ring: the entry and 4 bytes that make perf's padding none."""
+        return self.entry_size + 4
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return entry_dtype(self.columns, self.entry_size)
+
+    def field(self, name: str) -> Field:
+        return next(field for field in self.event.fields if field.name == name)
+
+    def width(self, name: str) -> int:
+        """Bytes of the column's value."""
+        return field_type(self.schema, self.field(name)).width
+
+    def is_string(self, name: str) -> bool:
+        return field_type(self.schema, self.field(name)).kind == "string"
+
+
+def load_schema() -> Schema:
+    """The schema tcp, as shipped."""
+    return load([SCHEMATA / "tcp.conf"])
+
+
+def choose_columns(event: Event, text: str) -> tuple[str, ...]:
+    """The columns that `--columns` names: classic, default, all, or names (sets too) with commas.
+
+    Raises UsageError for a name that is no column.
+    """
+    names = [field.name for field in event.fields]
+    sets: dict[str, Collection[str]] = {
+        "classic": tuple(CLASSIC),
+        "default": [f.name for f in event.fields if {"classic", "default"} & f.tags],
+        "all": names,
+    }
+    chosen: set[str] = set(CLASSIC)
+    for word in (part.strip() for part in text.split(",")):
+        if not word:
+            continue
+        if word in sets:
+            chosen.update(sets[word])
+        elif word in names:
+            chosen.add(word)
+        else:
+            raise UsageError(
+                f"no such column: {word}", "tcpkmon columns lists them; classic, default, all"
+            )
+    return tuple(name for name in names if name in chosen)
+
+
+def make_layout(schema: Schema, chosen: Sequence[str], absent: Collection[str]) -> Layout:
+    """Places the chosen columns; those that this kernel lacks get length 0."""
+    event = schema.event(EVENT)
+    columns, size = columns_of(event, chosen, absent, schema)
+    present = {column.name for column in columns}
+    missing = tuple(name for name in absent if name in present)
+    return Layout(schema, event, columns, size, missing)
+
+
+def locations_of(schema: Schema) -> dict[str, int]:
+    """The locations that can be asked for, by name."""
+    members = schema.enum(LOCATIONS).members
+    return {m.name: m.value for m in members if m.value < FIRST_CONTROL}
+
+
+def choose_locations(schema: Schema, text: str | None) -> tuple[str, ...]:
+    """The locations that `--locations` names: default, all, or names; a leading - takes one away.
+
+    Raises UsageError for a name that is no location.
+    """
+    members = [m for m in schema.enum(LOCATIONS).members if m.value < FIRST_CONTROL]
+    names = [m.name for m in members]
+    sets = {"default": [m.name for m in members if "extra" not in m.tags], "all": names}
+    chosen: set[str] = set()
+    words = [word.strip() for word in (text or "default").split(",") if word.strip()]
+    if words and words[0].startswith("-"):
+        chosen.update(sets["default"])
+    for word in words:
+        name = word.lstrip("-+")
+        group = sets.get(name.lower(), [name.upper()])
+        if unknown := [item for item in group if item not in names]:
+            raise UsageError(f"no such location: {unknown[0]}", "tcpkmon events lists them")
+        if word.startswith("-"):
+            chosen.difference_update(group)
+        else:
+            chosen.update(group)
+    if not chosen:
+        raise UsageError("no location is left to record", "tcpkmon events lists them")
+    return tuple(name for name in names if name in chosen)
+
+
+def row_of(location: int) -> int:
+    """The row of the kernel's ledger that counts this location."""
+    return 0 if location == EXISTING else location
+
+
+def location_of(row: int) -> int:
+    """The location that this row of the kernel's ledger counts."""
+    return EXISTING if row == 0 else row

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds network namespaces by name, process or path, and enters them, for filters and labs."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from formats.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
+
+T = TypeVar("T")
+
+NAMED = Path("/run/netns")  # where iproute2 binds the named ones
+CLONE_NEWNET = 0x40000000
+SO_NETNS_COOKIE = 71  # asm-generic/socket.h, since Linux 5.14
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """An open network namespace; close() it, or use it in a `with`."""
+
+    name: str
+    """As the user gave it."""
+    fd: int
+    """Owned by this object."""
+    inode: int
+    """Not unique in time: a deleted namespace's number comes back at once."""
+    cookie: int
+    """Unique since boot; what BPF compares."""
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def __enter__(self) -> Namespace:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def resolve(text: str) -> Namespace:
+    """Opens the namespace NAME (of `ip netns`), PID or PATH.
+
+    Only digits are a PID; text with a slash is a path. Errors: UsageError when there is none,
+    PrivilegeError when it may not be opened or entered, KernelError before Linux 5.14.
+    """
+    fd = _open(text)
+    try:
+        return Namespace(text, fd, os.fstat(fd).st_ino, cookie_of(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def cookie_of(fd: int) -> int:
+    """The 64-bit cookie of the namespace that fd stands for; its errors are those of resolve()."""
+
+    def ask() -> int:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            raw = probe.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
+        return int(struct.unpack("=Q", raw)[0])
+
+    try:
+        return run_inside(fd, ask)
+    except OSError as error:
+        if error.errno == errno.ENOPROTOOPT:
+            raise KernelError(
+                "this kernel gives network namespaces no cookie", "Linux 5.14 or later does"
+            ) from None
+        raise
+
+
+@contextmanager
+def enter(fd: int) -> Iterator[None]:
+    """Moves the calling thread, and only it, into the namespace fd until the end of the `with`.
+
+    What it makes there (sockets, children) stays there. Other threads are not touched.
+    """
+    # Opened by the thread's own path: a process's other threads may be elsewhere.
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        set_namespace(fd)
+        try:
+            yield
+        finally:
+            set_namespace(home)
+    finally:
+        os.close(home)
+
+
+def run_inside(fd: int, call: Callable[[], T]) -> T:
+    """Calls `call` in a new thread inside the namespace fd; returns or raises what it does."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            set_namespace(fd)
+            results.append(call())
+        except BaseException as error:  # carried to the caller's thread, whatever it is
+            errors.append(error)
+
+    thread = threading.Thread(target=body, name="netns", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def set_namespace(fd: int) -> None:
+    """setns(2) of the calling thread, for good. os.setns exists only from Python 3.12 on."""
+    if _libc.setns(fd, CLONE_NEWNET) == 0:
+        return
+    code = ctypes.get_errno()
+    if code == errno.EINVAL:
+        raise UsageError("that file is no network namespace", "ip netns list names them")
+    if code == errno.EPERM:
+        raise PrivilegeError("a network namespace may not be entered", "run it as root")
+    raise OSError(code, os.strerror(code))
+
+
+def _open(text: str) -> int:
+    if not text or "\0" in text:
+        raise UsageError("an empty name is no network namespace", "give a name, a PID or a path")
+    if re.fullmatch(r"[0-9]+", text):
+        path = Path("/proc", text, "ns/net")
+        missing = f"there is no process {text}"
+    elif "/" in text:
+        path = Path(text)
+        missing = f"there is no file {text}"
+    else:
+        path = NAMED / text
+        missing = f"there is no network namespace named {text}"
+    try:
+        # O_NONBLOCK: a path may name a FIFO, which would block here for ever.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(missing, "ip netns list names them; a PID or a path will do") from None
+    except PermissionError:
+        raise PrivilegeError(f"network namespace {text} may not be opened", "run as root") from None
+    except OSError as error:
+        raise TcpkmonError(f"network namespace {text}: {error.strerror}") from None

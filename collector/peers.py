@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two ends of a traffic.Workload, each run as a process: `python -m collector.peers`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+from collector.netns import set_namespace
+from collector.traffic import TIMEOUT_S, Connection, Tally, Workload
+
+BLOCK_BYTES = 1 << 16
+
+
+def serve(workload: Workload, listener: socket.socket) -> Tally:
+    """The server's part on a socket that listens: takes all connections, then returns."""
+    tally = Tally(os.getpid())
+    threads = []
+    for _ in range(workload.connections):
+        stream, _peer = listener.accept()
+        _bound_waits(stream)
+        seen = _describe(stream)
+        tally.connections.append(seen)
+        if workload.parallel == 1:
+            _answer(workload, stream, seen)
+        else:
+            thread = threading.Thread(target=_answer, args=(workload, stream, seen))
+            thread.start()
+            threads.append(thread)
+    for thread in threads:
+        thread.join()
+    return tally
+
+
+def open_listener(workload: Workload) -> socket.socket:
+    """A socket that listens as the workload says; close it."""
+    address = workload.listen or workload.server
+    listener = socket.socket(_family(address), socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if listener.family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    _bound_waits(listener)
+    _choose_congestion(listener, workload.congestion)
+    listener.bind((address, workload.port))
+    listener.listen(max(128, workload.parallel))
+    return listener
+
+
+def connect_all(workload: Workload) -> Tally:
+    """The client's part: makes all connections, sends, reads, closes."""
+    tally = Tally(os.getpid())
+    todo = iter(range(workload.connections))
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def work(worker: int) -> None:
+        try:
+            while True:
+                with lock:
+                    if next(todo, None) is None:
+                        return
+                _converse(workload, worker, tally, lock)
+        except OSError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, workload.parallel)]
+    for thread in threads:
+        thread.start()
+    work(0)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return tally
+
+
+def _converse(workload: Workload, worker: int, tally: Tally, lock: threading.Lock) -> None:
+    with socket.socket(_family(workload.server), socket.SOCK_STREAM) as stream:
+        _bound_waits(stream)
+        _choose_congestion(stream, workload.congestion)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if workload.client or workload.client_port:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own_port = workload.client_port + worker if workload.client_port else 0
+            stream.bind((workload.client, own_port))
+        stream.connect((workload.server, workload.port))
+        seen = _describe(stream)
+        with lock:
+            tally.connections.append(seen)
+        if workload.duration_s:
+            block = bytes(BLOCK_BYTES)
+            end = time.monotonic() + workload.duration_s
+            while time.monotonic() < end:
+                _send(stream, block, seen)
+        else:
+            block = bytes(workload.size)
+            for _ in range(workload.count if workload.size else 0):
+                _send_all(stream, block, seen)
+                _receive_all(stream, workload.reply, seen)
+        if workload.reset:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return
+        if not workload.server_closes:
+            stream.shutdown(socket.SHUT_WR)
+        while _receive(stream, seen):
+            pass
+
+
+def _answer(workload: Workload, stream: socket.socket, seen: Connection) -> None:
+    expected = workload.count * workload.size
+    owed = 0
+    reply = bytes(workload.reply)
+    with stream:
+        while not (workload.server_closes and seen.bytes_received >= expected):
+            try:
+                got = _receive(stream, seen)
+            except ConnectionResetError:
+                seen.was_reset = True
+                return
+            if not got:
+                return
+            owed += got
+            while reply and not workload.duration_s and owed >= workload.size:
+                owed -= workload.size
+                _send_all(stream, reply, seen)
+
+
+def _send(stream: socket.socket, data: bytes | memoryview, seen: Connection) -> int:
+    sent = stream.send(data)
+    seen.sends += 1
+    seen.bytes_sent += sent
+    return sent
+
+
+def _send_all(stream: socket.socket, data: bytes, seen: Connection) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[_send(stream, rest, seen) :]
+
+
+def _receive(stream: socket.socket, seen: Connection, most: int = BLOCK_BYTES) -> int:
+    seen.receives += 1
+    got = len(stream.recv(most))
+    seen.bytes_received += got
+    return got
+
+
+def _receive_all(stream: socket.socket, size: int, seen: Connection) -> None:
+    while size > 0:
+        got = _receive(stream, seen, size)
+        if not got:
+            raise ConnectionResetError(f"the other end closed with {size} bytes to come")
+        size -= got
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _bound_waits(stream: socket.socket) -> None:
+    """Limits waits in the kernel: Python's own time-outs would cut one send() into several."""
+    limit = struct.pack("ll", int(TIMEOUT_S), 0)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _choose_congestion(stream: socket.socket, name: str) -> None:
+    if name:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+
+
+def _describe(stream: socket.socket) -> Connection:
+    local: Any = stream.getsockname()
+    remote: Any = stream.getpeername()
+    return Connection(local[0], local[1], remote[0], remote[1])
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m collector.peers server|client NETNS_FD WORKLOAD_JSON`; the tally on stdout."""
+    role, netns, text = arguments
+    if netns != "-":
+        set_namespace(int(netns))
+    workload = Workload(**json.loads(text))
+    try:
+        if role == "server":
+            with open_listener(workload) as listener:
+                print(listener.getsockname()[1], flush=True)
+                tally = serve(workload, listener)
+        else:
+            print("ready", flush=True)
+            if not sys.stdin.readline():
+                return 0
+            tally = connect_all(workload)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(asdict(tally)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which programs a capture attaches and how: the probes of a BPF text against this kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from collector.btf import Btf
+from collector.layout import SCHEMATA
+from formats.errors import KernelError
+
+INCLUDES = SCHEMATA.parent / "include"
+TRACEPOINT_KINDS = ("btf", "raw")
+
+_PROBE = re.compile(r'^PROBE\(\s*(\w+),\s*"([^"]*)",\s*"([^"]*)"\s*\)', re.MULTILINE)
+_NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "(\w+\.h)"$', re.MULTILINE)
+
+
+class Prober(Protocol):
+    """Tells what this kernel offers; collector/probing.py is the real one."""
+
+    def can(self, kind: str, target: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A program of the BPF text: the locations it serves and its alternatives, best first."""
+
+    name: str
+    locations: tuple[str, ...]
+    alternatives: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A program as this capture attaches it."""
+
+    name: str
+    locations: tuple[str, ...]
+    kind: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The programs to load, the locations that this kernel lacks (name -> why)."""
+
+    probes: tuple[Chosen, ...]
+    missing: Mapping[str, str]
+    arguments: Mapping[str, int] = field(default_factory=dict)
+
+    def kind_of(self, location: str) -> str | None:
+        """How a location is attached, as kind:target."""
+        return next((f"{p.kind}:{p.target}" for p in self.probes if location in p.locations), None)
+
+
+def read_text(name: str = "tcp") -> str:
+    """The BPF text of a shipped schema, its includes put in place, with #line directives."""
+    path = SCHEMATA / f"{name}.bpf.c"
+    text = path.read_text()
+
+    def paste(match: re.Match[str]) -> str:
+        header = INCLUDES / match[1]
+        line = text.count("\n", 0, match.start()) + 2
+        return f'#line 1 "{header}"\n{header.read_text()}\n#line {line} "{path}"'
+
+    return f'#line 1 "{path}"\n' + _INCLUDE.sub(paste, text)
+
+
+def find_probes(text: str) -> tuple[Probe, ...]:
+    """The PROBE() declarations of a BPF text."""
+    return tuple(
+        Probe(
+            name,
+            tuple(locations.split()),
+            tuple((kind, target) for kind, _, target in (a.partition(":") for a in ways.split())),
+        )
+        for name, locations, ways in _PROBE.findall(text)
+    )
+
+
+def absent_columns(text: str, btf: Btf) -> tuple[str, ...]:
+    """The columns whose NEEDS() name a member that this kernel's types lack."""
+    return tuple(
+        column
+        for column, members in _NEEDS.findall(text)
+        if not all(btf.has_member(*member.split(".", 1)) for member in members.split())
+    )
+
+
+def make_plan(
+    probes: Iterable[Probe],
+    enabled: Collection[str],
+    prober: Prober,
+    btf: Btf,
+    always: Collection[str] = (),
+    kinds: Collection[str] | None = None,
+) -> Plan:
+    """Chooses for each probe with an enabled location the first way that this kernel offers.
+
+    `always` names probes that run whatever is enabled; `kinds` narrows the ways (for tests and
+    benchmarks). Locations without a way are in `missing`.
+    """
+    chosen = []
+    missing: dict[str, str] = {}
+    arguments: dict[str, int] = {}
+    for probe in probes:
+        wanted = [location for location in probe.locations if location in enabled]
+        if not wanted and probe.name not in always:
+            continue
+        for kind, target in probe.alternatives:
+            narrowed = kinds is not None and kind != "iter" and kind not in kinds
+            if narrowed or not prober.can(kind, target):
+                continue
+            chosen.append(Chosen(probe.name, tuple(wanted), kind, target))
+            if kind in TRACEPOINT_KINDS and target not in arguments:
+                arguments[target] = count_arguments(btf, target)
+            break
+        else:
+            ways = ", ".join(f"{kind}:{target}" for kind, target in probe.alternatives)
+            missing.update(dict.fromkeys(wanted, f"this kernel offers none of {ways}"))
+    return Plan(tuple(chosen), missing, arguments)
+
+
+def count_arguments(btf: Btf, tracepoint: str) -> int:
+    """How many arguments a tracepoint hands over (they grew in the course of time)."""
+    found = btf.typedef(f"btf_trace_{tracepoint}")
+    if found is None:
+        return 0
+    return len(btf.func_args(found)) - 1
+
+
+def require_any(plan: Plan, asked: Collection[str]) -> None:
+    """Raises KernelError when nothing of what was asked can be recorded on this kernel."""
+    if asked and set(asked) <= set(plan.missing):
+        reasons = "; ".join(f"{name}: {why}" for name, why in plan.missing.items())
+        raise KernelError(f"no location that was asked for exists here: {reasons}", "tcpkmon doctor")
+
+

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines of collect --print: one a record, the columns that the capture stores."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.layout import LOCATIONS, Layout
+from formats.control import is_control
+from formats.escape import for_terminal
+from formats.schema import field_type
+
+_HIDDEN = {
+    "seq_no", "time", "callvalue", "location", "lport", "rport", "seq", "time_ns", "serial",
+    "laddr", "raddr", "family", "netns", "cpu", "sk_addr",
+}
+
+
+def address_text(raw: bytes) -> str:
+    """An address of 16 bytes as people write it; v4-mapped ones as IPv4."""
+    address = ipaddress.IPv6Address(raw.ljust(16, b"\0"))
+    return str(address.ipv4_mapped or address)
+
+
+class Printer:
+    """Writes records as text lines to a stream; control entries are left out."""
+
+    def __init__(self, layout: Layout, stream: TextIO) -> None:
+        self._stream = stream
+        self._layout = layout
+        self._names = {m.value: m.name for m in layout.schema.enum(LOCATIONS).members}
+        placed = [column.name for column in layout.columns if column.length]
+        self._addresses = "laddr" in placed and "raddr" in placed
+        self._shown = [name for name in placed if name not in _HIDDEN]
+        self._enums: dict[str, dict[int, str]] = {}
+        for name in self._shown:
+            field = layout.field(name)
+            if field_type(layout.schema, field).kind == "enum":
+                members = layout.schema.enum(field.type).members
+                self._enums[name] = {m.value: m.name for m in members}
+
+    def write(self, entries: npt.NDArray[Any]) -> None:
+        """Prints the entries. Raises BrokenPipeError when the reader has gone."""
+        records = entries[~is_control(entries["location"])]
+        self._stream.writelines(self._lines(records))
+        self._stream.flush()
+
+    def _lines(self, records: npt.NDArray[Any]) -> Iterator[str]:
+        for record in records:
+            when = datetime.datetime.fromtimestamp(int(record["tv_sec"])).strftime("%H:%M:%S")
+            location = int(record["location"])
+            ends = f":{int(record['lport'])} > :{int(record['rport'])}"
+            if self._addresses:
+                local = address_text(record["laddr"].tobytes())
+                remote = address_text(record["raddr"].tobytes())
+                ends = f"{local}:{int(record['lport'])} > {remote}:{int(record['rport'])}"
+            words = [
+                f"{when}.{int(record['tv_usec']):06}",
+                self._names.get(location, str(location)),
+                ends,
+                f"callvalue={int(np.int32(record['callvalue'].astype(np.int32)))}",
+            ]
+            words += [f"{name}={self._value(record, name)}" for name in self._shown]
+            yield for_terminal(" ".join(words)) + "\n"
+
+    def _value(self, record: Any, name: str) -> str:
+        value = record[name]
+        if isinstance(value, np.void):
+            return value.tobytes().split(b"\0", 1)[0].decode(errors="replace")
+        number = int(value)
+        return self._enums.get(name, {}).get(number, str(number))

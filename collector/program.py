@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image in the kernel: makes the maps, loads the programs, attaches and detaches them.
+
+Nothing is pinned: when the descriptors are closed, or this process ends, nothing is left but
+kprobe events, which the next start removes.
+
+The kernel never runs a program inside itself: an event that interrupts its own program would be
+lost. So each program that knows of it (its code holds the constant COPY_MARK) is loaded twice, the
+mark made 0 in the second copy. Both hang on the same target and the first runs first; the second
+records what the first was skipped for.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from collector import bpfsys
+from collector.compiler import Code, Image
+from collector.kprobes import KprobeEvent, Tracefs, remove_stale
+from collector.syscalls import wait_for_running
+from formats.errors import KernelError, TcpkmonError
+
+COPY_MARK = 0x6B6C6F6767657231
+KINDS = ("btf", "raw", "fentry", "fexit", "kprobe", "kretprobe", "iter")
+_TYPES = {
+    "btf": (bpfsys.BPF_PROG_TYPE_TRACING, bpfsys.BPF_TRACE_RAW_TP),
+    "raw": (bpfsys.BPF_PROG_TYPE_RAW_TRACEPOINT, 0),
+    "fentry": (bpfsys.BPF_PROG_TYPE_TRACING, bpfsys.BPF_TRACE_FENTRY),
+    "fexit": (bpfsys.BPF_PROG_TYPE_TRACING, bpfsys.BPF_TRACE_FEXIT),
+    "kprobe": (bpfsys.BPF_PROG_TYPE_KPROBE, 0),
+    "kretprobe": (bpfsys.BPF_PROG_TYPE_KPROBE, 0),
+    "iter": (bpfsys.BPF_PROG_TYPE_TRACING, bpfsys.BPF_TRACE_ITER),
+}
+
+
+class TypeIds(Protocol):
+    """What is asked of BTF (collector/btf.py): the number of a named type, or None."""
+
+    def typedef(self, name: str) -> int | None: ...
+
+    def func(self, name: str) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """Which function of the image to attach, to what, and whether a capture can do without."""
+
+    function: str
+    kind: str
+    target: str
+    required: bool = False
+
+
+class Missed(NamedTuple):
+    """A program's counters. Events lost: `again` (skipped by both copies, or by the only one's
+    `first`) + `nmissed`. run_cnt is the first copy's, run_ns of both; 0 without enable_stats."""
+
+    first: int
+    again: int
+    nmissed: int
+    run_cnt: int
+    run_ns: int
+
+
+@dataclass
+class _Program:
+    spec: ProgramSpec
+    prog_fds: list[int] = field(default_factory=list)
+    link_fds: list[int] = field(default_factory=list)
+    event: KprobeEvent | None = None
+
+
+def attach_type_id(btf: TypeIds, kind: str, target: str) -> int:
+    """The BTF id that a program of this kind attaches to, 0 for kinds that need none; KernelError
+    when this kernel has no such target."""
+    if kind == "btf":
+        found = btf.typedef(f"btf_trace_{target}")
+    elif kind in {"fentry", "fexit"}:
+        found = btf.func(target)
+    elif kind == "iter":
+        found = btf.func(f"bpf_iter_{target}")
+    else:
+        return 0
+    if found is None:
+        raise KernelError(f"this kernel's BTF has no {kind} target {target}")
+    return found
+
+
+def load_code(kind: str, code: bytes, name: str, btf_id: int) -> int:
+    """Load bytecode (map descriptors filled in) as a program of this kind; its descriptor."""
+    prog_type, attach_type = _TYPES[kind]
+    return bpfsys.prog_load(prog_type, code, name, btf_id, attach_type)
+
+
+def attach_link(kind: str, target: str, prog_fd: int) -> int:
+    """Attach a program other than a kprobe; the descriptor whose closing detaches it."""
+    if kind == "iter":
+        return bpfsys.link_create(prog_fd, bpfsys.BPF_TRACE_ITER)
+    return bpfsys.raw_tracepoint_open(target if kind == "raw" else None, prog_fd)
+
+
+def fill_maps(code: Code, fds: Mapping[str, int]) -> bytes:
+    """The code with map descriptors in place."""
+    filled = bytearray(code.instructions)
+    for index, name in code.map_refs:
+        struct.pack_into("=i", filled, index * 8 + 4, fds[name])
+    return bytes(filled)
+
+
+def second_copy(code: bytes) -> bytes | None:
+    """The code with the first COPY_MARK made 0, or None when it has none."""
+    index = 0
+    while index < len(code) // 8:
+        if code[index * 8] != bpfsys.BPF_LD_IMM64:
+            index += 1
+            continue
+        low, high = (struct.unpack_from("=I", code, index * 8 + at)[0] for at in (4, 12))
+        if low | high << 32 == COPY_MARK:
+            patched = bytearray(code)
+            for at in (4, 12):
+                struct.pack_into("=I", patched, index * 8 + at, 0)
+            return bytes(patched)
+        index += 2
+    return None
+
+
+class Loaded:
+    """An image's maps (`maps`: name -> descriptor) and programs.
+
+    `refused` tells which programs that are not required the kernel would not load or attach, and
+    why. Use as a context manager, or close().
+    """
+
+    def __init__(self, image: Image, btf: TypeIds, sizes: Mapping[str, int] | None = None) -> None:
+        """Makes the maps. `sizes` overrides max_entries by name; a perf array always has an entry
+        for each possible CPU. KernelError when the kernel refuses one."""
+        self._image = image
+        self._btf = btf
+        self._programs: dict[str, _Program] = {}
+        self._tracefs: Tracefs | None = None
+        self.maps: dict[str, int] = {}
+        self.refused: dict[str, TcpkmonError] = {}
+        entries = dict(sizes or {})
+        unknown = entries.keys() - {spec.name for spec in image.maps}
+        if unknown:
+            raise ValueError(f"no such map: {', '.join(sorted(unknown))}")
+        try:
+            for spec in image.maps:
+                count = entries.get(spec.name, spec.max_entries)
+                if spec.type == bpfsys.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
+                    count = bpfsys.possible_cpus()
+                self.maps[spec.name] = bpfsys.map_create(
+                    spec.type, spec.key_size, spec.value_size, count, spec.flags, spec.name
+                )
+        except TcpkmonError:
+            self.close()
+            raise
+
+    def load(self, specs: Iterable[ProgramSpec]) -> None:
+        """Loads the programs that are not loaded yet; a required one's refusal is raised."""
+        for spec in specs:
+            if spec.function in self._programs:
+                continue
+            if spec.kind not in _TYPES or spec.function not in self._image.programs:
+                raise ValueError(f"no such kind or function: {spec}")
+            program = _Program(spec)
+            try:
+                self._load(program)
+            except TcpkmonError as error:
+                _close_all(program.prog_fds)
+                self._refuse(spec, error)
+                continue
+            self._programs[spec.function] = program
+
+    def _load(self, program: _Program) -> None:
+        spec = program.spec
+        btf_id = attach_type_id(self._btf, spec.kind, spec.target)
+        code = fill_maps(self._image.programs[spec.function], self.maps)
+        program.prog_fds.append(load_code(spec.kind, code, spec.function, btf_id))
+        again = second_copy(code) if spec.kind != "iter" else None
+        if again is not None:
+            name = f"{spec.function[:9]}_again"
+            program.prog_fds.append(load_code(spec.kind, again, name, btf_id))
+
+    def _refuse(self, spec: ProgramSpec, error: TcpkmonError) -> None:
+        if spec.required:
+            raise error
+        self.refused[spec.function] = error
+
+    def attach(self) -> None:
+        """Attaches what is loaded and not attached; a required program's refusal is raised."""
+        for program in list(self._programs.values()):
+            if program.link_fds or program.event is not None:
+                continue
+            try:
+                self._attach(program)
+            except TcpkmonError as error:
+                _detach(program)
+                _close_all(program.prog_fds)
+                del self._programs[program.spec.function]
+                self._refuse(program.spec, error)
+
+    def _attach(self, program: _Program) -> None:
+        spec = program.spec
+        if spec.kind in {"kprobe", "kretprobe"}:
+            program.event = KprobeEvent.make(
+                self._find_tracefs().path, spec.target, spec.kind == "kretprobe"
+            )
+            for fd in program.prog_fds:
+                program.event.hang(fd)
+            return
+        # A trampoline runs first what was attached last; a tracepoint what was attached first.
+        last_first = spec.kind in {"fentry", "fexit"}
+        for fd in reversed(program.prog_fds) if last_first else program.prog_fds:
+            link = attach_link(spec.kind, spec.target, fd)
+            program.link_fds.insert(0 if last_first else len(program.link_fds), link)
+
+    def _find_tracefs(self) -> Tracefs:
+        if self._tracefs is None:
+            self._tracefs = Tracefs()
+            if (self._tracefs.path / "kprobe_events").exists():
+                remove_stale(self._tracefs.path)
+        return self._tracefs
+
+    def open_iter(self, function: str) -> int:
+        """A file that runs an attached iterator through once when read; the caller closes it."""
+        program = self._programs.get(function)
+        if program is None or not program.link_fds:
+            raise ValueError(f"{function} is no attached iterator")
+        return bpfsys.iter_create(program.link_fds[0])
+
+    def attached(self) -> tuple[ProgramSpec, ...]:
+        """The programs that are attached now."""
+        return tuple(
+            program.spec
+            for program in self._programs.values()
+            if program.link_fds or (program.event is not None and program.event.perf_fds)
+        )
+
+    def missed(self) -> dict[str, Missed]:
+        """Function -> counters; good after detach() too, until close()."""
+        found = {}
+        for function, program in self._programs.items():
+            infos = [bpfsys.prog_info(fd) for fd in program.prog_fds]
+            found[function] = Missed(
+                infos[0].recursion_misses,
+                sum(info.recursion_misses for info in infos[1:]),
+                program.event.read_missed() if program.event is not None else 0,
+                infos[0].run_cnt,
+                sum(info.run_time_ns for info in infos),
+            )
+        return found
+
+    def detach(self) -> None:
+        """Detaches all and waits until none runs any more; maps and counters stay."""
+        attached = self.attached()
+        for program in self._programs.values():
+            _detach(program)
+        if attached:
+            wait_for_running()
+
+    def close(self) -> None:
+        """Detaches and gives everything back; may be called again."""
+        self.detach()
+        for program in self._programs.values():
+            _close_all(program.prog_fds)
+        self._programs.clear()
+        _close_all(self.maps.values())
+        self.maps.clear()
+        if self._tracefs is not None:
+            self._tracefs.close()
+            self._tracefs = None
+
+    def __enter__(self) -> Loaded:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _detach(program: _Program) -> None:
+    """The first copy goes first: while it runs elsewhere, the second still stands in for it."""
+    while program.link_fds:
+        os.close(program.link_fds.pop(0))
+    if program.event is not None:
+        program.event.remove()
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The live status line of a capture on stderr, and its summary at the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+REFRESH_S = 0.25
+
+
+def is_live() -> bool:
+    """Whether stderr is a terminal that can hold a status line."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def human_bytes(count: float) -> str:
+    """Bytes with a binary prefix: 3.4 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def describe_losses(causes: Mapping[str, int]) -> str:
+    """The losses by cause, those that happened."""
+    named = [f"{name} {count:,}" for name, count in causes.items() if count]
+    return ", ".join(named) or "none"
+
+
+class Status:
+    """A line of rates while capturing; nothing where stderr is no terminal or it is quiet."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._console = Console(stderr=True, markup=False, highlight=False)
+        self._live: Live | None = None
+        self._wanted = not quiet and is_live()
+        self._seen = (time.monotonic(), 0)
+        self._rate = 0.0
+        self._next = 0.0
+
+    def __enter__(self) -> Status:
+        if self._wanted:
+            self._live = Live(console=self._console, transient=True, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def tell(self, text: str) -> None:
+        """Shows what is going on before the first record."""
+        if self._live is not None:
+            self._live.update(Text(text), refresh=True)
+
+    def update(self, records: int, connections: int, written: int, causes: Mapping[str, int]) -> None:
+        """Shows the counts so far: records, connections, bytes in the file, losses by cause."""
+        now = time.monotonic()
+        if self._live is None or now < self._next:
+            return
+        before, count = self._seen
+        if now - before >= REFRESH_S:
+            self._rate = (records - count) / (now - before)
+            self._seen = (now, records)
+        self._next = now + REFRESH_S
+        self._live.update(
+            Text(
+                f"{records:,} records  {self._rate:,.0f}/s  {connections:,} connections  "
+                f"{human_bytes(written)}  lost: {describe_losses(causes)}"
+            ),
+            refresh=True,
+        )

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns signals, the clock and the command's end into one question: shall the capture stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from formats.control import EndReason
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopping:
+    """Collects the reasons to stop; a second signal means: now, without draining all.
+
+    Context manager: the process's signal handlers are this one's inside. `fd` is readable once a
+    signal came, for poll.
+    """
+
+    def __init__(self, duration_s: float | None = None) -> None:
+        self.reason: EndReason | None = None
+        self.signals = 0
+        self.hurry = False
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._duration_s = duration_s
+        self._deadline: float | None = None
+        self._before: dict[signal.Signals, object] = {}
+        self._forward: Callable[[int], None] | None = None
+
+    def __enter__(self) -> Stopping:
+        for number in SIGNALS:
+            self._before[number] = signal.getsignal(number)
+            signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # type: ignore[arg-type]
+        os.close(self.fd)
+
+    def forward_to(self, send: Callable[[int], None] | None) -> None:
+        """Signals go to the captured command too, through `send`."""
+        self._forward = send
+
+    def start_clock(self) -> None:
+        """The duration counts from here."""
+        if self._duration_s is not None:
+            self._deadline = time.monotonic() + self._duration_s
+
+    def ask(self, reason: EndReason) -> None:
+        """Asks to stop; the first reason stays."""
+        if self.reason is None:
+            self.reason = reason
+
+    def due(self) -> bool:
+        """Whether the capture shall stop now."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self.ask(EndReason.DURATION)
+        return self.reason is not None
+
+    def remaining_s(self, most: float) -> float:
+        """How long to wait at most: `most`, or less where the deadline is nearer."""
+        if self._deadline is None:
+            return most
+        return min(most, max(0.0, self._deadline - time.monotonic()))
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.signals += 1
+        self.hurry = self.signals > 1
+        self.ask(EndReason.ASKED)
+        os.eventfd_write(self.fd, 1)
+        if self._forward is not None:
+            self._forward(number)

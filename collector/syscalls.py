@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bare system calls under bpfsys and rings: bpf(2), perf_event_open(2), and the CPUs' numbers.
+
+Numbers differ by machine: x86_64 and arm64 are known. A refused call is an OSError here; `refused`
+makes the error for people of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import platform
+
+from formats.errors import KernelError, PrivilegeError
+
+PERF_FLAG_FD_CLOEXEC = 8
+_ARM64 = platform.machine() in {"aarch64", "arm64"}
+NR_BPF = 280 if _ARM64 else 321
+_NR_PERF_EVENT_OPEN = 241 if _ARM64 else 298
+_NR_MEMBARRIER = 283 if _ARM64 else 324
+_MEMBARRIER_CMD_GLOBAL = 1
+_LOG_LINES_SHOWN = 8
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
+    """Make a system call; the result, or OSError. Integers are passed 64 bits wide."""
+    result = int(
+        _libc.syscall(
+            ctypes.c_long(number),
+            *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments),
+        )
+    )
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
+    """bpf(2) with these attributes; the result and the attributes as the kernel left them."""
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    while True:
+        try:
+            return system_call(NR_BPF, command, buffer, len(attributes)), buffer.raw
+        except OSError as error:
+            # The verifier gives up with EAGAIN when a signal came in.
+            if error.errno not in {errno.EINTR, errno.EAGAIN}:
+                raise
+
+
+def address(buffer: ctypes.Array[ctypes.c_char]) -> int:
+    """Where the buffer lies; keep the buffer alive while the kernel may read it."""
+    return ctypes.addressof(buffer)
+
+
+def c_string(text: str) -> ctypes.Array[ctypes.c_char]:
+    """The text as a NUL-terminated buffer."""
+    return ctypes.create_string_buffer(text.encode())
+
+
+def refused(error: OSError, what: str, log: str = "") -> KernelError | PrivilegeError:
+    """The error to raise when the kernel refused `what`; `log` is the verifier's."""
+    name = errno.errorcode.get(error.errno or 0, str(error.errno))
+    message = f"{what} failed: {os.strerror(error.errno or 0)} ({name})"
+    if error.errno == errno.EPERM and os.geteuid() != 0:
+        return PrivilegeError(message, "run it as root")
+    tail = [line for line in log.splitlines() if line.strip()][-_LOG_LINES_SHOWN:]
+    if tail:
+        message += "; the verifier says: " + " | ".join(line.strip() for line in tail)
+    return KernelError(message)
+
+
+def perf_event_open(attributes: bytes, cpu: int, pid: int = -1) -> int:
+    """perf_event_open(2) without a group; the event's descriptor, or OSError."""
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    return system_call(_NR_PERF_EVENT_OPEN, buffer, pid, cpu, -1, PERF_FLAG_FD_CLOEXEC)
+
+
+def wait_for_running() -> None:
+    """Wait until every program that was running when this was called has returned.
+
+    membarrier(2)'s global command is synchronize_rcu(). A kernel with nohz_full CPUs refuses it:
+    there the programs of just now may still be running.
+    """
+    with contextlib.suppress(OSError):
+        system_call(_NR_MEMBARRIER, _MEMBARRIER_CMD_GLOBAL, 0, 0)
+
+
+def cpu_list(text: str) -> tuple[int, ...]:
+    """The numbers in a list as the kernel writes it: '0-2,5' is (0, 1, 2, 5)."""
+    numbers: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            numbers.extend(range(int(first), int(last or first) + 1))
+    return tuple(numbers)
+
+
+def _read_cpu_list(which: str) -> tuple[int, ...]:
+    with open(f"/sys/devices/system/cpu/{which}", encoding="ascii") as file:
+        return cpu_list(file.read())
+
+
+@functools.cache
+def possible_numbers() -> tuple[int, ...]:
+    """The CPUs that there may ever be, in the order of a per-CPU value."""
+    return _read_cpu_list("possible")
+
+
+def possible_cpus() -> int:
+    """The highest number of a CPU that there may ever be, + 1: rows of a per-CPU lookup."""
+    return max(possible_numbers()) + 1
+
+
+def online_cpus() -> tuple[int, ...]:
+    """The numbers of the CPUs that are up now."""
+    return _read_cpu_list("online")

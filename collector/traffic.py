@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counted TCP traffic for tests and the demo: starts both ends and brings back what each did.
+
+A Workload says what happens; start() launches both ends, each in a process and, if wanted, a
+network namespace of its own; Exchange.finish() returns what each end counted. Every count is of
+system calls that were made, one for one, so that a capture can be held against it.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from formats.errors import TcpkmonError
+
+TIMEOUT_S = 120.0
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the client and the server do with each other.
+
+    The client makes `connections` of them, `parallel` at a time, and on each sends `count` times
+    `size` bytes with one send() each (or blocks for `duration_s`, if that is not 0), and after
+    each send reads `reply` bytes, if any. Then it closes; with `reset` by an RST.
+    """
+
+    server: str
+    """Where the client connects: an IPv4 or IPv6 address, or an IPv4-mapped one (::ffff:...)."""
+    port: int = 0
+    """0: one that is free."""
+    listen: str = ""
+    """Where the server listens; `server` if empty ("::" takes both families)."""
+    client: str = ""
+    """The client's own address; any if empty."""
+    client_port: int = 0
+    """The client's own port, taken for every connection anew (worker n: plus n); 0: any."""
+    connections: int = 1
+    parallel: int = 1
+    count: int = 1
+    size: int = 1000
+    reply: int = 0
+    duration_s: float = 0.0
+    reset: bool = False
+    """Needs reply or size 0, or the reset might overtake the data."""
+    server_closes: bool = False
+    """The server closes first, once it has all `count` messages."""
+    congestion: str = ""
+    """Congestion control of both ends; the namespace's default if empty."""
+
+    def __post_init__(self) -> None:
+        if self.reset and self.size and self.count and not self.reply:
+            raise ValueError("a reset connection needs replies, or its data might be lost")
+        if self.server_closes and (self.duration_s or self.reset):
+            raise ValueError("the server can close first only what is counted and not reset")
+
+
+@dataclass
+class Connection:
+    """One connection as one end saw it."""
+
+    local: str
+    local_port: int
+    remote: str
+    remote_port: int
+    sends: int = 0
+    """send() calls that gave bytes to the kernel."""
+    receives: int = 0
+    """recv() calls, with the one that found the end."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    was_reset: bool = False
+
+
+@dataclass
+class Tally:
+    """What one end did, connections in the order in which they began."""
+
+    pid: int = 0
+    connections: list[Connection] = field(default_factory=list)
+
+    @property
+    def sends(self) -> int:
+        return sum(one.sends for one in self.connections)
+
+    @property
+    def receives(self) -> int:
+        return sum(one.receives for one in self.connections)
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(one.bytes_sent for one in self.connections)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(one.bytes_received for one in self.connections)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What both ends of an exchange counted."""
+
+    client: Tally
+    server: Tally
+    port: int
+
+
+class Exchange:
+    """A workload under way: the server listens, the client waits for go()."""
+
+    def __init__(self, workload: Workload, client_netns: int | None, server_netns: int | None):
+        self._processes: list[subprocess.Popen[str]] = []
+        try:
+            self.server = self._spawn("server", workload, server_netns)
+            self.port = int(_line(self.server))
+            told = Workload(**{**asdict(workload), "port": self.port})
+            self.client = self._spawn("client", told, client_netns)
+            _line(self.client)
+        except BaseException:
+            self.stop()
+            raise
+
+    def go(self) -> None:
+        """Lets the client connect."""
+        assert self.client.stdin is not None
+        self.client.stdin.write("go\n")
+        self.client.stdin.flush()
+
+    def finish(self, timeout_s: float = TIMEOUT_S) -> Result:
+        """Waits for both ends; raises TcpkmonError with what an end complained of."""
+        try:
+            client = _collect(self.client, "client", timeout_s)
+            server = _collect(self.server, "server", timeout_s)
+        finally:
+            self.stop()
+        return Result(client, server, self.port)
+
+    def stop(self) -> None:
+        """Ends both processes if they still run."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with suppress(BrokenPipeError):
+                        stream.close()
+        self._processes.clear()
+
+    def _spawn(self, role: str, workload: Workload, netns: int | None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "collector.peers",
+                role,
+                "-" if netns is None else str(netns),
+                json.dumps(asdict(workload)),
+            ],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=() if netns is None else (netns,),
+            text=True,
+        )
+        self._processes.append(process)
+        return process
+
+
+def start(
+    workload: Workload, client_netns: int | None = None, server_netns: int | None = None
+) -> Exchange:
+    """Launches both ends, in the namespaces of these descriptors or the caller's (None)."""
+    return Exchange(workload, client_netns, server_netns)
+
+
+def run(
+    workload: Workload,
+    client_netns: int | None = None,
+    server_netns: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Result:
+    """start(), go() and finish() in one."""
+    exchange = start(workload, client_netns, server_netns)
+    exchange.go()
+    return exchange.finish(timeout_s)
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+    text = process.stdout.readline() if ready else ""
+    if not text:
+        process.kill()
+        raise TcpkmonError(f"traffic did not start: {process.communicate()[1].strip()}")
+    return text
+
+
+def _collect(process: subprocess.Popen[str], role: str, timeout_s: float) -> Tally:
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise TcpkmonError(f"the {role} of the traffic took over {timeout_s:.0f} s") from None
+    if process.returncode:
+        raise TcpkmonError(f"the {role} of the traffic failed: {err.strip()}")
+    raw = json.loads(out)
+    return Tally(raw["pid"], [Connection(**one) for one in raw["connections"]])

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command of `collect -- COMMAND ...`: held at a gate until capture is attached, then run."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from collector.netns import enter
+from formats.errors import TcpkmonError, UsageError
+
+_GATE = Path(__file__).with_name("gate.py")
+_START_S = 60.0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who runs the command."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    name: str
+    home: str
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """`base` with what sudo changed put back to this user's."""
+        return {**base, "HOME": self.home, "USER": self.name, "LOGNAME": self.name}
+
+
+def find_caller(environment: Mapping[str, str] = os.environ) -> Identity | None:
+    """Who called sudo; None when it was root, or nobody did.
+
+    Raises UsageError when SUDO_UID names no user: the command must not run as root by mistake.
+    """
+    uid_text = environment.get("SUDO_UID")
+    if uid_text is None or os.geteuid() != 0:
+        return None
+    hint = "collect's option to run the command as root takes it out of the question"
+    try:
+        uid = int(uid_text)
+        entry = pwd.getpwuid(uid)
+        gid = int(environment.get("SUDO_GID", str(entry.pw_gid)))
+    except (ValueError, KeyError, OverflowError):
+        raise UsageError(f"SUDO_UID={uid_text} is no user of this machine", hint) from None
+    if uid == 0:
+        return None
+    groups = tuple(os.getgrouplist(entry.pw_name, gid))
+    return Identity(uid, gid, groups, entry.pw_name, entry.pw_dir)
+
+
+class Command:
+    """A command that was looked up and is ready, but does nothing before go().
+
+    Its PID is already that of the command, for filters. Standard streams, environment and folder
+    are the caller's. Errors: UsageError when there is no such command, TcpkmonError when it
+    cannot be started. Use it in a `with`, which ends a command that never went.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], identity: Identity | None = None, netns_fd: int | None = None
+    ) -> None:
+        if not argv or not argv[0]:
+            raise UsageError("there is no command after --", "as in: collect -- iperf3 -c HOST")
+        if any("\0" in word for word in argv):
+            raise UsageError("a command cannot hold a NUL character")
+        self.argv = tuple(argv)
+        self._forwarded: set[int] = set()
+        gate_read, self._gate = os.pipe()
+        self._status, status_write = os.pipe()
+        try:
+            self._process = self._spawn(gate_read, status_write, identity, netns_fd)
+        except BaseException:
+            os.close(self._gate)
+            os.close(self._status)
+            raise
+        finally:
+            os.close(gate_read)
+            os.close(status_write)
+        self._gone = False
+        try:
+            self._await_ready()
+        except BaseException:
+            self.abandon()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def go(self) -> None:
+        """Opens the gate and returns once the command runs; UsageError if it cannot."""
+        self._gone = True
+        with suppress(BrokenPipeError):  # somebody killed it at the gate: poll() tells
+            os.write(self._gate, b"!")
+        os.close(self._gate)
+        complaint = self._read_status()
+        os.close(self._status)
+        if complaint:
+            self._process.wait()
+            raise UsageError(f"{self.argv[0]} cannot be run: {complaint}")
+
+    def poll(self) -> int | None:
+        """The exit code (128 + signal for one that a signal ended), None while it runs."""
+        return _exit_code(self._process.poll())
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """poll() once it ended, or after the time given."""
+        try:
+            return _exit_code(self._process.wait(timeout_s))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def forward(self, number: int) -> None:
+        """Passes on a signal that the collector got.
+
+        A terminal's Ctrl-C reaches the command by itself, so the first SIGINT is not repeated
+        then. Nothing happens when the command has ended.
+        """
+        first = number not in self._forwarded
+        self._forwarded.add(number)
+        if number == signal.SIGINT and first and _in_foreground():
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def abandon(self) -> None:
+        """Ends a command that did not go: it never runs. No effect on one that did."""
+        if self._gone:
+            return
+        self._gone = True
+        os.close(self._gate)
+        os.close(self._status)
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.abandon()
+
+    def _spawn(
+        self, gate: int, status: int, identity: Identity | None, netns_fd: int | None
+    ) -> subprocess.Popen[bytes]:
+        who = ["-", "-", "-"]
+        environment = dict(os.environ)
+        if identity is not None:
+            groups = ",".join(str(group) for group in identity.groups)
+            who = [str(identity.uid), str(identity.gid), groups]
+            environment = identity.environment(environment)
+        with ExitStack() as inside:
+            if netns_fd is not None:
+                inside.enter_context(enter(netns_fd))
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_GATE), str(gate), str(status), *who, *self.argv],
+                pass_fds=(gate, status),
+                env=environment,
+            )
+
+    def _await_ready(self) -> None:
+        readable, _, _ = select.select([self._status], [], [], _START_S)
+        said = os.read(self._status, 4096).decode(errors="replace").strip() if readable else ""
+        if said == "ready":
+            return
+        if said:
+            raise UsageError(f"{self.argv[0]}: {said}", "the command comes after --")
+        raise TcpkmonError(f"{self.argv[0]} could not be started")
+
+    def _read_status(self) -> str:
+        parts = []
+        while part := os.read(self._status, 4096):
+            parts.append(part)
+        return b"".join(parts).decode(errors="replace").strip()
+
+
+def _exit_code(code: int | None) -> int | None:
+    return 128 - code if code is not None and code < 0 else code
+
+
+def _in_foreground() -> bool:
+    """Whether this process and its children are what the terminal's keys speak to."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

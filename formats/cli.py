@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outermost layer of each command: runs it, prints its errors, gives its exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import IO, Any
+
+import click
+
+from formats.errors import FileError, TcpkmonError, UsageError
+from formats.escape import for_terminal
+
+INTERRUPTED = 130  # 128 + SIGINT, as a shell would say
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def run(command: click.Command, args: Sequence[str] | None = None, prog: str = "") -> int:
+    """Run `command` (or a group) with `args` (default: the process's) and return its exit code.
+
+    A command's int result is its exit code. Errors become one line on stderr,
+    ``prog: what failed, why; what to try``; a reader of stdout that left is no error to speak of.
+    """
+    name = prog or command.name or "tcpkmon"
+    _prepare_output(sys.stdout)
+    try:
+        code = _invoke(command, list(sys.argv[1:] if args is None else args), name)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence(sys.stdout)
+        return BROKEN_PIPE
+    except click.ClickException as error:
+        return _report_click(error, name)
+    except TcpkmonError as error:
+        return _report(error, name)
+    except OSError as error:
+        _silence_if_stuck(sys.stdout)
+        return _report(FileError(_describe(error)), name)
+
+
+def use_colours(stream: IO[str] | None = None) -> bool:
+    """Whether `stream` (default stdout) may be coloured: a terminal, and NO_COLOR is not set."""
+    stream = sys.stdout if stream is None else stream
+    return not os.environ.get("NO_COLOR") and stream is not None and stream.isatty()
+
+
+def _invoke(command: click.Command, args: list[str], name: str) -> int:
+    try:
+        with command.make_context(name, args, color=use_colours()) as context:
+            result: Any = command.invoke(context)
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except SystemExit as leave:
+        if leave.code is None or isinstance(leave.code, int):
+            return leave.code or 0
+        raise TcpkmonError(str(leave.code)) from leave
+    return result if isinstance(result, int) else 0
+
+
+def _report(error: TcpkmonError, name: str) -> int:
+    for line in error.lines():
+        _print_error(f"{name}: {line}")
+    return error.exit_code
+
+
+def _report_click(error: click.ClickException, name: str) -> int:
+    message = " ".join(error.format_message().split()).rstrip(".")
+    if not isinstance(error, click.UsageError):
+        _report(TcpkmonError(message), name)
+        return error.exit_code
+    context = error.ctx
+    if context is not None and type(error).__name__ == "NoArgsIsHelpError":  # click 8.2
+        click.echo(context.get_help(), err=True)
+        return UsageError.exit_code
+    path = context.command_path if context is not None else name
+    return _report(UsageError(message[:1].lower() + message[1:], f"try '{path} --help'"), path)
+
+
+def _describe(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if _is_name(name)]
+    return f"{' -> '.join(names)}: {reason}" if names else reason
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, (str, bytes))
+
+
+def _print_error(line: str) -> None:
+    try:
+        click.echo(for_terminal(line), err=True)
+    except OSError:
+        _silence(sys.stderr)
+
+
+def _prepare_output(stream: IO[str] | None) -> None:
+    # A character that the locale cannot show is no reason to fail.
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+
+
+def _silence_if_stuck(stream: IO[str] | None) -> None:
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        _silence(stream)
+
+
+def _silence(stream: IO[str] | None) -> None:
+    # Else the interpreter fails once more when it flushes the stream at its end.
+    try:
+        if stream is not None:
+            target = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(target, stream.fileno())
+            os.close(target)
+    except (OSError, ValueError):  # not a real file: nothing is flushed at exit
+        return

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that need only files: one module each, which parses, calls and prints."""

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command pmgraph: text, graphs and xgraph files from a capture, with the options of 2000."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import formats
+from formats import cli
+from formats.errors import DamagedError, UsageError
+from formats.escape import for_terminal
+from formats.pmgraph import options
+from formats.pmgraph.options import CLOCKS, PARAMETERS, Selection, parse_names, select
+
+if TYPE_CHECKING:
+    from formats.psc import Capture
+
+_CHOSEN = "formats.pmgraph.columns"
+
+
+def _choose(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Collect the chosen columns in the order of the command line."""
+    columns: list[str] = context.meta.setdefault(_CHOSEN, [])
+    if parameter.name == "show":
+        columns.extend(name for text in value for name in parse_names(text))
+    elif value:
+        columns.append(next(one.column for one in PARAMETERS if one.letter == parameter.name))
+
+
+def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for one in reversed(PARAMETERS):
+        command = click.option(
+            one.letter,
+            f"-{one.letter}",
+            f"--{one.option}",
+            is_flag=True,
+            expose_value=False,
+            callback=_choose,
+            help=one.help,
+        )(command)
+    return command
+
+
+@click.command(
+    "pmgraph",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 5 the file is damaged (what could be "
+    "read was shown).",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@_column_options
+@click.option(
+    "--show",
+    "show",
+    metavar="NAME,...",
+    multiple=True,
+    expose_value=False,
+    callback=_choose,
+    help="show these columns of the file",
+)
+@click.option(
+    "-p",
+    "--connection",
+    "connections",
+    metavar="LPORT.RPORT",
+    multiple=True,
+    help="only include this connection; more with more -p",
+)
+@click.option(
+    "-P",
+    "--by-parameter",
+    is_flag=True,
+    help="one graph per parameter with all connections, not one per connection with all parameters",
+)
+@click.option(
+    "-S",
+    "--scale",
+    "scales",
+    metavar="#c",
+    multiple=True,
+    help="scale option c by a factor: -S 1000l",
+)
+@click.option("-T", "--text", is_flag=True, help="print text instead of drawing")
+@click.option(
+    "--time",
+    "clock",
+    type=click.Choice(CLOCKS),
+    default="epoch",
+    show_default=True,
+    help="how -T and -D print times",
+)
+@click.option(
+    "-D",
+    "--gaps",
+    is_flag=True,
+    help="print the gaps in the data: sequence number before and after, number missing, both times",
+)
+@click.option(
+    "-M", "--maximum-memory", is_flag=True, help="print the most system memory used, in bytes"
+)
+@click.option("-x", "--xgraph", is_flag=True, help="write xgraph files into the current directory")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="draw into FILE: .png, .svg or .pdf",
+)
+@click.option("--force", is_flag=True, help="let -x overwrite files")
+@click.option("-d", "--verbose", is_flag=True, help="say on stderr what the file holds")
+@click.pass_context
+def command(context: click.Context, /, file: Path, **asked: Any) -> int:
+    """Show the kernel monitor file FILE as graphs or text.
+
+    Without -T, -x or -o it draws in a window where there is a display, else in the terminal.
+    Without options for columns it shows everything.
+    """
+    selection = select(
+        context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]
+    )
+    _check(asked)
+    with formats.open(file) as capture:
+        if asked["verbose"]:
+            _describe(capture)
+        _warn(capture)
+        _show(capture, selection, asked)
+        if capture.damaged:
+            return DamagedError.exit_code
+    return 0
+
+
+def main() -> None:
+    """Run pmgraph and leave with its exit code."""
+    sys.exit(cli.run(command, prog="pmgraph"))
+
+
+def _check(asked: dict[str, Any]) -> None:
+    given = [name for name in ("text", "xgraph", "output") if asked[name]]
+    if len(given) > 1:
+        letters = {"text": "-T", "xgraph": "-x", "output": "-o"}
+        raise UsageError(f"{' and '.join(letters[name] for name in given)} exclude each other")
+    if asked["output"]:
+        from formats.pmgraph.figure import check_output
+
+        check_output(asked["output"])
+
+
+def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None:
+    out = click.get_binary_stream("stdout")
+    # Beside -T the other answers are comments in its text.
+    prefix = "# " if asked["text"] else ""
+    if asked["maximum_memory"]:
+        from formats.pmgraph.memory import find_maximum_bytes
+
+        click.echo(f"{prefix and '# maximum memory '}{find_maximum_bytes(capture)}")
+    if asked["gaps"]:
+        from formats.pmgraph.gaps import write_gaps
+
+        write_gaps(capture, out, asked["clock"], prefix and "# gap ")
+    if asked["text"]:
+        from formats.pmgraph.text import write_text
+
+        write_text(capture, selection, out, asked["clock"])
+    elif asked["xgraph"]:
+        from formats.pmgraph.xgraph import write_xgraph
+
+        for path in write_xgraph(capture, selection, Path(), asked["force"]):
+            click.echo(for_terminal(str(path)))
+    elif asked["output"] or not _is_answered(selection, asked):
+        _draw(capture, selection, asked["output"])
+    out.flush()
+
+
+def _is_answered(selection: Selection, asked: dict[str, Any]) -> bool:
+    """Whether -M or -D was all that was wanted."""
+    wants_graph = bool(selection.columns or selection.scales or selection.by_parameter)
+    return (asked["maximum_memory"] or asked["gaps"]) and not wants_graph
+
+
+def _draw(capture: Capture, selection: Selection, output: Path | None) -> None:
+    from formats.pmgraph import figure, terminal
+    from formats.pmgraph.pages import build_pages
+
+    in_window = output is None and figure.has_window()
+    in_terminal = output is None and not in_window
+    if in_terminal and not sys.stdout.isatty():
+        raise UsageError(
+            "nowhere to draw: no display, and stdout is no terminal",
+            "use -o FILE.png (or .svg, .pdf), or -T for text",
+        )
+    bins = terminal.BINS if in_terminal else figure.BINS
+    pages, notes = build_pages(capture, selection, bins)
+    for note in notes:
+        _say(note)
+    if output is not None:
+        figure.save(pages, output)
+    elif in_window:
+        figure.show(pages)
+    else:
+        width = min(shutil.get_terminal_size().columns, 160)
+        ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+        for line in terminal.draw_text(pages, width, cli.use_colours(), ascii_only):
+            click.echo(line)
+
+
+def _warn(capture: Capture) -> None:
+    """Say what is missing; losses and a missing end only of files that would have told."""
+    for warning in capture.warnings:
+        _say(f"{capture.path}: {warning}")
+    if len(capture) and capture.control(0, 1).any():
+        if capture.lost:
+            _say(f"{capture.path}: {capture.lost} records lost")
+        if not capture.complete:
+            _say(f"{capture.path}: no end record: tail unknown")
+
+
+def _describe(capture: Capture) -> None:
+    from formats.pmgraph.connections import find_connections, title_of
+
+    header = capture.header
+    _say(
+        f"{capture.path}: {len(capture)} entries of {header.entry_size} bytes, version "
+        f"{header.version}, mods {header.mods}, {header.endian.name.lower()} endian, "
+        f"clusters of {header.mclsize} bytes"
+    )
+    for column in header.columns:
+        _say(
+            f"column {column.name}: offset {column.offset}, length {column.length}, "
+            f"scope {column.scope}, mask {column.mask}, flags {column.flags}"
+        )
+    for one in find_connections(capture):
+        _say(f"connection {one.ports}: {one.records} records, {title_of(capture, one)}")
+    _say(
+        "options that it can show: "
+        + " ".join(
+            f"-{one.letter}"
+            for one in PARAMETERS
+            if one.column in (*capture.names, options.M_CLUSED_BYTES)
+        )
+    )
+
+
+def _say(text: str) -> None:
+    click.echo(for_terminal(f"pmgraph: {text}"), err=True)

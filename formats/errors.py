@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors that people see: raised anywhere in tcpkmon, printed only by formats.cli."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class TcpkmonError(Exception):
+    """Something failed for a reason that a person can act on.
+
+    `message` says what failed and why, `hint` what to try (or is empty).
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def lines(self) -> tuple[str, ...]:
+        """What to print, one string a line (not yet escaped for a terminal)."""
+        return (f"{self.message}; {self.hint}" if self.hint else self.message,)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+class UsageError(TcpkmonError):
+    """The command line, or a value in it, makes no sense."""
+
+    exit_code = 2
+
+
+class LossError(TcpkmonError):
+    """Events were lost and --fail-on-loss was given."""
+
+    exit_code = 3
+
+
+class KernelError(TcpkmonError):
+    """This kernel lacks something that was asked for."""
+
+    exit_code = 4
+
+
+class PrivilegeError(TcpkmonError):
+    """The caller may not do this."""
+
+
+class FileError(TcpkmonError):
+    """A file cannot be opened, read or written."""
+
+
+class DamagedError(TcpkmonError):
+    """A file is damaged or hostile; the message names the offset."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One mistake in a schema: where (line and column count from 1) and what was expected."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}: {self.message}"
+
+
+class SchemaError(TcpkmonError):
+    """A schema holds mistakes; `problems` are all of them, in the order they stand in the file."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Iterable[Problem], hint: str = "") -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems), hint)
+
+    def lines(self) -> tuple[str, ...]:
+        """One line per problem; the hint follows the last."""
+        lines = tuple(str(problem) for problem in self.problems)
+        return (*lines[:-1], f"{lines[-1]}; {self.hint}") if lines and self.hint else lines

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pmgraph's parts: from a capture (formats.psc) to text, xgraph files, figures and terminal."""

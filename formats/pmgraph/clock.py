@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of records as pmgraph shows them: seconds for the graphs, text for -T and -D."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from formats.errors import FileError, UsageError
+
+if TYPE_CHECKING:
+    from formats.psc import Capture
+
+Array = npt.NDArray[Any]
+
+_BILLION = 1_000_000_000
+_DIGITS = np.array([f"{number:03d}".encode() for number in range(1000)]).view(np.uint8)
+_DIGITS = _DIGITS.reshape(1000, 3)
+_WIDEST_SPAN_S = 100_000
+
+
+class Seconds:
+    """Time axis of the graphs: seconds since the file's first record.
+
+    Of the monotonic clock where the file has it (so that a step of the wall clock bends no
+    curve), else of the wall clock.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        mono = capture.columns_by_name.get("time_ns")
+        self.column = "time_ns" if mono is not None and mono.is_integer else "time"
+        if self.column not in capture.names:
+            raise FileError(
+                f"{capture.path} has no column time, so there is nothing to graph against"
+            )
+        self._capture = capture
+        self._zero = np.int64(0)
+        if len(capture):
+            self._zero = self._check(capture.column(self.column, 0, 1)).astype(np.int64)[0]
+
+    def _check(self, times: Array) -> Array:
+        if times.dtype.kind not in "iu":
+            raise FileError(f"{self._capture.path}: the column time is no struct timeval")
+        return times
+
+    def of(self, columns: Mapping[str, Array]) -> Array:
+        """Seconds of records of which `columns` hold self.column, float64."""
+        seconds: Array = (columns[self.column].astype(np.int64) - self._zero) / 1e9
+        return seconds
+
+    def at(self, start: int, stop: int) -> Array:
+        """Seconds of the records start..stop, float64."""
+        return self.of(self._capture.columns((self.column,), start, stop))
+
+
+class ClockText:
+    """Writes times as --time says: epoch, iso (UTC), rel (to the first record) or mono."""
+
+    def __init__(self, capture: Capture, clock: str = "epoch") -> None:
+        self._capture = capture
+        self._clock = clock
+        self._zero = 0
+        mono = capture.columns_by_name.get("time_ns")
+        if clock == "mono" and (mono is None or not mono.is_integer):
+            raise UsageError(
+                f"--time mono: {capture.path} has no column time_ns", "try --time epoch or rel"
+            )
+        if clock == "rel" and len(capture):
+            self._zero = int(capture.time_ns(0, 1)[0])
+
+    @property
+    def column(self) -> str:
+        """The file's column that is printed."""
+        return "time_ns" if self._clock == "mono" else "time"
+
+    def format(self, times_ns: Array) -> Array:
+        """Values of self.column as ASCII, an array of bytes ('S')."""
+        if self._clock == "mono":
+            return format_ns(times_ns.astype(np.int64), digits=9)
+        if self._clock == "iso":
+            text = np.datetime_as_string(times_ns.astype("datetime64[ns]"), unit="us")
+            return np.char.add(text.astype("S"), b"Z")
+        return format_ns(times_ns - self._zero)
+
+    def at(self, start: int, stop: int) -> list[str]:
+        """Times of the records start..stop."""
+        texts = self.format(self._capture.column(self.column, start, stop))
+        return [text.decode("ascii") for text in texts.tolist()]
+
+
+def format_ns(times_ns: Array, digits: int = 6) -> Array:
+    """Times in ns (int64) as seconds with `digits` (6 or 9) decimals, an array of bytes ('S')."""
+    if not len(times_ns):
+        return np.empty(0, "S1")
+    seconds, rest = np.divmod(times_ns, _BILLION)
+    low, high = int(seconds.min()), int(seconds.max())
+    if low < 0 or len(str(low)) != len(str(high)) or high - low > _WIDEST_SPAN_S:
+        return np.array([_format_one(value, digits) for value in times_ns.tolist()])
+    whole = np.arange(low, high + 1).astype("S").view(np.uint8).reshape(high - low + 1, -1)
+    width = len(str(low))
+    text = np.empty((len(times_ns), width + 1 + digits), np.uint8)
+    text[:, :width] = whole[seconds - low, :width]
+    text[:, width] = ord(".")
+    for place in range(digits // 3):
+        group = rest // (1_000_000, 1_000, 1)[place] % 1000
+        text[:, width + 1 + 3 * place : width + 4 + 3 * place] = _DIGITS[group]
+    return text.view(f"S{text.shape[1]}").ravel()
+
+
+def _format_one(value_ns: int, digits: int) -> bytes:
+    seconds, rest = divmod(abs(value_ns), _BILLION)
+    fraction = f"{rest:09d}"[:digits]
+    return f"{'-' if value_ns < 0 else ''}{seconds}.{fraction}".encode()

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws pages with matplotlib: into PNG, SVG and PDF files, and into a window."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from formats.errors import FileError, UsageError
+from formats.pmgraph.output import replace_file
+from formats.pmgraph.pages import Page, Panel
+from formats.pmgraph.symbols import DASHES, PALETTE, SYMBOLS, anchor_line, heights_on
+
+# matplotlib is imported late, and not every version of it has types.
+Axes = Any
+Figure = Any
+
+SUFFIXES = (".png", ".svg", ".pdf")
+BINS = 2000
+"""Pixel columns for which curves are thinned: more than any of the formats shows."""
+
+_STYLE = {
+    "font.size": 8.5,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 8.5,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "0.88",
+    "grid.linewidth": 0.5,
+    "xtick.direction": "out",
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+    "legend.labelspacing": 0.35,
+    "lines.linewidth": 1.1,
+    "hatch.linewidth": 0.4,
+    "hatch.color": "0.55",
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "tcpkmon",
+    "text.parse_math": False,  # a name from a file is no formula
+    "axes.formatter.useoffset": False,
+}
+_WIDTH_INCHES = 7.2
+_FIRST_PANEL_INCHES = 2.7
+_PANEL_INCHES = 1.55
+_TITLE_INCHES = 0.55
+_DPI = 160
+_NO_DATES: dict[str, dict[str, None]] = {
+    ".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}
+}  # fmt: skip
+
+
+def check_output(path: Path) -> None:
+    """Raise UsageError when the name is of no known kind of picture, FileError without matplotlib."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"-o {path}: unknown kind of picture", f"the name must end in {', '.join(SUFFIXES)}"
+        )
+    _require_matplotlib()
+
+
+def save(pages: Sequence[Page], path: Path) -> None:
+    """Draw all pages into one picture, or as the pages of a PDF; replaces the file."""
+    kind = path.suffix.lower()
+    with _styled(), replace_file(path) as out:
+        if kind == ".pdf":
+            _save_pdf(pages, out)
+            return
+        figure = draw(pages)
+        figure.savefig(out, format=kind[1:], dpi=_dpi(figure), metadata=_NO_DATES[kind])
+
+
+def has_window() -> bool:
+    """Whether a window can be shown: a display, and a matplotlib backend that works with it."""
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        return False
+    refusals = (ImportError, RuntimeError, ValueError, *_tk_errors())
+    for name in ("qtagg", "gtk4agg", "gtk3agg", "tkagg", "wxagg"):
+        try:
+            pyplot.switch_backend(name)
+            pyplot.close(pyplot.figure())  # a display that refuses shows only here
+        except refusals:
+            continue
+        return True
+    return False
+
+
+def show(pages: Sequence[Page]) -> None:
+    """Show one window per page and return when all are closed; after has_window()."""
+    from matplotlib import pyplot
+
+    with _styled():
+        for page in pages:
+            draw([page], pyplot.figure(layout="constrained"))
+        pyplot.show()
+
+
+def draw(pages: Sequence[Page], figure: Figure | None = None) -> Figure:
+    """Draw pages into one figure, each in a subfigure of its own; returns the figure."""
+    if figure is None:
+        from matplotlib.figure import Figure as NewFigure
+
+        figure = NewFigure(layout="constrained")
+    columns = 1 if len(pages) <= 3 else 2 if len(pages) <= 8 else 3
+    rows = math.ceil(len(pages) / columns)
+    height = max(_height(page) for page in pages) * rows
+    figure.set_size_inches(_WIDTH_INCHES * (1, 1.7, 2.4)[columns - 1], min(height, 200))
+    parts = figure.subfigures(rows, columns, squeeze=False).ravel()
+    for part, page in zip(parts, pages, strict=False):
+        _draw_page(part, page)
+    return figure
+
+
+def _save_pdf(pages: Sequence[Page], out: BinaryIO) -> None:
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    with PdfPages(out, metadata=_NO_DATES[".pdf"]) as document:
+        for page in pages:
+            document.savefig(draw([page]))
+
+
+def _height(page: Page) -> float:
+    return _TITLE_INCHES + _FIRST_PANEL_INCHES + _PANEL_INCHES * (len(page.panels) - 1)
+
+
+def _dpi(figure: Figure) -> int:
+    # Agg takes at most 2^16 pixels in each direction.
+    return min(_DPI, int(60000 / max(figure.get_size_inches())))
+
+
+def _draw_page(part: Any, page: Page) -> None:
+    heights = [_FIRST_PANEL_INCHES] + [_PANEL_INCHES] * (len(page.panels) - 1)
+    grid = part.subplots(
+        len(page.panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    rows = [row[0] for row in grid]
+    title = page.title + (f"   ({page.subtitle})" if page.subtitle else "")
+    rows[0].set_title(title, loc="left", fontweight="medium")
+    for axes, panel in zip(rows, page.panels, strict=True):
+        _draw_panel(axes, panel)
+        _shade(axes, page, labelled=axes is rows[0])
+    _mark_events(rows[0], page)
+    rows[-1].set_xlabel("time since the file's first record (s)")
+    begin, end = page.limits
+    margin = (end - begin) * 0.015 or 0.5
+    rows[0].set_xlim(begin - margin, end + margin)
+    for axes, panel in zip(rows, page.panels, strict=True):
+        _add_legend(axes, panel)
+    part.align_ylabels(rows)
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    for index, line in enumerate(panel.lines):
+        colour = PALETTE[index % len(PALETTE)]
+        if line.steps:
+            dash = DASHES[index // len(PALETTE) % len(DASHES)]
+            axes.plot(line.times, line.values, drawstyle="steps-post", linestyle=dash,
+                      color=colour, label=line.label, gid="curve")  # fmt: skip
+        else:
+            axes.plot(line.times, line.values, linestyle="none", marker=".", markersize=2.5,
+                      color=colour, label=line.label, gid="curve")  # fmt: skip
+    axes.set_ylabel(panel.label)
+    if panel.from_zero and any(len(line.values) for line in panel.lines):
+        top = max(float(line.values.max(initial=0)) for line in panel.lines)
+        axes.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
+    used = {float(value) for line in panel.lines for value in line.values} if panel.members else ()
+    members = [(code, name) for code, name in panel.members if float(code) in used]
+    if members and len(members) <= 16:
+        _name_values(axes, members)
+
+
+def _name_values(axes: Axes, members: list[tuple[int, str]]) -> None:
+    """Give the codes that occur equal distances and their names, in small capitals' size."""
+    places = {float(code): place for place, (code, _) in enumerate(members)}
+    for line in axes.get_lines():
+        line.set_ydata([places.get(float(value), math.nan) for value in line.get_ydata()])
+    axes.set_yticks(range(len(members)), [name for _, name in members], fontsize=6)
+    axes.set_ylim(-0.7, len(members) - 0.3)
+
+
+def _shade(axes: Axes, page: Page, labelled: bool) -> None:
+    for index, (begin, end) in enumerate(zip(page.spans.begin, page.spans.end, strict=True)):
+        label = f"{page.spans.missing} records lost" if labelled and not index else None
+        axes.axvspan(begin, end, facecolor="0.9", edgecolor="0.55", hatch="////", linewidth=0.5,
+                     zorder=0.5, label=label, gid="loss")  # fmt: skip
+
+
+def _mark_events(axes: Axes, page: Page) -> None:
+    named: set[str] = set()
+    for connection, name, times in page.events:
+        symbol = SYMBOLS[name]
+        line = anchor_line(page.panels[0], connection)
+        look: dict[str, Any] = {
+            "linestyle": "none", "marker": symbol.marker, "markersize": symbol.size,
+            "markerfacecolor": "black" if symbol.filled else "white", "markeredgecolor": "black",
+            "markeredgewidth": 0.7, "zorder": 3, "gid": f"event {name}",
+            "label": None if name in named else symbol.text,
+        }  # fmt: skip
+        if symbol.at_bottom or line is None:
+            axes.plot(times, [0.03] * len(times), transform=axes.get_xaxis_transform(), **look)
+        else:
+            axes.plot(times, heights_on(line, times), **look)
+        named.add(name)
+
+
+def _add_legend(axes: Axes, panel: Panel) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if len(panel.lines) == 1 and len(handles) == 1:
+        return  # the axis says it
+    axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.005, 1.03), borderaxespad=0.2)
+
+
+def _styled() -> Any:
+    import matplotlib
+
+    known: Any = {name: _STYLE[name] for name in _STYLE if name in matplotlib.rcParams}
+    return matplotlib.rc_context(known)
+
+
+def _require_matplotlib() -> None:
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise FileError(
+            f"graphs need matplotlib, which cannot be imported ({error})",
+            "scripts/setup or 'pip install matplotlib' installs it",
+        ) from error
+
+
+def _tk_errors() -> tuple[type[Exception], ...]:
+    try:
+        from tkinter import TclError
+    except ImportError:
+        return ()
+    return (TclError,)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where sequence numbers are missing in a capture: for -D as lines, for the graphs as spans."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from formats.pmgraph.clock import ClockText, Seconds
+
+if TYPE_CHECKING:
+    from formats.psc import Capture, Gap
+
+Array = npt.NDArray[Any]
+
+_NEAR_ROWS = 65536
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Stretches of time (seconds) in which records are missing, and how many are missing in all."""
+
+    begin: Array
+    end: Array
+    missing: int
+
+
+def write_gaps(capture: Capture, out: BinaryIO, clock: str = "epoch", prefix: str = "") -> int:
+    """Write one line per gap and return their number.
+
+    A line holds, with tabs between: sequence number before and after, number missing, time before
+    and after; `prefix` stands first.
+    """
+    text = ClockText(capture, clock)
+    count = 0
+    for gaps in _groups(capture):
+        first = gaps[0].row - 1
+        times = text.at(first, gaps[-1].row + 1)
+        for gap in gaps:
+            before, after = times[gap.row - 1 - first], times[gap.row - first]
+            line = f"{gap.seq_before}\t{gap.seq_after}\t{gap.missing}\t{before}\t{after}\n"
+            out.write((prefix + line).encode("ascii"))
+        count += len(gaps)
+    return count
+
+
+def find_spans(capture: Capture, seconds: Seconds, resolution_s: float) -> Spans:
+    """Find the times of all gaps; those closer to each other than `resolution_s` become one."""
+    begin: Array = np.empty(0, np.float64)
+    end = begin
+    missing = 0
+    for gaps in _groups(capture):
+        missing += sum(gap.missing for gap in gaps)
+        first = gaps[0].row - 1
+        times = seconds.at(first, gaps[-1].row + 1)
+        after = np.array([gap.row for gap in gaps]) - first
+        pair = times[after - 1], times[after]
+        begin = np.concatenate([begin, np.minimum(*pair)])
+        end = np.concatenate([end, np.maximum(*pair)])
+        begin, end = _merge(begin, end, resolution_s)
+    return Spans(begin, end, missing)
+
+
+def _groups(capture: Capture) -> Iterator[list[Gap]]:
+    """Gaps that are near each other in the file, so that their times can be read together."""
+    for _, gaps in itertools.groupby(capture.gaps(), lambda gap: gap.row // _NEAR_ROWS):
+        yield list(gaps)
+
+
+def _merge(begin: Array, end: Array, resolution_s: float) -> tuple[Array, Array]:
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    starts = np.flatnonzero(np.r_[True, begin[1:] > end[:-1] + resolution_s])
+    return begin[starts], np.maximum.reduceat(end, starts)

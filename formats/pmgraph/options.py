@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pmgraph is asked to show: the report's letters, their columns, and how values are parsed."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from formats.errors import UsageError
+from formats.escape import for_terminal
+
+M_CLUSED_BYTES = "m_clused_bytes"
+"""Derived column of -m: m_clused times the cluster size that KIND_MCLSIZE gives."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One letter of the report: the column that it shows, its long option and its unit."""
+
+    letter: str
+    column: str
+    option: str
+    unit: str
+    help: str
+
+
+PARAMETERS = (
+    Parameter("b", "snd_sb_cc", "snd-sb-cc", "bytes", "show so_snd.sb_cc"),
+    Parameter("c", "snd_cwnd", "snd-cwnd", "bytes", "show cwnd: the congestion window"),
+    Parameter("f", "snd_fack", "snd-fack", "sequence", "show snd_fack: highest sequence (s)acked"),
+    Parameter("F", "hiwat_fair_share", "hiwat-fair-share", "bytes", "show hiwat_fair_share"),
+    Parameter("H", "sb_hiwat", "sb-hiwat", "bytes", "show so_snd.sb_hiwat: send buffer limit"),
+    Parameter("l", "location", "location", "", "show calling location"),
+    Parameter("m", M_CLUSED_BYTES, "m-clused", "bytes", "show mbuf clusters in use (in bytes)"),
+    Parameter("n", "sb_net_target", "sb-net-target", "bytes", "show so_snd.sb_net_target"),
+    Parameter("r", "rcv_sb_cc", "rcv-sb-cc", "bytes", "show so_rcv.sb_cc"),
+    Parameter("s", "snd_max", "snd-max", "sequence", "show snd_max: highest sequence sent"),
+    Parameter("t", "sb_target_hiwat", "sb-target-hiwat", "bytes", "show so_snd.sb_mem_target"),
+    Parameter("v", "callvalue", "callvalue", "", "show calling values"),
+)
+"""The report's column options, in its alphabetical order."""
+
+BY_LETTER = {parameter.letter: parameter for parameter in PARAMETERS}
+
+EVERYTHING = (
+    "snd_cwnd",
+    "sb_hiwat",
+    "snd_sb_cc",
+    "rcv_sb_cc",
+    "sb_net_target",
+    "sb_target_hiwat",
+    "snd_max",
+    "snd_fack",
+    M_CLUSED_BYTES,
+    "hiwat_fair_share",
+    "location",
+    "callvalue",
+)
+"""What is graphed when no column was chosen, the most telling first."""
+
+CLOCKS = ("epoch", "iso", "rel", "mono")
+"""How -T and -D print times."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which columns (in the order asked for; none = all) of which connections, and their scales."""
+
+    columns: tuple[str, ...] = ()
+    connections: tuple[tuple[int, int], ...] = ()
+    scales: dict[str, float] = field(default_factory=dict)
+    by_parameter: bool = False
+
+
+def parse_connection(text: str) -> tuple[int, int]:
+    """Return (lport, rport) of "lport.rport"; raises UsageError."""
+    match = re.fullmatch(r"([0-9]{1,5})\.([0-9]{1,5})", text, re.ASCII)
+    ports = (int(match[1]), int(match[2])) if match else (65536, 65536)
+    if max(ports) > 65535:
+        raise UsageError(
+            f"-p '{for_terminal(text)}': not a connection",
+            "write local and remote port with a dot between, as in -p 1055.5050",
+        )
+    return ports
+
+
+def parse_scale(text: str) -> tuple[str, float]:
+    """Return (column, factor) of "1000l" or "1000srtt_us"; raises UsageError."""
+    match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(\w+)", text, re.ASCII)
+    factor = float(match[1]) if match else math.nan
+    if match is None or not math.isfinite(factor) or factor == 0:
+        raise UsageError(
+            f"-S '{for_terminal(text)}': not a factor and an option's letter",
+            "write the number and the letter together, as in -S 1000l",
+        )
+    name = match[2]
+    if len(name) == 1:
+        if name not in BY_LETTER:
+            raise UsageError(
+                f"-S '{for_terminal(text)}': no option -{name} that could be scaled",
+                "the letters are " + " ".join(BY_LETTER),
+            )
+        name = BY_LETTER[name].column
+    return name, factor
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Return the column names of "NAME,NAME"; raises UsageError when there is none."""
+    names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
+    if not names:
+        raise UsageError("--show without a column", "name columns, as in --show srtt_us,min_rtt_us")
+    return names
+
+
+def select(
+    columns: list[str],
+    connections: tuple[str, ...],
+    scales: tuple[str, ...],
+    by_parameter: bool,
+) -> Selection:
+    """Parse the options' texts to a Selection; columns asked for twice appear once."""
+    factors = dict(parse_scale(text) for text in scales)
+    chosen = list(columns)
+    if chosen:  # -S of an option that is not there asks for it as well
+        chosen += [name for name in factors if name not in chosen]
+    return Selection(
+        columns=tuple(dict.fromkeys(chosen)),
+        connections=tuple(dict.fromkeys(parse_connection(text) for text in connections)),
+        scales=factors,
+        by_parameter=by_parameter,
+    )

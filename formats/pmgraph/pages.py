@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lays out what is drawn, before any drawing: pages of panels of lines, for figure and terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from formats.errors import FileError
+from formats.escape import for_terminal
+from formats.pmgraph import quantities
+from formats.pmgraph.clock import Seconds
+from formats.pmgraph.connections import Connection, algorithm_of, find_connections, title_of
+from formats.pmgraph.gaps import Spans, find_spans
+from formats.pmgraph.options import EVERYTHING, M_CLUSED_BYTES, Selection
+from formats.pmgraph.quantities import Quantity
+from formats.pmgraph.series import Trace, gather
+from formats.pmgraph.units import choose_scale, dimension_of
+
+if TYPE_CHECKING:
+    from formats.psc import Capture
+
+Array = npt.NDArray[Any]
+
+MOST_CONNECTIONS = 12
+"""As many are drawn when none was chosen with -p."""
+
+_MEMORY = ("hiwat_fair_share", M_CLUSED_BYTES, "sb_target_hiwat")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: times in s, values in the panel's unit; drawn as steps or as points."""
+
+    label: str
+    times: Array
+    values: Array
+    steps: bool
+    connection: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes; `members` name the values of an enumeration."""
+
+    label: str
+    lines: tuple[Line, ...]
+    members: tuple[tuple[int, str], ...] = ()
+    from_zero: bool = True
+
+
+@dataclass(frozen=True)
+class Page:
+    """One graph: panels above each other over the same time, events on the first one's lines."""
+
+    title: str
+    subtitle: str
+    panels: tuple[Panel, ...]
+    events: tuple[tuple[int, str, Array], ...]
+    """(connection of the line, name of the location, times in s)"""
+    limits: tuple[float, float]
+    spans: Spans
+
+
+def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list[Page], list[str]]:
+    """Lay out one page per connection, or per parameter; also returns notes for stderr.
+
+    Texts are escaped. Raises FileError when there is nothing to draw and UsageError for columns
+    that the file does not have.
+    """
+    connections, notes = _choose(capture, selection)
+    chosen = choose_quantities(capture, selection)
+    seconds = Seconds(capture)
+    traces = gather(capture, connections, chosen, seconds, bins)
+    titles = _titles(capture, connections)
+    begin = min(trace.limits[0] for trace in traces)
+    end = max(trace.limits[1] for trace in traces)
+    spans = find_spans(capture, seconds, (end - begin) / bins)
+    if selection.by_parameter:
+        pages = [_parameter_page(one, traces, titles, selection, spans) for one in chosen]
+    else:
+        pairs = zip(traces, titles, strict=True)
+        pages = [_connection_page(capture, *pair, chosen, selection, spans) for pair in pairs]
+    return pages, notes
+
+
+def _choose(capture: Capture, selection: Selection) -> tuple[list[Connection], list[str]]:
+    found = find_connections(capture, selection.connections)
+    if selection.connections:
+        missing = set(selection.connections) - {(one.lport, one.rport) for one in found}
+        names = ", ".join(f"{left}.{right}" for left, right in sorted(missing))
+        notes = [f"no records of connection {names}"] if missing else []
+    else:
+        notes = []
+        found = [one for one in found if one.rport] or found  # listeners only where nothing else is
+        if len(found) > MOST_CONNECTIONS:
+            most = sorted(found, key=lambda one: -one.records)[:MOST_CONNECTIONS]
+            notes = [
+                f"{len(found) - len(most)} of {len(found)} connections left out, "
+                f"those with the fewest records; -p chooses"
+            ]
+            found = [one for one in found if one in set(most)]
+    if not found:
+        what = "; ".join(notes) or "no records of connections"
+        raise FileError(f"{capture.path}: {what}, so there is nothing to graph")
+    return found, notes
+
+
+def choose_quantities(capture: Capture, selection: Selection) -> list[Quantity]:
+    """What is graphed: the chosen columns, or everything that the report knew and the file has.
+
+    Raises UsageError for columns that are not there, FileError for those that are no numbers.
+    """
+    names = selection.columns
+    if names:
+        quantities.require(capture, names)
+        raw = [name for name in names if not quantities.is_number(capture, name)]
+        if raw:
+            raise FileError(
+                f"{capture.path}: column {for_terminal(raw[0])} holds no numbers to graph",
+                "-T prints it",
+            )
+        return [quantities.describe(capture, name) for name in names]
+    present = [name for name in EVERYTHING if quantities.is_number(capture, name)]
+    if M_CLUSED_BYTES in present and not capture.header.mclsize:
+        present.remove(M_CLUSED_BYTES)
+    if not present:
+        raise FileError(f"{capture.path}: none of the known columns", "--show names others")
+    return [quantities.describe(capture, name) for name in present]
+
+
+def _titles(capture: Capture, connections: Sequence[Connection]) -> list[str]:
+    """Addresses or ports; what still is the same gets a number."""
+    titles = [for_terminal(title_of(capture, one)) for one in connections]
+    counts: dict[str, int] = {}
+    numbered = []
+    for title in titles:
+        counts[title] = counts.get(title, 0) + 1
+        numbered.append(f"{title} #{counts[title]}" if titles.count(title) > 1 else title)
+    return numbered
+
+
+def _connection_page(
+    capture: Capture,
+    trace: Trace,
+    title: str,
+    chosen: Sequence[Quantity],
+    selection: Selection,
+    spans: Spans,
+) -> Page:
+    groups: dict[str, list[Quantity]] = {}
+    for one in chosen:
+        groups.setdefault(_panel_of(one, chosen, selection), []).append(one)
+    panels = tuple(
+        _panel(group, [(one, trace, display_name(one, selection), 0) for one in group], selection)
+        for group in groups.values()
+    )
+    algorithm = for_terminal(algorithm_of(capture, trace.connection))
+    details = (trace.connection.ports if title != trace.connection.ports else "", algorithm)
+    events = tuple((0, name, times) for name, times in trace.events.items())
+    subtitle = ", ".join(text for text in details if text)
+    return Page(title, subtitle, panels, events, trace.limits, _within(spans, trace.limits))
+
+
+def _parameter_page(
+    one: Quantity,
+    traces: Sequence[Trace],
+    titles: Sequence[str],
+    selection: Selection,
+    spans: Spans,
+) -> Page:
+    pairs = zip(traces, titles, strict=True)
+    entries = [(one, trace, title, index) for index, (trace, title) in enumerate(pairs)]
+    panel = _panel([one], entries, selection)
+    events = tuple(
+        (index, name, times)
+        for index, trace in enumerate(traces)
+        for name, times in trace.events.items()
+    )
+    limits = (min(t.limits[0] for t in traces), max(t.limits[1] for t in traces))
+    return Page(display_name(one, selection), "", (panel,), events, limits, _within(spans, limits))
+
+
+def _panel_of(one: Quantity, chosen: Sequence[Quantity], selection: Selection) -> str:
+    if one.name in selection.scales:  # -S is there to bring it beside the others
+        others = [other for other in chosen if other.name not in selection.scales]
+        one = others[0] if others else one
+    if not selection.columns and one.name in _MEMORY:
+        return "memory"
+    return one.panel
+
+
+def display_name(one: Quantity, selection: Selection) -> str:
+    """A column's name for legends, with the factor of -S; escaped."""
+    name = "m_clused" if one.name == M_CLUSED_BYTES else for_terminal(one.name)
+    factor = selection.scales.get(one.name)
+    return name if factor is None else f"{name} \u00d7 {factor:g}"
+
+
+def _panel(
+    group: Sequence[Quantity],
+    entries: Iterable[tuple[Quantity, Trace, str, int]],
+    selection: Selection,
+) -> Panel:
+    lines = []
+    for one, trace, label, index in entries:
+        times, values = trace.curves[one.name].points()
+        values = values * selection.scales.get(one.name, 1.0)
+        lines.append(Line(label, times, values, one.kind != "code", index))
+    lead = next((one for one in group if one.name not in selection.scales), group[0])
+    largest = max((float(np.abs(line.values).max(initial=0)) for line in lines), default=0.0)
+    factor, unit = choose_scale(lead.unit, largest)
+    lines = [replace(line, values=line.values * factor) for line in lines]
+    is_scaled = any(one.name in selection.scales for one in group)
+    return Panel(
+        _axis_label(group, lead, unit, selection),
+        tuple(lines),
+        lead.members if lead.kind == "code" and not is_scaled else (),
+        from_zero=not any(line.values.min(initial=0) < 0 for line in lines),
+    )
+
+
+def _axis_label(group: Sequence[Quantity], lead: Quantity, unit: str, selection: Selection) -> str:
+    if lead.kind == "sequence":
+        return f"relative sequence number ({unit})"
+    if len(group) == 1:
+        what = display_name(lead, selection)
+    else:
+        in_memory = not selection.columns and all(one.name in _MEMORY for one in group)
+        what = "memory" if in_memory else dimension_of(lead.unit)
+    return f"{what} ({for_terminal(unit)})" if unit and unit != what else what
+
+
+def _within(spans: Spans, limits: tuple[float, float]) -> Spans:
+    """The spans that touch the page's time; the number missing stays that of the file."""
+    touch = (spans.end >= limits[0]) & (spans.begin <= limits[1])
+    return Spans(spans.begin[touch], spans.end[touch], spans.missing)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a column means to pmgraph: its values by chunk, its unit, and how it is to be drawn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from formats.errors import FileError, UsageError
+from formats.pmgraph.options import M_CLUSED_BYTES, PARAMETERS
+
+if TYPE_CHECKING:
+    from formats.psc import Capture
+
+Array = npt.NDArray[Any]
+
+SEQUENCES = {
+    "snd_max": "send", "snd_fack": "send", "snd_una": "send", "snd_nxt": "send",
+    "write_seq": "send", "high_seq": "send", "rcv_nxt": "receive", "copied_seq": "receive",
+}  # fmt: skip
+"""Columns that hold 32-bit sequence numbers, by the direction whose space they count in."""
+
+_UNITS = {parameter.column: parameter.unit for parameter in PARAMETERS}
+_CODES = ("location", "callvalue")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One column as drawn: `kind` is "level", "sequence" or "code" (values that are no amounts)."""
+
+    name: str
+    unit: str
+    kind: str
+    missing: int | None = None
+    members: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def panel(self) -> str:
+        """Quantities of the same panel share a vertical axis."""
+        if self.kind == "sequence":
+            return f"sequence {SEQUENCES.get(self.name, '')}"
+        return self.name if self.kind == "code" else self.unit
+
+
+def cluster_bytes(capture: Capture) -> int:
+    """Bytes of one mbuf cluster, from KIND_MCLSIZE; raises FileError when the file has none."""
+    size = capture.header.mclsize
+    if not size:
+        raise FileError(
+            f"{capture.path}: no cluster size (KIND_MCLSIZE), so m_clused cannot be told in bytes",
+            "--show m_clused shows the number of clusters",
+        )
+    return int(size)
+
+
+def source_of(capture: Capture, name: str) -> str:
+    """The file's column from which `name` is read."""
+    return "m_clused" if _is_derived(capture, name) else name
+
+
+def is_number(capture: Capture, name: str) -> bool:
+    """Whether the file has this column, and as integers."""
+    column = capture.columns_by_name.get(source_of(capture, name))
+    return column is not None and column.is_integer
+
+
+def _is_derived(capture: Capture, name: str) -> bool:
+    return name == M_CLUSED_BYTES and name not in capture.columns_by_name
+
+
+def derive(capture: Capture, name: str, columns: Mapping[str, Array]) -> Array:
+    """Values of a column, or of m_clused_bytes, out of the file's columns."""
+    values = columns[source_of(capture, name)]
+    if _is_derived(capture, name):
+        values = values.astype(np.uint64) * np.uint64(cluster_bytes(capture))
+    return values
+
+
+def require(capture: Capture, names: tuple[str, ...]) -> None:
+    """Raise UsageError for the first of `names` that the file does not hold."""
+    for name in names:
+        if source_of(capture, name) not in capture.names:
+            raise UsageError(
+                f"{capture.path} has no column {source_of(capture, name)}",
+                f"it has {' '.join(capture.names)}",
+            )
+        if _is_derived(capture, name):
+            cluster_bytes(capture)
+
+
+def describe(capture: Capture, name: str) -> Quantity:
+    """What is known of a column: from the file's own schema if it has one, else from the report."""
+    width = capture.find_column(source_of(capture, name)).length
+    if name in SEQUENCES and width == 4:
+        return Quantity(name, "bytes", "sequence")
+    if name == "location":
+        seen = [(code, capture.location_name(code)) for code in range(256)]
+        named = tuple((code, text) for code, text in seen if has_locations(capture) and text)
+        return Quantity(name, "", "code", members=tuple(m for m in named if not m[1].isdigit()))
+    if name in _CODES:
+        return Quantity(name, "", "code")
+    unit, doc, members = _from_schema(capture, name)
+    stated = re.search(r"2\^(\d{1,2})-1: ", doc)
+    return Quantity(
+        name,
+        unit or _UNITS.get(name, "bytes" if name.endswith("_bytes") else ""),
+        "code" if members else "level",
+        missing=2 ** int(stated[1]) - 1 if stated else None,
+        members=members,
+    )
+
+
+def has_locations(capture: Capture) -> bool:
+    """Whether the location numbers are tcpkmon's: those of other files mean something else."""
+    return capture.schema is not None or bool(capture.control(0, 1).any())
+
+
+def _from_schema(capture: Capture, name: str) -> tuple[str, str, tuple[tuple[int, str], ...]]:
+    """Unit, doc text and (for an enumeration) members of a column; empty where not declared."""
+    schema = capture.schema
+    if schema is None:
+        return "", "", ()
+    for event in schema.events:
+        for field in event.fields:
+            if field.name == name:
+                enums = [enum for enum in schema.enums if enum.name == field.type]
+                members = tuple((m.value, m.name) for enum in enums for m in enum.members)
+                return field.unit, field.doc, members
+    return "", "", ()

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How events and curves look: shapes, signs and colours that differ also without colour vision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from formats.pmgraph.pages import Line, Panel
+
+Array = npt.NDArray[Any]
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's colours: told apart with every common form of colour blindness, and in print."""
+
+DASHES = ("-", "--", ":", "-.")
+"""Line styles; the next one is taken when the colours start again."""
+
+ANSI = (4, 1, 2, 5, 3, 6, 7)
+"""The terminal's colours in the palette's order."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """One kind of event: legend text, matplotlib's marker and size, terminal sign and letter."""
+
+    text: str
+    marker: str
+    size: float
+    filled: bool
+    sign: str
+    letter: str
+    at_bottom: bool = False
+
+
+SYMBOLS = {
+    "RETRANSMIT": Symbol("retransmit", "v", 4.0, True, "\u25bc", "r"),
+    "RTO": Symbol("RTO", "X", 6.5, True, "\u2716", "X"),
+    "LOSS_PROBE": Symbol("loss probe", "D", 4.0, False, "\u25c6", "p"),
+    "ZERO_WINDOW_PROBE": Symbol("zero-window probe", "s", 4.0, False, "\u25a0", "z"),
+    "REO_TIMEOUT": Symbol("reordering timeout", "h", 4.5, False, "\u2b22", "o"),
+    "CWND_UNDO": Symbol("cwnd undo", "^", 4.5, False, "\u25b3", "u"),
+    "CONG_STATE": Symbol("congestion state", "o", 4.0, False, "\u25cb", "c"),
+    "STATE_CHANGE": Symbol("state change", "|", 8.0, True, "\u254f", "|", at_bottom=True),
+    "RESET_SENT": Symbol("reset sent", "P", 6.0, True, "\u271a", "R"),
+    "RESET_RECEIVED": Symbol("reset received", "P", 6.0, False, "\u271a", "R"),
+}  # fmt: skip
+
+
+def anchor_line(panel: Panel, connection: int) -> Line | None:
+    """The line on which a connection's events are marked: its first one with any points."""
+    lines = (line for line in panel.lines if line.connection == connection and len(line.times))
+    return next(lines, None)
+
+
+def heights_on(line: Line, times: Array) -> Array:
+    """Values of a step line at the given times (before its start: its first value)."""
+    places = np.searchsorted(line.times, times, side="right") - 1
+    return line.values[np.maximum(places, 0)]

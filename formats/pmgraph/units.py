@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units of the graphs' axes: the prefix that makes numbers short, and the axis's name."""
+
+from __future__ import annotations
+
+_DECIMAL = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "\u00b5s"), (1e-9, "ns"))
+_IN_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_DIMENSIONS = {
+    "bytes": "size", "bytes/s": "rate", "s": "time", "ms": "time", "us": "time", "ns": "time",
+    "segments": "segments", "": "value",
+}  # fmt: skip
+
+
+def choose_scale(unit: str, largest: float) -> tuple[float, str]:
+    """Return (factor, unit to print) for values of `unit` up to `largest`.
+
+    Values times the factor have few digits before the point; prefixes are decimal (1 kB = 1000 B).
+    """
+    largest = abs(largest)
+    if unit in ("bytes", "bytes/s"):
+        name = "B" + unit[len("bytes") :]
+        for size, prefix in _DECIMAL:
+            if largest >= size or size == 1.0:
+                return 1 / size, prefix + name
+    if unit in _IN_SECONDS:
+        for size, name in _SECONDS:
+            if largest * _IN_SECONDS[unit] >= size or name == unit.replace("us", "\u00b5s"):
+                return _IN_SECONDS[unit] / size, name
+    return 1.0, unit
+
+
+def dimension_of(unit: str) -> str:
+    """What an axis with several quantities of this unit is called."""
+    return _DIMENSIONS.get(unit, unit)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a PSC file's header says beyond its layout: the schema, the settings, the clocks, names."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from formats import control as controls
+from formats.errors import DamagedError, TcpkmonError, UsageError
+from formats.psc.columns import FLAG_STRING, Column
+from formats.psc.header import KIND_CLOCK, KIND_SCHEMA, KIND_SETTINGS, Header
+
+if TYPE_CHECKING:
+    from formats.schema import Schema
+
+SCHEMA_CHARACTERS_MAX = 1 << 20
+SETTINGS_CHARACTERS_MAX = 1 << 20
+
+
+class Description:
+    """The header of the file at `path`, read further where asked.
+
+    What cannot be read there is told in `warnings` and is otherwise as if it were missing. Text may
+    hold anything: whoever prints it escapes it.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        self.header = header
+        self.warnings: list[str] = []
+        self.columns_by_name = {column.name: column for column in header.columns if column.length}
+        self.names = tuple(self.columns_by_name)
+
+    def find_column(self, name: str) -> Column:
+        """The present column called `name`; raises UsageError."""
+        if name not in self.columns_by_name:
+            raise UsageError(f"{self.path} has no column {name}", f"it has {' '.join(self.names)}")
+        return self.columns_by_name[name]
+
+    def is_text(self, name: str) -> bool:
+        """Whether a column is raw bytes that hold text (a name), as opposed to an address."""
+        column = self.find_column(name)
+        raw = not (column.is_integer or column.is_time)
+        return raw and bool(column.flags & FLAG_STRING) and not name.endswith("addr")
+
+    def is_signed(self, column: Column) -> bool:
+        """Whether the file's schema declares this column a signed number."""
+        return bool(self._signed) and (column.name, column.length) in self._signed
+
+    @functools.cached_property
+    def _signed(self) -> frozenset[tuple[str, int]]:
+        if self.schema is None:
+            return frozenset()
+        from formats.schema import field_type
+
+        fields = (field for event in self.schema.events for field in event.fields)
+        kinds = ((field.name, field_type(self.schema, field)) for field in fields)
+        return frozenset((name, kind.width) for name, kind in kinds if kind.signed)
+
+    @functools.cached_property
+    def clock(self) -> tuple[int, int, int] | None:
+        """(monotonic ns, realtime ns, uncertainty ns) at the start, or None."""
+        clock = self.header.clock()
+        if clock is None and KIND_CLOCK in self.header.extras:
+            self.warnings.append("the header's clock record cannot be read")
+        return clock
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """How the file was captured, as its header has it; empty if it says nothing."""
+        text = self.header.text(KIND_SETTINGS)
+        if text is None:
+            return {}
+        try:
+            found = json.loads(text[:SETTINGS_CHARACTERS_MAX])
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict):
+            return found
+        self.warnings.append("the header's settings cannot be read")
+        return {}
+
+    @functools.cached_property
+    def schema(self) -> Schema | None:
+        """The schema in the header, or None."""
+        text = self.header.text(KIND_SCHEMA)
+        if text is None:
+            return None
+        from formats.schema import parse
+
+        try:
+            if len(text) > SCHEMA_CHARACTERS_MAX:
+                raise DamagedError(f"more than {SCHEMA_CHARACTERS_MAX} characters")
+            schema: Schema = parse(text, str(self.path))
+            return schema
+        except TcpkmonError as error:
+            first = str(error).split("\n", maxsplit=1)[0]
+            self.warnings.append(f"the schema in the header cannot be read: {first}")
+            return None
+
+    def location_name(self, number: int) -> str:
+        """A location's name as the file's schema has it, else the control entry's, else digits."""
+        return self._location_names.get(number) or controls.NAMES.get(number) or str(number)
+
+    @functools.cached_property
+    def _location_names(self) -> dict[int, str]:
+        enums = self.schema.enums if self.schema else ()
+        members = (member for enum in enums if enum.name == "location" for member in enum.members)
+        return {member.value: member.name for member in members}

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header of a PSC file, from and to bytes: all that stands before the first entry.
+
+Every number in the header is in network order. It is a row of records, ended by KIND_END:
+
+     0        2        4                    length
+    +--------+--------+--------------------+
+    | kind   | length | data               |      length counts kind and length too
+    +--------+--------+--------------------+
+
+    kind                         length  data
+    0     KIND_END               4
+    1     KIND_MODS              8       u16 psc_mods, u16 pad
+    2     KIND_VERSION           12      8 bytes of text, NUL padded
+    3     KIND_TABLE_ENTRY_SIZE  8       u16 bytes in one entry, u16 pad
+    4     KIND_DATA_DEFINITION   36      struct tpm_entry_description, below
+    5     KIND_ENDIAN            8       u32: 0 little, 1 big, 2 PDP
+    6     KIND_MCLSIZE           8       u32 bytes in an mbuf cluster (on Linux: in a page)
+    0x100 HOST                   any     UTF-8: node name
+    0x101 KERNEL                 any     UTF-8: release, version and machine
+    0x102 CLOCK                  28      u64 monotonic ns, u64 realtime ns, u64 uncertainty ns
+    0x103 SCHEMA                 any     UTF-8: the schema's text; all records of the kind joined
+    0x104 SETTINGS               any     UTF-8: JSON of how it was captured; likewise joined
+
+    struct tpm_entry_description:
+     0                      24       26     27     28     30     32
+    +----------------------+--------+------+------+------+------+
+    | name_string, NUL pad | offset |length|scope | mask | flags|
+    +----------------------+--------+------+------+------+------+
+     24 bytes               u16      u8     u8     u16    u16
+
+MODS, TABLE_ENTRY_SIZE and ENDIAN are read both as 16 bits and pad and as 32 bits: the report's
+table and its appendix differ.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from formats.errors import DamagedError, UsageError
+from formats.psc.columns import (
+    COLUMNS_MAX,
+    MODS_RENO,
+    NAME_BYTES,
+    Column,
+    Endian,
+    check_columns,
+    find_conflict,
+)
+
+KIND_END = 0
+KIND_MODS = 1
+KIND_VERSION = 2
+KIND_TABLE_ENTRY_SIZE = 3
+KIND_DATA_DEFINITION = 4
+KIND_ENDIAN = 5
+KIND_MCLSIZE = 6
+KIND_HOST = 0x100
+KIND_KERNEL = 0x101
+KIND_CLOCK = 0x102
+KIND_SCHEMA = 0x103
+KIND_SETTINGS = 0x104
+
+HEADER_BYTES_MAX = 16 << 20
+RECORDS_MAX = 1 << 16
+VERSION_BYTES = 8
+TEXT_BYTES_MAX = 65528  # so that a text record ends, like all others, on a word boundary
+
+_RECORD = struct.Struct(">HH")
+_DESCRIPTION = struct.Struct(f">{NAME_BYTES}sHBBHH")
+_PADDED = struct.Struct(">HH")
+_LONG = struct.Struct(">L")
+_CLOCK = struct.Struct(">QQQ")
+_U64_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a PSC header says; `extras` holds the data of all other kinds, by kind, as they came."""
+
+    mods: int
+    version: str
+    entry_size: int
+    columns: tuple[Column, ...]
+    endian: Endian = Endian.LITTLE
+    mclsize: int = 0
+    extras: dict[int, list[bytes]] = field(default_factory=dict)
+
+    def text(self, kind: int) -> str | None:
+        """The joined text of one of the kinds from 0x100, or None; bad UTF-8 is shown escaped."""
+        if kind not in self.extras:
+            return None
+        return b"".join(self.extras[kind]).rstrip(b"\0").decode("utf-8", "backslashreplace")
+
+    def clock(self) -> tuple[int, int, int] | None:
+        """(monotonic ns, realtime ns, uncertainty ns) at the start, or None."""
+        data = b"".join(self.extras.get(KIND_CLOCK, []))
+        if len(data) != _CLOCK.size:
+            return None
+        mono_ns, realtime_ns, uncertainty_ns = _CLOCK.unpack(data)
+        return mono_ns, realtime_ns, uncertainty_ns
+
+
+def writer_header(
+    columns: Iterable[Column],
+    entry_size: int,
+    *,
+    mods: int,
+    version: str,
+    mclsize: int,
+    host: str = "",
+    kernel: str = "",
+    clock: tuple[int, int, int] | None = None,
+    schema: str = "",
+    settings: Mapping[str, Any] | None = None,
+) -> Header:
+    """The header of a file that this machine is about to write, in its own byte order.
+
+    `clock` is (monotonic ns, realtime ns, uncertainty ns); `schema` the text of the schema;
+    `settings` anything that JSON can hold. What is empty gets no record.
+    """
+    extras: dict[int, list[bytes]] = {}
+    for kind, text in ((KIND_HOST, host), (KIND_KERNEL, kernel)):
+        if text:
+            extras[kind] = _text_data(text)
+    if clock is not None:
+        extras[KIND_CLOCK] = [_CLOCK.pack(*(min(max(ns, 0), _U64_MAX) for ns in clock))]
+    if schema:
+        extras[KIND_SCHEMA] = _text_data(schema)
+    if settings:
+        extras[KIND_SETTINGS] = _text_data(json.dumps(settings, ensure_ascii=False))
+    endian = Endian.LITTLE if sys.byteorder == "little" else Endian.BIG
+    return Header(mods, version, entry_size, tuple(columns), endian, mclsize, extras)
+
+
+def _text_data(text: str) -> list[bytes]:
+    """Text cut to the length of a record, NUL padded to a word."""
+    data = text.encode("utf-8", "replace")
+    data += b"\0" * (-len(data) % 4)
+    return [data[start : start + TEXT_BYTES_MAX] for start in range(0, len(data), TEXT_BYTES_MAX)]
+
+
+def encode_header(header: Header) -> bytes:
+    """The bytes of a header, KIND_END last. Raises UsageError for what the format cannot hold."""
+    check_columns(header.columns, header.entry_size)
+    version = header.version.encode("utf-8", "replace")
+    if len(version) > VERSION_BYTES:
+        raise UsageError(f"version {header.version!r} is longer than {VERSION_BYTES} bytes")
+    try:
+        parts = [
+            _record(KIND_VERSION, version.ljust(VERSION_BYTES, b"\0")),
+            _record(KIND_MODS, _PADDED.pack(header.mods, 0)),
+            _record(KIND_ENDIAN, _LONG.pack(header.endian)),
+            _record(KIND_MCLSIZE, _LONG.pack(header.mclsize)),
+            _record(KIND_TABLE_ENTRY_SIZE, _PADDED.pack(header.entry_size, 0)),
+        ]
+        parts += [_record(KIND_DATA_DEFINITION, _description(it)) for it in header.columns]
+        for kind, listed in header.extras.items():
+            if kind <= KIND_MCLSIZE:
+                raise UsageError(f"header kind {kind} is not one for extras")
+            parts += [_record(kind, data) for data in listed]
+    except struct.error as error:
+        raise UsageError(f"a value does not fit the PSC header: {error}") from error
+    parts.append(_record(KIND_END, b""))
+    encoded = b"".join(parts)
+    if len(encoded) > HEADER_BYTES_MAX or len(parts) > RECORDS_MAX:
+        raise UsageError(f"a PSC header of {len(encoded)} bytes is too long")
+    return encoded
+
+
+def _record(kind: int, data: bytes) -> bytes:
+    return _RECORD.pack(kind, _RECORD.size + len(data)) + data
+
+
+def _description(column: Column) -> bytes:
+    name = column.name.encode()
+    return _DESCRIPTION.pack(
+        name, column.offset, column.length, column.scope, column.mask, column.flags
+    )
+
+
+def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
+    """The header at the start of a file, and the offset of its first entry.
+
+    `data` is the file's start: all of it, or at least HEADER_BYTES_MAX bytes; `size` the file's
+    size. Raises DamagedError, which names the offset, for anything it cannot trust.
+    """
+    single: dict[int, tuple[int, bytes]] = {}
+    columns: list[Column] = []
+    columns_at: list[int] = []
+    extras: dict[int, list[bytes]] = {}
+    for kind, at, value in _records(memoryview(data), size):
+        if kind == KIND_DATA_DEFINITION:
+            column = _decode_description(at, value)
+            if column is None:
+                continue
+            columns.append(column)
+            columns_at.append(at)
+            if len(columns) > COLUMNS_MAX:
+                raise _damaged(at, f"more than {COLUMNS_MAX} columns")
+        elif kind > KIND_MCLSIZE:
+            extras.setdefault(kind, []).append(value)
+        elif kind in single:
+            raise _damaged(at, f"header kind {kind} stands twice")
+        else:
+            single[kind] = at, value
+    end, _ = single[KIND_END]
+    if KIND_TABLE_ENTRY_SIZE not in single:
+        raise _damaged(end, "the header ends without the size of an entry (kind 3)")
+    at = single[KIND_TABLE_ENTRY_SIZE][0]
+    entry_size = _short(single, KIND_TABLE_ENTRY_SIZE, 0)
+    if not entry_size:
+        raise _damaged(at, "the size of an entry is 0")
+    problem = find_conflict(columns, entry_size)
+    if problem:
+        raise _damaged(columns_at[problem[0]], problem[1])
+    if not any(column.length for column in columns):
+        raise _damaged(end, "the header describes no column (kind 4)")
+    endian = _short(single, KIND_ENDIAN, Endian.LITTLE)
+    if endian not in tuple(Endian):
+        raise _damaged(single[KIND_ENDIAN][0], f"unknown byte order {endian}")
+    header = Header(
+        mods=_short(single, KIND_MODS, MODS_RENO),
+        version=_text(single.get(KIND_VERSION, (0, b""))[1]),
+        entry_size=entry_size,
+        columns=tuple(columns),
+        endian=Endian(endian),
+        mclsize=_mclsize(single),
+        extras=extras,
+    )
+    return header, end + _RECORD.size
+
+
+def _records(data: memoryview, size: int) -> Iterable[tuple[int, int, bytes]]:
+    """Each record's kind, offset and data, KIND_END included, after which it stops."""
+    at = 0
+    for _ in range(RECORDS_MAX):
+        if at + _RECORD.size > HEADER_BYTES_MAX:
+            raise _damaged(at, f"the header is longer than {HEADER_BYTES_MAX} bytes")
+        if at + _RECORD.size > min(len(data), size):
+            raise _damaged(at, "the file ends within the header (no KIND_END)")
+        kind, length = _RECORD.unpack_from(data, at)
+        if length < _RECORD.size:
+            raise _damaged(at, f"header kind {kind} has length {length}, less than its own 4")
+        if kind == KIND_END and length != _RECORD.size:
+            raise _damaged(at, f"KIND_END has length {length}, not 4")
+        if at + length > size:
+            raise _damaged(at, f"header kind {kind} of {length} bytes goes beyond the file's end")
+        if at + length > len(data):
+            raise _damaged(at, f"the header is longer than {HEADER_BYTES_MAX} bytes")
+        yield kind, at, bytes(data[at + _RECORD.size : at + length])
+        if kind == KIND_END:
+            return
+        at += length
+    raise _damaged(at, f"the header has more than {RECORDS_MAX} records")
+
+
+def _decode_description(at: int, data: bytes) -> Column | None:
+    """A column; None for the nameless last element of the kernel's array (TPM_STR_LAST)."""
+    if len(data) != _DESCRIPTION.size:
+        raise _damaged(at, f"a column description of {len(data)} bytes, not {_DESCRIPTION.size}")
+    name, offset, length, scope, mask, flags = _DESCRIPTION.unpack(data)
+    text = _text(name)
+    if not text and not length:
+        return None
+    if not text:
+        raise _damaged(at, "a column without a name")
+    return Column(text, offset, length, scope, mask, flags)
+
+
+def _text(data: bytes) -> str:
+    return data.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
+
+
+def _short(single: Mapping[int, tuple[int, bytes]], kind: int, missing: int) -> int:
+    """A 16-bit value, stored as u16, as u16 and pad, or as u32."""
+    if kind not in single:
+        return missing
+    at, data = single[kind]
+    if len(data) not in (2, 4):
+        raise _damaged(at, f"header kind {kind} has {len(data)} bytes of data, not 4")
+    first = int.from_bytes(data[:2], "big")
+    return first or int.from_bytes(data, "big")
+
+
+def _mclsize(single: Mapping[int, tuple[int, bytes]]) -> int:
+    if KIND_MCLSIZE not in single:
+        return 0
+    at, data = single[KIND_MCLSIZE]
+    if len(data) != _LONG.size:
+        raise _damaged(at, f"header kind {KIND_MCLSIZE} has {len(data)} bytes of data, not 4")
+    return int.from_bytes(data, "big")
+
+
+def _damaged(at: int, what: str) -> DamagedError:
+    return DamagedError(f"at offset {at}: {what}", "the file is damaged, or not a PSC file")

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens a PSC file and hands out its columns as native numpy arrays, a bounded piece at a time."""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from formats import control as controls
+from formats.errors import DamagedError, FileError, TcpkmonError, UsageError
+from formats.psc.columns import CLASSIC, CLASSIC_BYTES, TIME, entry_dtype
+from formats.psc.description import Description
+from formats.psc.header import HEADER_BYTES_MAX, Header, decode_header
+from formats.psc.sequence import Gap, Numbers
+from formats.psc.values import ORDERS, Rows, decode, native_dtype, words
+
+READ_BYTES = 8 << 20
+_CONTROL_COLUMNS = ("callvalue", "location", "lport", "rport")
+
+
+def open_capture(path: str | os.PathLike[str]) -> Capture:
+    """Open the PSC file at `path`. Raises FileError, or DamagedError, which names the offset."""
+    return Capture(path)
+
+
+class Capture(Description):
+    """A PSC file, open for reading: `len()` is its number of entries.
+
+    Rows are counted from 0. Every method that takes start and stop copies those rows out of the
+    file, reading at most READ_BYTES at a time; nothing read from the file is kept. Text from the
+    file (names, settings, strings) may hold anything: whoever prints it escapes it.
+
+    `warnings` is what a person should be told; `damaged` that entries may be missing for it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.damaged = False
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise FileError(f"cannot read {self.path}: not a regular file")
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+            self._finalizer = weakref.finalize(self, self._file.close)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise FileError(f"cannot open {self.path}: {reason}") from error
+        try:
+            self._size = os.fstat(self._file.fileno()).st_size
+            header, self._data_offset = self._read_header()
+        except TcpkmonError:
+            self.close()
+            raise
+        super().__init__(self.path, header)
+        size = header.entry_size
+        self._rows, rest = divmod(self._size - self._data_offset, size)
+        if rest:
+            self.damaged = True
+            self.warnings.append(
+                f"at offset {self._size - rest}: the last entry is cut short, "
+                f"{rest} of {size} bytes; it is left out"
+            )
+        self._dtype = entry_dtype(header.columns, size, ORDERS[header.endian])
+        self._controls_fit = size >= CLASSIC_BYTES and all(
+            name in self.columns_by_name
+            and (self.columns_by_name[name].offset, self.columns_by_name[name].length)
+            == CLASSIC[name]
+            for name in _CONTROL_COLUMNS
+        )
+
+    def _read_header(self) -> tuple[Header, int]:
+        try:
+            return decode_header(self._file.read(min(self._size, HEADER_BYTES_MAX)), self._size)
+        except OSError as error:
+            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
+        except DamagedError as error:
+            raise DamagedError(f"{self.path}: {error.message}", error.hint) from error
+
+    def close(self) -> None:
+        """Close the file; `array` stays valid."""
+        self._finalizer()
+
+    def __enter__(self) -> Capture:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @functools.cached_property
+    def array(self) -> npt.NDArray[Any]:
+        """The entries as they stand in the file: a read-only memory map of entry_dtype()."""
+        if not self._rows:
+            empty = np.empty(0, self._dtype)
+            empty.flags.writeable = False
+            return empty
+        try:
+            return np.memmap(self._file, self._dtype, "r", self._data_offset, (self._rows,))
+        except (OSError, ValueError) as error:
+            raise FileError(f"cannot map {self.path}: {error}") from error
+
+    def chunks(self, rows: int = 65536) -> Iterator[slice]:
+        """Slices of at most `rows` rows that cover the file in order."""
+        for start in range(0, self._rows, rows):
+            yield slice(start, min(start + rows, self._rows))
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Rows:
+        """A copy of entries as they stand in the file, of entry_dtype(); all at once."""
+        start, stop = self._range(start, stop)
+        found = np.empty(stop - start, self._dtype)
+        view = memoryview(found.view(np.uint8).data)
+        try:
+            self._file.seek(self._data_offset + start * self._dtype.itemsize)
+            done = 0
+            while done < len(view):
+                count = self._file.readinto(view[done:])
+                if not count:
+                    raise DamagedError(f"{self.path}: the file became shorter while it was read")
+                done += count
+        except OSError as error:
+            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
+        return found
+
+    def _range(self, start: int, stop: int | None) -> tuple[int, int]:
+        start, stop, _ = slice(start, stop).indices(self._rows)
+        return start, max(start, stop)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
+        """Rows start to stop in pieces of at most READ_BYTES, each with where it starts."""
+        step = max(READ_BYTES // self._dtype.itemsize, 1)
+        for low in range(start, stop, step):
+            yield low, self.rows(low, min(low + step, stop))
+
+    def columns(
+        self, names: Iterable[str], start: int = 0, stop: int | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Several columns in one pass over the file; see column()."""
+        wanted = {name: self.find_column(name) for name in names}
+        start, stop = self._range(start, stop)
+        found = {
+            name: np.empty(stop - start, native_dtype(column, self.is_signed(column)))
+            for name, column in wanted.items()
+        }
+        for low, rows in self._pieces(start, stop):
+            for name, column in wanted.items():
+                part = decode(rows, column, self.header.endian, self.is_signed(column))
+                found[name][low - start : low - start + len(rows)] = part
+        return found
+
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """A column's values as a native array of stop - start rows.
+
+        Integers come in the machine's order, unsigned but where the file's schema says signed; the
+        time as int64 ns since the epoch; strings as S with their length (numpy leaves trailing
+        NULs off when it hands out one), and other raw bytes as V. Raises UsageError if absent.
+        """
+        return self.columns([name], start, stop)[name]
+
+    def seq(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint64]:
+        """The 64-bit sequence numbers, uint64: of `seq`, else seq_no unwrapped, else the row's."""
+        return self._numbers.numbers(*self._range(start, stop))
+
+    @functools.cached_property
+    def _numbers(self) -> Numbers:
+        column = self.columns_by_name.get("seq")
+        if column is None or not column.is_integer or column.length != 8:
+            column = self.columns_by_name.get("seq_no")
+        if column is None or not column.is_integer:
+            self.warnings.append("the file has no sequence numbers; gaps cannot be seen")
+            return Numbers(lambda start, stop: np.arange(start + 1, stop + 1), self._rows, 64)
+        read = functools.partial(self.column, column.name)
+        return Numbers(read, self._rows, 8 * column.length)
+
+    def gaps(self) -> Iterator[Gap]:
+        """The gaps in the sequence numbers, in file order."""
+        return self._numbers.gaps()
+
+    @functools.cached_property
+    def lost(self) -> int:
+        """How many sequence numbers are missing between the entries of the file."""
+        return self._numbers.lost()
+
+    def time_ns(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
+        """The wall-clock time of rows, int64 ns since the epoch; UsageError if not recorded."""
+        if not self.find_column(TIME).is_time:
+            raise UsageError(f"{self.path} has a column {TIME} that is no struct timeval")
+        return self.column(TIME, start, stop)
+
+    def mono_ns(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64] | None:
+        """CLOCK_MONOTONIC of rows, int64 ns, or None where the file has no column time_ns."""
+        column = self.columns_by_name.get("time_ns")
+        if column is None or not column.is_integer:
+            return None
+        return self.column("time_ns", start, stop).astype(np.int64)
+
+    def control(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.bool_]:
+        """Which rows are control entries (see formats.control) and not snapshots."""
+        start, stop = self._range(start, stop)
+        if not self._controls_fit:
+            return np.zeros(stop - start, np.bool_)
+        found = self.columns(("location", "lport", "rport"), start, stop)
+        ports = found["lport"] | found["rport"]
+        mask: npt.NDArray[np.bool_] = controls.is_control(found["location"]) & (ports == 0)
+        return mask
+
+    def controls(
+        self, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, controls.Control]]:
+        """The control entries with the row of each, in file order."""
+        start, stop = self._range(start, stop)
+        step = max(READ_BYTES // self._dtype.itemsize, 1)
+        for low in range(start, stop, step):
+            at = np.flatnonzero(self.control(low, min(low + step, stop)))
+            if not len(at):
+                continue
+            # As plain bytes: of a structured row, numpy need not copy what belongs to no column.
+            rows = self.rows(low, low + int(at[-1]) + 1)
+            chosen = rows.view(f"V{rows.dtype.itemsize}")[at]
+            endian = self.header.endian
+            columns = (
+                decode(chosen, self.columns_by_name[name], endian).tolist()
+                for name in ("callvalue", "location")
+            )
+            listed = zip(at.tolist(), *columns, words(chosen, endian).tolist(), strict=True)
+            for row, callvalue, location, values in listed:
+                yield low + row, controls.decode(callvalue, location, values)
+
+    @functools.cached_property
+    def complete(self) -> bool:
+        """Whether the last entry is END: the capture ended in order. Else the tail is unknown."""
+        last = [entry for _, entry in self.controls(max(self._rows - 1, 0))]
+        return not self.damaged and bool(last) and isinstance(last[0], controls.End)
+
+    def table(self, names: Sequence[str] | None = None) -> Any:
+        """Columns (all of them by default) as a pyarrow.Table; see formats.psc.table."""
+        from formats.psc.table import build_table
+
+        return build_table(self, self.names if names is None else names)

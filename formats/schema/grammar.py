@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grammar of docs/schema-language.md: tokens to a Schema, one method a rule."""
+
+from __future__ import annotations
+
+import re
+
+from formats.schema.comments import plain_doc, split_doc
+from formats.schema.cursor import C_WORDS, ITEMS, LEVEL_ITEMS, Block, Cursor
+from formats.schema.lexer import Token
+from formats.schema.model import (
+    Arch,
+    Enum,
+    Event,
+    Field,
+    Include,
+    LevelItem,
+    LogLevel,
+    Member,
+    Omit,
+    Position,
+    Schema,
+    nearest,
+)
+from formats.schema.types import explain_unknown_type, is_type_name
+
+_MIN_VALUE, _MAX_VALUE = -(1 << 31), (1 << 31) - 1
+_COUNTER = re.compile(r"counter[1-9][0-9]{0,3}", re.ASCII)
+_INTEGER = re.compile(r"([-+]?)(?:0x([0-9a-f]{1,16})|(0[0-7]{0,22})|([1-9][0-9]{0,19}))", re.I)
+_ITEM = "'event', 'enum', 'loglevel', 'using' or 'arch'"
+_LEVEL_ITEM = "'event', 'include' or 'omit'"
+
+
+class Grammar(Cursor):
+    """Reads one file's text; `problems` holds its mistakes, as far as one file can tell."""
+
+    def __init__(self, text: str, file: str) -> None:
+        super().__init__(text, file)
+        self._events: list[Event] = []
+        self._enums: list[Enum] = []
+        self._loglevels: list[LogLevel] = []
+        self._arches: list[Arch] = []
+        self._using: dict[str, Position] = {}
+
+    def schema(self, name: str) -> Schema:
+        """Everything that the text declares, with what could be read of wrong declarations."""
+        while not self.at_end():
+            if self.at(";"):
+                self.take()
+            else:
+                self._item()
+        return Schema(
+            tuple(self._events),
+            tuple(self._enums),
+            tuple(self._loglevels),
+            tuple(self._arches),
+            tuple(self._using),
+            name,
+            tuple(self._using.values()),
+        )
+
+    def _item(self) -> None:
+        keyword = self._keyword(ITEMS, _ITEM)
+        if keyword == "event":
+            self._event()
+        elif keyword == "enum":
+            self._enum()
+        elif keyword == "loglevel":
+            self._loglevel()
+        elif keyword == "using":
+            self._use()
+        elif keyword == "arch":
+            self._arch()
+        elif self.peek().kind == "name":
+            self.skip_item()
+        else:
+            self.take()
+
+    def _keyword(self, keywords: tuple[str, ...], what: str) -> str:
+        """The keyword that is next, or was meant (then noted); empty if none can be guessed."""
+        token = self.peek()
+        if token.text in keywords:
+            return token.text
+        if token.text in LEVEL_ITEMS:
+            self.expected(f"{what} ('{token.text}' stands inside a loglevel)")
+            return ""
+        meant = nearest(token.text, keywords) if token.kind == "name" else ""
+        hint = f" (did you mean '{meant}'?)" if meant else ""
+        self.fail(token.position, f"expected {what}, found {token.found()}{hint}")
+        return meant if self.peek(1).kind == "name" else ""
+
+    def _event(self) -> Event:
+        start, block = self.index, self.open("{")
+        docs = self.comments(start)
+        fields: list[Field] = []
+        while self.inside(block, "a type"):
+            if not self._c_habit() and (field := self._field(fields)):
+                fields.append(field)
+        docs += self.close(block)
+        doc, _, tags = split_doc(docs, has_unit=False)
+        event = Event(block.name.text, tuple(fields), doc, tags, block.name.position)
+        self._events.append(event)
+        return event
+
+    def _c_habit(self) -> bool:
+        """Refuse ``unsigned int x``, ``struct x {..} y``, ``enum x y`` as one mistake each."""
+        token = self.peek()
+        if token.text == "enum":
+            self.expected(f"the enum's name alone, '{self.peek(1).text}'")
+        elif token.text in C_WORDS and not is_type_name(token.text):
+            self.fail(token.position, explain_unknown_type(token.text, []))
+        else:
+            return False
+        self.take()
+        self.skip_line(token.line)
+        return True
+
+    def _field(self, earlier: list[Field]) -> Field | None:
+        start, kind = self.index, self.peek()
+        if kind.kind != "name":
+            self.expected("a type")
+            self.skip_line(self.take().line)
+            return None
+        self.take()
+        name = self.peek()
+        if name.kind != "name" or self.begins_block():
+            self.expected(f"a field name after '{kind.text}'")
+            self.skip_line(kind.line)
+            return None
+        if name.text in C_WORDS or name.text == "header":
+            self._refuse_field_name(kind, name)
+            return None
+        self.take()
+        self.separator(name.line)
+        doc, unit, tags = split_doc(self.comments(start), has_unit=True)
+        if any(field.name == name.text for field in earlier):
+            self.fail(name.position, f"expected a new field name, found '{name.text}' again")
+        return Field(name.text, kind.text, doc, unit, tags, kind.position)
+
+    def _refuse_field_name(self, kind: Token, name: Token) -> None:
+        if kind.text + name.text == "longlong":
+            message = "expected 'longlong' in one word, found 'long long'"
+        elif name.text == "header":
+            message = "expected a field name other than 'header', the head of each log record"
+        else:
+            message = f"expected a field name after '{kind.text}', found '{name.text}', a word of C"
+        self.fail(name.position, message)
+        self.skip_line(name.line)
+
+    def _enum(self) -> None:
+        start, block = self.index, self.open("{")
+        name = block.name
+        if is_type_name(name.text) and name.text not in C_WORDS:
+            self.fail(name.position, f"expected a new type name, found basic type '{name.text}'")
+        docs = self.comments(start)
+        members: list[Member] = []
+        while self.inside(block, "a name"):
+            member = self._member(members)
+            if member:
+                members.append(member)
+        if not members and block.is_open:
+            self.expected(f"at least one name in {block}")
+        docs += self.close(block)
+        self._enums.append(Enum(name.text, tuple(members), plain_doc(docs), name.position))
+
+    def _member(self, earlier: list[Member]) -> Member | None:
+        start, name = self.index, self.name("a name")
+        if name is None:
+            self.skip_line(self.take().line)
+            return None
+        last, value = name, earlier[-1].value + 1 if earlier else 0
+        if self.at("="):
+            self.take()
+            last = self.peek()
+            given = _integer(last.text)
+            if given is None:
+                self.expected(f"an integer after '{name.text} ='")
+                self.skip_line(name.line)
+                return Member(name.text, min(value, _MAX_VALUE))
+            self.take()
+            value = given
+        if not _MIN_VALUE <= value <= _MAX_VALUE:
+            self.fail(last.position, f"expected a value of 32 bits with sign, found {value}")
+            value = 0
+        if self.peek().line == last.line and not (self.at(",", ";", "}") or self.at_end()):
+            self.expected(f"',' or '}}' after '{name.text}'")
+            self.skip_line(last.line)
+        self.separator(last.line)
+        if any(member.name == name.text for member in earlier):
+            self.fail(name.position, f"expected a new name, found '{name.text}' again")
+        doc, _, tags = split_doc(self.comments(start), has_unit=False)
+        return Member(name.text, value, doc, tags)
+
+    def _loglevel(self) -> None:
+        start, block = self.index, self.open("<")
+        docs = self.comments(start)
+        items: list[LevelItem] = []
+        while self.inside(block, _LEVEL_ITEM):
+            keyword = self._keyword(LEVEL_ITEMS, _LEVEL_ITEM)
+            if keyword == "event":
+                items.append(self._event())
+                continue
+            line = self.take().line
+            if keyword == "include":
+                names = self.names("a log level's name")
+                items += [Include(one.text, one.position) for one in names]
+            elif keyword == "omit":
+                items += [Omit(one.text, one.position) for one in self.names("an event's name")]
+            else:
+                self.skip_line(line)
+        docs += self.close(block)
+        name = block.name
+        self._loglevels.append(LogLevel(name.text, tuple(items), plain_doc(docs), name.position))
+
+    def _use(self) -> None:
+        self.take()
+        for name in self.names("a log level's name"):
+            if name.text in self._using:
+                self.fail(name.position, f"expected another log level, found '{name.text}' again")
+            self._using[name.text] = name.position
+
+    def _arch(self) -> None:
+        start, block = self.index, self.open("{")
+        docs = self.comments(start)
+        counters: dict[str, str] = {}
+        while self.inside(block, "'counterN NAME'"):
+            self._counter(block, counters)
+        docs += self.close(block)
+        name = block.name
+        doc = plain_doc(docs)
+        self._arches.append(Arch(name.text, tuple(counters.items()), doc, name.position))
+
+    def _counter(self, block: Block, counters: dict[str, str]) -> None:
+        counter = self.peek()
+        if not _COUNTER.fullmatch(counter.text):
+            self.expected(f"'counter1', 'counter2', ... in {block}")
+            self.skip_line(self.take().line)
+            return
+        self.take()
+        event = self.name("a hardware counter's name")
+        if event is None:
+            self.skip_line(counter.line)
+            return
+        self.separator(event.line)
+        if counter.text in counters:
+            self.fail(counter.position, f"expected a new counter, found '{counter.text}' again")
+        elif event.text in counters.values():
+            self.fail(event.position, f"expected a new name, found '{event.text}' again")
+        counters[counter.text] = event.text
+
+
+def _integer(text: str) -> int | None:
+    """The value of a C integer constant with an optional sign; None if it is none."""
+    match = _INTEGER.fullmatch(text)
+    if match is None:
+        return None
+    sign, hexadecimal, octal, decimal = match.groups()
+    value = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
+    return -value if sign == "-" else value

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a schema declares, as immutable values: the parser makes them, everything else reads them.
+
+Two values are equal if they declare the same; positions and a schema's name do not count.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from formats.errors import UsageError
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """Where something stands in a schema file; line and column count from 1, in characters."""
+
+    file: str = ""
+    line: int = 0
+    column: int = 0
+
+
+_NOWHERE = Position()
+_T = TypeVar("_T", "Field", "Event", "Member", "Enum", "LogLevel")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One value of an event. `type` is a basic type, ``stringN`` or the name of an enum."""
+
+    name: str
+    type: str
+    doc: str = ""
+    unit: str = ""
+    tags: frozenset[str] = frozenset()
+    position: Position = field(default=_NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What ``klogger(name, ...)`` records: its fields, in order (there may be none)."""
+
+    name: str
+    fields: tuple[Field, ...] = ()
+    doc: str = ""
+    tags: frozenset[str] = frozenset()
+    position: Position = field(default=_NOWHERE, compare=False, repr=False)
+
+    def find_field(self, name: str) -> Field:
+        """The field called `name`; raises UsageError."""
+        return _find(self.fields, name, f"field of event '{self.name}'")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One name of an enum; `value` fits in a signed 32-bit int."""
+
+    name: str
+    value: int
+    doc: str = ""
+    tags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Enum:
+    """Names for values; several may share a value (the first then names it)."""
+
+    name: str
+    members: tuple[Member, ...]
+    doc: str = ""
+    position: Position = field(default=_NOWHERE, compare=False, repr=False)
+
+    def names(self) -> dict[int, str]:
+        """From each value to the name that decoding shows."""
+        return {member.value: member.name for member in reversed(self.members)}
+
+    def member(self, name: str) -> Member:
+        """The member called `name`; raises UsageError."""
+        return _find(self.members, name, f"member of enum '{self.name}'")
+
+
+@dataclass(frozen=True)
+class Include:
+    """Within a log level: all that the level `name` records."""
+
+    name: str
+    position: Position = field(default=_NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Omit:
+    """Within a log level: not the event `name` of the levels that it includes."""
+
+    name: str
+    position: Position = field(default=_NOWHERE, compare=False, repr=False)
+
+
+LevelItem = Include | Omit | Event
+
+
+@dataclass(frozen=True)
+class LogLevel:
+    """A group of events that ``using`` chooses."""
+
+    name: str
+    items: tuple[LevelItem, ...] = ()
+    doc: str = ""
+    position: Position = field(default=_NOWHERE, compare=False, repr=False)
+
+    def events(self) -> tuple[Event, ...]:
+        """The events that stand in this level itself."""
+        return tuple(item for item in self.items if isinstance(item, Event))
+
+
+@dataclass(frozen=True)
+class Arch:
+    """Hardware counters of an architecture: pairs such as ``("counter1", "l2_cache_misses")``."""
+
+    name: str
+    counters: tuple[tuple[str, str], ...] = ()
+    doc: str = ""
+    position: Position = field(default=_NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All declarations of one or several schema files.
+
+    `events` holds every event in the order of the text, those within log levels too.
+    """
+
+    events: tuple[Event, ...] = ()
+    enums: tuple[Enum, ...] = ()
+    loglevels: tuple[LogLevel, ...] = ()
+    arches: tuple[Arch, ...] = ()
+    using: tuple[str, ...] = ()
+    name: str = field(default="", compare=False)
+    using_positions: tuple[Position, ...] = field(default=(), compare=False, repr=False)
+
+    def event(self, name: str) -> Event:
+        """The event called `name`; raises UsageError."""
+        return _find(self.events, name, "event")
+
+    def enum(self, name: str) -> Enum:
+        """The enum called `name`; raises UsageError."""
+        return _find(self.enums, name, "enum")
+
+    def loglevel(self, name: str) -> LogLevel:
+        """The log level called `name`; raises UsageError."""
+        return _find(self.loglevels, name, "log level")
+
+    def enabled(self) -> tuple[Event, ...]:
+        """The events to record: those outside levels and those of the levels in use, in order.
+
+        Without ``using`` every level is in use.
+        """
+        from formats.schema.resolve import enabled_events
+
+        return enabled_events(self)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that `name` was probably meant to be, or an empty string."""
+    near = difflib.get_close_matches(name[:100], list(names), n=1)
+    return near[0] if near else ""
+
+
+def suggest(name: str, names: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` with the nearest of `names`, or nothing if none is near."""
+    near = nearest(name, names)
+    return f" (did you mean '{near}'?)" if near else ""
+
+
+def _find(items: tuple[_T, ...], name: str, what: str) -> _T:
+    for item in items:
+        if item.name == name:
+            return item
+    raise UsageError(f"unknown {what} '{name}'{suggest(name, (item.name for item in items))}")

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads one capture from start to end, a segment at a time, and runs all of verify's checks."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import formats
+from formats import control
+from formats.errors import DamagedError
+from formats.verify import balance, ledger
+from formats.verify.clock import ClockCheck
+from formats.verify.entries import I64, NO_ROWS, ControlRows, Mask, Segment, is_number, is_ours
+from formats.verify.landmarks import Landmarks
+from formats.verify.report import Problems, Report
+from formats.verify.sequence import SequenceCheck, SequenceReader, is_unsure
+from formats.verify.serials import SerialCheck
+
+if TYPE_CHECKING:
+    from formats.psc import Capture
+
+SEGMENT_ROWS = 1 << 16
+MOST_CPUS = 4096  # where the file does not tell how many there can be
+
+
+def verify_file(path: str | os.PathLike[str]) -> Report:
+    """Check the capture at `path` from the file alone. Damage of any kind is in the report.
+
+    Raises FileError if the file cannot be opened or read.
+    """
+    try:
+        with formats.open(path) as capture:
+            return verify_capture(capture)
+    except DamagedError as error:
+        return Report(str(path), error=error.message)
+
+
+def verify_capture(capture: Capture) -> Report:
+    """Check an open capture."""
+    size_bytes = os.stat(capture.path).st_size
+    count, entry_size = len(capture), capture.header.entry_size
+    # The reader takes every whole entry from the header's end on.
+    offset = int(getattr(capture.array, "offset", size_bytes))
+    problems = Problems(offset, entry_size)
+    report = Report(str(capture.path), count, size_bytes, is_ours(capture))
+    if report.ledger:
+        _LedgerRun(capture, problems, report).run()
+    elif is_number(capture, "seq_no"):
+        reader = SequenceReader(capture, problems)
+        sequence = SequenceCheck(problems, ledger=False)
+        for piece in capture.chunks(SEGMENT_ROWS):
+            segment = Segment(capture, piece.start, piece.stop)
+            sequence.feed(segment.start, reader.read(segment), NO_ROWS)
+        report.seq_lost, report.seq_gaps = sequence.lost, sequence.gaps
+    else:
+        report.notes.append("the file has no sequence numbers: nothing can be checked")
+    if capture.damaged:
+        _judge_cut(capture, report, problems, offset)
+    report.problems, report.problems_total = problems.listed, problems.total
+    report.notes.extend(capture.warnings)
+    return report
+
+
+def _judge_cut(capture: Capture, report: Report, problems: Problems, offset: int) -> None:
+    """A last entry cut short is damage, but for a capture that was killed: part of its tail."""
+    if report.ledger and report.end_reason is None:
+        return
+    problems.add(len(capture), "the file is cut short within an entry")
+
+
+class _LedgerRun:
+    """One pass over a file that has control entries."""
+
+    def __init__(self, capture: Capture, problems: Problems, report: Report) -> None:
+        self._capture = capture
+        self._problems = problems
+        self._report = report
+        self._has_cpu = is_number(capture, "cpu")
+        self._has_serial = self._has_cpu and is_number(capture, "serial")
+        self._has_mono = is_number(capture, "time_ns")
+        time = capture.columns_by_name.get("time")
+        self._has_time = time is not None and time.is_time
+        self._reader = SequenceReader(capture, problems)
+        self._sequence = SequenceCheck(problems, ledger=True)
+        self._serials = SerialCheck(problems)
+        self._clock = ClockCheck(problems)
+        self._sums = balance.LossSums()
+        self._marks = Landmarks(problems, self._has_cpu, self._sums)
+        self._cpu_limit = MOST_CPUS
+        self._unsure_at = -1
+        self._locations: int | None = None
+
+    def run(self) -> None:
+        for piece in self._capture.chunks(SEGMENT_ROWS):
+            self._segment(Segment(self._capture, piece.start, piece.stop))
+        self._finish()
+
+    def _segment(self, segment: Segment) -> None:
+        location = segment.wide("location")
+        mask = self._control_mask(segment, location)
+        rows = segment.control_rows(mask)
+        seq = self._reader.read(segment)
+        self._sequence.feed(segment.start, seq, rows)
+        self._sums.feed(rows)
+        loss = rows.take(rows.location == control.Loss.location)
+        unsure_at = np.concatenate(
+            (np.array([self._unsure_at]), loss.index[is_unsure(loss)])
+        ).astype(np.int64)
+        self._starts(segment, rows)
+        self._clock.feed(rows, unsure_at)
+        plain = np.flatnonzero((location > 0) & (location < ledger.LOCATIONS) & ~mask)
+        cpu = self._cpus(segment, plain)
+        self._times(segment, location, plain)
+        self._marks.feed(segment, rows, seq, plain + segment.start, location[plain], cpu, unsure_at)
+        if self._has_serial:
+            self._feed_serials(segment, rows, plain, location[plain], cpu)
+        self._unsure_at = int(unsure_at[-1])
+
+    def _control_mask(self, segment: Segment, location: I64) -> Mask:
+        """Control entries; complains of locations that cannot be."""
+        mask = control.is_control(location)
+        high = np.flatnonzero(mask)
+        ports = segment.rows["lport"][high] | segment.rows["rport"][high]
+        strange = (ports != 0) | (location[high] > max(control.NAMES))
+        for at in high[strange][:8]:
+            self._problems.add(
+                segment.start + at, f"no control entry has location {location[at]} and these ports"
+            )
+        for at in np.flatnonzero(location <= 0)[:8]:
+            self._problems.add(segment.start + at, f"no entry has location {location[at]}")
+        mask[high[strange]] = False
+        return mask
+
+    def _starts(self, segment: Segment, rows: ControlRows) -> None:
+        starts = np.flatnonzero(rows.location == control.Start.location)
+        for at in starts[:8]:
+            if rows.index[at]:
+                self._problems.add(rows.index[at], "a second START entry")
+        if segment.start:
+            return
+        if len(starts) and rows.index[starts[0]] == 0:
+            start = rows.decode(int(starts[0]))
+            assert isinstance(start, control.Start)
+            self._cpu_limit = min(start.cpus, 0xFFFF) or MOST_CPUS
+            self._locations = start.locations
+            if start.version != control.FORMAT_VERSION:
+                self._problems.add(0, f"format version {start.version} is not known")
+        elif not (len(rows) and rows.index[0] == 0 and is_unsure(rows)[0]):
+            self._problems.add(0, "the file does not begin with a START entry")
+
+    def _cpus(self, segment: Segment, plain: I64) -> I64:
+        if not self._has_cpu:
+            return np.zeros(len(plain), np.int64)
+        cpu = segment.wide("cpu")[plain]
+        beyond = np.flatnonzero((cpu < 0) | (cpu >= self._cpu_limit))
+        for at in beyond[:8]:
+            self._problems.add(segment.start + plain[at], f"CPU {cpu[at]} is not possible here")
+        self._problems.count(max(0, len(beyond) - 8))
+        cpu[beyond] = 0
+        return cpu
+
+    def _times(self, segment: Segment, location: I64, plain: I64) -> None:
+        if not self._has_time:
+            return
+        time = segment.time_ns()
+        if self._has_mono:
+            mono = segment.wide("time_ns")
+            there = np.flatnonzero(mono)
+            self._clock.feed_both(there + segment.start, time[there], mono[there])
+        else:
+            live = plain[location[plain] != control.EXISTING]
+            self._clock.feed_time(live + segment.start, time[live])
+
+    def _feed_serials(
+        self, segment: Segment, rows: ControlRows, plain: I64, location: I64, cpu: I64
+    ) -> None:
+        live = location != control.EXISTING
+        plain, cpu = plain[live], cpu[live]
+        serial = segment.numbers("serial").astype(np.uint64)[plain]
+        mono = segment.wide("time_ns")[plain] if self._has_mono else None
+        index = plain + segment.start
+        cut, row_cut = 0, 0
+        if self._marks.checkpoint_at >= segment.start:
+            cut = int(np.searchsorted(index, self._marks.checkpoint_at))
+            row_cut = int(np.searchsorted(rows.index, self._marks.checkpoint_at))
+        at = np.arange(len(rows))
+        for part, here in (
+            (slice(0, cut), rows.take(at[:row_cut])),
+            (slice(cut, None), rows.take(at[row_cut:])),
+        ):
+            time = None if mono is None else mono[part]
+            self._serials.feed(index[part], cpu[part], serial[part], time, here)
+            if part.start == 0 and row_cut:
+                self._serials.mark()
+
+    def _finish(self) -> None:
+        report, problems = self._report, self._problems
+        self._marks.finish()
+        self._clock.finish()
+        last = self._marks.last
+        if self._marks.end is not None:
+            entry, end = self._marks.end
+            reasons = {reason.value: reason.name.lower() for reason in control.EndReason}
+            report.end_reason = reasons.get(end.reason, str(end.reason)).replace("_", " ")
+            if entry != report.entries - 1:
+                problems.add(entry, "entries follow END")
+            final = last is not None and last.final
+            report.proven_end = final and entry == report.entries - 1
+            if not final and end.reason != control.EndReason.ERROR and not self._sums.unsure:
+                problems.add(entry, "END without a final checkpoint before it")
+        if self._has_serial:
+            entries = max(report.entries - 1, 0)
+            balance.check_serials(problems, last, self._serials, self._sums, entries)
+        report.seq_lost, report.seq_gaps = self._sequence.lost, self._sequence.gaps
+        report.checkpoints = self._marks.number
+        report.clock_pairs, report.clock_steps = self._clock.pairs, self._clock.steps
+        existing = self._marks.counts.reshape(-1, ledger.LOCATIONS)[:, control.EXISTING]
+        report.existing = int(existing.sum())
+        snapshots = int(self._marks.counts.sum())
+        report.after_checkpoint = snapshots - (int(last.counts.sum()) if last else 0)
+        if last is not None:
+            self._conclude(last)
+        if self._marks.broken:
+            report.notes.append(f"{self._marks.broken} checkpoint(s) lost in part")
+
+    def _conclude(self, last: ledger.Snapshot) -> None:
+        report, name = self._report, self._capture.location_name
+        if last.final:
+            balance.check_losses(self._problems, last, self._sums)
+            if report.after_checkpoint:
+                self._problems.add(last.index, "snapshots follow the final checkpoint")
+        report.rows = balance.build_rows(last, self._has_cpu, name)
+        report.missed = balance.missed(last, name)
+        report.perf_lost = int(last.tables[control.Cpu.location].values[:, 4].sum())
+        points = {row.location for row in report.rows if row.location != control.EXISTING}
+        if self._locations is not None and len(points) > self._locations:
+            self._problems.add(
+                last.index, f"{len(points)} locations where START enabled {self._locations}"
+            )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How verify reads a capture: whole columns of a segment at once, control entries as words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from formats import control
+from formats.psc.columns import CLASSIC, CLASSIC_BYTES
+from formats.psc.header import KIND_SCHEMA, KIND_SETTINGS
+from formats.psc.values import decode, words
+
+if TYPE_CHECKING:
+    from formats.psc import Capture
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_NEEDED = ("seq_no", "callvalue", "location", "lport", "rport")
+
+
+@dataclass
+class ControlRows:
+    """The control entries of a segment: n rows, absolute entry numbers, words as u64 (n, 10)."""
+
+    index: I64
+    location: I64
+    callvalue: I64
+    words: U64
+    pairs: U64 = field(init=False)
+    """The five u64 of each row, (n, 5)."""
+
+    def __post_init__(self) -> None:
+        self.pairs = self.words[:, 0::2] | (self.words[:, 1::2] << np.uint64(32))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, which: npt.NDArray[Any]) -> ControlRows:
+        """The rows that a mask or an index array chooses."""
+        return ControlRows(
+            self.index[which], self.location[which], self.callvalue[which], self.words[which]
+        )
+
+    def decode(self, row: int) -> control.Control:
+        """One row as its dataclass."""
+        words = [int(word) for word in self.words[row]]
+        return control.decode(int(self.callvalue[row]), int(self.location[row]), words)
+
+
+NO_ROWS = ControlRows(
+    np.zeros(0, np.int64),
+    np.zeros(0, np.int64),
+    np.zeros(0, np.int64),
+    np.zeros((0, control.WORDS_COUNT), np.uint64),
+)
+
+
+class Segment:
+    """The entries start to stop of a capture, read once; columns are taken from them in turn."""
+
+    def __init__(self, capture: Capture, start: int, stop: int) -> None:
+        self.start = start
+        self.stop = stop
+        self.rows = capture.rows(start, stop)
+        self._capture = capture
+        self._fields: Mapping[str, Any] = self.rows.dtype.fields or {}
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        """A column that holds integers or the time, in native byte order."""
+        if name in self._fields and self._fields[name][0].kind == "u":
+            values = self.rows[name]
+            return values.astype(values.dtype.newbyteorder("="))
+        column = self._capture.columns_by_name[name]
+        return decode(self.rows, column, self._capture.header.endian)
+
+    def wide(self, name: str) -> I64:
+        """An integer column as int64; values of 2^63 and more come out negative."""
+        return self.numbers(name).astype(np.uint64).view(np.int64)
+
+    def time_ns(self) -> I64:
+        """The column `time`, ns since the epoch."""
+        if "tv_sec" not in self._fields:
+            return self.numbers("time").astype(np.int64)
+        seconds = self.rows["tv_sec"].astype(np.int64)
+        return seconds * 1_000_000_000 + self.rows["tv_usec"].astype(np.int64) * 1000
+
+    def control_rows(self, mask: Mask) -> ControlRows:
+        """The entries start + i for which mask[i], taken as control entries."""
+        local = np.flatnonzero(mask)
+        if not len(local):
+            return NO_ROWS
+        # As plain bytes: of a structured row, numpy need not copy what belongs to no column.
+        chosen = self.rows.view(f"V{self.rows.dtype.itemsize}")[local]
+        columns, endian = self._capture.columns_by_name, self._capture.header.endian
+        return ControlRows(
+            local + self.start,
+            decode(chosen, columns["location"], endian).astype(np.int64),
+            decode(chosen, columns["callvalue"], endian).astype(np.int64),
+            words(chosen, endian).astype(np.uint64),
+        )
+
+
+def is_number(capture: Capture, name: str) -> bool:
+    """Whether the file has this column and it holds integers."""
+    column = capture.columns_by_name.get(name)
+    return column is not None and column.length > 0 and column.is_integer
+
+
+def is_ours(capture: Capture) -> bool:
+    """Whether tcpkmon wrote this file: by its own header kinds, or by its first control entries."""
+    at = {column.name: (column.offset, column.length) for column in capture.header.columns}
+    fits = all(at.get(name) == CLASSIC[name] for name in _NEEDED)
+    if not fits or capture.header.entry_size < CLASSIC_BYTES:
+        return False
+    if {KIND_SCHEMA, KIND_SETTINGS} & set(capture.header.extras):
+        return True
+    first = min(len(capture), 4096)
+    location = capture.column("location", 0, first)
+    known = (location == control.Start.location) | (location == control.Checkpoint.location)
+    return bool(np.any(known & capture.control(0, first)))

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What verify found in one capture: the last stage, from which the table and the JSON are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+KERNEL_CAUSES = ("ring full", "no ring", "other errno", "table full", "no slot")
+COLLECTOR_CAUSES = ("late", "queue full", "disk full", "write error")
+DAMAGED = "damaged"
+CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
+MOST_PROBLEMS = 50
+
+PROVEN = 0
+LOSSES = 3
+DOES_NOT_ADD_UP = 5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that does not add up: `offset` in bytes into the file, `entry` from 0 (or -1)."""
+
+    offset: int
+    entry: int
+    what: str
+
+
+class Problems:
+    """Collects problems; keeps the first MOST_PROBLEMS, counts all."""
+
+    def __init__(self, data_offset: int, entry_size: int) -> None:
+        self.data_offset = data_offset
+        self.entry_size = entry_size
+        self.listed: list[Problem] = []
+        self.total = 0
+
+    def add(self, entry: int, what: str) -> None:
+        """Note a problem at the entry with this number."""
+        self.total += 1
+        if len(self.listed) < MOST_PROBLEMS:
+            offset = self.data_offset + int(entry) * self.entry_size
+            self.listed.append(Problem(offset, int(entry), what))
+
+    def count(self, number: int) -> None:
+        """Count problems that are too many to list."""
+        self.total += int(number)
+
+
+@dataclass
+class Row:
+    """One location on one CPU (or on all: cpu None), in entries.
+
+    attempts = filtered + unchanged + in_file + pending + the losses; written = in_file + pending
+    + the collector's losses. `pending` is what was under way at a checkpoint, 0 at the end.
+    """
+
+    cpu: int | None
+    location: int
+    name: str
+    attempts: int = 0
+    filtered: int = 0
+    unchanged: int = 0
+    written: int = 0
+    in_file: int = 0
+    pending: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def lost_total(self) -> int:
+        """Losses of all causes."""
+        return sum(self.lost.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dict(vars(self), lost_total=self.lost_total)
+
+
+@dataclass(frozen=True)
+class Missed:
+    """Events that one location's program never saw (not among the attempts)."""
+
+    location: int
+    name: str
+    recursion: int
+    kprobe: int
+
+
+@dataclass
+class Report:
+    """The result for one file. Counts are entries, sequence numbers or events; times are ns."""
+
+    path: str
+    entries: int = 0
+    size_bytes: int = 0
+    ledger: bool = False
+    """The file has control entries; else only its sequence can be checked."""
+    end_reason: str | None = None
+    """None: no END entry."""
+    proven_end: bool = False
+    """END and the final checkpoint are there: nothing after them is unknown."""
+    checkpoints: int = 0
+    seq_lost: int = 0
+    seq_gaps: int = 0
+    rows: list[Row] = field(default_factory=list)
+    missed: list[Missed] = field(default_factory=list)
+    perf_lost: int = 0
+    existing: int = 0
+    clock_pairs: int = 0
+    clock_steps: int = 0
+    after_checkpoint: int = 0
+    """Snapshots after the last whole checkpoint (0 when the end is proven)."""
+    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    problems_total: int = 0
+    error: str | None = None
+    """The file could not be read as a capture at all."""
+    error_exit: int = DOES_NOT_ADD_UP
+
+    @property
+    def totals(self) -> Row:
+        """The sum of the rows."""
+        total = Row(None, 0, "total", lost=dict.fromkeys(CAUSES, 0))
+        for row in self.rows:
+            for name in ("attempts", "filtered", "unchanged", "written", "in_file", "pending"):
+                setattr(total, name, getattr(total, name) + getattr(row, name))
+            for cause, number in row.lost.items():
+                total.lost[cause] += number
+        return total
+
+    @property
+    def missed_total(self) -> int:
+        """Events that the programs never saw."""
+        return sum(one.recursion + one.kprobe for one in self.missed)
+
+    @property
+    def lost_total(self) -> int:
+        """Everything known to be missing; sequence numbers where there is no ledger."""
+        return max(self.totals.lost_total, self.seq_lost) + self.missed_total
+
+    @property
+    def tail_unknown(self) -> bool:
+        """Nothing proves that the file's last entry was the capture's last."""
+        return self.ledger and not self.proven_end
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing lost, 3 losses that are all accounted for or an unknown tail, 5 otherwise."""
+        if self.error is not None:
+            return self.error_exit
+        if self.problems_total:
+            return DOES_NOT_ADD_UP
+        return LOSSES if self.tail_unknown or self.lost_total else PROVEN
+
+    @property
+    def verdict(self) -> str:
+        """One phrase for a person; never says that nothing was lost unless it is proven."""
+        if self.error is not None:
+            return f"cannot be read: {self.error}"
+        if self.problems_total:
+            return f"does not add up: {self.problems_total} problem(s)"
+        lost = self.lost_total
+        if not self.ledger:
+            what = f"{self.seq_gaps} gap(s), {lost} missing" if lost else "it has no gap"
+            return f"no ledger in this file: only the sequence can be checked; {what}"
+        if self.tail_unknown:
+            known = f"{lost} lost before" if lost else "what comes before adds up"
+            return f"tail unknown ({known})"
+        return f"adds up: {lost} lost, all accounted for" if lost else "adds up: nothing lost"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        plain = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in {"rows", "missed", "problems", "error_exit"}
+        }
+        plain.update(
+            verdict=self.verdict,
+            exit_code=self.exit_code,
+            tail_unknown=self.tail_unknown,
+            lost_total=self.lost_total,
+            missed_total=self.missed_total,
+            rows=[row.as_json() for row in self.rows],
+            totals=self.totals.as_json(),
+            missed=[vars(one) for one in self.missed],
+            problems=[vars(one) for one in self.problems],
+        )
+        return plain

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verify's first check: sequence numbers run on but for gaps that a LOSS entry counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from formats import control
+from formats.verify.entries import U64, ControlRows, Mask, Segment, is_number
+from formats.verify.report import Problems
+
+if TYPE_CHECKING:
+    from formats.psc import Capture
+
+LISTED_PER_SEGMENT = 8
+
+
+class SequenceReader:
+    """Sequence numbers as u64, from `seq` or from the 32 bits of seq_no, across segments."""
+
+    def __init__(self, capture: Capture, problems: Problems) -> None:
+        self._problems = problems
+        self._wide = is_number(capture, "seq") and is_number(capture, "seq_no")
+        self._previous: int | None = None
+
+    def read(self, segment: Segment) -> U64:
+        """Sequence numbers of a segment that is not empty, in order of the file."""
+        start = segment.start
+        low = segment.numbers("seq_no").astype(np.uint32)
+        if self._wide:
+            seq = segment.numbers("seq").astype(np.uint64)
+            differ = np.flatnonzero(seq.astype(np.uint32) != low)
+            for at in differ[:LISTED_PER_SEGMENT]:
+                self._problems.add(start + at, f"seq_no {low[at]} is not the low half of {seq[at]}")
+            self._problems.count(max(0, len(differ) - LISTED_PER_SEGMENT))
+            return seq
+        first = int(low[0]) if self._previous is None else self._previous
+        before = np.concatenate((np.array([first & 0xFFFFFFFF], np.uint32), low[:-1]))
+        steps = (low - before).view(np.int32).astype(np.int64)
+        seq = (np.cumsum(steps) + np.int64(first)).astype(np.uint64)
+        self._previous = int(seq[-1])
+        return seq
+
+
+class SequenceCheck:
+    """Follows the sequence through the file; `lost` and `gaps` are what is missing so far."""
+
+    def __init__(self, problems: Problems, ledger: bool) -> None:
+        self._problems = problems
+        self._ledger = ledger
+        self._previous: int | None = 0 if ledger else None
+        self.lost = 0
+        self.gaps = 0
+        self.unsure = 0
+        """Losses (causes 2 to 4, or a repair's) that may have taken control entries too."""
+
+    def feed(self, start: int, seq: U64, rows: ControlRows) -> U64:
+        """Check one segment; returns, for each entry, how many numbers are missing before it."""
+        if self._previous is None:
+            self._previous = int(seq[0]) - 1
+        before = np.concatenate((np.array([self._previous & 2**64 - 1], np.uint64), seq[:-1]))
+        self._previous = int(seq[-1])
+        step = (seq - before).view(np.int64)
+        back = np.flatnonzero(step <= 0)
+        for at in back[:LISTED_PER_SEGMENT]:
+            self._problems.add(
+                start + at, f"sequence number {seq[at]} comes after {before[at]}: not in order"
+            )
+        self._problems.count(max(0, len(back) - LISTED_PER_SEGMENT))
+        gap = np.maximum(step - 1, 0).astype(np.uint64)
+        self.gaps += int(np.count_nonzero(gap))
+        if self._ledger:
+            self._match(start, gap, rows)
+        else:
+            self.lost += int(gap.sum())
+        return gap
+
+    def _match(self, start: int, gap: U64, rows: ControlRows) -> None:
+        """Each gap ends at a LOSS entry of the same count, and each LOSS entry ends one."""
+        losses = rows.take(rows.location == control.Loss.location)
+        count = losses.pairs[:, 1]
+        here = gap[losses.index - start]
+        cause = losses.words[:, 4]
+        unsure = is_unsure(losses)
+        right = (count == here) & (count > 0)
+        for at in np.flatnonzero(~right)[:LISTED_PER_SEGMENT]:
+            self._problems.add(
+                losses.index[at],
+                f"LOSS entry counts {count[at]}, but {here[at]} sequence numbers are missing",
+            )
+        self._problems.count(max(0, int(np.count_nonzero(~right)) - LISTED_PER_SEGMENT))
+        for at in np.flatnonzero(cause > max(control.LossCause))[:LISTED_PER_SEGMENT]:
+            self._problems.add(losses.index[at], f"LOSS entry has unknown cause {cause[at]}")
+        self.lost += int(here[right].sum())
+        self.unsure += int(here[right & unsure].sum())
+        silent = gap > 0
+        silent[losses.index - start] = False
+        at_silent = np.flatnonzero(silent)
+        for at in at_silent[:LISTED_PER_SEGMENT]:
+            self._problems.add(
+                start + at, f"{gap[at]} sequence number(s) missing without a LOSS entry"
+            )
+        self._problems.count(max(0, len(at_silent) - LISTED_PER_SEGMENT))
+
+
+def is_unsure(losses: ControlRows) -> Mask:
+    """Which LOSS rows cannot say of which CPU, or of what kind, the lost entries were."""
+    cause = losses.words[:, 4]
+    late_stage = (cause >= control.LossCause.QUEUE_FULL) & (cause <= control.LossCause.WRITE_ERROR)
+    mask: Mask = late_stage | (losses.callvalue == control.ANY_CPU)
+    return mask

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verify's second check: each CPU's serials are continuous but for counted losses, times in order.
+
+The serial is taken in the kernel before the output, so a record that is missing leaves a hole.
+Programs nest, so records of one CPU may stand in the file a little out of the order of their
+serials; a CPU's serials are therefore kept as a set of intervals, whatever the order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from formats import control
+from formats.verify.entries import I64, U64, ControlRows
+from formats.verify.report import Problems
+
+FIRST_SERIAL = 1
+MOST_INTERVALS = 1 << 16
+NESTING_TOLERANCE_NS = 100_000_000
+"""How far time may run back from one serial to the next: a program that another one interrupted
+between its serial and its clock, on a virtual CPU that was taken away meanwhile."""
+
+
+@dataclass
+class CpuSerials:
+    """The serials of one CPU that the file accounts for, as disjoint intervals [start, end)."""
+
+    starts: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    ends: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    forgotten: int = 0
+    """Serials in holes that were merged away to bound memory."""
+    marked: int = FIRST_SERIAL
+    """End of the highest interval when the last checkpoint was met."""
+    last_serial: int = 0
+    last_time_ns: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Serials below the highest one that the file does not account for."""
+        if not len(self.starts):
+            return 0
+        front = int(self.starts[0]) - FIRST_SERIAL
+        return self.forgotten + front + int((self.starts[1:] - self.ends[:-1]).sum())
+
+    @property
+    def missing_marked(self) -> int:
+        """Those of `missing` whose hole begins before the last checkpoint."""
+        if not len(self.starts):
+            return 0
+        before = np.concatenate((np.array([FIRST_SERIAL], np.uint64), self.ends[:-1]))
+        holes = self.starts - before
+        return self.forgotten + int(holes[before < np.uint64(self.marked)].sum())
+
+    @property
+    def highest(self) -> int:
+        """The highest serial that the file mentions, 0 if none."""
+        return int(self.ends[-1]) - 1 if len(self.ends) else 0
+
+    def add(self, starts: U64, ends: U64) -> U64:
+        """Add intervals in any order; returns the first serial of each that overlaps another."""
+        starts = np.concatenate((self.starts, starts))
+        ends = np.concatenate((self.ends, ends))
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+        reach = np.maximum.accumulate(ends)
+        twice: U64 = starts[1:][starts[1:] < reach[:-1]]
+        first = np.concatenate((np.ones(1, np.bool_), starts[1:] > reach[:-1]))
+        begins = np.flatnonzero(first)
+        self.starts = starts[begins]
+        self.ends = reach[np.concatenate((begins[1:] - 1, np.array([len(starts) - 1])))]
+        if len(self.starts) > MOST_INTERVALS:
+            self._forget(len(self.starts) // 2)
+        return twice
+
+    def _forget(self, number: int) -> None:
+        holes = self.starts[1:number] - self.ends[: number - 1]
+        self.forgotten += int(holes.sum())
+        self.starts = np.concatenate((self.starts[:1], self.starts[number:]))
+        self.ends = self.ends[number - 1 :]
+
+
+def runs(serials: U64) -> tuple[U64, U64]:
+    """Sorted serials, not empty, as intervals [start, end) of consecutive ones."""
+    breaks = np.flatnonzero(serials[1:] != serials[:-1] + np.uint64(1)) + 1
+    zero = np.zeros(1, np.int64)
+    starts = serials[np.concatenate((zero, breaks))]
+    ends = serials[np.concatenate((breaks - 1, zero - 1))] + np.uint64(1)
+    return starts, ends
+
+
+class SerialCheck:
+    """All CPUs' serials; `cpus` by number. Fed with segments of the file in order."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self.cpus: dict[int, CpuSerials] = {}
+
+    def mark(self) -> None:
+        """A checkpoint stands here."""
+        for one in self.cpus.values():
+            one.marked = one.highest + 1
+
+    def feed(
+        self,
+        index: I64,
+        cpu: I64,
+        serial: U64,
+        time_ns: I64 | None,
+        rows: ControlRows,
+    ) -> None:
+        """Snapshots of a segment: entry numbers, CPUs, serials, monotonic times; control rows."""
+        for at in np.flatnonzero(serial == 0)[:8]:
+            self._problems.add(index[at], f"entry of CPU {cpu[at]} has no serial")
+        order = np.argsort(cpu, kind="stable")
+        edges = np.flatnonzero(np.diff(cpu[order])) + 1
+        for part in np.split(order, edges):
+            if len(part):
+                time = None if time_ns is None else time_ns[part]
+                self._feed_cpu(int(cpu[part[0]]), index[part], serial[part], time)
+        self._feed_losses(rows)
+
+    def _cpu(self, cpu: int) -> CpuSerials:
+        return self.cpus.setdefault(cpu, CpuSerials())
+
+    def _feed_cpu(self, cpu: int, index: I64, serial: U64, time_ns: I64 | None) -> None:
+        state = self._cpu(cpu)
+        if np.any(serial[1:] < serial[:-1]):
+            order = np.argsort(serial, kind="stable")
+            index, serial = index[order], serial[order]
+            time_ns = None if time_ns is None else time_ns[order]
+        twice = state.add(*runs(serial))
+        if len(twice):
+            self._twice(cpu, twice, int(index[np.searchsorted(serial, twice[0]) % len(index)]))
+        if time_ns is not None:
+            self._order(state, cpu, index, serial, time_ns)
+
+    def _twice(self, cpu: int, serials: U64, entry: int) -> None:
+        self._problems.add(entry, f"serial {serials[0]} of CPU {cpu} is there twice")
+        self._problems.count(len(serials) - 1)
+
+    def _order(self, state: CpuSerials, cpu: int, index: I64, serial: U64, time_ns: I64) -> None:
+        newer = serial > np.uint64(state.last_serial)
+        if not np.any(newer):
+            return
+        time, entry = time_ns[newer], index[newer]
+        first = state.last_time_ns if state.last_serial else int(time[0])
+        step = np.diff(time, prepend=np.int64(first))
+        wrong = np.flatnonzero(step < -NESTING_TOLERANCE_NS)
+        for at in wrong[:8]:
+            self._problems.add(
+                int(entry[at]), f"time of CPU {cpu} runs back by {-int(step[at])} ns"
+            )
+        self._problems.count(max(0, len(wrong) - 8))
+        state.last_serial = int(serial[-1])
+        state.last_time_ns = int(time[-1])
+
+    def _feed_losses(self, rows: ControlRows) -> None:
+        """LOSS entries that name a CPU and a first serial fill the hole that they tell of."""
+        known = (rows.location == control.Loss.location) & (rows.callvalue != control.ANY_CPU)
+        losses = rows.take(known & (rows.pairs[:, 0] > 0) & (rows.pairs[:, 1] > 0))
+        starts = losses.pairs[:, 0]
+        ends = starts + losses.pairs[:, 1]
+        for at in np.flatnonzero(ends <= starts)[:8]:
+            self._problems.add(losses.index[at], "LOSS entry counts beyond the last serial")
+        whole = ends > starts
+        for cpu in np.unique(losses.callvalue[whole]):
+            mine = np.flatnonzero(whole & (losses.callvalue == cpu))
+            twice = self._cpu(int(cpu)).add(starts[mine], ends[mine])
+            if len(twice):
+                at = int(mine[np.searchsorted(starts[mine], twice[0]) % len(mine)])
+                self._twice(int(cpu), twice, int(losses.index[at]))

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all live tests share: they need root, get a second try, and may ask for a lab."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collector.lab import Lab
+
+HERE = Path(__file__).parent
+PROMISED = os.environ.get("TCPKMON_LIVE") == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE not in Path(item.path).parents:
+            continue
+        item.add_marker(pytest.mark.live)
+        item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+        full = item.get_closest_marker("full")
+        if full is not None and os.environ.get("TCPKMON_FULL") != "1":
+            item.add_marker(pytest.mark.skip(reason="long; scripts/test --full runs it"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if os.geteuid() != 0:
+        if PROMISED:
+            pytest.fail("TCPKMON_LIVE=1 was promised, but this is not root", pytrace=False)
+        pytest.skip("needs root")
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """Two namespaces, a and b, joined by a plain veth pair."""
+    with Lab() as made:
+        yield made

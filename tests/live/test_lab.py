@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab and its traffic: what later tests rely on is itself checked here, against the kernel."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collector import netns, traffic
+from collector.lab import Bottleneck, Lab, remove_stale
+from collector.traffic import Workload
+from formats.errors import PrivilegeError, TcpkmonError, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 120.0
+
+
+def named() -> set[str]:
+    return set(os.listdir(netns.NAMED)) if netns.NAMED.exists() else set()
+
+
+def run(lab: Lab, workload: Workload) -> traffic.Result:
+    return traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd)
+
+
+def opened(lab: Lab, side: str) -> tuple[int, int]:
+    """The kernel's count of active and passive opens in one of the namespaces."""
+    text = str(lab.run(side, ["cat", "/proc/thread-self/net/snmp"]))
+    rows = [line.split() for line in text.splitlines() if line.startswith("Tcp:")]
+    counts = dict(zip(*rows, strict=True))
+    return int(counts["ActiveOpens"]), int(counts["PassiveOpens"])
+
+
+# Namespaces
+
+
+def test_a_lab_leaves_nothing_behind() -> None:
+    with Lab() as lab:
+        names = {lab.a.name, lab.b.name}
+        assert names <= named()
+    assert not names & named()
+    lab.close()
+
+
+def test_a_lab_cleans_up_after_an_error() -> None:
+    names: set[str] = set()
+    with pytest.raises(ZeroDivisionError), Lab(Bottleneck()) as lab:
+        names = {lab.a.name, lab.b.name}
+        raise ZeroDivisionError
+    assert names
+    assert not names & named()
+
+
+SLEEPER = """
+import signal, sys
+from collector.lab import Lab
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with Lab() as lab:
+    print(lab.a.name, lab.b.name, flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_lab_does_not_outlive_its_process(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLEEPER],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        names = set(process.stdout.readline().split())
+        assert len(names) == 2
+        assert names <= named()
+        process.send_signal(number)
+        process.wait(WAIT_S)
+    if number == signal.SIGKILL:
+        assert names <= named()
+        remove_stale()
+    assert not names & named()
+
+
+def test_namespaces_are_found_by_name_pid_and_path(lab: Lab) -> None:
+    with netns.resolve(str(netns.NAMED / lab.a.name)) as by_path:
+        assert by_path.inode == lab.a.namespace.inode
+        assert by_path.cookie == lab.a.namespace.cookie
+    with lab.a.start(["sleep", "600"]) as process:
+        try:
+            with netns.resolve(str(process.pid)) as by_pid:
+                assert by_pid.cookie == lab.a.namespace.cookie
+        finally:
+            process.kill()
+    with netns.resolve(str(os.getpid())) as mine:
+        cookies = {mine.cookie, lab.a.namespace.cookie, lab.b.namespace.cookie}
+        assert len(cookies) == 3
+
+
+@pytest.mark.parametrize("text", ["", "no-such-namespace", "999999999", "/nowhere", "/etc/passwd", "a\0b"])
+def test_unknown_namespaces_are_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        netns.resolve(text)
+    assert caught.value.hint
+
+
+def test_entering_concerns_one_thread_only(lab: Lab) -> None:
+    def here() -> int:
+        return os.stat("/proc/thread-self/ns/net").st_ino
+
+    home = here()
+    with netns.enter(lab.a.namespace.fd):
+        assert here() == lab.a.namespace.inode
+        assert netns.run_inside(lab.b.namespace.fd, here) == lab.b.namespace.inode
+        assert os.stat(f"/proc/{os.getpid()}/ns/net").st_ino in (home, lab.a.namespace.inode)
+    assert here() == home
+    with pytest.raises(ZeroDivisionError), netns.enter(lab.a.namespace.fd):
+        raise ZeroDivisionError
+    assert here() == home
+
+
+def test_a_lab_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(PrivilegeError), Lab():
+        pass
+
+
+# The bottleneck
+
+
+def test_the_bottleneck_is_as_asked() -> None:
+    with Lab(Bottleneck(rate_mbit=10, queue_bytes=30_000, loss_percent=2.5)) as lab:
+        queue = str(lab.run("a", ["tc", "qdisc", "show", "dev", "veth0"]))
+        assert re.search(r"tbf .*rate 10Mbit", queue)
+        rules = str(lab.run("b", ["nft", "list", "ruleset"]))
+        assert re.search(r"random mod 10000 < 250 counter .*drop", rules)
+        lab.drop(0)
+        assert "random" not in str(lab.run("b", ["nft", "list", "ruleset"]))
+
+
+def test_dropped_packets_are_sent_again(lab: Lab) -> None:
+    lab.drop(5)
+    result = run(lab, Workload("10.77.0.2", count=2000, size=10_000, congestion="reno"))
+    assert result.server.bytes_received == result.client.bytes_sent == 20_000_000
+    assert lab.dropped() > 0
+
+
+# Traffic
+
+
+@pytest.mark.parametrize(
+    ("server", "listen", "seen"),
+    [
+        ("10.77.0.2", "", "10.77.0.1"),
+        ("fd77::2", "", "fd77::1"),
+        ("::ffff:10.77.0.2", "", "::ffff:10.77.0.1"),
+        ("10.77.0.2", "::", "::ffff:10.77.0.1"),
+    ],
+)
+def test_sends_are_counted(lab: Lab, server: str, listen: str, seen: str) -> None:
+    result = run(lab, Workload(server, listen=listen, count=101, size=77, reply=5))
+    assert result.client.sends == result.server.sends == 101
+    assert result.server.bytes_received == 101 * 77
+    assert result.client.bytes_received == 101 * 5
+    (client,), (end,) = result.client.connections, result.server.connections
+    assert (end.remote, end.remote_port) == (seen, client.local_port)
+    assert client.remote_port == end.local_port == result.port
+
+
+def test_connections_are_counted(lab: Lab) -> None:
+    before = opened(lab, "a"), opened(lab, "b")
+    result = run(lab, Workload("10.77.0.2", connections=211, parallel=5, size=10, reply=3))
+    after = opened(lab, "a"), opened(lab, "b")
+    assert len(result.client.connections) == len(result.server.connections) == 211
+    assert (after[0][0] - before[0][0], after[1][1] - before[1][1]) == (211, 211)
+    ports = [one.local_port for one in result.client.connections]
+    assert sorted(ports) == sorted(one.remote_port for one in result.server.connections)
+
+
+def test_a_port_is_used_again_at_once(lab: Lab) -> None:
+    work = Workload(
+        "10.77.0.2", connections=300, client_port=40_000, size=10, reply=10, reset=True
+    )
+    result = run(lab, work)
+    assert {one.local_port for one in result.client.connections} == {40_000}
+    assert len(result.server.connections) == 300
+    assert all(one.was_reset for one in result.server.connections)
+
+
+def test_the_server_can_close_first(lab: Lab) -> None:
+    work = Workload("10.77.0.2", connections=20, client_port=41_000, size=10, server_closes=True)
+    result = run(lab, work)
+    assert result.server.receives == result.server.bytes_received / 10 == 20
+    waiting = str(lab.run("b", ["ss", "-tnH", "state", "time-wait"]))
+    assert f"10.77.0.1:{41_000}" in waiting
+    assert str(lab.run("a", ["ss", "-tnH", "state", "time-wait"])) == ""
+
+
+@pytest.mark.parametrize("name", ["reno", "cubic", "bbr"])
+def test_congestion_control_is_per_socket(lab: Lab, name: str) -> None:
+    available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    if name not in available:
+        pytest.skip(f"this kernel has no {name}")
+    work = Workload("10.77.0.2", duration_s=600, congestion=name)
+    exchange = traffic.start(work, lab.a.namespace.fd, lab.b.namespace.fd)
+    try:
+        exchange.go()
+        text = ""
+        while "ESTAB" not in text:
+            assert exchange.client.poll() is None
+            text = str(lab.run("a", ["ss", "-tinH"]))
+        assert re.search(rf"\b{name}\b", text)
+    finally:
+        exchange.stop()
+
+
+def test_nothing_flows_before_go(lab: Lab) -> None:
+    exchange = traffic.start(Workload("10.77.0.2"), lab.a.namespace.fd, lab.b.namespace.fd)
+    assert opened(lab, "a")[0] == 0
+    exchange.go()
+    assert exchange.finish().client.sends == 1
+    assert opened(lab, "a")[0] == 1
+
+
+def test_failures_are_told(lab: Lab) -> None:
+    with pytest.raises(TcpkmonError, match="did not start"):
+        traffic.start(Workload("192.0.2.1"), lab.a.namespace.fd, lab.b.namespace.fd)
+    with pytest.raises(ValueError, match="needs replies"):
+        Workload("10.77.0.2", reset=True)

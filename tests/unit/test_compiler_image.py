@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images as text, and what is done with the code of an image before it is loaded."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from collector.compiler import Code, Image, MapSpec
+from collector.program import COPY_MARK, fill_maps, second_copy
+
+COUNTS = MapSpec("counts", 2, 4, 8, 16, 0)
+EVENTS = MapSpec("events", 4, 4, 4, 2, 0)
+RETURN = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+
+
+def load_constant(register: int, value: int, source: int = 0) -> bytes:
+    low, high = value & 0xFFFFFFFF, value >> 32
+    return struct.pack("=BBhIBBhI", 0x18, source << 4 | register, 0, low, 0, 0, 0, high)
+
+
+@pytest.fixture
+def image() -> Image:
+    code = load_constant(1, 0, source=1) + RETURN + load_constant(2, 0, source=1)
+    return Image((COUNTS, EVENTS), {"probe": Code(code, ((0, "counts"), (4, "events")))})
+
+
+def test_an_image_survives_its_text_form(image: Image) -> None:
+    assert Image.from_json(image.to_json()) == image
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("tcpkmon-image-1", "tcpkmon-image-0"),
+        lambda text: text.replace('"counts"]', '"elsewhere"]'),
+        lambda text: text.replace('[0, "counts"]', '[99, "counts"]'),
+        lambda text: text.replace('"code": "', '"code": "?'),
+        lambda text: text.replace('"code": "', '"code": "AAAA'),
+        lambda text: text.replace('"key_size": 4', '"key_size": "many"'),
+        lambda text: text.replace('"key_size"', '"keysize"'),
+        lambda text: json.dumps([json.loads(text)]),
+        lambda text: "null",
+    ],
+)
+def test_a_damaged_image_is_a_value_error(image: Image, damage: object) -> None:
+    assert callable(damage)
+    text = damage(image.to_json())
+    assert text != image.to_json()
+    with pytest.raises(ValueError):
+        Image.from_json(text)
+
+
+def test_map_descriptors_go_where_the_references_are(image: Image) -> None:
+    filled = fill_maps(image.programs["probe"], {"counts": 7, "events": 9})
+    assert struct.unpack_from("=i", filled, 4) == (7,)
+    assert struct.unpack_from("=i", filled, 4 * 8 + 4) == (9,)
+    assert filled[16:32] == RETURN
+
+
+def test_the_second_copy_differs_in_the_first_mark_only() -> None:
+    code = load_constant(3, 5) + load_constant(1, COPY_MARK) + load_constant(1, COPY_MARK) + RETURN
+    expected = load_constant(3, 5) + load_constant(1, 0) + load_constant(1, COPY_MARK) + RETURN
+    assert second_copy(code) == expected
+
+
+def test_code_without_the_mark_has_no_second_copy() -> None:
+    assert second_copy(load_constant(1, COPY_MARK + 1) + RETURN) is None
+    # The second half of a wide load may look like an instruction; it is none.
+    assert second_copy(load_constant(1, 0x18 << 32) + RETURN) is None

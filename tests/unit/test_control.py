@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control entries: where each number stands, round trips, and what is taken for one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats import control
+from formats.psc import CLASSIC, Column, entry_dtype
+
+BIG = 2**40 + 3  # low word 3, high word 256
+
+# Every entry as the contract has it: location, callvalue, the words.
+EXAMPLES: list[tuple[control.Control, int, int, list[int]]] = [
+    (control.Start(BIG, 5, 2, 16), 224, 1, [3, 256, 5, 0, 2, 16]),
+    (control.Clock(BIG, BIG, 7, -2), 225, 0, [3, 256, 3, 256, 7, 2**32 - 2, 2**32 - 1]),
+    (control.Loss(3, 11, BIG, control.LossCause.LATE), 227, 3, [11, 0, 3, 256, 1]),
+    (control.Checkpoint(9, BIG, 4, 30, 1), 228, 9, [3, 256, 4, 0, 30, 1]),
+    (control.Mark(6, "abcde"), 229, 6, [0x64636261, 0x65]),
+    (control.End(control.EndReason.COUNT, BIG, 2, 8), 230, 2, [3, 256, 2, 0, 8]),
+    (control.Ledger(1, 19, BIG, 2, 3, 4), 231, 0x10013, [3, 256, 2, 0, 3, 0, 4, 0]),
+    (control.Losses(2, 1, 5, 6, 7, 8, BIG), 232, 0x20001, [5, 0, 6, 0, 7, 0, 8, 0, 3, 256]),
+    (control.Cpu(3, 1, 2, 3, BIG, 1, 9), 233, 3, [1, 0, 2, 0, 3, 0, 3, 256, 1, 9]),
+    (control.Program(17, BIG, 2, 3, 4), 234, 17, [3, 256, 2, 0, 3, 0, 4, 0]),
+    (control.Collector(1, 2, 3, 4, 5, 6, BIG), 235, 0x10002, [3, 0, 4, 0, 5, 0, 6, 0, 3, 256]),
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: type(example[0]).__name__)
+def test_each_number_stands_in_its_place(
+    example: tuple[control.Control, int, int, list[int]],
+) -> None:
+    entry, location, callvalue, words = example
+    words += [0] * (10 - len(words))
+    assert entry.location == location
+    assert entry.callvalue() == callvalue
+    assert list(entry.words()) == words
+    assert control.decode(callvalue, location, words) == entry
+
+
+def test_every_kind_has_an_example() -> None:
+    assert {location for _, location, _, _ in EXAMPLES} == set(control.KINDS)
+    assert set(control.NAMES) == {*control.KINDS, control.EXISTING}
+    assert control.NAMES[231] == "LEDGER"
+
+
+WORD = st.integers(0, 2**32 - 1)
+
+
+NUMBERS_ONLY = sorted(set(control.KINDS) - {control.Mark.location})
+
+
+@given(st.sampled_from(NUMBERS_ONLY), WORD, st.lists(WORD, min_size=10, max_size=10))
+def test_any_words_decode_and_come_back(location: int, callvalue: int, words: list[int]) -> None:
+    entry = control.decode(callvalue, location, words)
+    assert control.decode(entry.callvalue(), location, entry.words()) == entry
+
+
+def test_numbers_too_large_are_held_at_the_limit() -> None:
+    entry = control.Cpu(0, 2**70, 0, 0, 0, 1, 2**32)
+    assert entry.words() == (2**32 - 1, 2**32 - 1, 0, 0, 0, 0, 0, 0, 1, 2**32 - 1)
+    assert control.Clock(0, -5, 2**40, -(2**70)).words()[2:7] == (0, 0, 2**32 - 1, 0, 2**31)
+    assert control.Loss(2**40, 0, 1, 0).callvalue() == 2**32 - 1
+    assert control.Ledger(70000, 19, 0, 0, 0, 0).callvalue() == 0xFFFF0013
+
+
+def test_mark_is_cut_at_a_character() -> None:
+    mark = control.Mark(1, "x" * 39 + "é")
+    assert control.decode(1, 229, mark.words()) == control.Mark(1, "x" * 39)
+    broken = control.decode(1, 229, [0xFFFFFFFF] + [0] * 9)
+    assert broken == control.Mark(1, "\ufffd" * 4)
+
+
+def test_unknown_control_is_kept() -> None:
+    entry = control.decode(5, 999, list(range(10)))
+    assert entry == control.Unknown(999, 5, tuple(range(10)))
+    assert (entry.callvalue(), entry.words()) == (5, tuple(range(10)))
+    assert control.location_of(entry) == 999
+
+
+def test_what_is_a_control_entry() -> None:
+    location = np.array([0, 1, 223, 224, 225, 226, 227, 235, 236, 2**32 - 1], np.uint32)
+    expected = [False, False, False, True, True, False, True, True, True, True]
+    assert control.is_control(location).tolist() == expected
+
+
+def classic_columns(absent: tuple[str, ...] = ()) -> list[Column]:
+    return [
+        Column(name, offset, 0 if name in absent else length, flags=int(name.endswith("port")))
+        for name, (offset, length) in CLASSIC.items()
+    ]
+
+
+@pytest.mark.parametrize("order", ["<", ">", "="])
+@pytest.mark.parametrize("absent", [(), ("snd_fack", "sb_net_target", "m_clused")])
+def test_encode_many(order: str, absent: tuple[str, ...]) -> None:
+    dtype = entry_dtype([*classic_columns(absent), Column("seq", 64, 8)], 80, order)
+    entries = [entry for entry, _, _, _ in EXAMPLES]
+    rows = control.encode_many(iter(entries), dtype)
+    assert (rows.dtype, rows.shape) == (dtype, (len(entries),))
+    words = control.words_view(rows, order)
+    assert words.shape == (len(entries), 10)
+    for row, entry in zip(range(len(rows)), entries, strict=True):
+        callvalue, location = int(rows["callvalue"][row]), int(rows["location"][row])
+        assert control.decode(callvalue, location, words[row].tolist()) == entry
+    for name in ("seq_no", "tv_sec", "tv_usec", "lport", "rport", "seq"):
+        assert not rows[name].any()
+    number = "little" if order == "<" or (order == "=" and np.little_endian) else "big"
+    # Ledger: attempts' low word stands at byte 24 of its entry, whatever columns there are.
+    ledger = rows[6].tobytes()
+    assert int.from_bytes(ledger[24:28], number) == 3
+    assert int.from_bytes(ledger[28:32], number) == 256
+    assert int.from_bytes(ledger[12:16], number) == 0x10013
+
+
+def test_encode_none() -> None:
+    assert len(control.encode_many([], entry_dtype(classic_columns(), 64))) == 0
+
+
+def test_entries_are_values() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        control.Mark(1, "a").text = "b"  # type: ignore[misc]  # that it fails is the test

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed: the package's description, its scripts, the licences."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+SCRIPTS = [path for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix]
+SCRIPTS.append(ROOT / ".ci" / "run")
+
+
+def section(name: str) -> str:
+    """The text of one [section]; there is no tomllib on Python 3.10."""
+    return PYPROJECT.partition(f"\n[{name}]\n")[2].partition("\n[")[0]
+
+
+def test_commands_are_functions_that_exist() -> None:
+    entries = dict(re.findall(r'^(\w+) = "([\w.:]+)"', section("project.scripts"), re.MULTILINE))
+    assert set(entries) == {"collect", "pmgraph", "tcpkmon"}
+    for target in entries.values():
+        module, _, function = target.partition(":")
+        path = ROOT / (module.replace(".", "/") + ".py")
+        assert re.search(rf"^def {function}\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_dependencies_leave_bcc_to_the_distribution() -> None:
+    text = section("project")
+    assert "pyroute2==0.9.7" in text
+    assert not re.search(r'^ *"(bcc|bpfcc)', text, re.MULTILINE)
+    assert {"plot", "export", "dev"} <= set(
+        re.findall(r"^(\w+) = \[", section("project.optional-dependencies"), re.MULTILINE)
+    )
+
+
+def test_bpf_sources_are_package_data() -> None:
+    assert '"bpf*"' in section("tool.setuptools.packages.find")
+    data = section("tool.setuptools.package-data")
+    suffixes = {path.suffix for path in (ROOT / "bpf").rglob("*") if path.is_file()} - {".md"}
+    for suffix in suffixes:
+        assert f'"*{suffix}"' in data, f"*{suffix} of bpf/ would not be installed"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_scripts_can_be_run(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    first = script.read_text(encoding="utf-8").splitlines()[0]
+    assert first == "#!/usr/bin/env bash"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("name", ["setup", "test"])
+def test_scripts_refuse_what_they_do_not_know(name: str) -> None:
+    script = str(ROOT / "scripts" / name)
+    done = subprocess.run(
+        ["bash", script, "--nonsense"], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "--nonsense" in done.stderr
+    shown = subprocess.run(["bash", script, "--help"], capture_output=True, text=True, check=True)
+    assert f"scripts/{name}" in shown.stdout
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A repository with the set-up script and the description, and an environment made by it."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "setup", tmp_path / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    # Not a real environment: one whose python says what pip was asked for.
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    python = folder / "python"
+    python.write_text('#!/bin/bash\necho "$*" >>"$(dirname "$0")/../../asked"\n')
+    python.chmod(0o755)
+    return tmp_path
+
+
+def set_up(clone: Path, *arguments: str) -> list[str]:
+    """Runs scripts/setup without HOME or TERM, all input closed; what pip was asked to install."""
+    asked = clone / "asked"
+    asked.unlink(missing_ok=True)
+    subprocess.run(
+        ["bash", str(clone / "scripts" / "setup"), *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={"PATH": os.environ["PATH"]},
+    )
+    text = asked.read_text() if asked.exists() else ""
+    return [line for line in text.splitlines() if "install" in line]
+
+
+def test_setup_installs_once(clone: Path) -> None:
+    assert [line.split()[-1] for line in set_up(clone)] == [".[plot,export]"]
+    assert set_up(clone) == []
+
+
+def test_setup_notices_a_changed_description(clone: Path) -> None:
+    set_up(clone)
+    with (clone / "pyproject.toml").open("a") as description:
+        description.write("# changed\n")
+    assert len(set_up(clone)) == 1
+
+
+def test_setup_for_tests_adds_and_stays(clone: Path) -> None:
+    set_up(clone)
+    assert [line.split()[-1] for line in set_up(clone, "--tests")] == [".[plot,export,dev]"]
+    assert set_up(clone) == []
+    assert set_up(clone, "--tests") == []
+
+
+def test_licences_are_there() -> None:
+    assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
+    assert "GNU GENERAL PUBLIC LICENSE" in (ROOT / "LICENSES" / "GPL-2.0-only.txt").read_text()
