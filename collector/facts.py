@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import socket
 import struct
@@ -16,7 +17,6 @@ from formats.errors import KernelError
 # uapi/linux/time.h; Python does not name it. Its resolution is one tick.
 CLOCK_MONOTONIC_COARSE = 6
 CACHE_LINE_BYTES = 64
-TCP_INIT_CWND = 10
 TCP_WMEM = Path("/proc/sys/net/ipv4/tcp_wmem")
 # A reset instead of TIME_WAIT: the trials leave nothing behind.
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -73,6 +73,7 @@ def measure_mss_overhead(skb_size: int) -> int | None:
     try:
         largest = int(TCP_WMEM.read_text().split()[2])
         with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+            listener.settimeout(TIMEOUT_S)
             # Which power of two shows the jump depends on tcp_wmem and the loopback's MTU.
             for power in (2048, 32768, 1024):
                 overhead = _bisect(listener, power, skb_size, largest)
@@ -87,11 +88,12 @@ def _bisect(listener: socket.socket, power: int, skb_size: int, largest: int) ->
     low, high = max(100, power - 1024), min(power - CACHE_LINE_BYTES, 32767)
     small, initial = _sndbuf(listener, low)
     large, _ = _sndbuf(listener, high)
-    if not initial < small < large < largest:
+    segments, rest = divmod(large, 2 * power + skb_size)
+    # As many segments of half the room, or the default if that is more: else the kernel reckons
+    # in another way than we know.
+    if rest or not initial < large < largest:
         return None
-    # Both must be the same number of segments, of one and of two times the power: else the
-    # kernel reckons in another way than we know.
-    if small * (2 * power + skb_size) != large * (power + skb_size):
+    if small != max(initial, segments * (power + skb_size)):
         return None
     while high - low > 1:
         middle = (low + high) // 2
@@ -108,7 +110,9 @@ def _sndbuf(listener: socket.socket, mss: int) -> tuple[int, int]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as client:
         client.settimeout(TIMEOUT_S)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        # Any other would do, but this one is in every kernel and has no send buffer of its own.
+        with contextlib.suppress(OSError):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mss)
         before = client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         client.connect(address)

@@ -1,41 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The perf rings, one per CPU: between the kernel's programs, which fill them, and the sequencer.
 
-A ring is a page of control words, then 2^n pages of records, which the kernel fills in a circle:
-
-     0      4      6      8          12                     12+itemsize    16+itemsize
-    +------+------+------+----------+----------------------+--------------+
-    | type | misc | size | raw size | entry (itemsize)     | padding (4)  |  PERF_RECORD_SAMPLE
-    +------+------+------+----------+----------------------+--------------+
-
+A ring is a page of control words, then 2^n pages of records, which the kernel fills in a circle.
 All samples of a capture have one size, so a drain is one copy and a strided view of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import select
 import struct
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collector.bpfsys import map_delete, map_update
+from collector.records import Batch, split_records
 from collector.syscalls import online_cpus, perf_event_open, refused
 from formats.errors import KernelError, PrivilegeError, UsageError
-
-PERF_RECORD_LOST = 2
-PERF_RECORD_SAMPLE = 9
-RAW_PADDING = 4
-"""Bytes that a program adds to an entry, so that the kernel need not pad the record."""
-_BEFORE_ENTRY = 12
 
 _PERF_TYPE_SOFTWARE = 1
 _PERF_COUNT_SW_BPF_OUTPUT = 10
@@ -44,82 +31,8 @@ _FORMAT_TIMES = 1 | 2
 _FORMAT_LOST = 1 << 4
 _FLAG_WATERMARK = 1 << 14
 _ATTR_BYTES = 64
-_IOC_ENABLE, _IOC_DISABLE = 0x2400, 0x2401
 # Offsets of data_head and data_tail in struct perf_event_mmap_page, in u64.
 _DATA_HEAD, _DATA_TAIL = 1024 // 8, 1032 // 8
-_FIRST_CHECKED = 256
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What one drain took from one CPU's ring; `entries` is a copy and belongs to the receiver.
-
-    entries: (n,) of the capture's dtype, strided. read_before_ns: CLOCK_MONOTONIC before the ring
-    was looked at; whatever is not here is later than this, or was under way. damaged: samples of a
-    wrong size. reported_lost: sum of PERF_RECORD_LOST, which misses the last losses (a cross-check).
-    """
-
-    cpu: int
-    entries: NDArray[Any]
-    read_before_ns: int
-    damaged: int = 0
-    reported_lost: int = 0
-
-
-def split_records(
-    raw: NDArray[np.uint8], dtype: np.dtype[Any]
-) -> tuple[NDArray[Any], int, int]:
-    """Entries in a copied piece of a ring, samples of a wrong size, and losses reported in it.
-
-    The entries are a view of `raw` (a copy if other records stand between them).
-    """
-    record = _BEFORE_ENTRY + dtype.itemsize + RAW_PADDING
-    parts: list[NDArray[Any]] = []
-    at = damaged = lost = 0
-    while at < len(raw):
-        count = _leading_samples(raw[at:], record)
-        if count:
-            parts.append(np.ndarray((count,), dtype, raw.data, at + _BEFORE_ENTRY, (record,)))
-            at += count * record
-            continue
-        kind, size = _header(raw, at)
-        if size < 8 or size % 8 or size > len(raw) - at:
-            damaged += max(1, (len(raw) - at) // record)
-            break
-        if kind == PERF_RECORD_SAMPLE:
-            damaged += 1
-        elif kind == PERF_RECORD_LOST and size >= 24:
-            lost += int(raw[at + 16 : at + 24].view("=u8")[0])
-        at += size
-    if len(parts) == 1:
-        return parts[0], damaged, lost
-    return np.concatenate(parts) if parts else np.empty(0, dtype), damaged, lost
-
-
-def _header(raw: NDArray[np.uint8], at: int) -> tuple[int, int]:
-    if len(raw) - at < 8:
-        return 0, 0
-    kind, _, size = struct.unpack_from("=IHH", raw, at)
-    return int(kind), int(size)
-
-
-def _leading_samples(raw: NDArray[np.uint8], record: int) -> int:
-    """How many samples of the one good size stand at the start of `raw`."""
-    most = len(raw) // record
-    done, step = 0, _FIRST_CHECKED
-    while done < most:
-        count = min(step, most - done)
-        heads: NDArray[np.uint32] = np.ndarray(
-            (count, 3), np.uint32, raw.data, done * record, (record, 4)
-        )
-        good = (heads[:, 0] == PERF_RECORD_SAMPLE) & (heads[:, 1] >> 16 == record)
-        good &= heads[:, 2] == record - _BEFORE_ENTRY
-        if not good.all():
-            return done + int(np.argmin(good))
-        done += count
-        # Growing steps: a record of another kind costs no second look at all that follows.
-        step *= 4
-    return done
 
 
 class _Ring:
@@ -137,9 +50,6 @@ class _Ring:
             raise
         self._words = np.frombuffer(self._map, np.uint64, mmap.PAGESIZE // 8)
         self._data = np.frombuffer(self._map, np.uint8, self.size, mmap.PAGESIZE)
-
-    def enable(self) -> None:
-        fcntl.ioctl(self.fd, _IOC_ENABLE, 0)
 
     def drain(self, dtype: np.dtype[Any]) -> Batch:
         before_ns = time.monotonic_ns()
@@ -177,11 +87,11 @@ class _Ring:
 
 
 def _open_event(cpu: int, wakeup_bytes: int) -> tuple[int, bool]:
-    """A disabled BPF output event of this CPU; whether its read() tells the losses (Linux 6.0)."""
+    """A BPF output event of this CPU; whether its read() tells the losses (Linux 6.0)."""
     for read_format in (_FORMAT_TIMES | _FORMAT_LOST, _FORMAT_TIMES):
         attributes = struct.pack(
             "=IIQQQQQIIQ", _PERF_TYPE_SOFTWARE, _ATTR_BYTES, _PERF_COUNT_SW_BPF_OUTPUT, 1,
-            _PERF_SAMPLE_RAW, read_format, _FLAG_WATERMARK | 1, wakeup_bytes, 0, 0,
+            _PERF_SAMPLE_RAW, read_format, _FLAG_WATERMARK, wakeup_bytes, 0, 0,
         )  # fmt: skip
         try:
             return perf_event_open(attributes, cpu), read_format != _FORMAT_TIMES
@@ -293,7 +203,6 @@ class Rings:
                 return  # it went off meanwhile
             raise _explained(error, cpu, self._pages) from error
         try:
-            ring.enable()
             map_update(self._map_fd, struct.pack("=I", cpu), struct.pack("=I", ring.fd))
         except (KernelError, PrivilegeError):
             ring.close()
@@ -304,10 +213,8 @@ class Rings:
     def _remove(self, cpu: int) -> _Ring:
         ring = self._rings.pop(cpu)
         map_delete(self._map_fd, struct.pack("=I", cpu))
-        try:
+        with contextlib.suppress(FileNotFoundError):  # wait() may have done it
             self._epoll.unregister(ring.fd)
-        except FileNotFoundError:
-            pass  # wait() did it
         return ring
 
     def _retire(self, cpu: int) -> None:

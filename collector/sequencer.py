@@ -8,101 +8,35 @@ serial takes a sequence number where it happened; a LOSS entry stands after each
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.rings import Batch
-from formats.control import WORDS_OFFSET, Control, Loss, encode_many
-
-I64 = NDArray[np.int64]
-MonoToEpoch = Callable[[I64], I64]
-"""Takes and gives ns, arrays of one shape."""
+from collector.ordered import (
+    I64,
+    LOCATION_WORD,
+    NO_CPU,
+    MonoToEpoch,
+    Ordered,
+    count_by_place,
+    fill_losses,
+    head_words,
+    joined,
+    opaque,
+    stamp,
+    stamp_control,
+)
+from collector.records import Batch
+from formats.control import Control, Loss, encode_many
 
 SLACK_NS = 50_000_000
 """How long a record may be under way from its stamp to its ring. Usually microseconds; but fentry
 programs can be preempted between the two, and a virtual CPU can be taken away."""
 
-NO_CPU = 0xFFFF
 _FOREVER_NS = 2**63 - 1
-# The classic head of an entry as u32 words; see the table in formats/psc/columns.py.
-_SEQ, _SECONDS, _MICROSECONDS, _CALLVALUE, _LOCATION = 0, 1, 2, 3, 4
-_W = WORDS_OFFSET // 4
-_LOCATIONS = 256
-
-
-@dataclass
-class Ordered:
-    """Entries ready to be written: (n,) contiguous rows of the capture's dtype.
-
-    seqs: their sequence numbers; they rise by more than one where records were lost. cpus: the
-    CPU of each, NO_CPU for control entries. The batch takes the numbers first_seq up to
-    first_seq + span; the last one is its last entry's.
-    """
-
-    entries: NDArray[Any]
-    seqs: I64
-    cpus: NDArray[np.uint16]
-    first_seq: int
-    span: int
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def renumber(self, first_seq: int) -> None:
-        """Give it other numbers, in the entries too."""
-        if first_seq != self.first_seq:
-            self.seqs += first_seq - self.first_seq
-            self.first_seq = first_seq
-            _number(self.entries, self.seqs)
-
-    def counts(self, start: int = 0, stop: int | None = None) -> Counter[tuple[int, int]]:
-        """Records (not control entries) of a range, by (cpu, location)."""
-        which = slice(start, stop)
-        return count_by_place(self.cpus[which], head_words(self.entries[which])[:, _LOCATION])
-
-
-def head_words(entries: NDArray[Any]) -> NDArray[np.uint32]:
-    """Contiguous rows as u32 words, a view of shape (n, itemsize / 4)."""
-    return entries.view(np.uint32).reshape(len(entries), entries.dtype.itemsize // 4)
-
-
-def count_by_place(
-    cpus: NDArray[np.uint16], locations: NDArray[np.uint32]
-) -> Counter[tuple[int, int]]:
-    """How many there are of each (cpu, location), without those of NO_CPU."""
-    key = (cpus.astype(np.int64) * _LOCATIONS) + np.minimum(locations, _LOCATIONS - 1)
-    counts = np.bincount(key[cpus != NO_CPU])
-    found = np.flatnonzero(counts)
-    return Counter({(int(k) // _LOCATIONS, int(k) % _LOCATIONS): int(counts[k]) for k in found})
-
-
-def stamp(entries: NDArray[Any], seqs: I64, mono_ns: I64, mono_to_epoch: MonoToEpoch) -> None:
-    """Set the sequence numbers and the time of day of contiguous rows, in place."""
-    words = head_words(entries)
-    epoch_us = mono_to_epoch(mono_ns) // 1000
-    seconds = epoch_us // 1_000_000
-    words[:, _SECONDS] = seconds
-    words[:, _MICROSECONDS] = epoch_us - seconds * 1_000_000
-    _number(entries, seqs)
-
-
-def stamp_control(
-    entries: NDArray[Any], seqs: I64, mono_ns: int, mono_to_epoch: MonoToEpoch
-) -> None:
-    """Set numbers and times of control entries, which are all of one moment, in place."""
-    stamp(entries, seqs, np.full(len(entries), mono_ns, np.int64), mono_to_epoch)
-    if "time_ns" in (entries.dtype.names or ()):
-        entries["time_ns"] = mono_ns
-
-
-def _number(entries: NDArray[Any], seqs: I64) -> None:
-    head_words(entries)[:, _SEQ] = seqs.astype(np.uint32)
-    if "seq" in (entries.dtype.names or ()):
-        entries["seq"] = seqs
 
 
 @dataclass
@@ -150,7 +84,6 @@ class _Cpu:
         self.serials = np.concatenate((self.serials, serials))
         times_ns = _overlay(entries, np.uint64, 4).astype(np.int64)
         self.times_ns = np.concatenate((self.times_ns, times_ns))
-        # As opaque bytes: numpy would copy structured rows field by field.
         self.rows.append(entries.view(self.opaque))
         self.pushed += len(entries)
 
@@ -222,7 +155,7 @@ class Sequencer:
         limit_bytes: int = 256 << 20,
     ) -> None:
         self._dtype = dtype
-        self._opaque = np.dtype(("V", dtype.itemsize))
+        self._opaque = opaque(dtype)
         self._mono_to_epoch = mono_to_epoch
         self._limit = max(2, limit_bytes // dtype.itemsize)
         self._cpus: dict[int, _Cpu] = {}
@@ -265,7 +198,7 @@ class Sequencer:
         for number, cpu in sorted(self._cpus.items()):
             late = cpu.sort()
             if len(late):
-                locations = head_words(np.ascontiguousarray(late))[:, _LOCATION]
+                locations = head_words(np.ascontiguousarray(late))[:, LOCATION_WORD]
                 self.late.update(
                     count_by_place(np.full(len(late), number, np.uint16), locations)
                 )
@@ -297,7 +230,7 @@ class Sequencer:
             return rest
         seqs = self._next_seq - 1 + np.cumsum([loss.count + 1 for loss in losses], dtype=np.int64)
         self.lost += sum(loss.count for loss in losses)
-        return _joined(rest, self._control(losses, seqs, max(mono_ns or 0, last_ns)))
+        return joined(rest, self._control(losses, seqs, max(mono_ns or 0, last_ns)))
 
     def control(self, entries: Iterable[Control], mono_ns: int) -> Ordered:
         """Control entries with the next sequence numbers, all of one moment."""
@@ -338,12 +271,12 @@ class Sequencer:
         total = len(seqs) + len(losses)
         raw = np.empty((total, self._dtype.itemsize // 4), np.uint32)
         entries: NDArray[Any] = raw.view(self._dtype).reshape(total)
-        opaque = raw.view(self._opaque).reshape(total)
+        whole = raw.view(self._opaque).reshape(total)
         back = np.empty_like(place)
         back[order] = place
         start = 0
         for part in parts:
-            opaque[back[start : start + len(part.rows)]] = part.rows
+            whole[back[start : start + len(part.rows)]] = part.rows
             start += len(part.rows)
 
         out = Ordered(
@@ -357,7 +290,7 @@ class Sequencer:
         out.seqs[place], mono_ns[place], out.cpus[place] = seqs, times_ns, cpus
         if len(losses):
             count = gaps[after_gap]
-            _fill_losses(raw, losses, cpus[after_gap], serials[after_gap] - count, count)
+            fill_losses(raw, losses, cpus[after_gap], serials[after_gap] - count, count)
             out.seqs[losses] = seqs[after_gap] - 1
             mono_ns[losses] = times_ns[after_gap]
             if "time_ns" in (self._dtype.names or ()):
@@ -366,25 +299,3 @@ class Sequencer:
         self._next_seq += out.span
         self.lost += int(gaps.sum())
         return out
-
-
-def _fill_losses(
-    raw: NDArray[np.uint32], rows: I64, cpus: NDArray[np.uint16], first_serial: I64, count: I64
-) -> None:
-    """formats.control.Loss of cause 0, many at once, in rows of u32 words."""
-    raw[rows] = 0
-    raw[rows, _CALLVALUE] = cpus
-    raw[rows, _LOCATION] = Loss.location
-    for word, value in ((_W, first_serial), (_W + 2, count)):
-        raw[rows, word] = value & 0xFFFFFFFF
-        raw[rows, word + 1] = value >> 32
-
-
-def _joined(one: Ordered, other: Ordered) -> Ordered:
-    return Ordered(
-        np.concatenate((one.entries, other.entries)),
-        np.concatenate((one.seqs, other.seqs)),
-        np.concatenate((one.cpus, other.cpus)),
-        one.first_seq,
-        one.span + other.span,
-    )

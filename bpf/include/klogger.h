@@ -60,6 +60,11 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
     return klogger_cpus.lookup(&zero);
 }
 
+/* Makes the compiler forget what it knows of a pointer, so that it asks again for null: the
+ * verifier follows the question, not the reasoning that would save it.
+ */
+#define klogger_forget(pointer) asm volatile("" : "+r"(pointer))
+
 #define klogger_count(counter) __sync_fetch_and_add(&(counter), 1)
 
 /* Reads a member of what the verifier lets us read: a copy of ours or a BTF pointer. The cast takes

@@ -170,9 +170,9 @@ static __always_inline int endpoints_of_packet(struct sk_buff *skb, struct endpo
     return 1;
 }
 
-static __always_inline int in_cgroup(const int direct, struct sock *sk, u32 level) {
+static __always_inline int in_cgroup(struct sock *sk, u32 level) {
 #ifdef HAVE_sock_sk_cgrp_data
-    struct cgroup *group = READ(direct, sk, sk_cgrp_data.cgroup);
+    struct cgroup *group = READ(0, sk, sk_cgrp_data.cgroup);
     struct kernfs_node *node = 0;
     u64 id = 0;
 
@@ -511,8 +511,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         int wanted = filter_endpoints(settings, &ends);
 
         if (wanted && (settings->flags & FILTER_CGROUPS))
-            wanted = sk && !mini &&
-                     in_cgroup(direct, direct ? (struct sock *)tp : sk, settings->cgroup_level);
+            wanted = sk && !mini && in_cgroup(sk, settings->cgroup_level);
         if (wanted && (settings->flags & FILTER_PIDS) && location != LOCATION_EXISTING)
             wanted = sk && owner_wanted(key, flags);
         if (!wanted) {
@@ -541,7 +540,9 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         return;
     }
     entry = slot->record;
-    if (sk && !mini) {
+    if (direct)
+        klogger_forget(tp);
+    if (direct ? tp != 0 : sk && !mini) {
         if (!direct) {
             bpf_probe_read_kernel(slot->copy, sizeof(struct tcp_sock), sk);
             tp = (struct tcp_sock *)slot->copy;
@@ -828,7 +829,8 @@ PROBE(existing, "EXISTING", "iter:tcp")
     /* A byte a socket: who reads n bytes walks n sockets, as fast as the rings are emptied. */
     bpf_seq_write(*meta, &step, 1);
     state = GET(sk, __sk_common.skc_state);
-    if (state == STATE_TIME_WAIT || state == STATE_NEW_SYN_RECV || state == STATE_CLOSE)
+    if (state == STATE_TIME_WAIT || state == STATE_NEW_SYN_RECV || state == STATE_CLOSE ||
+        state == STATE_LISTEN)
         return;
     if (KLOGGER_BY_INODE) {
         struct socket *socket = READ(0, sk, sk_socket);

@@ -152,17 +152,17 @@ def _check(asked: dict[str, Any]) -> None:
 
 
 def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None:
-    out = click.get_binary_stream("stdout")
+    out = sys.stdout.buffer
     # Beside -T the other answers are comments in its text.
-    prefix = "# " if asked["text"] else ""
     if asked["maximum_memory"]:
         from formats.pmgraph.memory import find_maximum_bytes
 
-        click.echo(f"{prefix and '# maximum memory '}{find_maximum_bytes(capture)}")
+        maximum = str(find_maximum_bytes(capture))
+        click.echo(f"# maximum memory {maximum}" if asked["text"] else maximum)
     if asked["gaps"]:
         from formats.pmgraph.gaps import write_gaps
 
-        write_gaps(capture, out, asked["clock"], prefix and "# gap ")
+        write_gaps(capture, out, asked["clock"], "# gap " if asked["text"] else "")
     if asked["text"]:
         from formats.pmgraph.text import write_text
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from formats.escape import for_terminal
 from formats.pmgraph.quantities import is_number
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Finder:
 
 
 def title_of(capture: Capture, connection: Connection) -> str:
-    """Its addresses and ports where the file has addresses, else its ports; not escaped."""
+    """Its addresses and ports where the file has addresses, else its ports."""
     row = connection.last_row
     local = _address(capture, "laddr", row)
     remote = _address(capture, "raddr", row)
@@ -137,11 +138,11 @@ def title_of(capture: Capture, connection: Connection) -> str:
 
 
 def algorithm_of(capture: Capture, connection: Connection) -> str:
-    """Name of its congestion control as last recorded, or nothing; not escaped."""
+    """Name of its congestion control as last recorded, or nothing; escaped."""
     if "ca_name" not in capture.names:
         return ""
     raw = _raw(capture, "ca_name", connection.last_row)
-    return raw.split(b"\0")[0].decode("utf-8", "replace")
+    return for_terminal(raw.split(b"\0")[0].decode("utf-8", "replace"))
 
 
 class _Tally:

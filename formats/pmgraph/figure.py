@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -57,7 +58,7 @@ _NO_DATES: dict[str, dict[str, None]] = {
 
 
 def check_output(path: Path) -> None:
-    """Raise UsageError when the name is of no known kind of picture, FileError without matplotlib."""
+    """Raise UsageError for a name of no known kind, FileError without matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
             f"-o {path}: unknown kind of picture", f"the name must end in {', '.join(SUFFIXES)}"
@@ -84,7 +85,8 @@ def has_window() -> bool:
         from matplotlib import pyplot
     except ImportError:
         return False
-    refusals = (ImportError, RuntimeError, ValueError, *_tk_errors())
+    refusals: tuple[type[Exception], ...] = (ImportError, RuntimeError, ValueError)
+    refusals += _tk_errors()
     for name in ("qtagg", "gtk4agg", "gtk3agg", "tkagg", "wxagg"):
         try:
             pyplot.switch_backend(name)
@@ -145,7 +147,7 @@ def _draw_page(part: Any, page: Page) -> None:
     )
     rows = [row[0] for row in grid]
     title = page.title + (f"   ({page.subtitle})" if page.subtitle else "")
-    rows[0].set_title(title, loc="left", fontweight="medium")
+    rows[0].set_title(title, loc="left")
     for axes, panel in zip(rows, page.panels, strict=True):
         _draw_panel(axes, panel)
         _shade(axes, page, labelled=axes is rows[0])
@@ -156,10 +158,11 @@ def _draw_page(part: Any, page: Page) -> None:
     rows[0].set_xlim(begin - margin, end + margin)
     for axes, panel in zip(rows, page.panels, strict=True):
         _add_legend(axes, panel)
-    part.align_ylabels(rows)
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import EngFormatter
+
     for index, line in enumerate(panel.lines):
         colour = PALETTE[index % len(PALETTE)]
         if line.steps:
@@ -169,8 +172,13 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         else:
             axes.plot(line.times, line.values, linestyle="none", marker=".", markersize=2.5,
                       color=colour, label=line.label, gid="curve")  # fmt: skip
-    axes.set_ylabel(panel.label)
-    if panel.from_zero and any(len(line.values) for line in panel.lines):
+    axes.set_ylabel(textwrap.fill(panel.label, 20))
+    if panel.logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    elif panel.is_count and not panel.members:
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    if panel.from_zero and not panel.logarithmic and any(len(line.values) for line in panel.lines):
         top = max(float(line.values.max(initial=0)) for line in panel.lines)
         axes.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
     used = {float(value) for line in panel.lines for value in line.values} if panel.members else ()
@@ -196,6 +204,8 @@ def _shade(axes: Axes, page: Page, labelled: bool) -> None:
 
 
 def _mark_events(axes: Axes, page: Page) -> None:
+    from matplotlib.transforms import offset_copy
+
     named: set[str] = set()
     for connection, name, times in page.events:
         symbol = SYMBOLS[name]
@@ -209,7 +219,8 @@ def _mark_events(axes: Axes, page: Page) -> None:
         if symbol.at_bottom or line is None:
             axes.plot(times, [0.03] * len(times), transform=axes.get_xaxis_transform(), **look)
         else:
-            axes.plot(times, heights_on(line, times), **look)
+            shift = offset_copy(axes.transData, axes.figure, 0, symbol.above_points, "points")
+            axes.plot(times, heights_on(line, times), transform=shift, **look)
         named.add(name)
 
 
@@ -217,6 +228,7 @@ def _add_legend(axes: Axes, panel: Panel) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(panel.lines) == 1 and len(handles) == 1:
         return  # the axis says it
+    labels = [label.replace(" \u2192 ", " \u2192\n") for label in labels]
     axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.005, 1.03), borderaxespad=0.2)
 
 

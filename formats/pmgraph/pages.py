@@ -29,6 +29,7 @@ Array = npt.NDArray[Any]
 MOST_CONNECTIONS = 12
 """As many are drawn when none was chosen with -p."""
 
+_LOGARITHMIC_FROM = 50.0
 _MEMORY = ("hiwat_fair_share", M_CLUSED_BYTES, "sb_target_hiwat")
 
 
@@ -51,6 +52,9 @@ class Panel:
     lines: tuple[Line, ...]
     members: tuple[tuple[int, str], ...] = ()
     from_zero: bool = True
+    logarithmic: bool = False
+    is_count: bool = False
+    """whether the numbers have no unit, and may be large"""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list
     end = max(trace.limits[1] for trace in traces)
     spans = find_spans(capture, seconds, (end - begin) / bins)
     if selection.by_parameter:
+        names = [algorithm_of(capture, one) for one in connections]
+        titles = [", ".join(filter(None, pair)) for pair in zip(titles, names, strict=True)]
         pages = [_parameter_page(one, traces, titles, selection, spans) for one in chosen]
     else:
         pairs = zip(traces, titles, strict=True)
@@ -135,7 +141,7 @@ def choose_quantities(capture: Capture, selection: Selection) -> list[Quantity]:
 
 def _titles(capture: Capture, connections: Sequence[Connection]) -> list[str]:
     """Addresses or ports; what still is the same gets a number."""
-    titles = [for_terminal(title_of(capture, one)) for one in connections]
+    titles = [title_of(capture, one) for one in connections]
     counts: dict[str, int] = {}
     numbered = []
     for title in titles:
@@ -159,7 +165,7 @@ def _connection_page(
         _panel(group, [(one, trace, display_name(one, selection), 0) for one in group], selection)
         for group in groups.values()
     )
-    algorithm = for_terminal(algorithm_of(capture, trace.connection))
+    algorithm = algorithm_of(capture, trace.connection)
     details = (trace.connection.ports if title != trace.connection.ports else "", algorithm)
     events = tuple((0, name, times) for name, times in trace.events.items())
     subtitle = ", ".join(text for text in details if text)
@@ -221,7 +227,22 @@ def _panel(
         tuple(lines),
         lead.members if lead.kind == "code" and not is_scaled else (),
         from_zero=not any(line.values.min(initial=0) < 0 for line in lines),
+        logarithmic=_is_memory(group, selection) and _spread(lines) > _LOGARITHMIC_FROM,
+        is_count=not unit,
     )
+
+
+def _is_memory(group: Sequence[Quantity], selection: Selection) -> bool:
+    return not selection.columns and all(one.name in _MEMORY for one in group)
+
+
+def _spread(lines: Sequence[Line]) -> float:
+    """How many times the smallest positive value the greatest is."""
+    positive = [line.values[line.values > 0] for line in lines]
+    present = [values for values in positive if len(values)]
+    if not present:
+        return 1.0
+    return float(max(one.max() for one in present) / min(one.min() for one in present))
 
 
 def _axis_label(group: Sequence[Quantity], lead: Quantity, unit: str, selection: Selection) -> str:
@@ -230,8 +251,7 @@ def _axis_label(group: Sequence[Quantity], lead: Quantity, unit: str, selection:
     if len(group) == 1:
         what = display_name(lead, selection)
     else:
-        in_memory = not selection.columns and all(one.name in _MEMORY for one in group)
-        what = "memory" if in_memory else dimension_of(lead.unit)
+        what = "memory" if _is_memory(group, selection) else dimension_of(lead.unit)
     return f"{what} ({for_terminal(unit)})" if unit and unit != what else what
 
 

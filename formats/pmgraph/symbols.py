@@ -33,16 +33,18 @@ class Symbol:
     filled: bool
     sign: str
     letter: str
+    above_points: float = 0.0
+    """how far above the curve it stands, so that events of the same moment stay apart"""
     at_bottom: bool = False
 
 
 SYMBOLS = {
-    "RETRANSMIT": Symbol("retransmit", "v", 4.0, True, "\u25bc", "r"),
-    "RTO": Symbol("RTO", "X", 6.5, True, "\u2716", "X"),
-    "LOSS_PROBE": Symbol("loss probe", "D", 4.0, False, "\u25c6", "p"),
-    "ZERO_WINDOW_PROBE": Symbol("zero-window probe", "s", 4.0, False, "\u25a0", "z"),
-    "REO_TIMEOUT": Symbol("reordering timeout", "h", 4.5, False, "\u2b22", "o"),
-    "CWND_UNDO": Symbol("cwnd undo", "^", 4.5, False, "\u25b3", "u"),
+    "RETRANSMIT": Symbol("retransmit", "v", 4.0, True, "\u25bc", "r", 5.5),
+    "RTO": Symbol("RTO", "X", 6.5, True, "\u2716", "X", 13.0),
+    "LOSS_PROBE": Symbol("loss probe", "D", 4.0, False, "\u25c6", "p", -6.0),
+    "ZERO_WINDOW_PROBE": Symbol("zero-window probe", "s", 4.0, False, "\u25a0", "z", -6.0),
+    "REO_TIMEOUT": Symbol("reordering timeout", "h", 4.5, False, "\u2b22", "o", -12.0),
+    "CWND_UNDO": Symbol("cwnd undo", "^", 4.5, False, "\u25b3", "u", -6.0),
     "CONG_STATE": Symbol("congestion state", "o", 4.0, False, "\u25cb", "c"),
     "STATE_CHANGE": Symbol("state change", "|", 8.0, True, "\u254f", "|", at_bottom=True),
     "RESET_SENT": Symbol("reset sent", "P", 6.0, True, "\u271a", "R"),

@@ -63,7 +63,7 @@ def _draw_panel(
         dots = across.dots(np.array(gap))
         canvas.shade(int(dots[0]), int(dots[1]), ":" if ascii_only else "\u2591")
     names = " ".join(
-        paint(f"{'*' if ascii_only else chr(0x2500) * 2} {_fit(line.label, 36, ascii_only)}",
+        paint(f"{'*' if ascii_only else chr(0x2500) * 2} {_fit(line.label, 48, ascii_only)}",
               ANSI[index % len(ANSI)], coloured)
         for index, line in enumerate(panel.lines)
     )  # fmt: skip

@@ -201,7 +201,8 @@ def entry_dtype(columns: Iterable[Column], entry_size: int, order: str = "=") ->
 
     Integers of 1, 2, 4 and 8 bytes are unsigned in `order` ("<", ">" or "="), big-endian where
     INT_NET; the time is two fields, tv_sec and tv_usec; all else, and every wider integer where
-    `order` is "pdp", is raw: V with its length.
+    `order` is "pdp", is raw: V with its length. Bytes of no column are gaps in the type, which
+    numpy drops when it joins or sorts such rows: do that with `rows.view(f"V{entry_size}")`.
     """
     names: list[str] = []
     formats: list[str] = []

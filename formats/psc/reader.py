@@ -69,11 +69,13 @@ class Capture(Description):
                 f"{rest} of {size} bytes; it is left out"
             )
         self._dtype = entry_dtype(header.columns, size, ORDERS[header.endian])
+        places = {
+            column.name: (column.offset, column.length)
+            for column in header.columns
+            if column.is_integer
+        }
         self._controls_fit = size >= CLASSIC_BYTES and all(
-            name in self.columns_by_name
-            and (self.columns_by_name[name].offset, self.columns_by_name[name].length)
-            == CLASSIC[name]
-            for name in _CONTROL_COLUMNS
+            places.get(name) == CLASSIC[name] for name in _CONTROL_COLUMNS
         )
 
     def _read_header(self) -> tuple[Header, int]:

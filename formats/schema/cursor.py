@@ -120,13 +120,13 @@ class Cursor:
             return False
         return self.at(*ITEMS) or nearest(self.peek().text, ITEMS) != ""
 
-    def open(self, opens: str) -> Block:
+    def open(self, keyword: str, opens: str) -> Block:
         """Take ``keyword NAME {``; what lacks is noted, and the body read all the same."""
-        keyword = self.take()
+        line = self.take().line
         name = self.name("a name") or Token("name", "", self.peek().position)
         if not name.text and self.peek(1).text == opens:
             self.take()
-        block = Block(keyword.text, name, _CLOSES[opens], keyword.line)
+        block = Block(keyword, name, _CLOSES[opens], line)
         if self.at(opens):
             self.take()
         else:

@@ -90,7 +90,7 @@ class Grammar(Cursor):
         return meant if self.peek(1).kind == "name" else ""
 
     def _event(self) -> Event:
-        start, block = self.index, self.open("{")
+        start, block = self.index, self.open("event", "{")
         docs = self.comments(start)
         fields: list[Field] = []
         while self.inside(block, "a type"):
@@ -148,7 +148,7 @@ class Grammar(Cursor):
         self.skip_line(name.line)
 
     def _enum(self) -> None:
-        start, block = self.index, self.open("{")
+        start, block = self.index, self.open("enum", "{")
         name = block.name
         if is_type_name(name.text) and name.text not in C_WORDS:
             self.fail(name.position, f"expected a new type name, found basic type '{name.text}'")
@@ -192,7 +192,7 @@ class Grammar(Cursor):
         return Member(name.text, value, doc, tags)
 
     def _loglevel(self) -> None:
-        start, block = self.index, self.open("<")
+        start, block = self.index, self.open("loglevel", "<")
         docs = self.comments(start)
         items: list[LevelItem] = []
         while self.inside(block, _LEVEL_ITEM):
@@ -220,7 +220,7 @@ class Grammar(Cursor):
             self._using[name.text] = name.position
 
     def _arch(self) -> None:
-        start, block = self.index, self.open("{")
+        start, block = self.index, self.open("arch", "{")
         docs = self.comments(start)
         counters: dict[str, str] = {}
         while self.inside(block, "'counterN NAME'"):

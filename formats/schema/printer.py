@@ -45,7 +45,7 @@ def _comments(lines: Sequence[str]) -> list[str]:
 
 def _body(rows: Sequence[tuple[str, list[str]]]) -> list[str]:
     """Declarations with their comments: of one line behind, of more above."""
-    width = max((len(text) for text, _ in rows), default=0)
+    width = max((len(text) for text, comments in rows if len(comments) == 1), default=0)
     lines: list[str] = []
     for text, comments in rows:
         if len(comments) == 1:

@@ -19,15 +19,13 @@ from formats.verify.report import COLLECTOR_CAUSES, DAMAGED, KERNEL_CAUSES, Miss
 from formats.verify.sequence import is_unsure
 from formats.verify.serials import SerialCheck
 
-_BY_CPU = (control.LossCause.KERNEL, control.LossCause.LATE, control.LossCause.DAMAGED)
-
 
 @dataclass
 class LossSums:
-    """Sequence numbers that LOSS entries count: per cause and CPU where they know, and unsure."""
+    """Sequence numbers that LOSS entries count: by CPU where they know it."""
 
-    by_cpu: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(cause, cpu) to the count, for the causes that know the CPU."""
+    by_cpu: dict[int, int] = field(default_factory=dict)
+    """The causes that know the CPU together: what comes late was first missed in the kernel."""
     collector: int = 0
     """Causes 2 to 4, of any CPU."""
     repaired: int = 0
@@ -43,12 +41,9 @@ class LossSums:
         own = unsure & (cause == control.LossCause.DAMAGED)
         self.repaired += int(count[own].sum())
         self.collector += int(count[unsure & ~own].sum())
-        for each in _BY_CPU:
-            mine = ~unsure & (cause == each)
-            for cpu in np.unique(losses.callvalue[mine]):
-                key = int(each), int(cpu)
-                here = int(count[mine & (losses.callvalue == cpu)].sum())
-                self.by_cpu[key] = self.by_cpu.get(key, 0) + here
+        for cpu in np.unique(losses.callvalue[~unsure]):
+            here = int(count[~unsure & (losses.callvalue == cpu)].sum())
+            self.by_cpu[int(cpu)] = self.by_cpu.get(int(cpu), 0) + here
 
     @property
     def unsure(self) -> int:
@@ -107,24 +102,21 @@ def _sum_by(keys: I64, values: I64) -> tuple[I64, I64]:
 
 
 def check_losses(problems: Problems, shot: Snapshot, sums: LossSums) -> None:
-    """The final checkpoint's losses are those that the LOSS entries count, per CPU and cause."""
+    """The final checkpoint's losses are those that the LOSS entries count."""
     keys = shot.keys()
     kernel = shot.counters(control.Losses, keys)[:, :3].sum(axis=1)
     collected = shot.counters(control.Collector, keys)
-    damaged = shot.tables[control.Cpu.location]
-    told: dict[tuple[int, int], int] = {}
-    for cause, (cpus, values) in (
-        (control.LossCause.KERNEL, by_cpu(keys, kernel)),
-        (control.LossCause.LATE, by_cpu(keys, collected[:, 0])),
-        (control.LossCause.DAMAGED, (damaged.keys, damaged.values[:, 2])),
-    ):
-        told.update({(int(cause), int(cpu)): int(n) for cpu, n in zip(cpus, values, strict=True)})
-    for key in sorted(told.keys() | sums.by_cpu.keys()):
-        ledger, entries = told.get(key, 0), sums.by_cpu.get(key, 0)
+    table = shot.tables[control.Cpu.location]
+    cpus, lost = by_cpu(keys, kernel + collected[:, 0])
+    told = {int(cpu): int(n) for cpu, n in zip(table.keys, table.values[:, 2], strict=True)}
+    for cpu, count in zip(cpus, lost, strict=True):
+        told[int(cpu)] = told.get(int(cpu), 0) + int(count)
+    for cpu in sorted(told.keys() | sums.by_cpu.keys()):
+        ledger, entries = told.get(cpu, 0), sums.by_cpu.get(cpu, 0)
         if entries > ledger or (entries < ledger and not sums.unsure):
             problems.add(
-                shot.index,
-                f"CPU {key[1]}: the final ledger counts {ledger} lost by cause {key[0]}, "
+                table.entry(cpu, shot.index),
+                f"CPU {cpu}: the final ledger counts {ledger} records lost, late or damaged, "
                 f"the LOSS entries {entries}",
             )
     late_stage = int(collected[:, 1:4].sum())
@@ -193,6 +185,8 @@ def build_rows(shot: Snapshot, has_cpu: bool, name: Callable[[int], str]) -> lis
         row = _row(key, ledger[at], losses[at], collected[at], int(here[at]), shot.final)
         row.name = name(row.location)
         rows.append(row)
+    if not shot.final:
+        _attribute(rows, shot)
     return rows if has_cpu else _merge(rows)
 
 
@@ -214,6 +208,18 @@ def _row(key: int, ledger: U64, losses: U64, collected: U64, here: int, final: b
     else:
         row.pending = left
     return row
+
+
+def _attribute(rows: list[Row], shot: Snapshot) -> None:
+    """Of what is written and not in the file yet, take what the CPU's row knows to be damaged."""
+    table = shot.tables[control.Cpu.location]
+    left = {int(cpu): int(n) for cpu, n in zip(table.keys, table.values[:, 2], strict=True)}
+    for row in rows:
+        number = min(max(row.pending, 0), left.get(row.cpu or 0, 0))
+        if number:
+            left[row.cpu or 0] -= number
+            row.pending -= number
+            row.lost[DAMAGED] = number
 
 
 def _merge(rows: list[Row]) -> list[Row]:

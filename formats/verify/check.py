@@ -35,7 +35,7 @@ def verify_file(path: str | os.PathLike[str]) -> Report:
         with formats.open(path) as capture:
             return verify_capture(capture)
     except DamagedError as error:
-        return Report(str(path), error=error.message)
+        return Report(str(path), error=error.message.removeprefix(f"{path}: "))
 
 
 def verify_capture(capture: Capture) -> Report:
@@ -177,9 +177,9 @@ class _LedgerRun:
     def _feed_serials(
         self, segment: Segment, rows: ControlRows, plain: I64, location: I64, cpu: I64
     ) -> None:
-        live = location != control.EXISTING
-        plain, cpu = plain[live], cpu[live]
         serial = segment.numbers("serial").astype(np.uint64)[plain]
+        live = (location != control.EXISTING) | (serial > 0)
+        plain, cpu, serial = plain[live], cpu[live], serial[live]
         mono = segment.wide("time_ns")[plain] if self._has_mono else None
         index = plain + segment.start
         cut, row_cut = 0, 0

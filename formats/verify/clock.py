@@ -8,10 +8,11 @@ import numpy as np
 from formats import control
 from formats.verify.entries import I64, ControlRows
 from formats.verify.report import Problems
+from formats.verify.serials import NESTING_TOLERANCE_NS
 
 TIME_TOLERANCE_NS = 10_000_000
-"""Between `time` and the clock pairs, and of `time` running back: the clock's slewing between two
-pairs, the pairs' uncertainty, and the microsecond."""
+"""Between `time` less `time_ns` and the clock pairs: the clock's slewing between two pairs, the
+pairs' uncertainty, and the microsecond."""
 
 
 class ClockCheck:
@@ -88,7 +89,7 @@ class ClockCheck:
             return
         first = int(time[0]) if self._last_time is None else self._last_time
         step = np.diff(time, prepend=np.int64(first))
-        for at in np.flatnonzero(step < -TIME_TOLERANCE_NS):
+        for at in np.flatnonzero(step < -NESTING_TOLERANCE_NS):
             if len(self._jumps) < 64:
                 self._jumps.append((-int(step[at]), int(index[at])))
         self._last_time = int(time[-1])
@@ -96,7 +97,7 @@ class ClockCheck:
     def finish(self) -> None:
         """The whole file was fed: judge the times against all the clock pairs in it."""
         for jump_ns, entry in self._jumps:
-            if jump_ns > self._back_ns + TIME_TOLERANCE_NS:
+            if jump_ns > self._back_ns + NESTING_TOLERANCE_NS:
                 self._problems.add(entry, f"time runs back by {jump_ns} ns without a clock step")
         if self._least is None or self._most is None:
             return

@@ -106,6 +106,7 @@ class Report:
     missed: list[Missed] = field(default_factory=list)
     perf_lost: int = 0
     existing: int = 0
+    """Snapshots of connections that were open before the start."""
     clock_pairs: int = 0
     clock_steps: int = 0
     after_checkpoint: int = 0
@@ -156,7 +157,7 @@ class Report:
     def verdict(self) -> str:
         """One phrase for a person; never says that nothing was lost unless it is proven."""
         if self.error is not None:
-            return f"cannot be read: {self.error}"
+            return self.error
         if self.problems_total:
             return f"does not add up: {self.problems_total} problem(s)"
         lost = self.lost_total

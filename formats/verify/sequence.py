@@ -23,7 +23,7 @@ class SequenceReader:
     def __init__(self, capture: Capture, problems: Problems) -> None:
         self._problems = problems
         self._wide = is_number(capture, "seq") and is_number(capture, "seq_no")
-        self._previous: int | None = None
+        self._previous: U64 | None = None
 
     def read(self, segment: Segment) -> U64:
         """Sequence numbers of a segment that is not empty, in order of the file."""
@@ -36,12 +36,13 @@ class SequenceReader:
                 self._problems.add(start + at, f"seq_no {low[at]} is not the low half of {seq[at]}")
             self._problems.count(max(0, len(differ) - LISTED_PER_SEGMENT))
             return seq
-        first = int(low[0]) if self._previous is None else self._previous
-        before = np.concatenate((np.array([first & 0xFFFFFFFF], np.uint32), low[:-1]))
-        steps = (low - before).view(np.int32).astype(np.int64)
-        seq = (np.cumsum(steps) + np.int64(first)).astype(np.uint64)
-        self._previous = int(seq[-1])
-        return seq
+        if self._previous is None:
+            self._previous = low[:1].astype(np.uint64)
+        before = np.concatenate((self._previous.astype(np.uint32), low[:-1]))
+        steps = (low - before).view(np.int32).astype(np.int64).view(np.uint64)
+        unwrapped: U64 = np.cumsum(steps, dtype=np.uint64) + self._previous
+        self._previous = unwrapped[-1:]
+        return unwrapped
 
 
 class SequenceCheck:

@@ -17,10 +17,11 @@ from formats.verify.entries import I64, U64, ControlRows
 from formats.verify.report import Problems
 
 FIRST_SERIAL = 1
+LAST_SERIAL = 2**63
 MOST_INTERVALS = 1 << 16
-NESTING_TOLERANCE_NS = 100_000_000
-"""How far time may run back from one serial to the next: a program that another one interrupted
-between its serial and its clock, on a virtual CPU that was taken away meanwhile."""
+NESTING_TOLERANCE_NS = 1_000_000_000
+"""How far time may run back from one serial to the next: a program may be interrupted, or
+preempted, between its clock and its serial, on a virtual CPU that is taken away meanwhile."""
 
 
 @dataclass
@@ -111,8 +112,12 @@ class SerialCheck:
         rows: ControlRows,
     ) -> None:
         """Snapshots of a segment: entry numbers, CPUs, serials, monotonic times; control rows."""
-        for at in np.flatnonzero(serial == 0)[:8]:
-            self._problems.add(index[at], f"entry of CPU {cpu[at]} has no serial")
+        wrong = (serial < FIRST_SERIAL) | (serial > LAST_SERIAL)
+        if np.any(wrong):
+            for at in np.flatnonzero(wrong)[:8]:
+                self._problems.add(index[at], f"CPU {cpu[at]} gave no serial {serial[at]}")
+            index, cpu, serial = index[~wrong], cpu[~wrong], serial[~wrong]
+            time_ns = None if time_ns is None else time_ns[~wrong]
         order = np.argsort(cpu, kind="stable")
         edges = np.flatnonzero(np.diff(cpu[order])) + 1
         for part in np.split(order, edges):
@@ -162,9 +167,9 @@ class SerialCheck:
         losses = rows.take(known & (rows.pairs[:, 0] > 0) & (rows.pairs[:, 1] > 0))
         starts = losses.pairs[:, 0]
         ends = starts + losses.pairs[:, 1]
-        for at in np.flatnonzero(ends <= starts)[:8]:
+        whole = (ends > starts) & (ends <= LAST_SERIAL)
+        for at in np.flatnonzero(~whole)[:8]:
             self._problems.add(losses.index[at], "LOSS entry counts beyond the last serial")
-        whole = ends > starts
         for cpu in np.unique(losses.callvalue[whole]):
             mine = np.flatnonzero(whole & (losses.callvalue == cpu))
             twice = self._cpu(int(cpu)).add(starts[mine], ends[mine])

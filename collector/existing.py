@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Walks the sockets that were open before the capture, namespace by namespace, in steps.
+
+A BPF iterator takes the same snapshot as every other program, through the same rings. The program
+writes one byte a socket, so a read of n bytes walks n sockets: the walk never outruns the rings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from collector import bpfsys
+from collector.netns import NAMED, run_inside
+from formats.errors import TcpkmonError
+
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+
+
+class Walk:
+    """A walk over the sockets of `namespaces` (descriptors), `step` sockets a read.
+
+    `open_iter` makes an iterator of the namespace of the thread that calls it.
+    """
+
+    def __init__(self, open_iter: Callable[[], int], namespaces: Iterable[int], step: int) -> None:
+        self._open_iter = open_iter
+        self._waiting = list(namespaces)
+        self._step = max(1, step)
+        self._fd: int | None = None
+
+    def step(self) -> bool:
+        """Walks some sockets; False when all were walked."""
+        while True:
+            if self._fd is None:
+                if not self._waiting:
+                    return False
+                self._fd = run_inside(self._waiting.pop(0), self._open_iter)
+            try:
+                if os.read(self._fd, self._step):
+                    return True
+            except BlockingIOError:
+                return True  # a million sockets without one to record: the kernel pauses
+            self.close()
+
+    def close(self) -> None:
+        """Ends the walk of the present namespace."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def find_namespaces() -> Iterator[int]:
+    """Descriptors of every network namespace of a process or a name, each once; caller closes."""
+    seen: set[tuple[int, int]] = set()
+    places = [Path("/proc/self/ns/net")]
+    places += [p / "ns/net" for p in Path("/proc").iterdir() if p.name.isdigit()]
+    if NAMED.is_dir():
+        places += sorted(NAMED.iterdir())
+    for place in places:
+        try:
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue  # the process ended, or the name stands for nothing
+        identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
+        if identity in seen:
+            os.close(fd)
+        else:
+            seen.add(identity)
+            yield fd
+
+
+def socket_inodes(pid: int) -> set[int]:
+    """Inodes of the sockets that a process holds. Raises TcpkmonError when it is gone."""
+    inodes = set()
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError as error:
+        raise TcpkmonError(f"process {pid}: {error.strerror}", "is it still there?") from error
+    for name in names:
+        try:
+            found = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except OSError:
+            continue  # closed meanwhile
+        if found:
+            inodes.add(int(found[1]))
+    return inodes
+
+
+def name_inodes(fd: int, pids: Iterable[int], room: int) -> None:
+    """Enters the sockets of `pids` in the map existing_inodes (inode -> pid)."""
+    rows = [(inode, pid) for pid in pids for inode in socket_inodes(pid)]
+    if len(rows) > room:
+        raise TcpkmonError(f"--pid: {len(rows)} sockets are more than the {room} there is room for")
+    for inode, pid in rows:
+        bpfsys.map_update(fd, struct.pack("=Q", inode), struct.pack("=I", pid))

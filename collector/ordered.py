@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordered entries: what the sequencer hands to the spool, and how entries get numbers and times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.control import WORDS_OFFSET, Loss
+
+I64 = NDArray[np.int64]
+MonoToEpoch = Callable[[I64], I64]
+"""Takes and gives ns, arrays of one shape."""
+
+NO_CPU = 0xFFFF
+# The classic head of an entry as u32 words; see the table in formats/psc/columns.py.
+_SEQ, _SECONDS, _MICROSECONDS, _CALLVALUE, LOCATION_WORD = 0, 1, 2, 3, 4
+_W = WORDS_OFFSET // 4
+_LOCATIONS = 256
+
+
+@dataclass
+class Ordered:
+    """Entries ready to be written: (n,) contiguous rows of the capture's dtype.
+
+    seqs: their sequence numbers; they rise by more than one where records were lost. cpus: the
+    CPU of each, NO_CPU for control entries. The batch takes the numbers first_seq up to
+    first_seq + span; the last one is its last entry's.
+    """
+
+    entries: NDArray[Any]
+    seqs: I64
+    cpus: NDArray[np.uint16]
+    first_seq: int
+    span: int
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def renumber(self, first_seq: int) -> None:
+        """Give it other numbers, in the entries too."""
+        if first_seq != self.first_seq:
+            self.seqs += first_seq - self.first_seq
+            self.first_seq = first_seq
+            _number(self.entries, self.seqs)
+
+    def counts(self, start: int = 0, stop: int | None = None) -> Counter[tuple[int, int]]:
+        """Records (not control entries) of a range, by (cpu, location)."""
+        which = slice(start, stop)
+        return count_by_place(self.cpus[which], head_words(self.entries[which])[:, LOCATION_WORD])
+
+
+def head_words(entries: NDArray[Any]) -> NDArray[np.uint32]:
+    """Contiguous rows as u32 words, a view of shape (n, itemsize / 4)."""
+    return entries.view(np.uint32).reshape(len(entries), entries.dtype.itemsize // 4)
+
+
+def count_by_place(
+    cpus: NDArray[np.uint16], locations: NDArray[np.uint32]
+) -> Counter[tuple[int, int]]:
+    """How many there are of each (cpu, location), without those of NO_CPU."""
+    key = (cpus.astype(np.int64) * _LOCATIONS) + np.minimum(locations, _LOCATIONS - 1)
+    counts = np.bincount(key[cpus != NO_CPU])
+    found = np.flatnonzero(counts)
+    return Counter({(int(k) // _LOCATIONS, int(k) % _LOCATIONS): int(counts[k]) for k in found})
+
+
+def stamp(entries: NDArray[Any], seqs: I64, mono_ns: I64, mono_to_epoch: MonoToEpoch) -> None:
+    """Set the sequence numbers and the time of day of contiguous rows, in place."""
+    words = head_words(entries)
+    epoch_us = mono_to_epoch(mono_ns) // 1000
+    seconds = epoch_us // 1_000_000
+    words[:, _SECONDS] = seconds
+    words[:, _MICROSECONDS] = epoch_us - seconds * 1_000_000
+    _number(entries, seqs)
+
+
+def stamp_control(
+    entries: NDArray[Any], seqs: I64, mono_ns: int, mono_to_epoch: MonoToEpoch
+) -> None:
+    """Set numbers and times of control entries, which are all of one moment, in place."""
+    stamp(entries, seqs, np.full(len(entries), mono_ns, np.int64), mono_to_epoch)
+    if "time_ns" in (entries.dtype.names or ()):
+        entries["time_ns"] = mono_ns
+
+
+def _number(entries: NDArray[Any], seqs: I64) -> None:
+    head_words(entries)[:, _SEQ] = seqs.astype(np.uint32)
+    if "seq" in (entries.dtype.names or ()):
+        entries["seq"] = seqs
+
+
+def fill_losses(
+    raw: NDArray[np.uint32], rows: I64, cpus: NDArray[np.uint16], first_serial: I64, count: I64
+) -> None:
+    """formats.control.Loss of cause 0, many at once, in rows of u32 words."""
+    raw[rows] = 0
+    raw[rows, _CALLVALUE] = cpus
+    raw[rows, LOCATION_WORD] = Loss.location
+    for word, value in ((_W, first_serial), (_W + 2, count)):
+        raw[rows, word] = value & 0xFFFFFFFF
+        raw[rows, word + 1] = value >> 32
+
+
+def opaque(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Rows as mere bytes: numpy copies those whole, but structured rows field by field, which is
+    slower and leaves out bytes that belong to no column (a LOSS entry's words may lie there)."""
+    return np.dtype(("V", dtype.itemsize))
+
+
+def join_rows(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Rows of several arrays, one after the other, with all their bytes."""
+    kind = opaque(dtype)
+    return np.concatenate([np.empty(0, kind), *(part.view(kind) for part in parts)]).view(dtype)
+
+
+def joined(one: Ordered, other: Ordered) -> Ordered:
+    """Two batches as one; `other` has the numbers right after `one`."""
+    return Ordered(
+        join_rows((one.entries, other.entries), one.entries.dtype),
+        np.concatenate((one.seqs, other.seqs)),
+        np.concatenate((one.cpus, other.cpus)),
+        one.first_seq,
+        one.span + other.span,
+    )

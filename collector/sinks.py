@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sink under the spool: writes whole entries to a file and survives a full disk and errors.
+
+After a failed write the file is cut back to its last whole entry. Room for the last entries of a
+capture is kept free beyond the end of the file (fallocate), so that a full disk still takes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import stat
+from dataclasses import dataclass
+
+from formats.control import LossCause
+from formats.errors import FileError
+
+RESERVE_BYTES = 64 << 10
+_FALLOC_FL_KEEP_SIZE = 1
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Calls:
+    """The system calls that sinks and outputs make; tests put in others, which fail."""
+
+    open = staticmethod(os.open)
+    write = staticmethod(os.write)
+    fsync = staticmethod(os.fsync)
+    ftruncate = staticmethod(os.ftruncate)
+    lseek = staticmethod(os.lseek)
+    fchmod = staticmethod(os.fchmod)
+    link = staticmethod(os.link)
+    rename = staticmethod(os.rename)
+    unlink = staticmethod(os.unlink)
+    close = staticmethod(os.close)
+
+    @staticmethod
+    def fallocate(fd: int, offset: int, length: int) -> None:
+        """Take room on the disk without changing the file's size. OSError."""
+        result = _libc.fallocate(
+            ctypes.c_int(fd),
+            ctypes.c_int(_FALLOC_FL_KEEP_SIZE),
+            ctypes.c_int64(offset),
+            ctypes.c_int64(length),
+        )
+        if result:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
+
+def cause_of(error: OSError) -> LossCause:
+    """How a failed write is counted."""
+    return LossCause.DISK_FULL if error.errno in _FULL else LossCause.WRITE_ERROR
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a write: bytes that stand in the file now, and why not all of them do."""
+
+    kept_bytes: int
+    error: OSError | None = None
+
+
+class FileSink:
+    """Appends entries to a descriptor, which belongs to it. One thread uses it.
+
+    The descriptor stands at the end of what was written before. `reserve_bytes` are kept free for
+    writes with reserved=True. BrokenPipeError goes to the caller; other errors are in the Outcome.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        entry_size: int,
+        calls: Calls | None = None,
+        reserve_bytes: int = RESERVE_BYTES,
+    ) -> None:
+        self._fd = fd
+        self._entry_size = entry_size
+        self._calls = calls or Calls()
+        mode = os.fstat(fd)
+        self.regular = stat.S_ISREG(mode.st_mode)
+        self._end = self._calls.lseek(fd, 0, os.SEEK_CUR) if self.regular else 0
+        self._reserve = reserve_bytes if self.regular else 0
+        self._ragged = False
+
+    @property
+    def end_bytes(self) -> int:
+        """Where the file ends (0 for a pipe)."""
+        return self._end
+
+    def write(self, data: bytes | memoryview, *, whole: bool = False, reserved: bool = False) -> (
+        Outcome
+    ):
+        """Append `data` (whole entries): as many of them as fit, or with `whole` all or none."""
+        if self._ragged and (error := self._cut_back()) is not None:
+            return Outcome(0, error)
+        view = memoryview(data).cast("B")
+        done = 0
+        failed: OSError | None = None
+        while done < len(view) and failed is None:
+            size, failed = (len(view) - done, None) if reserved else self._room(done, view, whole)
+            done, error = self._put(view, done, done + size)
+            failed = error or failed
+        if failed is None:
+            self._end += done
+            return Outcome(done)
+        kept = 0 if whole else done // self._entry_size * self._entry_size
+        self._end += kept
+        if kept != done:
+            self._ragged = True
+            self._cut_back()
+        return Outcome(kept, failed)
+
+    def sync(self) -> OSError | None:
+        """Have it on the disk; an error comes back as it is."""
+        if not self.regular:
+            return None
+        while True:
+            try:
+                self._calls.fsync(self._fd)
+            except InterruptedError:
+                continue
+            except OSError as error:
+                return error
+            return None
+
+    def close(self) -> OSError | None:
+        """Give back the reserve, sync and close; the first error comes back."""
+        failed = None
+        if self._ragged or self._reserve:
+            self._reserve = 0
+            error = self._cut_back()
+            # Not to get the reserve back does no harm; half an entry at the end does.
+            failed = error if self._ragged else None
+        synced = self.sync()
+        try:
+            self._calls.close(self._fd)
+        except OSError as error:
+            return failed or synced or error
+        return failed or synced
+
+    def _put(self, view: memoryview, start: int, stop: int) -> tuple[int, OSError | None]:
+        """Write a range; how far it came."""
+        while start < stop:
+            try:
+                count = self._calls.write(self._fd, view[start:stop])
+            except InterruptedError:
+                continue
+            except BlockingIOError:
+                select.select([], [self._fd], [])
+                continue
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                return start, error
+            if not count:
+                return start, OSError(errno.EIO, "nothing was written")
+            start += count
+        return start, None
+
+    def _room(self, done: int, view: memoryview, whole: bool) -> tuple[int, OSError | None]:
+        """How many bytes from `done` on may be written so that the reserve stays free."""
+        want = len(view) - done
+        if not self._reserve:
+            return want, None
+        size, first = want, None
+        while size:
+            error = self._allocate(done, size + self._reserve)
+            if error is None:
+                return size, None
+            if error.errno not in _FULL:
+                # No fallocate here (or a strange one): the write itself will tell.
+                if error.errno in {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.EINVAL}:
+                    self._reserve = 0
+                return want, None
+            first = first or error
+            size = 0 if whole else size // 2 // self._entry_size * self._entry_size
+        return 0, first
+
+    def _allocate(self, done: int, length: int) -> OSError | None:
+        while True:
+            try:
+                self._calls.fallocate(self._fd, self._end + done, length)
+            except InterruptedError:
+                continue
+            except OSError as error:
+                return error
+            return None
+
+    def _cut_back(self) -> OSError | None:
+        """Cut the file to its whole entries (which frees the reserve: take it again)."""
+        if not self.regular:
+            raise FileError("the output broke within an entry and cannot be cut back")
+        try:
+            self._calls.ftruncate(self._fd, self._end)
+            self._calls.lseek(self._fd, self._end, os.SEEK_SET)
+        except OSError as error:
+            return error
+        if self._ragged and self._reserve:
+            with contextlib.suppress(OSError):
+                self._calls.fallocate(self._fd, self._end, self._reserve)
+        self._ragged = False
+        return None

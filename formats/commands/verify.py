@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tcpkmon verify FILE...`: proves from capture files alone what is in them and what is missing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from formats.cli import use_colours
+from formats.errors import FileError
+
+if TYPE_CHECKING:
+    from formats.verify.report import Report
+
+_BY_WEIGHT = (5, 1, 3)
+
+
+@click.command("verify")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def command(files: tuple[str, ...], as_json: bool) -> int:
+    """Recompute the loss ledger of captures from the files alone.
+
+    Exit code 0: nothing was lost, and that is proven. 3: something was lost and all of it is
+    accounted for, or the end of the file is unknown after a crash. 5: the file does not add up or
+    is damaged. Of several files the worst counts (1, a file that cannot be read, before 3).
+    """
+    from formats.verify import verify_file
+    from formats.verify.report import Report
+
+    reports: list[Report] = []
+    for path in files:
+        try:
+            report = verify_file(path)
+        except FileError as error:
+            if len(files) == 1:
+                raise
+            report = Report(path, error=error.message, error_exit=error.exit_code)
+        reports.append(report)
+        if not as_json:
+            _print(report, first=len(reports) == 1)
+    if as_json:
+        listed = [report.as_json() for report in reports]
+        click.echo(json.dumps({"files": listed, "exit_code": _worst(reports)}, indent=2))
+    return _worst(reports)
+
+
+def _print(report: Report, first: bool) -> None:
+    from formats.verify.table import make_console, print_report
+
+    if not first:
+        click.echo()
+    print_report(make_console(use_colours()), report)
+
+
+def _worst(reports: list[Report]) -> int:
+    codes = {report.exit_code for report in reports}
+    return next((code for code in _BY_WEIGHT if code in codes), 0)

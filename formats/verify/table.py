@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints what verify found for people: one table per file, in under 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from formats.escape import for_terminal
+from formats.verify.report import CAUSES, Report, Row
+
+PLAIN_WIDTH = 79
+_STYLES = {0: "green", 3: "yellow"}
+_COLUMNS = ("attempts", "filtered", "unchanged", "written", "in file", "pending", "lost")
+
+
+def make_console(colours: bool) -> Console:
+    """A console on stdout: as wide as the terminal, PLAIN_WIDTH where there is none."""
+    console = Console(highlight=False, markup=False, emoji=False, no_color=not colours)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return console
+
+
+def print_report(console: Console, report: Report) -> None:
+    """One file: verdict, ledger, what is missing where, problems with their offsets."""
+    console.print(
+        _text(report.path, "bold"), Text(": "), _text(report.verdict, _style(report)), sep=""
+    )
+    if report.error is not None:
+        return
+    console.print(_text(_summary(report)))
+    if report.rows:
+        console.print(_ledger_table(report), crop=False)
+        if report.tail_unknown:
+            console.print(_text("The table is as of the last checkpoint.", "yellow"))
+    for line in _remarks(report):
+        console.print(_text(line))
+    for problem in report.problems:
+        console.print(_text(f"offset {problem.offset}, entry {problem.entry}: {problem.what}"))
+    unlisted = report.problems_total - len(report.problems)
+    if unlisted > 0:
+        console.print(_text(f"... and {unlisted} more problem(s)"))
+
+
+def _style(report: Report) -> str:
+    return _STYLES.get(report.exit_code, "red")
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(for_terminal(text), style=style)
+
+
+def _summary(report: Report) -> str:
+    parts = [f"{report.entries} entries, {report.size_bytes} bytes"]
+    if report.ledger:
+        parts.append(f"{report.checkpoints} checkpoint(s)")
+        parts.append(f"{report.clock_pairs} clock pair(s)")
+        ended = "no end" if report.end_reason is None else f"ended: {report.end_reason}"
+        parts.append(ended)
+    return ", ".join(parts)
+
+
+def _ledger_table(report: Report) -> Table:
+    totals = report.totals
+    columns = [name for name in _COLUMNS if name != "pending" or totals.pending]
+    per_cpu = any(row.cpu is not None for row in report.rows)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=True)
+    if per_cpu:
+        table.add_column("cpu", justify="right")
+    table.add_column("location", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in (*report.rows, totals):
+        style = "bold" if row is totals else ""
+        cells = [_text(row.name)]
+        if per_cpu:
+            cells.insert(0, _text("" if row.cpu is None else str(row.cpu)))
+        cells += [_text(str(_value(row, name))) for name in columns]
+        if row is totals and per_cpu:
+            cells[0] = Text("")
+        table.add_row(*cells, style=style)
+        if row.lost_total and row is not totals:
+            _add_causes(table, row, per_cpu)
+    return table
+
+
+def _add_causes(table: Table, row: Row, per_cpu: bool) -> None:
+    """Where a row lost something: one short line per cause, its number in the last column."""
+    for cause in CAUSES:
+        if row.lost.get(cause):
+            cells = [_text(f"  {cause}")] + [Text("")] * (len(table.columns) - 2 - per_cpu)
+            cells.append(_text(str(row.lost[cause])))
+            table.add_row(*([Text("")] if per_cpu else []), *cells, style="dim")
+
+
+def _value(row: Row, name: str) -> int:
+    if name == "lost":
+        return row.lost_total
+    return int(getattr(row, name.replace(" ", "_")))
+
+
+def _remarks(report: Report) -> Iterable[str]:
+    totals = report.totals
+    if totals.lost_total:
+        causes = (f"{cause} {totals.lost[cause]}" for cause in CAUSES if totals.lost[cause])
+        yield f"lost by cause: {', '.join(causes)}"
+    if report.seq_gaps:
+        yield f"{report.seq_gaps} gap(s) in the sequence, {report.seq_lost} numbers missing"
+    for one in report.missed:
+        yield (
+            f"never seen by the program of {one.name}: "
+            f"{one.recursion} (recursion), {one.kprobe} (kprobe)"
+        )
+    if report.existing:
+        yield f"{report.existing} connection(s) were open before the start"
+    if report.perf_lost:
+        yield f"the kernel's PERF_RECORD_LOST counts {report.perf_lost} (cross-check only)"
+    if report.clock_steps:
+        yield f"the clock was set {report.clock_steps} time(s) while capturing"
+    if report.tail_unknown:
+        yield (
+            f"tail unknown: {report.after_checkpoint} snapshot(s) after the last checkpoint, "
+            "and perhaps more that were never written"
+        )
+    yield from report.notes

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to counts: compiled, loaded in two copies, attached each way this kernel offers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collector import bpfsys, kprobes
+from collector.btf import Btf
+from collector.compiler import CompileError, Image, compile_text
+from collector.kprobes import Tracefs, has_kprobes, remove_stale
+from collector.probing import Probing
+from collector.program import Loaded, ProgramSpec
+from formats.errors import KernelError
+
+FIRST, AGAIN, NUMBER, FIRST_AT, AGAIN_AT, PLAIN, ITEMS = range(7)
+
+# Counts what this process does, and notes which copy ran in what order.
+TEXT = """
+#line 1 "/x/test_program.bpf.c"
+#define always_inline inline __attribute__((always_inline))
+BPF_ARRAY(seen, u64, 8);
+BPF_PERCPU_ARRAY(scratch, u64, 1);
+BPF_HASH(table, u32, u64, 1000);
+BPF_PERF_OUTPUT(events);
+BPF_LPM_TRIE(prefixes, u64, u32, 16);
+
+static always_inline u64 add(u32 which, u64 by)
+{
+    u64 *counter = seen.lookup(&which);
+    return counter ? __sync_fetch_and_add(counter, by) : 0;
+}
+
+static always_inline void put(u32 which, u64 value)
+{
+    seen.update(&which, &value);
+}
+
+#define MINE (bpf_get_current_pid_tgid() >> 32 == MY_PID)
+
+int twice(void *ctx)
+{
+    u64 first;
+
+    asm volatile("%0 = 0x6b6c6f6767657231 ll" : "=r"(first));
+    if (!MINE)
+        return 0;
+    add(first ? 0 : 1, 1);
+    put(first ? 3 : 4, add(2, 1) + 1);
+    return 0;
+}
+
+int once(void *ctx)
+{
+    if (MINE)
+        add(5, 1);
+    return 0;
+}
+
+int item(void *ctx)
+{
+    add(6, 1);
+    return 0;
+}
+
+int sends(void *ctx)
+{
+    u64 value = 5, prefix = 32;
+    u32 key = 0;
+
+    table.update(&key, &value);
+    prefixes.lookup(&prefix);
+    scratch.lookup(&key);
+    return events.perf_submit(ctx, &value, sizeof(value));
+}
+"""
+FUNCTIONS = ("twice", "once", "item", "sends")
+# What listen(2) and the close after it pass through: two state changes, one listen start.
+WAYS = [
+    ("btf", "inet_sock_set_state", 2),
+    ("raw", "inet_sock_set_state", 2),
+    ("fentry", "inet_csk_listen_start", 1),
+    ("fexit", "inet_csk_listen_start", 1),
+    ("kprobe", "inet_csk_listen_start", 1),
+    ("kretprobe", "inet_csk_listen_start", 1),
+]
+TIMES = 10
+
+
+@pytest.fixture(scope="module")
+def btf() -> Btf:
+    return Btf.from_kernel()
+
+
+@pytest.fixture(scope="module")
+def probing(btf: Btf) -> Probing:
+    return Probing(btf)
+
+
+@pytest.fixture(scope="module")
+def image() -> Image:
+    return compile_text(TEXT, FUNCTIONS, cache=False, flags=[f"-DMY_PID={os.getpid()}"])
+
+
+@pytest.fixture
+def loaded(image: Image, btf: Btf) -> Iterator[Loaded]:
+    with Loaded(image, btf) as loaded:
+        yield loaded
+
+
+def listen_times(times: int = TIMES) -> None:
+    for _ in range(times):
+        with socket.socket() as listener:
+            listener.listen()
+
+
+def counter(loaded: Loaded, which: int) -> int:
+    value = bpfsys.map_lookup(loaded.maps["seen"], struct.pack("=I", which), 8)
+    assert value is not None
+    return int(struct.unpack("=Q", value)[0])
+
+
+@pytest.mark.parametrize(("kind", "target", "each"), WAYS)
+def test_both_copies_see_every_event_in_order(
+    loaded: Loaded, probing: Probing, kind: str, target: str, each: int
+) -> None:
+    if not probing.can(kind, target):
+        pytest.skip(probing.why_not(kind, target))
+    loaded.load([ProgramSpec("twice", kind, target, required=True)])
+    assert counter(loaded, FIRST) == 0
+    loaded.attach()
+    loaded.attach()
+    listen_times()
+    assert counter(loaded, FIRST) == counter(loaded, AGAIN) == TIMES * each
+    assert counter(loaded, AGAIN_AT) == counter(loaded, FIRST_AT) + 1, "the first copy runs first"
+    loaded.detach()
+    listen_times()
+    assert counter(loaded, FIRST) == counter(loaded, AGAIN) == TIMES * each
+    loaded.attach()
+    listen_times()
+    assert counter(loaded, FIRST) == 2 * TIMES * each, "what was detached attaches again"
+
+
+@pytest.mark.parametrize(("kind", "target", "each"), WAYS)
+def test_code_without_the_mark_runs_once(
+    loaded: Loaded, probing: Probing, kind: str, target: str, each: int
+) -> None:
+    if not probing.can(kind, target):
+        pytest.skip(probing.why_not(kind, target))
+    loaded.load([ProgramSpec("once", kind, target, required=True)])
+    loaded.attach()
+    listen_times()
+    assert counter(loaded, PLAIN) == TIMES * each
+
+
+@pytest.mark.parametrize("kind", ["fentry", "fexit", "kprobe", "kretprobe"])
+def test_what_this_kernel_refuses_is_refused_cleanly(
+    loaded: Loaded, probing: Probing, kind: str
+) -> None:
+    target = "inet_csk_listen_start"
+    if probing.can(kind, target):
+        target = "tcpkmon_no_such_function"
+        assert not probing.can(kind, target)
+    optional = ProgramSpec("twice", kind, target)
+    loaded.load([optional])
+    loaded.attach()
+    assert loaded.attached() == ()
+    assert isinstance(loaded.refused["twice"], KernelError)
+    with pytest.raises(KernelError):
+        loaded.load([ProgramSpec("once", kind, target, required=True)])
+        loaded.attach()
+    assert loaded.attached() == ()
+
+
+def test_counters_of_programs(loaded: Loaded) -> None:
+    statistics = bpfsys.enable_stats()
+    try:
+        loaded.load([ProgramSpec("twice", "raw", "inet_sock_set_state", required=True)])
+        loaded.attach()
+        listen_times()
+        loaded.detach()
+    finally:
+        os.close(statistics)
+    missed = loaded.missed()["twice"]
+    assert missed.run_cnt >= 2 * TIMES
+    assert missed.run_ns > 0
+    assert (missed.again, missed.nmissed) == (0, 0)
+
+
+def test_iterators_see_own_sockets(loaded: Loaded, probing: Probing) -> None:
+    if not probing.can("iter", "tcp"):
+        pytest.skip(probing.why_not("iter", "tcp"))
+    loaded.load([ProgramSpec("item", "iter", "tcp", required=True)])
+    with pytest.raises(ValueError, match="no attached iterator"):
+        loaded.open_iter("item")
+    loaded.attach()
+    assert counter(loaded, ITEMS) == 0
+    with contextlib.ExitStack() as stack:
+        for _ in range(TIMES):
+            stack.enter_context(socket.socket()).listen()
+        for runs in (1, 2):
+            file = loaded.open_iter("item")
+            assert os.read(file, 4096) == b""
+            os.close(file)
+            assert counter(loaded, ITEMS) >= TIMES * runs
+
+
+def test_nothing_is_left_behind(image: Image, btf: Btf, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids: list[int] = []
+    real = bpfsys.prog_load
+
+    def noting(*arguments: int | bytes | str) -> int:
+        fd = real(*arguments)  # type: ignore[arg-type]  # passes on whatever it is given
+        ids.append(bpfsys.prog_info(fd).id)
+        return fd
+
+    monkeypatch.setattr(bpfsys, "prog_load", noting)
+    before = set(os.listdir("/proc/self/fd"))
+    with Loaded(image, btf) as loaded:
+        loaded.load(
+            [
+                ProgramSpec("twice", "btf", "inet_sock_set_state", required=True),
+                ProgramSpec("once", "raw", "inet_sock_set_state", required=True),
+                ProgramSpec("sends", "raw", "tcp_destroy_sock", required=True),
+            ]
+        )
+        loaded.attach()
+        assert len(loaded.attached()) == 3
+        assert all(exists(number) for number in ids)
+    loaded.close()
+    assert len(ids) == 4
+    assert set(os.listdir("/proc/self/fd")) == before
+    # The kernel frees programs after a grace period; a read of the list waits for nothing.
+    for _ in range(1000):
+        if not any(exists(number) for number in ids):
+            break
+        os.sched_yield()
+        bpfsys.system_call(324 if os.uname().machine == "x86_64" else 283, 1, 0, 0)
+    assert not any(exists(number) for number in ids)
+
+
+def exists(prog_id: int) -> bool:
+    """Whether a program of this number is loaded (BPF_PROG_GET_FD_BY_ID)."""
+    try:
+        os.close(bpfsys.bpf(13, struct.pack("=III", prog_id, 0, 0))[0])
+    except OSError as error:
+        assert error.errno == errno.ENOENT
+        return False
+    return True
+
+
+def test_sizes_of_maps(image: Image, btf: Btf) -> None:
+    declared = {spec.name: spec for spec in image.maps}
+    assert declared.keys() == {"seen", "scratch", "table", "events", "prefixes"}
+    assert (declared["seen"].key_size, declared["seen"].value_size) == (4, 8)
+    assert declared["table"].max_entries == 1000
+    with Loaded(image, btf, sizes={"table": 2}) as loaded:
+        for key in range(2):
+            bpfsys.map_update(loaded.maps["table"], struct.pack("=I", key), bytes(8))
+        with pytest.raises(KernelError, match="E2BIG"):
+            bpfsys.map_update(loaded.maps["table"], struct.pack("=I", 2), bytes(8))
+    with pytest.raises(ValueError, match="no such map: tables"):
+        Loaded(image, btf, sizes={"tables": 2})
+
+
+def test_a_program_that_the_verifier_refuses(btf: Btf) -> None:
+    text = "int bad(void *ctx)\n{\n    return *(volatile int *)(bpf_ktime_get_ns());\n}\n"
+    image = compile_text(text, ["bad"], cache=False)
+    with Loaded(image, btf) as loaded, pytest.raises(KernelError, match="the verifier says"):
+        loaded.load([ProgramSpec("bad", "raw", "inet_sock_set_state", required=True)])
+
+
+def test_compile_errors_name_file_and_line() -> None:
+    with pytest.raises(CompileError, match=r"/x/test_program.bpf.c:\d+: .*no_such_word"):
+        compile_text(TEXT.replace("return counter ?", "return no_such_word ?"), FUNCTIONS, False)
+    with pytest.raises(CompileError, match="has no function missing"):
+        compile_text(TEXT, ["missing"], False, flags=["-DMY_PID=1"])
+
+
+def test_a_cached_image_loads(
+    btf: Btf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: Image
+) -> None:
+    monkeypatch.setenv("TCPKMON_CACHE", str(tmp_path / "cache"))
+    flags = [f"-DMY_PID={os.getpid()}"]
+    assert compile_text(TEXT, FUNCTIONS, flags=flags) == image
+    monkeypatch.setattr("collector.compiler.PYTHON", "/nonexistent")
+    cached = compile_text(TEXT, FUNCTIONS, flags=flags)
+    assert cached == image
+    with Loaded(cached, btf) as loaded:
+        loaded.load([ProgramSpec("twice", "btf", "inet_sock_set_state", required=True)])
+        loaded.attach()
+        listen_times()
+        assert counter(loaded, FIRST) == 2 * TIMES
+
+
+def test_tracefs_is_found_or_mounted_for_us_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = Path("/proc/self/mounts").read_text()
+    monkeypatch.setattr(kprobes, "MOUNTS", os.devnull)
+    with Tracefs() as tracefs:
+        assert str(tracefs.path).startswith("/proc/self/fd/")
+        assert (tracefs.path / "trace").exists()
+        assert Path("/proc/self/mounts").read_text() == mounts
+    assert not tracefs.path.exists()
+
+
+def test_kprobe_events_of_the_dead_are_removed(probing: Probing) -> None:
+    if not probing.can("kprobe", "inet_csk_listen_start"):
+        pytest.skip(probing.why_not("kprobe", "inet_csk_listen_start"))
+    with Tracefs() as tracefs:
+        assert has_kprobes(tracefs.path)
+        file = tracefs.path / "kprobe_events"
+        dead = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+        names = [f"tcpkmon_{dead}/left", f"tcpkmon_{os.getpid()}/mine", "tcpkmontest/foreign"]
+        for name in names:
+            with file.open("a") as stream:
+                stream.write(f"p:{name} inet_csk_listen_start\n")
+        try:
+            assert names[0] in remove_stale(tracefs.path)
+            listing = file.read_text()
+            assert [name in listing for name in names] == [False, True, True]
+        finally:
+            for name in names[1:]:
+                with file.open("a") as stream:
+                    stream.write(f"-:{name}\n")

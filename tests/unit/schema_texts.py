@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schemata for the tests: generated ones (hypothesis), and the HOWTO's own examples."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from formats.schema import Arch, Enum, Event, Field, Include, LogLevel, Member, Omit, Schema
+from formats.schema.comments import plain_doc
+from formats.schema.cursor import C_WORDS, KEYWORDS
+from formats.schema.model import LevelItem
+from formats.schema.types import BASIC_TYPES, is_type_name
+
+HOWTO_LEVELS = """
+using two
+
+loglevel one <
+   event ONE_DO {
+   }
+
+   event ONE_SIMPLE {
+   }
+>
+
+loglevel two <
+   include one
+
+   omit ONE_SIMPLE
+
+   event TWO_DETAILED {
+   }
+>
+"""
+
+_WORDS = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+NAMES = _WORDS.filter(lambda name: name not in C_WORDS | KEYWORDS and not is_type_name(name))
+TEXT = st.characters(exclude_categories=["Cs"])
+DOCS = st.one_of(st.text("ab @[]*/#<>{};=,\\\"'\t\n", max_size=20), st.text(TEXT, max_size=20)).map(
+    lambda text: plain_doc(text.split("\n"))
+)
+UNITS = st.text(TEXT, max_size=6).map(
+    lambda text: " ".join(text.replace("[", "").replace("]", "").split())
+)
+TAGS = st.frozensets(st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,5}", fullmatch=True), max_size=3)
+
+
+@st.composite
+def schemata(draw: st.DrawFn) -> Schema:
+    """Any schema that `check` accepts."""
+    enum_names = draw(st.lists(NAMES, max_size=3, unique=True))
+    enums = tuple(draw(_enums(name)) for name in enum_names)
+    types = st.one_of(
+        st.sampled_from([*BASIC_TYPES, *enum_names]),
+        st.integers(1, 4096).map(lambda width: f"string{width}"),
+    )
+    free = draw(st.lists(NAMES, max_size=12, unique=True))
+    level_names = draw(st.lists(NAMES, max_size=4, unique=True))
+    events: list[Event] = []
+    levels: list[LogLevel] = []
+    recorded: dict[str, set[str]] = {}
+    for level in [*level_names, None]:
+        outside = draw(st.integers(0, min(2, len(free))))
+        events += [draw(_events(free.pop(), types)) for _ in range(outside)]
+        if level is None:
+            break
+        items: list[LevelItem] = []
+        included: set[str] = set()
+        if recorded:
+            for name in draw(st.lists(st.sampled_from(sorted(recorded)), max_size=3)):
+                items.append(Include(name))
+                included |= recorded[name]
+        if included:
+            items += [Omit(name) for name in draw(st.sets(st.sampled_from(sorted(included))))]
+        own = [
+            draw(_events(free.pop(), types)) for _ in range(draw(st.integers(0, min(2, len(free)))))
+        ]
+        events += own
+        items += own
+        omitted = {item.name for item in items if isinstance(item, Omit)}
+        recorded[level] = (included - omitted) | {event.name for event in own}
+        levels.append(LogLevel(level, tuple(items), draw(DOCS)))
+    using = draw(st.lists(st.sampled_from(level_names), unique=True)) if level_names else []
+    arches = tuple(draw(_arches(name)) for name in draw(st.lists(NAMES, max_size=2, unique=True)))
+    return Schema(tuple(events), enums, tuple(levels), arches, tuple(using))
+
+
+@st.composite
+def _events(draw: st.DrawFn, name: str, types: st.SearchStrategy[str]) -> Event:
+    names = draw(
+        st.lists(
+            _WORDS.filter(lambda word: word not in C_WORDS and word != "header"),
+            max_size=4,
+            unique=True,
+        )
+    )
+    fields = tuple(Field(one, draw(types), draw(DOCS), draw(UNITS), draw(TAGS)) for one in names)
+    return Event(name, fields, draw(DOCS), draw(TAGS))
+
+
+@st.composite
+def _enums(draw: st.DrawFn, name: str) -> Enum:
+    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+    values = st.integers(-(1 << 31), (1 << 31) - 1)
+    members = tuple(Member(one, draw(values), draw(DOCS), draw(TAGS)) for one in names)
+    return Enum(name, members, draw(DOCS))
+
+
+@st.composite
+def _arches(draw: st.DrawFn, name: str) -> Arch:
+    names = draw(st.lists(NAMES, max_size=3, unique=True))
+    counters = tuple((f"counter{number + 1}", one) for number, one in enumerate(names))
+    return Arch(name, counters, draw(DOCS))

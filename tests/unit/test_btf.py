@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The BTF reader, on blobs made here: names, offsets, text, and that damage is only ever named."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from collector.btf import Btf, Kind
+from formats.errors import KernelError
+from tests.unit.btf_builder import U32, Builder, sample
+
+
+@pytest.fixture(params=["<", ">"], ids=["little", "big"])
+def btf(request: pytest.FixtureRequest) -> Btf:
+    return Btf(sample(request.param).data())
+
+
+def test_finds_the_first_type_of_a_kind_and_name(btf: Btf) -> None:
+    sock = btf.find(Kind.STRUCT, "sock")
+    assert sock is not None
+    assert (btf.kind(sock), btf.name(sock)) == (Kind.STRUCT, "sock")
+    assert btf.find(Kind.UNION, "sock") is None
+    assert btf.find(Kind.STRUCT, "") is None
+    assert btf.find(Kind.FUNC, "") is None
+    assert btf.find(Kind.FUNC, "sock") is None
+    assert btf.func("tcp_sen") is None
+
+
+def test_struct_has_size_and_members(btf: Btf) -> None:
+    shape = btf.struct("sock_common")
+    assert (shape.size_bytes, shape.kind) == (16, Kind.STRUCT)
+    assert [(m.name, m.offset_bits) for m in shape.members] == [("skc_num", 0), ("skc_refcnt", 64)]
+    assert btf.has_struct("sock")
+    assert not btf.has_struct("socks")
+    with pytest.raises(KernelError, match="no struct socks"):
+        btf.struct("socks")
+
+
+@pytest.mark.parametrize(
+    ("path", "offset"),
+    [
+        ("sk", 0),
+        ("snd_cwnd", 96),
+        ("sk.__sk_common.skc_refcnt.counter", 8),
+        ("sk.whole", 16),
+        ("sk.high", 20),
+        ("sk.sk_name", 45),
+    ],
+)
+def test_member_offset_goes_through_what_is_nested(btf: Btf, path: str, offset: int) -> None:
+    assert btf.has_member("tcp_sock", path)
+    assert btf.member_offset("tcp_sock", path) == offset
+
+
+@pytest.mark.parametrize("path", ["", "sk.", "cwnd", "sk.cwnd", "snd_cwnd.x", "sk.sk_net.cookie"])
+def test_an_absent_member_is_named(btf: Btf, path: str) -> None:
+    assert not btf.has_member("tcp_sock", path)
+    assert not btf.has_member("nothing", path)
+    with pytest.raises(KernelError, match="struct tcp_sock has no member"):
+        btf.member_offset("tcp_sock", path)
+
+
+def test_bitfields_have_their_bits(btf: Btf) -> None:
+    member = btf.member("tcp_sock", "sk.sk_proto")
+    assert member is not None
+    assert (member.offset_bits, member.bitfield_bits) == (420, 9)
+    assert btf.member_offset("sock", "sk_proto") == 52
+
+
+def test_a_bitfield_of_an_old_compiler_is_in_its_integer() -> None:
+    made = Builder()
+    three_bits = made.add(Kind.INT, "unsigned int", 4, 2 << 16 | 3)
+    made.struct("old", 4, ("flag", three_bits, 8))
+    member = Btf(made.data()).member("old", "flag")
+    assert member is not None
+    assert (member.offset_bits, member.bitfield_bits) == (10, 3)
+
+
+def test_enum_constants(btf: Btf) -> None:
+    assert btf.enum("state") == {"OPEN": 0, "CLOSED": 7}
+    assert btf.enum("sign") == {"MINUS": -3, "PLUS": 3}
+    assert btf.enum("wide") == {"HUGE": 1 << 40, "LEAST": -(1 << 63)}
+    names = ("OPEN", "CLOSED", "MINUS", "HUGE", "LEAST", "sock", "nothing", "", "\u00e9")
+    found = [btf.enumerator(name) for name in names]
+    assert found == [0, 7, -3, 1 << 40, -(1 << 63), None, None, None, None]
+    with pytest.raises(KernelError, match="no enum states"):
+        btf.enum("states")
+
+
+def test_arguments_as_c_text(btf: Btf) -> None:
+    func, probe = btf.func("tcp_send"), btf.typedef("btf_trace_probe")
+    assert func is not None
+    assert probe is not None
+    assert btf.func_args(func) == [
+        ("net", "const struct net *"),
+        ("hook", "int (*)(struct sock *sk)"),
+        ("name", "char * const"),
+        ("", "void"),
+    ]
+    assert btf.func_args(probe) == [
+        ("", "void *"),
+        ("", "struct sock *"),
+        ("", "const unsigned char"),
+    ]
+    assert btf.c_type(btf.target(btf.target(probe))) == (
+        "void (void *, struct sock *, const unsigned char)"
+    )
+    with pytest.raises(KernelError, match="not FUNC_PROTO"):
+        btf.func_args(btf.struct("sock").type_id)
+
+
+def test_sizes(btf: Btf) -> None:
+    sizes = {m.name: btf.size_bytes(m.type_id) for m in btf.struct("sock").members}
+    assert (sizes["sk_net"], sizes["sk_lock2"], sizes["sk_locks"], sizes["sk_name"]) == (
+        8,
+        4,
+        24,
+        7,
+    )
+
+
+def test_a_loop_of_types_is_damage() -> None:
+    made = Builder()
+    loop = made.add(Kind.TYPEDEF, "loop", made.count + 1)
+    inside = made.struct("inside", 4, ("", made.count + 1, 0))
+    pointer = made.add(Kind.PTR, "", made.count + 1)
+    btf = Btf(made.data())
+    with pytest.raises(KernelError, match="refers to itself"):
+        btf.resolve(loop)
+    with pytest.raises(KernelError, match="contains itself"):
+        btf.has_member("inside", "x")
+    with pytest.raises(KernelError, match="refers to itself"):
+        btf.c_type(pointer)
+    assert btf.composite(inside).size_bytes == 4
+
+
+def ask_everything(data: bytes) -> None:
+    btf = Btf(data)
+    for name in ("sock", "tcp_sock", "sock_common"):
+        for member in ("whole", "__sk_common.skc_refcnt.counter", "sk.high"):
+            with suppress(KernelError):
+                btf.member_offset(name, member)
+    for name in ("OPEN", "HUGE"):
+        with suppress(KernelError):
+            btf.enumerator(name)
+    for type_id in range(btf.count + 1):
+        for question in (btf.size_bytes, btf.c_type, btf.args, btf.flattened, btf.enumerators):
+            with suppress(KernelError):
+                question(type_id)
+
+
+def test_a_cut_blob_raises_kernel_error() -> None:
+    data = sample().data()
+    ask_everything(data)
+    for length in range(len(data)):
+        with pytest.raises(KernelError, match="damaged"):
+            Btf(data[:length])
+
+
+def test_a_damaged_blob_raises_nothing_but_kernel_error() -> None:
+    data = sample().data()
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= (0xFF, 0x01, 0x10, 0x04)[at // 4 % 4]
+        with suppress(KernelError):
+            ask_everything(bytes(damaged))
+
+
+def test_types_must_fill_their_section() -> None:
+    made = Builder()
+    made.words += [0, Kind.ENUM64 << 24 | 1, 8]
+    with pytest.raises(KernelError, match="cut short"):
+        Btf(made.data())
+    made = Builder()
+    made.words += [0, 31 << 24, U32]
+    with pytest.raises(KernelError, match="no known kind"):
+        Btf(made.data())
+
+
+def test_no_btf_is_said_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match=r"cannot read .*CONFIG_DEBUG_INFO_BTF"):
+        Btf.from_file(tmp_path / "vmlinux")
+    (tmp_path / "vmlinux").write_bytes(sample().data())
+    assert Btf.from_file(tmp_path / "vmlinux").has_struct("sock")

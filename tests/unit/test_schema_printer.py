@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A schema printed and read again is the same schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from formats.schema import Schema, format_schema, load, parse
+from tests.unit.schema_texts import HOWTO_LEVELS, schemata
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schemata())
+def test_any_schema_prints_and_parses_back(schema: Schema) -> None:
+    text = format_schema(schema)
+    again = parse(text)
+    assert again == schema
+    assert again.enabled() == schema.enabled()
+    assert format_schema(again) == text
+
+
+def test_howto_levels_print_and_parse_back() -> None:
+    schema = parse(HOWTO_LEVELS)
+    assert parse(format_schema(schema)) == schema
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "bpf" / "schemata").glob("*.conf")), ids=lambda path: str(path.name)
+)
+def test_shipped_schemata_print_and_parse_back(path: Path) -> None:
+    schema = load([path])
+    assert parse(format_schema(schema)) == schema
+
+
+def test_printed_form() -> None:
+    text = """using one
+
+arch P {
+    counter1 itlb_miss;
+}
+
+enum colour {
+    RED = -1,  // blood @warm
+    GREEN = 255,
+}
+
+// Free.
+event A {
+}
+
+// A level.
+loglevel one <
+    // Two lines,
+    // with a tag. @t
+    event B {
+        int a;        // first [us]
+        // long
+        // text [x] []
+        colour paint;
+    }
+>
+
+loglevel two <
+    include one
+    omit B
+>
+"""
+    assert format_schema(parse(text)) == text
