@@ -38,6 +38,8 @@ class Ordered:
     cpus: NDArray[np.uint16]
     first_seq: int
     span: int
+    first_ns: int = 0
+    """CLOCK_MONOTONIC of the first entry."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -127,4 +129,5 @@ def joined(one: Ordered, other: Ordered) -> Ordered:
         np.concatenate((one.cpus, other.cpus)),
         one.first_seq,
         one.span + other.span,
+        one.first_ns if len(one) else other.first_ns,
     )

@@ -23,7 +23,7 @@ from collector.layout import (
     make_layout,
 )
 from collector.plan import Plan, absent_columns, find_probes, make_plan, read_text, require_any
-from formats.errors import KernelError, PrivilegeError
+from formats.errors import PrivilegeError
 
 KALLSYMS = Path("/proc/kallsyms")
 SYMBOLS = ("tcp_write_timer",)
@@ -92,10 +92,8 @@ def prepare(
     plan = Plan(plan.probes, missing, plan.arguments)
     require_any(plan, asked)
     switches = Switches(asked, tuple(watch), connections, by_inode=by_inode)
-    size = btf.struct("tcp_sock")
-    if size is None:
-        raise KernelError("this kernel's BTF has no struct tcp_sock", "CONFIG_INET is needed")
-    header = make_header(layout, plan, facts, switches, symbols, size.size_bytes)
+    size = btf.struct("tcp_sock").size_bytes
+    header = make_header(layout, plan, facts, switches, symbols, size)
     image = compile_text(
         kheader.make(btf, text) + header + text, [probe.name for probe in plan.probes]
     )

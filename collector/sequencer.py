@@ -247,7 +247,7 @@ class Sequencer:
         first = self._next_seq
         self._next_seq = int(seqs[-1]) + 1 if len(seqs) else first
         cpus = np.full(len(rows), NO_CPU, np.uint16)
-        return Ordered(rows, seqs, cpus, first, self._next_seq - first)
+        return Ordered(rows, seqs, cpus, first, self._next_seq - first, mono_ns)
 
     def _merge(self, parts: list[_Part]) -> Ordered:
         """One stream of several CPUs' parts: stable by time, then by CPU."""
@@ -285,6 +285,7 @@ class Sequencer:
             np.full(total, NO_CPU, np.uint16),
             first,
             int(seqs[-1]) - first + 1,
+            int(times_ns[0]),
         )
         mono_ns = np.empty(total, np.int64)
         out.seqs[place], mono_ns[place], out.cpus[place] = seqs, times_ns, cpus

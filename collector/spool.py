@@ -1,181 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spool: a thread between the sequencer and the sink, so that a slow disk holds up no ring.
-
-The writer gives the final sequence numbers, because only it knows what reached the file: what was
-dropped takes its numbers with it, and a LOSS entry says so before writing goes on.
-"""
+"""The spool: a thread between the sequencer and the file, so that a slow disk holds up no ring."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-
-from collector.ordered import MonoToEpoch, Ordered, stamp_control
-from collector.sinks import FileSink, cause_of
-from formats.control import ANY_CPU, Checkpoint, Control, Loss, LossCause, encode_many
+from collector.ordered import Ordered
+from collector.writer import Build, Place, Writer
+from formats.control import LossCause
 
 LIMIT_BYTES = 64 << 20
-RETRY_NS = 100_000_000
 CONTROL_COST_BYTES = 64 << 10
 """What a waiting control item counts for: about a copy of the kernel's ledger."""
-
-Place = tuple[int, int]
-"""(cpu, location)"""
-
-
-@dataclass
-class Written:
-    """What stands in the file, and what was dropped on the way to it; the writer keeps it.
-
-    Read it from another thread only after close(), or for a display. Counters are of records (no
-    control entries) by (cpu, location).
-    """
-
-    entries: int = 0
-    """Entries in the file, control entries too."""
-    last_seq: int = 0
-    checkpoints: int = 0
-    in_file: Counter[Place] = field(default_factory=Counter)
-    queue_full: Counter[Place] = field(default_factory=Counter)
-    disk_full: Counter[Place] = field(default_factory=Counter)
-    write_error: Counter[Place] = field(default_factory=Counter)
-    refused: int = 0
-    """Control entries that could not be written; they took no numbers."""
-    error: OSError | None = None
-    """The last error of a write; None again when writing went on."""
-    sync_error: OSError | None = None
-
-    @property
-    def lost(self) -> int:
-        """Sequence numbers up to last_seq that no entry of the file has."""
-        return self.last_seq - self.entries
-
-    def dropped(self, cause: LossCause) -> Counter[Place]:
-        """The counter of one cause."""
-        return {
-            LossCause.QUEUE_FULL: self.queue_full,
-            LossCause.DISK_FULL: self.disk_full,
-            LossCause.WRITE_ERROR: self.write_error,
-        }[cause]
-
-
-Build = Callable[[Written], Sequence[Control]]
-"""Makes control entries when their turn has come, from what stands in the file just before."""
-
-
-class Writer:
-    """Numbers entries and hands them to the sink, without a queue or a thread.
-
-    `written` says what the file holds already (START). `now_ns` is a monotonic clock.
-    """
-
-    def __init__(
-        self,
-        sink: FileSink,
-        dtype: np.dtype[Any],
-        mono_to_epoch: MonoToEpoch,
-        written: Written,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self.written = written
-        self._sink = sink
-        self._dtype = dtype
-        self._mono_to_epoch = mono_to_epoch
-        self._now_ns = now_ns
-        self._gaps: list[tuple[LossCause, int]] = []
-        self._retry_ns: int | None = None
-
-    def write(self, ordered: Ordered) -> None:
-        """Write a batch, or as many of its entries as go; the rest is counted as dropped."""
-        if not len(ordered):
-            return
-        error = self.written.error
-        if self._retry_ns is not None and error and self._now_ns() < self._retry_ns:
-            self.drop(ordered, cause_of(error))
-            return
-        mono_ns = self._now_ns()
-        if not self._write_losses(mono_ns, reserved=False):
-            if self.written.error is not None:
-                self.drop(ordered, cause_of(self.written.error))
-            return
-        ordered.renumber(self.written.last_seq + 1)
-        outcome = self._sink.write(ordered.entries.data.cast("B"))
-        kept = outcome.kept_bytes // self._dtype.itemsize
-        self._note(outcome.error)
-        if kept:
-            self.written.entries += kept
-            self.written.last_seq = int(ordered.seqs[kept - 1])
-            self.written.in_file.update(ordered.counts(0, kept))
-        if outcome.error is not None:
-            self.drop(ordered, cause_of(outcome.error), kept)
-
-    def drop(self, ordered: Ordered, cause: LossCause, start: int = 0) -> None:
-        """Count the entries of a batch from `start` on as lost; they keep their numbers."""
-        before = int(ordered.seqs[start - 1]) if start else ordered.first_seq - 1
-        last = ordered.first_seq + ordered.span - 1
-        self.skip(cause, last - before, ordered.counts(start))
-
-    def skip(self, cause: LossCause, numbers: int, counts: Counter[Place]) -> None:
-        """Give up so many sequence numbers; counts: the records among them."""
-        self.written.dropped(cause).update(counts)
-        if not numbers:
-            return
-        if self._gaps and self._gaps[-1][0] == cause:
-            numbers += self._gaps.pop()[1]
-        self._gaps.append((cause, numbers))
-
-    def control(self, build: Build, mono_ns: int, *, reserved: bool = False) -> bool:
-        """Write control entries, all or none of them; also while records are being dropped."""
-        if not self._write_losses(mono_ns, reserved):
-            return False
-        return self._append(build(self.written), mono_ns, reserved)
-
-    def sync(self) -> None:
-        """Have on the disk what was written."""
-        self.written.sync_error = self._sink.sync() or self.written.sync_error
-
-    def close(self) -> None:
-        """Sync and close the sink."""
-        self.written.sync_error = self._sink.close() or self.written.sync_error
-
-    def _write_losses(self, mono_ns: int, reserved: bool) -> bool:
-        """The LOSS entries that are due; False when they cannot be written yet."""
-        while self._gaps:
-            cause, count = self._gaps[0]
-            loss = Loss(ANY_CPU, 0, count, cause)
-            if not self._append([loss], mono_ns, reserved, skipped=count):
-                return False
-            self._gaps.pop(0)
-        return True
-
-    def _append(
-        self, entries: Sequence[Control], mono_ns: int, reserved: bool, skipped: int = 0
-    ) -> bool:
-        if not entries:
-            return True
-        rows = encode_many(entries, self._dtype)
-        first = self.written.last_seq + skipped + 1
-        seqs = np.arange(first, first + len(rows), dtype=np.int64)
-        stamp_control(rows, seqs, mono_ns, self._mono_to_epoch)
-        outcome = self._sink.write(rows.data.cast("B"), whole=True, reserved=reserved)
-        self._note(outcome.error)
-        if outcome.error is not None:
-            self.written.refused += len(rows)
-            return False
-        self.written.entries += len(rows)
-        self.written.last_seq = int(seqs[-1])
-        self.written.checkpoints += sum(isinstance(entry, Checkpoint) for entry in entries)
-        return True
-
-    def _note(self, error: OSError | None) -> None:
-        self.written.error = error
-        self._retry_ns = None if error is None else self._now_ns() + RETRY_NS
 
 
 @dataclass

@@ -124,7 +124,7 @@ def command(context: click.Context, /, file: Path, **asked: Any) -> int:
     selection = select(
         context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]
     )
-    _check(asked)
+    _check(file, asked)
     with formats.open(file) as capture:
         if asked["verbose"]:
             _describe(capture)
@@ -140,7 +140,7 @@ def main() -> None:
     sys.exit(cli.run(command, prog="pmgraph"))
 
 
-def _check(asked: dict[str, Any]) -> None:
+def _check(file: Path, asked: dict[str, Any]) -> None:
     given = [name for name in ("text", "xgraph", "output") if asked[name]]
     if len(given) > 1:
         letters = {"text": "-T", "xgraph": "-x", "output": "-o"}
@@ -149,6 +149,8 @@ def _check(asked: dict[str, Any]) -> None:
         from formats.pmgraph.figure import check_output
 
         check_output(asked["output"])
+        if asked["output"].exists() and file.exists() and asked["output"].samefile(file):
+            raise UsageError(f"-o {file} is the file to be shown", "choose another name")
 
 
 def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None:

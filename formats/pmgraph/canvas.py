@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -77,16 +78,19 @@ class Canvas:
         return [self._line(row, coloured) for row in range(self.height)]
 
     def _line(self, row: int, coloured: bool) -> str:
-        parts = []
-        for column in range(self.width):
-            dots = int(self._dots[row, column])
-            text = self._signs.get((row, column))
-            if text is None:
-                text = " " if not dots else "*" if self._ascii else chr(0x2800 + dots)
-                colour = int(self._colours[row, column]) if dots else 0
-                text = paint(text, colour, coloured)
-            parts.append(text)
-        return "".join(parts).rstrip()
+        cells = [self._cell(row, column) for column in range(self.width)]
+        while cells and cells[-1][1] == " ":
+            cells.pop()
+        runs = itertools.groupby(cells, lambda cell: cell[0])
+        return "".join(paint("".join(c for _, c in run), key, coloured) for key, run in runs)
+
+    def _cell(self, row: int, column: int) -> tuple[int, str]:
+        """Colour and character of one cell."""
+        sign = self._signs.get((row, column))
+        dots = int(self._dots[row, column])
+        if sign is not None or not dots:
+            return 0, sign or " "
+        return int(self._colours[row, column]), "*" if self._ascii else chr(0x2800 + dots)
 
 
 def paint(text: str, colour: int, coloured: bool) -> str:

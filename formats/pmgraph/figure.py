@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import textwrap
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from formats.errors import FileError, UsageError
+from formats.pmgraph.marks import mark_events, shade_losses
 from formats.pmgraph.output import replace_file
 from formats.pmgraph.pages import Page, Panel
-from formats.pmgraph.symbols import DASHES, PALETTE, SYMBOLS, anchor_line, heights_on
+from formats.pmgraph.symbols import DASHES, PALETTE, event_panel
 
 # matplotlib is imported late, and not every version of it has types.
 Axes = Any
@@ -150,8 +153,10 @@ def _draw_page(part: Any, page: Page) -> None:
     rows[0].set_title(title, loc="left")
     for axes, panel in zip(rows, page.panels, strict=True):
         _draw_panel(axes, panel)
-        _shade(axes, page, labelled=axes is rows[0])
-    _mark_events(rows[0], page)
+        shade_losses(axes, page, labelled=axes is rows[0])
+    marked = event_panel(page)
+    if marked is not None:
+        mark_events(rows[marked], page, page.panels[marked])
     rows[-1].set_xlabel("time since the file's first record (s)")
     begin, end = page.limits
     margin = (end - begin) * 0.015 or 0.5
@@ -164,14 +169,17 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     from matplotlib.ticker import EngFormatter
 
     for index, line in enumerate(panel.lines):
-        colour = PALETTE[index % len(PALETTE)]
+        look = {
+            "color": PALETTE[index % len(PALETTE)],
+            "label": _legend_text(line.label),
+            "zorder": 2.5 - index / 1000,  # what was asked for first is on top
+            "gid": "curve",
+        }
         if line.steps:
             dash = DASHES[index // len(PALETTE) % len(DASHES)]
-            axes.plot(line.times, line.values, drawstyle="steps-post", linestyle=dash,
-                      color=colour, label=line.label, gid="curve")  # fmt: skip
+            axes.plot(line.times, line.values, drawstyle="steps-post", linestyle=dash, **look)
         else:
-            axes.plot(line.times, line.values, linestyle="none", marker=".", markersize=2.5,
-                      color=colour, label=line.label, gid="curve")  # fmt: skip
+            axes.plot(line.times, line.values, linestyle="none", marker=".", markersize=2.5, **look)
     axes.set_ylabel(textwrap.fill(panel.label, 20))
     if panel.logarithmic:
         axes.set_yscale("log")
@@ -187,6 +195,11 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         _name_values(axes, members)
 
 
+def _legend_text(label: str) -> str:
+    # matplotlib leaves out what begins with an underscore.
+    return f"\u200a{label}" if label.startswith("_") else label
+
+
 def _name_values(axes: Axes, members: list[tuple[int, str]]) -> None:
     """Give the codes that occur equal distances and their names, in small capitals' size."""
     places = {float(code): place for place, (code, _) in enumerate(members)}
@@ -194,34 +207,6 @@ def _name_values(axes: Axes, members: list[tuple[int, str]]) -> None:
         line.set_ydata([places.get(float(value), math.nan) for value in line.get_ydata()])
     axes.set_yticks(range(len(members)), [name for _, name in members], fontsize=6)
     axes.set_ylim(-0.7, len(members) - 0.3)
-
-
-def _shade(axes: Axes, page: Page, labelled: bool) -> None:
-    for index, (begin, end) in enumerate(zip(page.spans.begin, page.spans.end, strict=True)):
-        label = f"{page.spans.missing} records lost" if labelled and not index else None
-        axes.axvspan(begin, end, facecolor="0.9", edgecolor="0.55", hatch="////", linewidth=0.5,
-                     zorder=0.5, label=label, gid="loss")  # fmt: skip
-
-
-def _mark_events(axes: Axes, page: Page) -> None:
-    from matplotlib.transforms import offset_copy
-
-    named: set[str] = set()
-    for connection, name, times in page.events:
-        symbol = SYMBOLS[name]
-        line = anchor_line(page.panels[0], connection)
-        look: dict[str, Any] = {
-            "linestyle": "none", "marker": symbol.marker, "markersize": symbol.size,
-            "markerfacecolor": "black" if symbol.filled else "white", "markeredgecolor": "black",
-            "markeredgewidth": 0.7, "zorder": 3, "gid": f"event {name}",
-            "label": None if name in named else symbol.text,
-        }  # fmt: skip
-        if symbol.at_bottom or line is None:
-            axes.plot(times, [0.03] * len(times), transform=axes.get_xaxis_transform(), **look)
-        else:
-            shift = offset_copy(axes.transData, axes.figure, 0, symbol.above_points, "points")
-            axes.plot(times, heights_on(line, times), transform=shift, **look)
-        named.add(name)
 
 
 def _add_legend(axes: Axes, panel: Panel) -> None:
@@ -232,11 +217,14 @@ def _add_legend(axes: Axes, panel: Panel) -> None:
     axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.005, 1.03), borderaxespad=0.2)
 
 
-def _styled() -> Any:
+@contextlib.contextmanager
+def _styled() -> Iterator[None]:
     import matplotlib
 
     known: Any = {name: _STYLE[name] for name in _STYLE if name in matplotlib.rcParams}
-    return matplotlib.rc_context(known)
+    with matplotlib.rc_context(known), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        yield
 
 
 def _require_matplotlib() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.pmgraph.pages import Line, Panel
+from formats.pmgraph.pages import Line, Page, Panel
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +40,7 @@ class Symbol:
 
 SYMBOLS = {
     "RETRANSMIT": Symbol("retransmit", "v", 4.0, True, "\u25bc", "r", 5.5),
-    "RTO": Symbol("RTO", "X", 6.5, True, "\u2716", "X", 13.0),
+    "RTO": Symbol("RTO", "X", 6.5, True, "\u2716", "X", 11.5),
     "LOSS_PROBE": Symbol("loss probe", "D", 4.0, False, "\u25c6", "p", -6.0),
     "ZERO_WINDOW_PROBE": Symbol("zero-window probe", "s", 4.0, False, "\u25a0", "z", -6.0),
     "REO_TIMEOUT": Symbol("reordering timeout", "h", 4.5, False, "\u2b22", "o", -12.0),
@@ -50,6 +50,12 @@ SYMBOLS = {
     "RESET_SENT": Symbol("reset sent", "P", 6.0, True, "\u271a", "R"),
     "RESET_RECEIVED": Symbol("reset received", "P", 6.0, False, "\u271a", "R"),
 }  # fmt: skip
+
+
+def event_panel(page: Page) -> int | None:
+    """Index of the panel on which events are marked: the first one with curves."""
+    curves = (any(line.steps for line in panel.lines) for panel in page.panels)
+    return next((index for index, has_curve in enumerate(curves) if has_curve), None)
 
 
 def anchor_line(panel: Panel, connection: int) -> Line | None:
@@ -62,3 +68,11 @@ def heights_on(line: Line, times: Array) -> Array:
     """Values of a step line at the given times (before its start: its first value)."""
     places = np.searchsorted(line.times, times, side="right") - 1
     return line.values[np.maximum(places, 0)]
+
+
+def crowded_kinds(page: Page, most: int) -> list[str]:
+    """The locations that have more than `most` events on the page, so that they hide the curves."""
+    counts: dict[str, int] = {}
+    for _, name, times in page.events:
+        counts[name] = counts.get(name, 0) + len(times)
+    return [name for name, count in counts.items() if count > most]

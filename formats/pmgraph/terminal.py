@@ -11,7 +11,14 @@ import numpy.typing as npt
 
 from formats.pmgraph.canvas import Canvas, paint
 from formats.pmgraph.pages import Line, Page, Panel
-from formats.pmgraph.symbols import ANSI, SYMBOLS, anchor_line, heights_on
+from formats.pmgraph.symbols import (
+    ANSI,
+    SYMBOLS,
+    anchor_line,
+    crowded_kinds,
+    event_panel,
+    heights_on,
+)
 
 Array = npt.NDArray[Any]
 
@@ -23,6 +30,7 @@ _HEIGHT = 9
 _MARGIN = 9
 _TICKS_ACROSS = 5
 _MOST_NAMED = 8
+_MOST_SIGNS = 24
 
 
 def draw_text(
@@ -38,7 +46,7 @@ def draw_text(
         for place, panel in enumerate(page.panels):
             height = _FIRST_HEIGHT if place == 0 else _HEIGHT
             yield from _draw_panel(page, panel, width, height, place, coloured, ascii_only)
-        yield _fit(_legend_of_events(page, ascii_only), width, ascii_only)
+        yield from _events(page, width, ascii_only)
 
 
 def _draw_panel(
@@ -57,18 +65,12 @@ def _draw_panel(
     up = _Scale(low, high, canvas.dots_up)
     for index, line in enumerate(panel.lines):
         _draw_line(canvas, line, across, up, ANSI[index % len(ANSI)])
-    if place == 0:
-        _put_events(canvas, page, across, up, ascii_only)
+    if place == event_panel(page):
+        _put_events(canvas, page, panel, across, up, ascii_only)
     for gap in zip(page.spans.begin, page.spans.end, strict=True):
         dots = across.dots(np.array(gap))
         canvas.shade(int(dots[0]), int(dots[1]), ":" if ascii_only else "\u2591")
-    names = " ".join(
-        paint(f"{'*' if ascii_only else chr(0x2500) * 2} {_fit(line.label, 48, ascii_only)}",
-              ANSI[index % len(ANSI)], coloured)
-        for index, line in enumerate(panel.lines)
-    )  # fmt: skip
-    label = _fit(panel.label, width, ascii_only)
-    yield f"{label}   {names}" if names.strip() else label
+    yield from _names(panel, width, coloured, ascii_only)
     bar, corner, flat = ("|", "+", "-") if ascii_only else ("\u2502", "\u2514", "\u2500")
     ticks = _value_ticks(panel, up, canvas, height)
     for row, text in enumerate(canvas.lines(coloured)):
@@ -77,6 +79,28 @@ def _draw_panel(
         yield " " * _MARGIN + corner + flat * (width - _MARGIN - 1)
         yield _time_ticks(begin, end, width)
         yield f"{'time since the first record (s)':>{width}}"
+
+
+def _names(panel: Panel, width: int, coloured: bool, ascii_only: bool) -> Iterator[str]:
+    """The panel's label and the names of its lines in their colours."""
+    label = _fit(panel.label, width, ascii_only)
+    parts = [(len(label), label)]
+    for index, line in enumerate(panel.lines):
+        name = _fit(f"\u2500\u2500 {line.label}", width - 2, ascii_only)
+        parts.append((len(name), paint(name, ANSI[index % len(ANSI)], coloured)))
+    return _flow(parts, width)
+
+
+def _flow(parts: Sequence[tuple[int, str]], width: int) -> Iterator[str]:
+    """Put parts (their width and text) beside each other into lines of at most `width`."""
+    line, used = "", 0
+    for length, text in parts:
+        if used and used + 2 + length > width:
+            yield line
+            line, used = "", 0
+        line += "  " + text if used else text
+        used += length + 2
+    yield line
 
 
 class _Scale:
@@ -111,12 +135,17 @@ def _draw_line(canvas: Canvas, line: Line, across: _Scale, up: _Scale, colour: i
         canvas.set_dots(columns, heights, colour)
 
 
-def _put_events(canvas: Canvas, page: Page, across: _Scale, up: _Scale, ascii_only: bool) -> None:
+def _put_events(
+    canvas: Canvas, page: Page, panel: Panel, across: _Scale, up: _Scale, ascii_only: bool
+) -> None:
+    crowded = crowded_kinds(page, _MOST_SIGNS)
     for connection, name, times in page.events:
         symbol = SYMBOLS[name]
-        line = anchor_line(page.panels[0], connection)
+        line = anchor_line(panel, connection)
         heights = np.zeros(len(times), np.int64)
-        if line is not None and not symbol.at_bottom:
+        if name in crowded:  # these stand at the top, so that the curve can be seen
+            heights += canvas.dots_up - 1 - crowded.index(name) * canvas.dots_up // canvas.height
+        elif line is not None and not symbol.at_bottom:
             heights = up.dots(heights_on(line, times))
         for column, height in zip(across.dots(times).tolist(), heights.tolist(), strict=True):
             canvas.put_sign(column, height, symbol.letter if ascii_only else symbol.sign)
@@ -153,17 +182,22 @@ def _number(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
-def _legend_of_events(page: Page, ascii_only: bool) -> str:
-    names = dict.fromkeys(name for _, name, _ in page.events)
-    signs = [SYMBOLS[name] for name in names]
-    parts = [f"{one.letter if ascii_only else one.sign} {one.text}" for one in signs]
+def _events(page: Page, width: int, ascii_only: bool) -> Iterator[str]:
+    """What the signs of events and the shading mean."""
+    symbols = [SYMBOLS[name] for name in dict.fromkeys(name for _, name, _ in page.events)]
+    parts = [f"{one.letter if ascii_only else one.sign} {one.text}" for one in symbols]
     if len(page.spans.begin):
         parts.append(f"{':' if ascii_only else chr(0x2591)} {page.spans.missing} records lost")
-    return "  ".join(parts)
+    return _flow([(len(part), part) for part in parts], width)
 
 
 def _fit(text: str, width: int, ascii_only: bool) -> str:
     if ascii_only:
-        text = text.replace("\u2192", "->").replace("\u00d7", "x").replace("\u00b5", "u")
+        text = (
+            text.replace("\u2192", "->")
+            .replace("\u2500", "*")
+            .replace("\u00d7", "x")
+            .replace("\u00b5", "u")
+        )
         text = text.encode("ascii", "replace").decode("ascii")
     return text if len(text) <= width else text[: width - 3] + "..."

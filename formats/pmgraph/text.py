@@ -46,7 +46,7 @@ def write_text(capture: Capture, selection: Selection, out: BinaryIO, clock: str
     text = ClockText(capture, clock)
     out.write(("# " + "\t".join(map(_heading, names)) + "\n").encode("utf-8", "backslashreplace"))
     with ThreadPoolExecutor(_THREADS) as pool:
-        waiting: collections.deque[Future[bytes]] = collections.deque()
+        waiting: collections.deque[Future[bytes | memoryview]] = collections.deque()
         try:
             for columns in _read(capture, selection, names, text):
                 waiting.append(pool.submit(_format, capture, names, columns, text))
@@ -84,7 +84,7 @@ def _read(
 
 def _format(
     capture: Capture, names: Sequence[str], columns: Mapping[str, Array], text: ClockText
-) -> bytes:
+) -> bytes | memoryview:
     printed = [
         text.format(columns[text.column])
         if name == "time" and columns[text.column].dtype.kind in "iu"
@@ -103,7 +103,7 @@ def _printable(values: Array) -> Array:
     return np.ascontiguousarray(digits).view(f"S{2 * width}").reshape(len(values))
 
 
-def join_columns(columns: Sequence[Array]) -> bytes:
+def join_columns(columns: Sequence[Array]) -> bytes | memoryview:
     """Lines of tab-separated values: integers, and texts of one width each ('S')."""
     if not columns or not len(columns[0]):
         return b""
@@ -120,8 +120,7 @@ def join_columns(columns: Sequence[Array]) -> bytes:
         include_header=False, delimiter="\t", quoting_style="none", batch_size=16384
     )
     csv.write_csv(table, sink, options)
-    written: bytes = sink.getvalue().to_pybytes()
-    return written
+    return memoryview(sink.getvalue())
 
 
 def join_plainly(columns: Sequence[Array]) -> bytes:

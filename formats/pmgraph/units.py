@@ -7,8 +7,8 @@ _DECIMAL = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "\u00b5s"), (1e-9, "ns"))
 _IN_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _DIMENSIONS = {
-    "bytes": "size", "bytes/s": "rate", "s": "time", "ms": "time", "us": "time", "ns": "time",
-    "segments": "segments", "": "value",
+    "bytes": "size", "bytes/s": "rate", "segments": "segments", "": "value",
+    "s": "duration", "ms": "duration", "us": "duration", "ns": "duration",
 }  # fmt: skip
 
 

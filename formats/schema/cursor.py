@@ -45,6 +45,7 @@ class Cursor:
 
     def __init__(self, text: str, file: str) -> None:
         self._tokens, self.problems = tokens(text, file)
+        self._ends = _block_ends(self._tokens)
         self._index = 0
         self._depth = 0
 
@@ -69,6 +70,7 @@ class Cursor:
 
     def fail(self, position: Position, message: str) -> None:
         """Note a problem; the caller goes on."""
+        message = message if len(message) <= 300 else f"{message[:300]}..."
         self.problems.append(Problem(position.file, position.line, position.column, message))
         if len(self.problems) >= MAX_PROBLEMS:
             raise SchemaError(self.problems, f"stopped after {MAX_PROBLEMS} problems")
@@ -205,13 +207,19 @@ class Cursor:
 
     def _skip_block(self) -> bool:
         """Take a bracketed block whole; false, and nothing taken, if it never ends."""
-        opens = self.peek().text
-        closes = _CLOSES[opens]
-        depth = 0
-        for index in range(self._index, len(self._tokens)):
-            text = self._tokens[index].text
-            depth += (text == opens) - (text == closes)
-            if depth == 0:
-                self._index = index + 1
-                return True
-        return False
+        end = self._ends.get(self._index)
+        if end is not None:
+            self._index = end + 1
+        return end is not None
+
+
+def _block_ends(found: list[Token]) -> dict[int, int]:
+    """From the index of each opening mark to that of its closing mark, where it has one."""
+    ends: dict[int, int] = {}
+    open_marks: dict[str, list[int]] = {"}": [], ">": []}
+    for index, token in enumerate(found):
+        if token.text in _CLOSES:
+            open_marks[_CLOSES[token.text]].append(index)
+        elif open_marks.get(token.text):
+            ends[open_marks[token.text].pop()] = index
+    return ends

@@ -93,8 +93,9 @@ class Grammar(Cursor):
         start, block = self.index, self.open("event", "{")
         docs = self.comments(start)
         fields: list[Field] = []
+        names: set[str] = set()
         while self.inside(block, "a type"):
-            if not self._c_habit() and (field := self._field(fields)):
+            if not self._c_habit() and (field := self._field(names)):
                 fields.append(field)
         docs += self.close(block)
         doc, _, tags = split_doc(docs, has_unit=False)
@@ -115,7 +116,7 @@ class Grammar(Cursor):
         self.skip_line(token.line)
         return True
 
-    def _field(self, earlier: list[Field]) -> Field | None:
+    def _field(self, earlier: set[str]) -> Field | None:
         start, kind = self.index, self.peek()
         if kind.kind != "name":
             self.expected("a type")
@@ -133,8 +134,9 @@ class Grammar(Cursor):
         self.take()
         self.separator(name.line)
         doc, unit, tags = split_doc(self.comments(start), has_unit=True)
-        if any(field.name == name.text for field in earlier):
+        if name.text in earlier:
             self.fail(name.position, f"expected a new field name, found '{name.text}' again")
+        earlier.add(name.text)
         return Field(name.text, kind.text, doc, unit, tags, kind.position)
 
     def _refuse_field_name(self, kind: Token, name: Token) -> None:
@@ -153,22 +155,24 @@ class Grammar(Cursor):
         if is_type_name(name.text) and name.text not in C_WORDS:
             self.fail(name.position, f"expected a new type name, found basic type '{name.text}'")
         docs = self.comments(start)
-        members: list[Member] = []
+        members: dict[str, Member] = {}
+        value = 0
         while self.inside(block, "a name"):
-            member = self._member(members)
+            member = self._member(members, value)
             if member:
-                members.append(member)
+                members[member.name] = member
+                value = member.value + 1
         if not members and block.is_open:
             self.expected(f"at least one name in {block}")
         docs += self.close(block)
-        self._enums.append(Enum(name.text, tuple(members), plain_doc(docs), name.position))
+        self._enums.append(Enum(name.text, tuple(members.values()), plain_doc(docs), name.position))
 
-    def _member(self, earlier: list[Member]) -> Member | None:
+    def _member(self, earlier: dict[str, Member], value: int) -> Member | None:
         start, name = self.index, self.name("a name")
         if name is None:
             self.skip_line(self.take().line)
             return None
-        last, value = name, earlier[-1].value + 1 if earlier else 0
+        last = name
         if self.at("="):
             self.take()
             last = self.peek()
@@ -186,7 +190,7 @@ class Grammar(Cursor):
             self.expected(f"',' or '}}' after '{name.text}'")
             self.skip_line(last.line)
         self.separator(last.line)
-        if any(member.name == name.text for member in earlier):
+        if name.text in earlier:
             self.fail(name.position, f"expected a new name, found '{name.text}' again")
         doc, _, tags = split_doc(self.comments(start), has_unit=False)
         return Member(name.text, value, doc, tags)

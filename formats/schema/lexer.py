@@ -22,7 +22,7 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass
+@dataclass(slots=True)
 class Token:
     """One word, number or mark; `kind` is name, number, mark, other or end.
 

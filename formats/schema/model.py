@@ -7,6 +7,7 @@ Two values are equal if they declare the same; positions and a schema's name do 
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -14,7 +15,7 @@ from typing import TypeVar
 from formats.errors import UsageError
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Position:
     """Where something stands in a schema file; line and column count from 1, in characters."""
 
@@ -24,6 +25,7 @@ class Position:
 
 
 _NOWHERE = Position()
+_MAX_CANDIDATES = 500  # a hostile schema must not make suggestions slow
 _T = TypeVar("_T", "Field", "Event", "Member", "Enum", "LogLevel")
 
 
@@ -164,7 +166,8 @@ class Schema:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The one of `names` that `name` was probably meant to be, or an empty string."""
-    near = difflib.get_close_matches(name[:100], list(names), n=1)
+    candidates = list(itertools.islice(names, _MAX_CANDIDATES))
+    near = difflib.get_close_matches(name[:100], candidates, n=1)
     return near[0] if near else ""
 
 

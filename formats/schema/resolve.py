@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 from formats.errors import Problem
+from formats.schema.cursor import MAX_PROBLEMS
 from formats.schema.model import (
     Arch,
     Enum,
@@ -43,26 +45,29 @@ def merge(schemata: Sequence[Schema]) -> Schema:
 
 
 def check(schema: Schema) -> list[Problem]:
-    """What is wrong with the names of `schema`: declared twice, unknown, in a circle."""
-    return [
-        *_repeated("event", schema.events),
-        *_repeated("enum", schema.enums),
-        *_repeated("log level", schema.loglevels),
-        *_repeated("arch", schema.arches),
-        *_wrong_types(schema),
-        *_wrong_levels(schema),
-    ]
+    """What is wrong with the names in `schema` (at most MAX_PROBLEMS): twice, unknown, circular."""
+    problems = itertools.chain(
+        _repeated("event", schema.events),
+        _repeated("enum", schema.enums),
+        _repeated("log level", schema.loglevels),
+        _repeated("arch", schema.arches),
+        _wrong_types(schema),
+        _wrong_levels(schema),
+    )
+    return list(itertools.islice(problems, MAX_PROBLEMS))
 
 
 def enabled_events(schema: Schema) -> tuple[Event, ...]:
     """The events outside log levels and those of the levels in use, in the schema's order."""
     levels = {level.name: level for level in schema.loglevels}
-    recorded = _level_events(levels, _include_order(levels)[0])
+    bits = _event_bits(schema)
+    recorded = _level_events(levels, _include_order(levels)[0], bits)
     in_levels = {event.name for level in schema.loglevels for event in level.events()}
-    chosen = schema.using or tuple(levels)
-    names = set().union(*(recorded.get(name, frozenset()) for name in chosen))
+    used = 0
+    for name in schema.using or levels:
+        used |= recorded.get(name, 0)
     return tuple(
-        event for event in schema.events if event.name not in in_levels or event.name in names
+        event for event in schema.events if event.name not in in_levels or used & bits[event.name]
     )
 
 
@@ -85,37 +90,36 @@ def _wrong_types(schema: Schema) -> Iterator[Problem]:
     for event in schema.events:
         for field in event.fields:
             if field.type not in enums and basic_type(field.type) is None:
-                yield _problem(field.position, explain_unknown_type(field.type, list(enums)))
+                yield _problem(field.position, explain_unknown_type(field.type, enums))
 
 
 def _wrong_levels(schema: Schema) -> Iterator[Problem]:
     levels = {level.name: level for level in schema.loglevels}
-    events = [event.name for event in schema.events]
+    bits = _event_bits(schema)
     for name, position in zip(schema.using, schema.using_positions, strict=False):
         if name not in levels:
-            yield _problem(position, _unknown("a log level", name, list(levels)))
+            yield _problem(position, _unknown("a log level", name, levels))
     order, circles = _include_order(levels)
     for include, path in circles:
-        circle = " -> ".join(path)
+        circle = " -> ".join(path if len(path) <= 10 else [*path[:5], "...", *path[-4:]])
         yield _problem(include.position, f"expected log levels without a circle, found {circle}")
-    recorded = _level_events(levels, order)
-    known = frozenset(events)
+    recorded = _level_events(levels, order, bits)
     for level in schema.loglevels:
-        included: set[str] = set()
+        included = 0
         for item in level.items:
             if isinstance(item, Include):
-                included |= recorded.get(item.name, frozenset())
+                included |= recorded.get(item.name, 0)
                 if item.name not in levels:
-                    yield _problem(item.position, _unknown("a log level", item.name, list(levels)))
+                    yield _problem(item.position, _unknown("a log level", item.name, levels))
         for item in level.items:
-            if isinstance(item, Omit) and item.name not in known:
-                yield _problem(item.position, _unknown("an event", item.name, events))
-            elif isinstance(item, Omit) and item.name not in included and not circles:
+            if isinstance(item, Omit) and item.name not in bits:
+                yield _problem(item.position, _unknown("an event", item.name, bits))
+            elif isinstance(item, Omit) and not (included & bits[item.name] or circles):
                 wanted = f"an event of the log levels that '{level.name}' includes"
                 yield _problem(item.position, f"expected {wanted}, found '{item.name}'")
 
 
-def _unknown(what: str, name: str, names: list[str]) -> str:
+def _unknown(what: str, name: str, names: Iterable[str]) -> str:
     return f"expected the name of {what}, found unknown '{name}'{suggest(name, names)}"
 
 
@@ -134,8 +138,9 @@ def _include_order(
                 order[name] = None
                 del path[name]
             elif include.name in path:
-                names = list(path)
-                circles.append((include, [*names[names.index(include.name) :], include.name]))
+                if len(circles) < MAX_PROBLEMS:
+                    names = list(path)
+                    circles.append((include, [*names[names.index(include.name) :], include.name]))
             elif include.name in levels and include.name not in order:
                 path[include.name] = _includes(levels[include.name])
     return list(order), circles
@@ -145,14 +150,25 @@ def _includes(level: LogLevel) -> Iterator[Include]:
     return iter([item for item in level.items if isinstance(item, Include)])
 
 
-def _level_events(levels: dict[str, LogLevel], order: list[str]) -> dict[str, frozenset[str]]:
-    """The names of the events that each level records."""
-    recorded: dict[str, frozenset[str]] = {}
+def _event_bits(schema: Schema) -> dict[str, int]:
+    """A bit for each event: sets of events as ints stay small in a deep chain of levels."""
+    names = dict.fromkeys(event.name for event in schema.events)
+    return {name: 1 << number for number, name in enumerate(names)}
+
+
+def _level_events(
+    levels: dict[str, LogLevel], order: list[str], bits: dict[str, int]
+) -> dict[str, int]:
+    """The events that each level records, as the sum of their bits."""
+    recorded: dict[str, int] = {}
     for name in order:
-        level = levels[name]
-        included: set[str] = set()
-        for include in _includes(level):
-            included |= recorded.get(include.name, frozenset())
-        omitted = {item.name for item in level.items if isinstance(item, Omit)}
-        recorded[name] = frozenset((included - omitted) | {event.name for event in level.events()})
+        included = omitted = own = 0
+        for item in levels[name].items:
+            if isinstance(item, Include):
+                included |= recorded.get(item.name, 0)
+            elif isinstance(item, Omit):
+                omitted |= bits.get(item.name, 0)
+            else:
+                own |= bits[item.name]
+        recorded[name] = (included & ~omitted) | own
     return recorded

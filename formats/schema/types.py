@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,10 +92,14 @@ def field_type(schema: Schema, field: Field) -> FieldType:
     raise UsageError(explain_unknown_type(field.type, [enum.name for enum in schema.enums]))
 
 
-def explain_unknown_type(name: str, enums: list[str]) -> str:
+def explain_unknown_type(name: str, enums: Iterable[str]) -> str:
     """Why `name` is no type of a field, with a suggestion."""
     if _STRING.fullmatch(name) and name != "string":
-        return f"expected a string of 1 to {MAX_STRING_BYTES} bytes, found '{name}'"
+        return f"expected a string of 1 to {MAX_STRING_BYTES} bytes, found '{name[:60]}'"
     habit = _HABITS.get(name.strip("_").removesuffix("_t"), _HABITS.get(name))
-    near = f" (did you mean '{habit}'?)" if habit else suggest(name, [*BASIC_TYPES, *enums])
-    return f"expected a type, found '{name}'{near}"
+    near = (
+        f" (did you mean '{habit}'?)"
+        if habit
+        else suggest(name, itertools.chain(BASIC_TYPES, enums))
+    )
+    return f"expected a type, found '{name[:60]}'{near}"

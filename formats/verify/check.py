@@ -60,6 +60,7 @@ def verify_capture(capture: Capture) -> Report:
     if capture.damaged:
         _judge_cut(capture, report, problems, offset)
     report.problems, report.problems_total = problems.listed, problems.total
+    report.suspects = problems.entries
     report.notes.extend(capture.warnings)
     return report
 

@@ -15,6 +15,9 @@ TIME_TOLERANCE_NS = 10_000_000
 pairs' uncertainty, and the microsecond."""
 
 
+MOST_FAR = 1 << 14
+
+
 class ClockCheck:
     """Follows START and CLOCK entries through the file; judges entries' times at its end."""
 
@@ -26,8 +29,7 @@ class ClockCheck:
         self._least: int | None = None
         self._most: int | None = None
         self._back_ns = 0
-        self._low: tuple[int, int] | None = None  # (time - time_ns, entry)
-        self._high: tuple[int, int] | None = None
+        self._far: list[tuple[int, int]] = []  # (time - time_ns, entry)
         self._jumps: list[tuple[int, int]] = []  # (ns, entry)
         self._last_time: int | None = None
         self.pairs = 0
@@ -73,15 +75,20 @@ class ClockCheck:
         self._problems.count(max(0, len(wrong) - 8))
 
     def feed_both(self, index: I64, time: I64, time_ns: I64) -> None:
-        """Entries that have both times: the difference must lie within what the pairs say."""
-        if not len(index):
-            return
+        """Entries that have both times: the difference must lie within what the pairs say.
+
+        Those that lie beyond all pairs so far are judged again at the end.
+        """
         offset = time - time_ns
-        low, high = int(offset.argmin()), int(offset.argmax())
-        if self._low is None or offset[low] < self._low[0]:
-            self._low = int(offset[low]), int(index[low])
-        if self._high is None or offset[high] > self._high[0]:
-            self._high = int(offset[high]), int(index[high])
+        if self._least is None or self._most is None:
+            far = np.arange(len(offset))
+        else:
+            low, high = self._least - TIME_TOLERANCE_NS, self._most + TIME_TOLERANCE_NS
+            far = np.flatnonzero((offset < low) | (offset > high))
+        room = MOST_FAR - len(self._far)
+        if room > 0 and len(far):
+            far = far[:room]
+            self._far.extend(zip(offset[far].tolist(), index[far].tolist(), strict=True))
 
     def feed_time(self, index: I64, time: I64) -> None:
         """Snapshots without time_ns, in order of the file: `time` runs on but for clock steps."""
@@ -101,10 +108,9 @@ class ClockCheck:
                 self._problems.add(entry, f"time runs back by {jump_ns} ns without a clock step")
         if self._least is None or self._most is None:
             return
-        if self._low is not None and self._low[0] < self._least - TIME_TOLERANCE_NS:
-            self._far(self._low[1], self._low[0] - self._least)
-        if self._high is not None and self._high[0] > self._most + TIME_TOLERANCE_NS:
-            self._far(self._high[1], self._high[0] - self._most)
-
-    def _far(self, entry: int, ns: int) -> None:
-        self._problems.add(entry, f"time and time_ns are {ns} ns apart from every clock pair")
+        for offset, entry in self._far:
+            beyond = max(self._least - offset, offset - self._most)
+            if beyond > TIME_TOLERANCE_NS:
+                self._problems.add(
+                    entry, f"time and time_ns are {beyond} ns further apart than any clock pair"
+                )

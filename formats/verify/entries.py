@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from formats import control
-from formats.psc.columns import CLASSIC, CLASSIC_BYTES
+from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Endian
 from formats.psc.header import KIND_SCHEMA, KIND_SETTINGS
 from formats.psc.values import decode, words
 
@@ -120,7 +120,7 @@ def is_ours(capture: Capture) -> bool:
     """Whether tcpkmon wrote this file: by its own header kinds, or by its first control entries."""
     at = {column.name: (column.offset, column.length) for column in capture.header.columns}
     fits = all(at.get(name) == CLASSIC[name] for name in _NEEDED)
-    if not fits or capture.header.entry_size < CLASSIC_BYTES:
+    if not fits or capture.header.entry_size < CLASSIC_BYTES or capture.header.endian == Endian.PDP:
         return False
     if {KIND_SCHEMA, KIND_SETTINGS} & set(capture.header.extras):
         return True

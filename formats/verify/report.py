@@ -11,6 +11,7 @@ COLLECTOR_CAUSES = ("late", "queue full", "disk full", "write error")
 DAMAGED = "damaged"
 CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
 MOST_PROBLEMS = 50
+MOST_ENTRIES = 100_000
 
 PROVEN = 0
 LOSSES = 3
@@ -33,11 +34,15 @@ class Problems:
         self.data_offset = data_offset
         self.entry_size = entry_size
         self.listed: list[Problem] = []
+        self.entries: set[int] = set()
+        """Entries that some problem names, for a repair."""
         self.total = 0
 
     def add(self, entry: int, what: str) -> None:
         """Note a problem at the entry with this number."""
         self.total += 1
+        if len(self.entries) < MOST_ENTRIES:
+            self.entries.add(int(entry))
         if len(self.listed) < MOST_PROBLEMS:
             offset = self.data_offset + int(entry) * self.entry_size
             self.listed.append(Problem(offset, int(entry), what))
@@ -114,6 +119,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     problems_total: int = 0
+    suspects: set[int] = field(default_factory=set)
+    """Entries that a problem names."""
     error: str | None = None
     """The file could not be read as a capture at all."""
     error_exit: int = DOES_NOT_ADD_UP
@@ -174,7 +181,7 @@ class Report:
         plain = {
             name: value
             for name, value in vars(self).items()
-            if name not in {"rows", "missed", "problems", "error_exit"}
+            if name not in {"rows", "missed", "problems", "suspects", "error_exit"}
         }
         plain.update(
             verdict=self.verdict,

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,3 +126,22 @@ def test_encode_none() -> None:
 def test_entries_are_values() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         control.Mark(1, "a").text = "b"  # type: ignore[misc]  # that it fails is the test
+
+
+def test_the_document_places_each_number_as_the_code_does() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "psc-format.md").read_text(encoding="utf-8")
+    rows = {
+        int(row[1]): (row[2], re.findall(r"\bw(\d+) ", row[3]))
+        for row in re.finditer(r"^\| (2\d\d) \| (\w+) \| .*? \| (.*) \|$", text, re.MULTILINE)
+    }
+    widths = {"U32": 1, "U64": 2, "S64": 2}
+    for location, kind in control.KINDS.items():
+        if kind is control.Mark:
+            continue
+        places, at = [], 0
+        for field in dataclasses.fields(kind):
+            width = widths.get(str(field.type), 0)
+            if width:
+                places.append("".join(str(at + word) for word in range(width)))
+            at += width
+        assert rows[location] == (control.NAMES[location], places)

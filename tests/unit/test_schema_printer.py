@@ -37,6 +37,15 @@ def test_shipped_schemata_print_and_parse_back(path: Path) -> None:
     assert parse(format_schema(schema)) == schema
 
 
+def test_guide_examples_are_schemata() -> None:
+    guide = (ROOT / "docs" / "schema-language.md").read_text()
+    blocks = [block.split("```")[0] for block in guide.split("\n```\n") if "event " in block]
+    examples = [block for block in blocks if "{ int" in block or "SCHEDOUT {" in block]
+    first, levels = (parse(text) for text in examples)
+    assert [field.unit for field in first.event("SCHEDOUT").fields] == ["id", "", "misses"]
+    assert [event.name for event in levels.enabled()] == ["ONE_DO", "TWO_DETAILED"]
+
+
 def test_printed_form() -> None:
     text = """using one
 
@@ -58,7 +67,7 @@ loglevel one <
     // Two lines,
     // with a tag. @t
     event B {
-        int a;        // first [us]
+        int a;  // first [us]
         // long
         // text [x] []
         colour paint;

@@ -162,6 +162,25 @@ def test_problems_are_bounded() -> None:
     assert len(caught.value.problems) == 1000
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "event A {" + "{" * 150_000,
+        "event A {" + "int a " * 100_000,
+        "enum e {" + "A, " * 100_000,
+        " ".join(f"loglevel l{n} < include l{n + 1} event E{n} {{ }} >" for n in range(20_000)),
+        " ".join(f"loglevel l{n} < include l{(n + 1) % 9999}, l0 >" for n in range(9999)),
+        "event " + "a" * 1_000_000,
+    ],
+    ids=["brackets", "fields", "members", "levels", "circles", "name"],
+)
+def test_hostile_text_takes_little_time_and_space(text: str) -> None:
+    # Anything quadratic would meet the test's time limit.
+    found = problems(text)
+    assert 1 <= len(found) <= 1001
+    assert max(map(len, found)) < 400
+
+
 def test_long_text_is_refused() -> None:
     with pytest.raises(SchemaError, match="expected at most 1048576 characters"):
         parse(" " * (1 << 21))

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The books: the kernel's ledger and the collector's own counts, as entries for the file.
+
+    attempts = filtered + unchanged + written + ring full + no ring + other + table full + no slot
+    written  = in the file + late + queue full + disk full + write error (+ damaged, known by CPU)
+    serials  = written + ring full + no ring + other, summed over a CPU's locations
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.layout import COUNTERS, location_of, row_of
+from collector.writer import Place, Written
+from formats.control import Checkpoint, Collector, Control, Cpu, Ledger, Losses, Program
+
+# The kernel's counters of records that it could not hand over, and what to call them.
+_KERNEL_CAUSES = {
+    "ring_full": "ring full",
+    "no_ring": "no ring",
+    "other": "other errno",
+    "table_full": "table full",
+    "no_slot": "no slot",
+}
+MISSED = "missed by a program"
+DAMAGED = "damaged"
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums of the books, for people and for --fail-on-loss; counts of records.
+
+    by_cause: every cause of loss, those of 0 too. missed and damaged are among them.
+    """
+
+    attempts: int
+    filtered: int
+    unchanged: int
+    written: int
+    in_file: int
+    by_cause: dict[str, int]
+
+    @property
+    def lost(self) -> int:
+        """Everything that should be in the file and is not."""
+        return sum(self.by_cause.values())
+
+
+@dataclass(frozen=True)
+class Books:
+    """All counts as they stood at one moment of the stream.
+
+    ledger: (CPUs, rows) of collector.layout.ACCOUNT; serials: (CPUs,) given out by the kernel.
+    read, damaged, perf_lost are by CPU, late by (cpu, location); online: CPUs that have a ring.
+    What the writer dropped comes later, when the entries' turn to be written has come.
+    """
+
+    ledger: NDArray[Any]
+    serials: NDArray[Any]
+    programs: tuple[Program, ...] = ()
+    read: Mapping[int, int] = field(default_factory=dict)
+    damaged: Mapping[int, int] = field(default_factory=dict)
+    late: Mapping[Place, int] = field(default_factory=dict)
+    perf_lost: Mapping[int, int] = field(default_factory=dict)
+    online: Set[int] = frozenset()
+
+    def places(self, written: Written) -> list[Place]:
+        """The (cpu, location) of which there is anything to tell, in order."""
+        found = {
+            (int(cpu), location_of(int(row)))
+            for cpu, row in np.argwhere(self.ledger["attempts"] > 0)
+        }
+        for counts in (
+            self.late,
+            written.in_file,
+            written.queue_full,
+            written.disk_full,
+            written.write_error,
+        ):
+            found.update(place for place, count in counts.items() if count)
+        return sorted(found)
+
+    def group(self, written: Written) -> list[Control]:
+        """The entries of a checkpoint, without its head."""
+        entries: list[Control] = []
+        for cpu, point in self.places(written):
+            counts = self._kernel(cpu, point)
+            ledger = (counts[n] for n in ("attempts", "filtered", "unchanged", "written"))
+            entries.append(Ledger(cpu, point, *ledger))
+            entries.append(Losses(cpu, point, *(counts[name] for name in _KERNEL_CAUSES)))
+            place = (cpu, point)
+            entries.append(
+                Collector(
+                    cpu,
+                    point,
+                    late=self.late.get(place, 0),
+                    queue_full=written.queue_full[place],
+                    disk_full=written.disk_full[place],
+                    write_error=written.write_error[place],
+                    in_file=written.in_file[place],
+                )
+            )
+        entries.extend(self._cpus())
+        entries.extend(self.programs)
+        return entries
+
+    def checkpoint(self, written: Written, final: bool = False) -> list[Control]:
+        """A whole checkpoint, to be written right after what `written` tells of."""
+        group = self.group(written)
+        head = Checkpoint(
+            number=written.checkpoints,
+            entries=written.entries,
+            lost=written.lost,
+            group=len(group),
+            final=int(final),
+        )
+        return [head, *group]
+
+    def totals(self, written: Written) -> Totals:
+        """The sums; of the final books, when the writer has written all."""
+        ledger = {name: int(self.ledger[name].sum()) for name in COUNTERS}
+        by_cause = {text: ledger[name] for name, text in _KERNEL_CAUSES.items()}
+        by_cause["late"] = sum(self.late.values())
+        by_cause["queue full"] = written.queue_full.total()
+        by_cause["disk full"] = written.disk_full.total()
+        by_cause["write error"] = written.write_error.total()
+        by_cause[DAMAGED] = sum(self.damaged.values())
+        by_cause[MISSED] = sum(p.missed + p.kprobe_missed for p in self.programs)
+        return Totals(
+            ledger["attempts"],
+            ledger["filtered"],
+            ledger["unchanged"],
+            ledger["written"],
+            written.in_file.total(),
+            by_cause,
+        )
+
+    def _kernel(self, cpu: int, point: int) -> dict[str, int]:
+        row = row_of(point)
+        if cpu >= self.ledger.shape[0] or row >= self.ledger.shape[1]:
+            return dict.fromkeys(COUNTERS, 0)
+        return {name: int(self.ledger[name][cpu, row]) for name in COUNTERS}
+
+    def _cpus(self) -> list[Control]:
+        late: dict[int, int] = {}
+        for (cpu, _), count in self.late.items():
+            late[cpu] = late.get(cpu, 0) + count
+        return [
+            Cpu(
+                cpu,
+                serials=int(serials),
+                read=self.read.get(cpu, 0),
+                damaged=self.damaged.get(cpu, 0),
+                late=late.get(cpu, 0),
+                online=int(cpu in self.online),
+                perf_lost=min(self.perf_lost.get(cpu, 0), 0xFFFFFFFF),
+            )
+            for cpu, serials in enumerate(self.serials)
+            if serials or cpu in self.online or self.read.get(cpu) or self.damaged.get(cpu)
+        ]
+
+
+def reserve_bytes(cpus: int, locations: int, entry_size: int) -> int:
+    """Room on the disk that surely holds the last entries: LOSSes, a checkpoint, END."""
+    return (3 * cpus * locations + cpus + 2 * locations + 16) * entry_size

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The output file: appears under its name only when its header and first entry are on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+
+from collector.sinks import Calls
+from formats.errors import FileError
+
+MODE = 0o640
+STDOUT = "-"
+# Errors by which a file system says that it has no O_TMPFILE, or no /proc to link from.
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
+_TRIES = 100
+
+
+class Output:
+    """A file to be written, or with "-" standard output. FileError when that cannot be.
+
+    Open it early (it finds out what is wrong with the name), begin() it with the file's first
+    bytes, then take its `fd`. Until begin() there is nothing under the name; discard() undoes
+    everything before that. Symbolic links are never followed and nothing is replaced without
+    `force`; with it, the old file goes away in the moment when the new one has its first bytes.
+    """
+
+    def __init__(self, path: str | Path, force: bool = False, calls: Calls | None = None) -> None:
+        self.path = str(path)
+        self._calls = calls or Calls()
+        self._force = force
+        self._temporary: str | None = None
+        self._directory = -1
+        self.fd = -1
+        """The descriptor to write to, at the end of what begin() wrote. Who takes it closes it."""
+        self.is_stdout = self.path == STDOUT
+        if self.is_stdout:
+            self._open_stdout()
+            return
+        folder, self._name = os.path.split(self.path)
+        if not self._name:
+            raise FileError(f"{self.path} is not the name of a file")
+        try:
+            self._directory = self._calls.open(
+                folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            )
+        except OSError as error:
+            raise self._failed(error, folder=True) from error
+        try:
+            self._check_name()
+            self._open()
+        except OSError as error:
+            self.discard()
+            raise self._failed(error) from error
+        except FileError:
+            self.discard()
+            raise
+
+    def begin(self, first: bytes) -> None:
+        """Write the first bytes, put them on the disk, and give the file its name."""
+        try:
+            self._write(first)
+            if self.is_stdout:
+                return
+            self._calls.fsync(self.fd)
+            self._publish()
+            with contextlib.suppress(OSError):  # some file systems cannot sync a directory
+                self._calls.fsync(self._directory)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError) and self.is_stdout:
+                raise
+            failed = self._failed(error)
+            self.discard()
+            raise failed from error
+        except FileError:
+            self.discard()
+            raise
+        self._close_directory()
+
+    def discard(self) -> None:
+        """Close it and leave nothing behind. After begin(), call it no more."""
+        if self._temporary is not None:
+            with contextlib.suppress(OSError):
+                self._calls.unlink(self._temporary, dir_fd=self._directory)
+            self._temporary = None
+        self._close_directory()
+        if self.fd >= 0:
+            with contextlib.suppress(OSError):
+                self._calls.close(self.fd)
+            self.fd = -1
+
+    def _open_stdout(self) -> None:
+        try:
+            if os.isatty(sys.__stdout__.fileno() if sys.__stdout__ else 1):
+                raise FileError(
+                    "standard output is a terminal", "pipe it or redirect it, or give -o FILE"
+                )
+            self.fd = os.dup(1)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _check_name(self) -> None:
+        """FileError if the name is taken by what may not be replaced."""
+        try:
+            there = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if stat.S_ISLNK(there.st_mode):
+            raise FileError(f"{self.path} is a symbolic link", "name the file itself")
+        if stat.S_ISDIR(there.st_mode):
+            raise FileError(f"{self.path} is a directory", "name a file in it")
+        if not stat.S_ISREG(there.st_mode):
+            raise FileError(f"{self.path} is not a regular file", "use -o - and redirect")
+        if not self._force:
+            raise FileError(f"{self.path} exists", "use --force to replace it")
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        try:
+            self.fd = self._calls.open(
+                ".", flags | os.O_TMPFILE, MODE, dir_fd=self._directory
+            )
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+            self._open_temporary(flags)
+        # Whatever the umask is.
+        self._calls.fchmod(self.fd, MODE)
+
+    def _open_temporary(self, flags: int) -> None:
+        """A hidden file beside the name, where there is no O_TMPFILE."""
+        for name in self._temporary_names():
+            try:
+                self.fd = self._calls.open(
+                    name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, MODE,
+                    dir_fd=self._directory,
+                )  # fmt: skip
+            except FileExistsError:
+                continue
+            self._temporary = name
+            return
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    def _temporary_names(self) -> list[str]:
+        stem = f".{self._name[:200]}.{os.getpid()}"
+        return [f"{stem}.{number}" for number in range(_TRIES)]
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                count = self._calls.write(self.fd, view)
+            except InterruptedError:
+                continue
+            if not count:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            view = view[count:]
+
+    def _publish(self) -> None:
+        if not self._force:
+            self._link(self._name)
+            if self._temporary is not None:
+                self._calls.unlink(self._temporary, dir_fd=self._directory)
+                self._temporary = None
+            return
+        self._check_name()
+        if self._temporary is None:
+            for name in self._temporary_names():
+                try:
+                    self._link(name)
+                except FileExistsError:
+                    continue
+                self._temporary = name
+                break
+        if self._temporary is None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        self._calls.rename(
+            self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory
+        )
+        self._temporary = None
+
+    def _link(self, name: str) -> None:
+        """Give the open file a name, never one that is taken."""
+        if self._temporary is not None:
+            self._calls.link(
+                self._temporary, name, src_dir_fd=self._directory, dst_dir_fd=self._directory
+            )
+            return
+        # linkat(2) follows the link in /proc to the file, but not one that stands at `name`.
+        self._calls.link(
+            f"/proc/self/fd/{self.fd}", name, dst_dir_fd=self._directory, follow_symlinks=True
+        )
+
+    def _close_directory(self) -> None:
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    def _failed(self, error: OSError, folder: bool = False) -> FileError:
+        """The error to raise, in words."""
+        where = (os.path.dirname(self.path) or ".") if folder else self.path
+        if self.is_stdout:
+            where = "standard output"
+        why = os.strerror(error.errno) if error.errno else str(error)
+        known = {
+            errno.ENOENT: (f"no such directory: {where}", "make it first"),
+            errno.ENOTDIR: (f"{where} is not a directory", "name a file in a directory"),
+            errno.EEXIST: (f"{where} exists", "use --force to replace it"),
+            errno.EACCES: (f"no permission to write {where}", "choose another place with -o"),
+            errno.EPERM: (f"no permission to write {where}", "choose another place with -o"),
+            errno.EROFS: (f"{where} is on a read-only file system", "choose another place with -o"),
+            errno.ENOSPC: (f"no room on the disk for {where}", "make room or choose another place"),
+            errno.EDQUOT: (f"no quota left for {where}", "make room or choose another place"),
+        }
+        message, hint = known.get(error.errno or 0, (f"cannot write {where}: {why}", ""))
+        return FileError(message, hint)

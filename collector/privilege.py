@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the collector's process may do: priority and limits before set-up, capabilities after it.
+
+Capabilities and the scheduling class are a thread's own, and new threads inherit them: call these
+in the main thread before the spool's is started.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+from collections.abc import Collection, Iterable
+
+from formats.errors import PrivilegeError
+
+# linux/capability.h
+CAPABILITIES: dict[str, int] = {
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_KILL": 5,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+    "CAP_NET_ADMIN": 12,
+    "CAP_IPC_LOCK": 14,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_SYS_NICE": 23,
+    "CAP_SYS_RESOURCE": 24,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+}
+KEPT = ("CAP_PERFMON", "CAP_BPF", "CAP_IPC_LOCK")
+"""Needed while capturing: to read maps, and to open the ring of a CPU that comes online."""
+
+_VERSION_3 = 0x20080522
+_PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 38, 23, 24
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_FILES = 65536
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def run_first(priority: int = 1) -> bool:
+    """Give the calling thread SCHED_FIFO (its children not); False where that is not allowed."""
+    try:
+        os.sched_setscheduler(
+            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(priority)
+        )
+    except OSError:
+        return False
+    return True
+
+
+def run_as_others() -> bool:
+    """Give the calling thread the usual scheduling again."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    except OSError:
+        return False
+    return True
+
+
+def raise_limits() -> None:
+    """Take all that is allowed of locked memory and of open files (up to 65536)."""
+    unlimited = resource.RLIM_INFINITY
+    try:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
+    except (ValueError, OSError):
+        _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
+    _raise_files()
+
+
+def _raise_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+
+
+def forbid_new_privileges() -> None:
+    """No program that this thread or its children run may gain privileges. PrivilegeError."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def drop_capabilities(keep: Iterable[str] = KEPT) -> None:
+    """Give up all capabilities but those named, for good. PrivilegeError if the kernel refuses.
+
+    Those that this thread does not have are not gained.
+    """
+    numbers = {CAPABILITIES[name] for name in keep}
+    _, permitted, _ = capability_sets()
+    left = permitted & _mask(numbers)
+    number = 0
+    while _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0:
+        if not left >> number & 1:
+            # EPERM without CAP_SETPCAP: then there is little to drop.
+            _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+        number += 1
+    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    data = struct.pack(
+        "=6I", *(left & 0xFFFFFFFF, left & 0xFFFFFFFF, 0), *(left >> 32, left >> 32, 0)
+    )
+    if _libc.capset(_header(), ctypes.create_string_buffer(data, len(data))):
+        raise _refused("dropping capabilities")
+
+
+def capability_sets() -> tuple[int, int, int]:
+    """Effective, permitted and inheritable capabilities of the calling thread, as bit masks."""
+    data = ctypes.create_string_buffer(24)
+    if _libc.capget(_header(), data):
+        raise _refused("asking for capabilities")
+    words = struct.unpack("=6I", data.raw)
+    effective, permitted, inheritable = (words[i] | words[i + 3] << 32 for i in range(3))
+    return effective, permitted, inheritable
+
+
+def _header() -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0), 8)
+
+
+def _mask(numbers: Collection[int]) -> int:
+    return sum(1 << number for number in numbers)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0):
+        raise _refused("prctl")
+
+
+def _refused(what: str) -> PrivilegeError:
+    return PrivilegeError(f"{what} failed: {os.strerror(ctypes.get_errno())}")

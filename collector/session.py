@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One capture from start to end: sets up, drains, sequences, keeps the books, finishes the file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collector.accounts import Books, Totals, reserve_bytes
+from collector.clocks import Clocks
+from collector.existing import find_namespaces
+from collector.filters import Filters
+from collector.heading import make_header, package_version
+from collector.kernel import Kernel
+from collector.ordered import Ordered, stamp_control
+from collector.output import Output
+from collector.preparing import Prepared, check_privilege, prepare
+from collector.printing import Printer
+from collector.privilege import KEPT, drop_capabilities, forbid_new_privileges, raise_limits, run_first
+from collector.records import RAW_PADDING
+from collector.rings import Rings, pages_of, watermark_ns
+from collector.sequencer import SLACK_NS, Sequencer
+from collector.sinks import FileSink
+from collector.spool import Spool
+from collector.status import Status, describe_losses, human_bytes
+from collector.stopping import Stopping
+from collector.workload import Command, find_caller
+from collector.writer import Writer, Written
+from formats.control import End, EndReason, Start, encode_many, is_control
+from formats.errors import FileError, LossError, TcpkmonError, UsageError
+from formats.escape import for_terminal
+
+CHECKPOINT_S = 1.0
+WAIT_S = 0.2
+HURRY_S = 0.3
+PERF_HEAD_BYTES = 12
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asked for."""
+
+    filters: Filters
+    output: str
+    force: bool = False
+    duration_s: float | None = None
+    stop_after: int | None = None
+    columns: str = "default"
+    locations: str | None = None
+    when_changed: tuple[str, ...] = ()
+    buffer_bytes: int = 4 << 20
+    low_water_percent: int = 75
+    show: bool = False
+    fail_on_loss: bool = False
+    existing: bool = True
+    as_root: bool = False
+    ready_fd: int | None = None
+    quiet: bool = False
+    verbose: bool = False
+    command: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    kinds: tuple[str, ...] | None = None
+
+
+def run(request: Request) -> int:
+    """Captures as asked; returns the exit code: the command's own, or 0.
+
+    Raises LossError under fail_on_loss, FileError when the file did not take everything, and the
+    errors of setting up, before anything is half done.
+    """
+    check_privilege()
+    if request.show and request.output == "-":
+        raise UsageError("--print and -o - both want standard output", "choose one of them")
+    raise_limits()
+    with ExitStack() as stack:
+        status = stack.enter_context(Status(request.quiet))
+        output = Output(request.output, request.force)
+        stack.callback(lambda: output.discard() if not session else None)
+        session: list[Session] = []
+        status.tell("preparing: types, columns, programs")
+        prepared = prepare(
+            request.columns,
+            request.locations,
+            request.when_changed,
+            request.existing,
+            bool(request.filters.pids),
+            request.kinds,
+        )
+        stopping = stack.enter_context(Stopping(request.duration_s))
+        command = None
+        if request.command:
+            caller = None if request.as_root else find_caller()
+            command = stack.enter_context(Command(request.command, caller))
+            stopping.forward_to(command.forward)
+        kernel = stack.enter_context(Kernel(prepared, request.filters))
+        if stopping.due():
+            return 0
+        session.append(Session(request, prepared, kernel, output, status, stopping, stack))
+        return session[0].run(command)
+
+
+class Session:
+    """A capture whose programs are loaded; run() once."""
+
+    def __init__(
+        self,
+        request: Request,
+        prepared: Prepared,
+        kernel: Kernel,
+        output: Output,
+        status: Status,
+        stopping: Stopping,
+        stack: ExitStack,
+    ) -> None:
+        self._request = request
+        self._prepared = prepared
+        self._kernel = kernel
+        self._status = status
+        self._stopping = stopping
+        self._stack = stack
+        self._clocks = Clocks()
+        dtype = prepared.layout.dtype
+        pages = pages_of(request.buffer_bytes)
+        ring_bytes = pages * os.sysconf("SC_PAGESIZE")
+        wakeup = max(1, ring_bytes * (100 - request.low_water_percent) // 100)
+        self._rings = stack.enter_context(Rings(kernel.events_fd, dtype, pages, wakeup))
+        record_bytes = PERF_HEAD_BYTES + dtype.itemsize + RAW_PADDING
+        self._walk_step = max(1, ring_bytes // record_bytes // 2)
+        self._sequencer = Sequencer(dtype, self._clocks.to_epoch, first_seq=2)
+        self._printer = Printer(prepared.layout, sys.stdout) if request.show else None
+        self._records = 0
+        self._spool = self._open_spool(output)
+        self._next_checkpoint = time.monotonic() + CHECKPOINT_S
+        self._told_error: str | None = None
+
+    def run(self, command: Command | None) -> int:
+        """Attaches, captures until asked to stop, and finishes the file; the exit code."""
+        self._kernel.loaded.attach()
+        namespaces = self._namespaces()
+        keep = (*KEPT, "CAP_KILL", "CAP_SYS_ADMIN") if command else (*KEPT, "CAP_SYS_ADMIN")
+        forbid_new_privileges()
+        drop_capabilities(keep)
+        self._spool.start()
+        run_first()
+        self._describe()
+        self._checkpoint()
+        self._walk(namespaces)
+        drop_capabilities((*KEPT, "CAP_KILL") if command else KEPT)
+        self._ready()
+        if command is not None:
+            command.go()
+        self._stopping.start_clock()
+        code: int | None = None
+        while not self._stopping.due():
+            self._rings.wait(self._stopping.remaining_s(WAIT_S if not self._printer else WAIT_S / 4))
+            self._step()
+            if command is not None and (code := command.poll()) is not None:
+                self._stopping.ask(EndReason.COMMAND_ENDED)
+        if command is not None and code is None:
+            code = self._wait_for(command)
+        totals = self._finish()
+        return self._report(totals, code or 0)
+
+    def _open_spool(self, output: Output) -> Spool:
+        layout = self._prepared.layout
+        dtype = layout.dtype
+        header = make_header(self._prepared, self._clocks.start, self._settings())
+        pair = self._clocks.start
+        cpus = len(self._kernel.heads())
+        start = Start(pair.mono_ns, pair.realtime_ns, cpus, len(self._prepared.enabled))
+        first = encode_many([start], dtype)
+        stamp_control(first, np.array([1], np.int64), pair.mono_ns, self._clocks.to_epoch)
+        output.begin(header + first.tobytes())
+        reserve = reserve_bytes(cpus, len(self._prepared.plan.probes) + 4, layout.entry_size)
+        sink = FileSink(output.fd, layout.entry_size, reserve_bytes=reserve)
+        written = Written(entries=1, last_seq=1)
+        return Spool(Writer(sink, dtype, self._clocks.to_epoch, written))
+
+    def _settings(self) -> dict[str, Any]:
+        request, prepared = self._request, self._prepared
+        return {
+            "tcpkmon": package_version(),
+            "command": list(request.arguments),
+            "filters": request.filters.describe(),
+            "columns": request.columns,
+            "locations": {
+                name: prepared.plan.kind_of(name) for name in prepared.enabled
+            },
+            "missing_locations": self._kernel.missing(),
+            "absent_columns": list(prepared.layout.absent),
+            "when_changed": list(request.when_changed),
+            "buffer_bytes": request.buffer_bytes,
+            "low_water_percent": request.low_water_percent,
+            "hz": prepared.facts.hz,
+        }
+
+    def _namespaces(self) -> list[int]:
+        """Descriptors of the namespaces whose existing sockets to walk; closed at the end."""
+        if not self._request.existing:
+            return []
+        if self._request.filters.namespaces:
+            return [space.fd for space in self._request.filters.namespaces]
+        found = list(find_namespaces())
+        for fd in found:
+            self._stack.callback(os.close, fd)
+        return found
+
+    def _walk(self, namespaces: list[int]) -> None:
+        """Records the connections that are open already, as fast as the rings are emptied."""
+        walk = self._kernel.walk(namespaces, self._walk_step) if namespaces else None
+        if walk is None:
+            return
+        try:
+            while walk.step() and not self._stopping.due():
+                self._step()
+        finally:
+            walk.close()
+
+    def _ready(self) -> None:
+        if not self._request.quiet and self._request.verbose:
+            print("collect: capturing", file=sys.stderr)
+        if self._request.ready_fd is not None:
+            try:
+                os.write(self._request.ready_fd, b"!")
+            except OSError as error:
+                raise UsageError(f"--ready-fd {self._request.ready_fd}: {error.strerror}") from error
+
+    def _step(self) -> None:
+        """One round: drain, order, hand over; once a second the clock and the books."""
+        batches = self._rings.drain()
+        for batch in batches:
+            self._sequencer.push(batch)
+        self._hand_over(self._sequencer.release(watermark_ns(batches, SLACK_NS)))
+        if time.monotonic() >= self._next_checkpoint:
+            self._next_checkpoint = time.monotonic() + CHECKPOINT_S
+            self._rings.refresh()
+            if (clock := self._clocks.check()) is not None:
+                self._spool.put_control(lambda _: [clock], clock.mono_ns)
+            self._checkpoint()
+        written = self._spool.written
+        self._status.update(
+            self._records, self._kernel.connections(), written.entries
+            * self._prepared.layout.entry_size, self._losses_so_far()
+        )
+        self._tell_error(written.error)
+
+    def _losses_so_far(self) -> dict[str, int]:
+        written = self._spool.written
+        return {
+            "in the kernel": self._sequencer.lost,
+            "queue full": written.queue_full.total(),
+            "disk full": written.disk_full.total(),
+            "write error": written.write_error.total(),
+        }
+
+    def _tell_error(self, error: OSError | None) -> None:
+        """Says once that the file does not take more, and once that it does again."""
+        text = None if error is None else f"{self._request.output}: {error.strerror}"
+        if text == self._told_error:
+            return
+        said = f"{text}; records are being lost, counted" if text else "writing goes on"
+        print(for_terminal(f"collect: {said}"), file=sys.stderr)
+        self._told_error = text
+
+    def _hand_over(self, ordered: Ordered) -> None:
+        if not len(ordered):
+            return
+        self._records += int(np.count_nonzero(~is_control(ordered.entries["location"])))
+        if self._printer is not None:
+            self._printer.write(ordered.entries)
+        self._spool.put(ordered)
+        if self._request.stop_after is not None and self._records >= self._request.stop_after:
+            self._stopping.ask(EndReason.COUNT)
+
+    def _books(self) -> Books:
+        heads = self._kernel.heads()
+        sequencer = self._sequencer
+        return Books(
+            ledger=heads["accounts"].copy(),
+            serials=heads["serial"].copy(),
+            programs=self._kernel.programs(heads),
+            read=dict(sequencer.read),
+            damaged=dict(sequencer.damaged),
+            late=dict(sequencer.late),
+            perf_lost=self._rings.lost(),
+            online=frozenset(self._rings.cpus),
+        )
+
+    def _checkpoint(self) -> None:
+        books = self._books()
+        self._spool.put_control(books.checkpoint, time.monotonic_ns(), sync=True)
+
+    def _wait_for(self, command: Command) -> int | None:
+        """Goes on capturing while the command, which got the signal, comes to its end."""
+        deadline = time.monotonic() + 5.0
+        while (code := command.poll()) is None and time.monotonic() < deadline:
+            self._rings.wait(0.05)
+            self._step()
+            if self._stopping.hurry or self._stopping.reason is not EndReason.ASKED:
+                break
+        return code
+
+    def _finish(self) -> Totals | None:
+        """Detaches, writes what is there, the last checkpoint and END; None if that took too long."""
+        self._kernel.loaded.detach()
+        batches = self._rings.drain()
+        while any(len(batch.entries) for batch in batches):
+            for batch in batches:
+                self._sequencer.push(batch)
+            batches = self._rings.drain()
+        heads = self._kernel.heads()
+        serials = {cpu: int(serial) for cpu, serial in enumerate(heads["serial"]) if serial}
+        now_ns = time.monotonic_ns()
+        self._hand_over(self._sequencer.finish(serials, now_ns))
+        books = self._books()
+        clock = self._clocks.check() or self._clocks.read()
+        reason = self._stopping.reason or EndReason.ASKED
+        now_ns = time.monotonic_ns()
+        self._spool.put_control(lambda _: [clock], now_ns, reserved=True)
+        self._spool.put_control(lambda w: books.checkpoint(w, final=True), now_ns, reserved=True)
+        self._spool.put_control(
+            lambda w: [End(int(reason), w.entries, w.lost, w.checkpoints)], now_ns, reserved=True
+        )
+        done = self._spool.close(HURRY_S if self._stopping.hurry else WAIT_S)
+        while not done and not self._stopping.hurry:
+            done = self._spool.close(WAIT_S)
+        return books.totals(self._spool.written) if done else None
+
+    def _describe(self) -> None:
+        """With -v, how each location is attached; without, what was asked for by name and lacks."""
+        if self._request.quiet:
+            return
+        if self._request.verbose:
+            for name, how in self._kernel.attached().items():
+                print(f"collect: {name} by {how}", file=sys.stderr)
+        for name, why in self._kernel.missing().items():
+            named = name in (self._request.locations or "").upper()
+            if self._request.verbose or named:
+                print(f"collect: {name} is not recorded: {why}", file=sys.stderr)
+
+    def _report(self, totals: Totals | None, code: int) -> int:
+        """The summary on stderr; raises what the exit code shall tell."""
+        written = self._spool.written
+        if totals is None:
+            raise TcpkmonError(
+                f"stopped in a hurry: {self._request.output} has no end record",
+                "tcpkmon verify tells what is in it",
+            )
+        if not self._request.quiet:
+            size = written.entries * self._prepared.layout.entry_size
+            where = "standard output" if self._request.output == "-" else self._request.output
+            print(
+                for_terminal(
+                    f"collect: {totals.in_file:,} records of {self._kernel.connections():,} "
+                    f"connections in {where} ({human_bytes(size)})"
+                ),
+                file=sys.stderr,
+            )
+            print(
+                f"collect: {totals.attempts:,} events seen, {totals.filtered:,} filtered, "
+                f"{totals.unchanged:,} unchanged, {totals.written:,} recorded; "
+                f"lost: {describe_losses(totals.by_cause)}",
+                file=sys.stderr,
+            )
+        error = written.error or written.sync_error
+        if error is not None:
+            raise FileError(
+                f"{self._request.output}: {error.strerror}; the file holds what was written before",
+                "tcpkmon verify tells what is missing",
+            )
+        if self._request.fail_on_loss and totals.lost:
+            raise LossError(
+                f"{totals.lost:,} records were lost: {describe_losses(totals.by_cause)}",
+                "a larger --buffer-size, fewer --columns or --when-changed help",
+            )
+        return code

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a clean capture from a damaged one, which it never touches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import formats
+from formats.errors import FileError, UsageError
+from formats.verify.check import verify_file
+from formats.verify.clean import Cleaned, Cleaner
+from formats.verify.entries import is_ours
+from formats.verify.report import Report
+
+if TYPE_CHECKING:
+    from formats.psc import Capture
+
+MODE = 0o640
+ROUNDS = 6
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What a repair did: entries kept and left out, sequence numbers newly counted as lost."""
+
+    kept: int
+    dropped: int
+    missing: int
+    cut_bytes: int
+    """Bytes of a last entry that was cut short."""
+    report: Report
+    """What verify says of the new file."""
+
+
+def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
+    """Write the sound entries of the capture `path` to the new file `out`.
+
+    Entries that make no sense, or that verify finds wrong, are left out; where sequence numbers
+    are missing a LOSS entry (cause damaged, no CPU) counts them, and the entries after it are
+    numbered anew. END comes last, its reason `error` unless the file was whole. A file without
+    control entries only loses a cut last entry.
+
+    Raises UsageError if both are the same file, FileError if `out` is there already or cannot be
+    written, DamagedError if the header cannot be decoded. `out` is there only if all went well.
+    """
+    with contextlib.suppress(OSError):
+        if os.path.samefile(path, out):
+            raise UsageError(f"{out} is the damaged file itself", "name another output file")
+    with formats.open(path) as capture:
+        fd = _create(out)
+        done = False
+        try:
+            with os.fdopen(fd, "wb") as target:
+                result = _repair(capture, Path(out), target)
+                target.flush()
+                os.fsync(target.fileno())
+            _sync_directory(Path(out).parent)
+            done = True
+        except OSError as error:
+            raise FileError(f"cannot write {out}: {error.strerror}") from error
+        finally:
+            if not done:
+                with contextlib.suppress(OSError):
+                    os.unlink(out)
+    return result
+
+
+def _create(out: str | os.PathLike[str]) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(out, flags, MODE)
+        os.fchmod(fd, MODE)
+    except FileExistsError as error:
+        raise FileError(f"{out} is there already", "name a new output file") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise FileError(f"cannot create {out}: {reason}") from error
+    return fd
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _repair(capture: Capture, out: Path, target: IO[bytes]) -> Repair:
+    """Clean into a scratch file; clean that again of what verify still finds; copy the last."""
+    cut_bytes = (os.stat(capture.path).st_size - _header_bytes(capture)) % (
+        capture.header.entry_size
+    )
+    if not is_ours(capture):
+        _copy(capture, target)
+        target.flush()
+        return Repair(len(capture), 0, 0, cut_bytes, verify_file(out))
+    total = Cleaned()
+    with contextlib.ExitStack() as stack:
+        source, skip = capture, set[int]()
+        for _ in range(ROUNDS):
+            scratch = stack.enter_context(tempfile.TemporaryFile(dir=out.parent))
+            _write_header(source, scratch)
+            cleaned = Cleaner(source, skip, scratch).run()
+            scratch.flush()
+            total.kept = cleaned.kept
+            total.dropped += cleaned.dropped
+            total.missing += cleaned.missing
+            name = f"/proc/self/fd/{scratch.fileno()}"
+            report = verify_file(name)
+            if report.exit_code != 5:
+                break
+            source, skip = stack.enter_context(formats.open(name)), report.suspects
+        scratch.seek(0)
+        shutil.copyfileobj(scratch, target, _COPY_BYTES)
+    report.path = str(out)
+    return Repair(total.kept, total.dropped, total.missing, cut_bytes, report)
+
+
+def _header_bytes(capture: Capture) -> int:
+    """Where the entries begin."""
+    from formats.psc.header import HEADER_BYTES_MAX, decode_header
+
+    size = os.stat(capture.path).st_size
+    with open(capture.path, "rb") as file:
+        return decode_header(file.read(min(size, HEADER_BYTES_MAX)), size)[1]
+
+
+def _write_header(capture: Capture, to: IO[bytes]) -> None:
+    """The header as it was: it could be decoded, so every byte of it is worth keeping."""
+    with open(capture.path, "rb") as file:
+        to.write(file.read(_header_bytes(capture)))
+
+
+def _copy(capture: Capture, to: IO[bytes]) -> None:
+    _write_header(capture, to)
+    for piece in capture.chunks():
+        to.write(capture.rows(piece.start, piece.stop).tobytes())
