@@ -113,7 +113,7 @@ def make_plan(
         if not wanted and probe.name not in always:
             continue
         for kind, target in probe.alternatives:
-            narrowed = kinds is not None and kind != "iter" and kind not in kinds
+            narrowed = kinds is not None and kind not in kinds
             if narrowed or not prober.can(kind, target):
                 continue
             chosen.append(Chosen(probe.name, tuple(wanted), kind, target))

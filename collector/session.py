@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.accounts import Books, Totals, reserve_bytes
 from collector.clocks import Clocks
@@ -18,12 +19,13 @@ from collector.existing import find_namespaces
 from collector.filters import Filters
 from collector.heading import make_header, package_version
 from collector.kernel import Kernel
+from collector.layout import EXISTING, row_of
 from collector.ordered import Ordered, stamp_control
 from collector.output import Output
 from collector.preparing import Prepared, check_privilege, prepare
 from collector.printing import Printer
 from collector.privilege import KEPT, drop_capabilities, forbid_new_privileges, raise_limits, run_first
-from collector.records import RAW_PADDING
+from collector.records import RAW_PADDING, Batch
 from collector.rings import Rings, pages_of, watermark_ns
 from collector.sequencer import SLACK_NS, Sequencer
 from collector.sinks import FileSink
@@ -135,6 +137,7 @@ class Session:
         self._sequencer = Sequencer(dtype, self._clocks.to_epoch, first_seq=2)
         self._printer = Printer(prepared.layout, sys.stdout) if request.show else None
         self._records = 0
+        self._listed = 0
         self._spool = self._open_spool(output)
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._told_error: str | None = None
@@ -172,7 +175,8 @@ class Session:
         dtype = layout.dtype
         header = make_header(self._prepared, self._clocks.start, self._settings())
         pair = self._clocks.start
-        cpus = len(self._kernel.heads())
+        # What sock_diag lists comes from no CPU: it gets the number after the last one.
+        cpus = len(self._kernel.heads()) + 1
         start = Start(pair.mono_ns, pair.realtime_ns, cpus, len(self._prepared.enabled))
         first = encode_many([start], dtype)
         stamp_control(first, np.array([1], np.int64), pair.mono_ns, self._clocks.to_epoch)
@@ -213,14 +217,33 @@ class Session:
 
     def _walk(self, namespaces: list[int]) -> None:
         """Records the connections that are open already, as fast as the rings are emptied."""
-        walk = self._kernel.walk(namespaces, self._walk_step) if namespaces else None
+        if not namespaces:
+            return
+        walk = self._kernel.walk(namespaces, self._walk_step)
         if walk is None:
+            self._list(namespaces)
             return
         try:
             while walk.step() and not self._stopping.due():
                 self._step()
         finally:
             walk.close()
+
+    def _list(self, namespaces: list[int]) -> None:
+        """Without an iterator: takes the open connections from sock_diag, as a CPU of its own."""
+        # pyroute2 takes a while to import, and hardly a kernel needs it.
+        from collector.diag import list_connections, make_entries
+
+        now_ns = time.monotonic_ns()
+        found = list_connections(namespaces, self._request.filters)
+        entries = make_entries(self._prepared.layout, found, now_ns)
+        cpu = len(self._kernel.heads())
+        serials = np.arange(1, len(entries) + 1)
+        for name, value in (("seq_no", serials), ("serial", serials), ("cpu", cpu)):
+            if name in (entries.dtype.names or ()):
+                entries[name] = value
+        self._listed = len(entries)
+        self._sequencer.push(Batch(cpu, entries, now_ns))
 
     def _ready(self) -> None:
         if not self._request.quiet and self._request.verbose:
@@ -279,7 +302,7 @@ class Session:
             self._stopping.ask(EndReason.COUNT)
 
     def _books(self) -> Books:
-        heads = self._kernel.heads()
+        heads = self._heads()
         sequencer = self._sequencer
         return Books(
             ledger=heads["accounts"].copy(),
@@ -291,6 +314,15 @@ class Session:
             perf_lost=self._rings.lost(),
             online=frozenset(self._rings.cpus),
         )
+
+    def _heads(self) -> NDArray[Any]:
+        """The kernel's counts by CPU, and in the last row those of what sock_diag listed."""
+        heads = self._kernel.heads()
+        listed = np.zeros(1, heads.dtype)
+        listed["serial"] = self._listed
+        for name in ("attempts", "written"):
+            listed["accounts"][name][0, row_of(EXISTING)] = self._listed
+        return np.concatenate((heads, listed))
 
     def _checkpoint(self) -> None:
         books = self._books()
@@ -314,7 +346,7 @@ class Session:
             for batch in batches:
                 self._sequencer.push(batch)
             batches = self._rings.drain()
-        heads = self._kernel.heads()
+        heads = self._heads()
         serials = {cpu: int(serial) for cpu, serial in enumerate(heads["serial"]) if serial}
         now_ns = time.monotonic_ns()
         self._hand_over(self._sequencer.finish(serials, now_ns))
