@@ -24,17 +24,17 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
-from pyroute2 import netns as routes_netns
 from pyroute2.netlink.exceptions import NetlinkError
 
 from collector.netns import NAMED, Namespace, enter, resolve, run_inside
-from formats.errors import KernelError, PrivilegeError
+from formats.errors import KernelError, PrivilegeError, TcpkmonError
 
 T = TypeVar("T")
 
 DEVICE = "veth0"
 SMALL_BYTES = 200  # packets up to this size (acknowledgements, handshakes) are never dropped
 _NODAD = 0x02  # IFA_F_NODAD: an IPv6 address that can be used at once
+_PERMANENT = 0x80  # NUD_PERMANENT
 _serials = itertools.count()
 
 
@@ -70,6 +70,15 @@ class Side:
     def run(self, call: Callable[[], T]) -> T:
         """Calls it in a thread inside this namespace; returns its result."""
         return run_inside(self.namespace.fd, call)
+
+    @contextmanager
+    def routes(self) -> Iterator[IPRoute]:
+        """The kernel's network settings of this namespace.
+
+        IPRoute(netns=...) would fork to get there, and a fork of a process with threads can hang.
+        """
+        with enter(self.namespace.fd), IPRoute() as routes:
+            yield routes
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """subprocess.Popen inside this namespace, with text streams and no standard input."""
@@ -169,17 +178,18 @@ class Lab:
         self._names.append(name)
         # A new /run/netns must be one that others can look into, whatever the umask.
         with _umask(0o022):
-            routes_netns.create(name)
+            _ip("netns", "add", name)
         return Side(resolve(name), f"10.77.0.{number}", f"fd77::{number}")
 
     def _connect(self) -> None:
         for side in (self.a, self.b):
             side.run(_prepare_addresses)
-        with IPRoute(netns=self.a.name) as routes:
-            peer = {"ifname": DEVICE, "net_ns_fd": self.b.name}
+        with self.a.routes() as routes:
+            peer = {"ifname": DEVICE, "net_ns_fd": self.b.namespace.fd}
             routes.link("add", ifname=DEVICE, kind="veth", peer=peer)
+        hardware: dict[str, str] = {}
         for side in (self.a, self.b):
-            with IPRoute(netns=side.name) as routes:
+            with side.routes() as routes:
                 index = _device_index(routes)
                 routes.addr("add", index=index, address=side.address4, prefixlen=24)
                 routes.addr(
@@ -187,12 +197,24 @@ class Lab:
                 )
                 routes.link("set", index=index, state="up")
                 routes.link("set", index=routes.link_lookup(ifname="lo")[0], state="up")
+                hardware[side.name] = routes.get_links(index)[0].get("address")
+        # Neighbours are told, not found out: a lost solicitation would cost a second and a SYN.
+        for side, other in ((self.a, self.b), (self.b, self.a)):
+            with side.routes() as routes:
+                for address in (other.address4, other.address6):
+                    routes.neigh(
+                        "replace",
+                        dst=address,
+                        lladdr=hardware[other.name],
+                        ifindex=_device_index(routes),
+                        state=_PERMANENT,
+                    )
 
     def _narrow(self, wanted: Bottleneck) -> None:
         rate = int(wanted.rate_mbit * 1e6 / 8)
         # A burst below a large segment makes tbf cut it into packets, as a real link would.
         burst_bytes = max(4096, rate // 250)
-        with IPRoute(netns=self.a.name) as routes:
+        with self.a.routes() as routes:
             routes.tc(
                 "add",
                 "tbf",
@@ -208,7 +230,7 @@ class Lab:
             self.drop(wanted.loss_percent)
 
     def _delay(self, delay_ms: float) -> None:
-        with IPRoute(netns=self.b.name) as routes:
+        with self.b.routes() as routes:
             try:
                 routes.tc(
                     "add",
@@ -262,14 +284,27 @@ def remove_stale() -> None:
 
 
 def _remove(name: str) -> None:
+    # Another start may remove the same stale one: it is gone then, and all is well.
+    with suppress(TcpkmonError):
+        _ip("netns", "delete", name)
+    with suppress(FileNotFoundError):
+        os.unlink(NAMED / name)
+
+
+def _ip(*arguments: str) -> None:
     try:
-        routes_netns.remove(name)
-    except OSError as error:
-        # ENOENT: never made, or removed by another start; EINVAL: a file without its mount.
-        if error.errno not in (errno.ENOENT, errno.EINVAL):
-            raise
-        with suppress(FileNotFoundError):
-            os.unlink(NAMED / name)
+        done = subprocess.run(
+            ["ip", *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
+        )
+    except FileNotFoundError:
+        raise TcpkmonError("there is no command ip here", "apt install iproute2") from None
+    if done.returncode:
+        raise TcpkmonError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

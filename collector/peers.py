@@ -176,6 +176,16 @@ def _choose_congestion(stream: socket.socket, name: str) -> None:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
+def can_use_congestion(name: str) -> bool:
+    """Whether sockets of the calling thread's namespace can take this congestion control."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            _choose_congestion(probe, name)
+        except OSError:
+            return False
+    return True
+
+
 def _describe(stream: socket.socket) -> Connection:
     local: Any = stream.getsockname()
     remote: Any = stream.getpeername()

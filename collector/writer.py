@@ -20,6 +20,7 @@ from collector.sinks import FileSink, cause_of
 from formats.control import ANY_CPU, Checkpoint, Control, Loss, LossCause, encode_many
 
 RETRY_NS = 100_000_000
+END_TRIES = 3
 
 Place = tuple[int, int]
 """(cpu, location)"""
@@ -125,10 +126,16 @@ class Writer:
         self._gaps.append((cause, numbers))
 
     def control(self, build: Build, mono_ns: int, *, reserved: bool = False) -> bool:
-        """Write control entries, all or none of them; also while records are being dropped."""
-        if not self._write_losses(mono_ns, reserved):
-            return False
-        return self._append(build(self.written), mono_ns, reserved)
+        """Write control entries, all or none of them; also while records are being dropped.
+
+        Those of the end may use the sink's reserve, and are tried again at once when that fails.
+        """
+        for _ in range(END_TRIES if reserved else 1):
+            if self._write_losses(mono_ns, reserved) and self._append(
+                build(self.written), mono_ns, reserved
+            ):
+                return True
+        return False
 
     def sync(self) -> None:
         """Have on the disk what was written."""

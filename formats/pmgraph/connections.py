@@ -61,7 +61,8 @@ def match_ports(
     """Which of so many records have one of these port pairs (none wanted: all do)."""
     if not wanted:
         return np.ones(rows, bool)
-    if "lport" not in columns:
+    usable = (name in columns and columns[name].dtype.kind in "iu" for name in ("lport", "rport"))
+    if not all(usable):
         return np.zeros(rows, bool)
     pairs = np.array([(left << 16) | right for left, right in wanted], np.uint64)
     return np.isin(_ports(columns), pairs)

@@ -16,6 +16,11 @@ from formats.errors import FileError
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def already_there(path: Path) -> FileError:
+    """The error for a file that must not be overwritten."""
+    return FileError(f"{path} is there already", "--force overwrites it")
+
+
 @contextlib.contextmanager
 def create_file(path: Path, force: bool) -> Iterator[BinaryIO]:
     """Give a new file to write; raises FileError where one is already, unless `force`."""
@@ -26,7 +31,7 @@ def create_file(path: Path, force: bool) -> Iterator[BinaryIO]:
     try:
         descriptor = os.open(path, _NEW, 0o666)
     except FileExistsError as error:
-        raise FileError(f"{path} is there already", "--force overwrites it") from error
+        raise already_there(path) from error
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror}") from error
     with os.fdopen(descriptor, "wb") as out:

@@ -16,6 +16,7 @@ YUnitText: bytes
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -27,7 +28,7 @@ from formats.escape import for_terminal
 from formats.pmgraph.clock import Seconds
 from formats.pmgraph.connections import Connection, Finder, find_connections, key_columns
 from formats.pmgraph.options import Selection
-from formats.pmgraph.output import create_file
+from formats.pmgraph.output import already_there, create_file
 from formats.pmgraph.pages import choose_quantities, display_name
 from formats.pmgraph.quantities import Quantity, derive, source_of
 from formats.pmgraph.series import Unwrapper
@@ -53,14 +54,23 @@ def write_xgraph(
     base = capture.path.name.removesuffix(".pm")
     if selection.by_parameter:
         paths = [folder / f"{base}.{_file_part(one.name)}.xg" for one in chosen]
+        _refuse_present(paths, force)
         for one, path in zip(chosen, paths, strict=True):
             _write_parameter(capture, selection, one, connections, path, force)
         return paths
     paths = _name_files(connections, folder, base)
+    _refuse_present(paths, force)
     for start in range(0, len(connections), _OPEN_AT_ONCE):
         some = slice(start, start + _OPEN_AT_ONCE)
         _write_connections(capture, selection, chosen, connections[some], paths[some], force)
     return paths
+
+
+def _refuse_present(paths: Sequence[Path], force: bool) -> None:
+    """Before anything is half done: raise FileError when one of the files is there already."""
+    for path in paths:
+        if not force and os.path.lexists(path):
+            raise already_there(path)
 
 
 def _name_files(connections: Sequence[Connection], folder: Path, base: str) -> list[Path]:

@@ -103,6 +103,8 @@ class _LedgerRun:
         location = segment.wide("location")
         mask = self._control_mask(segment, location)
         rows = segment.control_rows(mask)
+        for entry in segment.strange_tails(rows)[:8]:
+            self._problems.add(int(entry), "a control entry with bytes that should be zero")
         seq = self._reader.read(segment)
         self._sequence.feed(segment.start, seq, rows)
         self._sums.feed(rows)
@@ -149,7 +151,7 @@ class _LedgerRun:
             self._locations = start.locations
             if start.version != control.FORMAT_VERSION:
                 self._problems.add(0, f"format version {start.version} is not known")
-        elif not (len(rows) and rows.index[0] == 0 and is_unsure(rows)[0]):
+        elif not (rows.index[:1].tolist() == [0] and is_unsure(rows)[0]):
             self._problems.add(0, "the file does not begin with a START entry")
 
     def _cpus(self, segment: Segment, plain: I64) -> I64:
@@ -237,6 +239,9 @@ class _LedgerRun:
         report.missed = balance.missed(last, name)
         report.perf_lost = int(last.tables[control.Cpu.location].values[:, 4].sum())
         points = {row.location for row in report.rows if row.location != control.EXISTING}
+        cpus = [row.cpu for row in report.rows if row.cpu is not None]
+        if max(cpus, default=0) >= self._cpu_limit:
+            self._problems.add(last.index, f"CPU {max(cpus)} is not possible here")
         if self._locations is not None and len(points) > self._locations:
             self._problems.add(
                 last.index, f"{len(points)} locations where START enabled {self._locations}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from formats import control
-from formats.verify.entries import I64, ControlRows
+from formats.verify.entries import I64, ControlRows, Mask
 from formats.verify.report import Problems
 from formats.verify.serials import NESTING_TOLERANCE_NS
 
@@ -15,6 +15,10 @@ TIME_TOLERANCE_NS = 10_000_000
 pairs' uncertainty, and the microsecond."""
 
 
+STEP_NS = 1_000_000
+"""A change of the clocks' difference beyond this is a step: somebody set the clock."""
+STEP_TOLERANCE_NS = 4 * STEP_NS
+"""A pair's step may be told from a reading that was not written, which is this near at most."""
 MOST_FAR = 1 << 14
 
 
@@ -57,16 +61,18 @@ class ClockCheck:
         clock = pairs.location == control.Clock.location
         hidden = np.searchsorted(unsure_at, pairs.index) > np.searchsorted(unsure_at, before_at)
         follows = clock & ~hidden & (before_at >= 0)
-        self._steps(pairs, told, offset - before, follows)
+        room = STEP_TOLERANCE_NS + pairs.words[:, 4].astype(np.int64)
+        self._steps(pairs, told, offset - before, follows, room)
         for at in np.flatnonzero(clock & (mono < before_mono))[:8]:
             self._problems.add(pairs.index[at], "the monotonic clock of this pair runs back")
         changed = told[clock]
-        self.steps += int(np.count_nonzero(np.abs(changed) > TIME_TOLERANCE_NS))
+        self.steps += int(np.count_nonzero(np.abs(changed) > STEP_NS))
         self._back_ns -= int(changed[changed < 0].sum())
         self._mono, self._offset, self._at = mono[-1:], offset[-1:], int(pairs.index[-1])
 
-    def _steps(self, pairs: ControlRows, told: I64, found: I64, follows: I64) -> None:
-        wrong = np.flatnonzero(follows & (told != found))
+    def _steps(self, pairs: ControlRows, told: I64, found: I64, follows: Mask, room: I64) -> None:
+        off = told - found
+        wrong = np.flatnonzero(follows & ((off > room) | (off < -room)))
         for at in wrong[:8]:
             self._problems.add(
                 pairs.index[at],

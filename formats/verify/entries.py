@@ -22,6 +22,15 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+_WORDS_USED = {
+    control.Start.location: 6,
+    control.Clock.location: 7,
+    control.Loss.location: 5,
+    control.Checkpoint.location: 6,
+    control.End.location: 5,
+    control.Ledger.location: 8,
+    control.Program.location: 8,
+}
 _NEEDED = ("seq_no", "callvalue", "location", "lport", "rport")
 
 
@@ -93,6 +102,30 @@ class Segment:
             return self.numbers("time").astype(np.int64)
         seconds = self.rows["tv_sec"].astype(np.int64)
         return seconds * 1_000_000_000 + self.rows["tv_usec"].astype(np.int64) * 1000
+
+    def strange_tails(self, rows: ControlRows) -> I64:
+        """Entry numbers of control entries that are not zero where they must be.
+
+        That is: in the words their kind has no use for, and beyond the classic 64 bytes but for
+        `seq` and `time_ns`.
+        """
+        if not len(rows):
+            return rows.index
+        used = np.zeros(control.WORDS_COUNT, np.bool_)
+        wrong = np.zeros(len(rows), np.bool_)
+        for kind, count in _WORDS_USED.items():
+            used[:] = np.arange(control.WORDS_COUNT) < count
+            wrong |= (rows.location == kind) & np.any(rows.words[:, ~used], axis=1)
+        size = self.rows.dtype.itemsize
+        unused = np.arange(size) >= CLASSIC_BYTES
+        for name in ("seq", "time_ns"):
+            column = self._capture.columns_by_name.get(name)
+            if column is not None:
+                unused[column.offset : column.offset + column.length] = False
+        raw = self.rows.view(f"V{size}")[rows.index - self.start].tobytes()
+        tail = np.frombuffer(raw, np.uint8).reshape(len(rows), size)[:, unused]
+        found: I64 = rows.index[wrong | np.any(tail, axis=1)]
+        return found
 
     def control_rows(self, mask: Mask) -> ControlRows:
         """The entries start + i for which mask[i], taken as control entries."""

@@ -35,6 +35,8 @@ class Table:
     keys: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
     values: U64 = field(default_factory=lambda: np.zeros((0, 5), np.uint64))
     index: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    online: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """Of CPU rows, which share the fifth counter's first half."""
 
     def at(self, keys: I64) -> U64:
         """The counters of these keys, (len(keys), 5); zeros for a key that has no row."""
@@ -145,7 +147,7 @@ class CheckpointReader:
             mine = mine[np.argsort(keys[mine], kind="stable")]
             table = Table(keys[mine], values[mine], index[mine])
             if kind == control.Cpu.location:  # the last pair is (online, perf lost)
-                table.values = table.values.copy()
+                table.online = table.values[:, 4] & np.uint64(0xFFFFFFFF)
                 table.values[:, 4] >>= np.uint64(32)
             for at in np.flatnonzero(np.diff(table.keys) == 0)[:8]:
                 self._problems.add(table.index[at + 1], f"{_NAMES[kind]} row is there twice")
@@ -181,6 +183,14 @@ def check_identities(problems: Problems, shot: Snapshot) -> None:
     slack = 0 if shot.final else IN_FLIGHT
     ledger = shot.counters(control.Ledger, keys)
     losses = shot.counters(control.Losses, keys)
+    for kind in (control.Losses.location, control.Collector.location):
+        table = shot.tables[kind]
+        alone = ~np.isin(table.keys, shot.tables[control.Ledger.location].keys)
+        for at in np.flatnonzero(alone)[:8]:
+            where = describe_key(kind, int(table.keys[at]))
+            problems.add(table.index[at], f"{_NAMES[kind]} row {where} without a LEDGER row")
+    for at in np.flatnonzero(shot.tables[control.Cpu.location].online > 1)[:8]:
+        problems.add(shot.tables[control.Cpu.location].index[at], "CPU row is not on or off")
     parts = ledger[:, 1:4].sum(axis=1) + losses.sum(axis=1)
     off = (ledger[:, 0] - parts).view(np.int64)
     for at in np.flatnonzero((off > slack) | (off < -slack))[:8]:
@@ -202,6 +212,7 @@ def check_identities(problems: Problems, shot: Snapshot) -> None:
         )
     if shot.final:
         _check_damaged(problems, shot, keys, left)
+        _check_read(problems, shot, keys, ledger[:, 3])
     _check_late(problems, shot, keys, collected[:, 0], slack)
 
 
@@ -233,6 +244,13 @@ def _check_serials(
 ) -> None:
     cpus, sums = by_cpu(keys, took_serial)
     _compare_cpus(problems, shot, 0, cpus, sums, "serials taken", slack)
+
+
+def _check_read(problems: Problems, shot: Snapshot, keys: I64, written: U64) -> None:
+    cpus, sums = by_cpu(keys, written)
+    damaged = shot.tables[control.Cpu.location].at(cpus)[:, 2]
+    what = "records read (written, not damaged)"
+    _compare_cpus(problems, shot, 1, cpus, sums - damaged, what, 0)
 
 
 def _check_late(problems: Problems, shot: Snapshot, keys: I64, late: U64, slack: int) -> None:

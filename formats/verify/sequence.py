@@ -94,6 +94,14 @@ class SequenceCheck:
         self._problems.count(max(0, int(np.count_nonzero(~right)) - LISTED_PER_SEGMENT))
         for at in np.flatnonzero(cause > max(control.LossCause))[:LISTED_PER_SEGMENT]:
             self._problems.add(losses.index[at], f"LOSS entry has unknown cause {cause[at]}")
+        late_stage = is_late_stage(losses)
+        nameless = (losses.callvalue == control.ANY_CPU) & (losses.pairs[:, 0] == 0)
+        odd = ~nameless & (late_stage | (losses.callvalue == control.ANY_CPU))
+        for at in np.flatnonzero(odd)[:LISTED_PER_SEGMENT]:
+            self._problems.add(
+                losses.index[at],
+                f"LOSS entry of cause {cause[at]} may not name this CPU and serial",
+            )
         self.lost += int(here[right].sum())
         self.unsure += int(here[right & unsure].sum())
         silent = gap > 0
@@ -106,9 +114,16 @@ class SequenceCheck:
         self._problems.count(max(0, len(at_silent) - LISTED_PER_SEGMENT))
 
 
-def is_unsure(losses: ControlRows) -> Mask:
-    """Which LOSS rows cannot say of which CPU, or of what kind, the lost entries were."""
-    cause = losses.words[:, 4]
-    late_stage = (cause >= control.LossCause.QUEUE_FULL) & (cause <= control.LossCause.WRITE_ERROR)
-    mask: Mask = late_stage | (losses.callvalue == control.ANY_CPU)
+def is_late_stage(rows: ControlRows) -> Mask:
+    """Which rows are LOSS entries of the causes 2 to 4, which know of no CPU."""
+    cause = rows.words[:, 4]
+    causes = (cause >= control.LossCause.QUEUE_FULL) & (cause <= control.LossCause.WRITE_ERROR)
+    mask: Mask = causes & (rows.location == control.Loss.location)
+    return mask
+
+
+def is_unsure(rows: ControlRows) -> Mask:
+    """Which rows are LOSS entries that cannot say of which CPU or kind the lost entries were."""
+    nameless = (rows.callvalue == control.ANY_CPU) & (rows.location == control.Loss.location)
+    mask: Mask = is_late_stage(rows) | nameless
     return mask

@@ -103,7 +103,10 @@ def test_namespaces_are_found_by_name_pid_and_path(lab: Lab) -> None:
         assert len(cookies) == 3
 
 
-@pytest.mark.parametrize("text", ["", "no-such-namespace", "999999999", "/nowhere", "/etc/passwd", "a\0b"])
+NOWHERE = ["", "no-such-namespace", "999999999", "/nowhere", "/etc/passwd", "a\0b"]
+
+
+@pytest.mark.parametrize("text", NOWHERE, ids=repr)
 def test_unknown_namespaces_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         netns.resolve(text)

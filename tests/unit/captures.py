@@ -285,7 +285,7 @@ def decoded(array: npt.NDArray[Any], at: int) -> control.Control:
 
 
 def full_capture(**options: Any) -> CaptureBuilder:
-    """A capture with everything in it: each loss that leaves no doubt, clocks, marks, checkpoints."""
+    """A capture with everything in it but losses of the writer."""
     build = CaptureBuilder(**options)
     build.clock()
     build.existing(2)
@@ -322,7 +322,7 @@ def clean_capture(**options: Any) -> CaptureBuilder:
 
 
 def classic_2000(rows: int, gaps: dict[int, int] | None = None, **options: Any) -> CaptureBuilder:
-    """A file as of 2000: no control entries, no kinds from 0x100; `gaps`: row to numbers missing."""
+    """A file as of 2000: no control entries; `gaps`: row to how many numbers are missing."""
     build = CaptureBuilder(further={}, with_header_kinds=False, **options)
     build.rows, build.seq = [], 0
     for number in range(rows):

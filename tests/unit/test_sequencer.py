@@ -175,7 +175,7 @@ def test_tail_losses_come_from_the_serial_totals() -> None:
     rows = check_stream([first, rest], FULL)
     found = rows[rows["location"] == LOSS]
     assert found["callvalue"].tolist() == [0, 2]
-    assert words_view(rows[rows["location"] == LOSS])[:, [0, 2]].tolist() == [[3, 3], [1, 7]]
+    assert words_view(rows)[rows["location"] == LOSS][:, [0, 2]].tolist() == [[3, 3], [1, 7]]
     assert found["time_ns"].tolist() == [100, 100]
     assert sequencer.lost == 10
     assert sequencer.last_serial == {0: 5, 1: 0, 2: 7}
@@ -310,8 +310,8 @@ def test_any_interleaving(
     for cpu in range(len(cpus)):
         own = records["snd_cwnd"][records["callvalue"] == cpu].astype(np.int64)
         assert (np.diff(own) > 0).all()
-        losses = rows[(rows["location"] == LOSS) & (rows["callvalue"] == cpu)]
-        words = words_view(losses).astype(np.int64)
+        losses = (rows["location"] == LOSS) & (rows["callvalue"] == cpu)
+        words = words_view(rows)[losses].astype(np.int64)
         missing = {s for w in words for s in range(w[0], w[0] + w[2])}
         assert missing | set(own.tolist()) == set(range(1, len(cpus[cpu]) + 1))
         assert not missing & set(own.tolist())

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo tells at its end: a table of the connections, read from the file."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+import formats
+from formats.cli import use_colours
+from formats.errors import TcpkmonError
+from formats.pmgraph.options import select
+from formats.pmgraph.pages import build_pages
+from formats.pmgraph.terminal import BINS, draw_text
+
+RETRANSMIT, RTO = 2, 14  # of enum location in bpf/schemata/tcp.conf
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One connection of the capture."""
+
+    name: str
+    """Its congestion control."""
+    ports: str
+    """lport.rport, as pmgraph's -p takes it."""
+    time_s: NDArray[np.float64]
+    """Shape (records,), from the capture's first record of any connection."""
+    cwnd_bytes: NDArray[np.int64]
+    """Shape (records,)."""
+    srtt_ms: float
+    """Median; not a number where the file has none."""
+    acked_bytes: int
+    retransmits: int
+    timeouts: int
+
+    @property
+    def rate_mbit(self) -> float:
+        """Bytes that the receiver acknowledged, over the time of the connection."""
+        length_s = float(self.time_s[-1] - self.time_s[0])
+        return self.acked_bytes * 8 / length_s / 1e6 if length_s > 0 else 0.0
+
+
+def read_flows(path: Path, names: Mapping[int, str]) -> list[Flow]:
+    """The connections to the ports of `names` (port: congestion control), in that order.
+
+    Raises TcpkmonError when one of the ports has no connection in the file.
+    """
+    with formats.open(path) as capture:
+        local, remote = capture.column("lport"), capture.column("rport")
+        snapshot = ~capture.control()
+        time_ns = capture.time_ns()
+        location, cwnd = capture.column("location"), capture.column("snd_cwnd")
+        srtt_us = capture.column("srtt_us") if "srtt_us" in capture.names else None
+        acked = capture.column("bytes_acked") if "bytes_acked" in capture.names else None
+    flows = []
+    for port, name in names.items():
+        to_port = np.flatnonzero(snapshot & (remote == port))
+        if not len(to_port):
+            raise TcpkmonError(f"the capture holds no connection to port {port}")
+        own_ports, counts = np.unique(local[to_port], return_counts=True)
+        own_port = own_ports[np.argmax(counts)]
+        rows = to_port[local[to_port] == own_port]
+        measured = srtt_us[rows][srtt_us[rows] > 0] if srtt_us is not None else np.zeros(0)
+        flows.append(
+            Flow(
+                name=name or "default",
+                ports=f"{own_port}.{port}",
+                time_s=(time_ns[rows] - time_ns[snapshot][0]) / 1e9,
+                cwnd_bytes=cwnd[rows].astype(np.int64),
+                srtt_ms=float(np.median(measured)) / 1e3 if len(measured) else float("nan"),
+                acked_bytes=int(acked[rows].max()) if acked is not None else 0,
+                retransmits=int(np.count_nonzero(location[rows] == RETRANSMIT)),
+                timeouts=int(np.count_nonzero(location[rows] == RTO)),
+            )
+        )
+    return flows
+
+
+def print_table(console: Console, capture: Path, flows: Sequence[Flow], dropped: int) -> None:
+    """The connections, and what was lost on the way: in the capture, and by nftables."""
+    console.print(make_table(flows))
+    with formats.open(capture) as opened:
+        losses = f"{opened.lost} lost" if opened.complete else "tail unknown"
+        console.print(f"{len(opened)} entries in the file, {losses}.", end=" ")
+    console.print(f"nftables dropped {dropped} packets.\n")
+
+
+def print_plot(console: Console, capture: Path, connections: Sequence[str]) -> None:
+    """The congestion windows as `pmgraph CAPTURE -P -p ... -c` draws them, terminal or not."""
+    wanted = select(["snd_cwnd"], tuple(connections), (), True)
+    ascii_only = not (console.encoding or "").lower().startswith("utf")
+    with formats.open(capture) as opened:
+        pages, _ = build_pages(opened, wanted, BINS)
+        for line in draw_text(pages, min(console.width, 100), use_colours(), ascii_only):
+            print(line)
+
+
+def print_next(
+    console: Console, capture: Path, picture: Path, flows: Sequence[Flow], commands: Path
+) -> None:
+    """Where the files are and what to try next; `commands` is the folder of collect."""
+    folder = _short(commands)
+    words = shlex.quote(str(capture))
+    console.print(
+        f"""
+The capture:  {capture}
+The picture:  {picture}
+
+Look at it:   {folder}/pmgraph {words} -p {flows[0].ports} -c -H
+              {folder}/pmgraph {words} -T | less -S
+Your own:     sudo {folder}/collect --ports 443 --duration 10s -o my.pm
+              sudo {folder}/collect --ports 443 -o my.pm -- curl -sO https://HOST/FILE""",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def make_table(flows: Sequence[Flow]) -> Table:
+    """One row a connection."""
+    table = Table(title="What the kernel did")
+    table.add_column("")
+    table.add_column("ports")
+    headings = ("records", "Mbit/s", "cwnd KB\nmin-median-max", "srtt\nms", "sent\nagain", "RTO")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for flow in flows:
+        low, middle, high = np.percentile(flow.cwnd_bytes, [0, 50, 100]) / 1000
+        table.add_row(
+            flow.name,
+            flow.ports,
+            str(len(flow.time_s)),
+            f"{flow.rate_mbit:.1f}",
+            f"{low:.0f}-{middle:.0f}-{high:.0f}",
+            "-" if np.isnan(flow.srtt_ms) else f"{flow.srtt_ms:.1f}",
+            str(flow.retransmits),
+            str(flow.timeouts),
+        )
+    return table
+
+
+def _short(path: Path) -> str:
+    """A path as one would type it here."""
+    relative = os.path.relpath(path)
+    return shlex.quote(min(relative, str(path), key=len))

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists the connections that are open already by sock_diag, where a kernel has no socket iterator.
+
+pyroute2 carries the messages; they are taken apart here, by the layouts of linux/inet_diag.h and
+linux/tcp.h, because its decoder takes milliseconds a socket and mixes up bit fields. Listening,
+closed and time-wait sockets and requests are left out, as the iterator leaves them out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroute2.netlink import NLM_F_MULTI, NLM_F_REQUEST, NLM_F_ROOT, NLMSG_DONE, NLMSG_ERROR
+from pyroute2.netlink.diag import SOCK_DIAG_BY_FAMILY, DiagSocket, inet_diag_req
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.marshal import Marshal
+
+from collector.existing import socket_inodes
+from collector.filters import Address, Filters, Flag
+from collector.layout import EXISTING, Layout
+from collector.netns import cookie_of, run_inside
+from collector.tcpinfo import ECN, FROM_INFO, FROM_MEMORY, MEMORY_WORDS, TCP_INFO
+from formats.errors import KernelError
+
+AF_INET, AF_INET6 = 2, 10
+_TCP = 6
+_STATES = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
+"""Established to closing, without TIME_WAIT (6), CLOSE (7) and LISTEN (10)."""
+
+# Attributes of linux/inet_diag.h; the first three are asked for, the others come by themselves.
+_INFO, _CONG, _SKMEMINFO, _MARK, _CGROUP = 2, 4, 7, 15, 21
+_ASKED = sum(1 << (attribute - 1) for attribute in (_INFO, _CONG, _SKMEMINFO))
+_ATTRIBUTE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
+
+# struct nlmsghdr, and struct inet_diag_msg, 72 bytes:
+#
+#      0        1       2       3         4       6       8     24    40   44       52
+#     +--------+-------+-------+---------+-------+-------+-----+-----+----+--------+---
+#     | family | state | timer | retrans | sport | dport | src | dst | if | cookie | expires,
+#     +--------+-------+-------+---------+-------+-------+-----+-----+----+--------+---
+#       rqueue, wqueue, uid, inode (u32 each); ports and addresses in network order
+_HEADER = struct.Struct("=IHHII")
+_MESSAGE = struct.Struct("=BBBB2s2s16s16sIQIIIII")
+_ATTRIBUTE = struct.Struct("=HH")
+_MAPPED = bytes(10) + b"\xff\xff"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection as sock_diag tells it."""
+
+    cookie: int
+    """The socket's, unique since boot."""
+    netns: int
+    """Cookie of its network namespace; 0 where the kernel has none."""
+    family: int
+    state: int
+    local: bytes
+    """16 bytes, IPv4 as v4-mapped, network order."""
+    remote: bytes
+    local_port: int
+    remote_port: int
+    receive_queue_bytes: int
+    send_queue_bytes: int
+    inode: int
+    """0: no process holds the socket any more."""
+    pid: int
+    """Which of the processes of --pid holds it; 0 without --pid."""
+    info: bytes
+    """struct tcp_info, as long as this kernel has it."""
+    memory: bytes
+    """INET_DIAG_SKMEMINFO: u32 words."""
+    congestion: bytes
+    """Name of the algorithm."""
+    mark: int
+
+
+class _Whole(Marshal):  # type: ignore[misc]  # pyroute2 has no types
+    """Hands out each datagram of a dump as one item, its messages not taken apart."""
+
+    def parse(
+        self, data: bytes, seq: int | None = None, callback: object = None, skip: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        offsets = []
+        last: dict[str, Any] | None = None
+        for offset, kind in _messages(data):
+            if kind == SOCK_DIAG_BY_FAMILY:
+                offsets.append(offset)
+            elif kind in (NLMSG_ERROR, NLMSG_DONE):
+                last = {"header": {"type": NLMSG_DONE, "error": _error(data, offset)}}
+                break
+        if offsets:
+            header = {"type": SOCK_DIAG_BY_FAMILY, "flags": NLM_F_MULTI, "error": None}
+            yield {"header": header, "data": data, "offsets": offsets}
+        if last is not None:
+            yield last
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int]]:
+    """Offset and type of each message of a datagram."""
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        length, kind, _flags, _seq, _port = _HEADER.unpack_from(data, offset)
+        if not _HEADER.size <= length <= len(data) - offset:
+            return
+        yield offset, kind
+        offset += (length + 3) & ~3
+
+
+def _error(data: bytes, offset: int) -> NetlinkError | None:
+    """The error that an NLMSG_ERROR or NLMSG_DONE carries as its first word."""
+    if len(data) < offset + _HEADER.size + 4:
+        return None
+    (code,) = struct.unpack_from("=i", data, offset + _HEADER.size)
+    return NetlinkError(-code) if code < 0 else None
+
+
+def list_connections(namespaces: Iterable[int], filters: Filters) -> list[Connection]:
+    """The open connections of these network namespaces (descriptors) that the filters let pass.
+
+    Each connection is there once. Raises KernelError where the kernel has no tcp_diag.
+    """
+    pids = {inode: pid for pid in filters.pids for inode in socket_inodes(pid)}
+    cgroups = _cgroups_of(filters)
+    wanted = {space.cookie for space in filters.namespaces}
+    selective = bool(filters.flags & ~(Flag.NETNS | Flag.CGROUP | Flag.PID))
+    found: dict[tuple[int, int], Connection] = {}
+    for namespace in namespaces:
+        netns = _cookie_or_0(namespace)
+        if wanted and netns not in wanted:
+            continue
+        for data, offsets in run_inside(namespace, _dump):
+            for offset in offsets:
+                connection, cgroup = _parse(data, offset, netns, pids)
+                if (
+                    connection is not None
+                    and (not filters.pids or connection.pid)
+                    and (not filters.cgroups or cgroup in cgroups)
+                    and (not selective or _passes(filters, connection))
+                ):
+                    found.setdefault((netns or namespace, connection.cookie), connection)
+    return list(found.values())
+
+
+def make_entries(layout: Layout, connections: Sequence[Connection], mono_ns: int) -> NDArray[Any]:
+    """An entry of location EXISTING for each connection: shape (n,), of layout.dtype.
+
+    As in a ring, the time's slot holds mono_ns (a u64 at byte 4); numbers are not given yet.
+    What sock_diag does not tell is 0: sequence numbers, identity, CPU, segment.
+    """
+    entries = np.zeros(len(connections), layout.dtype)
+    if not connections:
+        return entries
+    entries["tv_sec"], entries["tv_usec"] = np.array([mono_ns], np.uint64).view(np.uint32)
+    for name, values in _columns(connections, mono_ns):
+        if name in (layout.dtype.names or ()):
+            entries[name] = values
+    return entries
+
+
+def _columns(connections: Sequence[Connection], mono_ns: int) -> Iterator[tuple[str, Any]]:
+    """Name and values of every column that can be told, in the kernel's integers."""
+    infos = _rows([one.info for one in connections], TCP_INFO.itemsize).view(TCP_INFO)[:, 0]
+    memory = _rows([one.memory for one in connections], 4 * MEMORY_WORDS).view("=u4")
+    yield "location", EXISTING
+    yield "time_ns", mono_ns
+    yield "lport", [one.local_port for one in connections]
+    yield "rport", [one.remote_port for one in connections]
+    yield "rcv_sb_cc", [one.receive_queue_bytes for one in connections]
+    yield "snd_sb_cc", [one.send_queue_bytes for one in connections]
+    yield "state", [one.state for one in connections]
+    yield "family", [one.family for one in connections]
+    yield "netns", np.array([one.netns for one in connections], np.uint64)
+    yield "pid", [one.pid for one in connections]
+    yield "sk_mark", [one.mark for one in connections]
+    yield "laddr", _rows([one.local for one in connections], 16).view("V16")[:, 0]
+    yield "raddr", _rows([one.remote for one in connections], 16).view("V16")[:, 0]
+    yield "ca_name", _rows([one.congestion for one in connections], 16).view("V16")[:, 0]
+    yield "snd_cwnd", infos["snd_cwnd"] * infos["snd_mss"]
+    yield "ecn_flags", sum(np.where(infos["options"] & bit, flag, 0) for bit, flag in ECN)
+    for name, member in FROM_INFO.items():
+        yield name, infos[member]
+    for name, word in FROM_MEMORY.items():
+        yield name, memory[:, word]
+
+
+def _rows(parts: Sequence[bytes], width: int) -> NDArray[np.uint8]:
+    """Byte strings as rows of `width` bytes, cut or filled up with zeros."""
+    joined = b"".join(part[:width].ljust(width, b"\0") for part in parts)
+    return np.frombuffer(joined, np.uint8).reshape(len(parts), width)
+
+
+# From the kernel
+
+
+def _dump() -> list[tuple[bytes, list[int]]]:
+    """All answers of both families in the namespace of this thread: datagrams, message offsets."""
+    answers = []
+    try:
+        with DiagSocket() as diag:
+            diag.set_marshal(_Whole())
+            for family in (AF_INET, AF_INET6):
+                request = inet_diag_req()
+                request["sdiag_family"] = family
+                request["sdiag_protocol"] = _TCP
+                request["idiag_ext"] = _ASKED
+                request["idiag_states"] = _STATES
+                for item in diag.nlm_request(
+                    request, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_ROOT
+                ):
+                    answers.append((item["data"], item["offsets"]))
+    except (NetlinkError, OSError) as error:
+        code = getattr(error, "code", None) or getattr(error, "errno", None) or 0
+        raise KernelError(
+            f"the kernel does not list its connections: {os.strerror(abs(code))}",
+            "load the modules inet_diag and tcp_diag, or capture with --no-existing",
+        ) from error
+    return answers
+
+
+def _parse(
+    data: bytes, offset: int, netns: int, pids: dict[int, int]
+) -> tuple[Connection | None, int]:
+    """A message's connection and its cgroup's id; no connection for what is not a full socket."""
+    (length,) = struct.unpack_from("=I", data, offset)
+    end = offset + length
+    start = offset + _HEADER.size
+    if end - start < _MESSAGE.size:
+        return None, 0
+    (
+        family, state, _timer, _retrans, lport, rport, local, remote, _device, cookie, _expires,
+        receive_queue, send_queue, _uid, inode,
+    ) = _MESSAGE.unpack_from(data, start)  # fmt: skip
+    attributes: dict[int, bytes] = {}
+    at = start + _MESSAGE.size
+    while at + 4 <= end:
+        size, kind = _ATTRIBUTE.unpack_from(data, at)
+        if not 4 <= size <= end - at:
+            break
+        attributes[kind & _ATTRIBUTE_MASK] = data[at + 4 : at + size]
+        at += (size + 3) & ~3
+    info = attributes.get(_INFO)
+    if info is None or not _STATES >> state & 1:
+        return None, 0  # a time-wait socket in its substate FIN_WAIT2, or a request
+    if family == AF_INET:
+        local, remote = _MAPPED + local[:4], _MAPPED + remote[:4]
+    connection = Connection(
+        cookie,
+        netns,
+        family,
+        state,
+        local,
+        remote,
+        int.from_bytes(lport, "big"),
+        int.from_bytes(rport, "big"),
+        receive_queue,
+        send_queue,
+        inode,
+        pids.get(inode, 0) if inode else 0,
+        info,
+        attributes.get(_SKMEMINFO, b""),
+        attributes.get(_CONG, b"").partition(b"\0")[0],
+        int.from_bytes(attributes.get(_MARK, b"")[:4], sys.byteorder),
+    )
+    cgroup = int.from_bytes(attributes.get(_CGROUP, b"")[:8], sys.byteorder)
+    return connection, cgroup
+
+
+# Filters
+
+
+def _passes(filters: Filters, one: Connection) -> bool:
+    return filters.accepts(
+        _address(one.local), one.local_port, _address(one.remote), one.remote_port
+    )
+
+
+@lru_cache(4096)
+def _address(packed: bytes) -> Address:
+    return ipaddress.IPv6Address(packed)
+
+
+def _cgroups_of(filters: Filters) -> set[int]:
+    """Ids of the cgroups that the filter names and of all below them."""
+    ids = set()
+    for cgroup in filters.cgroups:
+        for folder, _folders, _files in os.walk(cgroup.path):
+            try:
+                ids.add(os.stat(folder).st_ino)
+            except FileNotFoundError:
+                continue  # removed meanwhile
+    return ids
+
+
+def _cookie_or_0(namespace: int) -> int:
+    try:
+        return cookie_of(namespace)
+    except KernelError:
+        return 0

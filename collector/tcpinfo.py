@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What sock_diag tells of a TCP socket, and the columns that it fills: tables of collector.diag."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_MEMBERS = (
+    ("u1", "state ca_state retransmits probes backoff options wscales bits"),
+    ("u4", "rto ato snd_mss rcv_mss unacked sacked lost retrans fackets"),
+    ("u4", "last_data_sent last_ack_sent last_data_recv last_ack_recv"),
+    ("u4", "pmtu rcv_ssthresh rtt rttvar snd_ssthresh snd_cwnd advmss reordering"),
+    ("u4", "rcv_rtt rcv_space total_retrans"),
+    ("u8", "pacing_rate max_pacing_rate bytes_acked bytes_received"),
+    ("u4", "segs_out segs_in notsent_bytes min_rtt data_segs_in data_segs_out"),
+    ("u8", "delivery_rate busy_time rwnd_limited sndbuf_limited"),
+    ("u4", "delivered delivered_ce"),
+    ("u8", "bytes_sent bytes_retrans"),
+    ("u4", "dsack_dups reord_seen rcv_ooopack snd_wnd rcv_wnd"),
+)
+TCP_INFO = np.dtype([(name, kind) for kind, names in _MEMBERS for name in names.split()])
+"""struct tcp_info of linux/tcp.h without tcpi_: it has no padding, and only ever grew at its end
+(rcv_wnd came with 6.2)."""
+
+_SAME = """
+    ca_state retransmits backoff rcv_mss rcv_ssthresh snd_ssthresh advmss reordering rcv_space
+    total_retrans pacing_rate bytes_acked bytes_received segs_out segs_in notsent_bytes
+    data_segs_in data_segs_out delivered delivered_ce bytes_sent bytes_retrans dsack_dups
+    reord_seen rcv_ooopack snd_wnd rcv_wnd
+"""
+
+FROM_INFO = {name: name for name in _SAME.split()} | {
+    "probes_out": "probes",
+    "rto_us": "rto",
+    "mss": "snd_mss",
+    "packets_out": "unacked",
+    "sacked_out": "sacked",
+    "lost_out": "lost",
+    "retrans_out": "retrans",
+    "srtt_us": "rtt",
+    "rttvar_us": "rttvar",
+    "snd_cwnd_segs": "snd_cwnd",
+    "rcv_rtt_us": "rcv_rtt",
+    "min_rtt_us": "min_rtt",
+    "busy_us": "busy_time",
+    "rwnd_limited_us": "rwnd_limited",
+    "sndbuf_limited_us": "sndbuf_limited",
+}
+"""Columns that are a member of struct tcp_info, in the same unit."""
+
+FROM_MEMORY = {
+    "sk_rmem_bytes": 0,
+    "sk_rcvbuf": 1,
+    "sk_wmem_alloc": 2,
+    "sb_hiwat": 3,
+    "sk_forward_alloc": 4,
+    "sk_wmem_bytes": 5,
+}
+"""Columns that are a word of INET_DIAG_SKMEMINFO (SK_MEMINFO_... of linux/sock_diag.h)."""
+MEMORY_WORDS = 6
+
+# options -> ecn_flags: agreed, congestion seen; the two momentary flags are not told.
+ECN = ((8, 1), (16, 8))

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `collect` around a live test's own traffic, and hands out the records that it wrote."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import formats
+from collector.lab import Lab, Side
+from formats import control
+from formats.psc import Capture
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 120.0
+
+# The command line's own entry; the first argument narrows the ways to attach (or is empty).
+DRIVER = """
+import signal, sys
+from dataclasses import replace
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from collector.commands import collect
+kinds = sys.argv.pop(1)
+run = collect.run
+if kinds:
+    collect.run = lambda request: run(replace(request, kinds=tuple(kinds.split(","))))
+sys.argv[0] = "collect"
+collect.main()
+"""
+
+
+def wait_until(what: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
+    """Asks until the answer is true, and returns it."""
+    pause = threading.Event()
+    deadline = time.monotonic() + timeout_s
+    while not (answer := what()):
+        assert time.monotonic() < deadline, f"{what} did not come true in {timeout_s:.0f} s"
+        pause.wait(0.01)
+    return answer
+
+
+class Records:
+    """Some snapshots of a capture, in file order: one native array a column."""
+
+    def __init__(
+        self, columns: dict[str, Any], locations: dict[str, int], rows: dict[str, Any] | None = None
+    ) -> None:
+        self.columns = columns
+        self._locations = locations
+        self._rows = rows or {}
+
+    def __len__(self) -> int:
+        return len(self.columns["location"])
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+    def one(self, name: str) -> Any:
+        """The value of the only record there is."""
+        assert len(self) == 1, f"{len(self)} records, not one"
+        return self.columns[name][0].item()
+
+    def last(self, name: str) -> Any:
+        return self.columns[name][-1].item()
+
+    def pick(self, mask: Any) -> Records:
+        return Records({n: c[mask] for n, c in self.columns.items()}, self._locations)
+
+    def where(self, **values: Any) -> Records:
+        """The records whose columns have these values."""
+        mask = np.ones(len(self), bool)
+        for name, value in values.items():
+            mask &= self.columns[name] == value
+        return self.pick(mask)
+
+    def at(self, *names: str) -> Records:
+        """The records of these locations."""
+        return self.pick(np.isin(self["location"], [self._locations[name] for name in names]))
+
+    def counts(self) -> dict[str, int]:
+        """How many records each location has, those without any left out."""
+        names = {value: name for name, value in self._locations.items()}
+        found, counts = np.unique(self["location"], return_counts=True)
+        return {
+            names[value]: count
+            for value, count in zip(found.tolist(), counts.tolist(), strict=True)
+        }
+
+    def ends(self) -> list[tuple[str, int, str, int]]:
+        """Local address and port, remote address and port of each record."""
+        return list(
+            zip(
+                map(address_of, self["laddr"].tolist()),
+                self["lport"].tolist(),
+                map(address_of, self["raddr"].tolist()),
+                self["rport"].tolist(),
+                strict=True,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A capture that has ended: its records, and the books of its last checkpoint."""
+
+    capture: Capture
+    records: Records
+    ledger: dict[str, dict[str, int]]
+    """By location: attempts, filtered, unchanged, written, lost; summed over the CPUs."""
+    errors: str
+
+    def books(self, location: str) -> dict[str, int]:
+        none = dict.fromkeys(("attempts", "filtered", "unchanged", "written", "lost"), 0)
+        return self.ledger.get(location, none)
+
+    def check_complete(self) -> None:
+        """Nothing is missing, and the file ended in order: then counts may be compared."""
+        assert self.capture.complete, self.errors
+        assert self.capture.lost == 0, self.ledger
+
+
+class Running:
+    """A capture under way."""
+
+    def __init__(self, process: subprocess.Popen[str], path: Path) -> None:
+        self.process = process
+        self.path = path
+        self._outcome: Outcome | None = None
+
+    def stop(self, expected: int = 0) -> Outcome:
+        """Ends it as Ctrl-C does; the outcome, once its exit code is the expected one."""
+        if self._outcome is None:
+            self.process.send_signal(signal.SIGINT)
+            _, errors = self.process.communicate(timeout=WAIT_S)
+            assert self.process.returncode == expected, errors
+            self._outcome = read(self.path, errors)
+        return self._outcome
+
+
+@contextmanager
+def capturing(path: Path, *arguments: str, kinds: str = "") -> Iterator[Running]:
+    """Runs collect from before the body until after it; call stop() for what was captured."""
+    ready, told = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, kinds, "-o", str(path), "--ready-fd", str(told)]
+            + list(arguments),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(told,),
+        )
+    finally:
+        os.close(told)
+    try:
+        readable, _, _ = select.select([ready], [], [], WAIT_S)
+        if not readable or not os.read(ready, 1):
+            process.kill()
+            raise AssertionError(f"collect did not start: {process.communicate()[1]}")
+        running = Running(process, path)
+        yield running
+        running.stop()
+    finally:
+        os.close(ready)
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def within(lab: Lab) -> tuple[str, ...]:
+    """The options that leave everybody else's traffic out."""
+    return ("--netns", lab.a.name, "--netns", lab.b.name)
+
+
+def read(path: Path, errors: str = "") -> Outcome:
+    """What a capture's file holds."""
+    capture = formats.open(path)
+    mask = ~capture.control()
+    columns = {name: column[mask] for name, column in capture.columns(capture.names).items()}
+    assert capture.schema is not None
+    locations = {m.name: m.value for m in capture.schema.enum("location").members}
+    return Outcome(capture, Records(columns, locations), _final_books(capture), errors)
+
+
+def _final_books(capture: Capture) -> dict[str, dict[str, int]]:
+    """The ledger of the last checkpoint: every row of it stands behind that."""
+    rows = [entry for _, entry in capture.controls()]
+    starts = [n for n, entry in enumerate(rows) if isinstance(entry, control.Checkpoint)]
+    books: dict[str, dict[str, int]] = {}
+    for entry in rows[starts[-1] :] if starts else []:
+        if not isinstance(entry, control.Ledger | control.Losses):
+            continue
+        none = dict.fromkeys(("attempts", "filtered", "unchanged", "written", "lost"), 0)
+        book = books.setdefault(capture.location_name(entry.point), none)
+        if isinstance(entry, control.Ledger):
+            for name in ("attempts", "filtered", "unchanged", "written"):
+                book[name] += getattr(entry, name)
+        else:
+            book["lost"] += sum(
+                getattr(entry, name)
+                for name in ("ring_full", "no_ring", "other", "table_full", "no_slot")
+            )
+    return books
+
+
+def address_of(raw: bytes) -> str:
+    """The address of a column laddr or raddr as text; v4-mapped ones as IPv4."""
+    address = ipaddress.IPv6Address(raw.ljust(16, b"\0"))
+    return str(address.ipv4_mapped or address)
+
+
+# Traffic of the test's own
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both ends of a connection, held by this process: the client in a, the server in b."""
+
+    client: socket.socket
+    server: socket.socket
+
+    @property
+    def client_port(self) -> int:
+        return int(self.client.getsockname()[1])
+
+    @property
+    def server_port(self) -> int:
+        return int(self.server.getsockname()[1])
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+
+    def exchange(self, size: int = 100) -> None:
+        """Some bytes there, and some back."""
+        for sender, receiver in ((self.client, self.server), (self.server, self.client)):
+            sender.sendall(bytes(size))
+            receive(receiver, size)
+
+
+def make_socket(side: Side, family: int = socket.AF_INET) -> socket.socket:
+    """A TCP socket of that namespace, with bounded waits."""
+    made = side.run(lambda: socket.socket(family, socket.SOCK_STREAM))
+    # Not settimeout(): that would add calls that fail with EAGAIN.
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        made.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(WAIT_S), 0))
+    return made
+
+
+def family_of(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def listening(side: Side, address: str, port: int = 0) -> socket.socket:
+    listener = make_socket(side, family_of(address))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if listener.family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listener.bind((address, port))
+    listener.listen(64)
+    return listener
+
+
+def join(
+    side: Side, listener: socket.socket, address: str, options: Sequence[tuple[int, int, int]] = ()
+) -> Pair:
+    """Connects from `side` to the listener at `address`."""
+    client = make_socket(side, family_of(address))
+    for level, name, value in options:
+        client.setsockopt(level, name, value)
+    client.connect((address, listener.getsockname()[1]))
+    server, _ = listener.accept()
+    return Pair(client, server)
+
+
+@contextmanager
+def connected(lab: Lab, address: str = "10.77.0.2", listen: str = "") -> Iterator[Pair]:
+    """One connection from a to b."""
+    with listening(lab.b, listen or address) as listener:
+        pair = join(lab.a, listener, address)
+    try:
+        yield pair
+    finally:
+        pair.close()
+
+
+def receive(end: socket.socket, size: int) -> None:
+    while size:
+        got = len(end.recv(min(size, 1 << 16)))
+        assert got, f"the connection ended with {size} bytes to come"
+        size -= got
+
+
+def look(end: socket.socket) -> None:
+    """A receive call that finds nothing: the kernel tells the state at rest, and changes none."""
+    with suppress(BlockingIOError):
+        assert not end.recv(1, socket.MSG_DONTWAIT)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Oracle 1: `perf record -e tcp:tcp_probe` sees the same segments with the same values."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from capturing import WAIT_S, Records, capturing, within
+
+from collector import traffic
+from collector.lab import Bottleneck, Lab
+from collector.traffic import Workload
+
+# perf needs tracefs, which is mounted for it alone: in a mount namespace of its own.
+RECORD = (
+    "mount -t tracefs none /sys/kernel/tracing && "
+    'exec perf record -q -a -k CLOCK_MONOTONIC -e tcp:tcp_probe -m 1024 -D -1 "$@"'
+)
+COMPARED = ("snd_nxt", "snd_una", "snd_cwnd", "ssthresh", "snd_wnd", "srtt", "rcv_wnd")
+LINE = re.compile(
+    r"src=\S*:(\d+) dest=\S*:(\d+) .*snd_nxt=(0x[0-9a-f]+) snd_una=(0x[0-9a-f]+) "
+    r"snd_cwnd=(\d+) ssthresh=(\d+) snd_wnd=(\d+) srtt=(\d+) rcv_wnd=(\d+)"
+)
+CWR, RECOVERY = 2, 3
+
+Streams = dict[tuple[int, int], list[tuple[int, ...]]]
+
+
+@contextmanager
+def perf(data: Path) -> Iterator[None]:
+    """Records every tcp_probe event of the machine from before the body until after it."""
+    order, orders = os.pipe()
+    answers, answer = os.pipe()
+    try:
+        with subprocess.Popen(
+            ["unshare", "-m", "--propagation", "private", "sh", "-c", RECORD, "sh"]
+            + ["-o", str(data), f"--control=fd:{order},{answer}"],
+            pass_fds=(order, answer),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            os.close(answer)
+            os.close(order)
+            try:
+                os.write(orders, b"enable\n")
+                ready, _, _ = select.select([answers], [], [], WAIT_S)
+                assert ready, "perf does not answer"
+                assert os.read(answers, 16).startswith(b"ack"), process.communicate()[1]
+                yield
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=WAIT_S)
+            finally:
+                process.kill()
+    finally:
+        os.close(orders)
+        os.close(answers)
+
+
+def seen_by_perf(data: Path, port: int) -> Streams:
+    """What perf recorded at each end of the connections on this port, in order."""
+    text = subprocess.run(
+        ["perf", "script", "-i", str(data), "--ns", "-F", "time,trace"],
+        check=True,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=WAIT_S,
+    ).stdout
+    streams: Streams = defaultdict(list)
+    for line in text.splitlines():
+        found = LINE.search(line)
+        assert found, line
+        here, there, *values = (int(text, 0) for text in found.groups())
+        if port in (here, there):
+            streams[here, there].append(tuple(values))
+    return streams
+
+
+def seen_by_collect(records: Records) -> Streams:
+    """The same of a capture. tcp_probe tells tcp_current_ssthresh(), not snd_ssthresh."""
+    cwnd, ssthresh = records["snd_cwnd_segs"], records["snd_ssthresh"]
+    reducing = np.isin(records["ca_state"], (CWR, RECOVERY))
+    current = np.where(reducing, ssthresh, np.maximum(ssthresh, (cwnd >> 1) + (cwnd >> 2)))
+    columns = (
+        [records["snd_nxt"], records["snd_una"], cwnd, current]
+        + [records[name] for name in ("snd_wnd", "srtt_us", "rcv_wnd")]
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    streams: Streams = defaultdict(list)
+    for here, there, row in zip(
+        records["lport"].tolist(), records["rport"].tolist(), rows, strict=True
+    ):
+        streams[here, there].append(row)
+    return streams
+
+
+@pytest.mark.skipif(not shutil.which("perf"), reason="there is no perf (linux-perf) here")
+@pytest.mark.parametrize("kinds", ["btf", "raw"])
+def test_perf_sees_the_same(tmp_path: Path, kinds: str) -> None:
+    with Lab(Bottleneck(rate_mbit=200, queue_bytes=100_000, loss_percent=1.0)) as lab:
+        work = Workload("10.77.0.2", count=300, size=10_000, connections=3, parallel=3, reply=7)
+        exchange = traffic.start(work, lab.a.namespace.fd, lab.b.namespace.fd)
+        options = ("--locations", "SEGMENT_RECEIVED", "--buffer-size", "16", "-v", *within(lab))
+        with capturing(tmp_path / "a.pm", *options, kinds=kinds) as run:
+            with perf(tmp_path / "perf.data"):
+                exchange.go()
+                exchange.finish()
+                outcome = run.stop()
+    outcome.check_complete()
+    assert f"SEGMENT_RECEIVED by {kinds}:tcp_probe" in outcome.errors
+    ours = seen_by_collect(outcome.records)
+    theirs = seen_by_perf(tmp_path / "perf.data", exchange.port)
+    assert {key: len(rows) for key, rows in ours.items()} == {
+        key: len(rows) for key, rows in theirs.items()
+    }
+    assert ours == theirs
+    assert len(ours) == 6
+    assert len(outcome.records) > 1000
+    # The comparison means something: the values moved.
+    for place, name in enumerate(COMPARED):
+        assert len({row[place] for rows in ours.values() for row in rows}) > 2, name

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pmgraph's pictures: matplotlib's figure counted, and the pixels and markup of what it wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from pmgraph_capture import CLASSIC, Builder, mapped, merge, sawtooth
+
+import formats
+from formats import cli
+from formats.commands.pmgraph import command
+from formats.errors import FileError
+from formats.pmgraph import figure as figures
+from formats.pmgraph.options import Selection
+from formats.pmgraph.pages import Page, build_pages
+from formats.pmgraph.symbols import PALETTE
+
+matplotlib = pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    builder = Builder(tcpkmon=True)
+    sawtooth(builder, 1055, 5050, 1)
+    for row in builder.rows:
+        row["seq_no"] += 37 if row["at"] > 5 else 0
+    builder.seq += 37
+    builder.end(9)
+    return builder.write(tmp_path / "one.pm")
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    builder = Builder(tcpkmon=True)
+    sawtooth(builder, 1055, 5050, 1)
+    sawtooth(builder, 1056, 5051, 2, start_s=0.7, laddr=mapped("fd00::1"), raddr=mapped("fd00::2"))
+    sawtooth(builder, 1055, 5050, 3, start_s=9.0)  # the ports came back
+    merge(builder)
+    builder.seq = len(builder.rows)
+    builder.end(20)
+    return builder.write(tmp_path / "three.pm")
+
+
+def pages_of(path: Path, *columns: str, **more: Any) -> tuple[list[Page], list[str]]:
+    with formats.open(path) as capture:
+        return build_pages(capture, Selection(columns, **more), figures.BINS)
+
+
+def curves(axes: Any) -> list[Any]:
+    return [line for line in axes.get_lines() if line.get_gid() == "curve"]
+
+
+def draw(path: Path, *args: object) -> int:
+    return cli.run(command, [str(path), *map(str, args)], prog="pmgraph")
+
+
+def count_pixels(path: Path, colour: str) -> int:
+    from matplotlib import image
+
+    pixels = np.rint(np.asarray(image.imread(path))[:, :, :3] * 255).astype(int)
+    wanted = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+    return int(np.sum(np.all(np.abs(pixels - wanted) <= 2, axis=2)))
+
+
+def test_one_graph_per_connection(three: Path) -> None:
+    pages, notes = pages_of(three, "snd_cwnd", "sb_hiwat")
+    assert notes == []
+    assert [page.title for page in pages] == [
+        "10.0.0.1:1055 \u2192 10.0.0.2:5050 #1",
+        "[fd00::1]:1056 \u2192 [fd00::2]:5051",
+        "10.0.0.1:1055 \u2192 10.0.0.2:5050 #2",
+    ]
+    figure = figures.draw(pages)
+    assert len(figure.axes) == 3
+    for axes in figure.axes:
+        assert [line.get_label() for line in curves(axes)] == ["snd_cwnd", "sb_hiwat"]
+        assert all(line.get_drawstyle() == "steps-post" for line in curves(axes))
+        assert axes.get_ylabel() == "size (kB)"
+        assert "(s)" in axes.get_xlabel()
+
+
+def test_one_graph_per_parameter(three: Path) -> None:
+    pages, _ = pages_of(three, "snd_cwnd", "srtt_us", by_parameter=True)
+    figure = figures.draw(pages)
+    assert [len(curves(axes)) for axes in figure.axes] == [3, 3]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["snd_cwnd (kB)", "srtt_us (ms)"]
+
+
+def test_chosen_connections_and_values(three: Path) -> None:
+    pages, _ = pages_of(three, "snd_cwnd", connections=((1056, 5051),))
+    (page,) = pages
+    (line,) = page.panels[0].lines
+    with formats.open(three) as capture:
+        mine = capture.column("conn_id") == 2
+        expected = capture.column("snd_cwnd")[mine] / 1000
+        times = (capture.time_ns()[mine] - capture.time_ns(0, 1)[0]) / 1e9
+    np.testing.assert_allclose(line.values, expected)
+    np.testing.assert_allclose(line.times, times)
+
+
+def test_axes_by_unit(one: Path) -> None:
+    pages, _ = pages_of(one)
+    labels = [panel.label for panel in pages[0].panels]
+    assert labels == [
+        "size (kB)", "memory (MB)", "relative sequence number (MB)", "location", "callvalue",
+    ]  # fmt: skip
+    assert sum(len(panel.lines) for panel in pages[0].panels) == 12
+    assert not pages[0].panels[3].lines[0].steps
+
+
+def test_sequence_numbers_are_relative_and_unwrapped(tmp_path: Path) -> None:
+    builder = Builder()
+    builder.add(0, snd_max=0, snd_fack=0)
+    start = 2**32 - 3000
+    for step in range(1, 6):
+        sent = start + step * 1448
+        builder.add(step, snd_max=sent % 2**32, snd_fack=(sent - 1000) % 2**32)
+    pages, _ = pages_of(builder.write(tmp_path / "a.pm"), "snd_max", "snd_fack")
+    ahead, behind = pages[0].panels[0].lines
+    np.testing.assert_allclose(ahead.values * 1000, np.arange(5) * 1448 + 1000)
+    np.testing.assert_allclose(behind.values * 1000, np.arange(5) * 1448)
+
+
+def test_scale(one: Path) -> None:
+    pages, _ = pages_of(one, "snd_cwnd", "location", scales={"location": 1000.0})
+    (panel,) = pages[0].panels
+    assert [line.label for line in panel.lines] == ["snd_cwnd", "location \u00d7 1000"]
+    assert panel.lines[1].values.max() == 15.0  # location 15 times 1000, in kB
+
+
+def test_declared_missing_values_are_left_out(tmp_path: Path) -> None:
+    builder = Builder(tcpkmon=True)
+    for at, rtt in ((1, 2**32 - 1), (2, 20000), (3, 2**32 - 1), (4, 30000)):
+        builder.add(at, conn_id=1, min_rtt_us=rtt)
+    pages, _ = pages_of(builder.write(tmp_path / "a.pm"), "min_rtt_us")
+    np.testing.assert_allclose(pages[0].panels[0].lines[0].values, [20, 30])
+
+
+def test_events_and_losses_are_marked(one: Path, tmp_path: Path) -> None:
+    pages, _ = pages_of(one, "snd_cwnd")
+    kinds = {"RETRANSMIT", "RTO", "LOSS_PROBE", "CONG_STATE", "STATE_CHANGE"}
+    assert {name for _, name, _ in pages[0].events} == kinds
+    assert pages[0].spans.missing == 37
+    axes = figures.draw(pages).axes[0]
+    marked = [line for line in axes.get_lines() if str(line.get_gid()).startswith("event")]
+    assert {line.get_gid() for line in marked} == {f"event {name}" for name in kinds}
+    assert len({line.get_marker() for line in marked}) == len(kinds)
+    shaded = [patch for patch in axes.patches if patch.get_gid() == "loss"]
+    assert len(shaded) == 1
+    assert 4.9 < shaded[0].get_x() < 5.1
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert {"37 records lost", "retransmit", "RTO", "loss probe", "congestion state"} < set(legend)
+
+
+def test_locations_of_other_files_are_not_marked(tmp_path: Path) -> None:
+    builder = Builder()
+    sawtooth(builder, 1055, 5050, 1)
+    pages, _ = pages_of(builder.write(tmp_path / "a.pm"), "snd_cwnd")
+    assert pages[0].events == ()
+
+
+def test_frequent_events_stand_above_the_curve(tmp_path: Path) -> None:
+    builder = Builder(tcpkmon=True)
+    for step in range(600):
+        builder.add(step / 100, conn_id=1, location=2, snd_cwnd=50000)
+    pages, _ = pages_of(builder.write(tmp_path / "a.pm"), "snd_cwnd")
+    axes = figures.draw(pages).axes[0]
+    (marks,) = [line for line in axes.get_lines() if line.get_gid() == "event RETRANSMIT"]
+    assert len(marks.get_xdata()) == 600
+    assert min(marks.get_ydata()) > 0.9  # of the axes' height
+    assert marks.get_marker() == "|"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_png_has_the_curves_and_no_more(three: Path, tmp_path: Path, count: int) -> None:
+    chosen = "-cHb"[: count + 1]
+    target = tmp_path / "x.png"
+    assert draw(three, chosen, "-p", "1056.5051", "-o", target) == 0
+    assert target.read_bytes().startswith(b"\x89PNG")
+    counts = [count_pixels(target, colour) for colour in PALETTE[:4]]
+    assert [pixels > 300 for pixels in counts] == [place < count for place in range(4)]
+
+
+def test_png_of_parameter_has_one_colour_per_connection(three: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x.png"
+    assert draw(three, "-Pc", "-o", target) == 0
+    counts = [count_pixels(target, colour) for colour in PALETTE[:4]]
+    assert [pixels > 300 for pixels in counts] == [True, True, True, False]
+
+
+def test_svg_and_pdf(three: Path, tmp_path: Path) -> None:
+    svg, pdf = tmp_path / "x.svg", tmp_path / "x.pdf"
+    assert draw(three, "-c", "-o", svg) == 0
+    groups = [node.get("id") for node in ElementTree.parse(svg).iter()]
+    assert sum(name is not None and name.startswith("curve") for name in groups) == 3
+    assert draw(three, "-c", "-o", pdf) == 0
+    data = pdf.read_bytes()
+    assert data.startswith(b"%PDF") and b"/Count 3" in data
+    first = svg.read_bytes()
+    assert draw(three, "-c", "-o", svg) == 0  # replaces, and draws the same again
+    assert svg.read_bytes() == first
+
+
+def test_hostile_names_in_svg(tmp_path: Path) -> None:
+    name = b'<script>$\\x&"--'
+    builder = Builder(tcpkmon=True)
+    builder.columns = (*builder.columns, (name, 144, 4, 0))
+    for step in range(5):
+        builder.add(step, conn_id=1, ca_name=b"<b>\x1b[31m\xff--", **{name.decode(): step})
+    path = builder.write(tmp_path / "a.pm")
+    target = tmp_path / "x.svg"
+    assert draw(path, "--show", name.decode(), "-o", target) == 0
+    text = target.read_text()
+    assert "<script" not in text and "<b>" not in text and "\x1b" not in text
+    ElementTree.fromstring(text)
+    assert draw(path, "-P", "--show", name.decode(), "-o", tmp_path / "x.png") == 0
+
+
+def test_most_twelve_connections(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    builder = Builder(tcpkmon=True)
+    for number in range(20):
+        for step in range(3 + number):
+            builder.add(step, 2000 + number, 80, conn_id=number + 1, snd_cwnd=1000 + step)
+    builder.add(5, 80, 0, conn_id=99)  # a listener
+    builder.end(30)
+    path = builder.write(tmp_path / "a.pm")
+    pages, notes = pages_of(path, "snd_cwnd", by_parameter=True)
+    labels = [line.label for line in pages[0].panels[0].lines]
+    assert labels == [f"{2000 + number}.80" for number in range(8, 20)]
+    assert notes[0].startswith("8 of 20 connections left out")
+    assert draw(path, "-Pc", "-o", tmp_path / "x.png") == 0
+    assert "8 of 20 connections left out" in capfd.readouterr().err
+    chosen = tuple((2000 + number, 80) for number in range(20))
+    assert len(pages_of(path, "snd_cwnd", connections=chosen)[0]) == 20
+
+
+def test_records_of_unknown_sockets_join_no_connection(tmp_path: Path) -> None:
+    builder = Builder(tcpkmon=True)
+    builder.add(0, 1055, 5050, conn_id=0, snd_cwnd=7)
+    for step in range(4):
+        builder.add(step, 1055, 5050, conn_id=6, snd_cwnd=9000)
+    builder.add(5, 1056, 5050, conn_id=0, snd_cwnd=8)
+    pages, _ = pages_of(builder.write(tmp_path / "a.pm"), "snd_cwnd")
+    assert [(page.title, len(page.panels[0].lines[0].times)) for page in pages] == [
+        ("1055.5050", 4), ("1056.5050", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["empty", "control", "no ports", "no time"])
+def test_nothing_to_draw(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str) -> None:
+    builder = Builder(tcpkmon=kind == "control")
+    if kind.startswith("no "):
+        lacking = {"no ports": "rport", "no time": "time"}[kind]
+        builder.columns = tuple(column for column in CLASSIC if column[0] != lacking)
+        builder.add(1)
+    path = builder.write(tmp_path / "a.pm")
+    with pytest.raises(FileError):
+        pages_of(path)
+    assert draw(path, "-o", tmp_path / "x.png") == 1
+    assert "nothing to graph" in capfd.readouterr().err
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_thinning_keeps_the_extremes(tmp_path: Path) -> None:
+    builder = Builder()
+    builder.add(0, snd_cwnd=5000)
+    template = dict(builder.rows[0])
+    count = 60_000
+    builder.rows = [{**template, "seq_no": n, "at": n / 1000} for n in range(1, count)]
+    builder.rows[31_234]["snd_cwnd"] = 990_000
+    builder.rows[31_235]["snd_cwnd"] = 1
+    pages, _ = pages_of(builder.write(tmp_path / "a.pm"), "snd_cwnd")
+    (line,) = pages[0].panels[0].lines
+    assert len(line.times) <= 4 * figures.BINS
+    assert line.values.max() == 990.0 and line.values.min() == 0.001
+    assert line.times[0] == 0 and line.times[-1] == pytest.approx((count - 2) / 1000)
+    peak = line.times[np.argmax(line.values)]
+    assert peak == pytest.approx(31.234)
+
+
+def test_picture_goes_through_no_link(one: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("keep")
+    target = tmp_path / "x.png"
+    target.symlink_to(victim)
+    assert draw(one, "-c", "-o", target) == 0
+    assert victim.read_text() == "keep"
+    assert not target.is_symlink()
+    assert draw(one, "-c", "-o", tmp_path / "nowhere" / "x.png") == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.pm", "victim", "x.png"]

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pmgraph's options: the letters of the report, how they combine, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pmgraph_capture import CLASSIC, Builder, merge, sawtooth
+
+from formats import cli
+from formats.commands.pmgraph import command
+from formats.errors import UsageError
+from formats.pmgraph.options import parse_connection, parse_names, parse_scale, select
+
+REPORT = {
+    "b": "snd_sb_cc", "c": "snd_cwnd", "f": "snd_fack", "F": "hiwat_fair_share", "H": "sb_hiwat",
+    "l": "location", "m": "m_clused_bytes", "n": "sb_net_target", "r": "rcv_sb_cc",
+    "s": "snd_max", "t": "sb_target_hiwat", "v": "callvalue",
+}  # fmt: skip
+"""What the letters of CMU-PSC-TR-2000-0001 show."""
+
+OTHERS = "dDhMpPSTx"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    builder = Builder()
+    sawtooth(builder, 1055, 5050, 1, rounds=10)
+    sawtooth(builder, 1056, 5051, 2, rounds=10)
+    merge(builder)
+    return builder.write(tmp_path / "na.pm")
+
+
+def heading(capfd: pytest.CaptureFixture[str], *args: object) -> str:
+    assert cli.run(command, [str(arg) for arg in args], prog="pmgraph") == 0
+    return capfd.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize("letter", REPORT)
+def test_letters(path: Path, capfd: pytest.CaptureFixture[str], letter: str) -> None:
+    assert heading(capfd, path, "-T", f"-{letter}") == f"# time\tlport\trport\t{REPORT[letter]}"
+
+
+def test_long_options(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for column in REPORT.values():
+        option = "--" + column.removesuffix("_bytes").replace("_", "-")
+        assert heading(capfd, path, "--text", option).endswith("\t" + column)
+
+
+def test_every_letter_of_the_report_is_there() -> None:
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {f"-{letter}" for letter in [*REPORT, *OTHERS] if letter != "h"} <= options
+
+
+def test_clusters_of_letters(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert heading(capfd, "-TcHp1055.5050", path) == "# time\tlport\trport\tsnd_cwnd\tsb_hiwat"
+    assert heading(capfd, path, "-PTHc", "-S", "1000l").split("\t")[3:] == [
+        "sb_hiwat", "snd_cwnd", "location",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help(capfd: pytest.CaptureFixture[str], flag: str) -> None:
+    assert cli.run(command, [flag], prog="pmgraph") == 0
+    text = capfd.readouterr().out
+    for letter in [*REPORT, *OTHERS]:
+        assert re.search(rf"-{letter}\b", text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_values() -> None:
+    assert parse_connection("1055.5050") == (1055, 5050)
+    assert parse_connection("0.65535") == (0, 65535)
+    assert parse_scale("1000l") == ("location", 1000.0)
+    assert parse_scale("-.5H") == ("sb_hiwat", -0.5)
+    assert parse_scale("1e3srtt_us") == ("srtt_us", 1000.0)
+    assert parse_names(" a, b,") == ("a", "b")
+    assert select([], (), ("1000l",), False).columns == ()
+    assert select(["snd_cwnd"], (), ("1000l",), False).columns == ("snd_cwnd", "location")
+
+
+@pytest.mark.parametrize("text", ["", "1055", "1055:5050", "1055.", "65536.1", "1.2.3", "1055.-1"])
+def test_bad_connections(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_connection(text)
+
+
+@pytest.mark.parametrize("text", ["", "l", "1000", "1000d", "xl", "0l", "1e999l", "infl", "nanl"])
+def test_bad_scales(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_scale(text)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("-q",), ("-p", "x"), ("-S", "l"), ("-T", "-x"), ("-T", "-o", "x.png"), ("-o", "x.gif"),
+        ("--show", ","), ("--time", "utc"), ("more.pm",),
+    ],
+)  # fmt: skip
+def test_wrong_usage(path: Path, capfd: pytest.CaptureFixture[str], args: tuple[str, ...]) -> None:
+    assert cli.run(command, [str(path), *args], prog="pmgraph") == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("pmgraph: ") and err.count("\n") == 1
+
+
+def test_nowhere_to_draw(
+    path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert cli.run(command, [str(path), "-c"], prog="pmgraph") == 2
+    assert "-o FILE" in capfd.readouterr().err
+
+
+def test_picture_never_replaces_the_capture(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    builder = Builder(columns=CLASSIC)
+    builder.add(1)
+    path = builder.write(tmp_path / "odd.png")
+    before = path.read_bytes()
+    assert cli.run(command, [str(path), "-c", "-o", str(path)], prog="pmgraph") == 2
+    assert path.read_bytes() == before
+
+
+def test_verbose(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(command, [str(path), "-dM"], prog="pmgraph") == 0
+    out, err = capfd.readouterr()
+    assert out.strip().isdigit()
+    assert "column snd_cwnd: offset 24, length 4" in err
+    assert "connection 1055.5050: 11 records" in err

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pmgraph -T, -D and -M against a decode by hand of the same bytes."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from pmgraph_capture import (
+    BOOT_NS,
+    CLASSIC,
+    EPOCH_S,
+    FURTHER,
+    NAMES,
+    RETRANSMIT,
+    Builder,
+    mapped,
+    merge,
+    sawtooth,
+)
+
+from formats import cli
+from formats.commands.pmgraph import command
+
+
+def run(capfd: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    code = cli.run(command, [str(arg) for arg in args], prog="pmgraph")
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def by_hand(path: Path, builder: Builder) -> list[dict[str, str]]:
+    """Every entry of a file, decoded with struct from the bytes, as -T should print it."""
+    data = path.read_bytes()[len(builder.header()) :]
+    texts = []
+    for start in range(0, len(data), builder.entry_size):
+        row = data[start : start + builder.entry_size]
+        text = {}
+        for name, offset, length, flags in builder.columns:
+            part = row[offset : offset + length]
+            if name == "time":
+                seconds, micros = struct.unpack(builder.order + "II", part)
+                text[name] = f"{seconds}.{micros:06d}"
+            elif flags == 2:
+                text[name] = part.hex()
+            else:
+                big = flags == 1 or builder.order == ">"
+                text[name] = str(int.from_bytes(part, "big" if big else "little"))
+        texts.append(text)
+    return texts
+
+
+@pytest.fixture
+def ours() -> Builder:
+    builder = Builder(tcpkmon=True)
+    sawtooth(builder, 1055, 5050, 1, rounds=30)
+    builder.lose(5, 0.9)
+    sawtooth(builder, 1056, 5051, 2, start_s=1.0, rounds=20, raddr=mapped("fd00::2"))
+    builder.end(2.0)
+    return builder
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_all_columns_in_file_order(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], order: str
+) -> None:
+    builder = Builder(order)
+    sawtooth(builder, 1055, 5050, 1, rounds=50)
+    path = builder.write(tmp_path / "a.pm")
+    code, out, err = run(capfd, path, "-T")
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert lines[0] == "# " + "\t".join(NAMES)
+    assert lines[1:] == ["\t".join(text.values()) for text in by_hand(path, builder)]
+
+
+def test_control_entries_and_raw_bytes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], ours: Builder
+) -> None:
+    path = ours.write(tmp_path / "a.pm")
+    code, out, err = run(capfd, path, "-T")
+    lines = out.splitlines()
+    assert code == 0
+    assert err == f"pmgraph: {path}: 5 records lost\n"
+    assert lines[0] == "# " + "\t".join(name for name, *_ in CLASSIC + FURTHER)
+    assert lines[1:] == ["\t".join(text.values()) for text in by_hand(path, ours)]
+
+
+def test_chosen_columns_in_the_order_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], ours: Builder
+) -> None:
+    path = ours.write(tmp_path / "a.pm")
+    code, out, _ = run(capfd, path, "-THc", "--show", "conn_id,srtt_us", "-v", "-c")
+    names = ["time", "lport", "rport", "sb_hiwat", "snd_cwnd", "conn_id", "srtt_us", "callvalue"]
+    expected = [
+        "\t".join(text[name] for name in names)
+        for text in by_hand(path, ours)
+        if text["lport"] != "0"
+    ]
+    assert code == 0
+    assert out.splitlines() == ["# " + "\t".join(names), *expected]
+
+
+@pytest.mark.parametrize("chosen", [("-p", "1056.5051"), ("-p1055.5050", "-p", "1056.5051")])
+def test_connections_leave_control_entries_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], ours: Builder, chosen: tuple[str, ...]
+) -> None:
+    path = ours.write(tmp_path / "a.pm")
+    code, out, _ = run(capfd, "-T", *chosen, path)
+    wanted = {"1056"} if len(chosen) == 2 else {"1055", "1056"}
+    expected = ["\t".join(t.values()) for t in by_hand(path, ours) if t["lport"] in wanted]
+    assert code == 0
+    assert expected
+    assert out.splitlines()[1:] == expected
+
+
+def test_clusters_in_bytes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    builder = Builder(mclsize=4096)
+    for pages in (3, 2**32 - 1, 7):
+        builder.add(1.5, m_clused=pages)
+    path = builder.write(tmp_path / "a.pm")
+    _, out, _ = run(capfd, path, "-Tm")
+    assert out.splitlines()[0] == "# time\tlport\trport\tm_clused_bytes"
+    assert [line.split("\t")[3] for line in out.splitlines()[1:]] == [
+        str(pages * 4096) for pages in (3, 2**32 - 1, 7)
+    ]
+    assert run(capfd, path, "-M")[:2] == (0, f"{(2**32 - 1) * 4096}\n")
+    code, _, err = run(capfd, Builder(mclsize=0).write(tmp_path / "b.pm"), "-M")
+    assert code == 1
+    assert "KIND_MCLSIZE" in err
+
+
+def test_maximum_ignores_control_entries(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    builder = Builder(tcpkmon=True)
+    builder.add(0.5, m_clused=9)
+    builder._control(225, 0.6, 0, b"\xff" * 40)
+    builder.end(1)
+    path = builder.write(tmp_path / "a.pm")
+    assert run(capfd, path, "-M") == (0, f"{9 * 2048}\n", "")
+    _, out, _ = run(capfd, path, "-MTm")
+    assert out.splitlines()[0] == f"# maximum memory {9 * 2048}"
+    assert len(out.splitlines()) == 3
+
+
+def test_gaps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    builder = Builder()
+    for at, seq in ((0, 2**32 - 2), (1, 2**32 - 1), (2, 4), (2.5, 5), (3, 9)):
+        builder.seq = seq - 1
+        builder.add(at)
+    path = builder.write(tmp_path / "a.pm")
+    code, out, err = run(capfd, path, "-D")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"{2**32 - 1}\t{2**32 + 4}\t4\t{EPOCH_S + 1}.000000\t{EPOCH_S + 2}.000000",
+        f"{2**32 + 5}\t{2**32 + 9}\t3\t{EPOCH_S + 2}.500000\t{EPOCH_S + 3}.000000",
+    ]
+    assert run(capfd, path, "-D", "--time", "rel")[1].splitlines()[0].endswith("1.000000\t2.000000")
+    assert run(capfd, path, "-DTc")[1].startswith(f"# gap {2**32 - 1}\t")
+
+
+def test_loss_entry_stands_after_its_gap(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], ours: Builder
+) -> None:
+    path = ours.write(tmp_path / "a.pm")
+    gaps = [line.split("\t")[:3] for line in run(capfd, path, "-D")[1].splitlines()]
+    before = next(i for i, row in enumerate(ours.rows) if row["location"] == 227)
+    assert gaps == [[str(before), str(before + 6), "5"]]
+
+
+def test_clocks(tmp_path: Path, capfd: pytest.CaptureFixture[str], ours: Builder) -> None:
+    path = ours.write(tmp_path / "a.pm")
+
+    def first(clock: str) -> str:
+        return run(capfd, path, "-Tc", "--time", clock)[1].splitlines()[1].split("\t")[0]
+
+    assert first("epoch") == f"{EPOCH_S}.100000"
+    assert first("rel") == "0.100000"
+    stamp = datetime.fromtimestamp(EPOCH_S, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+    assert first("iso") == f"{stamp}.100000Z"
+    assert first("mono") == f"{BOOT_NS // 10**9}.100000000"
+    classic = Builder()
+    classic.add(1)
+    code, _, err = run(capfd, classic.write(tmp_path / "b.pm"), "-T", "--time", "mono")
+    assert code == 2
+    assert "time_ns" in err
+
+
+def test_time_before_the_first_record_is_negative(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    builder = Builder()
+    for at in (1.5, 1.25, 20.0):
+        builder.add(at)
+    path = builder.write(tmp_path / "a.pm")
+    lines = run(capfd, path, "-Tc", "--time", "rel")[1].splitlines()[1:]
+    assert [line.split("\t")[0] for line in lines] == ["0.000000", "-0.250000", "18.500000"]
+
+
+def test_many_chunks_and_both_writers_agree(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = Builder()
+    sawtooth(builder, 1055, 5050, 1, rounds=1000)
+    builder.rows *= 150  # more than two chunks of 65536
+    path = builder.write(tmp_path / "a.pm")
+    fast = run(capfd, path, "-T")[1]
+    assert fast.count("\n") == len(builder.rows) + 1
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert run(capfd, path, "-T")[1] == fast
+
+
+def test_damaged_file(tmp_path: Path, capfd: pytest.CaptureFixture[str], ours: Builder) -> None:
+    path = ours.write(tmp_path / "a.pm", cut=10)
+    code, out, err = run(capfd, path, "-T")
+    assert code == 5
+    assert len(out.splitlines()) == len(ours.rows)  # the heading and all but the last
+    assert f"at offset {path.stat().st_size - ours.entry_size + 10}" in err
+    assert "no end record: tail unknown" in err
+    path.write_bytes(b"\0\4\0")
+    code, out, err = run(capfd, path, "-T")
+    assert (code, out) == (5, "")
+    assert err.count("\n") == 1
+
+
+def test_warnings_only_of_files_that_would_tell(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    classic = Builder()
+    classic.add(1)
+    classic.seq += 10
+    classic.add(2)
+    assert run(capfd, classic.write(tmp_path / "a.pm"), "-T")[2] == ""
+    unfinished = Builder(tcpkmon=True)
+    unfinished.add(1)
+    path = unfinished.write(tmp_path / "b.pm")
+    assert run(capfd, path, "-T")[2] == f"pmgraph: {path}: no end record: tail unknown\n"
+
+
+def test_empty_and_missing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = Builder().write(tmp_path / "a.pm")
+    assert run(capfd, path, "-T") == (0, "# " + "\t".join(NAMES) + "\n", "")
+    assert run(capfd, path, "-D") == (0, "", "")
+    assert run(capfd, path, "-M") == (0, "0\n", "")
+    code, out, err = run(capfd, tmp_path / "none.pm", "-T")
+    assert (code, out) == (1, "")
+    assert err.startswith("pmgraph: ") and err.count("\n") == 1
+
+
+def test_unknown_and_absent_columns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    columns = tuple((n, o, 0 if n == "snd_fack" else size, f) for n, o, size, f in CLASSIC)
+    builder = Builder(columns=columns)
+    builder.add(1, location=RETRANSMIT)
+    path = builder.write(tmp_path / "a.pm")
+    heading = run(capfd, path, "-T")[1].splitlines()[0]
+    assert "snd_fack" not in heading and "snd_max" in heading
+    for args in (("-f",), ("--show", "nothing_such")):
+        code, out, err = run(capfd, path, "-T", *args)
+        assert (code, out) == (2, "")
+        assert "has no column" in err
+
+
+def test_hostile_names_are_escaped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    builder = Builder(columns=(*CLASSIC, (b"\x1b[31m\tred", 64, 4, 0)))
+    builder.add(1)
+    code, out, _ = run(capfd, builder.write(tmp_path / "a.pm"), "-T", "-d")
+    assert code == 0
+    assert "\x1b" not in out
+    assert len(out.splitlines()[0].split("\t")) == len(out.splitlines()[1].split("\t"))
+
+
+def test_closed_pipe_is_silent(tmp_path: Path, ours: Builder) -> None:
+    import subprocess
+
+    merge(ours)
+    ours.rows *= 3000
+    path = ours.write(tmp_path / "a.pm")
+    program = "import sys; from formats.commands.pmgraph import main; main()"
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path), "-T"],
+        cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith(b"# seq_no")
+        process.stdout.close()
+        err = process.stderr.read()
+    assert b"Traceback" not in err

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writer and spool: what reaches the file adds up, whatever fails and whenever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from faults import SHORT, FaultyCalls
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_sequencer import FULL, make_rows, make_sequencer
+
+from collector.ordered import Ordered
+from collector.records import Batch
+from collector.sinks import FileSink
+from collector.spool import Spool
+from collector.writer import RETRY_NS, Writer, Written
+from formats.control import (
+    Checkpoint,
+    Control,
+    End,
+    Loss,
+    LossCause,
+    Mark,
+    decode,
+    is_control,
+)
+
+# The word columns, which a capture's entries have too, so that numpy copies them.
+DTYPE = FULL
+
+
+class Case:
+    """A writer to a file whose calls may fail, and a sequencer that feeds it."""
+
+    def __init__(self, path: Path, first_lost: int = 0) -> None:
+        self.path = path
+        self.calls = FaultyCalls()
+        self.now_ns = 10**12
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        self.sink = FileSink(fd, DTYPE.itemsize, self.calls, reserve_bytes=0)
+        self.writer = Writer(
+            self.sink, DTYPE, lambda mono_ns: mono_ns, Written(), lambda: self.now_ns
+        )
+        self.sequencer = make_sequencer(DTYPE)
+        self.serials = {0: 0, 1: 0}
+        self.sent: Counter[tuple[int, int]] = Counter()
+        self.kernel_lost = 0
+
+    def batch(self, count: int, lose: int = 0) -> Ordered:
+        """The next batch: `count` records on each CPU, after a gap of `lose` serials."""
+        for cpu, location in ((0, 3), (1, 19)):
+            start = self.serials[cpu] + lose + 1
+            serials = np.arange(start, start + count)
+            rows = make_rows(DTYPE, cpu, serials, serials * 10, location)
+            self.sequencer.push(Batch(cpu, rows, 0))
+            self.serials[cpu] = start + count - 1
+            self.sent[cpu, location] += count
+            self.kernel_lost += lose
+        return self.sequencer.release(2**62)
+
+    def later(self) -> None:
+        self.now_ns += RETRY_NS
+
+    def check(self) -> list[Control]:
+        """The file is whole, its gaps stand before LOSS entries, and all records are accounted
+        for; its control entries."""
+        written = self.writer.written
+        rows = np.frombuffer(self.path.read_bytes(), DTYPE)
+        assert len(rows) == written.entries
+        entries: list[Control] = []
+        previous = 0
+        found: Counter[tuple[int, int]] = Counter()
+        words = np.frombuffer(self.path.read_bytes(), np.uint32).reshape(len(rows), -1)[:, 6:16]
+        for row, word in zip(rows, words, strict=True):
+            assert row["seq_no"] == row["seq"] & 0xFFFFFFFF
+            gap = int(row["seq"]) - previous - 1
+            previous = int(row["seq"])
+            if not is_control(row["location"]):
+                assert gap == 0
+                found[int(row["cpu"]), int(row["location"])] += 1
+                continue
+            entry = decode(row["callvalue"], row["location"], word.tolist())
+            assert gap == (entry.count if isinstance(entry, Loss) else 0)
+            if isinstance(entry, (Checkpoint, End)):
+                assert entry.entries + entry.lost == previous - 1
+            entries.append(entry)
+        assert previous == written.last_seq
+        assert found == written.in_file
+        dropped = written.queue_full + written.disk_full + written.write_error
+        assert found + dropped == self.sent
+        return entries
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path / "file")
+
+
+def checkpoint(written: Written) -> list[Control]:
+    return [
+        Checkpoint(written.checkpoints, written.entries, written.lost, 1, 0),
+        Mark(0, "group"),
+    ]
+
+
+def end(written: Written) -> list[Control]:
+    return [End(0, written.entries, written.lost, written.checkpoints)]
+
+
+def test_writes_records_and_control_in_one_sequence(case: Case) -> None:
+    case.writer.write(case.batch(3))
+    assert case.writer.control(checkpoint, 5)
+    case.writer.write(case.batch(2, lose=4))
+    assert case.writer.control(end, 6)
+    entries = case.check()
+    kinds = [type(entry).__name__ for entry in entries]
+    assert kinds == ["Checkpoint", "Mark", "Loss", "Loss", "End"]
+    assert entries[-1] == End(0, 14, 8, 1)
+    assert case.writer.written.last_seq == 14 + 8 + 1
+    assert case.calls.counts["write"] == 4
+
+
+@pytest.mark.parametrize(
+    "code,cause",
+    [(errno.ENOSPC, LossCause.DISK_FULL), (errno.EIO, LossCause.WRITE_ERROR)],
+)
+def test_what_was_dropped_is_counted_and_said(case: Case, code: int, cause: LossCause) -> None:
+    case.writer.write(case.batch(5))
+    case.calls.fail("write", code)
+    case.writer.write(case.batch(5, lose=2))
+    tried = case.calls.counts["write"]
+    case.writer.write(case.batch(5))
+    assert case.calls.counts["write"] == tried, "tried again too soon"
+    assert case.writer.written.error is not None
+    case.later()
+    case.writer.write(case.batch(5))
+    assert case.calls.counts["write"] == tried + 1
+    case.calls.heal()
+    case.later()
+    case.writer.write(case.batch(5))
+    entries = case.check()
+    # 30 records, 2 entries that told of 4 lost ones, and those 4.
+    assert entries == [Loss(0xFFFF, 0, 36, cause)]
+    assert case.writer.written.dropped(cause) == {(0, 3): 15, (1, 19): 15}
+    assert case.writer.written.error is None
+
+
+def test_a_part_of_a_batch_is_kept(case: Case) -> None:
+    case.calls.limit_bytes = 7 * DTYPE.itemsize + 13
+    case.writer.write(case.batch(10, lose=1))
+    assert case.writer.written.entries == 7
+    case.calls.heal()
+    case.later()
+    assert case.writer.control(end, 5)
+    entries = case.check()
+    assert isinstance(entries[-2], Loss) and entries[-2].cause == LossCause.DISK_FULL
+    assert sum(e.count for e in entries if isinstance(e, Loss)) == case.writer.written.lost
+    assert case.writer.written.disk_full.total() == 20 - case.writer.written.in_file.total()
+
+
+def test_control_entries_come_first_when_there_is_room_again(case: Case) -> None:
+    case.calls.fail("write", errno.ENOSPC)
+    case.writer.write(case.batch(5))
+    assert not case.writer.control(checkpoint, 5)
+    assert case.writer.written.refused > 0
+    case.calls.heal()
+    # No waiting for the next time to try.
+    assert case.writer.control(checkpoint, 6)
+    case.writer.write(case.batch(5))
+    kinds = [type(entry).__name__ for entry in case.check()]
+    assert kinds == ["Loss", "Checkpoint", "Mark"]
+    assert case.writer.written.checkpoints == 1
+
+
+def test_a_refused_control_entry_holds_up_no_records(case: Case) -> None:
+    case.calls.fail("write", errno.EIO, 1)
+    assert not case.writer.control(checkpoint, 5)
+    case.writer.write(case.batch(5))
+    assert case.check() == []
+    assert case.writer.written.in_file.total() == 10
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EINTR, SHORT])
+def test_any_write_may_fail(tmp_path: Path, code: int) -> None:
+    for k in range(1, 101):
+        case = Case(tmp_path / f"file{k}")
+        case.calls.fail("write", code, k)
+        for turn in range(45):
+            case.writer.write(case.batch(4, lose=turn % 3 == 0))
+            case.writer.control(checkpoint, 5)
+            case.later()
+        assert case.writer.control(end, 6, reserved=True)
+        entries = case.check()
+        assert isinstance(entries[-1], End)
+        assert case.calls.counts["write"] > 90
+        lost = case.writer.written.disk_full.total() + case.writer.written.write_error.total()
+        assert (lost == 0) if code in {errno.EINTR, SHORT} else (lost <= 8)
+        case.writer.close()
+
+
+_Step = st.tuples(
+    st.sampled_from(["records", "records", "control", "later", "skip", "fail", "limit", "heal"]),
+    st.integers(1, 40),
+)
+
+
+@given(st.lists(_Step, max_size=40))
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_course_adds_up(tmp_path: Path, steps: list[tuple[str, int]]) -> None:
+    path = tmp_path / "file"
+    path.unlink(missing_ok=True)
+    case = Case(path)
+    for what, number in steps:
+        if what == "records":
+            case.writer.write(case.batch(number, lose=number % 4))
+        elif what == "control":
+            case.writer.control(checkpoint, 5)
+        elif what == "later":
+            case.later()
+        elif what == "skip":
+            ordered = case.batch(number)
+            case.writer.skip(LossCause.QUEUE_FULL, ordered.span, ordered.counts())
+        elif what == "fail":
+            codes = [errno.ENOSPC, errno.EIO, errno.EINTR, SHORT, errno.EDQUOT]
+            case.calls.fail("write", codes[number % 5], 1 + number // 20)
+        elif what == "limit":
+            case.calls.limit_bytes = case.sink.end_bytes + 37 * number
+        else:
+            case.calls.heal()
+        case.check()
+    case.calls.heal()
+    case.later()
+    assert case.writer.control(end, 6)
+    assert isinstance(case.check()[-1], End)
+    case.writer.close()
+
+
+class Gate:
+    """Holds up the write calls until it is opened."""
+
+    def __init__(self, calls: FaultyCalls) -> None:
+        self.open = threading.Event()
+        self.reached = threading.Event()
+        self._real = calls.write
+        calls.write = self  # type: ignore[method-assign]  # an instance's own
+
+    def __call__(self, fd: int, data: Any) -> int:
+        self.reached.set()
+        assert self.open.wait(120)
+        return int(self._real(fd, data))
+
+
+def test_spool_writes_what_is_put_and_closes(case: Case) -> None:
+    spool = Spool(case.writer)
+    spool.start()
+    for _ in range(20):
+        assert spool.put(case.batch(100, lose=1))
+        assert spool.put_control(checkpoint, 5, sync=True)
+    assert spool.put_control(end, 6, reserved=True)
+    assert spool.close(120)
+    entries = case.check()
+    assert entries[-1] == End(0, 4080, 40, 20)
+    assert case.calls.counts["fsync"] == 21
+    assert case.calls.counts["close"] == 1
+    assert spool.waiting_bytes == 0
+
+
+def test_full_queue_drops_and_counts_in_its_place(case: Case) -> None:
+    gate = Gate(case.calls)
+    size = 200 * DTYPE.itemsize
+    spool = Spool(case.writer, limit_bytes=3 * size)
+    spool.start()
+    assert spool.put(case.batch(100))
+    assert gate.reached.wait(120)
+    assert spool.put(case.batch(100))
+    assert spool.put(case.batch(100))
+    assert not spool.put(case.batch(100))
+    assert not spool.put(case.batch(100, lose=5))
+    assert not spool.put_control(checkpoint, 5)
+    assert spool.put_control(checkpoint, 5, reserved=True)
+    assert not spool.put(case.batch(100))
+    gate.open.set()
+    assert spool.close(120)
+    entries = case.check()
+    assert case.writer.written.queue_full == {(0, 3): 300, (1, 19): 300}
+    first, *_ = entries
+    assert first == Loss(0xFFFF, 0, 412, LossCause.QUEUE_FULL)
+    assert [type(e).__name__ for e in entries] == ["Loss", "Checkpoint", "Mark"]
+
+
+def test_a_batch_larger_than_the_queue_is_taken_when_it_is_empty(case: Case) -> None:
+    spool = Spool(case.writer, limit_bytes=1000)
+    assert spool.put(case.batch(1000))
+    assert not spool.put(case.batch(1))
+    spool.start()
+    assert spool.close(120)
+    assert case.writer.written.in_file.total() == 2000
+    case.check()
+
+
+def test_close_gives_up_on_a_stuck_disk(case: Case) -> None:
+    gate = Gate(case.calls)
+    spool = Spool(case.writer)
+    spool.start()
+    spool.put(case.batch(1))
+    assert not spool.close(0.05)
+    gate.open.set()
+    assert spool.close(120)
+
+
+def test_a_reader_that_went_away_is_told_to_who_puts(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    sink = FileSink(writer, DTYPE.itemsize)
+    spool = Spool(Writer(sink, DTYPE, lambda ns: ns, Written()))
+    case = Case(tmp_path / "unused")
+    os.close(reader)
+    spool.start()
+    spool.put(case.batch(1))
+    with pytest.raises(BrokenPipeError):
+        spool.close(120)
+    with pytest.raises(BrokenPipeError):
+        spool.put(case.batch(1))
+
+
+def test_errors_of_sync_are_kept(case: Case) -> None:
+    case.calls.fail("fsync", errno.EIO, 1)
+    spool = Spool(case.writer)
+    spool.start()
+    spool.put_control(checkpoint, 5, sync=True)
+    assert spool.close(120)
+    assert case.writer.written.sync_error is not None
