@@ -83,14 +83,15 @@ def examine() -> Report:
         absent.append("sb_net_target")
     walk = plan.kind_of("EXISTING")
     checks.append(
-        Check("existing connections", True, walk or "sock_diag (this kernel has no socket iterator)")
+        Check("existing connections", True, walk or "sock_diag (there is no socket iterator)")
     )
     attachable = any(p.kind != "iter" for p in plan.probes)
-    checks.append(Check("tracing", attachable, "programs attach" if attachable else "nothing attaches",
-                        "CONFIG_BPF_EVENTS and CONFIG_DEBUG_INFO_BTF are needed"))
-    return Report(
-        tuple(checks), {name: plan.kind_of(name) for name in everything}, plan.missing, tuple(absent)
-    )
+    checks.append(
+        Check("tracing", attachable, "programs attach" if attachable else "nothing attaches",
+              "CONFIG_BPF_EVENTS and CONFIG_DEBUG_INFO_BTF are needed")
+    )  # fmt: skip
+    kinds = {name: plan.kind_of(name) for name in everything}
+    return Report(tuple(checks), kinds, plan.missing, tuple(absent))
 
 
 def _check_bcc() -> Check:
@@ -124,7 +125,8 @@ def _check_tracefs() -> Check:
 
 def _check_namespaces() -> Check:
     there = Path("/proc/self/ns/net").exists()
-    return Check("network namespaces", there, "there" if there else "not in this kernel", needed=False)
+    found = "there" if there else "not in this kernel"
+    return Check("network namespaces", there, found, needed=False)
 
 
 def _check_cgroups() -> Check:

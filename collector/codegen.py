@@ -90,9 +90,8 @@ def _setters(layout: Layout) -> list[str]:
             lines.append(f"#define KLOGGER_COPY_{name}(p) {read}")
         else:
             bits = f"u{8 * column.length}"
-            lines.append(
-                f"#define KLOGGER_SET_{name}(v) (*({bits} *)(entry + {column.offset}) = ({bits})(v))"
-            )
+            place = f"*({bits} *)(entry + {column.offset})"
+            lines.append(f"#define KLOGGER_SET_{name}(v) ({place} = ({bits})(v))")
     return lines
 
 

@@ -29,7 +29,7 @@ from formats import cli
 from formats.errors import TcpkmonError
 
 FIRST_PORT = 5001
-BOTTLENECK = Bottleneck(rate_mbit=20, queue_bytes=60_000, loss_percent=0.1, delay_ms=10)
+BOTTLENECK = Bottleneck(rate_mbit=20, queue_bytes=120_000, loss_percent=0.04, delay_ms=10)
 ALGORITHMS = ("reno", "cubic", "bbr")
 START_S = 300.0  # compiling takes long on a slow machine
 STOP_S = 120.0

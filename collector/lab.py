@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab for tests and the demo: two network namespaces, a veth pair and a bottleneck between them.
+"""A lab for tests and the demo: two network namespaces, and a bottleneck between them if wanted.
 
-       namespace a                                  namespace b
-    10.77.0.1  fd77::1   [tbf]--veth0====veth0--[nftables drop]   10.77.0.2  fd77::2
-                                data ->     <- netem delay, where the kernel has it
+Lab():
+           a --veth0==========================================veth0-- b
+    10.77.0.1 fd77::1                                  10.77.0.2 fd77::2
+
+Lab(Bottleneck(...)): a router r stands between, so that the queue is not the sender's own, which
+TCP would be told of (TCP small queues, local congestion); a and b do not notice it.
+
+           a --veth0====left-- r --[tbf]right====veth0--[nftables drop] b
+                                         <- netem delay, where the kernel has it
 """
 
 from __future__ import annotations
@@ -14,10 +20,8 @@ import itertools
 import os
 import re
 import signal
-import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -26,8 +30,11 @@ from typing import Any, TypeVar
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from collector.netns import NAMED, Namespace, enter, resolve, run_inside
-from formats.errors import KernelError, PrivilegeError, TcpkmonError
+from collector import spaces
+from collector.spaces import Side, remove_stale
+from formats.errors import KernelError, PrivilegeError
+
+__all__ = ["Bottleneck", "Lab", "Side", "remove_stale"]
 
 T = TypeVar("T")
 
@@ -35,6 +42,7 @@ DEVICE = "veth0"
 SMALL_BYTES = 200  # packets up to this size (acknowledgements, handshakes) are never dropped
 _NODAD = 0x02  # IFA_F_NODAD: an IPv6 address that can be used at once
 _PERMANENT = 0x80  # NUD_PERMANENT
+_LINK = 253  # RT_SCOPE_LINK
 _serials = itertools.count()
 
 
@@ -50,59 +58,6 @@ class Bottleneck:
     """On the way back, by netem; 0 in Lab.delay_ms where the kernel has none."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """One namespace of a lab."""
-
-    namespace: Namespace
-    address4: str
-    address6: str
-
-    @property
-    def name(self) -> str:
-        return self.namespace.name
-
-    @property
-    def mapped(self) -> str:
-        """The IPv4 address as an IPv6 socket says it."""
-        return f"::ffff:{self.address4}"
-
-    def run(self, call: Callable[[], T]) -> T:
-        """Calls it in a thread inside this namespace; returns its result."""
-        return run_inside(self.namespace.fd, call)
-
-    @contextmanager
-    def routes(self) -> Iterator[IPRoute]:
-        """The kernel's network settings of this namespace.
-
-        IPRoute(netns=...) would fork to get there, and a fork of a process with threads can hang.
-        """
-        with enter(self.namespace.fd), IPRoute() as routes:
-            yield routes
-
-    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """subprocess.Popen inside this namespace, with text streams and no standard input."""
-        options = {"text": True, "stdin": subprocess.DEVNULL, "env": _environment(), **options}
-        with enter(self.namespace.fd):
-            return subprocess.Popen(list(command), **options)
-
-    def command(self, command: Sequence[str], timeout_s: float = 120.0) -> str:
-        """Runs a command inside this namespace and returns what it printed.
-
-        Raises subprocess.CalledProcessError when it fails.
-        """
-        with enter(self.namespace.fd):
-            return subprocess.run(
-                list(command),
-                check=True,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                env=_environment(),
-                timeout=timeout_s,
-            ).stdout
-
-
 class Lab:
     """Two namespaces `a` and `b` that exist for the length of a `with`, whatever ends it.
 
@@ -113,11 +68,14 @@ class Lab:
 
     a: Side
     b: Side
+    router: Side | None = None
+    """Where the queue is, if there is a bottleneck."""
 
     def __init__(self, bottleneck: Bottleneck | None = None) -> None:
         self.bottleneck = bottleneck
         self.delay_ms = 0.0
         self._names: list[str] = []
+        self._sides: list[Side] = []
         self._serial = next(_serials)
         self._handlers: dict[int, Any] = {}
 
@@ -131,8 +89,6 @@ class Lab:
             self.a = self._make_side("a", 1)
             self.b = self._make_side("b", 2)
             self._connect()
-            if self.bottleneck is not None:
-                self._narrow(self.bottleneck)
         except NetlinkError as error:
             self.close()
             raise KernelError(
@@ -153,12 +109,10 @@ class Lab:
 
     def close(self) -> None:
         """Removes the namespaces, and with them all that is in them; may be called again."""
-        for side in ("a", "b"):
-            made: Side | None = self.__dict__.pop(side, None)
-            if made is not None:
-                made.namespace.close()
+        while self._sides:
+            self._sides.pop().namespace.close()
         while self._names:
-            _remove(self._names.pop())
+            spaces.remove(self._names.pop())
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
@@ -173,57 +127,46 @@ class Lab:
 
     def _make_side(self, letter: str, number: int) -> Side:
         name = f"tcpkmon-{os.getpid()}-{self._serial}-{letter}"
-        if (NAMED / name).exists():  # of a process that died and had this number
-            _remove(name)
         self._names.append(name)
-        # A new /run/netns must be one that others can look into, whatever the umask.
-        with _umask(0o022):
-            _ip("netns", "add", name)
-        return Side(resolve(name), f"10.77.0.{number}", f"fd77::{number}")
+        side = Side(spaces.make(name), f"10.77.0.{number}", f"fd77::{number}")
+        self._sides.append(side)
+        side.run(_prepare)
+        return side
 
     def _connect(self) -> None:
-        for side in (self.a, self.b):
-            side.run(_prepare_addresses)
-        with self.a.routes() as routes:
-            peer = {"ifname": DEVICE, "net_ns_fd": self.b.namespace.fd}
-            routes.link("add", ifname=DEVICE, kind="veth", peer=peer)
-        hardware: dict[str, str] = {}
-        for side in (self.a, self.b):
-            with side.routes() as routes:
-                index = _device_index(routes)
-                routes.addr("add", index=index, address=side.address4, prefixlen=24)
-                routes.addr(
-                    "add", index=index, address=side.address6, prefixlen=64, flags=_NODAD
-                )
-                routes.link("set", index=index, state="up")
-                routes.link("set", index=routes.link_lookup(ifname="lo")[0], state="up")
-                hardware[side.name] = routes.get_links(index)[0].get("address")
-        # Neighbours are told, not found out: a lost solicitation would cost a second and a SYN.
+        if self.bottleneck is None:
+            _join(self.a, DEVICE, self.b, DEVICE)
+            ends = {self.a: _hardware(self.b, DEVICE), self.b: _hardware(self.a, DEVICE)}
+        else:
+            self.router = router = self._make_side("r", 3)
+            for side, device in ((self.a, "left"), (self.b, "right")):
+                _join(side, DEVICE, router, device)
+            ends = {self.a: _hardware(router, "left"), self.b: _hardware(router, "right")}
+            router.run(_forward)
+            with router.routes() as routes:
+                for side, device in ((self.a, "left"), (self.b, "right")):
+                    _add_neighbours(routes, device, side, _hardware(side, DEVICE))
+                    _add_host_routes(routes, device, side)
+                self._narrow(routes, self.bottleneck)
         for side, other in ((self.a, self.b), (self.b, self.a)):
             with side.routes() as routes:
-                for address in (other.address4, other.address6):
-                    routes.neigh(
-                        "replace",
-                        dst=address,
-                        lladdr=hardware[other.name],
-                        ifindex=_device_index(routes),
-                        state=_PERMANENT,
-                    )
+                index = _index(routes, DEVICE)
+                routes.addr("add", index=index, address=side.address4, prefixlen=24)
+                routes.addr("add", index=index, address=side.address6, prefixlen=64, flags=_NODAD)
+                _add_neighbours(routes, DEVICE, other, ends[side])
 
-    def _narrow(self, wanted: Bottleneck) -> None:
+    def _narrow(self, router: IPRoute, wanted: Bottleneck) -> None:
         rate = int(wanted.rate_mbit * 1e6 / 8)
-        # A burst below a large segment makes tbf cut it into packets, as a real link would.
-        burst_bytes = max(4096, rate // 250)
-        with self.a.routes() as routes:
-            routes.tc(
-                "add",
-                "tbf",
-                _device_index(routes),
-                0x10000,
-                rate=rate,
-                burst=burst_bytes,
-                limit=wanted.queue_bytes,
-            )
+        router.tc(
+            "add",
+            "tbf",
+            _index(router, "right"),
+            0x10000,
+            rate=rate,
+            # A burst below a large segment makes tbf cut it into packets, as a real link would.
+            burst=max(4096, rate // 250),
+            limit=wanted.queue_bytes,
+        )
         if wanted.delay_ms > 0:
             self._delay(wanted.delay_ms)
         if wanted.loss_percent > 0:
@@ -235,7 +178,7 @@ class Lab:
                 routes.tc(
                     "add",
                     "netem",
-                    _device_index(routes),
+                    _index(routes, DEVICE),
                     0x10000,
                     delay=int(delay_ms * 1000),
                     limit=10_000,
@@ -274,64 +217,60 @@ class Lab:
                 self._handlers[number] = signal.signal(number, _leave)
 
 
-def remove_stale() -> None:
-    """Removes the labs of processes that are gone (killed, or the power failed)."""
-    with suppress(FileNotFoundError):
-        for entry in sorted(os.listdir(NAMED)):
-            found = re.fullmatch(r"tcpkmon-(\d+)-\d+-[ab]", entry)
-            if found and not Path("/proc", found.group(1)).exists():
-                _remove(entry)
-
-
-def _remove(name: str) -> None:
-    # Another start may remove the same stale one: it is gone then, and all is well.
-    with suppress(TcpkmonError):
-        _ip("netns", "delete", name)
-    with suppress(FileNotFoundError):
-        os.unlink(NAMED / name)
-
-
-def _ip(*arguments: str) -> None:
-    try:
-        done = subprocess.run(
-            ["ip", *arguments],
-            check=False,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env=_environment(),
-        )
-    except FileNotFoundError:
-        raise TcpkmonError("there is no command ip here", "apt install iproute2") from None
-    if done.returncode:
-        raise TcpkmonError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-
-
 def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _environment() -> dict[str, str]:
-    """This one's, with the folders where ip, tc and nft are, which sudo and cron may leave out."""
-    return {**os.environ, "PATH": f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"}
-
-
-def _device_index(routes: Any) -> int:
-    return int(routes.link_lookup(ifname=DEVICE)[0])
-
-
-def _prepare_addresses() -> None:
-    """Settings of a namespace made before its device: no waiting for IPv6 addresses."""
+def _prepare() -> None:
+    """Settings of a namespace before it has devices: no waiting for IPv6 addresses."""
     ipv6 = Path("/proc/sys/net/ipv6/conf")
     if ipv6.is_dir():
         (ipv6 / "default/accept_dad").write_text("0")
         (ipv6 / "default/disable_ipv6").write_text("0")
 
 
-@contextmanager
-def _umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
+def _forward() -> None:
+    for name in ("ipv4/conf/all/forwarding", "ipv6/conf/all/forwarding"):
+        path = Path("/proc/sys/net", name)
+        if path.exists():
+            path.write_text("1")
+    for path in Path("/proc/sys/net/ipv4/conf").glob("*/rp_filter"):
+        path.write_text("0")
+
+
+def _join(side: Side, device: str, other: Side, other_device: str) -> None:
+    """A veth pair between two namespaces, up."""
+    with side.routes() as routes:
+        peer = {"ifname": other_device, "net_ns_fd": other.namespace.fd}
+        routes.link("add", ifname=device, kind="veth", peer=peer)
+    for place, name in ((side, device), (other, other_device)):
+        with place.routes() as routes:
+            for one in (name, "lo"):
+                routes.link("set", index=_index(routes, one), state="up")
+
+
+def _hardware(side: Side, device: str) -> str:
+    with side.routes() as routes:
+        return str(routes.get_links(_index(routes, device))[0].get("address"))
+
+
+def _add_neighbours(routes: IPRoute, device: str, other: Side, hardware: str) -> None:
+    """Neighbours are told, not found out: a lost solicitation would cost a second and a SYN."""
+    for address in (other.address4, other.address6):
+        routes.neigh(
+            "replace",
+            dst=address,
+            lladdr=hardware,
+            ifindex=_index(routes, device),
+            state=_PERMANENT,
+        )
+
+
+def _add_host_routes(routes: IPRoute, device: str, side: Side) -> None:
+    index = _index(routes, device)
+    routes.route("add", dst=f"{side.address4}/32", oif=index, scope=_LINK)
+    routes.route("add", dst=f"{side.address6}/128", oif=index)
+
+
+def _index(routes: IPRoute, device: str) -> int:
+    return int(routes.link_lookup(ifname=device)[0])

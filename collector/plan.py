@@ -138,6 +138,6 @@ def require_any(plan: Plan, asked: Collection[str]) -> None:
     """Raises KernelError when nothing of what was asked can be recorded on this kernel."""
     if asked and set(asked) <= set(plan.missing):
         reasons = "; ".join(f"{name}: {why}" for name, why in plan.missing.items())
-        raise KernelError(f"no location that was asked for exists here: {reasons}", "tcpkmon doctor")
+        raise KernelError(f"nothing that was asked for exists here: {reasons}", "tcpkmon doctor")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything a capture decides before it touches the kernel: columns, probes, the compiled image."""
+"""What a capture decides before it touches the kernel: columns, probes, the compiled image."""
 
 from __future__ import annotations
 

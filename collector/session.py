@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from contextlib import ExitStack, suppress
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from collector.accounts import Books, Totals, reserve_bytes
 from collector.clocks import Clocks
 from collector.existing import find_namespaces
-from collector.filters import Filters
 from collector.heading import make_header, package_version
 from collector.kernel import Kernel
 from collector.layout import EXISTING, row_of
@@ -24,50 +22,31 @@ from collector.ordered import Ordered, stamp_control
 from collector.output import Output
 from collector.preparing import Prepared, check_privilege, prepare
 from collector.printing import Printer
-from collector.privilege import KEPT, drop_capabilities, forbid_new_privileges, raise_limits, run_first
+from collector.privilege import (
+    KEPT,
+    drop_capabilities,
+    forbid_new_privileges,
+    raise_limits,
+    run_first,
+)
 from collector.records import RAW_PADDING, Batch
+from collector.reporting import describe, report, say
+from collector.request import Request
 from collector.rings import Rings, pages_of, watermark_ns
 from collector.sequencer import SLACK_NS, Sequencer
 from collector.sinks import FileSink
 from collector.spool import Spool
-from collector.status import Status, describe_losses, human_bytes
+from collector.status import Status
 from collector.stopping import Stopping
 from collector.workload import Command, find_caller
 from collector.writer import Writer, Written
 from formats.control import End, EndReason, Start, encode_many, is_control
-from formats.errors import FileError, LossError, TcpkmonError, UsageError
-from formats.escape import for_terminal
+from formats.errors import TcpkmonError, UsageError
 
 CHECKPOINT_S = 1.0
 WAIT_S = 0.2
 HURRY_S = 0.3
 PERF_HEAD_BYTES = 12
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asked for."""
-
-    filters: Filters
-    output: str
-    force: bool = False
-    duration_s: float | None = None
-    stop_after: int | None = None
-    columns: str = "default"
-    locations: str | None = None
-    when_changed: tuple[str, ...] = ()
-    buffer_bytes: int = 4 << 20
-    low_water_percent: int = 75
-    show: bool = False
-    fail_on_loss: bool = False
-    existing: bool = True
-    as_root: bool = False
-    ready_fd: int | None = None
-    quiet: bool = False
-    verbose: bool = False
-    command: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    kinds: tuple[str, ...] | None = None
 
 
 def run(request: Request) -> int:
@@ -79,6 +58,14 @@ def run(request: Request) -> int:
     check_privilege()
     if request.show and request.output == "-":
         raise UsageError("--print and -o - both want standard output", "choose one of them")
+    stdout: TextIO | None = sys.stdout
+    if request.show and stdout is None:
+        raise UsageError("--print: standard output is closed")
+    if request.ready_fd is not None:
+        try:
+            os.fstat(request.ready_fd)
+        except OSError as error:
+            raise UsageError(f"--ready-fd {request.ready_fd}: {error.strerror}") from error
     raise_limits()
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
@@ -102,7 +89,7 @@ def run(request: Request) -> int:
             stopping.forward_to(command.forward)
         kernel = stack.enter_context(Kernel(prepared, request.filters))
         if stopping.due():
-            return 0
+            return stopping.exit_code
         session.append(Session(request, prepared, kernel, output, status, stopping, stack))
         return session[0].run(command)
 
@@ -136,6 +123,7 @@ class Session:
         self._walk_step = max(1, ring_bytes // record_bytes // 2)
         self._sequencer = Sequencer(dtype, self._clocks.to_epoch, first_seq=2)
         self._printer = Printer(prepared.layout, sys.stdout) if request.show else None
+        self._failure: TcpkmonError | OSError | None = None
         self._records = 0
         self._listed = 0
         self._spool = self._open_spool(output)
@@ -151,24 +139,54 @@ class Session:
         drop_capabilities(keep)
         self._spool.start()
         run_first()
-        self._describe()
+        describe(self._request, self._kernel.attached(), self._kernel.missing())
         self._checkpoint()
         self._walk(namespaces)
         drop_capabilities((*KEPT, "CAP_KILL") if command else KEPT)
         self._ready()
-        if command is not None:
-            command.go()
+        if command is not None and not self._stopping.due():
+            self._go(command)
         self._stopping.start_clock()
         code: int | None = None
         while not self._stopping.due():
-            self._rings.wait(self._stopping.remaining_s(WAIT_S if not self._printer else WAIT_S / 4))
+            self._rings.wait(self._stopping.remaining_s(WAIT_S / 4 if self._printer else WAIT_S))
             self._step()
             if command is not None and (code := command.poll()) is not None:
                 self._stopping.ask(EndReason.COMMAND_ENDED)
         if command is not None and code is None:
             code = self._wait_for(command)
         totals = self._finish()
-        return self._report(totals, code or 0)
+        if self._failure is not None:
+            raise self._failure
+        if command is not None and code is None:
+            code = self._outlive(command)
+        entry_size = self._prepared.layout.entry_size
+        connections = max(self._kernel.connections(), self._listed)
+        report(self._request, totals, self._spool.written, connections, entry_size)
+        return code or 0
+
+    def _go(self, command: Command) -> None:
+        """Lets the command run; if it cannot, the file is finished before that is told."""
+        try:
+            command.go()
+        except TcpkmonError as error:
+            self._fail(error)
+
+    def _fail(self, error: TcpkmonError | OSError) -> None:
+        """Ends the capture in order; the error is raised once the file is finished."""
+        self._failure = self._failure or error
+        self._stopping.ask(EndReason.ERROR)
+
+    def _outlive(self, command: Command) -> int:
+        """The exit code of a command that goes on after the capture; it may be interrupted."""
+        if not command.gone:
+            return self._stopping.exit_code
+        if not self._request.quiet:
+            say(f"the capture is over; waiting for {command.argv[0]}")
+        while not self._stopping.hurry:
+            if (code := command.wait(WAIT_S)) is not None:
+                return code
+        return self._stopping.exit_code
 
     def _open_spool(self, output: Output) -> Spool:
         layout = self._prepared.layout
@@ -247,12 +265,10 @@ class Session:
 
     def _ready(self) -> None:
         if not self._request.quiet and self._request.verbose:
-            print("collect: capturing", file=sys.stderr)
+            say("capturing")
         if self._request.ready_fd is not None:
-            try:
+            with suppress(OSError):  # who asked for it is gone
                 os.write(self._request.ready_fd, b"!")
-            except OSError as error:
-                raise UsageError(f"--ready-fd {self._request.ready_fd}: {error.strerror}") from error
 
     def _step(self) -> None:
         """One round: drain, order, hand over; once a second the clock and the books."""
@@ -288,7 +304,7 @@ class Session:
         if text == self._told_error:
             return
         said = f"{text}; records are being lost, counted" if text else "writing goes on"
-        print(for_terminal(f"collect: {said}"), file=sys.stderr)
+        say(f"{said}")
         self._told_error = text
 
     def _hand_over(self, ordered: Ordered) -> None:
@@ -296,7 +312,11 @@ class Session:
             return
         self._records += int(np.count_nonzero(~is_control(ordered.entries["location"])))
         if self._printer is not None:
-            self._printer.write(ordered.entries)
+            try:
+                self._printer.write(ordered.entries)
+            except OSError as error:
+                self._printer = None
+                self._fail(error)
         self._spool.put(ordered)
         if self._request.stop_after is not None and self._records >= self._request.stop_after:
             self._stopping.ask(EndReason.COUNT)
@@ -339,7 +359,7 @@ class Session:
         return code
 
     def _finish(self) -> Totals | None:
-        """Detaches, writes what is there, the last checkpoint and END; None if that took too long."""
+        """Detaches, writes the rest, the last checkpoint and END; None if that took too long."""
         self._kernel.loaded.detach()
         batches = self._rings.drain()
         while any(len(batch.entries) for batch in batches):
@@ -363,52 +383,3 @@ class Session:
         while not done and not self._stopping.hurry:
             done = self._spool.close(WAIT_S)
         return books.totals(self._spool.written) if done else None
-
-    def _describe(self) -> None:
-        """With -v, how each location is attached; without, what was asked for by name and lacks."""
-        if self._request.quiet:
-            return
-        if self._request.verbose:
-            for name, how in self._kernel.attached().items():
-                print(f"collect: {name} by {how}", file=sys.stderr)
-        for name, why in self._kernel.missing().items():
-            named = name in (self._request.locations or "").upper()
-            if self._request.verbose or named:
-                print(f"collect: {name} is not recorded: {why}", file=sys.stderr)
-
-    def _report(self, totals: Totals | None, code: int) -> int:
-        """The summary on stderr; raises what the exit code shall tell."""
-        written = self._spool.written
-        if totals is None:
-            raise TcpkmonError(
-                f"stopped in a hurry: {self._request.output} has no end record",
-                "tcpkmon verify tells what is in it",
-            )
-        if not self._request.quiet:
-            size = written.entries * self._prepared.layout.entry_size
-            where = "standard output" if self._request.output == "-" else self._request.output
-            print(
-                for_terminal(
-                    f"collect: {totals.in_file:,} records of {self._kernel.connections():,} "
-                    f"connections in {where} ({human_bytes(size)})"
-                ),
-                file=sys.stderr,
-            )
-            print(
-                f"collect: {totals.attempts:,} events seen, {totals.filtered:,} filtered, "
-                f"{totals.unchanged:,} unchanged, {totals.written:,} recorded; "
-                f"lost: {describe_losses(totals.by_cause)}",
-                file=sys.stderr,
-            )
-        error = written.error or written.sync_error
-        if error is not None:
-            raise FileError(
-                f"{self._request.output}: {error.strerror}; the file holds what was written before",
-                "tcpkmon verify tells what is missing",
-            )
-        if self._request.fail_on_loss and totals.lost:
-            raise LossError(
-                f"{totals.lost:,} records were lost: {describe_losses(totals.by_cause)}",
-                "a larger --buffer-size, fewer --columns or --when-changed help",
-            )
-        return code

@@ -7,7 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -18,7 +20,9 @@ REFRESH_S = 0.25
 
 def is_live() -> bool:
     """Whether stderr is a terminal that can hold a status line."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    stderr: TextIO | None = sys.stderr
+    able = os.environ.get("TERM", "dumb") != "dumb"
+    return able and stderr is not None and stderr.isatty()
 
 
 def human_bytes(count: float) -> str:
@@ -59,16 +63,23 @@ class Status:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if live is not None:
+            with suppress(OSError):
+                live.stop()
 
     def tell(self, text: str) -> None:
         """Shows what is going on before the first record."""
-        if self._live is not None:
+        if self._live is None:
+            return
+        try:
             self._live.update(Text(text), refresh=True)
+        except OSError:  # the terminal is gone: that is no reason to end a capture
+            self._live = None
 
-    def update(self, records: int, connections: int, written: int, causes: Mapping[str, int]) -> None:
+    def update(
+        self, records: int, connections: int, written: int, causes: Mapping[str, int]
+    ) -> None:
         """Shows the counts so far: records, connections, bytes in the file, losses by cause."""
         now = time.monotonic()
         if self._live is None or now < self._next:
@@ -78,10 +89,7 @@ class Status:
             self._rate = (records - count) / (now - before)
             self._seen = (now, records)
         self._next = now + REFRESH_S
-        self._live.update(
-            Text(
-                f"{records:,} records  {self._rate:,.0f}/s  {connections:,} connections  "
-                f"{human_bytes(written)}  lost: {describe_losses(causes)}"
-            ),
-            refresh=True,
+        self.tell(
+            f"{records:,} records  {self._rate:,.0f}/s  {connections:,} connections  "
+            f"{human_bytes(written)}  lost: {describe_losses(causes)}"
         )

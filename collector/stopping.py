@@ -24,6 +24,8 @@ class Stopping:
     def __init__(self, duration_s: float | None = None) -> None:
         self.reason: EndReason | None = None
         self.signals = 0
+        self.exit_code = 0
+        """128 + the first signal's number, as a shell would say; 0 without one."""
         self.hurry = False
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._duration_s = duration_s
@@ -75,6 +77,7 @@ class Stopping:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signals += 1
+        self.exit_code = self.exit_code or 128 + number
         self.hurry = self.signals > 1
         self.ask(EndReason.ASKED)
         os.eventfd_write(self.fd, 1)

@@ -61,3 +61,10 @@ MEMORY_WORDS = 6
 
 # options -> ecn_flags: agreed, congestion seen; the two momentary flags are not told.
 ECN = ((8, 1), (16, 8))
+
+_OTHERS = """
+    location time_ns lport rport rcv_sb_cc snd_sb_cc state family netns pid sk_mark laddr raddr
+    ca_name snd_cwnd ecn_flags
+"""
+TOLD = frozenset({*_OTHERS.split(), *FROM_INFO, *FROM_MEMORY})
+"""All columns that collector.diag fills."""

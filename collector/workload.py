@@ -96,6 +96,11 @@ class Command:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def gone(self) -> bool:
+        """Whether the gate was opened (or the command given up)."""
+        return self._gone
+
     def go(self) -> None:
         """Opens the gate and returns once the command runs; UsageError if it cannot."""
         self._gone = True

@@ -66,7 +66,7 @@ def _invoke(command: click.Command, args: list[str], name: str) -> int:
 
 def _report(error: TcpkmonError, name: str) -> int:
     for line in error.lines():
-        _print_error(f"{name}: {line}")
+        say(f"{name}: {line}")
     return error.exit_code
 
 
@@ -93,7 +93,8 @@ def _is_name(name: object) -> bool:
     return isinstance(name, (str, bytes))
 
 
-def _print_error(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line on stderr, made harmless for terminals; where nobody reads it, nothing."""
     try:
         click.echo(for_terminal(line), err=True)
     except OSError:

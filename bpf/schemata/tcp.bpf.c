@@ -245,10 +245,10 @@ static __always_inline void fill_system(const int direct, struct sock *sk, u8 *e
 
 /* Times the connection spent limited, as tcp_get_info_chrono_stats() gives them. */
 static __always_inline void fill_times(struct tcp_sock *tp, u8 *entry) {
-#ifdef HAVE_tcp_sock_chrono_type
-    u32 type = GET(tp, chrono_type);
-#else
+#ifdef BITFIELD_tcp_sock_chrono_type
     u32 type = BITFIELD_tcp_sock_chrono_type(tp);
+#else
+    u32 type = GET(tp, chrono_type);
 #endif
     u32 running = (u32)bpf_jiffies64() - GET(tp, chrono_start);
     u32 busy = GET(tp, chrono_stat[0]) + (type == 1 ? running : 0);

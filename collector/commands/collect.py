@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from collector.filters import parse
-from collector.session import Request, run
 from formats.cli import run as run_command
 from formats.errors import UsageError
+
+if TYPE_CHECKING:
+    from collector.request import Request
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -39,13 +42,13 @@ def default_name() -> str:
 @click.option("-L", "local_ports", metavar="PORTS", help="Local ports.")
 @click.option("-D", "remote_ports", metavar="PORTS", help="Remote ports.")
 @click.option("--pair", multiple=True, metavar="L.R", help="One pair of local and remote port.")
-@click.option("--addr", multiple=True, metavar="PREFIX", help="An address or prefix on either side.")
+@click.option("--addr", multiple=True, metavar="PREFIX", help="An address or prefix, either side.")
 @click.option("-4", "only4", is_flag=True, help="IPv4 only (v4-mapped too).")
 @click.option("-6", "only6", is_flag=True, help="IPv6 only.")
 @click.option("--netns", multiple=True, metavar="NAME|PID|PATH", help="A network namespace.")
-@click.option("--cgroup", multiple=True, metavar="PATH", help="A cgroup (version 2), with all below.")
+@click.option("--cgroup", multiple=True, metavar="PATH", help="A cgroup (v2), those below too.")
 @click.option("--pid", multiple=True, type=int, metavar="N", help="Connections of this process.")
-@click.option("-o", "--output", metavar="FILE", help="The file to write (default: by date); - is stdout.")
+@click.option("-o", "--output", metavar="FILE", help="File to write; - is stdout.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 @click.option("--duration", metavar="TIME", help="Stop after this time: 10s, 2m.")
 @click.option("--stop-after", type=click.IntRange(1), metavar="N", help="Stop after N records.")
@@ -53,7 +56,7 @@ def default_name() -> str:
     "--columns", default="default", show_default=True, metavar="SET|NAME,...",
     help="classic, default, all, or names: what is read in the kernel and stored.",
 )
-@click.option("--locations", metavar="NAME,...", help="Events to record: default, all, NAME or -NAME.")
+@click.option("--locations", metavar="NAME,...", help="Events: default, all, NAME or -NAME.")
 @click.option(
     "--when-changed", metavar="COL,...",
     help="Record a segment only when one of these columns changed for its connection.",
@@ -67,11 +70,13 @@ def default_name() -> str:
     help="Wake up when less than this share of a ring is free.",
 )
 @click.option("--print", "show", is_flag=True, help="Print each record on stdout too.")
-@click.option("--format", "file_format", type=click.Choice(["psc"]), default="psc", show_default=True)
+@click.option("--format", "file_format", type=click.Choice(["psc"]), default="psc",
+              show_default=True)
 @click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
-@click.option("--no-existing", is_flag=True, help="Leave out the connections that are open already.")
+@click.option("--no-existing", is_flag=True, help="Leave out connections that are open already.")
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
-@click.option("--ready-fd", type=int, metavar="N", help="Write a byte to this descriptor once attached.")
+@click.option("--ready-fd", type=int, metavar="N",
+              help="Write a byte to this descriptor once attached.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell how each location is attached.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -113,6 +118,9 @@ def command(
     collect --ports 5001 -o transfer.pm --duration 10s
     collect --ports 5201 -o run.pm -- iperf3 -c 192.0.2.1
     """
+    from collector.filters import parse
+    from collector.request import Request
+
     if only4 and only6:
         raise UsageError("-4 and -6 together leave nothing to record")
     filters = parse(
@@ -150,6 +158,24 @@ def command(
     return run(request)
 
 
+def run(request: Request) -> int:
+    """collector.session.run, imported when it is needed."""
+    from collector import session
+
+    return session.run(request)
+
+
+def import_quietly() -> None:
+    """Imports what takes a while. Ctrl-C meanwhile ends the process without a traceback."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import collector.session  # noqa: F401
+
+    signal.signal(signal.SIGINT, handler)
+
+
 def main() -> None:
     """Entry point of the installed command."""
+    import_quietly()
     sys.exit(run_command(command, prog=Path(sys.argv[0]).name))

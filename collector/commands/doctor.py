@@ -46,4 +46,4 @@ def show(report: Report) -> None:
         console.print(table)
     if report.absent:
         console.print("\ncolumns absent on this kernel: " + ", ".join(report.absent))
-    console.print("\n" + ("tcpkmon can capture here" if report.able else "tcpkmon cannot capture here"))
+    console.print(f"\ntcpkmon {'can' if report.able else 'cannot'} capture here")

@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 Columns = Mapping[str, Array]
 
 _COMPACT_AT = 1 << 20
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+_HAS_ID = np.uint64(1 << 63)
 _INET, _INET6 = 2, 10
 
 
@@ -71,8 +71,9 @@ def match_ports(
 def find_connections(capture: Capture, wanted: Sequence[tuple[int, int]] = ()) -> list[Connection]:
     """All connections (or those with the wanted ports), in the order of their first record.
 
-    Records with the same ports but another conn_id are another connection. Those without an id
-    (0: the kernel side did not know the socket) count only where no other has their ports.
+    Records with the same ports but another conn_id are another connection; those with the same
+    conn_id are one, though its local port is 0 before it was chosen. Records without an id (0: the
+    kernel side did not know the socket) count only where no other has their ports.
     """
     names = key_columns(capture)
     if not names:
@@ -84,23 +85,21 @@ def find_connections(capture: Capture, wanted: Sequence[tuple[int, int]] = ()) -
         mask = match_ports(columns, wanted, stop - start) & ~capture.control(start, stop)
         rows = np.flatnonzero(mask)
         if len(rows):
-            tally.add(connection_keys(columns)[rows], rows + start)
+            tally.add(connection_keys(columns)[rows], _ports(columns)[rows], rows + start)
     tally.compact()
     order = np.argsort(tally.first, kind="stable").tolist()
-    found = [
-        _connection(capture, *(int(column[index]) for column in tally.columns())) for index in order
-    ]
+    found = [_connection(*(int(column[index]) for column in tally.columns())) for index in order]
     known = {connection.ports for connection in found if connection.conn_id}
     return [one for one in found if one.conn_id or one.ports not in known]
 
 
 def connection_keys(columns: Columns) -> npt.NDArray[np.uint64]:
     """One number per record that is the same for records of the same connection only."""
-    keys = _ports(columns)
-    if "conn_id" in columns:
-        ids = columns["conn_id"].astype(np.uint64)
-        keys ^= (ids << np.uint64(32)) ^ ((ids >> np.uint64(32)) * _ODD)
-    return keys
+    ports = _ports(columns)
+    if "conn_id" not in columns:
+        return ports
+    ids = columns["conn_id"].astype(np.uint64)
+    return np.where(ids != 0, ids | _HAS_ID, ports)
 
 
 class Finder:
@@ -147,40 +146,46 @@ def algorithm_of(capture: Capture, connection: Connection) -> str:
 
 
 class _Tally:
-    """Counts, first and last rows per key, in bounded memory while the keys are few."""
+    """Per key: count, ports (the greatest), first and last row; bounded while the keys are few."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Array, Array, Array, Array]] = []
+        self._pending: list[tuple[Array, ...]] = []
         self._size = 0
-        self.keys = np.empty(0, np.uint64)
+        self.keys = self.ports = np.empty(0, np.uint64)
         self.counts = self.first = self.last = np.empty(0, np.int64)
 
-    def columns(self) -> tuple[Array, Array, Array, Array]:
-        return self.keys, self.counts, self.first, self.last
+    def columns(self) -> tuple[Array, ...]:
+        return self.keys, self.ports, self.counts, self.first, self.last
 
-    def add(self, keys: Array, rows: Array) -> None:
-        unique, first, counts = np.unique(keys, return_index=True, return_counts=True)
-        # The last row of a key is the first one of the reversed array.
-        last = len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]
-        self._pending.append((unique, counts, rows[first], rows[last]))
-        self._size += len(unique)
+    def add(self, keys: Array, ports: Array, rows: Array) -> None:
+        self._pending.append(_group(keys, ports, np.ones(len(keys), np.int64), rows, rows))
+        self._size += len(self._pending[-1][0])
         if self._size > _COMPACT_AT:
             self.compact()
 
     def compact(self) -> None:
         batches = [self.columns(), *self._pending]
-        keys, counts, first, last = (
-            np.concatenate([batch[place] for batch in batches]) for place in range(4)
-        )
+        joined = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        self.keys, self.ports, self.counts, self.first, self.last = _group(*joined)
         self._pending, self._size = [], 0
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
-        starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else order
-        if len(starts):
-            self.keys = keys[starts]
-            self.counts = np.add.reduceat(counts[order], starts)
-            self.first = np.minimum.reduceat(first[order], starts)
-            self.last = np.maximum.reduceat(last[order], starts)
+
+
+def _group(
+    keys: Array, ports: Array, counts: Array, first: Array, last: Array
+) -> tuple[Array, ...]:
+    """One row per key: greatest ports, sum of counts, least first and greatest last row."""
+    if not len(keys):
+        return keys, ports, counts, first, last
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    return (
+        ordered[starts],
+        np.maximum.reduceat(ports[order], starts),
+        np.add.reduceat(counts[order], starts),
+        np.minimum.reduceat(first[order], starts),
+        np.maximum.reduceat(last[order], starts),
+    )
 
 
 def _ports(columns: Columns) -> npt.NDArray[np.uint64]:
@@ -191,11 +196,9 @@ def _ports(columns: Columns) -> npt.NDArray[np.uint64]:
     return ports
 
 
-def _connection(capture: Capture, key: int, records: int, first: int, last: int) -> Connection:
-    columns = capture.columns(key_columns(capture), first, first + 1)
-    lport, rport = divmod(int(_ports(columns)[0]), 1 << 16)
-    conn_id = int(columns["conn_id"][0]) if "conn_id" in columns else 0
-    return Connection(lport, rport, conn_id, key, records, first, last)
+def _connection(key: int, ports: int, records: int, first: int, last: int) -> Connection:
+    conn_id = key & ~int(_HAS_ID) if key & int(_HAS_ID) else 0
+    return Connection(ports >> 16, ports & 0xFFFF, conn_id, key, records, first, last)
 
 
 def _raw(capture: Capture, name: str, row: int) -> bytes:

@@ -74,8 +74,6 @@ def check_counts(problems: Problems, shot: Snapshot, has_cpu: bool, repaired: in
     if not has_cpu:
         keys, told = _sum_by(keys & 0xFFFF, told)
     every = np.unique(np.concatenate((keys, counted_keys(shot.counts))))
-    if not np.any(keys & 0xFFFF == control.EXISTING):  # put in by the collector: in no ledger
-        every = every[every & 0xFFFF != control.EXISTING]
     if not len(every):
         return
     expected = np.zeros(len(every), np.int64)
@@ -175,7 +173,6 @@ def build_rows(shot: Snapshot, has_cpu: bool, name: Callable[[int], str]) -> lis
     """The table's rows: per CPU and location, or per location where the CPU is not recorded."""
     keys = np.unique(np.concatenate((shot.keys(), counted_keys(shot.counts) if has_cpu else [])))
     keys = keys.astype(np.int64)
-    keys = keys[(keys & 0xFFFF) != control.EXISTING] if not _has_existing(shot) else keys
     ledger = shot.counters(control.Ledger, keys)
     losses = shot.counters(control.Losses, keys)
     collected = shot.counters(control.Collector, keys)
@@ -188,10 +185,6 @@ def build_rows(shot: Snapshot, has_cpu: bool, name: Callable[[int], str]) -> lis
     if not shot.final:
         _attribute(rows, shot)
     return rows if has_cpu else _merge(rows)
-
-
-def _has_existing(shot: Snapshot) -> bool:
-    return bool(np.any(shot.keys() & 0xFFFF == control.EXISTING))
 
 
 def _row(key: int, ledger: U64, losses: U64, collected: U64, here: int, final: bool) -> Row:

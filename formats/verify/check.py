@@ -116,10 +116,10 @@ class _LedgerRun:
         self._clock.feed(rows, unsure_at)
         plain = np.flatnonzero((location > 0) & (location < ledger.LOCATIONS) & ~mask)
         cpu = self._cpus(segment, plain)
-        self._times(segment, location, plain)
+        self._times(segment, plain)
         self._marks.feed(segment, rows, seq, plain + segment.start, location[plain], cpu, unsure_at)
         if self._has_serial:
-            self._feed_serials(segment, rows, plain, location[plain], cpu)
+            self._feed_serials(segment, rows, plain, cpu)
         self._unsure_at = int(unsure_at[-1])
 
     def _control_mask(self, segment: Segment, location: I64) -> Mask:
@@ -165,7 +165,7 @@ class _LedgerRun:
         cpu[beyond] = 0
         return cpu
 
-    def _times(self, segment: Segment, location: I64, plain: I64) -> None:
+    def _times(self, segment: Segment, plain: I64) -> None:
         if not self._has_time:
             return
         time = segment.time_ns()
@@ -174,15 +174,10 @@ class _LedgerRun:
             there = np.flatnonzero(mono)
             self._clock.feed_both(there + segment.start, time[there], mono[there])
         else:
-            live = plain[location[plain] != control.EXISTING]
-            self._clock.feed_time(live + segment.start, time[live])
+            self._clock.feed_time(plain + segment.start, time[plain])
 
-    def _feed_serials(
-        self, segment: Segment, rows: ControlRows, plain: I64, location: I64, cpu: I64
-    ) -> None:
+    def _feed_serials(self, segment: Segment, rows: ControlRows, plain: I64, cpu: I64) -> None:
         serial = segment.numbers("serial").astype(np.uint64)[plain]
-        live = (location != control.EXISTING) | (serial > 0)
-        plain, cpu, serial = plain[live], cpu[live], serial[live]
         mono = segment.wide("time_ns")[plain] if self._has_mono else None
         index = plain + segment.start
         cut, row_cut = 0, 0
@@ -239,9 +234,9 @@ class _LedgerRun:
         report.missed = balance.missed(last, name)
         report.perf_lost = int(last.tables[control.Cpu.location].values[:, 4].sum())
         points = {row.location for row in report.rows if row.location != control.EXISTING}
-        cpus = [row.cpu for row in report.rows if row.cpu is not None]
-        if max(cpus, default=0) >= self._cpu_limit:
-            self._problems.add(last.index, f"CPU {max(cpus)} is not possible here")
+        cpus = np.append(last.keys() >> 16, last.tables[control.Cpu.location].keys)
+        if cpus.max(initial=0) >= self._cpu_limit:
+            self._problems.add(last.index, f"CPU {cpus.max()} is not possible here")
         if self._locations is not None and len(points) > self._locations:
             self._problems.add(
                 last.index, f"{len(points)} locations where START enabled {self._locations}"

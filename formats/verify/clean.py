@@ -86,22 +86,40 @@ class Cleaner:
         self._written = 0
         self._checkpoints = 0
         self._last_row: Raw = np.zeros(1, self._opaque)
+        self._end_row = self._last_row
+        self._end_seq = 0
         self.result = Cleaned()
 
     def run(self) -> Cleaned:
         """Write everything up to and with END."""
         for rows, seq in self._candidates():
             self._emit(rows, seq)
+        self._finish_gap()
         end = self.result.end
         reason = (
             end.reason if end is not None and not self.result.changed else (control.EndReason.ERROR)
         )
         lost = self._new_seq - self._written
         entry = control.End(reason, self._written, lost, self._checkpoints)
-        rows = self._control_rows([entry], self._last_row)
-        self._number(rows, np.array([self._new_seq + 1], np.uint64))
-        self._write(rows.tobytes())
+        self._append(entry, self._last_row if end is None else self._end_row)
         return self.result
+
+    def _finish_gap(self) -> None:
+        """What is missing just before the END entry that was taken out."""
+        gap = self._end_seq - self._old_seq - 1
+        if self.result.end is None or not 0 < gap <= MOST_MISSING:
+            return
+        self.result.missing += gap
+        self._new_seq += gap
+        loss = control.Loss(control.ANY_CPU, 0, gap, control.LossCause.DAMAGED)
+        self._append(loss, self._last_row)
+
+    def _append(self, entry: control.Control, like: Raw) -> None:
+        rows = self._control_rows([entry], like)
+        self._new_seq += 1
+        self._written += 1
+        self._number(rows, np.array([self._new_seq], np.uint64))
+        self._write(rows.tobytes())
 
     def _candidates(self) -> Iterator[tuple[Raw, U64]]:
         """Rows that make sense alone and whose sequence numbers rise, in pieces."""
@@ -113,7 +131,7 @@ class Cleaner:
             segment = Segment(self._capture, piece.start, piece.stop)
             numbers = reader.read(segment)
             good = self._sensible(segment, numbers)
-            self._note_end(segment, good)
+            self._note_end(segment, numbers, good)
             self.result.dropped += len(segment) - int(np.count_nonzero(good))
             rows = np.concatenate((rows, segment.rows.view(self._opaque)[good]))
             seq = np.concatenate((seq, numbers[good]))
@@ -149,7 +167,7 @@ class Cleaner:
         good[self._skip[low:high] - segment.start] = False
         return good
 
-    def _note_end(self, segment: Segment, good: Mask) -> None:
+    def _note_end(self, segment: Segment, seq: U64, good: Mask) -> None:
         """END entries are taken out (a new one is written); the one at the very end is kept in
         mind."""
         ends = segment.control_rows(segment.wide("location") == control.End.location)
@@ -162,6 +180,8 @@ class Cleaner:
                 found = ends.decode(at)
                 assert isinstance(found, control.End)
                 self.result.end = found
+                self._end_seq = int(seq[local])
+                self._end_row = segment.rows.view(self._opaque)[local : local + 1]
                 self.result.dropped -= 1
 
     def _emit(self, rows: Raw, seq: U64) -> None:

@@ -63,6 +63,8 @@ class ClockCheck:
         follows = clock & ~hidden & (before_at >= 0)
         room = STEP_TOLERANCE_NS + pairs.words[:, 4].astype(np.int64)
         self._steps(pairs, told, offset - before, follows, room)
+        for at in np.flatnonzero(clock & (pairs.callvalue != 0))[:8]:
+            self._problems.add(pairs.index[at], "the callvalue of a clock pair should be zero")
         for at in np.flatnonzero(clock & (mono < before_mono))[:8]:
             self._problems.add(pairs.index[at], "the monotonic clock of this pair runs back")
         changed = told[clock]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -13,8 +14,10 @@ from formats.escape import for_terminal
 from formats.verify.report import CAUSES, Report, Row
 
 PLAIN_WIDTH = 79
+WIDEST = 1000
 _STYLES = {0: "green", 3: "yellow"}
 _COLUMNS = ("attempts", "filtered", "unchanged", "written", "in file", "pending", "lost")
+_ASIDE = ("filtered", "unchanged", "pending")
 
 
 def make_console(colours: bool) -> Console:
@@ -28,13 +31,17 @@ def make_console(colours: bool) -> Console:
 def print_report(console: Console, report: Report) -> None:
     """One file: verdict, ledger, what is missing where, problems with their offsets."""
     console.print(
-        _text(report.path, "bold"), Text(": "), _text(report.verdict, _style(report)), sep=""
+        _text(report.path, "bold"),
+        Text(": "),
+        _text(report.verdict, _style(report)),
+        sep="",
+        soft_wrap=True,
     )
     if report.error is not None:
         return
     console.print(_text(_summary(report)))
     if report.rows:
-        console.print(_ledger_table(report), crop=False)
+        console.print(_fitting_table(console, report))
         if report.tail_unknown:
             console.print(_text("The table is as of the last checkpoint.", "yellow"))
     for line in _remarks(report):
@@ -64,14 +71,26 @@ def _summary(report: Report) -> str:
     return ", ".join(parts)
 
 
-def _ledger_table(report: Report) -> Table:
+def _fitting_table(console: Console, report: Report) -> Table:
+    """The ledger; where numbers are too wide for it, fewer columns and more lines."""
+    table = _ledger_table(report, ())
+    wide = console.options.update(width=WIDEST)
+    if Measurement.get(console, wide, table).maximum <= console.width:
+        return table
+    return _ledger_table(report, _ASIDE)
+
+
+def _ledger_table(report: Report, aside: tuple[str, ...]) -> Table:
+    """`aside`: counts that get lines of their own below their row, as the causes do."""
     totals = report.totals
-    columns = [name for name in _COLUMNS if name != "pending" or totals.pending]
+    columns = [
+        name for name in _COLUMNS if name not in aside and (name != "pending" or totals.pending)
+    ]
     per_cpu = any(row.cpu is not None for row in report.rows)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=True)
     if per_cpu:
         table.add_column("cpu", justify="right")
-    table.add_column("location", overflow="fold")
+    table.add_column("location", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", overflow="fold")
     for row in (*report.rows, totals):
@@ -83,18 +102,15 @@ def _ledger_table(report: Report) -> Table:
         if row is totals and per_cpu:
             cells[0] = Text("")
         table.add_row(*cells, style=style)
-        if row.lost_total and row is not totals:
-            _add_causes(table, row, per_cpu)
+        below = [(name, _value(row, name)) for name in aside]
+        if row is not totals:
+            below += [(cause, row.lost.get(cause, 0)) for cause in CAUSES]
+        for name, number in below:
+            if number:
+                cells = [_text(f"  {name}")] + [Text("")] * (len(columns) - 1)
+                cells.append(_text(str(number)))
+                table.add_row(*([Text("")] if per_cpu else []), *cells, style="dim")
     return table
-
-
-def _add_causes(table: Table, row: Row, per_cpu: bool) -> None:
-    """Where a row lost something: one short line per cause, its number in the last column."""
-    for cause in CAUSES:
-        if row.lost.get(cause):
-            cells = [_text(f"  {cause}")] + [Text("")] * (len(table.columns) - 2 - per_cpu)
-            cells.append(_text(str(row.lost[cause])))
-            table.add_row(*([Text("")] if per_cpu else []), *cells, style="dim")
 
 
 def _value(row: Row, name: str) -> int:

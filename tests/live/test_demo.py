@@ -66,7 +66,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: int) 
     for line in process.stderr:
         if "transfers" in line:
             break
-    assert len(labs_of(process.pid)) == 2
+    assert len(labs_of(process.pid)) == 3
     # As a terminal does it: to the whole group.
     os.killpg(process.pid, number)
     process.communicate(timeout=WAIT_S)

@@ -139,12 +139,27 @@ def test_a_lab_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_bottleneck_is_as_asked() -> None:
     with Lab(Bottleneck(rate_mbit=10, queue_bytes=30_000, loss_percent=2.5)) as lab:
-        queue = str(lab.run("a", ["tc", "qdisc", "show", "dev", "veth0"]))
+        assert lab.router is not None
+        queue = lab.router.command(["tc", "qdisc", "show"])
         assert re.search(r"tbf .*rate 10Mbit", queue)
         rules = str(lab.run("b", ["nft", "list", "ruleset"]))
         assert re.search(r"random mod 10000 < 250 counter .*drop", rules)
         lab.drop(0)
         assert "random" not in str(lab.run("b", ["nft", "list", "ruleset"]))
+
+
+@pytest.mark.parametrize("server", ["10.77.0.2", "fd77::2"])
+def test_a_full_queue_loses_packets_unknown_to_the_sender(server: str) -> None:
+    with Lab(Bottleneck(rate_mbit=20, queue_bytes=20_000)) as lab:
+        result = run(lab, Workload(server, count=100, size=30_000, congestion="reno"))
+        assert result.server.bytes_received == 3_000_000
+        assert lab.router is not None
+        queue = lab.router.command(["tc", "-s", "qdisc", "show"])
+        lost = max(int(count) for count in re.findall(r"dropped (\d+)", queue))
+        assert lost > 0
+        counters = str(lab.run("a", ["cat", "/proc/thread-self/net/snmp"]))
+        rows = [line.split() for line in counters.splitlines() if line.startswith("Tcp:")]
+        assert int(dict(zip(*rows, strict=True))["RetransSegs"]) >= lost
 
 
 def test_dropped_packets_are_sent_again(lab: Lab) -> None:

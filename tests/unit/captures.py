@@ -118,9 +118,8 @@ class CaptureBuilder:
         self._snapshot(cpu, location, serial + 1, self.mono_ns)
 
     def existing(self, count: int = 1) -> None:
-        """Connections that were open before: in no ledger."""
-        for _ in range(count):
-            self._snapshot(0, control.EXISTING, 0, None)
+        """Connections that were open before: through the rings like all others."""
+        self.snapshots(0, control.EXISTING, count)
 
     # What does not come through.
 

@@ -251,6 +251,17 @@ def test_records_of_unknown_sockets_join_no_connection(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_port_chosen_later_is_the_same_connection(tmp_path: Path) -> None:
+    builder = Builder(tcpkmon=True)
+    builder.add(0, 0, 5050, conn_id=4, snd_cwnd=1000)
+    builder.add(1, 1055, 5050, conn_id=4, snd_cwnd=2000)
+    path = builder.write(tmp_path / "a.pm")
+    for chosen in ((), ((1055, 5050),)):
+        pages, _ = pages_of(path, "snd_cwnd", connections=chosen)
+        assert [page.title for page in pages] == ["1055.5050"]
+        assert pages[0].panels[0].lines[0].values[-1] == 2.0
+
+
 @pytest.mark.parametrize("kind", ["empty", "control", "no ports", "no time"])
 def test_nothing_to_draw(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str) -> None:
     builder = Builder(tcpkmon=kind == "control")

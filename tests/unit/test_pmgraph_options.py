@@ -133,3 +133,13 @@ def test_verbose(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert out.strip().isdigit()
     assert "column snd_cwnd: offset 24, length 4" in err
     assert "connection 1055.5050: 11 records" in err
+
+
+@pytest.mark.parametrize("name", ["docs/pmgraph.md", "docs/man/pmgraph.1"])
+def test_documents_name_every_option(name: str) -> None:
+    text = (Path(__file__).parents[2] / name).read_text().replace("\\-", "-")
+    for parameter in command.params:
+        for option in parameter.opts:
+            if option.startswith("-") and parameter.param_type_name == "option":
+                is_named = re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text)
+                assert is_named or (name.endswith(".md") and len(option) > 2), option

@@ -60,7 +60,9 @@ def make_sequencer(dtype: np.dtype[Any], **more: Any) -> Sequencer:
     return Sequencer(dtype, lambda mono_ns: mono_ns + EPOCH_NS, **more)
 
 
-def check_stream(parts: list[Any], dtype: np.dtype[Any], first_seq: int = 1) -> np.ndarray[Any, Any]:
+def check_stream(
+    parts: list[Any], dtype: np.dtype[Any], first_seq: int = 1
+) -> np.ndarray[Any, Any]:
     """Sequence numbers run on, gaps stand before LOSS entries that count them; all rows."""
     rows = np.concatenate([part.entries.view(("V", dtype.itemsize)) for part in parts]).view(dtype)
     expected = first_seq
@@ -242,7 +244,7 @@ class Event:
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[list[Event]], int]:
-    """Per CPU: events in order of serials with their fate; and how many drains to spread them on."""
+    """Per CPU: events in order of serials with their fate; and how many drains bring them."""
     cpus = []
     for cpu in range(draw(st.integers(1, 3))):
         fates = draw(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import SHORT, FaultyCalls
+from failing_calls import SHORT, FaultyCalls
 
 from collector.sinks import Calls, FileSink, cause_of
 from formats.control import LossCause

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import SHORT, FaultyCalls
+from failing_calls import SHORT, FaultyCalls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_sequencer import FULL, make_rows, make_sequencer
@@ -78,7 +78,8 @@ class Case:
         entries: list[Control] = []
         previous = 0
         found: Counter[tuple[int, int]] = Counter()
-        words = np.frombuffer(self.path.read_bytes(), np.uint32).reshape(len(rows), -1)[:, 6:16]
+        words = np.frombuffer(self.path.read_bytes(), np.uint32)
+        words = words.reshape(-1, DTYPE.itemsize // 4)[:, 6:16]
         for row, word in zip(rows, words, strict=True):
             assert row["seq_no"] == row["seq"] & 0xFFFFFFFF
             gap = int(row["seq"]) - previous - 1

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What collect says on stderr before and after capturing, and which exit code it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from collector.accounts import Totals
+from collector.request import Request
+from collector.status import describe_losses, human_bytes
+from collector.writer import Written
+from formats.cli import say as say_line
+from formats.errors import FileError, LossError, TcpkmonError
+
+
+def say(text: str) -> None:
+    """A line on stderr, harmless for a terminal."""
+    say_line(f"collect: {text}")
+
+
+def describe(request: Request, attached: Mapping[str, str], missing: Mapping[str, str]) -> None:
+    """With -v, how each location is attached; always, what was asked for by name and lacks."""
+    if request.quiet:
+        return
+    if request.verbose:
+        for name, how in attached.items():
+            say(f"{name} by {how}")
+    asked = (request.locations or "").upper().split(",")
+    for name, why in missing.items():
+        if request.verbose or name in asked:
+            say(f"{name} is not recorded: {why}")
+
+
+def report(
+    request: Request, totals: Totals | None, written: Written, connections: int, entry_size: int
+) -> None:
+    """Says what was captured; raises what the exit code shall tell.
+
+    totals: None when the file could not be finished. LossError under --fail-on-loss; FileError
+    when the file did not take everything.
+    """
+    if totals is None:
+        raise TcpkmonError(
+            f"stopped in a hurry: {request.output} has no end record",
+            "tcpkmon verify tells what is in it",
+        )
+    if not request.quiet:
+        where = "standard output" if request.output == "-" else request.output
+        size = human_bytes(written.entries * entry_size)
+        say(f"{totals.in_file:,} records of {connections:,} connections in {where} ({size})")
+        say(
+            f"{totals.attempts:,} events seen, {totals.filtered:,} filtered, "
+            f"{totals.unchanged:,} unchanged, {totals.written:,} recorded; "
+            f"lost: {describe_losses(totals.by_cause)}"
+        )
+    error = written.error or written.sync_error
+    if error is not None:
+        raise FileError(
+            f"{request.output}: {error.strerror}; the file holds what was written before",
+            "tcpkmon verify tells what is missing",
+        )
+    if request.fail_on_loss and totals.lost:
+        raise LossError(
+            f"{totals.lost:,} records were lost: {describe_losses(totals.by_cause)}",
+            "a larger --buffer-size, fewer --columns or --when-changed help",
+        )

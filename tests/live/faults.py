@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fault tests share: a collector under control, counted floods, small disks, own places."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import mmap
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import formats
+from collector.netns import CLONE_NEWNET, run_inside
+from collector.syscalls import bpf
+from tests.live.flooding import CALLS, MEMORY_BYTES, PERIOD, STOP
+
+BIN = Path(sys.executable).parent
+COLLECT, PMGRAPH, TCPKMON = (str(BIN / name) for name in ("collect", "pmgraph", "tcpkmon"))
+FULL = os.environ.get("TCPKMON_FULL") == "1"
+WAIT_S = 120.0
+RECEIVE_CALL = 10
+COUNTED = ("--locations", "RECEIVE_CALL", "--columns", "classic,cpu,serial,time_ns")
+"""Records that a flood's calls can be told from: see check_flood()."""
+_FLOODING = Path(__file__).with_name("flooding.py")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def wait_until(
+    condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, step_s: float = 0.005
+) -> Any:
+    """The condition's value once it is true; AssertionError if that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        pause.wait(step_s)
+    return value
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's without sudo's marks, and `more`."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("SUDO_")} | more
+
+
+# Places
+
+
+class Space:
+    """A network namespace of its own, with the loopback device up; nothing of it has a name."""
+
+    def __init__(self) -> None:
+        opened: list[int] = []
+        failed: list[BaseException] = []
+
+        def make() -> None:
+            try:
+                if _libc.unshare(CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), "unshare")
+                opened.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                    fcntl.ioctl(probe, 0x8914, struct.pack("16sH14x", b"lo", 0x1 | 0x40))
+            except BaseException as error:  # for the caller's thread
+                failed.append(error)
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        if failed:
+            raise failed[0]
+        self.fd = opened[0]
+
+    @property
+    def path(self) -> str:
+        """What --netns takes."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Calls it in a thread inside."""
+        return run_inside(self.fd, call)
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Starts a process inside."""
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, **options}
+        return self.run(lambda: subprocess.Popen(list(command), **options))  # type: ignore[no-any-return]
+
+    def __enter__(self) -> Space:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self.fd)
+
+
+class Disk:
+    """A file system of its own in memory, of a size in bytes, mounted nowhere: gone when closed."""
+
+    def __init__(self, size_bytes: int) -> None:
+        made = _syscall(430, b"tmpfs", 1)  # fsopen
+        try:
+            _syscall(431, made, 1, b"size", str(size_bytes).encode(), 0)  # fsconfig: set a string
+            _syscall(431, made, 6, None, None, 0)  # fsconfig: create
+            self.fd = _syscall(432, made, 1, 0)  # fsmount
+        finally:
+            os.close(made)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self.fd}")
+
+    def fill(self, name: str = "ballast", leave_bytes: int = 0) -> Path:
+        """Takes all room but `leave_bytes` with a file."""
+        ballast = self.path / name
+        with ballast.open("wb", buffering=0) as stream, suppress(OSError):
+            room = os.statvfs(self.path)
+            os.posix_fallocate(stream.fileno(), 0, room.f_bavail * room.f_frsize - leave_bytes)
+        return ballast
+
+    def __enter__(self) -> Disk:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self.fd)
+
+
+def _syscall(*arguments: Any) -> int:
+    result = int(_libc.syscall(*arguments))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+# The collector
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a program ended."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+    seconds: float = 0.0
+
+    @property
+    def lines(self) -> list[str]:
+        """Those of standard error."""
+        return self.stderr.splitlines()
+
+
+def run(command: Sequence[str], **options: Any) -> Done:
+    """Runs a program to its end, with nothing on standard input."""
+    begin = time.monotonic()
+    options = {"env": environment(), "stdin": subprocess.DEVNULL, "timeout": WAIT_S, **options}
+    done = subprocess.run(list(command), capture_output=True, check=False, **options)
+    assert "Traceback" not in done.stderr.decode(errors="replace"), done.stderr.decode()
+    return Done(
+        done.returncode, done.stdout, done.stderr.decode(errors="replace"),
+        time.monotonic() - begin,
+    )  # fmt: skip
+
+
+class Collector:
+    """A `collect` that was started; the end of its `with` kills what is left of it."""
+
+    def __init__(self, *arguments: str, **options: Any) -> None:
+        self._ready, write = os.pipe()
+        self._error = tempfile.TemporaryFile()  # noqa: SIM115  # closed at the end of the `with`
+        options = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.DEVNULL,
+            "env": environment(),
+            **options,
+        }
+        try:
+            self.process = subprocess.Popen(
+                [COLLECT, "--ready-fd", str(write), *arguments],
+                stderr=self._error, pass_fds=(write, *options.pop("pass_fds", ())), **options,
+            )  # fmt: skip
+        finally:
+            os.close(write)
+        self.pid = self.process.pid
+
+    def ready(self, timeout_s: float = WAIT_S) -> Collector:
+        """Waits until the programs are attached."""
+        readable, _, _ = select.select([self._ready], [], [], timeout_s)
+        assert readable, f"collect is not ready after {timeout_s} s\n{self.stderr}"
+        assert os.read(self._ready, 1), f"collect ended: {self.process.wait()}\n{self.stderr}"
+        return self
+
+    @property
+    def stderr(self) -> str:
+        """What it said so far."""
+        size = os.fstat(self._error.fileno()).st_size
+        return os.pread(self._error.fileno(), size, 0).decode(errors="replace")
+
+    def says(self, text: str) -> None:
+        """Waits until it said this."""
+        wait_until(lambda: text in self.stderr or self.process.poll() is not None, f"says {text}")
+        assert text in self.stderr
+
+    def send(self, number: int) -> None:
+        """Sends a signal."""
+        self.process.send_signal(number)
+
+    def pause(self) -> None:
+        """Stops it; returns when all its threads stand still."""
+        self.send(signal.SIGSTOP)
+        wait_until(lambda: all(state == "T" for state in _states(self.pid)), "all threads stopped")
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        self.send(signal.SIGCONT)
+
+    def finish(self, number: int | None = signal.SIGTERM, timeout_s: float = WAIT_S) -> Done:
+        """Sends a signal (if any) and waits for the end."""
+        begin = time.monotonic()
+        if number is not None:
+            self.send(number)
+        code = self.process.wait(timeout_s)
+        text = self.stderr
+        assert "Traceback" not in text, text
+        return Done(code, b"", text, time.monotonic() - begin)
+
+    def programs(self) -> set[int]:
+        """The ids of the BPF programs that it holds."""
+        found: set[int] = set()
+        with suppress(OSError):
+            for entry in os.scandir(f"/proc/{self.pid}/fdinfo"):
+                with suppress(OSError):
+                    found.update(
+                        int(number)
+                        for number in re.findall(r"^prog_id:\s*(\d+)", Path(entry).read_text(), re.M)
+                    )
+        return found
+
+    def map_id(self, type_: int, key_bytes: int, value_over: int = 0) -> list[int]:
+        """The ids of the BPF maps of a type, a key size and more than so many bytes a value."""
+        found = []
+        for entry in os.scandir(f"/proc/{self.pid}/fdinfo"):
+            with suppress(OSError):
+                text = Path(entry).read_text()
+                facts = dict(re.findall(r"^(\w+):\s*(\S+)", text, re.M))
+                if (
+                    facts.get("map_type") == str(type_)
+                    and facts["key_size"] == str(key_bytes)
+                    and int(facts["value_size"]) > value_over
+                ):
+                    found.append(int(facts["map_id"]))
+        return sorted(set(found))
+
+    def resident_bytes(self) -> int:
+        """Its own memory: without files and rings."""
+        text = Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.findall(r"^RssAnon:\s*(\d+)", text, re.M)[0]) * 1024
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._ready)
+        self._error.close()
+
+
+def _states(pid: int) -> list[str]:
+    states = []
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            stat = Path(f"/proc/{pid}/task/{task}/stat").read_text()
+            states.append(stat.rpartition(")")[2].split()[0])
+    return states
+
+
+def program_lives(number: int) -> bool:
+    """Whether the kernel has a BPF program of this id."""
+    return _object_fd(13, number) is not None
+
+
+def map_fd(number: int) -> int:
+    """A descriptor of the BPF map of this id; the caller closes it."""
+    fd = _object_fd(14, number)
+    assert fd is not None
+    return fd
+
+
+def _object_fd(command: int, number: int) -> int | None:
+    try:
+        fd = bpf(command, struct.pack("=III", number, 0, 0))[0]
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+    if command == 13:
+        os.close(fd)
+    return fd
+
+
+# Floods
+
+
+@dataclass
+class Flood:
+    """A process that makes counted receive calls inside a namespace; see flooding.py."""
+
+    space: Space
+    phases: list[tuple[int, int]] = field(default_factory=list)
+    """(CPU, calls) so far, in order."""
+
+    def __enter__(self) -> Flood:
+        fd = os.memfd_create("flood")
+        os.ftruncate(fd, MEMORY_BYTES)
+        self._shared = mmap.mmap(fd, MEMORY_BYTES)
+        self._memory = memoryview(self._shared).cast("Q")
+        self._process = self.space.start(
+            [sys.executable, str(_FLOODING), str(fd)], pass_fds=(fd,), env=environment()
+        )
+        os.close(fd)
+        self.port = int(self._answer())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with suppress(BrokenPipeError):
+                stream.close()
+        self._memory.release()
+        self._shared.close()
+
+    @property
+    def calls(self) -> int:
+        """Calls made so far, to within the last few hundred."""
+        return int(self._memory[CALLS])
+
+    def begin(self, cpu: int, count: int = 0, rate: int = 0) -> None:
+        """Starts `count` calls (0: until halt()) on a CPU, at most so many a second (0: any)."""
+        self._begun = (cpu, self.calls)
+        self._memory[STOP] = 0
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{cpu} {count} {rate}\n")
+        self._process.stdin.flush()
+
+    def end(self) -> int:
+        """Waits for the calls that begin() asked for; returns how many it were."""
+        total = int(self._answer())
+        cpu, before = self._begun
+        self.phases.append((cpu, total - before))
+        return total - before
+
+    def halt(self) -> int:
+        """Ends the calls now; returns how many it were."""
+        self._memory[STOP] = 1
+        return self.end()
+
+    def burst(self, cpu: int, count: int) -> None:
+        """Makes so many calls on a CPU."""
+        self.begin(cpu, count)
+        self.end()
+
+    def advance(self, calls: int) -> None:
+        """Waits until so many calls more were made."""
+        goal = self.calls + calls
+        wait_until(lambda: self.calls >= goal, f"{goal} calls", step_s=0.001)
+
+    def totals(self) -> dict[int, int]:
+        """Calls by CPU."""
+        sums: dict[int, int] = {}
+        for cpu, count in self.phases:
+            sums[cpu] = sums.get(cpu, 0) + count
+        return sums
+
+    def numbers(self) -> dict[int, npt.NDArray[np.int64]]:
+        """By CPU, the numbers of the calls that were made there, in order."""
+        parts: dict[int, list[npt.NDArray[np.int64]]] = {}
+        start = 0
+        for cpu, count in self.phases:
+            parts.setdefault(cpu, []).append(np.arange(start, start + count, dtype=np.int64))
+            start += count
+        return {cpu: np.concatenate(listed) for cpu, listed in parts.items()}
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], WAIT_S)
+        line = self._process.stdout.readline() if readable else ""
+        assert line, "the flood's process ended or hangs"
+        return line
+
+
+def cpus() -> list[int]:
+    """The CPUs that tests may use, one or two."""
+    return sorted(os.sched_getaffinity(0))[:2]
+
+
+def check_flood(path: Path, flood: Flood) -> int:
+    """Every record of the file is the call that its CPU and serial say; returns their number."""
+    with formats.open(path) as capture:
+        calls = capture.column("location") == RECEIVE_CALL
+        values = capture.column("callvalue")[calls].astype(np.int64)
+        cpu = capture.column("cpu")[calls]
+        serial = capture.column("serial")[calls].astype(np.int64)
+    for number, made in flood.numbers().items():
+        here = cpu == number
+        assert np.all(np.diff(serial[here]) > 0)
+        assert not here.any() or serial[here].max() <= len(made)
+        assert np.array_equal(values[here], made[serial[here] - 1] % PERIOD + 1)
+    assert set(cpu.tolist()) <= set(flood.totals())
+    return len(values)
+
+
+def check_sequence(path: Path) -> int:
+    """Values and serials of a file's calls, all of one CPU, rise together; returns their number."""
+    with formats.open(path) as capture:
+        calls = capture.column("location") == RECEIVE_CALL
+        values = capture.column("callvalue")[calls].astype(np.int64)
+        serial = capture.column("serial")[calls].astype(np.int64)
+    assert np.all(np.diff(serial) > 0)
+    assert len(np.unique((values - serial) % PERIOD)) <= 1
+    return len(values)
+
+
+def verify(path: Path | str, code: int) -> dict[str, Any]:
+    """`tcpkmon verify --json`, which must end with this code; its report."""
+    done = run([TCPKMON, "verify", "--json", str(path)])
+    report: dict[str, Any] = json.loads(done.stdout)["files"][0]
+    assert done.code == report["exit_code"] == code, (done.code, report["verdict"], report)
+    return report
+
+
+def balance(report: dict[str, Any], location: int = RECEIVE_CALL) -> dict[int, dict[str, Any]]:
+    """By CPU, the report's row of a location."""
+    return {row["cpu"]: row for row in report["rows"] if row["location"] == location}
+
+
+@contextmanager
+def waiting(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
+    """A process that is killed, if need be, at the end."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGKILL at any moment: the file opens, all up to its last checkpoint is there, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import formats
+from formats import control
+from tests.live.faults import (
+    COUNTED,
+    FULL,
+    RECEIVE_CALL,
+    WAIT_S,
+    Collector,
+    Flood,
+    Space,
+    check_sequence,
+    cpus,
+    program_lives,
+    verify,
+    wait_until,
+)
+
+KILLS = 200 if FULL else 10
+START_S, CAPTURE_S = 1.0, 1.5
+RATE = 20_000
+
+
+@pytest.fixture
+def flood() -> Iterator[Flood]:
+    with Space() as space, Flood(space) as made:
+        yield made
+
+
+def kill_after(collector: Collector, delay_s: float) -> set[int]:
+    """SIGKILL after a time; the ids of the programs that the process held just before."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        collector.process.wait(delay_s)
+    programs = collector.programs()
+    collector.process.kill()
+    collector.process.wait(WAIT_S)
+    return programs
+
+
+def before_checkpoint(path: Path) -> tuple[int, int]:
+    """What the last whole checkpoint says is in the file, and what stands before it, in records."""
+    with formats.open(path) as capture:
+        location = capture.column("location").tolist()
+        rows = capture.array
+        heads = [i for i, n in enumerate(location) if n == control.Checkpoint.location]
+        for head in reversed(heads):
+            decoded = [
+                control.decode(int(rows["callvalue"][i]), location[i], words)
+                for i, words in enumerate(_words(capture, head), head)
+            ]
+            checkpoint = decoded[0]
+            assert isinstance(checkpoint, control.Checkpoint)
+            if len(decoded) == checkpoint.group + 1:
+                told = sum(e.in_file for e in decoded if isinstance(e, control.Collector))
+                return told, location[:head].count(RECEIVE_CALL)
+    return 0, 0
+
+
+def _words(capture: formats.psc.Capture, head: int) -> list[list[int]]:
+    """The words of a checkpoint and of as much of its group as the file has."""
+    rows = capture.array[head:]
+    group = int(control.words_view(rows[:1].copy())[0, 4])
+    return [list(map(int, row)) for row in control.words_view(rows[: group + 1].copy())]
+
+
+def test_killed_at_any_moment(flood: Flood, tmp_path: Path) -> None:
+    seed = int.from_bytes(os.urandom(4), "big")
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    files = records = 0
+    flood.begin(cpus()[-1], 0, RATE)
+    for number in range(KILLS):
+        path = tmp_path / f"{number}.pm"
+        ready = number % 5 > 0
+        with Collector(
+            "--netns", flood.space.path, "--ports", str(flood.port), "--no-existing", *COUNTED,
+            "-o", str(path),
+        ) as collector:  # fmt: skip
+            if ready:
+                collector.ready()
+            programs = kill_after(collector, moments.uniform(0, CAPTURE_S if ready else START_S))
+        assert programs or not ready
+        wait_until(lambda left=programs: not any(map(program_lives, left)), "its programs are gone")
+        assert path.exists() or not ready
+        assert os.listdir(tmp_path) == ([path.name] if path.exists() else [])
+        if path.exists():
+            report = verify(path, 3)
+            assert report["tail_unknown"]
+            assert "tail unknown" in report["verdict"]
+            assert not report["problems"]
+            records += check_sequence(path)
+            told, there = before_checkpoint(path)
+            assert told == there
+            files += 1
+            path.unlink()
+    flood.halt()
+    print(f"{KILLS} kills, {files} files, {records} records")
+    assert files >= KILLS * 4 // 5
+
+
+def test_what_was_killed_is_at_most_a_second_or_two_old(flood: Flood, tmp_path: Path) -> None:
+    """Records reach the file at once, not only with a checkpoint."""
+    path = tmp_path / "recent.pm"
+    with Collector(
+        "--netns", flood.space.path, "--ports", str(flood.port), "--no-existing", *COUNTED,
+        "-o", str(path),
+    ) as collector:  # fmt: skip
+        collector.ready()
+        flood.burst(cpus()[0], 1_000)
+        # Headers, and 1,000 entries of 88 bytes.
+        wait_until(lambda: path.stat().st_size > 88 * 1_000, "the burst is in the file")
+        collector.process.kill()
+        collector.process.wait(WAIT_S)
+    assert check_sequence(path) == 1_000
+    assert verify(path, 3)["tail_unknown"]

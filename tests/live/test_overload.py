@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""More events than the rings hold: entries and losses add up to the events that were made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.faults import (
+    COUNTED,
+    FULL,
+    Collector,
+    Flood,
+    Space,
+    balance,
+    check_flood,
+    cpus,
+    verify,
+)
+
+SMALL = ("--buffer-size", "0.03", "--no-existing")
+
+
+@pytest.fixture
+def flood() -> Iterator[Flood]:
+    with Space() as space, Flood(space) as made:
+        yield made
+
+
+def arguments(flood: Flood, path: Path, *more: str) -> list[str]:
+    return ["--netns", flood.space.path, "--ports", str(flood.port), *COUNTED, "-o", str(path), *more]
+
+
+def check_books(path: Path, flood: Flood, report: dict[str, Any]) -> tuple[int, int]:
+    """Per CPU, entries and losses are the calls made; returns the sums of both."""
+    rows = balance(report)
+    assert report["proven_end"]
+    assert report["missed_total"] == 0
+    for cpu, count in flood.totals().items():
+        row = rows[cpu]
+        assert row["attempts"] - row["filtered"] == count
+        assert row["in_file"] + row["lost_total"] == count
+        assert row["pending"] == row["unchanged"] == 0
+    entries = sum(row["in_file"] for row in rows.values())
+    assert entries == check_flood(path, flood)
+    lost = sum(row["lost_total"] for row in rows.values())
+    assert report["seq_lost"] == lost
+    return entries, lost
+
+
+def test_overload(flood: Flood, tmp_path: Path) -> None:
+    path = tmp_path / "overload.pm"
+    bursts, size, stop_s = (20, 1_000_000, 1.0) if FULL else (4, 50_000, 0.3)
+    with Collector(*arguments(flood, path, *SMALL, "--fail-on-loss")).ready() as collector:
+        halted = threading.Event()
+        for number in range(bursts):
+            flood.begin(cpus()[number % len(cpus())], size)
+            if number:
+                flood.advance(1_000)
+                collector.pause()
+                halted.wait(stop_s)
+                collector.resume()
+            flood.end()
+        done = collector.finish()
+    assert done.code == 3, done.stderr
+    assert "ring full" in done.stderr
+    entries, lost = check_books(path, flood, verify(path, 3))
+    assert entries and lost
+    assert entries + lost == bursts * size
+    print(f"overload: {bursts * size} calls = {entries} entries + {lost} lost")
+
+
+def test_a_tail_of_losses(flood: Flood, tmp_path: Path) -> None:
+    """A burst that ends in losses, and nothing after it that could carry the news."""
+    path = tmp_path / "tail.pm"
+    with Collector(*arguments(flood, path, *SMALL)).ready() as collector:
+        flood.burst(cpus()[0], 100)
+        collector.pause()
+        flood.burst(cpus()[0], 50_000)
+        collector.resume()
+        done = collector.finish()
+    assert done.code == 0, done.stderr
+    entries, lost = check_books(path, flood, verify(path, 3))
+    assert 100 < entries < 1_000  # 100, and no more than a ring holds
+    assert entries + lost == 50_100
+
+
+def test_a_steady_stream(flood: Flood, tmp_path: Path) -> None:
+    path = tmp_path / "steady.pm"
+    rate, seconds = (50_000, 60) if FULL else (10_000, 5)
+    with Collector(*arguments(flood, path)).ready() as collector:
+        flood.begin(cpus()[-1], rate * seconds, rate)
+        flood.advance(rate)  # a second's worth: buffers are grown by then
+        before = collector.resident_bytes()
+        flood.end()
+        growth = collector.resident_bytes() - before
+        done = collector.finish()
+    assert done.code == 0, done.stderr
+    report = verify(path, 0 if "lost: none" in done.stderr else 3)
+    entries, lost = check_books(path, flood, report)
+    assert entries + lost == rate * seconds
+    # What passed in that time is rate * 80 bytes * seconds: a leak of it would show.
+    assert growth < rate * (seconds - 1) * 80 / 2 + (1 << 20)
+    print(f"steady {rate}/s for {seconds} s: {lost} lost, memory {growth / 1024:+.0f} KiB")

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGINT and SIGTERM while the rings are full: the file is finished soon, sooner at the second."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.faults import (
+    COUNTED,
+    FULL,
+    Collector,
+    Flood,
+    Space,
+    balance,
+    cpus,
+    verify,
+    wait_until,
+)
+
+RUNS = 100 if FULL else 6
+LIMIT_S = 2.0 if FULL else 10.0
+HURRY_LIMIT_S = 0.5 if FULL else 10.0
+
+
+@pytest.fixture
+def flood() -> Iterator[Flood]:
+    with Space() as space, Flood(space) as made:
+        yield made
+
+
+def start(flood: Flood, path: Path) -> Collector:
+    return Collector(
+        "--netns", flood.space.path, "--ports", str(flood.port), "--no-existing", *COUNTED,
+        "-o", str(path),
+    )  # fmt: skip
+
+
+def test_a_signal_during_a_full_drain(flood: Flood, tmp_path: Path) -> None:
+    times = []
+    flood.begin(cpus()[-1])
+    for number in range(RUNS):
+        path = tmp_path / f"{number}.pm"
+        with start(flood, path).ready() as collector:
+            flood.advance(200_000)
+            done = collector.finish(signal.SIGINT if number % 2 else signal.SIGTERM)
+        times.append(done.seconds)
+        assert done.code == 0, done.stderr
+        report = verify(path, 3 if "lost: none" not in done.stderr else 0)
+        assert report["proven_end"]
+        assert report["end_reason"] == "asked"
+        row = balance(report)[cpus()[-1]]
+        assert row["in_file"] + row["lost_total"] == row["attempts"] - row["filtered"] > 100_000
+        path.unlink()
+    flood.halt()
+    print(f"{RUNS} signals: finished after at most {max(times):.2f} s")
+    assert max(times) < LIMIT_S
+
+
+def test_a_second_signal(flood: Flood, tmp_path: Path) -> None:
+    """It ends at once: with a finished file, or saying that the file has no end."""
+    times = []
+    flood.begin(cpus()[-1])
+    for number in range(RUNS // 2):
+        path = tmp_path / f"{number}.pm"
+        with start(flood, path).ready() as collector:
+            flood.advance(200_000)
+            collector.send(signal.SIGINT)
+            done = collector.finish(signal.SIGTERM)
+        times.append(done.seconds)
+        if done.code:
+            assert (done.code, "no end record" in done.lines[-1]) == (1, True)
+        report = verify(path, 3 if done.code or "lost: none" not in done.stderr else 0)
+        assert report["proven_end"] == (done.code == 0)
+        path.unlink()
+    flood.halt()
+    print(f"second signal: over after at most {max(times):.2f} s")
+    assert max(times) < HURRY_LIMIT_S
+
+
+def is_importing(collector: Collector) -> bool:
+    """Whether Python itself is up, and this process's modules are being read."""
+    return "_multiarray_umath" in Path(f"/proc/{collector.pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("moment", [is_importing, Collector.programs])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_capture_is_attached(
+    number: signal.Signals, moment: Callable[[Collector], object], tmp_path: Path
+) -> None:
+    """No traceback, and either no file or a finished one."""
+    path = tmp_path / "early.pm"
+    with Space() as space, Collector("--netns", space.path, "-o", str(path)) as collector:
+        wait_until(lambda: moment(collector), moment.__name__, step_s=0.001)
+        done = collector.finish(number)
+    if path.exists():
+        verify(path, 0)
+        assert done.code == 0, done.stderr
+    else:
+        assert done.code in {-number, 128 + number}, done.stderr
+        assert done.stderr == ""
+        assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_silence(number: signal.Signals, tmp_path: Path) -> None:
+    path = tmp_path / "silent.pm"
+    with Space() as space, Collector("--netns", space.path, "-o", str(path)).ready() as collector:
+        done = collector.finish(number)
+    assert done.code == 0, done.stderr
+    assert verify(path, 0)["end_reason"] == "asked"

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated C text: setters at the right places, and nothing for what is not stored."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from collector import codegen, layout
+from collector.facts import Facts
+from collector.plan import Chosen, Plan
+from formats.errors import UsageError
+
+SCHEMA = layout.load_schema()
+EVENT = SCHEMA.event(layout.EVENT)
+FACTS = Facts(hz=250, page_size=4096, skb_size=256, mss_overhead=512)
+PLAN = Plan((Chosen("timer", ("RTO",), "raw", "timer_expire_entry"),), {}, {"kfree_skb": 4})
+
+
+def header(columns: str, watch: tuple[str, ...] = ()) -> str:
+    made = layout.make_layout(SCHEMA, layout.choose_columns(EVENT, columns), ())
+    switches = codegen.Switches(("RTO",), watch)
+    return codegen.make_header(made, PLAN, FACTS, switches, {"tcp_write_timer": 0x10}, 2600)
+
+
+def test_setters_store_at_the_column_s_place_and_width():
+    made = layout.make_layout(SCHEMA, layout.choose_columns(EVENT, "all"), ())
+    text = header("all")
+    for column in made.columns:
+        if made.is_string(column.name):
+            stores = re.search(rf"KLOGGER_SET_{column.name}\(v\) do {{(.*)}} while", text)[1]
+            places = [int(at) for at in re.findall(r"entry \+ (\d+)", stores)]
+            assert places[0] == column.offset and places[-1] < column.offset + column.length
+        else:
+            bits = 8 * column.length
+            assert f"SET_{column.name}(v) (*(u{bits} *)(entry + {column.offset}) =" in text
+
+
+def test_what_is_not_stored_is_not_evaluated():
+    text = header("classic")
+    assert "#define KLOGGER_SET_srtt_us(v) do { } while (0)" in text
+    assert "#define KLOGGER_HAS_srtt_us 0" in text and "#define KLOGGER_HAS_snd_cwnd 1" in text
+
+
+def test_switches_and_facts():
+    text = header("classic")
+    for line in (
+        "KLOGGER_ENTRY_SIZE 64", "KLOGGER_RECORD_SIZE 68", "KLOGGER_HZ 250", "USE_timer 1",
+        "KIND_timer 2", "KLOGGER_ENABLED_RTO 1", "KLOGGER_ENABLED_LOSS_PROBE 0", "LOCATION_RTO 14",
+        "ARGUMENTS_kfree_skb 4", "KLOGGER_tcp_write_timer 0x10ull", "KLOGGER_WATCHING 0",
+    ):
+        assert f"#define {line}\n" in text
+
+
+def test_watched_columns_are_compared_word_by_word():
+    text = header("default", ("snd_cwnd", "bytes_acked", "seg_flags"))
+    assert "#define KLOGGER_WATCHING 1" in text
+    assert text.count("changed |=") == 4
+    with pytest.raises(UsageError, match="does not store"):
+        header("classic", ("srtt_us",))
+    with pytest.raises(UsageError, match="--when-changed"):
+        header("all", ("laddr", "raddr", "comm", "ca_name", "netns"))

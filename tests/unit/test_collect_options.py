@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small parts of collect that need no kernel: durations, stopping, status, printing."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from collector import layout, status
+from collector.commands.collect import parse_duration
+from collector.printing import Printer, address_text
+from collector.stopping import Stopping
+from formats.control import EndReason
+from formats.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10", 10), ("10s", 10), ("250ms", 0.25), ("1.5m", 90), ("1h", 3600)]
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1s", "ten", "10 days", "1e3", "nan"])
+def test_bad_durations(text):
+    with pytest.raises(UsageError, match="duration"):
+        parse_duration(text)
+
+
+def test_a_signal_asks_to_stop_and_a_second_one_hurries():
+    before = signal.getsignal(signal.SIGTERM)
+    got: list[int] = []
+    with Stopping() as stopping:
+        stopping.forward_to(got.append)
+        assert not stopping.due()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopping.due() and stopping.reason is EndReason.ASKED and not stopping.hurry
+        assert os.eventfd_read(stopping.fd) == 1
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopping.hurry
+    assert got == [signal.SIGTERM, signal.SIGINT]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_duration_counts_from_its_start():
+    with Stopping(duration_s=1e-9) as stopping:
+        assert not stopping.due() and stopping.remaining_s(5) == 5
+        stopping.start_clock()
+        while not stopping.due():
+            assert stopping.remaining_s(5) <= 1e-9
+        assert stopping.reason is EndReason.DURATION
+        stopping.ask(EndReason.COUNT)
+        assert stopping.reason is EndReason.DURATION, "the first reason stays"
+
+
+def test_status_texts():
+    assert status.human_bytes(512) == "512 B"
+    assert status.human_bytes(3.5 * 2**20) == "3.5 MiB"
+    assert status.describe_losses({"ring full": 1200, "late": 0}) == "ring full 1,200"
+    assert status.describe_losses({"late": 0}) == "none"
+
+
+def test_addresses():
+    assert address_text(b"\0" * 10 + b"\xff\xff" + bytes([192, 0, 2, 1])) == "192.0.2.1"
+    assert address_text(bytes.fromhex("20010db8") + b"\0" * 11 + b"\1") == "2001:db8::1"
+
+
+def test_printed_records_are_one_harmless_line_each():
+    schema = layout.load_schema()
+    chosen = layout.choose_columns(schema.event(layout.EVENT), "default")
+    made = layout.make_layout(schema, chosen, ())
+    entries = np.zeros(3, made.dtype)
+    entries["location"] = [14, 228, 9]
+    entries["callvalue"] = [2, 0, 2**32 - 11]
+    entries["lport"], entries["rport"] = 5001, 443
+    entries["comm"] = np.void(b"\x1b[31mevil\n\0".ljust(16, b"\0"))
+    entries["state"] = 1
+    out = io.StringIO()
+    Printer(made, out).write(entries)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2, "a control entry is no record"
+    assert " RTO " in lines[0] and ":5001 > " in lines[0] and "state=TCP_ESTABLISHED" in lines[0]
+    assert "callvalue=-11" in lines[1], "an error is negative"
+    assert "\x1b" not in out.getvalue() and "evil" in lines[0]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generated documentation: up to date, complete, and well-formed man pages."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from collector.commands import collect, tcpkmon
+from collector.layout import EVENT, FIRST_CONTROL, LOCATIONS, load_schema
+from formats.schema import field_type
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+GENERATED = ("columns.md", "locations.md", "man/collect.1", "man/tcpkmon.1")
+
+
+def run_docs(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "docs"), *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=200,
+    )
+
+
+def rows_of(name: str) -> dict[str, list[str]]:
+    """The rows of the file's tables by the first cell that is code; cells without its marks."""
+    rows: dict[str, list[str]] = {}
+    for line in (DOCS / name).read_text().splitlines():
+        if line.startswith("|"):
+            cells = [part.strip() for part in re.split(r"(?<!\\)\|", line)[1:-1]]
+            key = next((part.strip("`") for part in cells if part.startswith("`")), None)
+            if key is not None:
+                rows.setdefault(key, cells)
+    return rows
+
+
+def test_what_is_generated_is_up_to_date() -> None:
+    done = run_docs("--check")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_file_that_is_out_of_date_is_named(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "docs"
+    for each in GENERATED:
+        (folder / each).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(DOCS / each, folder / each)
+    arguments = ("--check", "--folder", str(folder))
+    assert run_docs(*arguments).returncode == 0
+    path = folder / name
+    path.write_text(path.read_text().replace("sequence", "sequins", 1) + "x")
+    done = run_docs(*arguments)
+    assert done.returncode == 1
+    assert done.stderr == f"docs: out of date: {path}; run scripts/docs\n"
+    path.unlink()
+    assert run_docs(*arguments).returncode == 1
+    assert run_docs("--folder", str(folder)).returncode == 0
+    assert path.read_bytes() == (DOCS / name).read_bytes()
+
+
+def test_every_column_is_described() -> None:
+    schema = load_schema()
+    rows = rows_of("columns.md")
+    fields = schema.event(EVENT).fields
+    assert set(rows) == {field.name for field in fields}
+    for field in fields:
+        row = rows[field.name]
+        assert row[1] == str(field_type(schema, field).width)
+        assert row[3] == field.unit
+        assert row[4].replace("&lt;", "<").replace("&gt;", ">") == field.doc
+    assert rows["bytes_acked"][2:] == [
+        "default", "bytes", "bytes the peer acknowledged", "`tcp_sock.bytes_acked`",
+    ]  # fmt: skip
+
+
+def test_the_classic_columns_have_their_meaning_on_linux() -> None:
+    text = (DOCS / "columns.md").read_text().partition("## The sixteen columns of 2000")[2]
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) == 16
+    assert (
+        rows[6] == "| `snd_cwnd` | 24 | 4 | congestion window | snd_cwnd (segments) x mss_cache |"
+    )
+    assert all(len(row.split("|")[5].strip()) > 5 for row in rows)
+
+
+def test_every_location_is_described() -> None:
+    rows = rows_of("locations.md")
+    members = load_schema().enum(LOCATIONS).members
+    assert set(rows) == {member.name for member in members}
+    for member in members:
+        row = rows[member.name]
+        assert row[0] == str(member.value)
+        if member.value < FIRST_CONTROL:
+            assert row[2] == ("no" if "extra" in member.tags else "yes")
+            assert re.fullmatch(r"(`\w+:\w+`(, )?)+", row[5]), row
+    assert rows["RTO"][3:] == [
+        "the retransmission timer fired", "retransmissions so far",
+        "`btf:timer_expire_entry`, `raw:timer_expire_entry`",
+    ]  # fmt: skip
+    assert rows["CHECKPOINT"] == ["228", "`CHECKPOINT`", "the ledger follows", "its number, from 0"]
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {name for p in command.params if isinstance(p, click.Option) for name in p.opts}
+
+
+@pytest.mark.parametrize("name", ["collect", "tcpkmon"])
+def test_man_pages_name_every_option(name: str) -> None:
+    command = {"collect": collect.command, "tcpkmon": tcpkmon.command}[name]
+    wanted = options_of(command)
+    if isinstance(command, click.Group):
+        for part in command.commands.values():
+            wanted |= options_of(part)
+    text = (DOCS / "man" / f"{name}.1").read_text()
+    plain = re.sub(r"\\f[BIR]", "", text).replace("\\-", "-")
+    listed = set(re.findall(r"(?:^|, )(--?[A-Za-z0-9][\w-]*)(?=[ ,\n])", plain, re.MULTILINE))
+    assert wanted <= listed
+    assert "@" not in re.sub(r'\\"[^\n]*', "", text)
+
+
+@pytest.mark.parametrize("name", ["collect", "tcpkmon", "pmgraph"])
+def test_man_pages_have_the_sections_of_one(name: str) -> None:
+    text = (DOCS / "man" / f"{name}.1").read_text()
+    assert re.search(rf"^\.TH {name.upper()} 1 ", text, re.MULTILINE)
+    sections = re.findall(r'^\.SH "?([A-Z ]+)"?$', text, re.MULTILINE)
+    for section in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXIT STATUS", "SEE ALSO"):
+        assert section in sections
+    assert re.search(rf"^\.SH NAME\n{name} \\- \S", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["collect", "tcpkmon"])
+@pytest.mark.skipif(shutil.which("groff") is None, reason="there is no groff")
+def test_groff_has_nothing_to_say(name: str) -> None:
+    done = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", "-z", str(DOCS / "man" / f"{name}.1")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_links_lead_somewhere() -> None:
+    for name in ("columns.md", "locations.md"):
+        for goal in re.findall(r"\]\(([^)#]+)\)", (DOCS / name).read_text()):
+            assert (DOCS / goal).exists(), goal

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ways to attach a capture takes, for kernels that offer more or less."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from collector import layout, plan
+from formats.errors import KernelError
+
+TEXT = plan.read_text()
+PROBES = plan.find_probes(TEXT)
+SCHEMA = layout.load_schema()
+ALL = {*layout.locations_of(SCHEMA), "EXISTING"}
+
+
+class Offers:
+    """A kernel that offers just these kinds (or kind:target)."""
+
+    def __init__(self, *what: str) -> None:
+        self.what = what
+
+    def can(self, kind: str, target: str) -> bool:
+        return kind in self.what or f"{kind}:{target}" in self.what
+
+
+class Types:
+    """BTF in which every tracepoint has two arguments and some members are missing."""
+
+    def __init__(self, *missing: str) -> None:
+        self.missing = missing
+
+    def typedef(self, name: str) -> int:
+        return 1
+
+    def func_args(self, number: int) -> list[tuple[str, str]]:
+        return [("__data", "void *"), ("sk", "struct sock *"), ("skb", "struct sk_buff *")]
+
+    def has_member(self, struct: str, member: str) -> bool:
+        return f"{struct}.{member}" not in self.missing
+
+
+def make(*offers: str, enabled: set[str] = ALL, **more) -> plan.Plan:
+    return plan.make_plan(PROBES, enabled, Offers(*offers), Types(), **more)
+
+
+def test_every_location_has_a_probe_and_every_probe_a_location():
+    served = [location for probe in PROBES for location in probe.locations]
+    assert sorted(served) == sorted(ALL)
+    assert len(PROBES) <= layout.ROWS
+    guarded = set(re.findall(r"^#if USE_(\w+)", TEXT, re.MULTILINE))
+    assert guarded == {probe.name for probe in PROBES}
+
+
+def test_the_first_way_that_is_offered_is_taken():
+    assert make("btf", "raw", "iter").kind_of("SEGMENT_RECEIVED") == "btf:tcp_probe"
+    assert make("raw").kind_of("SEGMENT_RECEIVED") == "raw:tcp_probe"
+    assert make("raw:tcp_probe", "fexit", "kprobe").kind_of("SEND_CALL") == "fexit:tcp_sendmsg"
+    assert make("kprobe").kind_of("SEND_CALL") == "kprobe:tcp_sendmsg"
+    assert make("btf", "raw", kinds=("raw",)).kind_of("RTO") == "raw:timer_expire_entry"
+
+
+def test_what_is_not_offered_is_missing_by_name():
+    made = make("btf")
+    assert set(made.missing) == {"CWND_UNDO", "ACK_PROCESSED", "TRANSMIT", "EXISTING"}
+    assert "fentry:tcp_undo_cwnd_reduction" in made.missing["CWND_UNDO"]
+    with pytest.raises(KernelError, match="CWND_UNDO"):
+        plan.require_any(made, {"CWND_UNDO", "TRANSMIT"})
+    plan.require_any(made, {"CWND_UNDO", "RTO"})
+
+
+def test_only_what_is_enabled_is_attached():
+    made = make("btf", enabled={"RTO"}, always=("destroy",))
+    assert [(p.name, p.locations) for p in made.probes] == [("destroy", ()), ("timer", ("RTO",))]
+    assert made.arguments == {"tcp_destroy_sock": 2, "timer_expire_entry": 2}
+
+
+def test_columns_whose_members_are_gone_are_absent():
+    assert plan.absent_columns(TEXT, Types()) == ()
+    gone = plan.absent_columns(TEXT, Types("tcp_sock.chrono_stat", "proto.sockets_allocated"))
+    assert set(gone) == {"busy_us", "rwnd_limited_us", "sndbuf_limited_us", "hiwat_fair_share"}
+    names = {field.name for field in SCHEMA.event(layout.EVENT).fields}
+    needed = set(re.findall(r"^NEEDS\((\w+)", TEXT, re.MULTILINE))
+    assert needed <= names
+
+
+def test_every_column_is_filled_somewhere():
+    """A column that no line of the BPF text sets would hold whatever was in the slot before."""
+    filled = set(re.findall(r"(?:SET|COPY)\((\w+),", TEXT))
+    filled |= set(re.findall(r"KLOGGER_SET_(\w+)\(", TEXT))
+    collector_fills = {"time", "seq"}
+    names = {field.name for field in SCHEMA.event(layout.EVENT).fields}
+    assert names - filled == collector_fills

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Privileges: given up for good, in a process of the test's own."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", "from collector.privilege import *; import os\n" + code],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_capabilities_are_dropped_for_good() -> None:
+    out = run(
+        "before = capability_sets()\n"
+        "drop_capabilities(['CAP_PERFMON', 'CAP_SYS_NICE'])\n"
+        "wanted = 1 << 38 | 1 << 23\n"
+        "effective, permitted, inheritable = capability_sets()\n"
+        "assert effective == permitted == before[1] & wanted, (effective, permitted)\n"
+        "assert inheritable == 0\n"
+        "drop_capabilities([])\n"
+        "drop_capabilities(['CAP_PERFMON'])\n"
+        "print(capability_sets())\n"
+        "print(open('/proc/self/status').read())\n"
+    )
+    assert out.startswith("(0, 0, 0)\n")
+    if os.geteuid() == 0 and "CapBnd:\t000001ffffffffff" in Path("/proc/self/status").read_text():
+        assert "CapBnd:\t0000000000000000" in out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_without_capabilities_may_not_do_what_root_may() -> None:
+    out = run(
+        "drop_capabilities([])\n"
+        "try:\n"
+        "    os.chroot('/')\n"
+        "    print('allowed')\n"
+        "except PermissionError:\n"
+        "    print('refused')\n"
+    )
+    assert out == "refused\n"
+
+
+def test_new_privileges_are_forbidden() -> None:
+    out = run("forbid_new_privileges()\nprint(open('/proc/self/status').read())\n")
+    assert "NoNewPrivs:\t1" in out
+
+
+def test_limits_are_raised_to_what_is_allowed() -> None:
+    out = run(
+        "import resource\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "raise_limits()\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+        "print(*resource.getrlimit(resource.RLIMIT_MEMLOCK))\n"
+    )
+    files, memory = (tuple(map(int, line.split())) for line in out.splitlines())
+    hard = files[1]
+    assert files[0] == (65536 if hard == resource.RLIM_INFINITY else min(hard, 65536))
+    assert memory[0] == memory[1]
+
+
+def test_scheduling_is_the_threads_own_and_not_inherited() -> None:
+    out = run(
+        "first = run_first()\n"
+        "policy = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK\n"
+        "assert (policy == os.SCHED_FIFO) == first\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(os.sched_getscheduler(0))\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "print(run_as_others(), os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)\n"
+    )
+    assert out.split()[1] == str(os.SCHED_OTHER)

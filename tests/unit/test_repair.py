@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""repair: a clean file from each kind of damage, the original untouched."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import formats
+from formats import control
+from formats.errors import DamagedError, FileError, UsageError
+from formats.psc.header import encode_header
+from formats.verify import verify_file
+from formats.verify.clean import increasing
+from formats.verify.repair import Repair, repair_file
+from tests.unit.captures import (
+    FURTHER,
+    CaptureBuilder,
+    classic_2000,
+    clean_capture,
+    decoded,
+    find,
+    full_capture,
+)
+
+Rows = npt.NDArray[Any]
+
+
+def repair(build: CaptureBuilder, tmp_path: Path, array: Rows | None = None) -> Repair:
+    path = build.write(tmp_path / "old.pm", array)
+    before = path.read_bytes()
+    out = tmp_path / "new.pm"
+    out.unlink(missing_ok=True)
+    result = repair_file(path, out)
+    assert path.read_bytes() == before
+    assert [problem.what for problem in verify_file(out).problems] == [
+        problem.what for problem in result.report.problems
+    ]
+    return result
+
+
+def last_entry(path: Path) -> control.Control:
+    with formats.open(path) as capture:
+        ((_, found),) = list(capture.controls(len(capture) - 1))
+        return found
+
+
+def test_a_whole_file_stays_as_it_is(tmp_path: Path) -> None:
+    for options in ({}, {"further": {}}, {"big_endian": True}):
+        result = repair(full_capture(**options), tmp_path)
+        assert (result.dropped, result.missing, result.cut_bytes) == (0, 0, 0)
+        assert (tmp_path / "new.pm").read_bytes() == (tmp_path / "old.pm").read_bytes()
+
+
+def test_a_cut_entry_is_left_out_and_the_end_marked(tmp_path: Path) -> None:
+    build = clean_capture()
+    path = build.write(tmp_path / "old.pm")
+    path.write_bytes(path.read_bytes()[:-30])
+    result = repair_file(path, tmp_path / "new.pm")
+    assert result.cut_bytes == build.entry_size - 30
+    assert result.report.exit_code == 0  # the final checkpoint is there: all is proven
+    end = last_entry(tmp_path / "new.pm")
+    assert isinstance(end, control.End)
+    assert end.reason == control.EndReason.ERROR
+    assert end.entries == len(build.rows) - 1
+
+
+def test_a_crash_keeps_its_unknown_tail(tmp_path: Path) -> None:
+    build = clean_capture()
+    array = build.array()
+    result = repair(build, tmp_path, array[: find(array, control.Checkpoint, 1) - 2])
+    assert result.report.exit_code == 3
+    assert result.report.tail_unknown
+    assert isinstance(last_entry(tmp_path / "new.pm"), control.End)
+
+
+@pytest.mark.parametrize("further", [FURTHER, {}, {"seq": 8}, {"serial": 8, "cpu": 2}], ids=str)
+@pytest.mark.parametrize("big_endian", [False, True])
+def test_one_nonsense_entry_is_counted(
+    further: dict[str, int], big_endian: bool, tmp_path: Path
+) -> None:
+    build = clean_capture(further=dict(further), big_endian=big_endian)
+    array = build.array()
+    at = np.flatnonzero(array["location"] == 1)[7]
+    raw = array.view(f"V{build.entry_size}")
+    raw[at] = b"\xff" * build.entry_size
+    result = repair(build, tmp_path, array)
+    assert (result.dropped, result.missing) == (1, 1)
+    report = result.report
+    assert [problem.what for problem in report.problems] == []
+    assert report.exit_code == 3
+    assert (report.seq_lost, report.totals.lost["damaged"]) == (1, 1 if "cpu" in further else 0)
+    with formats.open(tmp_path / "new.pm") as capture:
+        losses = [entry for _, entry in capture.controls() if isinstance(entry, control.Loss)]
+        assert losses == [control.Loss(control.ANY_CPU, 0, 1, control.LossCause.DAMAGED)]
+        assert capture.lost == 1
+        assert not capture.damaged and capture.complete
+
+
+def test_any_entry_may_be_nonsense(tmp_path: Path) -> None:
+    """Whatever stood there, the new file is sound."""
+    build = full_capture()
+    for at in range(len(build.rows)):
+        array = build.array()
+        array.view(f"V{build.entry_size}")[at] = b"\x00" * build.entry_size
+        result = repair(build, tmp_path, array)
+        assert result.report.exit_code == 3, (at, result.report.problems)
+        assert result.dropped == 1, at
+
+
+@pytest.mark.parametrize("at", range(0, 120, 7))
+@pytest.mark.parametrize("column", ["seq", "seq_no", "location", "time_ns", "tv_sec"])
+@pytest.mark.parametrize("bit", [0, 5, 31])
+def test_a_flipped_bit_of_an_entry(at: int, column: str, bit: int, tmp_path: Path) -> None:
+    build = full_capture()
+    array = build.array()
+    array[column][at] ^= np.array(1 << bit, array.dtype[column])
+    broken = verify_file(build.write(tmp_path / "old.pm", array))
+    result = repair(build, tmp_path, array)
+    assert result.report.exit_code == 3, result.report.problems
+    assert broken.exit_code == 3 or result.dropped >= 1
+
+
+def test_numbers_missing_without_a_loss_entry(tmp_path: Path) -> None:
+    build = full_capture()
+    array = build.array()
+    at = find(array, control.Loss, 1)
+    loss = decoded(array, at)
+    assert isinstance(loss, control.Loss)
+    keep = np.delete(array.view(f"V{build.entry_size}"), at).view(array.dtype)
+    result = repair(build, tmp_path, keep)
+    assert (result.dropped, result.missing) == (0, loss.count + 1)
+    assert result.report.exit_code == 3
+
+
+def test_entries_after_the_end(tmp_path: Path) -> None:
+    build = clean_capture()
+    array = build.array()
+    raw = array.view(f"V{build.entry_size}")
+    result = repair(build, tmp_path, np.concatenate((raw, raw[5:9])).view(array.dtype))
+    assert result.dropped == 5  # the old END with them
+    assert result.report.exit_code in {0, 3}
+    assert (tmp_path / "new.pm").stat().st_size == (tmp_path / "old.pm").stat().st_size - (
+        4 * build.entry_size
+    )
+
+
+def test_large_files_are_cleaned_across_segments(tmp_path: Path, monkeypatch: Any) -> None:
+    for module in ("clean", "check"):
+        monkeypatch.setattr(f"formats.verify.{module}.SEGMENT_ROWS", 100)
+    build = CaptureBuilder()
+    for _ in range(5):
+        build.snapshots(0, 1, 60)
+        build.checkpoint()
+        build.snapshots(1, 2, 61)
+        build.lose("ring_full", 0, 1, 3)
+        build.snapshots(0, 1, 1)
+    build.end()
+    assert verify_file(build.write(tmp_path / "whole.pm")).exit_code == 3
+    array = build.array()
+    chosen = np.flatnonzero(array["location"] < 224)[10:-10:37]
+    array["seq"][chosen[::2]] ^= np.uint64(1 << 40)
+    array["seq_no"][chosen[1::2]] = 0
+    result = repair(build, tmp_path, array)
+    assert result.report.exit_code == 3, result.report.problems
+    assert result.dropped == result.missing == len(chosen)
+    assert result.report.totals.lost["damaged"] == len(chosen)
+
+
+def test_a_file_of_2000_loses_only_its_cut_entry(tmp_path: Path) -> None:
+    build = classic_2000(30, {7: 2})
+    whole = build.write(tmp_path / "old.pm").read_bytes()
+    (tmp_path / "old.pm").write_bytes(whole + b"\x01" * 11)
+    result = repair_file(tmp_path / "old.pm", tmp_path / "new.pm")
+    assert (result.kept, result.cut_bytes, result.report.exit_code) == (30, 11, 3)
+    assert (tmp_path / "new.pm").read_bytes() == whole
+
+
+def test_strays_in_a_row_of_numbers() -> None:
+    def kept(*numbers: int, previous: int = 0) -> list[int]:
+        return [numbers[at] for at in increasing(np.array(numbers, np.uint64), previous)]
+
+    assert kept(1, 2, 3) == [1, 2, 3]
+    assert kept(1, 2, 900, 3, 4) == [1, 2, 3, 4]
+    assert kept(10, 11, 2, 13) == [10, 11, 13]
+    assert kept(900, 2, 3) == [2, 3]
+    assert kept(5, 6, 6, 7) == [5, 6, 7]
+    assert kept(1, 2, 3, previous=2) == [3]
+    assert kept(1, 900, 901, 902, 5) == [1, 900, 901, 902]
+    assert kept() == []
+
+
+# The new file.
+
+
+def test_the_output_is_new_private_and_never_a_link(tmp_path: Path) -> None:
+    path = clean_capture().write(tmp_path / "old.pm")
+    before = path.read_bytes()
+    mask = os.umask(0)
+    try:
+        repair_file(path, tmp_path / "new.pm")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "new.pm").stat().st_mode) == 0o640
+    with pytest.raises(FileError, match="already"):
+        repair_file(path, tmp_path / "new.pm")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileError):
+        repair_file(path, tmp_path / "link")
+    assert not (tmp_path / "elsewhere").exists()
+    (tmp_path / "same").symlink_to(path)
+    os.link(path, tmp_path / "hard")
+    for same in (path, tmp_path / "same", tmp_path / "hard"):
+        with pytest.raises(UsageError):
+            repair_file(path, same)
+    assert path.read_bytes() == before
+
+
+def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = clean_capture().write(tmp_path / "old.pm")
+    with pytest.raises(FileError):
+        repair_file(path, tmp_path / "no such directory" / "new.pm")
+    with pytest.raises(FileError):
+        repair_file(tmp_path / "none.pm", tmp_path / "new.pm")
+    path.write_bytes(encode_header(clean_capture().header())[:-2])
+    with pytest.raises(DamagedError):
+        repair_file(path, tmp_path / "new.pm")
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["old.pm"]
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: Any) -> None:
+    path = clean_capture().write(tmp_path / "old.pm")
+
+    def fail(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(FileError, match="No space left"):
+        repair_file(path, tmp_path / "new.pm")
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["old.pm"]
