@@ -134,9 +134,7 @@ class Session:
         """Attaches, captures until asked to stop, and finishes the file; the exit code."""
         self._kernel.loaded.attach()
         namespaces = self._namespaces()
-        keep = (*KEPT, "CAP_KILL", "CAP_SYS_ADMIN") if command else (*KEPT, "CAP_SYS_ADMIN")
         forbid_new_privileges()
-        drop_capabilities(keep)
         self._spool.start()
         run_first()
         describe(self._request, self._kernel.attached(), self._kernel.missing())
@@ -202,7 +200,8 @@ class Session:
         reserve = reserve_bytes(cpus, len(self._prepared.plan.probes) + 4, layout.entry_size)
         sink = FileSink(output.fd, layout.entry_size, reserve_bytes=reserve)
         written = Written(entries=1, last_seq=1)
-        return Spool(Writer(sink, dtype, self._clocks.to_epoch, written))
+        writer = Writer(sink, dtype, self._clocks.to_epoch, written)
+        return Spool(writer, begin=lambda: drop_capabilities(()))
 
     def _settings(self) -> dict[str, Any]:
         request, prepared = self._request, self._prepared

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from collector.ordered import Ordered
@@ -39,7 +40,14 @@ class Spool:
     nobody reads the output any more).
     """
 
-    def __init__(self, writer: Writer, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        limit_bytes: int = LIMIT_BYTES,
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`begin` is what the thread does first: what is a thread's own, such as capabilities."""
+        self._begin = begin
         self.written = writer.written
         self._writer = writer
         self._limit_bytes = limit_bytes
@@ -51,7 +59,7 @@ class Spool:
         self._thread = threading.Thread(target=self._run, name="tcpkmon-spool", daemon=True)
 
     def start(self) -> None:
-        """Start the thread: after capabilities were dropped, which are a thread's own."""
+        """Start the thread."""
         self._thread.start()
 
     def put(self, ordered: Ordered) -> bool:
@@ -119,6 +127,7 @@ class Spool:
 
     def _run(self) -> None:
         try:
+            self._begin()
             while (item := self._next()) is not None:
                 self._handle(item)
             self._writer.close()

@@ -16,6 +16,8 @@
 
 #define FAMILY_V4 2
 #define FAMILY_V6 10
+/* The third word of ::ffff:0:0/96, as it stands in memory. */
+#define MAPPED_PREFIX 0xffff0000u
 
 struct filter_settings {
     u32 flags;
@@ -81,15 +83,21 @@ static __always_inline int filter_cgroup(u64 id) {
     return filter_cgroups.lookup(&id) != 0;
 }
 
+/* By what goes over the wire: a v4-mapped connection of an IPv6 socket is IPv4. */
+static __always_inline int is_v4(const struct endpoints *ends) {
+    return ends->family == FAMILY_V4 ||
+           (ends->raddr[0] == 0 && (u32)ends->raddr[1] == MAPPED_PREFIX);
+}
+
 static __always_inline int filter_endpoints(const struct filter_settings *settings,
                                             struct endpoints *ends) {
     u32 flags = settings->flags;
 
     if ((flags & FILTER_ANY_PORTS) && !filter_port(ends->lport, ends->rport, flags))
         return 0;
-    if ((flags & FILTER_V4) && ends->family != FAMILY_V4)
+    if ((flags & FILTER_V4) && !is_v4(ends))
         return 0;
-    if ((flags & FILTER_V6) && ends->family != FAMILY_V6)
+    if ((flags & FILTER_V6) && is_v4(ends))
         return 0;
     if ((flags & FILTER_ADDRESSES) && !filter_address_of(ends->laddr) &&
         !filter_address_of(ends->raddr))

@@ -102,7 +102,7 @@ NEEDS(m_clused, "proto.memory_allocated")
 
 static __always_inline void map_v4(u64 *address, u32 v4) {
     address[0] = 0;
-    address[1] = (u64)v4 << 32 | 0xffff0000u;
+    address[1] = (u64)v4 << 32 | MAPPED_PREFIX;
 }
 
 static __always_inline u64 cookie_of(const int direct, struct net *net) {

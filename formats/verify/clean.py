@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from formats import control
+from formats.psc.columns import Endian
 from formats.verify.check import MOST_CPUS
 from formats.verify.entries import I64, U64, Mask, Segment, is_number
 from formats.verify.report import Problems
@@ -77,7 +78,7 @@ class Cleaner:
         self._skip = np.array(sorted(skip), np.int64)
         self._write = to.write
         self._dtype = capture.array.dtype
-        self._order = self._dtype["callvalue"].str[0]
+        self._order = ">" if capture.header.endian == Endian.BIG else "<"
         self._opaque = np.dtype(("V", self._dtype.itemsize))
         self._cpu_limit = MOST_CPUS
         self._has_cpu = is_number(capture, "cpu")

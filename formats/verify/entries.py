@@ -151,7 +151,11 @@ def is_number(capture: Capture, name: str) -> bool:
 
 def is_ours(capture: Capture) -> bool:
     """Whether tcpkmon wrote this file: by its own header kinds, or by its first control entries."""
-    at = {column.name: (column.offset, column.length) for column in capture.header.columns}
+    at = {
+        column.name: (column.offset, column.length)
+        for column in capture.header.columns
+        if column.is_integer
+    }
     fits = all(at.get(name) == CLASSIC[name] for name in _NEEDED)
     if not fits or capture.header.entry_size < CLASSIC_BYTES or capture.header.endian == Endian.PDP:
         return False

@@ -23,7 +23,7 @@ GENERATED = ("columns.md", "locations.md", "man/collect.1", "man/tcpkmon.1")
 
 def run_docs(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "docs"), *arguments],
+        [sys.executable, str(ROOT / "scripts" / "docs.py"), *arguments],
         check=False,
         capture_output=True,
         text=True,
@@ -149,6 +149,14 @@ def test_groff_has_nothing_to_say(name: str) -> None:
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not (ROOT / ".venv").is_dir(), reason="scripts/setup did not run here")
+def test_the_script_hands_its_arguments_on(tmp_path: Path) -> None:
+    command = [str(ROOT / "scripts" / "docs"), "--check", "--folder", str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1
+    assert "out of date" in done.stderr
 
 
 def test_links_lead_somewhere() -> None:

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes docs/columns.md, docs/locations.md and the man pages from the schema and the commands.
+
+    scripts/docs            writes them
+    scripts/docs --check    fails when one of them is out of date
+    scripts/docs --folder F [--check]    elsewhere than in docs/
+
+What is written by hand stands in docs/man/*.1.in (all but the options) and in the tables below.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import click
+
+from collector.commands import collect, tcpkmon
+from collector.commands.columns import sets_of
+from collector.layout import (
+    EVENT,
+    EXISTING,
+    FIRST_CONTROL,
+    LOCATIONS,
+    choose_columns,
+    load_schema,
+    make_layout,
+)
+from collector.plan import find_probes, read_text
+from collector.tcpinfo import TOLD
+from formats.cli import run
+from formats.errors import TcpkmonError
+from formats.psc.columns import CLASSIC
+from formats.schema import Schema, field_type
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS: dict[str, click.Command] = {"collect": collect.command, "tcpkmon": tcpkmon.command}
+NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
+GIVEN = frozenset({"seq_no", "time", "seq", "serial", "cpu", "callvalue"})
+"""Columns that the collector gives to entries from sock_diag, or that are 0 by right."""
+BY_SCRIPT = "Made by scripts/docs; do not edit."
+
+# Of each column of struct tpm_entry: what it was in 2000 (the report's comment), and which values
+# of the Linux kernel stand for it.
+ON_LINUX = {
+    "seq_no": ("tpm entry number", "given by the collector when it has merged the CPUs; a lost "
+               "record takes one too"),
+    "time": ("time of entry", "CLOCK_MONOTONIC at the probe, made time of day with the clock "
+             "pairs of the file"),
+    "callvalue": ("used for debugging", "the location's own argument, see "
+                  "[locations](locations.md)"),
+    "location": ("unique value identifying triggering code point", "the number of the location, "
+                 "see [locations](locations.md)"),
+    "lport": ("local port number", "skc_num; inet_sport where that is 0 already"),
+    "rport": ("remote port number", "skc_dport"),
+    "snd_cwnd": ("congestion window", "snd_cwnd (segments) x mss_cache"),
+    "snd_max": ("highest sequence number sent", "snd_nxt, which Linux never takes back"),
+    "snd_fack": ("highest sequence number (s)acked", "tcp_highest_sack_seq(): where what is not "
+                 "sacked begins after the highest sacked segment; snd_una when nothing is sacked"),
+    "sb_hiwat": ("send socket buffer hi water mark", "sk_sndbuf, which counts the kernel's "
+                 "overhead too"),
+    "snd_sb_cc": ("space used in send socket buf", "write_seq - snd_una: payload only"),
+    "rcv_sb_cc": ("space used in rcv socket buf", "rcv_nxt - copied_seq: payload only"),
+    "sb_target_hiwat": ("sb_mem_target for same", "net.ipv4.tcp_wmem[2] of the connection's "
+                        "network namespace"),
+    "sb_net_target": ("sb_net_target for same", "what tcp_sndbuf_expand() computes: factor x "
+                      "max(10, snd_cwnd, reordering + 1) x memory of a full segment; the factor "
+                      "is 2, for bbr 3"),
+    "hiwat_fair_share": ("per-connection buffer fair share", "net.ipv4.tcp_mem[1] x page size / "
+                         "number of TCP sockets (sockets_allocated)"),
+    "m_clused": ("m_clusters - m_clfree", "memory_allocated of TCP, in pages: KIND_MCLSIZE is "
+                 "the page size"),
+}  # fmt: skip
+
+CONTROL_CALLVALUES = {
+    "START": "1, the version of the control entries",
+    "CLOCK": "0",
+    "EXISTING": "0",
+    "LOSS": "the CPU; 65535 when the losses are of several",
+    "CHECKPOINT": "its number, from 0",
+    "MARK": "the mark's own number",
+    "END": "why: 0 asked, 1 duration, 2 count, 3 the command ended, 4 an error",
+    "LEDGER": "CPU x 65536 + location",
+    "LOSSES": "CPU x 65536 + location",
+    "CPU": "the CPU",
+    "PROGRAM": "the location",
+    "COLLECTOR": "CPU x 65536 + location",
+}
+
+
+# Tables
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; numbers (a heading that ends with a colon) stand on the right."""
+    lines = ["| " + " | ".join(heading.rstrip(":") for heading in headings) + " |"]
+    lines.append("|" + "|".join("--:" if h.endswith(":") else "---" for h in headings) + "|")
+    lines += ["| " + " | ".join(cell(text) for text in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def page(*parts: str) -> str:
+    """A Markdown page of titles and tables, as they are, and paragraphs, which are filled."""
+    head = f"<!-- SPDX-License-Identifier: Apache-2.0 -->\n<!-- {BY_SCRIPT} -->\n"
+    return head + "\n\n".join(part if part[0] in "#|" else fill(part) for part in parts) + "\n"
+
+
+def fill(text: str) -> str:
+    return textwrap.fill(
+        " ".join(text.split()), 100, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def cell(text: str) -> str:
+    for character, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|")):
+        text = text.replace(character, name)
+    return text
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def columns_page(schema: Schema) -> str:
+    """docs/columns.md."""
+    needs = dict(NEEDS.findall(read_text()))
+    event = schema.event(EVENT)
+    rows = [
+        [code(field.name), str(field_type(schema, field).width), sets_of(field.tags), field.unit,
+         field.doc, " ".join(code(member) for member in needs.get(field.name, "").split())]
+        for field in event.fields
+    ]  # fmt: skip
+    classic = [
+        [code(name), str(offset), str(length), *ON_LINUX[name]]
+        for name, (offset, length) in CLASSIC.items()
+    ]
+    stored = ", ".join(
+        f"{name} {make_layout(schema, choose_columns(event, name), ()).entry_size}"
+        for name in ("classic", "default", "all")
+    )
+    untold = ", ".join(code(f.name) for f in event.fields if f.name not in TOLD | GIVEN)
+    return page(
+        "# Columns",
+        f"""What `collect --columns` chooses from: the sets `classic`, `default` (which holds
+        classic) and `all`, or names with commas. The sixteen of classic are always stored. Bytes
+        of an entry: {stored}.""",
+        """Numbers are in the byte order of the file, but the ports, which are in network order;
+        `laddr`, `raddr`, `comm` and `ca_name` are raw bytes, addresses in network order, names
+        filled up with NUL. A column is absent (its length in the file is 0) on a kernel that
+        lacks a member in the last column of the table.""",
+        f"""Entries of the location EXISTING come from a BPF socket iterator. On a kernel without
+        one they come from sock_diag, which does not tell these columns, so that they are 0 in such
+        entries: {untold}.""",
+        table(["column", "bytes:", "set", "unit", "meaning", "needs"], rows),
+        "## The sixteen columns of 2000",
+        """`struct tpm_entry` of the PSC kernel monitor (CMU-PSC-TR-2000-0001, section 7.2), with a
+        `u_long` of 4 bytes, begins every entry. On Linux these values stand for its own:""",
+        table(["column", "offset:", "bytes:", "in 2000", "on Linux"], classic),
+    )
+
+
+def locations_page(schema: Schema) -> str:
+    """docs/locations.md."""
+    ways: dict[str, str] = {}
+    for probe in find_probes(read_text()):
+        text = ", ".join(code(f"{kind}:{target}") for kind, target in probe.alternatives)
+        ways.update(dict.fromkeys(probe.locations, text))
+    events, control = [], []
+    for member in schema.enum(LOCATIONS).members:
+        meaning, _, value = member.doc.partition("; callvalue: ")
+        if member.value < FIRST_CONTROL:
+            default = "no" if "extra" in member.tags else "yes"
+            row = [str(member.value), code(member.name), default, meaning, value or "0"]
+            events.append([*row, ways[member.name]])
+        else:
+            value = CONTROL_CALLVALUES[member.name]
+            control.append([str(member.value), code(member.name), meaning, value])
+    return page(
+        "# Locations",
+        """The places in the kernel's TCP where a snapshot is taken. `collect --locations` chooses:
+        `default`, `all`, names with commas, or `-NAME` to take one away from the default. Each is
+        attached in the first of its ways that the running kernel offers, best first; where it
+        offers none, a location that was asked for by name is reported, and the capture goes on
+        without it. `tcpkmon doctor` tells which way it is here, `collect -v` which it was.""",
+        table(["number:", "location", "default", "meaning", "callvalue", "attached as"], events),
+        """Ways: `btf` is a tracepoint with BTF types (fields are plain loads), `raw` a raw
+        tracepoint, `fentry` and `fexit` the begin and end of a function by trampoline, `kprobe` a
+        breakpoint at its begin. With a kprobe, SEND_CALL and RECEIVE_CALL tell what was asked for
+        instead of the result.""",
+        "## Control entries",
+        f"""They stand among the others, with the ports 0 and 0, and are described in
+        [the file format](psc-format.md). EXISTING ({EXISTING}) is the exception: an ordinary
+        snapshot, with ports, of a connection that was open when the capture began
+        ({ways["EXISTING"]}, else sock_diag).""",
+        table(["number:", "location", "meaning", "callvalue"], control),
+    )
+
+
+# Man pages
+
+
+def roff(text: str) -> str:
+    """Text for a man page: `code` becomes bold, what roff would take for its own is escaped."""
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    text = re.sub(r"`([^`]*)`", r"\\fB\1\\fR", " ".join(text.split()))
+    return "\\&" + text if text[:1] in (".", "'") else text
+
+
+def describe_option(option: click.Option) -> str:
+    """One entry of a list of options."""
+    names = [*option.opts, *option.secondary_opts]
+    names.sort(key=lambda name: name.startswith("--"))
+    text = ", ".join(f"\\fB{roff(name)}\\fR" for name in names)
+    if not option.is_flag and not option.count:
+        text += f" \\fI{roff(value_name(option))}\\fR"
+    notes = [roff(option.help)] if option.help else []
+    if isinstance(option.type, (click.IntRange, click.FloatRange)) and option.type.max is not None:
+        notes.append(roff(f"From {option.type.min} to {option.type.max}."))
+    if option.required:
+        notes.append("Required.")
+    if option.show_default and not option.is_flag:
+        notes.append(f"Default: {roff(str(option.default))}.")
+    return ".TP\n" + text + "\n" + "\n".join(notes or ["\\&"]) + "\n"
+
+
+def value_name(option: click.Option) -> str:
+    if option.metavar:
+        return option.metavar
+    if isinstance(option.type, click.Choice):
+        return "|".join(str(choice) for choice in option.type.choices)
+    return option.type.name.upper()
+
+
+def describe_options(command: click.Command) -> str:
+    """All options of a command."""
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    listed = "".join(describe_option(option) for option in options)
+    return listed + ".TP\n\\fB\\-h\\fR, \\fB\\-\\-help\\fR\nShow a short help and exit.\n"
+
+
+def describe_help(text: str) -> str:
+    """A command's help text: paragraphs, and after \\b lines as they are."""
+    parts = []
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        lines = paragraph.strip().splitlines()
+        if lines[0] == "\b":
+            kept = "\n".join(roff(line) for line in lines[1:])
+            parts.append(f".nf\n{kept}\n.fi\n")
+        else:
+            parts.append(roff(" ".join(lines)) + "\n")
+    return ".PP\n".join(parts)
+
+
+def describe_commands(group: click.Command) -> str:
+    """The subcommands of a group: usage, help, options."""
+    assert isinstance(group, click.Group)
+    text = ""
+    for name, command in sorted(group.commands.items()):
+        arguments = "".join(
+            f" \\fI{roff(p.metavar or (p.name or '').upper())}\\fR"
+            for p in command.params
+            if isinstance(p, click.Argument)
+        )
+        usage = f"\\fB{roff(f'{group.name} {name}')}\\fR [\\fIOPTIONS\\fR]{arguments}"
+        text += f".SS {roff(name)}\n{usage}\n"
+        text += f".PP\n{describe_help(command.help or '')}{describe_options(command)}"
+    return text
+
+
+def man_page(name: str) -> str:
+    """docs/man/NAME.1: the text by hand, with the options put in."""
+    command = COMMANDS[name]
+    text = (ROOT / "docs" / "man" / f"{name}.1.in").read_text(encoding="utf-8")
+    text = text.replace("@VERSION@", version()).replace("@MADE@", BY_SCRIPT)
+    text = text.replace("@OPTIONS@\n", describe_options(command))
+    if "@COMMANDS@\n" in text:
+        text = text.replace("@COMMANDS@\n", describe_commands(command))
+    return text
+
+
+def version() -> str:
+    """The version that pyproject.toml gives; what is installed may be older."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
+    if found is None:
+        raise TcpkmonError("pyproject.toml gives no version")
+    return found[1]
+
+
+def make_pages() -> dict[str, str]:
+    """The text of each generated file, by its path below docs/."""
+    schema = load_schema()
+    pages = {"columns.md": columns_page(schema), "locations.md": locations_page(schema)}
+    pages.update({f"man/{name}.1": man_page(name) for name in COMMANDS})
+    return pages
+
+
+@click.command("docs", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--check", is_flag=True, help="Write nothing; fail when a file is out of date.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), default=ROOT / "docs", help="Where the files are."
+)
+def main(check: bool, folder: Path) -> int:
+    """Make the documentation that comes from the schema and the commands."""
+    stale = []
+    for name, text in make_pages().items():
+        path = folder / name
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(str(path))
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            click.echo(f"docs: wrote {path}", err=True)
+    if check and stale:
+        raise TcpkmonError(f"out of date: {', '.join(stale)}", "run scripts/docs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, prog="docs"))
