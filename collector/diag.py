@@ -12,6 +12,7 @@ import ipaddress
 import os
 import struct
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +29,7 @@ from collector.existing import socket_inodes
 from collector.filters import Address, Filters, Flag
 from collector.layout import EXISTING, Layout
 from collector.netns import cookie_of, run_inside
+from collector.records import Batch
 from collector.tcpinfo import ECN, FROM_INFO, FROM_MEMORY, MEMORY_WORDS, TCP_INFO
 from formats.errors import KernelError
 
@@ -165,6 +167,19 @@ def make_entries(layout: Layout, connections: Sequence[Connection], mono_ns: int
         if name in (layout.dtype.names or ()):
             entries[name] = values
     return entries
+
+
+def list_batch(
+    layout: Layout, namespaces: Iterable[int], filters: Filters, cpu: int
+) -> Batch:
+    """The open connections as if a CPU of this number had recorded them just now."""
+    now_ns = time.monotonic_ns()
+    entries = make_entries(layout, list_connections(namespaces, filters), now_ns)
+    serials = np.arange(1, len(entries) + 1)
+    for name, value in (("seq_no", serials), ("serial", serials), ("cpu", cpu)):
+        if name in (entries.dtype.names or ()):
+            entries[name] = value
+    return Batch(cpu, entries, now_ns)
 
 
 def _columns(connections: Sequence[Connection], mono_ns: int) -> Iterator[tuple[str, Any]]:

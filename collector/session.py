@@ -12,13 +12,12 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.accounts import Books, Totals, reserve_bytes
+from collector.accounts import Books, Totals
 from collector.clocks import Clocks
 from collector.existing import find_namespaces
-from collector.heading import make_header, package_version
 from collector.kernel import Kernel
 from collector.layout import EXISTING, row_of
-from collector.ordered import Ordered, stamp_control
+from collector.ordered import Ordered
 from collector.output import Output
 from collector.preparing import Prepared, check_privilege, prepare
 from collector.printing import Printer
@@ -29,18 +28,16 @@ from collector.privilege import (
     raise_limits,
     run_first,
 )
-from collector.records import RAW_PADDING, Batch
+from collector.records import RAW_PADDING
 from collector.reporting import describe, report, say
 from collector.request import Request
 from collector.rings import Rings, pages_of, watermark_ns
 from collector.sequencer import SLACK_NS, Sequencer
-from collector.sinks import FileSink
-from collector.spool import Spool
+from collector.starting import open_spool
 from collector.status import Status
 from collector.stopping import Stopping
 from collector.workload import Command, find_caller
-from collector.writer import Writer, Written
-from formats.control import End, EndReason, Start, encode_many, is_control
+from formats.control import End, EndReason, is_control
 from formats.errors import TcpkmonError, UsageError
 
 CHECKPOINT_S = 1.0
@@ -126,7 +123,7 @@ class Session:
         self._failure: TcpkmonError | OSError | None = None
         self._records = 0
         self._listed = 0
-        self._spool = self._open_spool(output)
+        self._spool = open_spool(request, prepared, kernel, output, self._clocks)
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._told_error: str | None = None
 
@@ -186,41 +183,6 @@ class Session:
                 return code
         return self._stopping.exit_code
 
-    def _open_spool(self, output: Output) -> Spool:
-        layout = self._prepared.layout
-        dtype = layout.dtype
-        header = make_header(self._prepared, self._clocks.start, self._settings())
-        pair = self._clocks.start
-        # What sock_diag lists comes from no CPU: it gets the number after the last one.
-        cpus = len(self._kernel.heads()) + 1
-        start = Start(pair.mono_ns, pair.realtime_ns, cpus, len(self._prepared.enabled))
-        first = encode_many([start], dtype)
-        stamp_control(first, np.array([1], np.int64), pair.mono_ns, self._clocks.to_epoch)
-        output.begin(header + first.tobytes())
-        reserve = reserve_bytes(cpus, len(self._prepared.plan.probes) + 4, layout.entry_size)
-        sink = FileSink(output.fd, layout.entry_size, reserve_bytes=reserve)
-        written = Written(entries=1, last_seq=1)
-        writer = Writer(sink, dtype, self._clocks.to_epoch, written)
-        return Spool(writer, begin=lambda: drop_capabilities(()))
-
-    def _settings(self) -> dict[str, Any]:
-        request, prepared = self._request, self._prepared
-        return {
-            "tcpkmon": package_version(),
-            "command": list(request.arguments),
-            "filters": request.filters.describe(),
-            "columns": request.columns,
-            "locations": {
-                name: prepared.plan.kind_of(name) for name in prepared.enabled
-            },
-            "missing_locations": self._kernel.missing(),
-            "absent_columns": list(prepared.layout.absent),
-            "when_changed": list(request.when_changed),
-            "buffer_bytes": request.buffer_bytes,
-            "low_water_percent": request.low_water_percent,
-            "hz": prepared.facts.hz,
-        }
-
     def _namespaces(self) -> list[int]:
         """Descriptors of the namespaces whose existing sockets to walk; closed at the end."""
         if not self._request.existing:
@@ -249,18 +211,13 @@ class Session:
     def _list(self, namespaces: list[int]) -> None:
         """Without an iterator: takes the open connections from sock_diag, as a CPU of its own."""
         # pyroute2 takes a while to import, and hardly a kernel needs it.
-        from collector.diag import list_connections, make_entries
+        from collector.diag import list_batch
 
-        now_ns = time.monotonic_ns()
-        found = list_connections(namespaces, self._request.filters)
-        entries = make_entries(self._prepared.layout, found, now_ns)
         cpu = len(self._kernel.heads())
-        serials = np.arange(1, len(entries) + 1)
-        for name, value in (("seq_no", serials), ("serial", serials), ("cpu", cpu)):
-            if name in (entries.dtype.names or ()):
-                entries[name] = value
-        self._listed = len(entries)
-        self._sequencer.push(Batch(cpu, entries, now_ns))
+        layout, filters = self._prepared.layout, self._request.filters
+        batch = list_batch(layout, namespaces, filters, cpu)
+        self._listed = len(batch.entries)
+        self._sequencer.push(batch)
 
     def _ready(self) -> None:
         if not self._request.quiet and self._request.verbose:

@@ -42,6 +42,12 @@ struct connection {
     u32 pid;
     u32 watching;
     u8 comm[16];
+    /* The ends as last seen whole: a reset by the owner wipes them before the socket's end. */
+    u64 laddr[2];
+    u64 raddr[2];
+    u16 lport;
+    u16 rport;
+    u32 unused;
     struct klogger_watch watch;
 };
 
@@ -216,6 +222,27 @@ static __always_inline struct connection *connection_of(u64 key, const u32 flags
     else
         connections.insert(&key, &fresh);
     return connections.lookup(&key);
+}
+
+static __always_inline void remember_ends(struct connection *connection, struct endpoints *ends) {
+    if (!ends->lport || !ends->rport ||
+        (connection->lport == ends->lport && connection->rport == ends->rport))
+        return;
+    connection->lport = ends->lport;
+    connection->rport = ends->rport;
+    __builtin_memcpy(connection->laddr, ends->laddr, 16);
+    __builtin_memcpy(connection->raddr, ends->raddr, 16);
+}
+
+static __always_inline void recall_ends(u64 key, struct endpoints *ends) {
+    struct connection *known = ends->rport ? 0 : connections.lookup(&key);
+
+    if (!known || !known->rport)
+        return;
+    ends->lport = known->lport;
+    ends->rport = known->rport;
+    __builtin_memcpy(ends->laddr, known->laddr, 16);
+    __builtin_memcpy(ends->raddr, known->raddr, 16);
 }
 
 static __always_inline u32 saturate(u64 value) {
@@ -503,6 +530,8 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         return;
     if (sk) {
         endpoints_of(direct, skc, sk, !mini, &ends);
+        if (flags & LAST)
+            recall_ends(key, &ends);
     } else if (!skb || !endpoints_of_packet(skb, &ends)) {
         klogger_count(account->filtered);
         return;
@@ -516,6 +545,8 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
             wanted = sk && owner_wanted(key, flags);
         if (!wanted) {
             klogger_count(account->filtered);
+            if (flags & LAST)
+                connections.delete(&key);
             return;
         }
     }
@@ -529,6 +560,8 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     } else if (sk) {
         connection = connections.lookup(&key);
     }
+    if (connection)
+        remember_ends(connection, &ends);
     if (connection && (flags & OWNER)) {
         connection->pid = bpf_get_current_pid_tgid() >> 32;
         bpf_get_current_comm(connection->comm, sizeof(connection->comm));

@@ -22,6 +22,15 @@ DASHES = ("-", "--", ":", "-.")
 ANSI = (4, 1, 2, 5, 3, 6, 7)
 """The terminal's colours in the palette's order."""
 
+CURVES = (
+    ("braille", "\u2824"), ("hd", "\u259e"), ("\u2022", "\u2022"), ("\u00d7", "\u00d7"),
+    ("+", "+"), ("=", "="), ("~", "~"), ("%", "%"),
+)  # fmt: skip
+"""plotext's markers of curves that no colour tells apart, the finest first; a sample of each."""
+
+ASCII_CURVES = tuple((sign, sign) for sign in "*+=.#~%@")
+"""The same, for terminals that show nothing else."""
+
 
 @dataclass(frozen=True)
 class Symbol:
@@ -47,8 +56,8 @@ SYMBOLS = {
     "CWND_UNDO": Symbol("cwnd undo", "^", 4.5, False, "\u25b3", "u", -6.0),
     "CONG_STATE": Symbol("congestion state", "o", 4.0, False, "\u25cb", "c"),
     "STATE_CHANGE": Symbol("state change", "|", 8.0, True, "\u254f", "|", at_bottom=True),
-    "RESET_SENT": Symbol("reset sent", "P", 6.0, True, "\u271a", "R"),
-    "RESET_RECEIVED": Symbol("reset received", "P", 6.0, False, "\u271a", "R"),
+    "RESET_SENT": Symbol("reset sent", "P", 6.0, True, "\u271a", "S"),
+    "RESET_RECEIVED": Symbol("reset received", "P", 6.0, False, "\u2719", "R"),
 }  # fmt: skip
 
 

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws pages as text, for a terminal without a display: braille curves with axes and a legend."""
+"""Draws pages with plotext, for a terminal without a display: curves, axes and a legend."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from formats.pmgraph.canvas import Canvas, paint
 from formats.pmgraph.pages import Line, Page, Panel
 from formats.pmgraph.symbols import (
     ANSI,
+    ASCII_CURVES,
+    CURVES,
     SYMBOLS,
     anchor_line,
     crowded_kinds,
@@ -20,82 +22,201 @@ from formats.pmgraph.symbols import (
     heights_on,
 )
 
+# plotext is imported late, and has no types.
 Array = npt.NDArray[Any]
+Canvas = Any
 
 BINS = 400
 """Pixel columns for which curves are thinned: more dots than a wide terminal has."""
 
 _FIRST_HEIGHT = 16
 _HEIGHT = 9
-_MARGIN = 9
-_TICKS_ACROSS = 5
+_TICK_WIDTH = 8
+_TICKS = {_FIRST_HEIGHT: 4, _HEIGHT: 3}
 _MOST_NAMED = 8
 _MOST_SIGNS = 24
+_GREATEST = 1e300  # beyond it, a difference of two is infinite
+_ASCII = str.maketrans(
+    dict(zip("\u2502\u2500\u2514\u2524\u252c\u00d7\u00b5", "|-+++xu", strict=True))
+    | {"\u2192": "->"}
+)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What the terminal can show."""
+
+    width: int
+    coloured: bool
+    ascii_only: bool
+
+    @property
+    def loss(self) -> str:
+        """The sign of a gap."""
+        return ":" if self.ascii_only else "\u2591"
+
+    def curve(self, index: int) -> tuple[str, str, int | str]:
+        """plotext's marker, a sample of it and the colour, of a panel's line.
+
+        The colours tell lines apart, and the markers where there are no (more) colours.
+        """
+        markers = ASCII_CURVES if self.ascii_only else CURVES
+        colour = ANSI[index % len(ANSI)] if self.coloured else "default"
+        marker, sample = markers[(index // len(ANSI) if self.coloured else index) % len(markers)]
+        return marker, sample, colour
+
+    def event(self, name: str) -> str:
+        """The sign of a kind of event."""
+        return SYMBOLS[name].letter if self.ascii_only else SYMBOLS[name].sign
+
+    def fit(self, text: str, width: int) -> str:
+        """`text` in the terminal's letters, cut to `width`."""
+        if self.ascii_only:
+            text = text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+        return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def draw_text(
     pages: Sequence[Page], width: int, coloured: bool = False, ascii_only: bool = False
 ) -> Iterator[str]:
     """Yield the lines of all pages, at most `width` characters wide (without colour codes)."""
-    width = max(width, 40)
+    look = _Look(max(width, 40), coloured, ascii_only)
     for number, page in enumerate(pages):
         if number:
             yield ""
         title = page.title + (f" ({page.subtitle})" if page.subtitle else "")
-        yield _fit(title, width, ascii_only)
+        yield look.fit(title, look.width)
         for place, panel in enumerate(page.panels):
-            height = _FIRST_HEIGHT if place == 0 else _HEIGHT
-            yield from _draw_panel(page, panel, width, height, place, coloured, ascii_only)
-        yield from _events(page, width, ascii_only)
+            yield from _names(panel, look)
+            yield from _draw_panel(page, place, look)
+        yield from _events(page, look)
 
 
-def _draw_panel(
-    page: Page,
-    panel: Panel,
-    width: int,
-    height: int,
-    place: int,
-    coloured: bool,
-    ascii_only: bool,
-) -> Iterator[str]:
-    canvas = Canvas(width - _MARGIN - 1, height, ascii_only)
+def _draw_panel(page: Page, place: int, look: _Look) -> Iterator[str]:
+    import plotext
+
+    panel, names = _name_values(page.panels[place])
+    height = _FIRST_HEIGHT if place == 0 else _HEIGHT
+    is_last = place == len(page.panels) - 1
     begin, end = page.limits
-    low, high = _range_of(panel)
-    across = _Scale(begin, end, canvas.dots_across)
-    up = _Scale(low, high, canvas.dots_up)
-    for index, line in enumerate(panel.lines):
-        _draw_line(canvas, line, across, up, ANSI[index % len(ANSI)])
+    end = end if end > begin else begin + 1.0
+    low, high = (-0.5, len(names) - 0.5) if names else _range_of(panel)
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.limit_size(False, False)
+    plotext.plot_size(look.width, height + (3 if is_last else 1))
+    plotext.xaxes(True, False)
+    plotext.yaxes(True, False)
+    plotext.xlim(begin, end)
+    plotext.ylim(low, high)
+    ticks = range(len(names)) if names else np.linspace(low, high, _TICKS[height]).tolist()
+    labels = names or [_number(value) for value in ticks]
+    plotext.yticks(ticks, [f"{look.fit(text, _TICK_WIDTH):>{_TICK_WIDTH}}" for text in labels])
+    plotext.scatter([begin], [low], marker=" ")  # without data there would be no axes
+    if is_last:
+        plotext.xlabel("time since the first record (s)")
+    else:
+        plotext.xfrequency(0)
+    cells = np.linspace(begin, end, look.width - _TICK_WIDTH - 1), np.linspace(low, high, height)
+    _shade_losses(plotext, page, *cells, look)
+    for index in reversed(range(len(panel.lines))):  # what was asked for first is on top
+        marker, _, colour = look.curve(index)
+        _draw_line(plotext, panel.lines[index], marker, colour)
     if place == event_panel(page):
-        _put_events(canvas, page, panel, across, up, ascii_only)
-    for gap in zip(page.spans.begin, page.spans.end, strict=True):
-        dots = across.dots(np.array(gap))
-        canvas.shade(int(dots[0]), int(dots[1]), ":" if ascii_only else "\u2591")
-    yield from _names(panel, width, coloured, ascii_only)
-    bar, corner, flat = ("|", "+", "-") if ascii_only else ("\u2502", "\u2514", "\u2500")
-    ticks = _value_ticks(panel, up, canvas, height)
-    for row, text in enumerate(canvas.lines(coloured)):
-        yield f"{ticks.get(row, ''):>{_MARGIN - 1}.{_MARGIN - 1}} {bar}{text}".rstrip()
-    if place == len(page.panels) - 1:
-        yield " " * _MARGIN + corner + flat * (width - _MARGIN - 1)
-        yield _time_ticks(begin, end, width)
-        yield f"{'time since the first record (s)':>{width}}"
+        _put_events(plotext, page, panel, cells[1], look)
+    text = plotext.build() if look.coloured else plotext.uncolorize(plotext.build())
+    for line in text.rstrip("\n").split("\n"):
+        yield (line.translate(_ASCII) if look.ascii_only else line).rstrip()
 
 
-def _names(panel: Panel, width: int, coloured: bool, ascii_only: bool) -> Iterator[str]:
-    """The panel's label and the names of its lines in their colours."""
-    label = _fit(panel.label, width, ascii_only)
+def _name_values(panel: Panel) -> tuple[Panel, list[str]]:
+    """Give the codes that occur equal distances and their names, if these are few."""
+    used = {float(value) for line in panel.lines for value in line.values}
+    members = [(float(code), name) for code, name in panel.members if float(code) in used]
+    if not 0 < len(members) <= _MOST_NAMED:
+        return panel, []
+    places = {code: place for place, (code, _) in enumerate(members)}
+    lines = []
+    for line in panel.lines:
+        known = np.isin(line.values, list(places))
+        values = np.array([places[value] for value in line.values[known].tolist()], np.float64)
+        lines.append(replace(line, times=line.times[known], values=values))
+    return replace(panel, lines=tuple(lines)), [name for _, name in members]
+
+
+def _range_of(panel: Panel) -> tuple[float, float]:
+    values = [line.values for line in panel.lines if len(line.values)]
+    if not values:
+        return 0.0, 1.0
+    high = min(max(float(one.max()) for one in values), _GREATEST)
+    low = max(min(float(one.min()) for one in values), -_GREATEST)
+    if panel.from_zero:
+        low = min(low, 0.0)
+    return (low, high) if high > low else (low, low + (abs(low) or 1.0))
+
+
+def _draw_line(canvas: Canvas, line: Line, marker: str, colour: int | str) -> None:
+    if not len(line.times):
+        return
+    times, values = line.times, np.clip(line.values, -_GREATEST, _GREATEST)
+    draw = canvas.scatter
+    if line.steps:  # each value holds until the next
+        times, values = np.repeat(times, 2)[1:], np.repeat(values, 2)[:-1]
+        draw = canvas.plot
+    draw(times.tolist(), values.tolist(), marker=marker, color=colour)
+
+
+def _shade_losses(canvas: Canvas, page: Page, across: Array, up: Array, look: _Look) -> None:
+    """Fill the cells of the times in which records are missing."""
+    begin = np.maximum(page.spans.begin, across[0])
+    end = np.minimum(page.spans.end, across[-1])
+    for span in zip(begin, end, strict=True):
+        times = np.append(np.arange(*span, across[1] - across[0]), span[1])
+        columns, rows = np.repeat(times, len(up)), np.tile(up, len(times))
+        canvas.scatter(columns.tolist(), rows.tolist(), marker=look.loss, color="default")
+
+
+def _put_events(canvas: Canvas, page: Page, panel: Panel, up: Array, look: _Look) -> None:
+    crowded = crowded_kinds(page, _MOST_SIGNS)
+    for connection, name, times in reversed(page.events):  # the gravest come first
+        line = anchor_line(panel, connection)
+        if name in crowded:  # these stand at the top, so that the curve can be seen
+            heights = np.full(len(times), up[-1 - crowded.index(name) % len(up)])
+        elif line is not None and not SYMBOLS[name].at_bottom:
+            heights = np.clip(heights_on(line, times), up[0], up[-1])
+        else:
+            heights = np.full(len(times), up[0])
+        canvas.scatter(times.tolist(), heights.tolist(), marker=look.event(name), color="default")
+
+
+def _names(panel: Panel, look: _Look) -> Iterator[str]:
+    """The panel's label and the names of its lines, with samples of these."""
+    import plotext
+
+    label = look.fit(panel.label, look.width)
     parts = [(len(label), label)]
     for index, line in enumerate(panel.lines):
-        name = _fit(f"\u2500\u2500 {line.label}", width - 2, ascii_only)
-        parts.append((len(name), paint(name, ANSI[index % len(ANSI)], coloured)))
-    return _flow(parts, width)
+        _, sample, colour = look.curve(index)
+        name = look.fit(f"{sample * 2} {line.label}", look.width - 2)
+        text = plotext.colorize(name, colour) if look.coloured else name
+        parts.append((len(name), text))
+    return _flow(parts, look.width)
+
+
+def _events(page: Page, look: _Look) -> Iterator[str]:
+    """What the signs of events and the shading mean."""
+    names = dict.fromkeys(name for _, name, _ in page.events)
+    parts = [f"{look.event(name)} {SYMBOLS[name].text}" for name in names]
+    if len(page.spans.begin):
+        parts.append(f"{look.loss} {page.spans.missing} records lost")
+    return _flow([(len(part), part) for part in parts], look.width)
 
 
 def _flow(parts: Sequence[tuple[int, str]], width: int) -> Iterator[str]:
     """Put parts (their width and text) beside each other into lines of at most `width`."""
     line, used = "", 0
     for length, text in parts:
-        if used and used + 2 + length > width:
+        if used and used + length > width:
             yield line
             line, used = "", 0
         line += "  " + text if used else text
@@ -103,101 +224,5 @@ def _flow(parts: Sequence[tuple[int, str]], width: int) -> Iterator[str]:
     yield line
 
 
-class _Scale:
-    """Maps values low..high to the dots 0..dots - 1."""
-
-    def __init__(self, low: float, high: float, dots: int) -> None:
-        self.low, self.high = low, high
-        self._per_unit = (dots - 1) / (high - low) if high > low else 0.0
-
-    def dots(self, values: Array) -> Array:
-        return np.rint((values - self.low) * self._per_unit).astype(np.int64)
-
-
-def _range_of(panel: Panel) -> tuple[float, float]:
-    values = [line.values for line in panel.lines if len(line.values)]
-    if not values:
-        return 0.0, 1.0
-    high = max(float(one.max()) for one in values)
-    low = min(float(one.min()) for one in values)
-    if panel.from_zero and not panel.members:
-        low = min(low, 0.0)
-    return (low, high) if high > low else (low, low + 1.0)
-
-
-def _draw_line(canvas: Canvas, line: Line, across: _Scale, up: _Scale, colour: int) -> None:
-    if not len(line.times):
-        return
-    columns, heights = across.dots(line.times), up.dots(line.values)
-    if line.steps:
-        canvas.draw_steps(columns, heights, colour)
-    else:
-        canvas.set_dots(columns, heights, colour)
-
-
-def _put_events(
-    canvas: Canvas, page: Page, panel: Panel, across: _Scale, up: _Scale, ascii_only: bool
-) -> None:
-    crowded = crowded_kinds(page, _MOST_SIGNS)
-    for connection, name, times in page.events:
-        symbol = SYMBOLS[name]
-        line = anchor_line(panel, connection)
-        heights = np.zeros(len(times), np.int64)
-        if name in crowded:  # these stand at the top, so that the curve can be seen
-            heights += canvas.dots_up - 1 - crowded.index(name) * canvas.dots_up // canvas.height
-        elif line is not None and not symbol.at_bottom:
-            heights = up.dots(heights_on(line, times))
-        for column, height in zip(across.dots(times).tolist(), heights.tolist(), strict=True):
-            canvas.put_sign(column, height, symbol.letter if ascii_only else symbol.sign)
-
-
-def _value_ticks(panel: Panel, up: _Scale, canvas: Canvas, height: int) -> dict[int, str]:
-    """Texts beside the axis, by row."""
-    used = {float(value) for line in panel.lines for value in line.values}
-    named = [(code, name) for code, name in panel.members if float(code) in used]
-    if named and len(named) <= _MOST_NAMED:
-        rows = up.dots(np.array([code for code, _ in named], np.float64))
-        per_row = canvas.dots_up // height
-        from_top = (height - 1 - rows // per_row).tolist()
-        return dict(zip(from_top, (name for _, name in named), strict=True))
-    middle = (height - 1) // 2
-    share = 1 - middle / (height - 1)
-    between = up.low + (up.high - up.low) * share
-    return {0: _number(up.high), middle: _number(between), height - 1: _number(up.low)}
-
-
-def _time_ticks(begin: float, end: float, width: int) -> str:
-    cells = width - _MARGIN - 1
-    text = [" "] * width
-    for place in range(_TICKS_ACROSS):
-        share = place / (_TICKS_ACROSS - 1)
-        label = _number(begin + (end - begin) * share)
-        middle = _MARGIN + 1 + round(share * (cells - 1))
-        start = min(max(middle - len(label) // 2, 0), width - len(label))
-        text[start : start + len(label)] = label
-    return "".join(text).rstrip()
-
-
 def _number(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1e6 else f"{value:.3g}"
-
-
-def _events(page: Page, width: int, ascii_only: bool) -> Iterator[str]:
-    """What the signs of events and the shading mean."""
-    symbols = [SYMBOLS[name] for name in dict.fromkeys(name for _, name, _ in page.events)]
-    parts = [f"{one.letter if ascii_only else one.sign} {one.text}" for one in symbols]
-    if len(page.spans.begin):
-        parts.append(f"{':' if ascii_only else chr(0x2591)} {page.spans.missing} records lost")
-    return _flow([(len(part), part) for part in parts], width)
-
-
-def _fit(text: str, width: int, ascii_only: bool) -> str:
-    if ascii_only:
-        text = (
-            text.replace("\u2192", "->")
-            .replace("\u2500", "*")
-            .replace("\u00d7", "x")
-            .replace("\u00b5", "u")
-        )
-        text = text.encode("ascii", "replace").decode("ascii")
-    return text if len(text) <= width else text[: width - 3] + "..."

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from formats.psc import Capture
 
 SEGMENT_ROWS = 1 << 16
-MOST_CPUS = 4096  # where the file does not tell how many there can be
 
 
 def verify_file(path: str | os.PathLike[str]) -> Report:
@@ -90,7 +89,6 @@ class _LedgerRun:
         self._clock = ClockCheck(problems)
         self._sums = balance.LossSums()
         self._marks = Landmarks(problems, self._has_cpu, self._sums)
-        self._cpu_limit = MOST_CPUS
         self._unsure_at = -1
         self._locations: int | None = None
 
@@ -147,7 +145,7 @@ class _LedgerRun:
         if len(starts) and rows.index[starts[0]] == 0:
             start = rows.decode(int(starts[0]))
             assert isinstance(start, control.Start)
-            self._cpu_limit = min(start.cpus, 0xFFFF) or MOST_CPUS
+            self._marks.cpu_limit = min(start.cpus, 0xFFFF) or ledger.MOST_CPUS
             self._locations = start.locations
             if start.version != control.FORMAT_VERSION:
                 self._problems.add(0, f"format version {start.version} is not known")
@@ -158,7 +156,7 @@ class _LedgerRun:
         if not self._has_cpu:
             return np.zeros(len(plain), np.int64)
         cpu = segment.wide("cpu")[plain]
-        beyond = np.flatnonzero((cpu < 0) | (cpu >= self._cpu_limit))
+        beyond = np.flatnonzero((cpu < 0) | (cpu >= self._marks.cpu_limit))
         for at in beyond[:8]:
             self._problems.add(segment.start + plain[at], f"CPU {cpu[at]} is not possible here")
         self._problems.count(max(0, len(beyond) - 8))
@@ -234,9 +232,6 @@ class _LedgerRun:
         report.missed = balance.missed(last, name)
         report.perf_lost = int(last.tables[control.Cpu.location].values[:, 4].sum())
         points = {row.location for row in report.rows if row.location != control.EXISTING}
-        cpus = np.append(last.keys() >> 16, last.tables[control.Cpu.location].keys)
-        if cpus.max(initial=0) >= self._cpu_limit:
-            self._problems.add(last.index, f"CPU {cpus.max()} is not possible here")
         if self._locations is not None and len(points) > self._locations:
             self._problems.add(
                 last.index, f"{len(points)} locations where START enabled {self._locations}"

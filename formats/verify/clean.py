@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from formats import control
 from formats.psc.columns import Endian
-from formats.verify.check import MOST_CPUS
 from formats.verify.entries import I64, U64, Mask, Segment, is_number
+from formats.verify.ledger import MOST_CPUS
 from formats.verify.report import Problems
 from formats.verify.sequence import SequenceReader
 

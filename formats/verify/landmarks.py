@@ -29,6 +29,8 @@ class Landmarks:
         self.counts = np.zeros(ledger.LOCATIONS, np.int64)
         self.last: ledger.Snapshot | None = None
         self.number = 0
+        self.cpu_limit = ledger.MOST_CPUS
+        """CPUs that there can be, once START told."""
         self.checkpoint_at = -1
         self.end: tuple[int, control.End] | None = None
 
@@ -146,6 +148,7 @@ class Landmarks:
             if self.last.final:
                 self._problems.add(shot.index, "a checkpoint after the final one")
             ledger.check_monotone(self._problems, self.last, shot)
+        ledger.check_cpus(self._problems, shot, self.cpu_limit)
         ledger.check_identities(self._problems, shot)
         balance.check_counts(self._problems, shot, self._has_cpu, self._sums.repaired)
         self.last = shot

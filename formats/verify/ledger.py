@@ -13,6 +13,8 @@ from formats.verify.report import Problems
 
 IN_FLIGHT = 64
 """Events that may be half counted when a checkpoint before the last reads the kernel's counters."""
+MOST_CPUS = 4096
+"""Where the file does not tell how many there can be."""
 MOST_GROUP = 1 << 22
 LOCATIONS = 256
 GROUP_KINDS = tuple(
@@ -214,6 +216,18 @@ def check_identities(problems: Problems, shot: Snapshot) -> None:
         _check_damaged(problems, shot, keys, left)
         _check_read(problems, shot, keys, ledger[:, 3])
     _check_late(problems, shot, keys, collected[:, 0], slack)
+
+
+def check_cpus(problems: Problems, shot: Snapshot, limit: int) -> None:
+    """No row is of a CPU, or a location, that there cannot be."""
+    for kind, table in shot.tables.items():
+        if kind == control.Program.location:
+            for at in np.flatnonzero(table.keys >= LOCATIONS)[:8]:
+                problems.add(table.index[at], f"no location {table.keys[at]} has a program")
+            continue
+        cpu = table.keys if kind == control.Cpu.location else table.keys >> 16
+        for at in np.flatnonzero(cpu >= limit)[:8]:
+            problems.add(table.index[at], f"{_NAMES[kind]} row of CPU {cpu[at]}, not possible here")
 
 
 def by_cpu(keys: I64, values: U64) -> tuple[I64, U64]:

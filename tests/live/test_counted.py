@@ -53,7 +53,7 @@ def of_connections(records: Records, port: int) -> tuple[Records, Records]:
     [
         ("10.77.0.2", "", (2, 2)),
         ("fd77::2", "", (10, 10)),
-        ("::ffff:10.77.0.2", "", (10, 2)),
+        ("::ffff:10.77.0.2", "10.77.0.2", (10, 2)),
         ("10.77.0.2", "::", (2, 10)),
     ],
     ids=["v4", "v6", "mapped-client", "mapped-server"],

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start of a capture's file: header and START entry, and the spool that goes on from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from collector.accounts import reserve_bytes
+from collector.clocks import Clocks
+from collector.heading import make_header, package_version
+from collector.kernel import Kernel
+from collector.ordered import stamp_control
+from collector.output import Output
+from collector.preparing import Prepared
+from collector.privilege import drop_capabilities
+from collector.request import Request
+from collector.sinks import FileSink
+from collector.spool import Spool
+from collector.writer import Writer, Written
+from formats.control import Start, encode_many
+
+
+def settings_of(request: Request, prepared: Prepared, kernel: Kernel) -> dict[str, Any]:
+    """The capture's settings for the header; what is missing on this kernel is among them."""
+    return {
+        "tcpkmon": package_version(),
+        "command": list(request.arguments),
+        "filters": request.filters.describe(),
+        "columns": request.columns,
+        "locations": {name: prepared.plan.kind_of(name) for name in prepared.enabled},
+        "missing_locations": kernel.missing(),
+        "absent_columns": list(prepared.layout.absent),
+        "when_changed": list(request.when_changed),
+        "buffer_bytes": request.buffer_bytes,
+        "low_water_percent": request.low_water_percent,
+        "hz": prepared.facts.hz,
+    }
+
+
+def open_spool(
+    request: Request, prepared: Prepared, kernel: Kernel, output: Output, clocks: Clocks
+) -> Spool:
+    """Puts header and START on the disk, under the file's name; the spool is not started yet.
+
+    Raises FileError when the file does not take them: then there is none.
+    """
+    layout = prepared.layout
+    pair = clocks.start
+    header = make_header(prepared, pair, settings_of(request, prepared, kernel))
+    # What sock_diag lists comes from no CPU: it gets the number after the last one.
+    cpus = len(kernel.heads()) + 1
+    start = Start(pair.mono_ns, pair.realtime_ns, cpus, len(prepared.enabled))
+    first = encode_many([start], layout.dtype)
+    stamp_control(first, np.array([1], np.int64), pair.mono_ns, clocks.to_epoch)
+    output.begin(header + first.tobytes())
+    reserve = reserve_bytes(cpus, len(prepared.plan.probes) + 4, layout.entry_size)
+    sink = FileSink(output.fd, layout.entry_size, reserve_bytes=reserve)
+    written = Written(entries=1, last_seq=1)
+    writer = Writer(sink, layout.dtype, clocks.to_epoch, written)
+    return Spool(writer, begin=lambda: drop_capabilities(()))
