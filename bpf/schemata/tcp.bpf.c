@@ -29,13 +29,14 @@ enum skb_drop_reason;
 #define FLAG_SYN           2
 
 /* How a snapshot is taken. */
-#define SEGMENT  1  /* the buffer's control block is filled in */
-#define PAYLOAD  2  /* callvalue is the segment's payload */
-#define SEQUENCE 4  /* callvalue is the segment's sequence number */
-#define OWNER    8  /* runs in the owner's context */
-#define FRESH    16 /* a connection begins: a new identity whatever was there */
-#define LAST     32 /* the connection's last entry */
-#define CHANGES  64 /* --when-changed applies */
+#define SEGMENT  1   /* the buffer's control block is filled in */
+#define PAYLOAD  2   /* callvalue is the segment's payload */
+#define SEQUENCE 4   /* callvalue is the segment's sequence number */
+#define OWNER    8   /* runs in the owner's context */
+#define FRESH    16  /* a connection begins: a new identity whatever was there */
+#define LAST     32  /* the connection's last entry */
+#define CHANGES  64  /* --when-changed applies */
+#define PACKET   128 /* there is no socket: the packet tells the ends */
 
 struct connection {
     u64 id;
@@ -486,8 +487,9 @@ static __always_inline int owner_wanted(u64 key, const u32 flags) {
 }
 
 /*
- * Takes a snapshot: filters, builds the record, sends it. sk may be a full socket, a request, a
- * time-wait socket, or null: then the packet tells the ends.
+ * Takes a snapshot: filters, builds the record, sends it. sk may be a full socket, a request or a
+ * time-wait socket. It is not compared with null: the verifier of 6.1 learns nothing from that, and
+ * refuses the loads behind it, which then seem to use different kinds of pointers.
  */
 static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const int direct,
                                      const u32 location, struct sock *sk, struct sk_buff *skb,
@@ -503,10 +505,11 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     struct klogger_slot *slot;
     struct tcp_sock *tp = 0;
     u32 zero = 0;
+    const int packet = flags & PACKET;
     int mini = 0;
     u8 *entry;
 
-    if (sk) {
+    if (!packet) {
         if (!direct) {
             if (bpf_probe_read_kernel(common, sizeof(common), sk))
                 return;
@@ -528,7 +531,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     settings = filter_settings.lookup(&zero);
     if (!settings)
         return;
-    if (sk) {
+    if (!packet) {
         endpoints_of(direct, skc, sk, !mini, &ends);
         if (flags & LAST)
             recall_ends(key, &ends);
@@ -540,9 +543,9 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         int wanted = filter_endpoints(settings, &ends);
 
         if (wanted && (settings->flags & FILTER_CGROUPS))
-            wanted = sk && !mini && in_cgroup(sk, settings->cgroup_level);
+            wanted = !packet && !mini && in_cgroup(sk, settings->cgroup_level);
         if (wanted && (settings->flags & FILTER_PIDS) && location != LOCATION_EXISTING)
-            wanted = sk && owner_wanted(key, flags);
+            wanted = !packet && owner_wanted(key, flags);
         if (!wanted) {
             klogger_count(account->filtered);
             if (flags & LAST)
@@ -551,13 +554,13 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         }
     }
 
-    if (sk && !mini && (ends.state != STATE_CLOSE || (flags & (FRESH | OWNER)))) {
+    if (!packet && !mini && (ends.state != STATE_CLOSE || (flags & (FRESH | OWNER)))) {
         connection = connection_of(key, flags);
         if (!connection) {
             klogger_count(account->table_full);
             return;
         }
-    } else if (sk) {
+    } else if (!packet) {
         connection = connections.lookup(&key);
     }
     if (connection)
@@ -570,12 +573,14 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     slot = klogger_take(cpu);
     if (!slot) {
         klogger_count(account->no_slot);
+        if (flags & LAST)
+            connections.delete(&key);
         return;
     }
     entry = slot->record;
     if (direct)
         klogger_forget(tp);
-    if (direct ? tp != 0 : sk && !mini) {
+    if (direct ? tp != 0 : !packet && !mini) {
         if (!direct) {
             bpf_probe_read_kernel(slot->copy, sizeof(struct tcp_sock), sk);
             tp = (struct tcp_sock *)slot->copy;
@@ -684,7 +689,7 @@ PROBE(reset_sent, "RESET_SENT", "btf:tcp_send_reset raw:tcp_send_reset")
     if (sk)
         snapshot(ctx, cpu, DIRECT, LOCATION_RESET_SENT, sk, 0, reason, 0);
     else
-        snapshot(ctx, cpu, 0, LOCATION_RESET_SENT, 0, skb, reason, 0);
+        snapshot(ctx, cpu, 0, LOCATION_RESET_SENT, 0, skb, reason, PACKET);
 }
 #endif
 
@@ -768,7 +773,7 @@ PROBE(rcvq_full, "RCVQ_FULL", "btf:kfree_skb raw:kfree_skb")
         bpf_probe_read_kernel(&version, 1, head + network);
         bpf_probe_read_kernel(&protocol, 1, head + network + (version >> 4 == 6 ? 6 : 9));
         if (protocol == PROTOCOL_TCP)
-            snapshot(ctx, cpu, 0, LOCATION_RCVQ_FULL, 0, skb, reason, 0);
+            snapshot(ctx, cpu, 0, LOCATION_RCVQ_FULL, 0, skb, reason, PACKET);
     }
 }
 #endif

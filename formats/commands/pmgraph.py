@@ -205,7 +205,7 @@ def _draw(capture: Capture, selection: Selection, output: Path | None) -> None:
     elif in_window:
         figure.show(pages)
     else:
-        width = min(shutil.get_terminal_size().columns, 160)
+        width = min(shutil.get_terminal_size().columns, terminal.WIDTH_MAX)
         ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
         for line in terminal.draw_text(pages, width, cli.use_colours(), ascii_only):
             click.echo(line)

@@ -26,8 +26,11 @@ from formats.pmgraph.symbols import (
 Array = npt.NDArray[Any]
 Canvas = Any
 
-BINS = 400
-"""Pixel columns for which curves are thinned: more dots than a wide terminal has."""
+WIDTH_MAX = 160
+"""Wider, a terminal's lines are hard to follow."""
+
+BINS = 2 * WIDTH_MAX
+"""Pixel columns for which curves are thinned: a braille cell is two dots wide."""
 
 _FIRST_HEIGHT = 16
 _HEIGHT = 9
@@ -111,7 +114,7 @@ def _draw_panel(page: Page, place: int, look: _Look) -> Iterator[str]:
     plotext.ylim(low, high)
     ticks = range(len(names)) if names else np.linspace(low, high, _TICKS[height]).tolist()
     labels = names or [_number(value) for value in ticks]
-    plotext.yticks(ticks, [f"{look.fit(text, _TICK_WIDTH):>{_TICK_WIDTH}}" for text in labels])
+    plotext.yticks(ticks, [f"{text:>{_TICK_WIDTH}.{_TICK_WIDTH}}" for text in labels])
     plotext.scatter([begin], [low], marker=" ")  # without data there would be no axes
     if is_last:
         plotext.xlabel("time since the first record (s)")
@@ -225,4 +228,5 @@ def _flow(parts: Sequence[tuple[int, str]], width: int) -> Iterator[str]:
 
 
 def _number(value: float) -> str:
+    value += 0.0  # of a negative zero, zero
     return f"{value:.4g}" if abs(value) < 1e6 else f"{value:.3g}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.control import WORDS_BYTES, WORDS_COUNT, WORDS_OFFSET
+from formats.control import WORDS_COUNT, WORDS_OFFSET
 from formats.psc.columns import FLAG_INT_NET, FLAG_STRING, Column, Endian
 
 ORDERS = {Endian.LITTLE: "<", Endian.BIG: ">", Endian.PDP: "pdp"}
@@ -32,41 +32,46 @@ def decode(rows: Rows, column: Column, endian: Endian, signed: bool = False) -> 
 
     The time becomes ns since the epoch. `signed` is for integers of 1, 2, 4 or 8 bytes.
     """
-    data = rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
-    data = data[:, column.offset : column.offset + column.length]
     dtype = native_dtype(column, signed)
     if column.is_time:
         half = column.length // 2
-        seconds = _integers(data[:, :half], endian).astype(dtype)
-        micros = _integers(data[:, half:], endian).astype(dtype)
-        time_ns: npt.NDArray[Any] = seconds * 1_000_000_000 + micros * 1000
+        time_ns = _integers(rows, column.offset, half, endian).astype(dtype)
+        time_ns *= 1_000_000
+        time_ns += _integers(rows, column.offset + half, half, endian).astype(dtype)
+        time_ns *= 1000
         return time_ns
     if column.is_integer:
         order = Endian.BIG if column.flags & FLAG_INT_NET else endian
-        return _integers(data, order).astype(dtype)
-    raw: npt.NDArray[Any] = np.ascontiguousarray(data).view(dtype).reshape(len(rows))
+        return _integers(rows, column.offset, column.length, order).astype(dtype)
+    raw: npt.NDArray[Any] = _strided(rows, column.offset, dtype).copy()
     return raw
 
 
 def words(rows: Rows, endian: Endian) -> npt.NDArray[Any]:
     """The words w0..w9 of control entries, u32 of shape (len(rows), 10); see formats.control."""
-    data = rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
-    data = data[:, WORDS_OFFSET : WORDS_OFFSET + WORDS_BYTES].reshape(-1, 4)
-    found: npt.NDArray[Any] = _integers(data, endian).reshape(len(rows), WORDS_COUNT)
+    found = np.empty((len(rows), WORDS_COUNT), np.uint32)
+    for place in range(WORDS_COUNT):
+        found[:, place] = _integers(rows, WORDS_OFFSET + 4 * place, 4, endian)
     return found
 
 
-def _integers(data: npt.NDArray[np.uint8], endian: Endian) -> npt.NDArray[Any]:
-    """Unsigned integers from bytes of shape (rows, 1 to 8)."""
-    count, length = data.shape
+def _integers(rows: Rows, offset: int, length: int, endian: Endian) -> npt.NDArray[Any]:
+    """The unsigned integers of 1 to 8 bytes at an offset of the rows; a view where numpy can."""
     if length in (1, 2, 4, 8) and (endian != Endian.PDP or length <= 2):
-        order = ">" if endian == Endian.BIG else "<"
-        plain: npt.NDArray[Any] = np.ascontiguousarray(data).view(f"{order}u{length}")[:, 0]
-        return plain
-    value = np.zeros(count, np.uint64)
+        return _strided(rows, offset, np.dtype(f"{'>' if endian == Endian.BIG else '<'}u{length}"))
+    value = np.zeros(len(rows), np.uint64)
     for index in significance(length, endian):
-        value = (value << np.uint64(8)) | data[:, index]
+        value <<= np.uint64(8)
+        value |= _strided(rows, offset + index, np.dtype(np.uint8))
     return value
+
+
+def _strided(rows: Rows, offset: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A view of what stands at an offset of the rows; copying it is one pass over them."""
+    size = rows.dtype.itemsize
+    form = np.dtype({"names": ["it"], "formats": [dtype], "offsets": [offset], "itemsize": size})
+    view: npt.NDArray[Any] = rows.view(form)["it"]
+    return view
 
 
 def significance(length: int, endian: Endian) -> list[int]:

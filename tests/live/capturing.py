@@ -137,51 +137,96 @@ class Outcome:
 class Running:
     """A capture under way."""
 
-    def __init__(self, process: subprocess.Popen[str], path: Path) -> None:
-        self.process = process
+    def __init__(self, path: Path, arguments: Sequence[str], kinds: str) -> None:
         self.path = path
         self._outcome: Outcome | None = None
+        self._interrupted = False
+        self._is_ready = False
+        self._ready, told = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", DRIVER, kinds, "-o", str(path), "--ready-fd", str(told)]
+                + list(arguments),
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=(told,),
+            )
+        except BaseException:
+            os.close(self._ready)
+            raise
+        finally:
+            os.close(told)
+
+    def wait_until_ready(self) -> None:
+        """Returns once every program is attached."""
+        if self._is_ready:
+            return
+        readable, _, _ = select.select([self._ready], [], [], WAIT_S)
+        if not readable or not os.read(self._ready, 1):
+            self.process.kill()
+            raise AssertionError(f"collect did not start: {self.process.communicate()[1]}")
+        self._is_ready = True
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does, once."""
+        if not self._interrupted:
+            self._interrupted = True
+            self.process.send_signal(signal.SIGINT)
 
     def stop(self, expected: int = 0) -> Outcome:
         """Ends it as Ctrl-C does; the outcome, once its exit code is the expected one."""
         if self._outcome is None:
-            self.process.send_signal(signal.SIGINT)
+            self.interrupt()
             _, errors = self.process.communicate(timeout=WAIT_S)
             assert self.process.returncode == expected, errors
             self._outcome = read(self.path, errors)
         return self._outcome
 
+    def close(self) -> None:
+        """Leaves no process behind."""
+        os.close(self._ready)
+        if self.process.poll() is None:
+            self.process.kill()
+        if self._outcome is None:
+            self.process.communicate()
+
 
 @contextmanager
 def capturing(path: Path, *arguments: str, kinds: str = "") -> Iterator[Running]:
     """Runs collect from before the body until after it; call stop() for what was captured."""
-    ready, told = os.pipe()
+    running = Running(path, arguments, kinds)
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, kinds, "-o", str(path), "--ready-fd", str(told)]
-            + list(arguments),
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            pass_fds=(told,),
-        )
-    finally:
-        os.close(told)
-    try:
-        readable, _, _ = select.select([ready], [], [], WAIT_S)
-        if not readable or not os.read(ready, 1):
-            process.kill()
-            raise AssertionError(f"collect did not start: {process.communicate()[1]}")
-        running = Running(process, path)
+        running.wait_until_ready()
         yield running
         running.stop()
     finally:
-        os.close(ready)
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        running.close()
+
+
+@contextmanager
+def capturing_each(
+    folder: Path, options: dict[str, Sequence[str]]
+) -> Iterator[dict[str, Running]]:
+    """Several captures of the same traffic at once, by name; the name becomes the file's."""
+    captures: dict[str, Running] = {}
+    try:
+        for name, arguments in options.items():
+            captures[name] = Running(folder / f"{name}.pm", arguments, "")
+            if len(captures) == 1:  # compiles; the others take that from the cache
+                captures[name].wait_until_ready()
+        for running in captures.values():
+            running.wait_until_ready()
+        yield captures
+        for running in captures.values():
+            running.interrupt()
+        for running in captures.values():
+            running.stop()
+    finally:
+        for running in captures.values():
+            running.close()
 
 
 def within(lab: Lab) -> tuple[str, ...]:

@@ -122,12 +122,15 @@ class Disk:
             os.close(made)
         self.path = Path(f"/proc/{os.getpid()}/fd/{self.fd}")
 
-    def fill(self, name: str = "ballast", leave_bytes: int = 0) -> Path:
-        """Takes all room but `leave_bytes` with a file."""
+    def fill(self, name: str = "ballast") -> Path:
+        """Takes all the room that is left with a file."""
         ballast = self.path / name
-        with ballast.open("wb", buffering=0) as stream, suppress(OSError):
-            room = os.statvfs(self.path)
-            os.posix_fallocate(stream.fileno(), 0, room.f_bavail * room.f_frsize - leave_bytes)
+        with ballast.open("wb", buffering=0) as stream:
+            taken = 0
+            while (left := os.statvfs(self.path)).f_bavail:
+                with suppress(OSError):  # somebody else took some meanwhile
+                    os.posix_fallocate(stream.fileno(), taken, left.f_bavail * left.f_frsize)
+                    taken += left.f_bavail * left.f_frsize
         return ballast
 
     def __enter__(self) -> Disk:
@@ -172,6 +175,14 @@ def run(command: Sequence[str], **options: Any) -> Done:
         done.returncode, done.stdout, done.stderr.decode(errors="replace"),
         time.monotonic() - begin,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Map:
+    """A BPF map of a collector."""
+
+    id: int
+    value_bytes: int
 
 
 class Collector:
@@ -248,20 +259,16 @@ class Collector:
                     )
         return found
 
-    def map_id(self, type_: int, key_bytes: int, value_over: int = 0) -> list[int]:
-        """The ids of the BPF maps of a type, a key size and more than so many bytes a value."""
+    def maps(self, type_: int, key_bytes: int) -> list[Map]:
+        """The BPF maps of a type and a key size that it holds."""
         found = []
         for entry in os.scandir(f"/proc/{self.pid}/fdinfo"):
             with suppress(OSError):
                 text = Path(entry).read_text()
                 facts = dict(re.findall(r"^(\w+):\s*(\S+)", text, re.M))
-                if (
-                    facts.get("map_type") == str(type_)
-                    and facts["key_size"] == str(key_bytes)
-                    and int(facts["value_size"]) > value_over
-                ):
-                    found.append(int(facts["map_id"]))
-        return sorted(set(found))
+                if (facts.get("map_type"), facts.get("key_size")) == (str(type_), str(key_bytes)):
+                    found.append(Map(int(facts["map_id"]), int(facts["value_size"])))
+        return found
 
     def resident_bytes(self) -> int:
         """Its own memory: without files and rings."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pmgraph_capture import Builder, merge, sawtooth
 
@@ -102,34 +104,118 @@ def test_xgraph_overwrites_only_when_forced(
     assert there.read_text().startswith("TitleText")
 
 
-def lines_of(path: Path, width: int, **more: bool) -> list[str]:
+def lines_of(
+    path: Path, width: int, *columns: str, by_parameter: bool = False, **more: bool
+) -> list[str]:
+    selection = Selection(columns or ("snd_cwnd", "snd_max"), by_parameter=by_parameter)
     with formats.open(path) as capture:
-        pages, _ = build_pages(capture, Selection(("snd_cwnd", "snd_max")), terminal.BINS)
+        pages, _ = build_pages(capture, selection, terminal.BINS)
     return list(terminal.draw_text(pages, width, **more))
+
+
+def dots(text: str) -> int:
+    return sum(0x2800 < ord(letter) <= 0x28FF for letter in text)
+
+
+def cells(lines: list[str]) -> list[str]:
+    """What is right of the vertical axis."""
+    return [line[9:] for line in lines if line[8:9] in ("\u2502", "\u2524")]
 
 
 @pytest.mark.parametrize("width", [40, 80, 133])
 def test_terminal_plot(path: Path, width: int) -> None:
     lines = lines_of(path, width)
-    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) == width
     text = "\n".join(lines)
     assert text.count("snd_cwnd (kB)") == 3
     assert text.count("relative sequence") == 3
-    assert sum(0x2800 < ord(letter) <= 0x28FF for letter in text) > 100
-    assert "retransmit" in text
+    assert text.count("time since the first record (s)") == 3
+    assert lines[0].startswith("10.0.0.1:1055")
+    assert dots(text) > 100
+    assert "\u25bc retransmit" in text
     assert "\x1b" not in text
 
 
 def test_terminal_plot_in_ascii(path: Path) -> None:
-    text = "\n".join(lines_of(path, 80, ascii_only=True))
+    text = "\n".join(lines_of(path, 80, by_parameter=True, ascii_only=True))
     assert text.isascii()
-    assert text.count("*") > 100
+    assert min(text.count(sign) for sign in "*+=") > 10
+    assert "r retransmit" in text
 
 
 def test_terminal_plot_in_colour(path: Path) -> None:
-    lines = lines_of(path, 80, coloured=True)
-    assert any("\x1b[34m" in line for line in lines)
-    assert all(line.count("\x1b[3") == line.count("\x1b[0m") for line in lines)
+    lines = lines_of(path, 80, "snd_cwnd", by_parameter=True, coloured=True)
+    text = "\n".join(lines)
+    for name, colour in (("1055", 4), ("1056", 1)):
+        assert any(f"\x1b[38;5;{colour}m" in line and f":{name}" in line for line in lines)
+    for colour in (4, 1, 2):
+        assert text.count(f"\x1b[38;5;{colour}m") > 10
+    assert all(line.endswith("\x1b[0m") for line in lines if "\x1b" in line)
+
+
+def test_lines_differ_without_colours(path: Path) -> None:
+    lines = lines_of(path, 100, "snd_cwnd", by_parameter=True)
+    legend, body = "\n".join(lines[1:4]), "".join(cells(lines))
+    samples = re.findall(r"(\S\S) 10\.0\.0\.1:", legend)
+    assert samples == ["\u2824" * 2, "\u259e" * 2, "\u2022" * 2]
+    assert dots(body) > 20
+    assert sum(0x2580 <= ord(letter) <= 0x259F for letter in body) > 20 + body.count("\u2591")
+    assert body.count("\u2022") > 20
+
+
+def test_terminal_plot_has_steps_events_and_losses(tmp_path: Path) -> None:
+    builder = Builder(tcpkmon=True)
+    builder.add(0.0, conn_id=1, snd_cwnd=0)
+    builder.add(2.0, conn_id=1, snd_cwnd=9000)
+    builder.add(4.0, conn_id=1, location=14, snd_cwnd=9000)
+    builder.add(6.0, conn_id=1, snd_cwnd=9000)
+    builder.lose(7, 6.9)
+    builder.add(7.0, conn_id=1, snd_cwnd=9000)
+    builder.add(8.0, conn_id=1, location=2, snd_cwnd=4000)
+    builder.end(8.5)
+    lines = lines_of(builder.write(tmp_path / "a.pm"), 90, "snd_cwnd")
+    rows = [f"{row:80}" for row in cells(lines)]
+    assert len(rows) == 16
+    # Up at a quarter, along the top, down at the end: no slopes.
+    assert [bool(row[20].strip()) for row in rows] == [True] * 16
+    assert [bool(row[15].strip()) for row in rows] == [False] * 15 + [True]
+    assert [bool(row[30].strip()) for row in rows] == [True] + [False] * 15
+    assert rows[0][40] == "\u2716"
+    assert "\u25bc" in rows[8] and "\u25bc" not in rows[0]
+    shaded = [place for place in range(80) if rows[12][place] == "\u2591"]
+    assert shaded == list(range(60, 70))
+    assert {"\u2716 RTO", "\u25bc retransmit", "\u2591 7 records lost"} <= set(
+        lines[-1].split("  ")
+    )
+    labels = [line[:8].strip() for line in lines if line[8:9] == "\u2524"]
+    assert labels == ["9", "6", "3", "0"]
+
+
+def test_terminal_plot_names_values(tmp_path: Path) -> None:
+    builder = Builder(tcpkmon=True)
+    for step, state in enumerate((2, 1, 1, 0)):
+        builder.add(step, conn_id=1, state=state)
+    lines = lines_of(builder.write(tmp_path / "a.pm"), 60, "snd_cwnd", "state")
+    labels = [line[:8].strip() for line in lines if line[8:9] == "\u2524"]
+    assert labels[-3:] == ["TCP_SYN_", "TCP_ESTA", "TCP_NONE"]
+
+
+@pytest.mark.parametrize("values", [[5], [5, 5], [2**32 - 1] * 3, [0, 0]])
+def test_terminal_plot_of_next_to_nothing(tmp_path: Path, values: list[int]) -> None:
+    builder = Builder(tcpkmon=True)
+    for value in values:
+        builder.add(1, conn_id=1, min_rtt_us=value)
+    path = builder.write(tmp_path / "a.pm")
+    lines = lines_of(path, 60, "min_rtt_us")
+    assert len(cells(lines)) == 16
+    assert (dots("".join(cells(lines))) > 0) == (values[0] < 2**32 - 1)
+
+
+def test_terminal_plot_of_endless_values(path: Path) -> None:
+    selection = Selection(("snd_cwnd",), scales={"snd_cwnd": -1e308})
+    with formats.open(path) as capture, np.errstate(over="ignore"):
+        pages, _ = build_pages(capture, selection, terminal.BINS)
+    assert len(cells(list(terminal.draw_text(pages, 60)))) == 48
 
 
 def test_draws_on_a_terminal(path: Path) -> None:

@@ -34,7 +34,7 @@ SNAPSHOT = WORDS | {"callvalue", "lport", "rport", "conn_id", "srtt_us", "pad"}
 SLACK = WORDS | {"callvalue", "location"}
 UNCOVERED = {
     "snapshot": SNAPSHOT,
-    "EXISTING": SNAPSHOT | {"cpu", "location"},
+    "EXISTING": SNAPSHOT,
     "MARK": WORDS | {"callvalue", "location"},
     "PROGRAM": WORDS | {"callvalue", "location"},
     "START": {"snd_cwnd", "snd_fack", "snd_sb_cc", "rcv_sb_cc"},
@@ -49,9 +49,9 @@ UNCOVERED = {
 }
 FINAL_UNCOVERED = {
     "CPU": {"hiwat_fair_share", "m_clused"},
-    "LEDGER": set(),
-    "LOSSES": set(),
-    "COLLECTOR": set(),
+    "LEDGER": set[str](),
+    "LOSSES": {"location"},
+    "COLLECTOR": {"location"},
 }
 
 

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk that fills up while capturing: counted, resumed when there is room, and a whole file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.faults import (
+    COUNTED,
+    Collector,
+    Disk,
+    Flood,
+    Space,
+    balance,
+    check_flood,
+    cpus,
+    verify,
+    wait_until,
+)
+
+ENTRY_BYTES = 88  # of COUNTED
+
+
+@pytest.fixture
+def flood() -> Iterator[Flood]:
+    with Space() as space, Flood(space) as made:
+        yield made
+
+
+@pytest.fixture(params=[256, 1024], ids=["256KiB", "1MiB"])
+def disk(request: pytest.FixtureRequest) -> Iterator[Disk]:
+    with Disk(request.param << 10) as made:
+        yield made
+
+
+def start(flood: Flood, path: Path, *more: str) -> Collector:
+    return Collector(
+        "--netns", flood.space.path, "--ports", str(flood.port), "--no-existing", *COUNTED,
+        *more, "-o", str(path),
+    )  # fmt: skip
+
+
+def check_books(path: Path, flood: Flood, report: dict[str, Any]) -> int:
+    """Entries and losses are the calls made, per CPU; returns what the full disk cost."""
+    assert report["proven_end"]
+    rows = balance(report)
+    for cpu, count in flood.totals().items():
+        assert rows[cpu]["attempts"] - rows[cpu]["filtered"] == count
+        assert rows[cpu]["in_file"] + rows[cpu]["lost_total"] == count
+    lost = sum(row["lost_total"] for row in rows.values())
+    assert report["seq_lost"] == lost == report["totals"]["lost_total"]
+    assert check_flood(path, flood) == sum(flood.totals().values()) - lost
+    return sum(int(row["lost"]["disk full"]) for row in rows.values())
+
+
+def test_a_full_disk_and_room_again(flood: Flood, disk: Disk, tmp_path: Path) -> None:
+    path = disk.path / "full.pm"
+    with start(flood, path).ready() as collector:
+        flood.burst(cpus()[0], 100)
+        wait_until(lambda: path.stat().st_size > 100 * ENTRY_BYTES, "records are in the file")
+        ballast = disk.fill()
+        flood.burst(cpus()[-1], 2_000)
+        collector.says("No space left on device; records are being lost, counted")
+        flood.burst(cpus()[0], 2_000)
+        ballast.unlink()
+        collector.says("writing goes on")
+        held = path.stat().st_size
+        flood.burst(cpus()[0], 500)
+        wait_until(lambda: path.stat().st_size >= held + 500 * ENTRY_BYTES, "it is written again")
+        done = collector.finish()
+    assert done.code == 0, done.stderr
+    assert "disk full" in done.lines[-1]
+    copy = tmp_path / "copy.pm"
+    copy.write_bytes(path.read_bytes())
+    lost = check_books(copy, flood, verify(copy, 3))
+    assert 1_000 < lost <= 4_000
+    print(f"{sum(flood.totals().values())} calls, {lost} lost to the full disk")
+
+
+def test_a_disk_that_stays_full(flood: Flood, disk: Disk, tmp_path: Path) -> None:
+    """The file is finished nonetheless: room for its last entries was kept."""
+    path = disk.path / "full.pm"
+    with start(flood, path, "--fail-on-loss").ready() as collector:
+        for number in range(4):
+            flood.burst(cpus()[number % len(cpus())], 10_000)
+        collector.says("No space left on device; records are being lost, counted")
+        done = collector.finish()
+    assert done.code == 3, done.stderr
+    copy = tmp_path / "copy.pm"
+    copy.write_bytes(path.read_bytes())
+    lost = check_books(copy, flood, verify(copy, 3))
+    assert lost > 40_000 - (1 << 20) // ENTRY_BYTES

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that are open before the capture begins: recorded once each, as EXISTING."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from capturing import Outcome, Pair, capturing, join, listening, within
+
+from collector import traffic
+from collector.lab import Lab
+from collector.traffic import Workload
+
+CONNECTIONS = 10
+LISTEN = 10
+
+
+@contextmanager
+def open_connections(lab: Lab) -> Iterator[list[Pair]]:
+    """Ten connections from a to b, by turns of IPv4 and IPv6, each used a little."""
+    with ExitStack() as stack:
+        pairs = []
+        for number in range(CONNECTIONS):
+            address = ("10.77.0.2", "fd77::2")[number % 2]
+            with listening(lab.b, address) as listener:
+                pair = join(lab.a, listener, address)
+            stack.callback(pair.close)
+            pair.exchange(1000 + number)
+            pairs.append(pair)
+        yield pairs
+
+
+def ends_of(pairs: list[Pair]) -> Counter[tuple[int, int]]:
+    ports = [(pair.client_port, pair.server_port) for pair in pairs]
+    return Counter(ports + [(there, here) for here, there in ports])
+
+
+def check_existing(outcome: Outcome, pairs: list[Pair], ends: Counter[tuple[int, int]]) -> None:
+    """All ends were recorded at the start, and what they do later has the same identity."""
+    outcome.check_complete()
+    found = outcome.records.at("EXISTING")
+    assert (
+        Counter(zip(found["lport"].tolist(), found["rport"].tolist(), strict=True)) == ends
+    )
+    assert len(set(found["conn_id"].tolist())) == 2 * CONNECTIONS
+    assert set(found["state"].tolist()) == {1}
+    for number, (lport, rport) in enumerate(sorted(ends)):
+        one = outcome.records.where(lport=lport, rport=rport)
+        assert len(set(one["conn_id"].tolist())) == 1, number
+        assert len(one.at("EXISTING")) == len(one.at("SEND_CALL")) == 1
+        first = one.at("EXISTING")
+        assert first["seq"][0] == one["seq"][0]
+        assert first.one("bytes_received") >= 1000
+        assert first.one("snd_cwnd_segs") >= 10
+        assert first.one("srtt_us") > 0
+
+
+@pytest.mark.parametrize("kinds", ["btf", "raw"])
+def test_open_connections_of_two_namespaces_are_recorded(
+    tmp_path: Path, lab: Lab, kinds: str
+) -> None:
+    with open_connections(lab) as pairs:
+        ends = ends_of(pairs)
+        with capturing(tmp_path / "a.pm", *within(lab), kinds=kinds) as run:
+            for pair in pairs:
+                pair.exchange(1)
+            outcome = run.stop()
+        check_existing(outcome, pairs, ends)
+        assert set(outcome.records.at("EXISTING")["netns"].tolist()) == {
+            lab.a.namespace.cookie,
+            lab.b.namespace.cookie,
+        }
+        assert LISTEN not in outcome.records.at("EXISTING")["state"].tolist()
+
+
+def test_every_namespace_is_walked_unless_some_are_named(tmp_path: Path, lab: Lab) -> None:
+    with open_connections(lab) as pairs:
+        ends = ends_of(pairs)
+        chosen = ",".join(str(pair.server_port) for pair in pairs)
+        with capturing(tmp_path / "a.pm", "--ports", chosen, "--addr", "10.77.0.0/24", "--addr",
+                       "fd77::/64") as run:
+            for pair in pairs:
+                pair.exchange(1)
+            outcome = run.stop()
+        check_existing(outcome, pairs, ends)
+
+
+def test_open_connections_of_one_process_are_recorded(tmp_path: Path, lab: Lab) -> None:
+    work = Workload("10.77.0.2", duration_s=600)
+    others = traffic.start(work, lab.a.namespace.fd, lab.b.namespace.fd)
+    try:
+        with open_connections(lab) as pairs:
+            others.go()
+            ends = ends_of(pairs)
+            options = ("--pid", str(os.getpid()), *within(lab))
+            with capturing(tmp_path / "a.pm", *options) as run:
+                for pair in pairs:
+                    pair.exchange(1)
+                outcome = run.stop()
+            check_existing(outcome, pairs, ends)
+            assert set(outcome.records["pid"].tolist()) == {os.getpid()}
+            assert set(outcome.records["rport"].tolist()) == {port for port, _ in ends}
+            assert others.client.poll() is None
+    finally:
+        others.stop()
+
+
+def test_open_connections_can_be_left_out(tmp_path: Path, lab: Lab) -> None:
+    with open_connections(lab) as pairs:
+        with capturing(tmp_path / "a.pm", "--no-existing", *within(lab)) as run:
+            pairs[0].exchange(1)
+            outcome = run.stop()
+    outcome.check_complete()
+    assert len(outcome.records.at("EXISTING")) == 0
+    # What moves is recorded all the same, under one identity.
+    here, there = sorted(set(outcome.records["lport"].tolist()))
+    assert len(set(outcome.records.where(lport=here, rport=there)["conn_id"].tolist())) == 1
