@@ -301,6 +301,8 @@ def _check_pid(pid: int) -> int:
 
 def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroup:
     """The cgroup that text names: a directory, or a path below the root of cgroup2."""
+    if not text:
+        raise UsageError("--cgroup: an empty name is no cgroup", "give a directory of cgroup2")
     mounts = list(_cgroup2_mounts(mountinfo.read_text(errors="surrogateescape")))
     if not mounts:
         raise KernelError("--cgroup: no cgroup2 is mounted here", "mount -t cgroup2 none FOLDER")

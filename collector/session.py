@@ -61,8 +61,8 @@ def run(request: Request) -> int:
     if request.ready_fd is not None:
         try:
             os.fstat(request.ready_fd)
-        except OSError as error:
-            raise UsageError(f"--ready-fd {request.ready_fd}: {error.strerror}") from error
+        except (OSError, OverflowError):
+            raise UsageError(f"--ready-fd {request.ready_fd}: no such descriptor is open") from None
     raise_limits()
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))

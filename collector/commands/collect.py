@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import sys
@@ -27,6 +28,13 @@ def parse_duration(text: str) -> float:
     if not match or float(match[1]) == 0:
         raise UsageError(f"not a duration: {text!r}", "write 10s, 250ms, 2m or 1h")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def parse_megabytes(number: float) -> int:
+    """Bytes. Raises UsageError for what is no number."""
+    if math.isnan(number):
+        raise UsageError("--buffer-size: nan is no size", "write 4 or 0.5")
+    return int(number * (1 << 20))
 
 
 def default_name() -> str:
@@ -136,14 +144,14 @@ def command(
     )
     request = Request(
         filters=filters,
-        output=output or default_name(),
+        output=default_name() if output is None else output,
         force=force,
         duration_s=parse_duration(duration) if duration else None,
         stop_after=stop_after,
         columns=columns,
         locations=locations,
         when_changed=tuple(n.strip() for n in (when_changed or "").split(",") if n.strip()),
-        buffer_bytes=int(buffer_size * (1 << 20)),
+        buffer_bytes=parse_megabytes(buffer_size),
         low_water_percent=low_water,
         show=show,
         fail_on_loss=fail_on_loss,

@@ -104,6 +104,9 @@ def _draw_panel(page: Page, place: int, look: _Look) -> Iterator[str]:
     begin, end = page.limits
     end = end if end > begin else begin + 1.0
     low, high = (-0.5, len(names) - 0.5) if names else _range_of(panel)
+    crowded = crowded_kinds(page, _MOST_SIGNS) if place == event_panel(page) else []
+    above = min(len(crowded), height // 2)  # rows for these
+    high = low + (high - low) * (height - 1) / (height - 1 - above)
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.limit_size(False, False)
@@ -126,7 +129,7 @@ def _draw_panel(page: Page, place: int, look: _Look) -> Iterator[str]:
         marker, _, colour = look.curve(index)
         _draw_line(plotext, panel.lines[index], marker, colour)
     if place == event_panel(page):
-        _put_events(plotext, page, panel, cells[1], look)
+        _put_events(plotext, page, panel, cells[1], crowded, look)
     text = plotext.build() if look.coloured else plotext.uncolorize(plotext.build())
     for line in text.rstrip("\n").split("\n"):
         yield (line.translate(_ASCII) if look.ascii_only else line).rstrip()
@@ -179,11 +182,12 @@ def _shade_losses(canvas: Canvas, page: Page, across: Array, up: Array, look: _L
         canvas.scatter(columns.tolist(), rows.tolist(), marker=look.loss, color="default")
 
 
-def _put_events(canvas: Canvas, page: Page, panel: Panel, up: Array, look: _Look) -> None:
-    crowded = crowded_kinds(page, _MOST_SIGNS)
+def _put_events(
+    canvas: Canvas, page: Page, panel: Panel, up: Array, crowded: list[str], look: _Look
+) -> None:
     for connection, name, times in reversed(page.events):  # the gravest come first
         line = anchor_line(panel, connection)
-        if name in crowded:  # these stand at the top, so that the curve can be seen
+        if name in crowded:  # these stand above the curves, a row each
             heights = np.full(len(times), up[-1 - crowded.index(name) % len(up)])
         elif line is not None and not SYMBOLS[name].at_bottom:
             heights = np.clip(heights_on(line, times), up[0], up[-1])

@@ -207,9 +207,7 @@ def capturing(path: Path, *arguments: str, kinds: str = "") -> Iterator[Running]
 
 
 @contextmanager
-def capturing_each(
-    folder: Path, options: dict[str, Sequence[str]]
-) -> Iterator[dict[str, Running]]:
+def capturing_each(folder: Path, options: dict[str, Sequence[str]]) -> Iterator[dict[str, Running]]:
     """Several captures of the same traffic at once, by name; the name becomes the file's."""
     captures: dict[str, Running] = {}
     try:

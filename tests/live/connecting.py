@@ -10,10 +10,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import struct
 import sys
+from typing import NoReturn
 
 _RESET = struct.pack("ii", 1, 0)
 _ADDRESSES = 200
@@ -28,6 +28,7 @@ class Ends:
         self.listener = socket.create_server(("0.0.0.0", 0), backlog=128)
         self.port = int(self.listener.getsockname()[1])
         self.holders: list[int] = []
+        self._stay, self._leave = os.pipe()
 
     def connect(self, number: int, fixed: int = 0) -> tuple[socket.socket, socket.socket]:
         """A connection's two ends; many addresses, so that ports do not run out."""
@@ -45,14 +46,22 @@ class Ends:
             ready, told = os.pipe()
             pid = os.fork()
             if not pid:
-                ends = [self.connect(n) for n in range(first, min(first + _EACH, count))]
-                os.write(told, b"!" if ends else b"")
-                signal.pause()
+                self._hold_here(range(first, min(first + _EACH, count)), told)
             self.holders.append(pid)
             os.close(told)
             if not os.read(ready, 1):
                 raise SystemExit("a process could not hold its connections")
             os.close(ready)
+
+    def _hold_here(self, numbers: range, told: int) -> NoReturn:
+        """In a child: until leave(), or the end of the parent."""
+        try:
+            os.close(self._leave)
+            _ends = [self.connect(number) for number in numbers]
+            os.write(told, b"!")
+            os.read(self._stay, 1)
+        finally:
+            os._exit(0)
 
     def churn(self, count: int) -> None:
         for number in range(count):
@@ -69,8 +78,8 @@ class Ends:
             server.close()
 
     def leave(self) -> None:
+        os.close(self._leave)
         while self.holders:
-            os.kill(self.holders[-1], signal.SIGKILL)
             os.waitpid(self.holders.pop(), 0)
         self.listener.close()
 
@@ -83,7 +92,6 @@ def main() -> None:
         word, *numbers = line.split()
         getattr(ends, word)(*map(int, numbers))
         print("done", flush=True)
-    ends.leave()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fault tests share: a collector under control, counted floods, small disks, own places."""
+"""What the fault tests share: a collector under control, counted floods, disks and places."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ BIN = Path(sys.executable).parent
 COLLECT, PMGRAPH, TCPKMON = (str(BIN / name) for name in ("collect", "pmgraph", "tcpkmon"))
 FULL = os.environ.get("TCPKMON_FULL") == "1"
 WAIT_S = 120.0
+TIMEOUT_S = 3600.0 if FULL else 300.0
+"""Of a test that is longer under TCPKMON_FULL=1."""
 RECEIVE_CALL = 10
 COUNTED = ("--locations", "RECEIVE_CALL", "--columns", "classic,cpu,serial,time_ns")
 """Records that a flood's calls can be told from: see check_flood()."""
@@ -253,10 +255,8 @@ class Collector:
         with suppress(OSError):
             for entry in os.scandir(f"/proc/{self.pid}/fdinfo"):
                 with suppress(OSError):
-                    found.update(
-                        int(number)
-                        for number in re.findall(r"^prog_id:\s*(\d+)", Path(entry).read_text(), re.M)
-                    )
+                    text = Path(entry).read_text()
+                    found.update(map(int, re.findall(r"^prog_id:\s*(\d+)", text, re.M)))
         return found
 
     def maps(self, type_: int, key_bytes: int) -> list[Map]:

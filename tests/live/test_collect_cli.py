@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of collect: each refusal is one line and leaves no file; outputs and commands."""
+"""The command line of collect: a refusal is one line and leaves no file; outputs, commands."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ def exchange(port: int = 0, count: int = 5) -> int:
         (["--netns", "no-such-namespace"], 2, "no-such-namespace"),
         (["--netns", "/dev/null"], 2, "namespace"),
         (["--cgroup", "no-such-cgroup"], 2, "no-such-cgroup"),
+        (["--cgroup", ""], 2, "cgroup"),
         (["--pid", "4194303"], 2, "4194303"),
         (["--pid", "many"], 2, "many"),
         (["--columns", "snd_cwnd,flavour"], 2, "flavour"),
@@ -112,10 +113,12 @@ def exchange(port: int = 0, count: int = 5) -> int:
         (["--duration", "0s"], 2, "0s"),
         (["--stop-after", "0"], 2, "stop-after"),
         (["--buffer-size", "0"], 2, "buffer-size"),
+        (["--buffer-size", "nan"], 2, "nan"),
         (["--low-water", "100"], 2, "low-water"),
         (["--format", "gif"], 2, "gif"),
         (["--no-such-option"], 2, "--no-such-option"),
         (["--ready-fd", "1234"], 2, "1234"),
+        (["--ready-fd", "99999999999999999999"], 2, "99999999999999999999"),
         (["--", "no-such-command-here"], 2, "no-such-command-here"),
         (["--", "/etc/passwd"], 2, "/etc/passwd"),
     ],
@@ -145,6 +148,7 @@ def test_outputs_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     check_refused(run([COLLECT, "-o", str(folder / "no/where.pm")]), 1, "no such directory")
     check_refused(run([COLLECT, "-o", str(kept / "x.pm")]), 1, "not a directory")
     check_refused(run([COLLECT, "-o", f"{folder}/"]), 1, "not the name of a file")
+    check_refused(run([COLLECT, "-o", ""], cwd=folder), 1, "not the name of a file")
     assert sorted(os.listdir(folder)) == before
     assert kept.read_text() == "precious"
 
@@ -256,12 +260,11 @@ def test_a_pipe_that_nobody_reads_any_more(space: Space) -> None:
 
 
 def test_printed_records(space: Space, folder: Path) -> None:
-    with (folder / "text").open("wb") as stream:
-        with Collector(
-            "--netns", space.path, "--print", "-o", str(folder / "x.pm"), stdout=stream
-        ).ready() as collector:
-            port = space.run(exchange)
-            done = collector.finish()
+    with (folder / "text").open("wb") as stream, Collector(
+        "--netns", space.path, "--print", "-o", str(folder / "x.pm"), stdout=stream
+    ).ready() as collector:
+        port = space.run(exchange)
+        done = collector.finish()
     assert done.code == 0, done.stderr
     lines = (folder / "text").read_text().splitlines()
     with formats.open(folder / "x.pm") as capture:

@@ -182,6 +182,7 @@ def cgroup() -> Iterator[Path]:
         yield inner
     finally:
         for place in (inner, outer):
+
             def remove(place: Path = place) -> bool:
                 with suppress(OSError):
                     place.rmdir()

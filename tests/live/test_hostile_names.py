@@ -32,12 +32,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def talk_as(name: bytes) -> None:
     """One connection, made and used by a thread of this name; for a thread of its own."""
     assert _libc.prctl(_PR_SET_NAME, name, 0, 0, 0) == 0
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with socket.create_connection(listener.getsockname()) as client:
-            server, _ = listener.accept()
-            with server:
-                client.sendall(bytes(100_000))
-                server.recv(100_000, socket.MSG_WAITALL)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as server,
+    ):
+        client.sendall(bytes(100_000))
+        server.recv(100_000, socket.MSG_WAITALL)
 
 
 def check_harmless(output: bytes, separators: str = "\n") -> str:
@@ -54,13 +55,12 @@ def check_harmless(output: bytes, separators: str = "\n") -> str:
 
 def test_hostile_command_names(tmp_path: Path) -> None:
     path, printed = tmp_path / "hostile.pm", tmp_path / "printed"
-    with Space() as space, printed.open("wb") as stream:
-        with Collector(
-            "--netns", space.path, "--print", "-v", "-o", str(path), stdout=stream
-        ).ready() as collector:
-            for name in NAMES:
-                space.run(lambda name=name: talk_as(name))  # type: ignore[misc]
-            done = collector.finish()
+    with Space() as space, printed.open("wb") as stream, Collector(
+        "--netns", space.path, "--print", "-v", "-o", str(path), stdout=stream
+    ).ready() as collector:
+        for name in NAMES:
+            space.run(lambda name=name: talk_as(name))  # type: ignore[misc]
+        done = collector.finish()
     assert done.code == 0, done.stderr
     # The names are in the file, as the kernel gave them.
     with formats.open(path) as capture:

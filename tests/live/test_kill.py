@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGKILL at any moment: the file opens, all up to its last checkpoint is there, nothing is left."""
+"""SIGKILL at any moment: the file opens, all up to its last checkpoint is there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.live.faults import (
     COUNTED,
     FULL,
     RECEIVE_CALL,
+    TIMEOUT_S,
     WAIT_S,
     Collector,
     Flood,
@@ -27,6 +29,8 @@ from tests.live.faults import (
     verify,
     wait_until,
 )
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 KILLS = 200 if FULL else 10
 START_S, CAPTURE_S = 1.0, 1.5
@@ -47,6 +51,10 @@ def kill_after(collector: Collector, delay_s: float) -> set[int]:
     collector.process.kill()
     collector.process.wait(WAIT_S)
     return programs
+
+
+def is_gone(program: int) -> bool:
+    return not program_lives(program)
 
 
 def before_checkpoint(path: Path) -> tuple[int, int]:
@@ -92,7 +100,8 @@ def test_killed_at_any_moment(flood: Flood, tmp_path: Path) -> None:
                 collector.ready()
             programs = kill_after(collector, moments.uniform(0, CAPTURE_S if ready else START_S))
         assert programs or not ready
-        wait_until(lambda left=programs: not any(map(program_lives, left)), "its programs are gone")
+        for program in programs:
+            wait_until(partial(is_gone, program), "its programs are gone")
         assert path.exists() or not ready
         assert os.listdir(tmp_path) == ([path.name] if path.exists() else [])
         if path.exists():

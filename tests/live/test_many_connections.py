@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 import formats
 from collector import bpfsys
 from tests.live.faults import (
     FULL,
+    TIMEOUT_S,
     WAIT_S,
     Collector,
     Space,
@@ -27,6 +29,8 @@ from tests.live.faults import (
     wait_until,
     waiting,
 )
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 OPEN, SHORT = (10_000, 200_000) if FULL else (500, 2_000)
 ATTACH_LIMIT_S = 10.0 if FULL else 60.0

@@ -127,10 +127,9 @@ def seen_by_collect(records: Records) -> Streams:
     cwnd, ssthresh = records["snd_cwnd_segs"], records["snd_ssthresh"]
     reducing = np.isin(records["ca_state"], (CWR, RECOVERY))
     current = np.where(reducing, ssthresh, np.maximum(ssthresh, (cwnd >> 1) + (cwnd >> 2)))
-    columns = (
-        [records["snd_nxt"], records["snd_una"], cwnd, current]
-        + [records[name] for name in ("snd_wnd", "srtt_us", "rcv_wnd")]
-    )
+    columns = [records["snd_nxt"], records["snd_una"], cwnd, current] + [
+        records[name] for name in ("snd_wnd", "srtt_us", "rcv_wnd")
+    ]
     rows = zip(*(column.tolist() for column in columns), strict=True)
     streams: Streams = defaultdict(list)
     for here, there, row in zip(
@@ -141,19 +140,19 @@ def seen_by_collect(records: Records) -> Streams:
 
 
 @pytest.mark.skipif(not shutil.which("perf"), reason="there is no perf (linux-perf) here")
-@pytest.mark.parametrize("kinds", ["btf", "raw"])
-def test_perf_sees_the_same(tmp_path: Path, kinds: str) -> None:
+@pytest.mark.parametrize("kind", ["btf", "raw"])
+def test_perf_sees_the_same(tmp_path: Path, kind: str) -> None:
     with Lab(Bottleneck(rate_mbit=200, queue_bytes=100_000, loss_percent=3.0)) as lab:
         work = Workload("10.77.0.2", count=300, size=10_000, connections=3, parallel=3, reply=7)
         exchange = traffic.start(work, lab.a.namespace.fd, lab.b.namespace.fd)
         options = ("--locations", "SEGMENT_RECEIVED", "--buffer-size", "16", "-v", *within(lab))
-        with capturing(tmp_path / "a.pm", *options, kinds=kinds) as run:
+        with capturing(tmp_path / "a.pm", *options, kinds=f"{kind},iter") as run:
             with awake(), perf(tmp_path / "perf.data"):
                 exchange.go()
                 exchange.finish()
                 outcome = run.stop()
     outcome.check_complete()
-    assert f"SEGMENT_RECEIVED by {kinds}:tcp_probe" in outcome.errors
+    assert f"SEGMENT_RECEIVED by {kind}:tcp_probe" in outcome.errors
     ours = seen_by_collect(outcome.records)
     theirs = seen_by_perf(tmp_path / "perf.data", exchange.port)
     assert {key: len(rows) for key, rows in ours.items()} == {

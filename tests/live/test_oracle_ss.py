@@ -99,11 +99,11 @@ def check_against_ss(records: Records, text: str) -> None:
     assert f" {name} " in text
 
 
-@pytest.mark.parametrize("kinds", ["btf", "raw"])
-def test_the_last_record_says_what_ss_says(tmp_path: Path, kinds: str) -> None:
+@pytest.mark.parametrize("kind", ["btf", "raw"])
+def test_the_last_record_says_what_ss_says(tmp_path: Path, kind: str) -> None:
     with Lab(Bottleneck(rate_mbit=100, queue_bytes=50_000, loss_percent=4.0)) as lab:
         options = ("--columns", "all", "--buffer-size", "16", *within(lab))
-        with capturing(tmp_path / "a.pm", *options, kinds=kinds) as run:
+        with capturing(tmp_path / "a.pm", *options, kinds=f"{kind},iter") as run:
             with connected(lab) as lossy, connected(lab, "fd77::2") as calm:
                 said = []
                 for pair, rounds in ((lossy, 60), (calm, 3)):

@@ -13,6 +13,7 @@ import pytest
 from tests.live.faults import (
     COUNTED,
     FULL,
+    TIMEOUT_S,
     Collector,
     Flood,
     Space,
@@ -21,6 +22,8 @@ from tests.live.faults import (
     cpus,
     verify,
 )
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 SMALL = ("--buffer-size", "0.03", "--no-existing")
 
@@ -32,7 +35,8 @@ def flood() -> Iterator[Flood]:
 
 
 def arguments(flood: Flood, path: Path, *more: str) -> list[str]:
-    return ["--netns", flood.space.path, "--ports", str(flood.port), *COUNTED, "-o", str(path), *more]
+    where = ["--netns", flood.space.path, "--ports", str(flood.port)]
+    return [*where, *COUNTED, "-o", str(path), *more]
 
 
 def check_books(path: Path, flood: Flood, report: dict[str, Any]) -> tuple[int, int]:

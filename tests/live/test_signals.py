@@ -13,6 +13,7 @@ import pytest
 from tests.live.faults import (
     COUNTED,
     FULL,
+    TIMEOUT_S,
     Collector,
     Flood,
     Space,
@@ -21,6 +22,8 @@ from tests.live.faults import (
     verify,
     wait_until,
 )
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 RUNS = 100 if FULL else 6
 CALLS = 1_000_000 if FULL else 100_000

@@ -191,6 +191,16 @@ def test_terminal_plot_has_steps_events_and_losses(tmp_path: Path) -> None:
     assert labels == ["9", "6", "3", "0"]
 
 
+def test_frequent_events_stand_above_the_curve_in_the_terminal(tmp_path: Path) -> None:
+    builder = Builder(tcpkmon=True)
+    for step in range(40):
+        builder.add(step, conn_id=1, location=2, snd_cwnd=5000)
+    top, *rows = cells(lines_of(builder.write(tmp_path / "a.pm"), 60, "snd_cwnd"))
+    assert top.count("\u25bc") == 40
+    assert "\u25bc" not in "".join(rows)
+    assert dots(rows[0]) == 51
+
+
 def test_terminal_plot_names_values(tmp_path: Path) -> None:
     builder = Builder(tcpkmon=True)
     for step, state in enumerate((2, 1, 1, 0)):

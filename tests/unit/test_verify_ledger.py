@@ -471,3 +471,19 @@ def test_the_report_as_json_holds_the_sums(tmp_path: Path) -> None:
     assert plain["exit_code"] == 3 and plain["lost_total"] == 31
     assert set(plain["totals"]["lost"]) == set(CAUSES)
     assert sum(row["attempts"] for row in plain["rows"]) == plain["totals"]["attempts"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 50])
+def test_the_answer_does_not_depend_on_the_segments(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups, gaps, clock pairs and nested records that stand across a segment's edge."""
+    whole = check(full_capture(), tmp_path).as_json()
+    build = full_capture()
+    array = build.array()
+    array["serial"][np.flatnonzero(array["location"] == 9)[4]] += 1
+    broken = check(build, tmp_path, array)
+    monkeypatch.setattr("formats.verify.check.SEGMENT_ROWS", rows)
+    assert check(full_capture(), tmp_path).as_json() == whole
+    again = check(build, tmp_path, array)
+    assert broken.exit_code == again.exit_code == 5

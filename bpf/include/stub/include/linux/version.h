@@ -4,4 +4,4 @@
  * headers look at it; the value is the first release whose BTF it can be.
  */
 #define KERNEL_VERSION(a, b, c) (((a) << 16) + ((b) << 8) + ((c) > 255 ? 255 : (c)))
-#define LINUX_VERSION_CODE KERNEL_VERSION(5, 2, 0)
+#define LINUX_VERSION_CODE      KERNEL_VERSION(5, 2, 0)
