@@ -43,7 +43,7 @@ struct connection {
     u32 pid;
     u32 watching;
     u8 comm[16];
-    /* The ends as last seen whole: a reset by the owner wipes them before the socket's end. */
+    /* The ends as last seen whole: the kernel wipes them when a connect fails or the owner resets. */
     u64 laddr[2];
     u64 raddr[2];
     u16 lport;
@@ -533,7 +533,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         return;
     if (!packet) {
         endpoints_of(direct, skc, sk, !mini, &ends);
-        if (flags & LAST)
+        if (ends.state == STATE_CLOSE && !(flags & FRESH))
             recall_ends(key, &ends);
     } else if (!skb || !endpoints_of_packet(skb, &ends)) {
         klogger_count(account->filtered);

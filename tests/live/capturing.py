@@ -145,8 +145,10 @@ class Running:
         self._ready, told = os.pipe()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", DRIVER, kinds, "-o", str(path), "--ready-fd", str(told)]
-                + list(arguments),
+                [
+                    *(sys.executable, "-c", DRIVER, kinds),
+                    *("-o", str(path), "--ready-fd", str(told), *arguments),
+                ],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

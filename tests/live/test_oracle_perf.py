@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -53,8 +53,10 @@ def perf(data: Path) -> Iterator[None]:
     answers, answer = os.pipe()
     try:
         with subprocess.Popen(
-            ["unshare", "-m", "--propagation", "private", "sh", "-c", RECORD, "sh"]
-            + ["-o", str(data), f"--control=fd:{order},{answer}"],
+            [
+                *("unshare", "-m", "--propagation", "private", "sh", "-c", RECORD, "sh"),
+                *("-o", str(data), f"--control=fd:{order},{answer}"),
+            ],
             pass_fds=(order, answer),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -146,11 +148,13 @@ def test_perf_sees_the_same(tmp_path: Path, kind: str) -> None:
         work = Workload("10.77.0.2", count=300, size=10_000, connections=3, parallel=3, reply=7)
         exchange = traffic.start(work, lab.a.namespace.fd, lab.b.namespace.fd)
         options = ("--locations", "SEGMENT_RECEIVED", "--buffer-size", "16", "-v", *within(lab))
-        with capturing(tmp_path / "a.pm", *options, kinds=f"{kind},iter") as run:
-            with awake(), perf(tmp_path / "perf.data"):
-                exchange.go()
-                exchange.finish()
-                outcome = run.stop()
+        with ExitStack() as stack:
+            run = stack.enter_context(capturing(tmp_path / "a.pm", *options, kinds=f"{kind},iter"))
+            stack.enter_context(awake())
+            stack.enter_context(perf(tmp_path / "perf.data"))
+            exchange.go()
+            exchange.finish()
+            outcome = run.stop()
     outcome.check_complete()
     assert f"SEGMENT_RECEIVED by {kind}:tcp_probe" in outcome.errors
     ours = seen_by_collect(outcome.records)

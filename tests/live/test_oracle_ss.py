@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import struct
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -101,18 +102,23 @@ def check_against_ss(records: Records, text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["btf", "raw"])
 def test_the_last_record_says_what_ss_says(tmp_path: Path, kind: str) -> None:
-    with Lab(Bottleneck(rate_mbit=100, queue_bytes=50_000, loss_percent=4.0)) as lab:
-        options = ("--columns", "all", "--buffer-size", "16", *within(lab))
-        with capturing(tmp_path / "a.pm", *options, kinds=f"{kind},iter") as run:
-            with connected(lab) as lossy, connected(lab, "fd77::2") as calm:
-                said = []
-                for pair, rounds in ((lossy, 60), (calm, 3)):
-                    for _ in range(rounds):
-                        pair.exchange(20_000)
-                for pair in (lossy, calm):
-                    pair.exchange(1)
-                    said.append((pair.client_port, pair.server_port, at_rest(lab, pair)))
-                outcome = run.stop()
+    options = ("--columns", "all", "--buffer-size", "16")
+    with ExitStack() as stack:
+        narrow = Bottleneck(rate_mbit=100, queue_bytes=50_000, loss_percent=4.0)
+        lab = stack.enter_context(Lab(narrow))
+        run = stack.enter_context(
+            capturing(tmp_path / "a.pm", *options, *within(lab), kinds=f"{kind},iter")
+        )
+        said = []
+        lossy = stack.enter_context(connected(lab))
+        calm = stack.enter_context(connected(lab, "fd77::2"))
+        for pair, rounds in ((lossy, 60), (calm, 3)):
+            for _ in range(rounds):
+                pair.exchange(20_000)
+        for pair in (lossy, calm):
+            pair.exchange(1)
+            said.append((pair.client_port, pair.server_port, at_rest(lab, pair)))
+        outcome = run.stop()
     outcome.check_complete()
     for here, there, (client, server) in said:
         assert "cwnd:" in client
@@ -215,15 +221,15 @@ def told_of(end: socket.socket) -> dict[str, Any]:
 
 
 def test_every_column_says_what_the_application_is_told(tmp_path: Path, lab: Lab) -> None:
-    with capturing(tmp_path / "a.pm", "--columns", "all", *within(lab)) as run:
-        with connected(lab, "fd77::2") as pair:
-            pair.client.setsockopt(socket.SOL_SOCKET, SO_MARK, MARK)
-            for _ in range(20):
-                pair.exchange(5000)
-            at_rest(lab, pair)
-            told = {end: told_of(end) for end in (pair.client, pair.server)}
-            outcome = run.stop()
-            limits = str(lab.run("a", ["cat", "/proc/sys/net/ipv4/tcp_wmem"])).split()
+    options = ("--columns", "all", *within(lab))
+    with capturing(tmp_path / "a.pm", *options) as run, connected(lab, "fd77::2") as pair:
+        pair.client.setsockopt(socket.SOL_SOCKET, SO_MARK, MARK)
+        for _ in range(20):
+            pair.exchange(5000)
+        at_rest(lab, pair)
+        told = {end: told_of(end) for end in (pair.client, pair.server)}
+        outcome = run.stop()
+        limits = str(lab.run("a", ["cat", "/proc/sys/net/ipv4/tcp_wmem"])).split()
     outcome.check_complete()
     records = outcome.records
     ends = {}
