@@ -27,6 +27,10 @@ from formats.errors import PrivilegeError
 
 KALLSYMS = Path("/proc/kallsyms")
 SYMBOLS = ("tcp_write_timer",)
+IDENTITY = ("state_change", "destroy")
+"""Probes that run whatever is asked for: they tell one connection from the next."""
+OWNERS = ("send_call", "receive_call")
+"""The same with --pid: they tell whose a connection is."""
 TIMER_LOCATIONS = {"RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "REO_TIMEOUT"}
 
 
@@ -84,7 +88,7 @@ def prepare(
         usable | ({"EXISTING"} if existing else set()),
         probing.Probing(btf),
         btf,
-        always=("destroy",),
+        always=(*IDENTITY, *(OWNERS if by_inode else ())),
         kinds=kinds,
     )
     missing = dict(plan.missing)

@@ -35,7 +35,10 @@ class Stopping:
 
     def __enter__(self) -> Stopping:
         for number in SIGNALS:
-            self._before[number] = signal.getsignal(number)
+            before = signal.getsignal(number)
+            if number == signal.SIGHUP and before is signal.SIG_IGN:
+                continue  # nohup: it shall outlive the terminal
+            self._before[number] = before
             signal.signal(number, self._handle)
         return self
 

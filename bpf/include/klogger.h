@@ -147,10 +147,12 @@ static __always_inline void klogger_give_back(struct klogger_slot *slot) {
     *(volatile u64 *)&slot->busy = 0;
 }
 
-/* Numbers, stamps and sends what stands in the slot, and enters the outcome in the ledger. */
-static __always_inline void klogger_commit(void *ctx, struct klogger_cpu *cpu,
-                                           struct klogger_account *account,
-                                           struct klogger_slot *slot, u32 location) {
+/* Numbers, stamps and sends what stands in the slot, and enters the outcome in the ledger; 0 if it
+ * went into the ring.
+ */
+static __always_inline int klogger_commit(void *ctx, struct klogger_cpu *cpu,
+                                          struct klogger_account *account,
+                                          struct klogger_slot *slot, u32 location) {
     u8 *entry = slot->record;
     u64 serial, now;
     int status;
@@ -173,4 +175,5 @@ static __always_inline void klogger_commit(void *ctx, struct klogger_cpu *cpu,
         klogger_count(account->no_ring);
     else
         klogger_count(account->other);
+    return status;
 }

@@ -25,6 +25,7 @@ enum skb_drop_reason;
 #define STATE_LISTEN       10
 #define STATE_NEW_SYN_RECV 12
 #define PROTOCOL_TCP       6
+#define TYPE_STREAM        1
 #define FLAG_FIN           1
 #define FLAG_SYN           2
 
@@ -37,13 +38,15 @@ enum skb_drop_reason;
 #define LAST     32  /* the connection's last entry */
 #define CHANGES  64  /* --when-changed applies */
 #define PACKET   128 /* there is no socket: the packet tells the ends */
+#define UNASKED  256 /* nothing is recorded: it is for the identity and the owner alone */
 
 struct connection {
     u64 id;
     u32 pid;
     u32 watching;
     u8 comm[16];
-    /* The ends as last seen whole: the kernel wipes them when a connect fails or the owner resets. */
+    /* The ends as last seen whole: the kernel wipes them when a connect fails or the owner resets.
+     */
     u64 laddr[2];
     u64 raddr[2];
     u16 lport;
@@ -183,7 +186,7 @@ static __always_inline int in_cgroup(struct sock *sk, u32 level) {
     struct kernfs_node *node = 0;
     u64 id = 0;
 
-    if (!group || level > 15)
+    if (!group || level > 15 || READ(0, group, level) < (int)level)
         return 0;
 #if defined(HAVE_cgroup_ancestors)
     struct cgroup *ancestor = 0;
@@ -279,9 +282,9 @@ static __always_inline void fill_times(struct tcp_sock *tp, u8 *entry) {
     u32 type = GET(tp, chrono_type);
 #endif
     u32 running = (u32)bpf_jiffies64() - GET(tp, chrono_start);
-    u32 busy = GET(tp, chrono_stat[0]) + (type == 1 ? running : 0);
-    u32 window = GET(tp, chrono_stat[1]) + (type == 2 ? running : 0);
-    u32 buffer = GET(tp, chrono_stat[2]) + (type == 3 ? running : 0);
+    u64 busy = (u64)GET(tp, chrono_stat[0]) + (type == 1 ? running : 0);
+    u64 window = (u64)GET(tp, chrono_stat[1]) + (type == 2 ? running : 0);
+    u64 buffer = (u64)GET(tp, chrono_stat[2]) + (type == 3 ? running : 0);
 
     SET(busy_us, (busy + window + buffer) * (1000000 / KLOGGER_HZ));
     SET(rwnd_limited_us, window * (1000000 / KLOGGER_HZ));
@@ -377,7 +380,7 @@ static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u
     SET(snd_cwnd_segs, cwnd);
     SET(srtt_us, GET(tp, srtt_us) >> 3);
     SET(rttvar_us, GET(tp, mdev_us) >> 2);
-    SET(rto_us, GET(icsk, icsk_rto) * (1000000 / KLOGGER_HZ));
+    SET(rto_us, (u64)GET(icsk, icsk_rto) * 1000000 / KLOGGER_HZ);
     SET(min_rtt_us, GET(tp, rtt_min.s[0].v));
     SET(packets_out, GET(tp, packets_out));
     SET(retrans_out, GET(tp, retrans_out));
@@ -519,14 +522,16 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         mini = ends.state == STATE_TIME_WAIT || ends.state == STATE_NEW_SYN_RECV;
         if (direct) {
             tp = bpf_skc_to_tcp_sock(sk);
-            if (!tp && !mini)
+            /* Raw sockets and some of netlink have the protocol's number too. */
+            if (tp ? GET((struct sock *)tp, sk_type) != TYPE_STREAM : !mini)
                 return;
         } else if (!mini) {
-            if (READ(0, sk, sk_protocol) != PROTOCOL_TCP)
+            if (READ(0, sk, sk_protocol) != PROTOCOL_TCP || READ(0, sk, sk_type) != TYPE_STREAM)
                 return;
         }
     }
-    klogger_count(account->attempts);
+    if (!(flags & UNASKED))
+        klogger_count(account->attempts);
 
     settings = filter_settings.lookup(&zero);
     if (!settings)
@@ -547,8 +552,9 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         if (wanted && (settings->flags & FILTER_PIDS) && location != LOCATION_EXISTING)
             wanted = !packet && owner_wanted(key, flags);
         if (!wanted) {
-            klogger_count(account->filtered);
-            if (flags & LAST)
+            if (!(flags & UNASKED))
+                klogger_count(account->filtered);
+            if (flags & (LAST | FRESH))
                 connections.delete(&key);
             return;
         }
@@ -557,7 +563,8 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     if (!packet && !mini && (ends.state != STATE_CLOSE || (flags & (FRESH | OWNER)))) {
         connection = connection_of(key, flags);
         if (!connection) {
-            klogger_count(account->table_full);
+            if (!(flags & UNASKED))
+                klogger_count(account->table_full);
             return;
         }
     } else if (!packet) {
@@ -569,6 +576,8 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         connection->pid = bpf_get_current_pid_tgid() >> 32;
         bpf_get_current_comm(connection->comm, sizeof(connection->comm));
     }
+    if (flags & UNASKED)
+        return;
 
     slot = klogger_take(cpu);
     if (!slot) {
@@ -611,7 +620,9 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         }
         connection->watching = 1;
     }
-    klogger_commit(ctx, cpu, account, slot, location);
+    /* After a loss the next record has to tell the change. */
+    if (klogger_commit(ctx, cpu, account, slot, location) && KLOGGER_WATCHING && connection)
+        connection->watching = 0;
     klogger_give_back(slot);
     if (flags & LAST)
         connections.delete(&key);
@@ -628,6 +639,11 @@ PROBE(segment_received, "SEGMENT_RECEIVED", "btf:tcp_probe raw:tcp_probe")
 #if USE_retransmit
 PROBE(retransmit, "RETRANSMIT", "btf:tcp_retransmit_skb raw:tcp_retransmit_skb")
 {
+#if ARGUMENTS_tcp_retransmit_skb > 2
+    /* Since 6.18 (the argument err) it tells of those too that could not be sent. */
+    if ((int)ARG(2))
+        return;
+#endif
     snapshot(ctx, cpu, DIRECT, LOCATION_RETRANSMIT, (struct sock *)ARG(0), (struct sk_buff *)ARG(1),
              0, SEGMENT | SEQUENCE);
 }
@@ -643,18 +659,18 @@ PROBE(retransmit_synack, "RETRANSMIT_SYNACK", "btf:tcp_retransmit_synack raw:tcp
 }
 #endif
 
+/* Hangs on even where STATE_CHANGE is not asked for: identities begin here. */
 #if USE_state_change
 PROBE(state_change, "STATE_CHANGE", "btf:inet_sock_set_state raw:inet_sock_set_state")
 {
     struct sock *sk = (struct sock *)ARG(0);
     u32 old = ARG(1), new = ARG(2);
-
-    u32 flags = 0;
+    u32 flags = KLOGGER_ENABLED_STATE_CHANGE ? 0 : UNASKED;
 
     if (new == STATE_SYN_SENT || new == STATE_LISTEN)
-        flags = FRESH | OWNER;
+        flags |= FRESH | OWNER;
     else if (new == STATE_SYN_RECV && old == STATE_LISTEN)
-        flags = FRESH;
+        flags |= FRESH;
     snapshot(ctx, cpu, DIRECT, LOCATION_STATE_CHANGE, sk, 0, new, flags);
 }
 #endif
@@ -698,6 +714,7 @@ PROBE(reset_received, "RESET_RECEIVED", "btf:tcp_receive_reset raw:tcp_receive_r
 { snapshot(ctx, cpu, DIRECT, LOCATION_RESET_RECEIVED, (struct sock *)ARG(0), 0, 0, 0); }
 #endif
 
+/* These two hang on also where they are not asked for, if --pid is: they tell the owner. */
 #if USE_send_call
 PROBE(send_call, "SEND_CALL",
       "btf:sock_send_length raw:sock_send_length fexit:tcp_sendmsg kprobe:tcp_sendmsg")
@@ -705,7 +722,8 @@ PROBE(send_call, "SEND_CALL",
     /* fexit: (sk, msg, size) and the result; kprobe: the size that is asked for */
     u32 result = kind == KLOGGER_FEXIT ? ARG(3) : kind == KLOGGER_KPROBE ? ARG(2) : ARG(1);
 
-    snapshot(ctx, cpu, DIRECT, LOCATION_SEND_CALL, (struct sock *)ARG(0), 0, result, OWNER);
+    snapshot(ctx, cpu, DIRECT, LOCATION_SEND_CALL, (struct sock *)ARG(0), 0, result,
+             OWNER | (KLOGGER_ENABLED_SEND_CALL ? 0 : UNASKED));
 }
 #endif
 
@@ -716,7 +734,8 @@ PROBE(receive_call, "RECEIVE_CALL",
     /* fexit: (sk, msg, len, flags, addr_len) and the result; kprobe: the room that is offered */
     u32 result = kind == KLOGGER_FEXIT ? ARG(5) : kind == KLOGGER_KPROBE ? ARG(2) : ARG(1);
 
-    snapshot(ctx, cpu, DIRECT, LOCATION_RECEIVE_CALL, (struct sock *)ARG(0), 0, result, OWNER);
+    snapshot(ctx, cpu, DIRECT, LOCATION_RECEIVE_CALL, (struct sock *)ARG(0), 0, result,
+             OWNER | (KLOGGER_ENABLED_RECEIVE_CALL ? 0 : UNASKED));
 }
 #endif
 

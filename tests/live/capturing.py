@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 import formats
-from collector.lab import Lab, Side
+from collector.lab import Lab
+from collector.spaces import Side
 from formats import control
 from formats.psc import Capture
 

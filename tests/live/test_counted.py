@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from capturing import Outcome, Records, capturing, within
+from capturing import Outcome, Records, capturing, listening, make_socket, within
 
 from collector import traffic
 from collector.lab import Lab
@@ -46,50 +46,63 @@ def of_connections(records: Records, port: int) -> tuple[Records, Records]:
     )
 
 
-@pytest.mark.parametrize(
-    ("server", "listen", "families"),
-    [
-        ("10.77.0.2", "", (2, 2)),
-        ("fd77::2", "", (10, 10)),
-        ("::ffff:10.77.0.2", "10.77.0.2", (10, 2)),
-        ("10.77.0.2", "::", (2, 10)),
-    ],
-    ids=["v4", "v6", "mapped-client", "mapped-server"],
-)
-def test_every_call_has_its_record(
-    tmp_path: Path, lab: Lab, server: str, listen: str, families: tuple[int, int]
-) -> None:
-    work = Workload(
-        server, listen=listen, connections=CONNECTIONS, count=MESSAGES, size=77, reply=5
-    )
-    outcome, result = capture(tmp_path / "a.pm", lab, work, "--locations", CALLS)
-    ends = of_connections(outcome.records, result.port)
-    sides = (result.client, result.server)
-    for records, tally, family in zip(ends, sides, families, strict=True):
-        assert set(records["family"].tolist()) == {family}
-        sent, received = records.at("SEND_CALL"), records.at("RECEIVE_CALL")
-        assert len(sent) == tally.sends == MESSAGES * CONNECTIONS
-        assert len(received) == tally.receives
-        assert int(sent["callvalue"].sum()) == tally.bytes_sent
-        assert int(received["callvalue"].sum()) == tally.bytes_received
-        assert len(records.at("DESTROY")) == CONNECTIONS
-        assert set(sent["pid"].tolist()) | set(received["pid"].tolist()) == {tally.pid}
-        said = Counter(
-            (
-                *(one.local.removeprefix("::ffff:"), one.local_port),
-                *(one.remote.removeprefix("::ffff:"), one.remote_port),
+# Where the client connects, where the server listens; the families of both ends.
+FAMILIES = {
+    "v4": ("10.77.0.2", "", (2, 2)),
+    "v6": ("fd77::2", "", (10, 10)),
+    "mapped client": ("::ffff:10.77.0.2", "10.77.0.2", (10, 2)),
+    "mapped server": ("10.77.0.2", "::", (2, 10)),
+}
+
+
+def test_every_call_has_its_record(tmp_path: Path, lab: Lab) -> None:
+    options = ("--locations", CALLS, "--buffer-size", "32", *within(lab))
+    results = {}
+    with capturing(tmp_path / "a.pm", *options) as run:
+        for name, (server, listen, _) in FAMILIES.items():
+            work = Workload(
+                server, listen=listen, connections=CONNECTIONS, count=MESSAGES, size=77, reply=5
             )
-            for one in tally.connections
+            results[name] = traffic.run(work, lab.a.namespace.fd, lab.b.namespace.fd)
+        outcome = run.stop()
+    outcome.check_complete()
+    for name, result in results.items():
+        ends = of_connections(outcome.records, result.port)
+        sides = (result.client, result.server)
+        for records, tally, family in zip(ends, sides, FAMILIES[name][2], strict=True):
+            check_calls(records, tally, family)
+        check_states(ends[0], CLOSE, CLIENT_STATES)
+        check_states(ends[1], LISTEN, SERVER_STATES)
+
+
+def check_calls(records: Records, tally: traffic.Tally, family: int) -> None:
+    """One side's records against what it counted itself."""
+    assert set(records["family"].tolist()) == {family}
+    sent, received = records.at("SEND_CALL"), records.at("RECEIVE_CALL")
+    assert len(sent) == tally.sends == MESSAGES * CONNECTIONS
+    assert len(received) == tally.receives
+    assert int(sent["callvalue"].sum()) == tally.bytes_sent
+    assert int(received["callvalue"].sum()) == tally.bytes_received
+    assert set(sent["pid"].tolist()) | set(received["pid"].tolist()) == {tally.pid}
+    said = Counter(
+        (
+            *(one.local.removeprefix("::ffff:"), one.local_port),
+            *(one.remote.removeprefix("::ffff:"), one.remote_port),
         )
-        assert Counter(records.at("DESTROY").ends()) == said
-    for records, states in zip(ends, (CLIENT_STATES, SERVER_STATES), strict=True):
-        changes = records.at("STATE_CHANGE")
-        assert set(changes["conn_id"].tolist()) == set(records["conn_id"].tolist())
-        for identity in np.unique(changes["conn_id"]):
-            one = changes.where(conn_id=identity)
-            assert one["callvalue"].tolist() == states
-            before = [CLOSE if states is CLIENT_STATES else LISTEN, *states[:-1]]
-            assert one["state"].tolist() == before
+        for one in tally.connections
+    )
+    assert Counter(records.at("DESTROY").ends()) == said
+
+
+def check_states(records: Records, first: int, states: list[int]) -> None:
+    """Each connection of one side went through these states, and each change tells the old one."""
+    changes = records.at("STATE_CHANGE")
+    assert set(changes["conn_id"].tolist()) == set(records["conn_id"].tolist())
+    for identity in np.unique(changes["conn_id"]):
+        one = changes.where(conn_id=identity)
+        assert one["callvalue"].tolist() == states
+        assert one["state"].tolist() == [first, *states[:-1]]
+    assert len(np.unique(changes["conn_id"])) == CONNECTIONS
 
 
 def test_numbers_never_jump(tmp_path: Path, lab: Lab) -> None:
@@ -142,9 +155,7 @@ def test_no_two_of_2000_connections_are_merged(tmp_path: Path, lab: Lab) -> None
     count = 2000
     work = Workload("10.77.0.2", connections=count, parallel=4, size=10, reply=3)
     places = "STATE_CHANGE,DESTROY"
-    outcome, result = capture(
-        tmp_path / "a.pm", lab, work, "--locations", places, kinds=f"{kind},iter"
-    )
+    outcome, result = capture(tmp_path / "a.pm", lab, work, "--locations", places)
     check_identities(outcome, result, count)
     # Identities are worth something only because the kernel's own addresses come back.
     clients, servers = of_connections(outcome.records, result.port)
@@ -176,3 +187,24 @@ def test_resets_are_counted(tmp_path: Path, lab: Lab) -> None:
     clients, servers = of_connections(outcome.records, result.port)
     assert len(clients.at("RESET_SENT")) == len(servers.at("RESET_RECEIVED")) == count
     assert len(clients.at("RESET_RECEIVED")) == len(servers.at("RESET_SENT")) == 0
+
+
+def test_a_socket_that_connects_again_is_another_connection(tmp_path: Path, lab: Lab) -> None:
+    with listening(lab.b, "10.77.0.2") as listener:
+        address = listener.getsockname()
+    with capturing(tmp_path / "a.pm", *within(lab)) as run:
+        with make_socket(lab.a) as client:
+            with pytest.raises(ConnectionRefusedError):
+                client.connect(address)
+            with listening(lab.b, *address) as listener:
+                client.connect(address)
+                server, _ = listener.accept()
+                server.close()
+        outcome = run.stop()
+    outcome.check_complete()
+    clients, _ = of_connections(outcome.records, address[1])
+    starts = clients.at("STATE_CHANGE").where(callvalue=SYN_SENT)
+    first, second = starts["conn_id"].tolist()
+    assert first != second
+    assert clients.at("SOCKET_ERROR")["conn_id"][0] == first
+    assert clients.at("DESTROY").one("conn_id") == second

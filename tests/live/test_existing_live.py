@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
 from capturing import Outcome, Pair, capturing, join, listening, within
 
 from collector.lab import Lab
@@ -40,20 +39,16 @@ def ends_of(pairs: list[Pair]) -> Counter[tuple[int, int]]:
     return Counter(ports + [(there, here) for here, there in ports])
 
 
-def check_existing(outcome: Outcome, ends: Counter[tuple[int, int]], walked: bool = True) -> None:
+def check_existing(outcome: Outcome, ends: Counter[tuple[int, int]]) -> None:
     """All ends were recorded at the start, and what they do later has the same identity."""
     outcome.check_complete()
     found = outcome.records.at("EXISTING")
     assert Counter(zip(found["lport"].tolist(), found["rport"].tolist(), strict=True)) == ends
-    if walked:
-        assert len(set(found["conn_id"].tolist())) == 2 * CONNECTIONS
-    else:  # by sock_diag, which knows no identity
-        assert set(found["conn_id"].tolist()) == {0}
+    assert len(set(found["conn_id"].tolist())) == 2 * CONNECTIONS
     assert set(found["state"].tolist()) == {1}
     for number, (lport, rport) in enumerate(sorted(ends)):
         one = outcome.records.where(lport=lport, rport=rport)
-        identities = one if walked else one.pick(one["conn_id"] != 0)
-        assert len(set(identities["conn_id"].tolist())) == 1, number
+        assert len(set(one["conn_id"].tolist())) == 1, number
         assert len(one.at("EXISTING")) == len(one.at("SEND_CALL")) == 1
         first = one.at("EXISTING")
         assert first["seq"][0] == one["seq"][0]
@@ -62,17 +57,14 @@ def check_existing(outcome: Outcome, ends: Counter[tuple[int, int]], walked: boo
         assert first.one("srtt_us") > 0
 
 
-@pytest.mark.parametrize("kinds", ["", "btf"], ids=["iterator", "sock_diag"])
-def test_open_connections_of_two_namespaces_are_recorded(
-    tmp_path: Path, lab: Lab, kinds: str
-) -> None:
+def test_open_connections_of_two_namespaces_are_recorded(tmp_path: Path, lab: Lab) -> None:
     with open_connections(lab) as pairs:
         ends = ends_of(pairs)
-        with capturing(tmp_path / "a.pm", *within(lab), kinds=kinds) as run:
+        with capturing(tmp_path / "a.pm", *within(lab)) as run:
             for pair in pairs:
                 pair.exchange(1)
             outcome = run.stop()
-        check_existing(outcome, ends, walked=not kinds)
+        check_existing(outcome, ends)
         assert set(outcome.records.at("EXISTING")["netns"].tolist()) == {
             lab.a.namespace.cookie,
             lab.b.namespace.cookie,

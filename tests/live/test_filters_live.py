@@ -25,7 +25,8 @@ from capturing import (
 
 from collector import traffic
 from collector.filters import find_cgroup
-from collector.lab import Lab, Side
+from collector.lab import Lab
+from collector.spaces import Side
 from collector.traffic import Workload
 
 ROUNDS = 3

@@ -110,10 +110,34 @@ def test_a_signal_before_the_capture_is_attached(
         assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_in_silence(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_hangup_in_silence(tmp_path: Path) -> None:
+    def listen() -> None:  # these tests themselves may run under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     path = tmp_path / "silent.pm"
-    with Space() as space, Collector("--netns", space.path, "-o", str(path)).ready() as collector:
-        done = collector.finish(number)
+    with Space() as space, Collector(
+        "--netns", space.path, "-o", str(path), preexec_fn=listen
+    ).ready() as collector:  # fmt: skip
+        done = collector.finish(signal.SIGHUP)
     assert done.code == 0, done.stderr
     assert verify(path, 0)["end_reason"] == "asked"
+
+
+def test_nohup(tmp_path: Path) -> None:
+    """Where SIGHUP is ignored, it stays so; SIGINT, which shells ignore for jobs, does not."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    path = tmp_path / "nohup.pm"
+    with Space() as space, Collector(
+        "--netns", space.path, "-o", str(path), preexec_fn=ignore
+    ).ready() as collector:  # fmt: skip
+        collector.send(signal.SIGHUP)
+        size = path.stat().st_size
+        wait_until(lambda: path.stat().st_size > size, "the next checkpoint")
+        assert collector.process.poll() is None
+        done = collector.finish(signal.SIGINT)
+    assert done.code == 0, done.stderr
+    assert verify(path, 0)["proven_end"]

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every location that can be provoked is provoked, and held against the kernel's own counters."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from capturing import (
+    Outcome,
+    Records,
+    capturing,
+    connected,
+    family_of,
+    join,
+    listening,
+    make_socket,
+    receive,
+    wait_until,
+    within,
+)
+from test_oracle_ss import tcp_info
+
+from collector.btf import Btf
+from collector.lab import Lab
+from collector.spaces import Side
+
+ALL = ("--columns", "all")
+CLOSE, SYN_SENT, ESTABLISHED, NEW_SYN_RECV = 7, 2, 1, 12
+OPEN, LOSS = 0, 4
+RTO, WINDOW_PROBE, LOSS_PROBE = 1, 3, 5  # icsk_pending
+SYN = 2
+LARGE = "meta l4proto tcp meta length > 200"
+SYN_ACK = "tcp flags & (syn|ack) == (syn|ack)"
+SMALL_BUFFER = 4096
+
+
+def counters(side: Side) -> dict[str, int]:
+    """The namespace's own counts of what TCP did there."""
+    found: dict[str, int] = {}
+    for name in ("netstat", "snmp"):
+        lines = side.command(["cat", f"/proc/thread-self/net/{name}"]).splitlines()
+        for names, values in zip(lines[::2], lines[1::2], strict=True):
+            pairs = zip(names.split()[1:], values.split()[1:], strict=True)
+            found.update((name, int(value)) for name, value in pairs)
+    return found
+
+
+@contextmanager
+def losing(side: Side, packets: str) -> Iterator[None]:
+    """Inside, this side loses all packets of a kind that come in."""
+    chain = "add chain inet own losses { type filter hook input priority 0 ; }"
+    rule = f"add rule inet own losses {packets} drop"
+    side.command(["nft", f"add table inet own; {chain}; {rule}"])
+    try:
+        yield
+    finally:
+        side.command(["nft", "delete table inet own"])
+
+
+def check_chain(changes: Records, column: str) -> None:
+    """Each change begins where the one before ended."""
+    for identity in np.unique(changes["conn_id"]):
+        one = changes.where(conn_id=identity)
+        assert one[column].tolist()[1:] == one["callvalue"].tolist()[:-1]
+
+
+def test_losses(tmp_path: Path, lab: Lab) -> None:
+    """RTO, LOSS_PROBE, RETRANSMIT, CONG_STATE: all data is lost for a while."""
+    with capturing(tmp_path / "a.pm", *ALL, *within(lab)) as run:
+        with connected(lab) as pair:
+            pair.exchange()
+            with losing(lab.b, LARGE):
+                pair.client.sendall(bytes(1000))
+                wait_until(lambda: tcp_info(pair.client)["retransmits"] >= 2)
+            receive(pair.server, 1000)
+            pair.exchange(3000)
+            wait_until(lambda: tcp_info(pair.client)["ca_state"] == OPEN)
+            said = tcp_info(pair.client)
+        counted = counters(lab.a)
+        outcome = run.stop()
+    outcome.check_complete()
+    client = outcome.records.where(netns=lab.a.namespace.cookie)
+    assert len(set(client["conn_id"].tolist())) == 1
+    timeouts = client.at("RTO")
+    assert len(timeouts) == counted["TCPTimeouts"] >= 2
+    assert timeouts["callvalue"].tolist() == list(range(len(timeouts)))
+    assert timeouts["retransmits"].tolist() == timeouts["callvalue"].tolist()
+    assert set(timeouts["pending"].tolist()) == {RTO}
+    assert np.all(np.diff(timeouts["rto_us"].astype(np.int64)) > 0)
+    probes = client.at("LOSS_PROBE")
+    assert len(probes) == counted["TCPLossProbes"] >= 1
+    assert probes["pending"][0] == LOSS_PROBE
+    assert probes["callvalue"][0] == 0
+    again = client.at("RETRANSMIT")
+    assert len(again) == counted["RetransSegs"] == said["total_retrans"] >= 3
+    assert set(again["callvalue"].tolist()) == {timeouts["snd_una"][0].item()}
+    assert again["seg_seq"].tolist() == again["callvalue"].tolist()
+    assert set(again["seg_len"].tolist()) == {1000}
+    changes = client.at("CONG_STATE")
+    check_chain(changes, "ca_state")
+    assert changes["callvalue"].tolist()[0] == LOSS
+    assert changes.last("callvalue") == OPEN
+    assert client.at("DESTROY").one("total_retrans") == said["total_retrans"]
+
+
+def check_refusals(outcome: Outcome, lab: Lab, refused: list[tuple[str, int, int]]) -> None:
+    """A connection to a port where nobody listens, of each family."""
+    reasons = Btf.from_kernel().enum("sk_rst_reason")
+    for address, port, client_port in refused:
+        sent = outcome.records.at("RESET_SENT").where(lport=port)
+        here = "fd77::1" if ":" in address else "10.77.0.1"
+        assert sent.ends() == [(address, port, here, client_port)]
+        assert sent.one("callvalue") == reasons.get("SK_RST_REASON_NO_SOCKET", 0)
+        assert sent.one("netns") == lab.b.namespace.cookie
+        assert (sent.one("conn_id"), sent.one("sk_addr"), sent.one("pid")) == (0, 0, 0)
+        assert sent.one("family") == family_of(address)
+        client = outcome.records.where(rport=port)
+        assert len(set(client["conn_id"].tolist())) == 1
+        got = client.at("RESET_RECEIVED")
+        assert got.ends() == [(here, client_port, address, port)]
+        assert got.one("state") == SYN_SENT
+        errors = client.at("SOCKET_ERROR")
+        assert errors["callvalue"][0] == errno.ECONNREFUSED
+        assert errors["state"][0] == CLOSE
+        # Although the kernel wipes the ends of a connection that failed.
+        assert len(client.at("DESTROY")) == 1
+
+
+def test_handshakes_and_resets(tmp_path: Path, lab: Lab) -> None:
+    """RETRANSMIT_SYNACK, RESET_SENT with a socket and without, RESET_RECEIVED, SOCKET_ERROR."""
+    refused = []
+    with capturing(tmp_path / "a.pm", *ALL, *within(lab)) as run:
+        with (
+            listening(lab.b, "10.77.0.2") as listener,
+            make_socket(lab.a) as client,
+            losing(lab.a, SYN_ACK),
+        ):
+            silent = listener.getsockname()
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                client.connect(silent)
+            wait_until(lambda: counters(lab.b)["TCPSynRetrans"])
+        silenced = counters(lab.a), counters(lab.b)
+        for address in ("10.77.0.2", "fd77::2"):
+            with listening(lab.b, address) as listener:
+                port = listener.getsockname()[1]
+            with make_socket(lab.a, family_of(address)) as client:
+                client.bind(("::" if ":" in address else "", 0))
+                refused.append((address, port, client.getsockname()[1]))
+                with pytest.raises(ConnectionRefusedError):
+                    client.connect((address, port))
+        with connected(lab) as pair:
+            ports = pair.client_port, pair.server_port
+            pair.client.sendall(b"unread")
+            wait_until(lambda: tcp_info(pair.client)["bytes_acked"] > 6)
+            pair.server.close()
+            with pytest.raises(ConnectionResetError):
+                receive(pair.client, 1)
+        resets = counters(lab.b)["OutRsts"]
+        outcome = run.stop()
+    outcome.check_complete()
+    records = outcome.records
+    # A SYN-ACK that is lost: the server's request is no socket yet.
+    again = records.at("RETRANSMIT_SYNACK")
+    assert len(again) == silenced[1]["TCPSynRetrans"] >= 1
+    assert again["callvalue"].tolist() == list(range(len(again)))
+    assert set(again["lport"].tolist()) == {silent[1]}
+    assert set(again["state"].tolist()) == {NEW_SYN_RECV}
+    assert set(again["conn_id"].tolist()) == {0}
+    assert set(again["netns"].tolist()) == {lab.b.namespace.cookie}
+    client = records.where(rport=silent[1])
+    syns = client.at("RETRANSMIT")
+    assert len(syns) == silenced[0]["TCPSynRetrans"] == silenced[0]["RetransSegs"]
+    assert set(syns["seg_flags"].tolist()) <= {SYN}
+    assert set(syns["state"].tolist()) <= {SYN_SENT}
+    assert len(client.at("RTO")) == silenced[0]["TCPTimeouts"]
+    check_refusals(outcome, lab, refused)
+    # A connection closed with data unread.
+    here, there = ports
+    server = records.where(lport=there, rport=here)
+    reason = server.at("RESET_SENT").one("callvalue")
+    reasons = Btf.from_kernel().enum("sk_rst_reason")
+    assert reason == reasons.get("SK_RST_REASON_TCP_ABORT_ON_CLOSE", reason)
+    assert len(set(server["conn_id"].tolist())) == 1
+    client = records.where(lport=here, rport=there)
+    assert client.at("RESET_RECEIVED").one("state") == ESTABLISHED
+    assert client.at("SOCKET_ERROR").one("callvalue") == errno.ECONNRESET
+    assert len(records.at("RESET_SENT")) == resets == 3
+    check_chain(records.at("STATE_CHANGE"), "state")
+
+
+def test_windows_and_buffers(tmp_path: Path, lab: Lab) -> None:
+    """ZERO_WINDOW_PROBE, RCVQ_FULL, RCV_SPACE_ADJUST: receivers that are slow, or shrink."""
+    with capturing(tmp_path / "a.pm", *ALL, *within(lab)) as run:
+        with make_socket(lab.b) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+            listener.bind(("10.77.0.2", 0))
+            listener.listen()
+            pair = join(lab.a, listener, "10.77.0.2")
+        slow = pair.client_port
+        sent = 0
+        with suppress(BlockingIOError):
+            while True:
+                sent += pair.client.send(bytes(10_000), socket.MSG_DONTWAIT)
+        wait_until(lambda: counters(lab.a)["TCPWinProbe"] >= 2)
+        receive(pair.server, sent)
+        wait_until(lambda: not tcp_info(pair.client)["unacked"])
+        probed = counters(lab.a)
+        pair.close()
+        with connected(lab) as pair:
+            shrunk = pair.client_port
+            pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 19)
+            pair.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+            sent = 0
+            with suppress(BlockingIOError):
+                while sent < 60_000:
+                    sent += pair.client.send(bytes(1000), socket.MSG_DONTWAIT)
+            wait_until(lambda: counters(lab.b)["TCPRcvQDrop"])
+            receive(pair.server, sent)
+            dropped = counters(lab.b)
+        outcome = run.stop()
+    outcome.check_complete()
+    client = outcome.records.where(lport=slow)
+    probes = client.at("ZERO_WINDOW_PROBE")
+    assert len(probes) == probed["TCPWinProbe"] >= 2
+    assert probes["callvalue"].tolist() == probes["probes_out"].tolist()
+    assert set(probes["pending"].tolist()) == {WINDOW_PROBE}
+    assert set(probes["packets_out"].tolist()) == {0}
+    assert probes["backoff"].tolist()[:2] == [0, 1]
+    assert np.all(probes["notsent_bytes"] > 0)
+    full = outcome.records.at("RCVQ_FULL")
+    assert shrunk in full["rport"].tolist()
+    assert len(full) == sum(
+        dropped[name] for name in ("TCPRcvQDrop", "TCPZeroWindowDrop", "TCPBacklogDrop")
+    )
+    reasons = {value: name for name, value in Btf.from_kernel().enum("skb_drop_reason").items()}
+    names = {reasons[value] for value in full["callvalue"].tolist()}
+    assert names <= {
+        "SKB_DROP_REASON_PROTO_MEM",
+        "SKB_DROP_REASON_SOCKET_RCVBUFF",
+        "SKB_DROP_REASON_TCP_ZEROWINDOW",
+        "SKB_DROP_REASON_SOCKET_BACKLOG",
+    }
+    assert np.any(full["sk_rmem_bytes"] > full["sk_rcvbuf"])
+    adjusted = outcome.records.at("RCV_SPACE_ADJUST")
+    assert adjusted["callvalue"].tolist() == adjusted["rcv_space"].tolist()
+    assert len(set(adjusted.where(rport=slow)["callvalue"].tolist())) > 1
+
+
+def test_owners(tmp_path: Path, lab: Lab) -> None:
+    """The owner is who called last, by the name it had then; a softirq's context is nobody's."""
+    name = Path("/proc/thread-self/comm")
+    before = name.read_text().strip()
+    with capturing(tmp_path / "a.pm", *ALL, *within(lab)) as run:
+        try:
+            name.write_text("owner-of-15-byt")
+            with connected(lab) as pair:
+                port = pair.client_port
+                pair.exchange()
+                name.write_text("\x1b[31mred")
+                pair.exchange()
+        finally:
+            name.write_text(before)
+        outcome = run.stop()
+    outcome.check_complete()
+    client = outcome.records.where(lport=port)
+    assert set(client["comm"].tolist()) == {b"owner-of-15-byt", b"\x1b[31mred"}
+    assert set(client.at("SEGMENT_RECEIVED")["pid"].tolist()) == set(client["pid"].tolist())
+    server = outcome.records.where(rport=port)
+    # It is not known before the server's first call, and from then on always.
+    owners = server["pid"].tolist()
+    assert owners[0] == 0
+    assert server["comm"].tolist()[0] == b""
+    start = next(row for row, pid in enumerate(owners) if pid)
+    assert len(set(owners[start:])) == 1
+    assert server["location"][start] == server.at("RECEIVE_CALL")["location"][0]

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Inside a guest that scripts/vmtest booted: makes a writable copy of the host's files and runs
+# pytest in it. Nothing that is written there outlives the guest but what goes into RESULTS.
+#
+#   guest.sh ROOT RESULTS PYTEST-ARGUMENTS
+#
+# The host's files come twice: as the root that virtme-ng made, and under the tag `cached`, with a
+# cache, which makes importing Python ten times as fast. The overlay is laid over the second.
+set -u
+root=$1 results=$2
+if [ "${TCPKMON_STAGE:-}" != chroot ]; then
+    exec >>"$results/guest.log" 2>&1
+    export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+    ip link set lo up
+    base=/run/tcpkmon-vm
+    mkdir -p $base/host $base/over
+    mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=512000 cached $base/host &&
+        mount -t tmpfs -o mode=755,size=75% tmpfs $base/over &&
+        mkdir -p $base/over/upper $base/over/work $base/over/root &&
+        mount -t overlay -o "lowerdir=$base/host,upperdir=$base/over/upper,workdir=$base/over/work" \
+            overlay $base/over/root &&
+        cd $base/over/root || exit 90
+    for folder in proc sys dev; do mount --rbind /$folder $folder || exit 91; done
+    mount -t tmpfs tmpfs run || exit 92
+    # Where the unpacked kernel's modules are, as virtme-ng linked them.
+    modules=$(readlink -f "/lib/modules/$(uname -r)")
+    mkdir -p usr/lib/modules && mount -t tmpfs tmpfs usr/lib/modules &&
+        ln -s "$modules" "usr/lib/modules/$(uname -r)"
+    mkdir -p ".$results" && mount --bind "$results" ".$results" || exit 93
+    TCPKMON_STAGE=chroot exec chroot . bash "$root/tests/vm/guest.sh" "$@"
+fi
+shift 2
+unset TCPKMON_STAGE
+export HOME=/root LC_ALL=C.UTF-8 TMPDIR=/run/tmp
+export TCPKMON_LIVE=1 TCPKMON_RESULTS=$results
+mkdir -p $TMPDIR && cd "$root" || exit 94
+"$root/.venv/bin/python" -m pytest -p no:cacheprovider -p tests.vm.reporting "$@" </dev/null
+status=$?
+dmesg >"$results/dmesg.log" 2>&1
+echo "$status" >"$results/exit.new" && mv "$results/exit.new" "$results/exit"

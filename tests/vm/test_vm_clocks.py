@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time of day is set while capturing: monotonic time goes on, each step stands in the file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import formats
+from collector.lab import Lab
+from formats.control import Clock
+from tests.live.capturing import Outcome, capturing, connected, wait_until, within
+from tests.live.faults import verify
+
+HOUR_NS = 3600 * 10**9
+STEPS = (HOUR_NS, -HOUR_NS, -HOUR_NS, HOUR_NS)
+EVERYTHING = ("--columns", "all", "--locations", "all")
+
+
+def _steps(path: Path) -> list[int]:
+    """The steps of at least a minute that the file, which may still be written, tells of."""
+    with formats.open(path) as capture:
+        clocks = [entry for _, entry in capture.controls() if isinstance(entry, Clock)]
+    return [clock.step_ns for clock in clocks if abs(clock.step_ns) > 60 * 10**9]
+
+
+def test_steps_of_the_clock(lab: Lab, tmp_path: Path, saw: Callable[[Outcome], Outcome]) -> None:
+    if "TCPKMON_GUEST" not in os.environ:
+        pytest.skip("the host's clock is not ours to set")
+    path = tmp_path / "clock.pm"
+    with capturing(path, *EVERYTHING, *within(lab)) as running, connected(lab) as pair:
+        for count, step_ns in enumerate(STEPS, start=1):
+            pair.exchange()
+            time.clock_settime_ns(time.CLOCK_REALTIME, time.time_ns() + step_ns)
+
+            def told(count: int = count) -> bool:
+                pair.exchange()
+                return len(_steps(path)) >= count
+
+            wait_until(told, timeout_s=300)
+        pair.exchange()
+    outcome = saw(running.stop())
+    steps = _steps(path)
+    assert len(steps) == len(STEPS)
+    for found, made in zip(steps, STEPS, strict=True):
+        assert abs(found - made) < 5 * 10**9  # setting the clock takes its time, emulated
+    verify(path, 0 if outcome.capture.lost == 0 else 3)
+    capture = outcome.capture
+    mono = capture.mono_ns()
+    assert mono is not None
+    records = ~capture.control()
+    assert np.all(np.diff(mono[records]) >= 0), "monotonic time never runs backwards"
+    epoch = np.diff(capture.time_ns()[records])
+    # Times of day leap where the clock did, and nowhere else.
+    assert np.count_nonzero(np.abs(epoch) > 60 * 10**9) == len(STEPS)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CPU goes off and on under load: its ring comes back, and every event is accounted for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.live.faults import Collector
+from tests.vm.hotplug import (
+    CPU,
+    ONLINE,
+    RATE,
+    arguments,
+    calls_on,
+    check_exact,
+    flooding,
+    set_online,
+    wait_for_ring,
+)
+
+ROUNDS = 10
+
+
+def test_a_cpu_goes_off_and_on_ten_times(tmp_path: Path) -> None:
+    if "TCPKMON_GUEST" not in os.environ:
+        pytest.skip("the host's CPUs are not ours to switch off")
+    if not ONLINE.exists() or ONLINE.read_text().strip() != "1":
+        pytest.skip("there is no second CPU that can go off")
+    path = tmp_path / "hotplug.pm"
+    calls = 0
+    try:
+        with flooding() as flood, Collector(*arguments(flood, path)).ready(900) as collector:
+            for _ in range(ROUNDS):
+                flood.begin(CPU, rate=RATE)
+                flood.advance(100)
+                set_online(False)  # the kernel moves the flood to another CPU
+                flood.advance(100)
+                set_online(True)
+                flood.advance(50)
+                calls += flood.halt()
+            wait_for_ring(path)
+            first = calls
+            flood.begin(CPU, 200, RATE)
+            calls += flood.end()
+            done = collector.finish(timeout_s=900)
+    finally:
+        set_online(True)
+    assert done.code == 0, done.stderr
+    rows = check_exact(path, calls, 0 if "lost: none" in done.stderr else 3)
+    assert set(rows) == {0, 1}
+    tail = calls_on(path, CPU)
+    assert set(range(first, first + 200)) <= set(tail.tolist()), "a new ring takes everything"
+    lost = {cpu: row["lost_total"] for cpu, row in rows.items()}
+    print(f"hotplug: {calls} calls, lost by CPU {lost}")

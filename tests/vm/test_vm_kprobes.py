@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kprobe events are made and removed with care: others' stay, misses are counted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collector.btf import Btf
+from collector.compiler import compile_text
+from collector.kprobes import KprobeEvent, Tracefs, remove_stale
+from collector.lab import Lab
+from collector.probing import Probing
+from collector.program import Loaded, ProgramSpec
+from tests.live.capturing import capturing, connected, within
+
+EVERYTHING = ("--columns", "all", "--locations", "all")
+UNTYPED = "raw,kprobe,iter"
+FOREIGN = "tcpkmontest/others"
+TIMES = 50
+TEXT = """
+BPF_ARRAY(seen, u64, 4);
+
+static inline __attribute__((always_inline)) void add(u32 which)
+{
+    u64 *counter = seen.lookup(&which);
+    if (counter)
+        __sync_fetch_and_add(counter, 1);
+}
+
+int outer(void *ctx)
+{
+    char comm[16];
+
+    if (bpf_get_current_pid_tgid() >> 32 != MY_PID)
+        return 0;
+    bpf_get_current_comm(comm, sizeof(comm));
+    add(0);
+    return 0;
+}
+
+int inner(void *ctx)
+{
+    add(1);
+    return 0;
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def kprobes_are_there(probing: Probing) -> None:
+    if why := probing.why_not("kprobe", "tcp_sendmsg"):
+        pytest.skip(why)
+
+
+@pytest.fixture
+def listing() -> Iterator[Path]:
+    """kprobe_events, with an event of somebody else's in it."""
+    with Tracefs() as tracefs:
+        file = tracefs.path / "kprobe_events"
+        with file.open("a") as stream:
+            stream.write(f"p:{FOREIGN} tcp_sendmsg\n")
+        try:
+            yield file
+        finally:
+            with file.open("a") as stream:
+                stream.write(f"-:{FOREIGN}\n")
+
+
+def test_events_of_others_stay(lab: Lab, tmp_path: Path, listing: Path) -> None:
+    def ours() -> list[str]:
+        return [line for line in listing.read_text().splitlines() if ":tcpkmon_" in line]
+
+    everything = [*EVERYTHING, *within(lab)]
+    with (
+        contextlib.suppress(FileNotFoundError),
+        capturing(tmp_path / "killed.pm", *everything, kinds=UNTYPED) as killed,
+    ):
+        assert len(ours()) >= 3
+        killed.process.send_signal(signal.SIGKILL)
+        killed.process.wait()
+        raise FileNotFoundError  # there is no outcome
+    left = ours()
+    assert len(left) >= 3, "a killed capture leaves its events"
+    assert FOREIGN in listing.read_text()
+    with capturing(tmp_path / "next.pm", *everything, kinds=UNTYPED) as running:
+        assert not set(left) & set(ours()), "the next one removes them"
+        with connected(lab) as pair:
+            pair.exchange()
+    outcome = running.stop()
+    assert len(outcome.records.at("TRANSMIT"))
+    assert ours() == []
+    assert FOREIGN in listing.read_text()
+
+
+def test_missed_hits_are_counted() -> None:
+    """A probe hit inside another probe's program is not run: the kernel counts it as missed."""
+    btf = Btf.from_kernel()
+    image = compile_text(TEXT, ["outer", "inner"], cache=False, flags=[f"-DMY_PID={os.getpid()}"])
+    helper = "bpf_get_current_comm"
+    if why := Probing(btf).why_not("kprobe", helper):
+        pytest.skip(why)
+    with Loaded(image, btf) as loaded:
+        loaded.load(
+            [
+                ProgramSpec("outer", "kprobe", "inet_csk_listen_start", required=True),
+                ProgramSpec("inner", "kprobe", helper, required=True),
+            ]
+        )
+        loaded.attach()
+        for _ in range(TIMES):
+            with socket.socket() as listener:
+                listener.listen()
+        loaded.detach()
+        missed = loaded.missed()
+    assert missed["inner"].nmissed == TIMES
+    assert missed["outer"].nmissed == 0
+
+
+def test_events_of_the_living_stay() -> None:
+    with Tracefs() as tracefs:
+        event = KprobeEvent.make(tracefs.path, "tcp_sendmsg", is_return=False)
+        try:
+            assert not [name for name in remove_stale(tracefs.path) if event.name in name]
+            assert event.name in (tracefs.path / "kprobe_events").read_text()
+        finally:
+            event.remove()
+        assert event.name == ""

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random loss by netem: what is retransmitted is recorded, and the kernel counts the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from collector import traffic
+from collector.lab import Lab
+from collector.traffic import Workload
+from tests.live.capturing import Outcome, capturing, within
+from tests.live.faults import verify
+
+EVERYTHING = ("--columns", "all", "--locations", "all")
+NETEM = ("tc", "qdisc", "add", "dev", "veth0", "root", "netem")
+
+
+def test_loss_by_netem(lab: Lab, tmp_path: Path, saw: Callable[[Outcome], Outcome]) -> None:
+    try:
+        lab.run("a", [*NETEM, "loss", "5%", "delay", "2ms", "limit", "10000"])
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"netem: {error.stderr.strip()}")
+    path = tmp_path / "netem.pm"
+    with capturing(path, *EVERYTHING, *within(lab)) as running:
+        workload = Workload(server=lab.b.address4, connections=2, count=60, size=20_000)
+        result = traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=900)
+    outcome = saw(running.stop())
+    outcome.check_complete()
+    verify(path, 0)
+    statistics = str(lab.run("a", ["tc", "-s", "qdisc", "show", "dev", "veth0"]))
+    dropped = re.search(r"dropped (\d+)", statistics)
+    assert dropped and int(dropped[1]) > 0, statistics
+    client = outcome.records.where(rport=result.port)
+    again = client.at("RETRANSMIT")
+    assert len(again)
+    final = client.at("DESTROY")
+    assert len(final) == 2
+    # One record may stand for several segments, sent again together: never for none.
+    assert int(final["total_retrans"].sum()) >= len(again)
+    assert int(final["bytes_retrans"].sum()) == int(again["seg_len"].sum())
+    assert len(client.at("CONG_STATE"))

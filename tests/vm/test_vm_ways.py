@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way to attach that this kernel offers works, and all of them read the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collector import traffic
+from collector.lab import Lab
+from collector.plan import find_probes, read_text
+from collector.probing import Probing
+from collector.traffic import Workload
+from tests.live.capturing import Outcome, Records, capturing, within
+from tests.live.faults import verify
+
+EVERYTHING = ("--columns", "all", "--locations", "all")
+TYPED, UNTYPED = "btf,fentry,fexit,iter", "raw,kprobe,iter"
+Saw = Callable[[Outcome], Outcome]
+
+# A capture's own: numbers, stamps, identities; owners, who are learnt at calls that may differ.
+OWN = {"seq_no", "time", "seq", "time_ns", "serial", "conn_id", "pid", "comm"}
+# What changes without the socket's lock: the system's memory, buffers freed on another CPU.
+SHARED = {"m_clused", "hiwat_fair_share", "sk_wmem_alloc"}
+TIMES = {"busy_us", "rwnd_limited_us", "sndbuf_limited_us"}
+TICK_US = 10_000
+
+
+def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing, saw: Saw) -> None:
+    path = tmp_path / "all.pm"
+    with capturing(path, *EVERYTHING, *within(lab)) as running:
+        _exchange(lab)
+    outcome = saw(running.stop())
+    settings = outcome.capture.settings
+    lacking = set()
+    for probe in find_probes(read_text()):
+        if not any(probing.can(kind, name) for kind, name in probe.alternatives):
+            lacking |= set(probe.locations)
+    assert set(settings["missing_locations"]) == lacking
+    assert set(settings["absent_columns"]).isdisjoint(outcome.records.columns)
+    verify(path, 0)
+    for location in ("SEGMENT_RECEIVED", "STATE_CHANGE", "SEND_CALL", "RECEIVE_CALL", "DESTROY"):
+        assert len(outcome.records.at(location)), location
+
+
+def test_all_ways_read_the_same(lab: Lab, tmp_path: Path, saw: Saw) -> None:
+    lab.drop(4.0)
+    first, second = tmp_path / "typed.pm", tmp_path / "untyped.pm"
+    with (
+        capturing(first, *EVERYTHING, *within(lab), kinds=TYPED) as typed,
+        capturing(second, *EVERYTHING, *within(lab), kinds=UNTYPED) as untyped,
+    ):
+        _exchange(lab)
+    a, b = saw(typed.stop()), saw(untyped.stop())
+    a.check_complete()
+    b.check_complete()
+    compared = 0
+    for location, ours, theirs in _pairs(a, b):
+        assert len(ours) == len(theirs), location
+        for name in ours.columns.keys() - OWN - SHARED:
+            _compare(f"{location}.{name}", name, ours[name], theirs[name])
+        compared += len(ours)
+    assert compared > 200
+
+
+def _exchange(lab: Lab) -> None:
+    workload = Workload(server=lab.b.address4, connections=3, count=40, size=9_000, reply=50)
+    traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=900)
+
+
+def _pairs(a: Outcome, b: Outcome) -> Iterator[tuple[str, Records, Records]]:
+    """The records of each location and connection that hang on the same place in both."""
+    ways = [outcome.capture.settings["locations"] for outcome in (a, b)]
+    for location, way in ways[0].items():
+        other = ways[1].get(location, "")
+        if not other or location == "EXISTING" or way.partition(":")[2] != other.partition(":")[2]:
+            continue
+        ours, theirs = (_by_connection(outcome.records.at(location)) for outcome in (a, b))
+        assert ours.keys() == theirs.keys(), location
+        for key, mask in ours.items():
+            other_mask = theirs[key]
+            yield (
+                location,
+                a.records.at(location).pick(mask),
+                b.records.at(location).pick(other_mask),
+            )
+
+
+def _by_connection(records: Records) -> dict[tuple[Any, ...], Any]:
+    rows: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    names = ("sk_addr", "lport", "rport")
+    for number, key in enumerate(zip(*(records[name].tolist() for name in names), strict=True)):
+        rows[key].append(number)
+    return {key: np.array(numbers) for key, numbers in rows.items()}
+
+
+def _compare(what: str, name: str, ours: Any, theirs: Any) -> None:
+    if name in TIMES:
+        apart = np.abs(ours.astype(np.int64) - theirs.astype(np.int64))
+        assert apart.max(initial=0) <= TICK_US, what
+    else:
+        wrong = np.nonzero(ours != theirs)[0]
+        assert not len(wrong), f"{what}: {ours[wrong][:5]} and {theirs[wrong][:5]}"
