@@ -110,7 +110,17 @@ def _watch(layout: Layout, watch: Sequence[str]) -> list[str]:
     """struct klogger_watch and the function that compares an entry with it and takes it over."""
     words: list[tuple[str, str]] = []
     placed = {column.name: column for column in layout.columns if column.length}
+    fields = {field.name: field for field in layout.event.fields}
     for name in watch:
+        if name not in fields:
+            raise UsageError(
+                f"--when-changed: no such column: {name}", "tcpkmon columns lists them"
+            )
+        if "pm" in fields[name].tags and name != "callvalue":
+            raise UsageError(
+                f"--when-changed {name}: this column tells of the record",
+                "choose columns that tell of the connection",
+            )
         column = placed.get(name)
         if column is None:
             raise UsageError(

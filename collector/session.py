@@ -92,7 +92,7 @@ def run(request: Request) -> int:
 
 
 class Session:
-    """A capture whose programs are loaded; run() once."""
+    """A capture whose programs are loaded: attaches them and begins the file; run() once."""
 
     def __init__(
         self,
@@ -123,13 +123,14 @@ class Session:
         self._failure: TcpkmonError | OSError | None = None
         self._records = 0
         self._listed = 0
+        # Before the file begins: its header tells what the kernel took.
+        kernel.loaded.attach()
         self._spool = open_spool(request, prepared, kernel, output, self._clocks)
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._told_error: str | None = None
 
     def run(self, command: Command | None) -> int:
-        """Attaches, captures until asked to stop, and finishes the file; the exit code."""
-        self._kernel.loaded.attach()
+        """Captures until asked to stop, and finishes the file; the exit code."""
         namespaces = self._namespaces()
         forbid_new_privileges()
         self._spool.start()

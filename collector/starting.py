@@ -24,13 +24,16 @@ from formats.control import Start, encode_many
 
 def settings_of(request: Request, prepared: Prepared, kernel: Kernel) -> dict[str, Any]:
     """The capture's settings for the header; what is missing on this kernel is among them."""
+    missing = kernel.missing()
     return {
         "tcpkmon": package_version(),
         "command": list(request.arguments),
         "filters": request.filters.describe(),
         "columns": request.columns,
-        "locations": {name: prepared.plan.kind_of(name) for name in prepared.enabled},
-        "missing_locations": kernel.missing(),
+        "locations": {
+            name: prepared.plan.kind_of(name) for name in prepared.enabled if name not in missing
+        },
+        "missing_locations": missing,
         "absent_columns": list(prepared.layout.absent),
         "when_changed": list(request.when_changed),
         "buffer_bytes": request.buffer_bytes,
@@ -44,14 +47,16 @@ def open_spool(
 ) -> Spool:
     """Puts header and START on the disk, under the file's name; the spool is not started yet.
 
+    The programs are attached by then: the header tells which the kernel refused.
     Raises FileError when the file does not take them: then there is none.
     """
     layout = prepared.layout
     pair = clocks.start
-    header = make_header(prepared, pair, settings_of(request, prepared, kernel))
+    settings = settings_of(request, prepared, kernel)
+    header = make_header(prepared, pair, settings)
     # What sock_diag lists comes from no CPU: it gets the number after the last one.
     cpus = len(kernel.heads()) + 1
-    start = Start(pair.mono_ns, pair.realtime_ns, cpus, len(prepared.enabled))
+    start = Start(pair.mono_ns, pair.realtime_ns, cpus, len(settings["locations"]))
     first = encode_many([start], layout.dtype)
     stamp_control(first, np.array([1], np.int64), pair.mono_ns, clocks.to_epoch)
     output.begin(header + first.tobytes())

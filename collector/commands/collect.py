@@ -59,7 +59,8 @@ def default_name() -> str:
 @click.option("-o", "--output", metavar="FILE", help="File to write; - is stdout.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 @click.option("--duration", metavar="TIME", help="Stop after this time: 10s, 2m.")
-@click.option("--stop-after", type=click.IntRange(1), metavar="N", help="Stop after N records.")
+@click.option("--stop-after", type=click.IntRange(1), metavar="N",
+              help="Stop once there are N records; those under way are kept.")
 @click.option(
     "--columns", default="default", show_default=True, metavar="SET|NAME,...",
     help="classic, default, all, or names: what is read in the kernel and stored.",

@@ -63,6 +63,12 @@ def environment(**more: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("SUDO_")} | more
 
 
+def listen() -> None:
+    """In a child: signals do what they do by default, though the tests may run under nohup."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 # Places
 
 
@@ -197,6 +203,7 @@ class Collector:
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.DEVNULL,
             "env": environment(),
+            "preexec_fn": listen,
             **options,
         }
         try:

@@ -111,13 +111,8 @@ def test_a_signal_before_the_capture_is_attached(
 
 
 def test_a_hangup_in_silence(tmp_path: Path) -> None:
-    def listen() -> None:  # these tests themselves may run under nohup
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
     path = tmp_path / "silent.pm"
-    with Space() as space, Collector(
-        "--netns", space.path, "-o", str(path), preexec_fn=listen
-    ).ready() as collector:  # fmt: skip
+    with Space() as space, Collector("--netns", space.path, "-o", str(path)).ready() as collector:
         done = collector.finish(signal.SIGHUP)
     assert done.code == 0, done.stderr
     assert verify(path, 0)["end_reason"] == "asked"

@@ -38,6 +38,9 @@ class _Reporter:
         outcome = str(report.outcome)
         if report.when == "call" or outcome != "passed":
             self._counts[outcome if outcome in self._counts else "failed"] += 1
+        if outcome in {"failed", "rerun"}:
+            with (RESULTS / "failures.log").open("a") as stream:
+                stream.write(f"==== {report.nodeid} ({report.when})\n{report.longreprtext}\n")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,23 @@ from collector.lab import Lab
 from collector.plan import find_probes, read_text
 from collector.probing import Probing
 from collector.traffic import Workload
-from tests.live.capturing import Outcome, Records, capturing, within
+from tests.live.capturing import (
+    Outcome,
+    Records,
+    capturing,
+    connected,
+    make_socket,
+    receive,
+    within,
+)
 from tests.live.faults import verify
 
 EVERYTHING = ("--columns", "all", "--locations", "all")
 TYPED, UNTYPED = "btf,fentry,fexit,iter", "raw,kprobe,iter"
+EXPECTED = (
+    *("SEGMENT_RECEIVED", "STATE_CHANGE", "SEND_CALL", "RECEIVE_CALL", "DESTROY", "EXISTING"),
+    *("RESET_SENT", "RESET_RECEIVED", "SOCKET_ERROR", "ACK_PROCESSED", "TRANSMIT"),
+)
 Saw = Callable[[Outcome], Outcome]
 
 # A capture's own: numbers, stamps, identities; owners, who are learnt at calls that may differ.
@@ -32,8 +47,13 @@ TICK_US = 10_000
 
 def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing, saw: Saw) -> None:
     path = tmp_path / "all.pm"
-    with capturing(path, *EVERYTHING, *within(lab)) as running:
+    with (
+        connected(lab) as older,
+        capturing(path, *EVERYTHING, *within(lab)) as running,
+    ):
         _exchange(lab)
+        older.exchange()
+        _reset(lab)
     outcome = saw(running.stop())
     settings = outcome.capture.settings
     lacking = set()
@@ -43,7 +63,7 @@ def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing
     assert set(settings["missing_locations"]) == lacking
     assert set(settings["absent_columns"]).isdisjoint(outcome.records.columns)
     verify(path, 0)
-    for location in ("SEGMENT_RECEIVED", "STATE_CHANGE", "SEND_CALL", "RECEIVE_CALL", "DESTROY"):
+    for location in set(EXPECTED) - lacking:
         assert len(outcome.records.at(location)), location
 
 
@@ -65,6 +85,17 @@ def test_all_ways_read_the_same(lab: Lab, tmp_path: Path, saw: Saw) -> None:
             _compare(f"{location}.{name}", name, ours[name], theirs[name])
         compared += len(ours)
     assert compared > 200
+
+
+def _reset(lab: Lab) -> None:
+    """A connection that is reset, and one that is refused."""
+    with connected(lab) as pair:
+        pair.server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        pair.server.close()
+        with suppress(ConnectionError):
+            receive(pair.client, 1)
+    with make_socket(lab.a) as client, suppress(ConnectionError):
+        client.connect((lab.b.address4, 9))
 
 
 def _exchange(lab: Lab) -> None:
