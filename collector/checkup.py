@@ -19,7 +19,7 @@ from collector.probing import Probing
 from formats.errors import TcpkmonError
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-CGROUP2 = Path("/sys/fs/cgroup/cgroup.controllers")
+MOUNTS = Path("/proc/mounts")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _check_perf() -> Check:
 
 def _check_tracefs() -> Check:
     mounted = any(
-        line.split()[2] == "tracefs" for line in Path("/proc/mounts").read_text().splitlines()
+        line.split()[2] == "tracefs" for line in MOUNTS.read_text().splitlines()
     )
     known = "tracefs" in Path("/proc/filesystems").read_text()
     found = "mounted" if mounted else "not mounted (tcpkmon mounts its own)" if known else "none"
@@ -130,6 +130,7 @@ def _check_namespaces() -> Check:
 
 
 def _check_cgroups() -> Check:
-    there = CGROUP2.exists()
-    return Check("cgroup version 2", there, str(CGROUP2.parent) if there else "not mounted there",
+    lines = [line.split() for line in MOUNTS.read_text(errors="replace").splitlines()]
+    place = next((words[1] for words in lines if words[2:3] == ["cgroup2"]), None)
+    return Check("cgroup version 2", place is not None, place or "not mounted",
                  "only --cgroup needs it", needed=False)

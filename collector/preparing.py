@@ -27,8 +27,8 @@ from formats.errors import PrivilegeError
 
 KALLSYMS = Path("/proc/kallsyms")
 SYMBOLS = ("tcp_write_timer",)
-IDENTITY = ("state_change", "destroy")
-"""Probes that run whatever is asked for: they tell one connection from the next."""
+IDENTITY = ("state_change", "destroy", "accepted")
+"""Probes that run whatever is asked for: they tell connections apart, and whose they are."""
 OWNERS = ("send_call", "receive_call")
 """The same with --pid: they tell whose a connection is."""
 TIMER_LOCATIONS = {"RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "REO_TIMEOUT"}

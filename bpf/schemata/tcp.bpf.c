@@ -13,6 +13,7 @@ struct minmax_sample;
 struct net_device;
 struct netns_ipv4;
 struct percpu_counter;
+struct proto_accept_arg;
 struct sock_cgroup_data;
 struct socket_alloc;
 struct tcp_options_received;
@@ -702,7 +703,8 @@ PROBE(reset_sent, "RESET_SENT", "btf:tcp_send_reset raw:tcp_send_reset")
 #if ARGUMENTS_tcp_send_reset > 2
     reason = ARG(2);
 #endif
-    if (sk)
+    /* A listener answers for a connection that there is not: the packet knows which. */
+    if (sk && !(skb && READ(0, sk, __sk_common.skc_state) == STATE_LISTEN))
         snapshot(ctx, cpu, DIRECT, LOCATION_RESET_SENT, sk, 0, reason, 0);
     else
         snapshot(ctx, cpu, 0, LOCATION_RESET_SENT, 0, skb, reason, PACKET);
@@ -712,6 +714,23 @@ PROBE(reset_sent, "RESET_SENT", "btf:tcp_send_reset raw:tcp_send_reset")
 #if USE_reset_received
 PROBE(reset_received, "RESET_RECEIVED", "btf:tcp_receive_reset raw:tcp_receive_reset")
 { snapshot(ctx, cpu, DIRECT, LOCATION_RESET_RECEIVED, (struct sock *)ARG(0), 0, 0, 0); }
+#endif
+
+/* No location: it tells whose an accepted connection is, where the kernel has a way to see that. */
+#if USE_accepted
+PROBE(accepted, "", "fexit:inet_csk_accept")
+{
+#ifdef HAVE_struct_proto_accept_arg
+    /* Linux 6.10: (sk, arg) */
+    struct sock *sk = (struct sock *)ARG(2);
+#else
+    /* (sk, flags, err, kern) */
+    struct sock *sk = (struct sock *)ARG(4);
+#endif
+
+    if (sk)
+        snapshot(ctx, cpu, 0, LOCATION_STATE_CHANGE, sk, 0, 0, OWNER | UNASKED);
+}
 #endif
 
 /* These two hang on also where they are not asked for, if --pid is: they tell the owner. */

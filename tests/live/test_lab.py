@@ -81,7 +81,10 @@ def test_a_lab_does_not_outlive_its_process(number: signal.Signals) -> None:
         assert len(names) == 2
         assert names <= named()
         process.send_signal(number)
-        process.wait(WAIT_S)
+        try:
+            process.wait(WAIT_S)
+        finally:
+            process.kill()
     if number == signal.SIGKILL:
         assert names <= named()
         remove_stale()

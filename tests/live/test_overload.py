@@ -25,7 +25,7 @@ from tests.live.faults import (
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
-SMALL = ("--buffer-size", "0.03", "--no-existing")
+SMALL = ("--buffer-size", "0.03")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def flood() -> Iterator[Flood]:
 
 def arguments(flood: Flood, path: Path, *more: str) -> list[str]:
     where = ["--netns", flood.space.path, "--ports", str(flood.port)]
-    return [*where, *COUNTED, "-o", str(path), *more]
+    return [*where, "--no-existing", *COUNTED, "-o", str(path), *more]
 
 
 def check_books(path: Path, flood: Flood, report: dict[str, Any]) -> tuple[int, int]:

@@ -323,13 +323,20 @@ def test_kprobe_events_of_the_dead_are_removed(probing: Probing) -> None:
         dead = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
         names = [f"tcpkmon_{dead}/left", f"tcpkmon_{os.getpid()}/mine", "tcpkmontest/foreign"]
         for name in names:
-            with file.open("a") as stream:
-                stream.write(f"p:{name} inet_csk_listen_start\n")
+            append(file, f"p:{name} inet_csk_listen_start\n")
         try:
             assert names[0] in remove_stale(tracefs.path)
             listing = file.read_text()
             assert [name in listing for name in names] == [False, True, True]
         finally:
             for name in names[1:]:
-                with file.open("a") as stream:
-                    stream.write(f"-:{name}\n")
+                append(file, f"-:{name}\n")
+
+
+def append(file: Path, line: str) -> None:
+    """Writes to a file of tracefs; Python's mode "a" would seek, which such a file refuses."""
+    fd = os.open(file, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)

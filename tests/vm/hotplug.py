@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +14,11 @@ import numpy.typing as npt
 
 import formats
 from formats import control
-from tests.live.capturing import wait_until
 from tests.live.faults import COUNTED, PERIOD, RECEIVE_CALL, Flood, Space, balance, verify
 
 RATE = 500
 CPU = 1
+PATIENCE_S = 300.0
 ONLINE = Path(f"/sys/devices/system/cpu/cpu{CPU}/online")
 
 
@@ -37,22 +39,30 @@ def arguments(flood: Flood, path: Path) -> list[str]:
 def wait_for_ring(path: Path) -> None:
     """Until CPU 1 has a ring, by a checkpoint of the file that began after this call."""
     begun = _checkpoints(path)[0]
-
-    def told() -> bool:
+    pause = threading.Event()
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
         number, online = _checkpoints(path)
         # One of them may have been under way.
-        return number >= begun + 2 and online
-
-    wait_until(told, timeout_s=300)
+        if number >= begun + 2 and online:
+            return
+        assert time.monotonic() < deadline, f"{number - begun} checkpoints, ring: {online}"
+        pause.wait(0.5)
 
 
 def _checkpoints(path: Path) -> tuple[int, bool]:
     """How many there are in a file that is being written; whether CPU 1 has a ring in the last."""
     with formats.open(path) as capture:
-        entries = [entry for _, entry in capture.controls()]
-    number = sum(isinstance(entry, control.Checkpoint) for entry in entries)
-    rows = [row for row in entries if isinstance(row, control.Cpu) and row.cpu == CPU]
-    return number, bool(rows and rows[-1].online)
+        location = capture.column("location")
+        number = int(np.count_nonzero(location == control.Checkpoint.location))
+        here = (location == control.Cpu.location) & (capture.column("callvalue") == CPU)
+        rows = np.nonzero(here)[0]
+        if not len(rows):
+            return number, False
+        last = int(rows[-1])
+        row = next(entry for _, entry in capture.controls(last, last + 1))
+    assert isinstance(row, control.Cpu) and row.cpu == CPU
+    return number, bool(row.online)
 
 
 def check_exact(path: Path, calls: int, code: int) -> dict[int, dict[str, int]]:

@@ -59,18 +59,25 @@ def kprobes_are_there(probing: Probing) -> None:
         pytest.skip(why)
 
 
+def command(file: Path, line: str) -> None:
+    """As `echo LINE >> FILE` does it: Python's mode "a" would seek, which the file refuses."""
+    fd = os.open(file, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(fd, f"{line}\n".encode())
+    finally:
+        os.close(fd)
+
+
 @pytest.fixture
 def listing() -> Iterator[Path]:
     """kprobe_events, with an event of somebody else's in it."""
     with Tracefs() as tracefs:
         file = tracefs.path / "kprobe_events"
-        with file.open("a") as stream:
-            stream.write(f"p:{FOREIGN} tcp_sendmsg\n")
+        command(file, f"p:{FOREIGN} tcp_sendmsg")
         try:
             yield file
         finally:
-            with file.open("a") as stream:
-                stream.write(f"-:{FOREIGN}\n")
+            command(file, f"-:{FOREIGN}")
 
 
 def test_events_of_others_stay(lab: Lab, tmp_path: Path, listing: Path) -> None:
