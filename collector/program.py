@@ -73,6 +73,7 @@ class _Program:
     prog_fds: list[int] = field(default_factory=list)
     link_fds: list[int] = field(default_factory=list)
     event: KprobeEvent | None = None
+    missed_before: int = 0
 
 
 def attach_type_id(btf: TypeIds, kind: str, target: str) -> int:
@@ -195,7 +196,7 @@ class Loaded:
     def attach(self) -> None:
         """Attaches what is loaded and not attached; a required program's refusal is raised."""
         for program in list(self._programs.values()):
-            if program.link_fds or program.event is not None:
+            if program.link_fds or (program.event is not None and program.event.perf_fds):
                 continue
             try:
                 self._attach(program)
@@ -208,6 +209,8 @@ class Loaded:
     def _attach(self, program: _Program) -> None:
         spec = program.spec
         if spec.kind in {"kprobe", "kretprobe"}:
+            if program.event is not None:
+                program.missed_before += program.event.nmissed
             program.event = KprobeEvent.make(
                 self._find_tracefs().path, spec.target, spec.kind == "kretprobe"
             )
@@ -250,7 +253,8 @@ class Loaded:
             found[function] = Missed(
                 infos[0].recursion_misses,
                 sum(info.recursion_misses for info in infos[1:]),
-                program.event.read_missed() if program.event is not None else 0,
+                program.missed_before
+                + (program.event.read_missed() if program.event is not None else 0),
                 infos[0].run_cnt,
                 sum(info.run_time_ns for info in infos),
             )

@@ -38,7 +38,7 @@ enum skb_drop_reason;
 #define FRESH    16  /* a connection begins: a new identity whatever was there */
 #define LAST     32  /* the connection's last entry */
 #define CHANGES  64  /* --when-changed applies */
-#define PACKET   128 /* there is no socket: the packet tells the ends */
+#define PACKET   128 /* there is no socket of the connection: the packet tells the ends */
 #define UNASKED  256 /* nothing is recorded: it is for the identity and the owner alone */
 
 struct connection {
@@ -492,8 +492,9 @@ static __always_inline int owner_wanted(u64 key, const u32 flags) {
 
 /*
  * Takes a snapshot: filters, builds the record, sends it. sk may be a full socket, a request or a
- * time-wait socket. It is not compared with null: the verifier of 6.1 learns nothing from that, and
- * refuses the loads behind it, which then seem to use different kinds of pointers.
+ * time-wait socket; with PACKET it is a listener or null. Otherwise it is not compared with null:
+ * the verifier of 6.1 learns nothing from that, and refuses the loads behind it, which then seem to
+ * use different kinds of pointers.
  */
 static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const int direct,
                                      const u32 location, struct sock *sk, struct sk_buff *skb,
@@ -544,14 +545,16 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     } else if (!skb || !endpoints_of_packet(skb, &ends)) {
         klogger_count(account->filtered);
         return;
+    } else if (sk) {
+        ends.netns = cookie_of(0, READ(0, sk, __sk_common.skc_net.net));
     }
     if (settings->flags) {
-        int wanted = filter_endpoints(settings, &ends);
+        int wanted = filter_endpoints(settings, &ends), known = packet ? sk != 0 : 1;
 
         if (wanted && (settings->flags & FILTER_CGROUPS))
-            wanted = !packet && !mini && in_cgroup(sk, settings->cgroup_level);
+            wanted = known && !mini && in_cgroup(sk, settings->cgroup_level);
         if (wanted && (settings->flags & FILTER_PIDS) && location != LOCATION_EXISTING)
-            wanted = !packet && owner_wanted(key, flags);
+            wanted = known && owner_wanted(key, flags);
         if (!wanted) {
             if (!(flags & UNASKED))
                 klogger_count(account->filtered);
@@ -707,7 +710,7 @@ PROBE(reset_sent, "RESET_SENT", "btf:tcp_send_reset raw:tcp_send_reset")
     if (sk && !(skb && READ(0, sk, __sk_common.skc_state) == STATE_LISTEN))
         snapshot(ctx, cpu, DIRECT, LOCATION_RESET_SENT, sk, 0, reason, 0);
     else
-        snapshot(ctx, cpu, 0, LOCATION_RESET_SENT, 0, skb, reason, PACKET);
+        snapshot(ctx, cpu, 0, LOCATION_RESET_SENT, sk, skb, reason, PACKET);
 }
 #endif
 

@@ -63,7 +63,8 @@ def test_transmits_and_acknowledgements(
             moved += 1
     assert moved > 20
     last = client.at("ACK_PROCESSED")
-    assert last.last("snd_una") == last.last("snd_nxt")
+    # All that was sent is acknowledged, but for the FIN: that ACK ends the connection.
+    assert 0 <= last.last("snd_nxt") - last.last("snd_una") <= 1
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -42,7 +42,8 @@ OWN = {"seq_no", "time", "seq", "time_ns", "serial", "conn_id", "pid", "comm"}
 # What changes without the socket's lock: the system's memory, buffers freed on another CPU.
 SHARED = {"m_clused", "hiwat_fair_share", "sk_wmem_alloc"}
 TIMES = {"busy_us", "rwnd_limited_us", "sndbuf_limited_us"}
-TICK_US = 10_000
+PATIENCE_US = 200_000
+"""Between the two programs of one event, in jiffies: an emulated CPU takes its time."""
 
 
 def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing, saw: Saw) -> None:
@@ -132,7 +133,7 @@ def _by_connection(records: Records) -> dict[tuple[Any, ...], Any]:
 def _compare(what: str, name: str, ours: Any, theirs: Any) -> None:
     if name in TIMES:
         apart = np.abs(ours.astype(np.int64) - theirs.astype(np.int64))
-        assert apart.max(initial=0) <= TICK_US, what
+        assert apart.max(initial=0) <= PATIENCE_US, what
     else:
         wrong = np.nonzero(ours != theirs)[0]
         assert not len(wrong), f"{what}: {ours[wrong][:5]} and {theirs[wrong][:5]}"
