@@ -12,6 +12,7 @@ import os
 import resource
 import struct
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from formats.errors import PrivilegeError
 
@@ -33,6 +34,7 @@ CAPABILITIES: dict[str, int] = {
 }
 KEPT = ("CAP_PERFMON", "CAP_BPF", "CAP_IPC_LOCK")
 """Needed while capturing: to read maps, and to open the ring of a CPU that comes online."""
+PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 
 _VERSION_3 = 0x20080522
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 38, 23, 24
@@ -82,6 +84,19 @@ def _raise_files() -> None:
 def forbid_new_privileges() -> None:
     """No program that this thread or its children run may gain privileges. PrivilegeError."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def needed_capabilities(paranoid: Path = PARANOID) -> tuple[str, ...]:
+    """KEPT, and CAP_SYS_ADMIN where the kernel lets nobody else open perf events.
+
+    Those are Debian's and Ubuntu's with perf_event_paranoid above 2: their patch does not ask for
+    CAP_PERFMON. Without it a CPU that comes online would get no ring.
+    """
+    try:
+        restricted = int(paranoid.read_text()) > 2
+    except (OSError, ValueError):
+        restricted = False
+    return (*KEPT, "CAP_SYS_ADMIN") if restricted else KEPT
 
 
 def drop_capabilities(keep: Iterable[str] = KEPT) -> None:

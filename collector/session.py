@@ -22,9 +22,9 @@ from collector.output import Output
 from collector.preparing import Prepared, check_privilege, prepare
 from collector.printing import Printer
 from collector.privilege import (
-    KEPT,
     drop_capabilities,
     forbid_new_privileges,
+    needed_capabilities,
     raise_limits,
     run_first,
 )
@@ -37,7 +37,7 @@ from collector.starting import open_spool
 from collector.status import Status
 from collector.stopping import Stopping
 from collector.workload import Command, find_caller
-from formats.control import End, EndReason, is_control
+from formats.control import End, EndReason, Mark, is_control
 from formats.errors import TcpkmonError, UsageError
 
 CHECKPOINT_S = 1.0
@@ -123,6 +123,7 @@ class Session:
         self._failure: TcpkmonError | OSError | None = None
         self._records = 0
         self._listed = 0
+        self._marked = 0
         # Before the file begins: its header tells what the kernel took.
         kernel.loaded.attach()
         self._spool = open_spool(request, prepared, kernel, output, self._clocks)
@@ -138,7 +139,8 @@ class Session:
         describe(self._request, self._kernel.attached(), self._kernel.missing())
         self._checkpoint()
         self._walk(namespaces)
-        drop_capabilities((*KEPT, "CAP_KILL") if command else KEPT)
+        needed = needed_capabilities()
+        drop_capabilities((*needed, "CAP_KILL") if command else needed)
         self._ready()
         if command is not None and not self._stopping.due():
             self._go(command)
@@ -245,6 +247,13 @@ class Session:
             * self._prepared.layout.entry_size, self._losses_so_far()
         )
         self._tell_error(written.error)
+        self._write_marks()
+
+    def _write_marks(self) -> None:
+        marks = [Mark(n + 1, "SIGUSR1") for n in range(self._marked, self._stopping.marks)]
+        if marks:
+            self._marked += len(marks)
+            self._spool.put_control(lambda _: marks, time.monotonic_ns())
 
     def _losses_so_far(self) -> dict[str, int]:
         written = self._spool.written
@@ -258,11 +267,9 @@ class Session:
     def _tell_error(self, error: OSError | None) -> None:
         """Says once that the file does not take more, and once that it does again."""
         text = None if error is None else f"{self._request.output}: {error.strerror}"
-        if text == self._told_error:
-            return
-        said = f"{text}; records are being lost, counted" if text else "writing goes on"
-        say(f"{said}")
-        self._told_error = text
+        if text != self._told_error:
+            say(f"{text}; records are being lost, counted" if text else "writing goes on")
+            self._told_error = text
 
     def _hand_over(self, ordered: Ordered) -> None:
         if not len(ordered):
@@ -318,6 +325,7 @@ class Session:
     def _finish(self) -> Totals | None:
         """Detaches, writes the rest, the last checkpoint and END; None if that took too long."""
         self._kernel.loaded.detach()
+        self._write_marks()
         batches = self._rings.drain()
         while any(len(batch.entries) for batch in batches):
             for batch in batches:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns signals, the clock and the command's end into one question: shall the capture stop."""
+"""Turns signals, the clock and the command's end into one question: shall the capture stop.
+
+SIGUSR1 does not stop it: it asks for a MARK entry.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,8 @@ class Stopping:
         self.exit_code = 0
         """128 + the first signal's number, as a shell would say; 0 without one."""
         self.hurry = False
+        self.marks = 0
+        """How many marks were asked for."""
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._duration_s = duration_s
         self._deadline: float | None = None
@@ -40,6 +45,8 @@ class Stopping:
                 continue  # nohup: it shall outlive the terminal
             self._before[number] = before
             signal.signal(number, self._handle)
+        self._before[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, self._mark)
         return self
 
     def __exit__(
@@ -77,6 +84,10 @@ class Stopping:
         if self._deadline is None:
             return most
         return min(most, max(0.0, self._deadline - time.monotonic()))
+
+    def _mark(self, number: int, frame: FrameType | None) -> None:
+        self.marks += 1
+        os.eventfd_write(self.fd, 1)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signals += 1

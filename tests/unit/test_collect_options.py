@@ -32,7 +32,6 @@ def test_bad_durations(text):
 
 
 def test_a_signal_asks_to_stop_and_a_second_one_hurries():
-    before = signal.getsignal(signal.SIGTERM)
     got: list[int] = []
     with Stopping() as stopping:
         stopping.forward_to(got.append)
@@ -43,6 +42,22 @@ def test_a_signal_asks_to_stop_and_a_second_one_hurries():
         os.kill(os.getpid(), signal.SIGINT)
         assert stopping.hurry
     assert got == [signal.SIGTERM, signal.SIGINT]
+
+
+def test_sigusr1_asks_for_a_mark_and_stops_nothing():
+    before = signal.getsignal(signal.SIGUSR1)
+    with Stopping() as stopping:
+        for count in (1, 2):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert stopping.marks == count
+        assert not stopping.due()
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_signals_are_as_before_afterwards():
+    before = signal.getsignal(signal.SIGTERM)
+    with Stopping():
+        pass
     assert signal.getsignal(signal.SIGTERM) is before
 
 

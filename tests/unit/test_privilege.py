@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from collector.privilege import KEPT, needed_capabilities
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -87,3 +89,11 @@ def test_scheduling_is_the_threads_own_and_not_inherited() -> None:
         "print(run_as_others(), os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)\n"
     )
     assert out.split()[1] == str(os.SCHED_OTHER)
+
+
+def test_kernels_that_open_perf_events_for_administrators_only(tmp_path: Path) -> None:
+    paranoid = tmp_path / "perf_event_paranoid"
+    assert needed_capabilities(paranoid) == KEPT
+    for level, wanted in (("-1", KEPT), ("2", KEPT), ("3", (*KEPT, "CAP_SYS_ADMIN"))):
+        paranoid.write_text(f"{level}\n")
+        assert needed_capabilities(paranoid) == wanted

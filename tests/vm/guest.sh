@@ -36,7 +36,7 @@ export HOME=/root LC_ALL=C.UTF-8 TMPDIR=/run/tmp
 export TCPKMON_LIVE=1 TCPKMON_RESULTS=$results
 mkdir -p $TMPDIR && cd "$root" || exit 94
 "$root/.venv/bin/python" -m pytest -p no:cacheprovider -p tests.vm.reporting \
-    -o faulthandler_timeout=0 --tb=short "$@" </dev/null
+    -o faulthandler_timeout=0 -o timeout=900 --tb=short "$@" </dev/null
 status=$?
 dmesg >"$results/dmesg.log" 2>&1
 echo "$status" >"$results/exit.new" && mv "$results/exit.new" "$results/exit"

@@ -39,8 +39,9 @@ Saw = Callable[[Outcome], Outcome]
 
 # A capture's own: numbers, stamps, identities; owners, who are learnt at calls that may differ.
 OWN = {"seq_no", "time", "seq", "time_ns", "serial", "conn_id", "pid", "comm"}
-# What changes without the socket's lock: the system's memory, buffers freed on another CPU.
-SHARED = {"m_clused", "hiwat_fair_share", "sk_wmem_alloc"}
+# What changes without the socket's lock: the system's memory, buffers freed on another CPU, and
+# segments that wait in the backlog while the owner holds the lock.
+SHARED = {"m_clused", "hiwat_fair_share", "sk_wmem_alloc", "segs_in", "data_segs_in"}
 TIMES = {"busy_us", "rwnd_limited_us", "sndbuf_limited_us"}
 PATIENCE_US = 200_000
 """Between the two programs of one event, in jiffies: an emulated CPU takes its time."""
