@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* How the columns of the schema tcp are filled, and what of the kernel they need: for tcp.bpf.c. */
+NEEDS(bytes_acked, "tcp_sock.bytes_acked")
+NEEDS(bytes_received, "tcp_sock.bytes_received")
+NEEDS(bytes_sent, "tcp_sock.bytes_sent")
+NEEDS(bytes_retrans, "tcp_sock.bytes_retrans")
+NEEDS(pacing_rate, "sock.sk_pacing_rate")
+NEEDS(netns, "net.net_cookie")
+NEEDS(snd_ssthresh, "tcp_sock.snd_ssthresh")
+NEEDS(min_rtt_us, "tcp_sock.rtt_min")
+NEEDS(reordering, "tcp_sock.reordering")
+NEEDS(delivered, "tcp_sock.delivered")
+NEEDS(delivered_ce, "tcp_sock.delivered_ce")
+NEEDS(sk_rmem_bytes, "sock.sk_backlog.rmem_alloc")
+NEEDS(sk_wmem_bytes, "sock.sk_wmem_queued")
+NEEDS(app_limited, "tcp_sock.app_limited")
+NEEDS(busy_us, "tcp_sock.chrono_stat")
+NEEDS(rwnd_limited_us, "tcp_sock.chrono_stat")
+NEEDS(sndbuf_limited_us, "tcp_sock.chrono_stat")
+NEEDS(snd_up, "tcp_sock.snd_up")
+NEEDS(prior_ssthresh, "tcp_sock.prior_ssthresh")
+NEEDS(high_seq, "tcp_sock.high_seq")
+NEEDS(undo_marker, "tcp_sock.undo_marker")
+NEEDS(tlp_high_seq, "tcp_sock.tlp_high_seq")
+NEEDS(prr_delivered, "tcp_sock.prr_delivered")
+NEEDS(prr_out, "tcp_sock.prr_out")
+NEEDS(prior_cwnd, "tcp_sock.prior_cwnd")
+NEEDS(lost, "tcp_sock.lost")
+NEEDS(segs_in, "tcp_sock.segs_in")
+NEEDS(segs_out, "tcp_sock.segs_out")
+NEEDS(data_segs_in, "tcp_sock.data_segs_in")
+NEEDS(data_segs_out, "tcp_sock.data_segs_out")
+NEEDS(dsack_dups, "tcp_sock.dsack_dups")
+NEEDS(reord_seen, "tcp_sock.reord_seen")
+NEEDS(rcv_ooopack, "tcp_sock.rcv_ooopack")
+NEEDS(rcv_ssthresh, "tcp_sock.rcv_ssthresh")
+NEEDS(window_clamp, "tcp_sock.window_clamp")
+NEEDS(rcv_rtt_us, "tcp_sock.rcv_rtt_est.rtt_us")
+NEEDS(rcv_space, "tcp_sock.rcvq_space.space")
+NEEDS(max_window, "tcp_sock.max_window")
+NEEDS(sk_wmem_alloc, "sock.sk_wmem_alloc")
+NEEDS(sk_forward_alloc, "sock.sk_forward_alloc")
+NEEDS(sk_mark, "sock.sk_mark")
+NEEDS(advmss, "tcp_sock.advmss")
+NEEDS(rcv_mss, "inet_connection_sock.icsk_ack.rcv_mss")
+NEEDS(probes_out, "inet_connection_sock.icsk_probes_out")
+NEEDS(ecn_flags, "tcp_sock.ecn_flags")
+NEEDS(sb_target_hiwat, "netns_ipv4.sysctl_tcp_wmem")
+NEEDS(hiwat_fair_share, "proto.sysctl_mem proto.sockets_allocated")
+NEEDS(m_clused, "proto.memory_allocated")
+
+static __always_inline u32 saturate(u64 value) {
+    return value > 0xffffffffull ? 0xffffffffu : value;
+}
+
+/* What the whole system shares: TCP's memory. */
+static __always_inline void fill_system(const int direct, struct sock *sk, u8 *entry) {
+    struct proto *prot = GET(sk, __sk_common.skc_prot);
+    long limits[3] = {};
+    long pages = 0;
+
+    if (HAS(m_clused)) {
+        bpf_probe_read_kernel(&pages, sizeof(pages), (void *)READ(direct, prot, memory_allocated));
+        SET(m_clused, pages < 0 ? 0 : pages);
+    }
+    if (HAS(hiwat_fair_share)) {
+        struct percpu_counter *counter = READ(direct, prot, sockets_allocated);
+        long sockets = READ(0, counter, count);
+
+        bpf_probe_read_kernel(limits, sizeof(limits), (void *)READ(direct, prot, sysctl_mem));
+        if (sockets < 1)
+            sockets = 1;
+        SET(hiwat_fair_share, saturate((u64)limits[1] * KLOGGER_PAGE_SIZE / (u64)sockets));
+    }
+}
+
+/* Times the connection spent limited, as tcp_get_info_chrono_stats() gives them. */
+static __always_inline void fill_times(struct tcp_sock *tp, u8 *entry) {
+#ifdef BITFIELD_tcp_sock_chrono_type
+    u32 type = BITFIELD_tcp_sock_chrono_type(tp);
+#else
+    u32 type = GET(tp, chrono_type);
+#endif
+    u32 running = (u32)bpf_jiffies64() - GET(tp, chrono_start);
+    u64 busy = (u64)GET(tp, chrono_stat[0]) + (type == 1 ? running : 0);
+    u64 window = (u64)GET(tp, chrono_stat[1]) + (type == 2 ? running : 0);
+    u64 buffer = (u64)GET(tp, chrono_stat[2]) + (type == 3 ? running : 0);
+
+    SET(busy_us, (busy + window + buffer) * (1000000 / KLOGGER_HZ));
+    SET(rwnd_limited_us, window * (1000000 / KLOGGER_HZ));
+    SET(sndbuf_limited_us, buffer * (1000000 / KLOGGER_HZ));
+}
+
+/* What tcp_sndbuf_expand() would ask for; bbr alone brings a factor of its own, three. */
+static __always_inline void fill_targets(const int direct, struct tcp_sock *tp, u8 *entry) {
+    struct inet_connection_sock *icsk = (struct inet_connection_sock *)tp;
+    struct tcp_congestion_ops *ops = GET(icsk, icsk_ca_ops);
+    u32 cwnd = GET(tp, snd_cwnd);
+
+    if (HAS(sb_net_target)) {
+        u32 per_mss = GET(tp, rx_opt.mss_clamp);
+        u32 segments = GET(tp, reordering) + 1;
+        u32 factor = 2;
+
+        if (per_mss < GET(tp, mss_cache))
+            per_mss = GET(tp, mss_cache);
+        per_mss += KLOGGER_MSS_OVERHEAD - 1;
+        per_mss |= per_mss >> 1;
+        per_mss |= per_mss >> 2;
+        per_mss |= per_mss >> 4;
+        per_mss |= per_mss >> 8;
+        per_mss |= per_mss >> 16;
+        per_mss += 1 + KLOGGER_SKB_SIZE;
+        if (segments < 10)
+            segments = 10;
+        if (segments < cwnd)
+            segments = cwnd;
+        if (READ(direct, ops, sndbuf_expand))
+            factor = 3;
+        SET(sb_net_target, factor * segments * per_mss);
+    }
+    if (HAS(sb_target_hiwat)) {
+        struct net *net = GET((struct sock *)tp, __sk_common.skc_net.net);
+        int limits[3] = {};
+
+        bpf_probe_read_kernel(limits, sizeof(limits), (void *)&net->ipv4.sysctl_tcp_wmem);
+        SET(sb_target_hiwat, limits[2]);
+    }
+    if (HAS(ca_name))
+        COPY(ca_name, &ops->name);
+}
+
+static __always_inline u32 highest_sacked(const int direct, struct tcp_sock *tp) {
+    struct sk_buff *highest;
+    u32 seq = 0;
+
+    if (!GET(tp, sacked_out))
+        return GET(tp, snd_una);
+    highest = GET(tp, highest_sack);
+    if (!highest)
+        return GET(tp, snd_nxt);
+    bpf_probe_read_kernel(&seq, sizeof(seq),
+                          (u8 *)highest + __builtin_offsetof(struct sk_buff, cb));
+    return seq;
+}
+
+/* Every column that the full socket tells; tp is readable, direct or a copy of ours. */
+static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u8 *entry) {
+    struct sock *sk = (struct sock *)tp;
+    struct inet_connection_sock *icsk = (struct inet_connection_sock *)tp;
+    u32 mss = GET(tp, mss_cache);
+    u32 una = GET(tp, snd_una);
+    u32 next = GET(tp, snd_nxt);
+    u32 write = GET(tp, write_seq);
+    u32 cwnd = GET(tp, snd_cwnd);
+
+    SET(snd_cwnd, cwnd * mss);
+    SET(snd_max, next);
+    if (HAS(snd_fack))
+        SET(snd_fack, highest_sacked(direct, tp));
+    SET(sb_hiwat, GET(sk, sk_sndbuf));
+    SET(snd_sb_cc, write - una);
+    SET(rcv_sb_cc, GET(tp, rcv_nxt) - GET(tp, copied_seq));
+    fill_targets(direct, tp, entry);
+    fill_system(direct, sk, entry);
+
+    SET(bytes_acked, GET(tp, bytes_acked));
+    SET(bytes_received, GET(tp, bytes_received));
+    SET(bytes_sent, GET(tp, bytes_sent));
+    SET(bytes_retrans, GET(tp, bytes_retrans));
+    SET(pacing_rate, GET(sk, sk_pacing_rate));
+    SET(snd_una, una);
+    SET(snd_nxt, next);
+    SET(rcv_nxt, GET(tp, rcv_nxt));
+    SET(write_seq, write);
+    SET(copied_seq, GET(tp, copied_seq));
+    SET(snd_wnd, GET(tp, snd_wnd));
+    SET(rcv_wnd, GET(tp, rcv_wnd));
+    SET(snd_ssthresh, GET(tp, snd_ssthresh));
+    SET(snd_cwnd_segs, cwnd);
+    SET(srtt_us, GET(tp, srtt_us) >> 3);
+    SET(rttvar_us, GET(tp, mdev_us) >> 2);
+    SET(rto_us, (u64)GET(icsk, icsk_rto) * 1000000 / KLOGGER_HZ);
+    SET(min_rtt_us, GET(tp, rtt_min.s[0].v));
+    SET(packets_out, GET(tp, packets_out));
+    SET(retrans_out, GET(tp, retrans_out));
+    SET(sacked_out, GET(tp, sacked_out));
+    SET(lost_out, GET(tp, lost_out));
+    SET(total_retrans, GET(tp, total_retrans));
+    SET(reordering, GET(tp, reordering));
+    SET(delivered, GET(tp, delivered));
+    SET(delivered_ce, GET(tp, delivered_ce));
+    SET(mss, mss);
+    SET(sk_rmem_bytes, GET(sk, sk_backlog.rmem_alloc.counter));
+    SET(sk_wmem_bytes, GET(sk, sk_wmem_queued));
+    SET(sk_rcvbuf, GET(sk, sk_rcvbuf));
+    SET(app_limited, GET(tp, app_limited));
+    if (HAS(busy_us) || HAS(rwnd_limited_us) || HAS(sndbuf_limited_us))
+        fill_times(tp, entry);
+    if (HAS(ca_state))
+        SET(ca_state, BITFIELD_inet_connection_sock_icsk_ca_state(icsk));
+
+    SET(snd_up, GET(tp, snd_up));
+    SET(prior_ssthresh, GET(tp, prior_ssthresh));
+    SET(high_seq, GET(tp, high_seq));
+    SET(undo_marker, GET(tp, undo_marker));
+    SET(tlp_high_seq, GET(tp, tlp_high_seq));
+    SET(prr_delivered, GET(tp, prr_delivered));
+    SET(prr_out, GET(tp, prr_out));
+    SET(prior_cwnd, GET(tp, prior_cwnd));
+    SET(lost, GET(tp, lost));
+    SET(segs_in, GET(tp, segs_in));
+    SET(segs_out, GET(tp, segs_out));
+    SET(data_segs_in, GET(tp, data_segs_in));
+    SET(data_segs_out, GET(tp, data_segs_out));
+    SET(dsack_dups, GET(tp, dsack_dups));
+    SET(reord_seen, GET(tp, reord_seen));
+    SET(rcv_ooopack, GET(tp, rcv_ooopack));
+    SET(rcv_ssthresh, GET(tp, rcv_ssthresh));
+    SET(window_clamp, GET(tp, window_clamp));
+    SET(rcv_rtt_us, GET(tp, rcv_rtt_est.rtt_us) >> 3);
+    SET(rcv_space, GET(tp, rcvq_space.space));
+    SET(max_window, GET(tp, max_window));
+    SET(notsent_bytes, write - next);
+    SET(sk_wmem_alloc, GET(sk, sk_wmem_alloc.refs.counter) - 1);
+    SET(sk_forward_alloc, GET(sk, sk_forward_alloc));
+    SET(sk_mark, GET(sk, sk_mark));
+    SET(advmss, GET(tp, advmss));
+    SET(rcv_mss, GET(icsk, icsk_ack.rcv_mss));
+    SET(retransmits, GET(icsk, icsk_retransmits));
+    SET(backoff, GET(icsk, icsk_backoff));
+    SET(probes_out, GET(icsk, icsk_probes_out));
+    SET(pending, GET(icsk, icsk_pending));
+    SET(ecn_flags, GET(tp, ecn_flags));
+}
+
+/* The segment's columns; returns what callvalue shall be. */
+static __always_inline u32 fill_segment(struct sk_buff *skb, u8 *entry, u32 callvalue,
+                                        const u32 flags) {
+    struct tcp_skb_cb control = {};
+    u32 seq, payload, bits;
+
+    if (!(flags & SEGMENT) || !skb) {
+        SET(seg_seq, 0);
+        SET(seg_ack, 0);
+        SET(seg_len, 0);
+        SET(seg_flags, 0);
+        return callvalue;
+    }
+    bpf_probe_read_kernel(&control, sizeof(control), (void *)&skb->cb);
+    seq = GET(&control, seq);
+    bits = GET(&control, tcp_flags);
+    payload = GET(&control, end_seq) - seq;
+    if (bits & FLAG_SYN)
+        payload--;
+    if (bits & FLAG_FIN)
+        payload--;
+    SET(seg_seq, seq);
+    SET(seg_ack, GET(&control, ack_seq));
+    SET(seg_len, payload);
+    SET(seg_flags, bits);
+    if (flags & PAYLOAD)
+        return payload;
+    if (flags & SEQUENCE)
+        return seq;
+    return callvalue;
+}
+
+static __always_inline void fill_ends(struct endpoints *ends, u8 *entry) {
+    SET(lport, bpf_htons(ends->lport));
+    SET(rport, bpf_htons(ends->rport));
+    SET(netns, ends->netns);
+    if (HAS(laddr)) {
+        SET(laddr, ends->laddr);
+    }
+    if (HAS(raddr)) {
+        SET(raddr, ends->raddr);
+    }
+    SET(state, ends->state);
+    SET(family, ends->family);
+}
