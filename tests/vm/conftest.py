@@ -69,7 +69,7 @@ def saw(recorded: dict[str, dict[str, int]]) -> Callable[[Outcome], Outcome]:
     def note(outcome: Outcome) -> Outcome:
         ways = outcome.capture.settings["locations"]
         for location, count in outcome.records.counts().items():
-            way = ways.get(location)
+            way = "iter:tcp" if location == "EXISTING" else ways.get(location)
             if way is not None:
                 row = recorded.setdefault(location, {})
                 row[way] = row.get(way, 0) + int(count)
