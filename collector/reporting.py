@@ -37,7 +37,7 @@ def report(
     """Says what was captured; raises what the exit code shall tell.
 
     totals: None when the file could not be finished. LossError under --fail-on-loss; FileError
-    when the file did not take everything.
+    when the last write or the sync failed; losses to a full disk alone raise nothing.
     """
     if totals is None:
         raise TcpkmonError(
