@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The books: the kernel's ledger and the collector's own counts, as entries for the file.
 
-    attempts = filtered + unchanged + written + ring full + no ring + other + table full + no slot
+    attempts = filtered + unchanged + limited + written
+               + ring full + no ring + other + table full + no slot
     written  = in the file + late + queue full + disk full + write error (+ damaged, known by CPU)
     serials  = written + ring full + no ring + other, summed over a CPU's locations
 """
@@ -44,6 +45,7 @@ class Totals:
     written: int
     in_file: int
     by_cause: dict[str, int]
+    limited: int = 0
 
     @property
     def lost(self) -> int:
@@ -89,7 +91,7 @@ class Books:
         """The entries of a checkpoint, without its head."""
         entries: list[Control] = []
         for cpu, point in self.places(written):
-            counts = self._kernel(cpu, point)
+            counts = self.kernel(cpu, point)
             ledger = (counts[n] for n in ("attempts", "filtered", "unchanged", "written"))
             entries.append(Ledger(cpu, point, *ledger))
             entries.append(Losses(cpu, point, *(counts[name] for name in _KERNEL_CAUSES)))
@@ -105,7 +107,7 @@ class Books:
                     in_file=written.in_file[place],
                 )
             )
-        entries.extend(self._cpus())
+        entries.extend(self.cpus())
         entries.extend(self.programs)
         return entries
 
@@ -138,15 +140,18 @@ class Books:
             ledger["written"],
             written.in_file.total(),
             by_cause,
+            ledger["limited"],
         )
 
-    def _kernel(self, cpu: int, point: int) -> dict[str, int]:
+    def kernel(self, cpu: int, point: int) -> dict[str, int]:
+        """The kernel's counts of one place, by name."""
         row = row_of(point)
         if cpu >= self.ledger.shape[0] or row >= self.ledger.shape[1]:
             return dict.fromkeys(COUNTERS, 0)
         return {name: int(self.ledger[name][cpu, row]) for name in COUNTERS}
 
-    def _cpus(self) -> list[Control]:
+    def cpus(self) -> list[Cpu]:
+        """An entry for each CPU of which there is anything to tell."""
         late: dict[int, int] = {}
         for (cpu, _), count in self.late.items():
             late[cpu] = late.get(cpu, 0) + count

@@ -65,6 +65,10 @@ class Clocks:
         self.steps = 0
         self._offset_ns = self.start.offset_ns
 
+    def now_ns(self) -> int:
+        """CLOCK_MONOTONIC now."""
+        return self._mono()
+
     def check(self) -> Clock | None:
         """Read the clocks; an entry to be written if the time of day was set since the last."""
         entry = self.read()

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ AF_INET, AF_INET6 = 2, 10
 _TCP = 6
 _STATES = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
 """Established to closing, without TIME_WAIT (6), CLOSE (7) and LISTEN (10)."""
+_EVERY_STATE = 0xFFFFFFFF
 
 # Attributes of linux/inet_diag.h; the first three are asked for, the others come by themselves.
 _INFO, _CONG, _SKMEMINFO, _MARK, _CGROUP = 2, 4, 7, 15, 21
@@ -126,11 +127,15 @@ def _error(data: bytes, offset: int) -> NetlinkError | None:
     return NetlinkError(-code) if code < 0 else None
 
 
-def list_connections(namespaces: Iterable[int], filters: Filters) -> list[Connection]:
+def list_connections(
+    namespaces: Iterable[int], filters: Filters, every: bool = False
+) -> list[Connection]:
     """The open connections of these network namespaces (descriptors) that the filters let pass.
 
-    Each connection is there once. Raises KernelError where the kernel has no tcp_diag.
+    Each connection is there once; with `every` so are all other sockets, of any state. Raises
+    KernelError where the kernel has no tcp_diag.
     """
+    states = _EVERY_STATE if every else _STATES
     pids = {inode: pid for pid in filters.pids for inode in socket_inodes(pid)}
     cgroups = _cgroups_of(filters)
     wanted = {space.cookie for space in filters.namespaces}
@@ -140,9 +145,9 @@ def list_connections(namespaces: Iterable[int], filters: Filters) -> list[Connec
         netns = _cookie_or_0(namespace)
         if wanted and netns not in wanted:
             continue
-        for data, offsets in run_inside(namespace, _dump):
+        for data, offsets in run_inside(namespace, partial(_dump, states)):
             for offset in offsets:
-                connection, cgroup = _parse(data, offset, netns, pids)
+                connection, cgroup = _parse(data, offset, netns, pids, every)
                 if (
                     connection is not None
                     and (not filters.pids or connection.pid)
@@ -217,7 +222,7 @@ def _rows(parts: Sequence[bytes], width: int) -> NDArray[np.uint8]:
 # From the kernel
 
 
-def _dump() -> list[tuple[bytes, list[int]]]:
+def _dump(states: int = _STATES) -> list[tuple[bytes, list[int]]]:
     """All answers of both families in the namespace of this thread: datagrams, message offsets."""
     answers = []
     try:
@@ -228,7 +233,7 @@ def _dump() -> list[tuple[bytes, list[int]]]:
                 request["sdiag_family"] = family
                 request["sdiag_protocol"] = _TCP
                 request["idiag_ext"] = _ASKED
-                request["idiag_states"] = _STATES
+                request["idiag_states"] = states
                 for item in diag.nlm_request(
                     request, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_ROOT
                 ):
@@ -243,9 +248,9 @@ def _dump() -> list[tuple[bytes, list[int]]]:
 
 
 def _parse(
-    data: bytes, offset: int, netns: int, pids: dict[int, int]
+    data: bytes, offset: int, netns: int, pids: dict[int, int], every: bool = False
 ) -> tuple[Connection | None, int]:
-    """A message's connection and its cgroup's id; no connection for what is not a full socket."""
+    """A message's connection and its cgroup's id; less than a full socket only with `every`."""
     (length,) = struct.unpack_from("=I", data, offset)
     end = offset + length
     start = offset + _HEADER.size
@@ -264,7 +269,7 @@ def _parse(
         attributes[kind & _ATTRIBUTE_MASK] = data[at + 4 : at + size]
         at += (size + 3) & ~3
     info = attributes.get(_INFO)
-    if info is None or not _STATES >> state & 1:
+    if not every and (info is None or not _STATES >> state & 1):
         return None, 0  # a time-wait socket in its substate FIN_WAIT2, or a request
     if family == AF_INET:
         local, remote = _MAPPED + local[:4], _MAPPED + remote[:4]
@@ -281,7 +286,7 @@ def _parse(
         send_queue,
         inode,
         pids.get(inode, 0) if inode else 0,
-        info,
+        info or b"",
         attributes.get(_SKMEMINFO, b""),
         attributes.get(_CONG, b"").partition(b"\0")[0],
         int.from_bytes(attributes.get(_MARK, b"")[:4], sys.byteorder),

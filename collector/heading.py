@@ -38,13 +38,14 @@ def package_version() -> str:
 def make_header(prepared: Prepared, clock: ClockPair, settings: Mapping[str, Any]) -> bytes:
     """The bytes of the header, for the columns of this capture."""
     layout = prepared.layout
+    assert prepared.tcp is not None
     return encode_header(
         writer_header(
             layout.columns,
             layout.entry_size,
             mods=features(),
             version=f"tk{package_version()}"[:8],
-            mclsize=prepared.facts.page_size,
+            mclsize=prepared.tcp.facts.page_size,
             host=platform.node(),
             kernel=describe_kernel(),
             clock=(clock.mono_ns, clock.realtime_ns, clock.uncertainty_ns),

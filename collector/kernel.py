@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -12,14 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector import bpfsys
+from collector.engine import POINTS
 from collector.existing import Walk, name_inodes
 from collector.filters import Filters
-from collector.layout import CPU_HEAD
+from collector.plan import Chosen
 from collector.preparing import Prepared
 from collector.program import Loaded, ProgramSpec
 from formats.control import EXISTING, Program
 
 _FIRST = struct.pack("=I", 0)
+_CONTROL = np.dtype([("enabled", "=u1", POINTS), ("limit", "=u4", POINTS)])
+"""struct klogger_control of bpf/include/klogger.h."""
 _U64 = struct.Struct("=Q")
 OPTIONAL_KINDS = ("fentry", "fexit", "kprobe")
 
@@ -33,17 +36,22 @@ class Kernel:
 
     def __init__(self, prepared: Prepared, filters: Filters) -> None:
         self._prepared = prepared
-        self._numbers = {m.name: m.value for m in prepared.layout.schema.enum("location").members}
+        self._control = np.zeros(1, _CONTROL)
+        self.buffer_bytes = 0
+        """Of a CPU's ring, once there is one."""
         self._cpu_bytes = next(
             spec.value_size for spec in prepared.image.maps if spec.name == "klogger_cpus"
         )
         self.loaded = Loaded(prepared.image, prepared.btf)
         try:
-            filters.apply(self.loaded.maps)
-            if filters.pids:
-                name_inodes(
-                    self.loaded.maps["existing_inodes"], filters.pids, prepared.switches.inodes
-                )
+            if prepared.tcp is not None:
+                filters.apply(self.loaded.maps)
+                if filters.pids:
+                    inodes = prepared.tcp.switches.inodes
+                    name_inodes(self.loaded.maps["existing_inodes"], filters.pids, inodes)
+            for name, limit in prepared.limits.items():
+                self._control["limit"][0, prepared.numbers[name]] = limit
+            self.switch(prepared.numbers, True)
             self.loaded.load(
                 ProgramSpec(p.name, p.kind, p.target, p.kind not in OPTIONAL_KINDS)
                 for p in prepared.plan.probes
@@ -94,39 +102,56 @@ class Kernel:
         return Walk(lambda: self.loaded.open_iter("existing"), namespaces, step)
 
     def heads(self) -> NDArray[Any]:
-        """The head of each possible CPU's memory, (CPUs,) of collector.layout.CPU_HEAD."""
+        """The head of each possible CPU's memory, (CPUs,) of collector.engine.Engine.head."""
         raw = bpfsys.map_lookup_percpu(self.loaded.maps["klogger_cpus"], _FIRST, self._cpu_bytes)
         assert raw is not None  # an array's element is always there
-        head = np.ascontiguousarray(raw[:, : CPU_HEAD.itemsize])
-        result: NDArray[Any] = head.view(CPU_HEAD)[:, 0]
+        dtype = self._prepared.engine.head
+        head = np.ascontiguousarray(raw[:, : dtype.itemsize])
+        result: NDArray[Any] = head.view(dtype)[:, 0]
         return result
 
     def connections(self) -> int:
         """How many connections were given an identity so far."""
+        if "next_connection" not in self.loaded.maps:
+            return 0
         value = bpfsys.map_lookup(self.loaded.maps["next_connection"], _FIRST, 8)
         return int(_U64.unpack(value)[0]) if value else 0
 
-    def programs(self, heads: NDArray[Any]) -> tuple[Program, ...]:
-        """What each program missed, told under its first location.
+    def switch(self, names: Iterable[str], on: bool) -> None:
+        """Switch locations and events on or off, from now on."""
+        for name in names:
+            self._control["enabled"][0, self._prepared.numbers[name]] = on
+        bpfsys.map_update(self.loaded.maps["klogger_control"], _FIRST, self._control.tobytes())
+
+    def states(self) -> dict[str, tuple[int, int]]:
+        """All that was asked for: its number, and 1 on, 0 off, -1 not on this kernel."""
+        missing = self.missing()
+        enabled = self._control["enabled"][0]
+        return {
+            name: (number, -1 if name in missing else int(enabled[number]))
+            for name, number in self._prepared.numbers.items()
+        }
+
+    def missed(self, heads: NDArray[Any]) -> tuple[tuple[Chosen, Program], ...]:
+        """What each program missed, told under the point of the first thing it records.
 
         The second copy of a program makes up for what the first was skipped for; the rest, and
         what a kprobe reports, is lost.
         """
-        again = self._again(heads)
+        again = heads["guards"]["again"].sum(axis=0)
         missed: Mapping[str, Any] = self.loaded.missed()
         rows = []
-        for probe in self._prepared.plan.probes:
+        for index, probe in enumerate(self._prepared.plan.probes):
             if probe.name not in missed or not probe.locations:
                 continue
             counts = missed[probe.name]
-            lost = max(0, counts.first - again[probe.name])
-            point = self._numbers.get(probe.locations[0], EXISTING)
-            rows.append(Program(point, lost, counts.nmissed, counts.run_cnt, counts.run_ns))
+            lost = max(0, counts.first - int(again[index]))
+            point = self._prepared.numbers.get(probe.locations[0], EXISTING)
+            rows.append(
+                (probe, Program(point, lost, counts.nmissed, counts.run_cnt, counts.run_ns))
+            )
         return tuple(rows)
 
-    def _again(self, heads: NDArray[Any]) -> dict[str, int]:
-        totals = heads["guards"]["again"].sum(axis=0)
-        return {
-            probe.name: int(totals[index])
-            for index, probe in enumerate(self._prepared.plan.probes)
-        }
+    def programs(self, heads: NDArray[Any]) -> tuple[Program, ...]:
+        """What each program missed, as entries for the file."""
+        return tuple(program for _, program in self.missed(heads))

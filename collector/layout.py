@@ -21,7 +21,7 @@ LOCATIONS = "location"
 FIRST_CONTROL = 224
 EXISTING = 226
 ROWS = 32
-"""Rows of the kernel's ledger: one a location; row 0 is EXISTING's."""
+"""Rows of the kernel's ledger for locations; row 0 is EXISTING's. Events follow, by number."""
 
 COUNTERS = (
     "attempts",
@@ -33,13 +33,11 @@ COUNTERS = (
     "other",
     "table_full",
     "no_slot",
+    "limited",
 )
 """struct klogger_account of bpf/include/klogger.h, in its order; all u64."""
 
 ACCOUNT = np.dtype([(name, "=u8") for name in COUNTERS])
-GUARD = np.dtype([("running", "=u4"), ("again", "=u4")])
-CPU_HEAD = np.dtype([("serial", "=u8"), ("guards", GUARD, ROWS), ("accounts", ACCOUNT, ROWS)])
-"""The head of struct klogger_cpu."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,10 @@ class Ordered:
     def __len__(self) -> int:
         return len(self.entries)
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.entries.nbytes)
+
     def renumber(self, first_seq: int) -> None:
         """Give it other numbers, in the entries too."""
         if first_seq != self.first_seq:

@@ -52,6 +52,8 @@ class Plan:
     probes: tuple[Chosen, ...]
     missing: Mapping[str, str]
     arguments: Mapping[str, int] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    """Programs of the text that are not loaded."""
 
     def kind_of(self, location: str) -> str | None:
         """How a location is attached, as kind:target."""
@@ -105,12 +107,14 @@ def make_plan(
     `always` names probes that run whatever is enabled; `kinds` narrows the ways (for tests and
     benchmarks). Locations without a way are in `missing`.
     """
-    chosen = []
+    chosen: list[Chosen] = []
     missing: dict[str, str] = {}
     arguments: dict[str, int] = {}
+    unused = []
     for probe in probes:
         wanted = [location for location in probe.locations if location in enabled]
         if not wanted and probe.name not in always:
+            unused.append(probe.name)
             continue
         for kind, target in probe.alternatives:
             narrowed = kinds is not None and kind not in kinds
@@ -122,8 +126,17 @@ def make_plan(
             break
         else:
             ways = ", ".join(f"{kind}:{target}" for kind, target in probe.alternatives)
-            missing.update(dict.fromkeys(wanted, f"this kernel offers none of {ways}"))
-    return Plan(tuple(chosen), missing, arguments)
+            unused.append(probe.name)
+            for location in wanted:
+                before = missing.get(location)
+                missing[location] = (
+                    f"{before}, {ways}" if before else f"this kernel offers none of {ways}"
+                )
+    # Several programs may record the same thing, each in a place of its own.
+    for probe_chosen in chosen:
+        for location in probe_chosen.locations:
+            missing.pop(location, None)
+    return Plan(tuple(chosen), missing, arguments, tuple(unused))
 
 
 def count_arguments(btf: Btf, tracepoint: str) -> int:

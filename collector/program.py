@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Protocol
@@ -74,6 +75,16 @@ class _Program:
     link_fds: list[int] = field(default_factory=list)
     event: KprobeEvent | None = None
     missed_before: int = 0
+
+
+@dataclass
+class _Copies:
+    """A program's copies as load_code() takes them, and what has become of them."""
+
+    spec: ProgramSpec
+    copies: Sequence[tuple[str, bytes, str, int]] = ()
+    loading: Sequence[Future[int]] = ()
+    error: TcpkmonError | None = None
 
 
 def attach_type_id(btf: TypeIds, kind: str, target: str) -> int:
@@ -164,29 +175,48 @@ class Loaded:
 
     def load(self, specs: Iterable[ProgramSpec]) -> None:
         """Loads the programs that are not loaded yet; a required one's refusal is raised."""
+        found: dict[str, _Copies] = {}
         for spec in specs:
-            if spec.function in self._programs:
+            if spec.function in self._programs or spec.function in found:
                 continue
             if spec.kind not in _TYPES or spec.function not in self._image.programs:
                 raise ValueError(f"no such kind or function: {spec}")
-            program = _Program(spec)
-            try:
-                self._load(program)
-            except TcpkmonError as error:
-                _close_all(program.prog_fds)
-                self._refuse(spec, error)
-                continue
-            self._programs[spec.function] = program
+            found[spec.function] = self._copies(spec)
+        # The verifier takes tens of milliseconds for each, and runs on as many CPUs as it is asked.
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for copies in found.values():
+                copies.loading = [pool.submit(load_code, *copy) for copy in copies.copies]
+        for copies in found.values():
+            self._keep(copies)
+        for copies in found.values():
+            if copies.error is not None:
+                self._refuse(copies.spec, copies.error)
 
-    def _load(self, program: _Program) -> None:
-        spec = program.spec
-        btf_id = attach_type_id(self._btf, spec.kind, spec.target)
+    def _copies(self, spec: ProgramSpec) -> _Copies:
+        """What is to be loaded for a program."""
+        try:
+            btf_id = attach_type_id(self._btf, spec.kind, spec.target)
+        except TcpkmonError as error:
+            return _Copies(spec, error=error)
         code = fill_maps(self._image.programs[spec.function], self.maps)
-        program.prog_fds.append(load_code(spec.kind, code, spec.function, btf_id))
         again = second_copy(code) if spec.kind != "iter" else None
+        copies = [(spec.kind, code, spec.function, btf_id)]
         if again is not None:
-            name = f"{spec.function[:9]}_again"
-            program.prog_fds.append(load_code(spec.kind, again, name, btf_id))
+            copies.append((spec.kind, again, f"{spec.function[:9]}_again", btf_id))
+        return _Copies(spec, copies)
+
+    def _keep(self, copies: _Copies) -> None:
+        """Takes over what was loaded: all copies of a program, or none and the first error."""
+        program = _Program(copies.spec)
+        for loading in copies.loading:
+            try:
+                program.prog_fds.append(loading.result())
+            except TcpkmonError as error:
+                copies.error = copies.error or error
+        if copies.error is None:
+            self._programs[copies.spec.function] = program
+        else:
+            _close_all(program.prog_fds)
 
     def _refuse(self, spec: ProgramSpec, error: TcpkmonError) -> None:
         if spec.required:

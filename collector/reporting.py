@@ -32,7 +32,7 @@ def describe(request: Request, attached: Mapping[str, str], missing: Mapping[str
 
 
 def report(
-    request: Request, totals: Totals | None, written: Written, connections: int, entry_size: int
+    request: Request, totals: Totals | None, written: Written, connections: int, nbytes: int
 ) -> None:
     """Says what was captured; raises what the exit code shall tell.
 
@@ -46,11 +46,12 @@ def report(
         )
     if not request.quiet:
         where = "standard output" if request.output == "-" else request.output
-        size = human_bytes(written.entries * entry_size)
-        say(f"{totals.in_file:,} records of {connections:,} connections in {where} ({size})")
+        of = f" of {connections:,} connections" if request.has_tcp else ""
+        say(f"{totals.in_file:,} records{of} in {where} ({human_bytes(nbytes)})")
+        limited = f"{totals.limited:,} over their limit, " if totals.limited else ""
         say(
             f"{totals.attempts:,} events seen, {totals.filtered:,} filtered, "
-            f"{totals.unchanged:,} unchanged, {totals.written:,} recorded; "
+            f"{totals.unchanged:,} unchanged, {limited}{totals.written:,} recorded; "
             f"lost: {describe_losses(totals.by_cause)}"
         )
     error = written.error or written.sync_error

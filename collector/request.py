@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
+from typing import TextIO
 
 from collector.filters import Filters
+from formats.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -32,3 +36,41 @@ class Request:
     command: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     kinds: tuple[str, ...] | None = None
+    schemata: tuple[str, ...] = ("tcp",)
+    file_format: str = "psc"
+    limits: tuple[tuple[str, int], ...] = ()
+    """Events and how many of them are recorded a second and CPU at most."""
+    control_group: str | None = None
+
+    @property
+    def is_klogger(self) -> bool:
+        """Whether a Klogger log is written."""
+        return self.file_format == "klogger"
+
+    @property
+    def has_tcp(self) -> bool:
+        """Whether the schema tcp is among those asked for."""
+        return "tcp" in self.schemata
+
+
+def check_request(request: Request) -> None:
+    """Raises UsageError for what makes no sense together, or with this process."""
+    if request.show and request.output == "-":
+        raise UsageError("--print and -o - both want standard output", "choose one of them")
+    if request.show and request.is_klogger:
+        raise UsageError("--print shows the records of a PSC file", "tcpkmon decode shows a log")
+    stdout: TextIO | None = sys.stdout
+    if request.show and stdout is None:
+        raise UsageError("--print: standard output is closed")
+    if request.schemata != ("tcp",) and not request.is_klogger:
+        raise UsageError("a PSC file holds the schema tcp alone", "add --format klogger")
+    if request.filters.flags and not request.has_tcp:
+        raise UsageError(
+            "filters by port, address, namespace, cgroup or process are for the schema tcp",
+            "tcpkmon decode --where chooses afterwards",
+        )
+    if request.ready_fd is not None:
+        try:
+            os.fstat(request.ready_fd)
+        except (OSError, OverflowError):
+            raise UsageError(f"--ready-fd {request.ready_fd}: no such descriptor is open") from None

@@ -174,6 +174,26 @@ class Rings:
                 except (KernelError, PrivilegeError) as error:
                     self.refused[cpu] = error.message
 
+    def resize(self, pages: int, low_water_bytes: int) -> None:
+        """Give every CPU a new ring; what the old ones hold comes with the next drain().
+
+        Raises KernelError or PrivilegeError when the kernel refuses: the old sizes are back then.
+        """
+        before = self._pages, self._low_water_bytes
+        self._pages, self._low_water_bytes = pages, max(1, low_water_bytes)
+        cpus = list(self._rings)
+        try:
+            for cpu in cpus:
+                self._retire(cpu)
+                self._open(cpu)
+        except (KernelError, PrivilegeError):
+            self._pages, self._low_water_bytes = before
+            for cpu in cpus:
+                if cpu in self._rings:
+                    self._retire(cpu)
+                self._open(cpu)
+            raise
+
     def lost(self) -> dict[int, int]:
         """Records by CPU that found the ring full, as the events count them (0 before 6.0)."""
         totals = dict(self._lost_before)

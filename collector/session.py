@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One capture from start to end: sets up, drains, sequences, keeps the books, finishes the file."""
+"""One capture from start to end: sets up, drains, hands over, keeps the books, ends the file."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import ExitStack, suppress
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.accounts import Books, Totals
 from collector.clocks import Clocks
+from collector.control_socket import ControlServer
+from collector.counters import OpenCounters
 from collector.existing import find_namespaces
 from collector.kernel import Kernel
 from collector.layout import EXISTING, row_of
-from collector.ordered import Ordered
-from collector.output import Output
-from collector.preparing import Prepared, check_privilege, prepare
-from collector.printing import Printer
+from collector.preparing import Prepared, check_privilege, prepare, wish_of
 from collector.privilege import (
     drop_capabilities,
     forbid_new_privileges,
@@ -30,15 +28,16 @@ from collector.privilege import (
 )
 from collector.records import RAW_PADDING
 from collector.reporting import describe, report, say
-from collector.request import Request
+from collector.request import Request, check_request
 from collector.rings import Rings, pages_of, watermark_ns
-from collector.sequencer import SLACK_NS, Sequencer
-from collector.starting import open_spool
+from collector.sequencer import SLACK_NS
 from collector.status import Status
 from collector.stopping import Stopping
+from collector.switching import Switching
+from collector.targets import Target, open_target
 from collector.workload import Command, find_caller
-from formats.control import End, EndReason, Mark, is_control
-from formats.errors import TcpkmonError, UsageError
+from formats.control import EndReason, Mark
+from formats.errors import TcpkmonError
 
 CHECKPOINT_S = 1.0
 WAIT_S = 0.2
@@ -53,31 +52,15 @@ def run(request: Request) -> int:
     errors of setting up, before anything is half done.
     """
     check_privilege()
-    if request.show and request.output == "-":
-        raise UsageError("--print and -o - both want standard output", "choose one of them")
-    stdout: TextIO | None = sys.stdout
-    if request.show and stdout is None:
-        raise UsageError("--print: standard output is closed")
-    if request.ready_fd is not None:
-        try:
-            os.fstat(request.ready_fd)
-        except (OSError, OverflowError):
-            raise UsageError(f"--ready-fd {request.ready_fd}: no such descriptor is open") from None
+    check_request(request)
     raise_limits()
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
-        output = Output(request.output, request.force)
-        stack.callback(lambda: output.discard() if not session else None)
+        target = open_target(request)
+        stack.callback(lambda: target.discard() if not session else None)
         session: list[Session] = []
         status.tell("preparing: types, columns, programs")
-        prepared = prepare(
-            request.columns,
-            request.locations,
-            request.when_changed,
-            request.existing,
-            bool(request.filters.pids),
-            request.kinds,
-        )
+        prepared = prepare(wish_of(request))
         stopping = stack.enter_context(Stopping(request.duration_s))
         command = None
         if request.command:
@@ -87,7 +70,7 @@ def run(request: Request) -> int:
         kernel = stack.enter_context(Kernel(prepared, request.filters))
         if stopping.due():
             return stopping.exit_code
-        session.append(Session(request, prepared, kernel, output, status, stopping, stack))
+        session.append(Session(request, prepared, kernel, target, status, stopping, stack))
         return session[0].run(command)
 
 
@@ -99,7 +82,7 @@ class Session:
         request: Request,
         prepared: Prepared,
         kernel: Kernel,
-        output: Output,
+        target: Target,
         status: Status,
         stopping: Stopping,
         stack: ExitStack,
@@ -111,34 +94,37 @@ class Session:
         self._stopping = stopping
         self._stack = stack
         self._clocks = Clocks()
-        dtype = prepared.layout.dtype
+        dtype = prepared.dtype
         pages = pages_of(request.buffer_bytes)
-        ring_bytes = pages * os.sysconf("SC_PAGESIZE")
-        wakeup = max(1, ring_bytes * (100 - request.low_water_percent) // 100)
+        kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
+        wakeup = max(1, kernel.buffer_bytes * (100 - request.low_water_percent) // 100)
         self._rings = stack.enter_context(Rings(kernel.events_fd, dtype, pages, wakeup))
+        self._counters = stack.enter_context(OpenCounters(kernel.loaded.maps, prepared.counters))
         record_bytes = PERF_HEAD_BYTES + dtype.itemsize + RAW_PADDING
-        self._walk_step = max(1, ring_bytes // record_bytes // 2)
-        self._sequencer = Sequencer(dtype, self._clocks.to_epoch, first_seq=2)
-        self._printer = Printer(prepared.layout, sys.stdout) if request.show else None
+        self._walk_step = max(1, kernel.buffer_bytes // record_bytes // 2)
         self._failure: TcpkmonError | OSError | None = None
-        self._records = 0
         self._listed = 0
         self._marked = 0
+        self._namespaces = self._find_namespaces()
+        self._stream = target.stream(prepared, self._clocks, self._namespaces, self._fail)
+        self._switching = Switching(
+            request, kernel, self._rings, self._stream, self._losses_so_far
+        )
+        self._server = self._listen()
         # Before the file begins: its header tells what the kernel took.
         kernel.loaded.attach()
-        self._spool = open_spool(request, prepared, kernel, output, self._clocks)
+        self._stream.begin(kernel)
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._told_error: str | None = None
 
     def run(self, command: Command | None) -> int:
         """Captures until asked to stop, and finishes the file; the exit code."""
-        namespaces = self._namespaces()
         forbid_new_privileges()
-        self._spool.start()
+        self._stream.start()
         run_first()
         describe(self._request, self._kernel.attached(), self._kernel.missing())
         self._checkpoint()
-        self._walk(namespaces)
+        self._walk(self._namespaces)
         needed = needed_capabilities()
         drop_capabilities((*needed, "CAP_KILL") if command else needed)
         self._ready()
@@ -147,7 +133,8 @@ class Session:
         self._stopping.start_clock()
         code: int | None = None
         while not self._stopping.due():
-            self._rings.wait(self._stopping.remaining_s(WAIT_S / 4 if self._printer else WAIT_S))
+            most_s = WAIT_S / 4 if self._request.show else WAIT_S
+            self._rings.wait(self._stopping.remaining_s(most_s))
             self._step()
             if command is not None and (code := command.poll()) is not None:
                 self._stopping.ask(EndReason.COMMAND_ENDED)
@@ -158,10 +145,24 @@ class Session:
             raise self._failure
         if command is not None and code is None:
             code = self._outlive(command)
-        entry_size = self._prepared.layout.entry_size
         connections = max(self._kernel.connections(), self._listed)
-        report(self._request, totals, self._spool.written, connections, entry_size)
+        report(
+            self._request, totals, self._stream.written, connections, self._stream.bytes_written()
+        )
         return code or 0
+
+    def _listen(self) -> ControlServer | None:
+        """The control socket; a capture does without, unless a group was named for it."""
+        request = self._request
+        try:
+            server = ControlServer(group=request.control_group, wake=self._rings.wake)
+        except TcpkmonError as error:
+            if request.control_group is not None:
+                raise
+            if not request.quiet:
+                say(f"no control socket: {error.message}")
+            return None
+        return self._stack.enter_context(server)
 
     def _go(self, command: Command) -> None:
         """Lets the command run; if it cannot, the file is finished before that is told."""
@@ -186,8 +187,8 @@ class Session:
                 return code
         return self._stopping.exit_code
 
-    def _namespaces(self) -> list[int]:
-        """Descriptors of the namespaces whose existing sockets to walk; closed at the end."""
+    def _find_namespaces(self) -> list[int]:
+        """Descriptors of the namespaces whose existing sockets to tell; closed at the end."""
         if not self._request.existing:
             return []
         if self._request.filters.namespaces:
@@ -199,7 +200,7 @@ class Session:
 
     def _walk(self, namespaces: list[int]) -> None:
         """Records the connections that are open already, as fast as the rings are emptied."""
-        if not namespaces:
+        if not namespaces or self._prepared.tcp is None:
             return
         walk = self._kernel.walk(namespaces, self._walk_step)
         if walk is None:
@@ -220,7 +221,7 @@ class Session:
         layout, filters = self._prepared.layout, self._request.filters
         batch = list_batch(layout, namespaces, filters, cpu)
         self._listed = len(batch.entries)
-        self._sequencer.push(batch)
+        self._stream.push([batch])
 
     def _ready(self) -> None:
         if not self._request.quiet and self._request.verbose:
@@ -231,34 +232,44 @@ class Session:
 
     def _step(self) -> None:
         """One round: drain, order, hand over; once a second the clock and the books."""
-        batches = self._rings.drain()
-        for batch in batches:
-            self._sequencer.push(batch)
-        self._hand_over(self._sequencer.release(watermark_ns(batches, SLACK_NS)))
+        self._drain()
         if time.monotonic() >= self._next_checkpoint:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
             self._rings.refresh()
+            self._counters.refresh(self._rings.cpus)
             if (clock := self._clocks.check()) is not None:
-                self._spool.put_control(lambda _: [clock], clock.mono_ns)
+                self._stream.clock(clock)
             self._checkpoint()
-        written = self._spool.written
         self._status.update(
-            self._records, self._kernel.connections(), written.entries
-            * self._prepared.layout.entry_size, self._losses_so_far()
+            self._stream.records,
+            self._kernel.connections,
+            self._stream.bytes_written,
+            self._losses_so_far,
         )
-        self._tell_error(written.error)
+        self._tell_error(self._stream.written.error)
         self._write_marks()
+        if self._server is not None:
+            self._server.serve_pending(self._switching)
+
+    def _drain(self) -> None:
+        """Empties the rings and hands over what is old enough."""
+        batches = self._rings.drain()
+        self._stream.push(batches)
+        self._stream.release(watermark_ns(batches, SLACK_NS))
+        stop_after = self._request.stop_after
+        if stop_after is not None and self._stream.records >= stop_after:
+            self._stopping.ask(EndReason.COUNT)
 
     def _write_marks(self) -> None:
         marks = [Mark(n + 1, "SIGUSR1") for n in range(self._marked, self._stopping.marks)]
         if marks:
             self._marked += len(marks)
-            self._spool.put_control(lambda _: marks, time.monotonic_ns())
+            self._stream.marks(marks)
 
     def _losses_so_far(self) -> dict[str, int]:
-        written = self._spool.written
+        written = self._stream.written
         return {
-            "in the kernel": self._sequencer.lost,
+            "in the kernel": self._stream.order.lost,
             "queue full": written.queue_full.total(),
             "disk full": written.disk_full.total(),
             "write error": written.write_error.total(),
@@ -271,30 +282,16 @@ class Session:
             say(f"{text}; records are being lost, counted" if text else "writing goes on")
             self._told_error = text
 
-    def _hand_over(self, ordered: Ordered) -> None:
-        if not len(ordered):
-            return
-        self._records += int(np.count_nonzero(~is_control(ordered.entries["location"])))
-        if self._printer is not None:
-            try:
-                self._printer.write(ordered.entries)
-            except OSError as error:
-                self._printer = None
-                self._fail(error)
-        self._spool.put(ordered)
-        if self._request.stop_after is not None and self._records >= self._request.stop_after:
-            self._stopping.ask(EndReason.COUNT)
-
     def _books(self) -> Books:
         heads = self._heads()
-        sequencer = self._sequencer
+        order = self._stream.order
         return Books(
             ledger=heads["accounts"].copy(),
             serials=heads["serial"].copy(),
             programs=self._kernel.programs(heads),
-            read=dict(sequencer.read),
-            damaged=dict(sequencer.damaged),
-            late=dict(sequencer.late),
+            read=dict(order.read),
+            damaged=dict(order.damaged),
+            late=dict(order.late),
             perf_lost=self._rings.lost(),
             online=frozenset(self._rings.cpus),
         )
@@ -309,8 +306,7 @@ class Session:
         return np.concatenate((heads, listed))
 
     def _checkpoint(self) -> None:
-        books = self._books()
-        self._spool.put_control(books.checkpoint, time.monotonic_ns(), sync=True)
+        self._stream.checkpoint(self._books())
 
     def _wait_for(self, command: Command) -> int | None:
         """Goes on capturing while the command, which got the signal, comes to its end."""
@@ -328,23 +324,16 @@ class Session:
         self._write_marks()
         batches = self._rings.drain()
         while any(len(batch.entries) for batch in batches):
-            for batch in batches:
-                self._sequencer.push(batch)
+            self._stream.push(batches)
             batches = self._rings.drain()
         heads = self._heads()
         serials = {cpu: int(serial) for cpu, serial in enumerate(heads["serial"]) if serial}
-        now_ns = time.monotonic_ns()
-        self._hand_over(self._sequencer.finish(serials, now_ns))
+        self._stream.finish(serials, time.monotonic_ns())
         books = self._books()
         clock = self._clocks.check() or self._clocks.read()
         reason = self._stopping.reason or EndReason.ASKED
-        now_ns = time.monotonic_ns()
-        self._spool.put_control(lambda _: [clock], now_ns, reserved=True)
-        self._spool.put_control(lambda w: books.checkpoint(w, final=True), now_ns, reserved=True)
-        self._spool.put_control(
-            lambda w: [End(int(reason), w.entries, w.lost, w.checkpoints)], now_ns, reserved=True
-        )
-        done = self._spool.close(HURRY_S if self._stopping.hurry else WAIT_S)
+        self._stream.end(books, clock, reason, time.monotonic_ns())
+        done = self._stream.close(HURRY_S if self._stopping.hurry else WAIT_S)
         while not done and not self._stopping.hurry:
-            done = self._spool.close(WAIT_S)
-        return books.totals(self._spool.written) if done else None
+            done = self._stream.close(WAIT_S)
+        return books.totals(self._stream.written) if done else None

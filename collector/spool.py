@@ -7,14 +7,48 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
-from collector.ordered import Ordered
-from collector.writer import Build, Place, Writer
+from collector.writer import Place, Written
 from formats.control import LossCause
 
 LIMIT_BYTES = 64 << 20
 CONTROL_COST_BYTES = 64 << 10
 """What a waiting control item counts for: about a copy of the kernel's ledger."""
+
+
+class Sized(Protocol):
+    """A batch of records: `span` is the sequence numbers it takes."""
+
+    @property
+    def span(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def counts(self) -> Counter[Place]: ...
+
+
+BatchT = TypeVar("BatchT", bound=Sized)
+BatchT_contra = TypeVar("BatchT_contra", bound=Sized, contravariant=True)
+
+
+class Writing(Protocol[BatchT_contra]):
+    """What writes, in the spool's thread: collector/writer.py, collector/logwriter.py."""
+
+    written: Written
+
+    def write(self, batch: BatchT_contra, /) -> None: ...
+
+    def skip(self, cause: LossCause, numbers: int, counts: Counter[Place]) -> None: ...
+
+    def control(self, build: Callable[[Written], Any], mono_ns: int, *, reserved: bool) -> bool: ...
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -27,14 +61,14 @@ class _Gap:
 
 @dataclass
 class _Entries:
-    build: Build
+    build: Callable[[Written], Any]
     mono_ns: int
     reserved: bool
     sync: bool
 
 
-class Spool:
-    """A Writer in a thread of its own behind a queue of at most about `limit_bytes`.
+class Spool(Generic[BatchT]):
+    """A writer in a thread of its own behind a queue of at most about `limit_bytes`.
 
     put() and put_control() return at once, and raise what ended the thread (BrokenPipeError when
     nobody reads the output any more).
@@ -42,7 +76,7 @@ class Spool:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: Writing[BatchT],
         limit_bytes: int = LIMIT_BYTES,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
@@ -51,7 +85,7 @@ class Spool:
         self.written = writer.written
         self._writer = writer
         self._limit_bytes = limit_bytes
-        self._queue: deque[Ordered | _Gap | _Entries] = deque()
+        self._queue: deque[BatchT | _Gap | _Entries] = deque()
         self._bytes = 0
         self._closing = False
         self._failure: BaseException | None = None
@@ -62,7 +96,7 @@ class Spool:
         """Start the thread."""
         self._thread.start()
 
-    def put(self, ordered: Ordered) -> bool:
+    def put(self, ordered: BatchT) -> bool:
         """Hand over a batch, which belongs to the spool from now on; False: dropped, and counted.
 
         A batch larger than the whole queue is taken when the queue is empty.
@@ -71,7 +105,7 @@ class Spool:
             self._raise_failure()
             if not len(ordered):
                 return True
-            if self._bytes and self._bytes + ordered.entries.nbytes > self._limit_bytes:
+            if self._bytes and self._bytes + ordered.nbytes > self._limit_bytes:
                 gap = self._queue[-1] if self._queue else None
                 if not isinstance(gap, _Gap):
                     gap = _Gap(0, Counter())
@@ -79,16 +113,21 @@ class Spool:
                 gap.numbers += ordered.span
                 gap.counts.update(ordered.counts())
                 return False
-            self._add(ordered, ordered.entries.nbytes)
+            self._add(ordered, ordered.nbytes)
             return True
 
     def put_control(
-        self, build: Build, mono_ns: int, *, reserved: bool = False, sync: bool = False
+        self,
+        build: Callable[[Written], Any],
+        mono_ns: int,
+        *,
+        reserved: bool = False,
+        sync: bool = False,
     ) -> bool:
         """Have control entries written in their turn; False when the queue is too full for them.
 
-        build is called in the writer's thread. reserved: those of the end, which are always taken
-        and may use the reserve on the disk. sync: fsync afterwards.
+        build is called in the writer's thread, and makes what its control() takes. reserved: those
+        of the end, which are always taken and may use the reserve on the disk. sync: fsync after.
         """
         with self._changed:
             self._raise_failure()
@@ -116,7 +155,7 @@ class Spool:
         """What stands in the queue."""
         return self._bytes
 
-    def _add(self, item: Ordered | _Entries, cost: int) -> None:
+    def _add(self, item: BatchT | _Entries, cost: int) -> None:
         self._queue.append(item)
         self._bytes += cost
         self._changed.notify_all()
@@ -135,23 +174,23 @@ class Spool:
             with self._changed:
                 self._failure = failure
 
-    def _next(self) -> Ordered | _Gap | _Entries | None:
+    def _next(self) -> BatchT | _Gap | _Entries | None:
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
             return self._queue.popleft() if self._queue else None
 
-    def _handle(self, item: Ordered | _Gap | _Entries) -> None:
+    def _handle(self, item: BatchT | _Gap | _Entries) -> None:
         cost = CONTROL_COST_BYTES
-        if isinstance(item, Ordered):
-            cost = item.entries.nbytes
-            self._writer.write(item)
-        elif isinstance(item, _Gap):
+        if isinstance(item, _Gap):
             cost = 0
             self._writer.skip(LossCause.QUEUE_FULL, item.numbers, item.counts)
-        else:
+        elif isinstance(item, _Entries):
             self._writer.control(item.build, item.mono_ns, reserved=item.reserved)
             if item.sync:
                 self._writer.sync()
+        else:
+            cost = item.nbytes
+            self._writer.write(item)
         with self._changed:
             self._bytes -= cost

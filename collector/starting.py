@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start of a capture's file: header and START entry, and the spool that goes on from there."""
+"""The start of a PSC file: header and START entry, and the writer that goes on from there."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from collector.kernel import Kernel
 from collector.ordered import stamp_control
 from collector.output import Output
 from collector.preparing import Prepared
-from collector.privilege import drop_capabilities
 from collector.request import Request
 from collector.sinks import FileSink
-from collector.spool import Spool
 from collector.writer import Writer, Written
 from formats.control import Start, encode_many
 
@@ -29,23 +27,24 @@ def settings_of(request: Request, prepared: Prepared, kernel: Kernel) -> dict[st
         "tcpkmon": package_version(),
         "command": list(request.arguments),
         "filters": request.filters.describe(),
-        "columns": request.columns,
+        "schemata": list(request.schemata),
+        "columns": request.columns if prepared.tcp else None,
         "locations": {
             name: prepared.plan.kind_of(name) for name in prepared.enabled if name not in missing
         },
         "missing_locations": missing,
-        "absent_columns": list(prepared.layout.absent),
+        "absent_columns": list(prepared.layout.absent) if prepared.tcp else [],
         "when_changed": list(request.when_changed),
         "buffer_bytes": request.buffer_bytes,
         "low_water_percent": request.low_water_percent,
-        "hz": prepared.facts.hz,
+        "hz": prepared.tcp.facts.hz if prepared.tcp else None,
     }
 
 
-def open_spool(
+def open_writer(
     request: Request, prepared: Prepared, kernel: Kernel, output: Output, clocks: Clocks
-) -> Spool:
-    """Puts header and START on the disk, under the file's name; the spool is not started yet.
+) -> Writer:
+    """Puts header and START on the disk, under the file's name.
 
     The programs are attached by then: the header tells which the kernel refused.
     Raises FileError when the file does not take them: then there is none.
@@ -63,5 +62,4 @@ def open_spool(
     reserve = reserve_bytes(cpus, len(prepared.plan.probes) + 4, layout.entry_size)
     sink = FileSink(output.fd, layout.entry_size, reserve_bytes=reserve)
     written = Written(entries=1, last_seq=1)
-    writer = Writer(sink, layout.dtype, clocks.to_epoch, written)
-    return Spool(writer, begin=lambda: drop_capabilities(()))
+    return Writer(sink, layout.dtype, clocks.to_epoch, written)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TextIO
@@ -78,9 +78,16 @@ class Status:
             self._live = None
 
     def update(
-        self, records: int, connections: int, written: int, causes: Mapping[str, int]
+        self,
+        records: int,
+        connections: Callable[[], int],
+        written: Callable[[], int],
+        causes: Callable[[], Mapping[str, int]],
     ) -> None:
-        """Shows the counts so far: records, connections, bytes in the file, losses by cause."""
+        """Shows the counts so far: records, connections, bytes in the file, losses by cause.
+
+        What is called is called only when there is a line to show it in.
+        """
         now = time.monotonic()
         if self._live is None or now < self._next:
             return
@@ -90,6 +97,6 @@ class Status:
             self._seen = (now, records)
         self._next = now + REFRESH_S
         self.tell(
-            f"{records:,} records  {self._rate:,.0f}/s  {connections:,} connections  "
-            f"{human_bytes(written)}  lost: {describe_losses(causes)}"
+            f"{records:,} records  {self._rate:,.0f}/s  {connections():,} connections  "
+            f"{human_bytes(written())}  lost: {describe_losses(causes())}"
         )

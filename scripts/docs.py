@@ -13,11 +13,13 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from collector.commands import collect, tcpkmon
+from collector.commands import schema as schema_command
 from collector.commands.columns import sets_of
 from collector.layout import (
     EVENT,
@@ -36,7 +38,11 @@ from formats.psc.columns import CLASSIC
 from formats.schema import Schema, field_type
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS: dict[str, click.Command] = {"collect": collect.command, "tcpkmon": tcpkmon.command}
+COMMANDS: dict[str, click.Command] = {
+    "collect": collect.command,
+    "tcpkmon": tcpkmon.command,
+    "tcpkmon-schema": schema_command.command,
+}
 NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
 GIVEN = frozenset({"seq_no", "time", "seq", "serial", "cpu", "callvalue"})
 """Columns that the collector gives to entries from sock_diag, or that are 0 by right."""
@@ -257,16 +263,26 @@ def describe_commands(group: click.Command) -> str:
     """The subcommands of a group: usage, help, options."""
     assert isinstance(group, click.Group)
     text = ""
-    for name, command in sorted(group.commands.items()):
+    for name, command in sorted(commands_of(group)):
         arguments = "".join(
             f" \\fI{roff(p.metavar or (p.name or '').upper())}\\fR"
             for p in command.params
             if isinstance(p, click.Argument)
         )
-        usage = f"\\fB{roff(f'{group.name} {name}')}\\fR [\\fIOPTIONS\\fR]{arguments}"
+        path = f"{'' if group.name == 'tcpkmon' else 'tcpkmon '}{group.name} {name}"
+        usage = f"\\fB{roff(path)}\\fR [\\fIOPTIONS\\fR]{arguments}"
         text += f".SS {roff(name)}\n{usage}\n"
         text += f".PP\n{describe_help(command.help or '')}{describe_options(command)}"
     return text
+
+
+def commands_of(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    """The commands of a group, and those of the groups in it, by what is typed."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {inner}", part) for inner, part in commands_of(command))
+        else:
+            yield name, command
 
 
 def man_page(name: str) -> str:

@@ -2,10 +2,9 @@
 /*
  * The engine under every schema: slots to build a record in, serial numbers, the ledger, output.
  *
- * The text that stands before this file is generated (collector/codegen.py): the kernel's types,
- * the sizes, one KLOGGER_SET_column() a column, KLOGGER_ENABLED_location, KIND_probe and
- * INDEX_probe. Everything here runs with migration off, so a CPU's memory is this program's but
- * for what interrupts it.
+ * The text that stands before this file is generated (collector/codegen.py, collector/eventgen.py):
+ * the kernel's types, the sizes, KIND_probe and INDEX_probe, and what logs each event. Everything
+ * here runs with migration off, so a CPU's memory is this program's but for what interrupts it.
  */
 #define KLOGGER_BTF    1
 #define KLOGGER_RAW    2
@@ -16,7 +15,7 @@
 
 /* How deep programs may nest on a CPU: task, softirq, interrupt, and one to spare. */
 #define KLOGGER_SLOTS  4
-#define KLOGGER_ROWS   32
+#define KLOGGER_POINTS 256
 #define KLOGGER_ENOSPC 28
 #define KLOGGER_ENOENT 2
 
@@ -30,6 +29,19 @@ struct klogger_account {
     u64 other;
     u64 table_full;
     u64 no_slot;
+    u64 limited;
+};
+
+/* An event's current second on a CPU, where it has a rate limit. */
+struct klogger_rate {
+    u64 since;
+    u64 count;
+};
+
+/* The switches, by point: a location of the schema tcp, or the number of an event. */
+struct klogger_control {
+    u8 enabled[KLOGGER_POINTS];
+    u32 limit[KLOGGER_POINTS]; /* a second and CPU, 0: none */
 };
 
 struct klogger_guard {
@@ -40,19 +52,23 @@ struct klogger_guard {
 struct klogger_slot {
     u64 busy;
     u8 record[(KLOGGER_RECORD_SIZE + 7) / 8 * 8];
+#if KLOGGER_COPY_SIZE
     u8 copy[KLOGGER_COPY_SIZE];
+#endif
 };
 
 /* One CPU's memory; collector/layout.py knows the order of the first three members. */
 struct klogger_cpu {
     u64 serial;
-    struct klogger_guard guards[KLOGGER_ROWS];
+    struct klogger_guard guards[KLOGGER_GUARDS];
     struct klogger_account accounts[KLOGGER_ROWS];
+    struct klogger_rate rates[KLOGGER_ROWS];
     struct klogger_slot slots[KLOGGER_SLOTS];
 };
 
 BPF_PERF_OUTPUT(events);
 BPF_PERCPU_ARRAY(klogger_cpus, struct klogger_cpu, 1);
+BPF_ARRAY(klogger_control, struct klogger_control, 1);
 
 static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
     u32 zero = 0;
@@ -147,26 +163,49 @@ static __always_inline void klogger_give_back(struct klogger_slot *slot) {
     *(volatile u64 *)&slot->busy = 0;
 }
 
-/* Numbers, stamps and sends what stands in the slot, and enters the outcome in the ledger; 0 if it
- * went into the ring.
- */
-static __always_inline int klogger_commit(void *ctx, struct klogger_cpu *cpu,
-                                          struct klogger_account *account,
-                                          struct klogger_slot *slot, u32 location) {
-    u8 *entry = slot->record;
-    u64 serial, now;
-    int status;
+/* Whether an event is to be logged now: it is switched on. */
+static __always_inline int klogger_enabled(const u32 point) {
+    u32 zero = 0;
+    struct klogger_control *control = klogger_control.lookup(&zero);
 
-    KLOGGER_SET_location(location);
-    KLOGGER_SET_cpu(bpf_get_smp_processor_id());
-    serial = __sync_fetch_and_add(&cpu->serial, 1) + 1;
-    now = bpf_ktime_get_ns();
-    KLOGGER_SET_seq_no(serial);
-    *(u32 *)(entry + 4) = now;
-    *(u32 *)(entry + 8) = now >> 32;
-    KLOGGER_SET_serial(serial);
-    KLOGGER_SET_time_ns(now);
-    status = events.perf_submit(ctx, entry, KLOGGER_RECORD_SIZE);
+    return control && control->enabled[point];
+}
+
+/* Enters an attempt in the ledger, if the event is switched on; 0 if it is not to be logged. */
+static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 point) {
+    struct klogger_account *account = &cpu->accounts[point];
+    struct klogger_rate *rate = &cpu->rates[point];
+    u32 zero = 0;
+    struct klogger_control *control = klogger_control.lookup(&zero);
+    u64 now;
+
+    if (!control || !control->enabled[point])
+        return 0;
+    klogger_count(account->attempts);
+    if (control->limit[point]) {
+        now = bpf_ktime_get_ns();
+        if (now - rate->since >= 1000000000) {
+            rate->since = now;
+            rate->count = 0;
+        }
+        if (__sync_fetch_and_add(&rate->count, 1) >= control->limit[point]) {
+            klogger_count(account->limited);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* The next serial number of this CPU: taken before the output, so that a loss has a place. */
+static __always_inline u64 klogger_number(struct klogger_cpu *cpu) {
+    return __sync_fetch_and_add(&cpu->serial, 1) + 1;
+}
+
+/* Sends a record and enters the outcome in the ledger; 0 if it went into the ring. */
+static __always_inline int klogger_output(void *ctx, struct klogger_account *account,
+                                          void *record) {
+    int status = events.perf_submit(ctx, record, KLOGGER_RECORD_SIZE);
+
     if (status == 0)
         klogger_count(account->written);
     else if (status == -KLOGGER_ENOSPC)
@@ -176,4 +215,39 @@ static __always_inline int klogger_commit(void *ctx, struct klogger_cpu *cpu,
     else
         klogger_count(account->other);
     return status;
+}
+
+/*
+ * klogger(EVENT, v1, ..., vn) logs an event: a value for each of its fields, in order. It stands in
+ * a PROBE, or where ctx and cpu are what they are there. KLOGGER_ENABLED(EVENT) tells whether it
+ * would, for what is worth doing only then.
+ */
+#define klogger(event, ...)    klogger_log_##event(ctx, cpu, ##__VA_ARGS__)
+#define KLOGGER_ENABLED(event) (KLOGGER_ENABLED_##event)
+
+/* A slot to build a record in that is too large for the stack; null, counted, when all are in use. */
+static __always_inline u8 *klogger_take_record(struct klogger_cpu *cpu, const u32 point,
+                                               struct klogger_slot **slot) {
+    *slot = klogger_take(cpu);
+    if (!*slot) {
+        klogger_count(cpu->accounts[point].no_slot);
+        return 0;
+    }
+    return (*slot)->record;
+}
+
+/* Numbers, stamps and sends an event's record; the layout of its head stands in
+ * collector/eventlayout.py.
+ */
+static __always_inline void klogger_send(void *ctx, struct klogger_cpu *cpu, const u32 point,
+                                         u8 *record) {
+    u64 serial = klogger_number(cpu), now = bpf_ktime_get_ns();
+
+    *(u32 *)record = serial;
+    *(u32 *)(record + 4) = now;
+    *(u32 *)(record + 8) = now >> 32;
+    *(u32 *)(record + 12) = bpf_get_smp_processor_id();
+    *(u32 *)(record + 16) = point;
+    *(u32 *)(record + 20) = 0;
+    klogger_output(ctx, &cpu->accounts[point], record);
 }

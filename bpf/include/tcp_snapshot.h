@@ -9,6 +9,25 @@ static __always_inline int owner_wanted(u64 key, const u32 flags) {
     return known && filter_pid(known->pid);
 }
 
+/* Numbers, stamps and sends what stands in the slot; 0 if it went into the ring. */
+static __always_inline int commit(void *ctx, struct klogger_cpu *cpu,
+                                  struct klogger_account *account, struct klogger_slot *slot,
+                                  u32 location) {
+    u8 *entry = slot->record;
+    u64 serial, now;
+
+    SET(location, location);
+    SET(cpu, bpf_get_smp_processor_id());
+    serial = klogger_number(cpu);
+    now = bpf_ktime_get_ns();
+    SET(seq_no, serial);
+    *(u32 *)(entry + 4) = now;
+    *(u32 *)(entry + 8) = now >> 32;
+    SET(serial, serial);
+    SET(time_ns, now);
+    return klogger_output(ctx, account, entry);
+}
+
 /*
  * Takes a snapshot: filters, builds the record, sends it. sk may be a full socket, a request or a
  * time-wait socket; with PACKET it is a listener or null. Otherwise it is not compared with null:
@@ -19,7 +38,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
                                      const u32 location, struct sock *sk, struct sk_buff *skb,
                                      u32 callvalue, const u32 flags) {
     struct klogger_account *account =
-        &cpu->accounts[location == LOCATION_EXISTING ? 0 : location % KLOGGER_ROWS];
+        &cpu->accounts[location == LOCATION_EXISTING ? 0 : location % LOCATION_ROWS];
     u64 common[(sizeof(struct sock_common) + 7) / 8];
     struct sock_common *skc = (struct sock_common *)sk;
     u64 key = (u64)sk;
@@ -30,7 +49,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     struct tcp_sock *tp = 0;
     u32 zero = 0;
     const int packet = flags & PACKET;
-    int mini = 0;
+    int mini = 0, unasked;
     u8 *entry;
 
     if (!packet) {
@@ -51,7 +70,8 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
                 return;
         }
     }
-    if (!(flags & UNASKED))
+    unasked = (flags & UNASKED) || !klogger_enabled(location);
+    if (!unasked)
         klogger_count(account->attempts);
 
     settings = filter_settings.lookup(&zero);
@@ -62,7 +82,8 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         if (ends.state == STATE_CLOSE && !(flags & FRESH))
             recall_ends(key, &ends);
     } else if (!skb || !endpoints_of_packet(skb, &ends)) {
-        klogger_count(account->filtered);
+        if (!unasked)
+            klogger_count(account->filtered);
         return;
     } else if (sk) {
         ends.netns = cookie_of(0, READ(0, sk, __sk_common.skc_net.net));
@@ -75,7 +96,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         if (wanted && (settings->flags & FILTER_PIDS) && location != LOCATION_EXISTING)
             wanted = known && owner_wanted(key, flags);
         if (!wanted) {
-            if (!(flags & UNASKED))
+            if (!unasked)
                 klogger_count(account->filtered);
             if (flags & (LAST | FRESH))
                 connections.delete(&key);
@@ -86,7 +107,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     if (!packet && !mini && (ends.state != STATE_CLOSE || (flags & (FRESH | OWNER)))) {
         connection = connection_of(key, flags);
         if (!connection) {
-            if (!(flags & UNASKED))
+            if (!unasked)
                 klogger_count(account->table_full);
             return;
         }
@@ -99,8 +120,11 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         connection->pid = bpf_get_current_pid_tgid() >> 32;
         bpf_get_current_comm(connection->comm, sizeof(connection->comm));
     }
-    if (flags & UNASKED)
+    if (unasked) {
+        if (flags & LAST)
+            connections.delete(&key);
         return;
+    }
 
     slot = klogger_take(cpu);
     if (!slot) {
@@ -144,7 +168,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         connection->watching = 1;
     }
     /* After a loss the next record has to tell the change. */
-    if (klogger_commit(ctx, cpu, account, slot, location) && KLOGGER_WATCHING && connection)
+    if (commit(ctx, cpu, account, slot, location) && KLOGGER_WATCHING && connection)
         connection->watching = 0;
     klogger_give_back(slot);
     if (flags & LAST)

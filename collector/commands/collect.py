@@ -37,9 +37,22 @@ def parse_megabytes(number: float) -> int:
     return int(number * (1 << 20))
 
 
-def default_name() -> str:
-    """A file name from the host's local time."""
-    return time.strftime("tcpkmon-%Y%m%d-%H%M%S.pm")
+def parse_limit(text: str) -> tuple[str, int]:
+    """An event and its records a second, from EVENT=N. Raises UsageError."""
+    name, _, number = text.partition("=")
+    if not name or not number.isascii() or not number.isdigit() or not 0 < int(number) < 1 << 32:
+        raise UsageError(f"not a limit: {text!r}", "write EVENT=N, N records a second")
+    return name, int(number)
+
+
+def default_name(file_format: str = "psc") -> str:
+    """A file or folder name from the host's local time."""
+    return time.strftime(f"tcpkmon-%Y%m%d-%H%M%S{'.pm' if file_format == 'psc' else ''}")
+
+
+def _was_given(parameter: str) -> bool:
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 @click.command(
@@ -79,8 +92,15 @@ def default_name() -> str:
     help="Wake up when less than this share of a ring is free.",
 )
 @click.option("--print", "show", is_flag=True, help="Print each record on stdout too.")
-@click.option("--format", "file_format", type=click.Choice(["psc"]), default="psc",
-              show_default=True)
+@click.option("--format", "file_format", type=click.Choice(["psc", "klogger"]), default="psc",
+              show_default=True, help="A PSC file, or a folder with a Klogger log per CPU.")
+@click.option("--schema", "schemata", multiple=True, metavar="NAME|FOLDER",
+              help="What to record: a schema that is shipped (tcp, network, sched, locking, "
+              "stopwatch) or your own; several together. Default: tcp.")
+@click.option("--limit", "limits", multiple=True, metavar="EVENT=N",
+              help="Record at most N of this event a second and CPU.")
+@click.option("--control-group", metavar="NAME",
+              help="A group whose members may control the capture (tcpkmon status, ...).")
 @click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
 @click.option("--no-existing", is_flag=True, help="Leave out connections that are open already.")
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
@@ -110,7 +130,10 @@ def command(
     buffer_size: float,
     low_water: int,
     show: bool,
-    file_format: str,  # psc is the only one yet
+    file_format: str,
+    schemata: tuple[str, ...],
+    limits: tuple[str, ...],
+    control_group: str | None,
     fail_on_loss: bool,
     no_existing: bool,
     as_root: bool,
@@ -127,6 +150,8 @@ def command(
     collect --ports 5001 -o transfer.pm --duration 10s
     collect --ports 5201 -o run.pm -- iperf3 -c 192.0.2.1
     """
+    if schemata and schemata != ("tcp",) and not _was_given("file_format"):
+        file_format = "klogger"
     from collector.filters import parse
     from collector.request import Request
 
@@ -145,7 +170,7 @@ def command(
     )
     request = Request(
         filters=filters,
-        output=default_name() if output is None else output,
+        output=default_name(file_format) if output is None else output,
         force=force,
         duration_s=parse_duration(duration) if duration else None,
         stop_after=stop_after,
@@ -163,6 +188,10 @@ def command(
         verbose=verbose,
         command=command,
         arguments=tuple(sys.argv[1:]),
+        schemata=tuple(dict.fromkeys(schemata)) or ("tcp",),
+        file_format=file_format,
+        limits=tuple(parse_limit(text) for text in limits),
+        control_group=control_group,
     )
     return run(request)
 

@@ -7,7 +7,18 @@ import sys
 
 import click
 
-from collector.commands import columns, doctor, events
+from collector.commands import (
+    buffer_size,
+    columns,
+    disable,
+    doctor,
+    enable,
+    events,
+    lowwater,
+    mark,
+    schema,
+    status,
+)
 from formats.cli import run
 from formats.commands import repair, verify
 
@@ -23,6 +34,9 @@ def command() -> None:
 
 for _part in (doctor.command, events.command, columns.command, verify.command, repair.command):
     command.add_command(_part)
+command.add_command(schema.command)
+for _control in (status, enable, disable, mark, buffer_size, lowwater):
+    command.add_command(_control.command)
 
 
 def main() -> None:

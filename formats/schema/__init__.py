@@ -19,7 +19,7 @@ from formats.schema.model import (
     Position,
     Schema,
 )
-from formats.schema.parser import load, parse
+from formats.schema.parser import Partial, load, load_partly, parse, read_text, schema_name
 from formats.schema.printer import format_schema
 from formats.schema.types import FieldType, field_type
 
@@ -33,6 +33,7 @@ __all__ = [
     "LogLevel",
     "Member",
     "Omit",
+    "Partial",
     "Position",
     "Problem",
     "Schema",
@@ -40,5 +41,8 @@ __all__ = [
     "field_type",
     "format_schema",
     "load",
+    "load_partly",
     "parse",
+    "read_text",
+    "schema_name",
 ]

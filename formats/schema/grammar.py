@@ -32,10 +32,14 @@ _LEVEL_ITEM = "'event', 'include' or 'omit'"
 
 
 class Grammar(Cursor):
-    """Reads one file's text; `problems` holds its mistakes, as far as one file can tell."""
+    """Reads one file's text; `problems` holds its mistakes, as far as one file can tell.
+
+    `unsure`: the events of which a field was not understood.
+    """
 
     def __init__(self, text: str, file: str) -> None:
         super().__init__(text, file)
+        self.unsure: set[str] = set()
         self._events: list[Event] = []
         self._enums: list[Enum] = []
         self._loglevels: list[LogLevel] = []
@@ -95,8 +99,13 @@ class Grammar(Cursor):
         fields: list[Field] = []
         names: set[str] = set()
         while self.inside(block, "a type"):
-            if not self._c_habit() and (field := self._field(names)):
+            field = None if self._c_habit() else self._field(names)
+            if field is None:
+                self.unsure.add(block.name.text)
+            else:
                 fields.append(field)
+        if not block.is_open:
+            self.unsure.add(block.name.text)
         docs += self.close(block)
         doc, _, tags = split_doc(docs, has_unit=False)
         event = Event(block.name.text, tuple(fields), doc, tags, block.name.position)
@@ -226,15 +235,17 @@ class Grammar(Cursor):
     def _arch(self) -> None:
         start, block = self.index, self.open("arch", "{")
         docs = self.comments(start)
-        counters: dict[str, str] = {}
+        counters: dict[str, Token] = {}
+        names: set[str] = set()
         while self.inside(block, "'counterN NAME'"):
-            self._counter(block, counters)
+            self._counter(block, counters, names)
         docs += self.close(block)
         name = block.name
-        doc = plain_doc(docs)
-        self._arches.append(Arch(name.text, tuple(counters.items()), doc, name.position))
+        pairs = tuple((number, counter.text) for number, counter in counters.items())
+        places = tuple(counter.position for counter in counters.values())
+        self._arches.append(Arch(name.text, pairs, plain_doc(docs), name.position, places))
 
-    def _counter(self, block: Block, counters: dict[str, str]) -> None:
+    def _counter(self, block: Block, counters: dict[str, Token], names: set[str]) -> None:
         counter = self.peek()
         if not _COUNTER.fullmatch(counter.text):
             self.expected(f"'counter1', 'counter2', ... in {block}")
@@ -248,9 +259,10 @@ class Grammar(Cursor):
         self.separator(event.line)
         if counter.text in counters:
             self.fail(counter.position, f"expected a new counter, found '{counter.text}' again")
-        elif event.text in counters.values():
+        elif event.text in names:
             self.fail(event.position, f"expected a new name, found '{event.text}' again")
-        counters[counter.text] = event.text
+        counters[counter.text] = event
+        names.add(event.text)
 
 
 def _integer(text: str) -> int | None:

@@ -125,6 +125,7 @@ class Arch:
     counters: tuple[tuple[str, str], ...] = ()
     doc: str = ""
     position: Position = field(default=_NOWHERE, compare=False, repr=False)
+    counter_positions: tuple[Position, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from formats.errors import FileError, Problem, SchemaError
@@ -17,11 +18,11 @@ MAX_TEXT_BYTES = 1 << 20
 
 def parse(text: str, filename: str = "<schema>") -> Schema:
     """The schema that `text` declares; raises SchemaError with every problem in it."""
-    schema, problems = _read(text, filename)
-    problems += check(schema)
+    read = _read(text, filename)
+    problems = [*read.problems, *check(read.schema)]
     if problems:
         raise SchemaError(sorted(problems))
-    return schema
+    return read.schema
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> Schema:
@@ -29,25 +30,46 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Schema:
 
     Raises FileError, or SchemaError with the problems of all files.
     """
+    partial = load_partly(paths)
+    if partial.problems:
+        raise SchemaError(partial.problems)
+    return partial.schema
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What could be read of schemata, and their problems, file by file.
+
+    The events in `unsure` may have more or other fields than their text was understood to say.
+    """
+
+    schema: Schema
+    problems: tuple[Problem, ...]
+    unsure: frozenset[str]
+
+
+def load_partly(paths: Iterable[str | os.PathLike[str]]) -> Partial:
+    """As `load`, with the problems as a value, so that what depends on the schema goes on."""
     files: dict[str, str] = {}
     for path in paths:
         files.setdefault(os.path.realpath(path), os.fspath(path))
     schemata: list[Schema] = []
     problems: list[Problem] = []
+    unsure: set[str] = set()
     for name in files.values():
         try:
-            schema, found = _read(_text(name), name)
+            grammar = _read(read_text(name), name)
         except SchemaError as error:
             problems += error.problems
             continue
-        schemata.append(schema)
-        problems += found
+        schemata.append(grammar.schema)
+        problems += grammar.problems
+        unsure |= grammar.unsure
     merged = merge(schemata)
     problems += check(merged)
-    if problems:
-        order = {name: number for number, name in enumerate(files.values())}
-        raise SchemaError(sorted(problems, key=lambda problem: (order[problem.file], problem)))
-    return merged
+    order = {name: number for number, name in enumerate(files.values())}
+    problems.sort(key=lambda problem: (order[problem.file], problem))
+    return Partial(merged, tuple(problems), frozenset(unsure))
 
 
 def schema_name(path: str) -> str:
@@ -58,7 +80,8 @@ def schema_name(path: str) -> str:
     return base.removesuffix(".conf")
 
 
-def _text(path: str) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a schema's file; raises FileError, or SchemaError where it is not UTF-8."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_TEXT_BYTES + 1)
@@ -69,12 +92,21 @@ def _text(path: str) -> str:
     except UnicodeDecodeError as error:
         before = data[: error.start]
         column = error.start - before.rfind(b"\n")
-        problem = Problem(path, before.count(b"\n") + 1, column, "expected text in UTF-8")
+        line = before.count(b"\n") + 1
+        problem = Problem(os.fspath(path), line, column, "expected text in UTF-8")
         raise SchemaError([problem]) from error
 
 
-def _read(text: str, file: str) -> tuple[Schema, list[Problem]]:
+@dataclass(frozen=True)
+class _Read:
+    schema: Schema
+    problems: list[Problem]
+    unsure: set[str]
+
+
+def _read(text: str, file: str) -> _Read:
     if len(text) > MAX_TEXT_BYTES:
         raise SchemaError([Problem(file, 1, 1, f"expected at most {MAX_TEXT_BYTES} characters")])
     grammar = Grammar(text, file)
-    return grammar.schema(schema_name(file)), grammar.problems
+    schema = grammar.schema(schema_name(file))
+    return _Read(schema, grammar.problems, grammar.unsure)

@@ -25,7 +25,8 @@ from formats.schema.types import basic_type, explain_unknown_type
 def merge(schemata: Sequence[Schema]) -> Schema:
     """One schema with the declarations of all; `check` tells whether they fit together.
 
-    A schema with log levels and no ``using`` keeps all its levels in use.
+    A schema with log levels and no ``using`` keeps all its levels in use. What several schemata
+    bind for one arch becomes one; where they contradict each other, each stays for `check`.
     """
     using: dict[str, Position] = {}
     if any(schema.using for schema in schemata):
@@ -37,11 +38,47 @@ def merge(schemata: Sequence[Schema]) -> Schema:
         tuple(event for schema in schemata for event in schema.events),
         tuple(enum for schema in schemata for enum in schema.enums),
         tuple(level for schema in schemata for level in schema.loglevels),
-        tuple(arch for schema in schemata for arch in schema.arches),
+        _merge_arches(schemata),
         tuple(using),
         "+".join(schema.name for schema in schemata),
         tuple(using.values()),
     )
+
+
+def _merge_arches(schemata: Sequence[Schema]) -> tuple[Arch, ...]:
+    merged: list[Arch] = []
+    for schema in schemata:
+        before = {arch.name: number for number, arch in enumerate(merged)}
+        for arch in schema.arches:
+            number = before.get(arch.name)
+            if number is None or any(_contradictions(merged[number], arch)):
+                merged.append(arch)
+            else:
+                merged[number] = _join(merged[number], arch)
+    return tuple(merged)
+
+
+def _join(first: Arch, second: Arch) -> Arch:
+    new = [pair not in first.counters for pair in second.counters]
+    return Arch(
+        first.name,
+        (*first.counters, *itertools.compress(second.counters, new)),
+        "\n".join(filter(None, dict.fromkeys([first.doc, second.doc]))),
+        first.position,
+        (*first.counter_positions, *itertools.compress(second.counter_positions, new)),
+    )
+
+
+def _contradictions(first: Arch, second: Arch) -> Iterator[tuple[Position, str]]:
+    """Where the second binds a counter of the first to another name, or a name to another."""
+    names = dict(first.counters)
+    counters = {name: counter for counter, name in first.counters}
+    places = second.counter_positions or [second.position] * len(second.counters)
+    for (counter, name), position in zip(second.counters, places, strict=True):
+        if names.get(counter, name) != name:
+            yield position, f"expected '{names[counter]}' for {counter}, found '{name}'"
+        elif counters.get(name, counter) != counter:
+            yield position, f"expected {counters[name]} for '{name}', found {counter}"
 
 
 def check(schema: Schema) -> list[Problem]:
@@ -50,7 +87,7 @@ def check(schema: Schema) -> list[Problem]:
         _repeated("event", schema.events),
         _repeated("enum", schema.enums),
         _repeated("log level", schema.loglevels),
-        _repeated("arch", schema.arches),
+        _repeated_arches(schema.arches),
         _wrong_types(schema),
         _wrong_levels(schema),
     )
@@ -83,6 +120,18 @@ def _repeated(what: str, items: Sequence[Event | Enum | LogLevel | Arch]) -> Ite
             where = f"{before.file}:{before.line}"
             message = f"expected a new {what} name, found '{item.name}' again (first at {where})"
             yield _problem(item.position, message)
+
+
+def _repeated_arches(arches: Sequence[Arch]) -> Iterator[Problem]:
+    first: dict[str, Arch] = {}
+    for arch in arches:
+        before = first.setdefault(arch.name, arch)
+        if before.position.file == arch.position.file:
+            yield from _repeated("arch", [before, arch])
+            continue
+        for position, message in _contradictions(before, arch):
+            where = f"{before.position.file}:{before.position.line}"
+            yield _problem(position, f"{message} (arch '{arch.name}' stands at {where} too)")
 
 
 def _wrong_types(schema: Schema) -> Iterator[Problem]:

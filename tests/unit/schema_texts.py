@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from formats.schema import Arch, Enum, Event, Field, Include, LogLevel, Member, Omit, Schema
@@ -82,6 +84,32 @@ def schemata(draw: st.DrawFn) -> Schema:
     using = draw(st.lists(st.sampled_from(level_names), unique=True)) if level_names else []
     arches = tuple(draw(_arches(name)) for name in draw(st.lists(NAMES, max_size=2, unique=True)))
     return Schema(tuple(events), enums, tuple(levels), arches, tuple(using))
+
+
+def renamed(schema: Schema, prefix: str) -> Schema:
+    """The same with a prefix before each name that several files share."""
+    enums = {enum.name for enum in schema.enums}
+
+    def event_of(event: Event) -> Event:
+        fields = tuple(
+            replace(field, type=prefix + field.type if field.type in enums else field.type)
+            for field in event.fields
+        )
+        return replace(event, name=prefix + event.name, fields=fields)
+
+    def item_of(item: LevelItem) -> LevelItem:
+        return event_of(item) if isinstance(item, Event) else replace(item, name=prefix + item.name)
+
+    return Schema(
+        tuple(event_of(event) for event in schema.events),
+        tuple(replace(enum, name=prefix + enum.name) for enum in schema.enums),
+        tuple(
+            replace(level, name=prefix + level.name, items=tuple(map(item_of, level.items)))
+            for level in schema.loglevels
+        ),
+        tuple(replace(arch, name=prefix + arch.name) for arch in schema.arches),
+        tuple(prefix + name for name in schema.using),
+    )
 
 
 @st.composite

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from collector import codegen, layout
+from collector import codegen, engine, layout
 from collector.facts import Facts
 from collector.plan import Chosen, Plan
 from formats.errors import UsageError
@@ -21,7 +21,9 @@ PLAN = Plan((Chosen("timer", ("RTO",), "raw", "timer_expire_entry"),), {}, {"kfr
 def header(columns: str, watch: tuple[str, ...] = ()) -> str:
     made = layout.make_layout(SCHEMA, layout.choose_columns(EVENT, columns), ())
     switches = codegen.Switches(("RTO",), watch)
-    return codegen.make_header(made, PLAN, FACTS, switches, {"tcp_write_timer": 0x10}, 2600)
+    lines = engine.make_engine(made.entry_size, PLAN, 2600).lines(PLAN)
+    lines += codegen.snapshot_lines(made, FACTS, switches, {"tcp_write_timer": 0x10})
+    return "\n".join(lines) + "\n"
 
 
 def test_setters_store_at_the_column_s_place_and_width():

@@ -18,7 +18,8 @@ from formats.schema import field_type
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-GENERATED = ("columns.md", "locations.md", "man/collect.1", "man/tcpkmon.1")
+MAN = sorted(path.name.removesuffix(".1.in") for path in (DOCS / "man").glob("*.1.in"))
+GENERATED = ("columns.md", "locations.md", *(f"man/{name}.1" for name in MAN))
 
 
 def run_docs(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -114,9 +115,14 @@ def options_of(command: click.Command) -> set[str]:
     return {name for p in command.params if isinstance(p, click.Option) for name in p.opts}
 
 
-@pytest.mark.parametrize("name", ["collect", "tcpkmon"])
+@pytest.mark.parametrize("name", MAN)
 def test_man_pages_name_every_option(name: str) -> None:
-    command = {"collect": collect.command, "tcpkmon": tcpkmon.command}[name]
+    command: click.Command = collect.command
+    if name != "collect":
+        command = tcpkmon.command
+        for word in name.split("-")[1:]:
+            assert isinstance(command, click.Group)
+            command = command.commands[word]
     wanted = options_of(command)
     if isinstance(command, click.Group):
         for part in command.commands.values():
@@ -128,7 +134,7 @@ def test_man_pages_name_every_option(name: str) -> None:
     assert "@" not in re.sub(r'\\"[^\n]*', "", text)
 
 
-@pytest.mark.parametrize("name", ["collect", "tcpkmon", "pmgraph"])
+@pytest.mark.parametrize("name", [*MAN, "pmgraph"])
 def test_man_pages_have_the_sections_of_one(name: str) -> None:
     text = (DOCS / "man" / f"{name}.1").read_text()
     assert re.search(rf"^\.TH {name.upper()} 1 ", text, re.MULTILINE)
@@ -138,7 +144,7 @@ def test_man_pages_have_the_sections_of_one(name: str) -> None:
     assert re.search(rf"^\.SH NAME\n{name} \\- \S", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["collect", "tcpkmon"])
+@pytest.mark.parametrize("name", MAN)
 @pytest.mark.skipif(shutil.which("groff") is None, reason="there is no groff")
 def test_groff_has_nothing_to_say(name: str) -> None:
     done = subprocess.run(

@@ -281,6 +281,28 @@ def test_load_tells_of_all_files(tmp_path: Path) -> None:
     ]
 
 
+def test_arches_of_several_files_add_up(tmp_path: Path) -> None:
+    one, two, three = (tmp_path / name for name in ("a.conf", "b.conf", "c.conf"))
+    one.write_text("arch any { counter1 task_clock; counter2 cycles }")
+    two.write_text("arch any { counter1 task_clock; counter3 page_faults } arch arm64 { }")
+    schema = load([one, two])
+    assert [(arch.name, dict(arch.counters)) for arch in schema.arches] == [
+        ("any", {"counter1": "task_clock", "counter2": "cycles", "counter3": "page_faults"}),
+        ("arm64", {}),
+    ]
+    places = [(place.file, place.column) for place in schema.arches[0].counter_positions]
+    assert places == [(str(one), 21), (str(one), 42), (str(two), 42)]
+    three.write_text("arch any { counter2 cycles;\n counter1 itlb_miss;\n counter4 page_faults }")
+    with pytest.raises(SchemaError) as caught:
+        load([one, two, three])
+    assert [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems] == [
+        "c.conf:2:11: expected 'task_clock' for counter1, found 'itlb_miss'"
+        " (arch 'any' stands at a.conf:1 too)",
+        "c.conf:3:11: expected counter3 for 'page_faults', found counter4"
+        " (arch 'any' stands at a.conf:1 too)",
+    ]
+
+
 def test_load_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"none\.conf: No such file or directory"):
         load([tmp_path / "none.conf"])

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from formats.schema import Schema, format_schema, load, parse
-from tests.unit.schema_texts import HOWTO_LEVELS, schemata
+from tests.unit.schema_texts import HOWTO_LEVELS, renamed, schemata
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,6 +25,22 @@ def test_any_schema_prints_and_parses_back(schema: Schema) -> None:
     assert format_schema(again) == text
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schemata(), schemata())
+def test_any_two_files_together_print_and_parse_back(one: Schema, two: Schema) -> None:
+    both = [renamed(one, "A_"), renamed(two, "B_")]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("a.conf", "b.conf")]
+        for path, schema in zip(paths, both, strict=True):
+            path.write_text(format_schema(schema), encoding="utf-8", newline="")
+        merged = load(paths)
+    assert merged.events == both[0].events + both[1].events
+    assert merged.enabled() == both[0].enabled() + both[1].enabled()
+    again = parse(format_schema(merged))
+    assert again == merged
+    assert again.enabled() == merged.enabled()
+
+
 def test_howto_levels_print_and_parse_back() -> None:
     schema = parse(HOWTO_LEVELS)
     assert parse(format_schema(schema)) == schema
@@ -33,7 +50,7 @@ def test_howto_levels_print_and_parse_back() -> None:
     "path", sorted((ROOT / "bpf" / "schemata").glob("*.conf")), ids=lambda path: str(path.name)
 )
 def test_shipped_schemata_print_and_parse_back(path: Path) -> None:
-    schema = load([path])
+    schema = load([ROOT / "bpf" / "schemata" / "base.conf", path])
     assert parse(format_schema(schema)) == schema
 
 

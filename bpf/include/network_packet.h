@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* What stands in a packet's headers: for network.bpf.c. */
+#define NETWORK_WIRE_V4        0x0800
+#define NETWORK_WIRE_V6        0x86dd
+#define NETWORK_FRAGMENT       44
+#define NETWORK_MORE_FRAGMENTS 0x2000
+/* Headers between that of IPv6 and the payload that are gone through, at most. */
+#define NETWORK_EXTENSIONS 3
+
+struct network_v4 {
+    u8 version_length;
+    u8 service;
+    u16 size;
+    u16 id;
+    u16 fragment;
+    u8 hops;
+    u8 protocol;
+    u16 sum;
+    u32 saddr;
+    u32 daddr;
+};
+
+struct network_v6 {
+    u32 version_flow;
+    u16 size;
+    u8 protocol;
+    u8 hops;
+    u64 saddr[2];
+    u64 daddr[2];
+};
+
+struct network_extension {
+    u8 protocol;
+    u8 size;
+    u16 fragment;
+    u32 id;
+};
+
+struct network_tcp {
+    u16 source;
+    u16 target;
+    u32 seq;
+    u32 ack;
+    u8 size;
+    u8 flags;
+    u16 window;
+};
+
+/* A packet; addresses in network order, all else in the machine's, sizes in bytes. */
+struct network_packet {
+    u64 saddr[2];
+    u64 daddr[2];
+    /* Of the protocol's header; null in a fragment that does not hold it. */
+    u8 *transport;
+    u32 protocol;
+    u32 payload; /* from the protocol's header on */
+    u32 size;
+    u32 id;
+    u32 fragment;
+    u32 offset;
+    u32 total;
+};
+
+/* The third word of ::ffff:0:0/96, as it stands in memory. */
+static __always_inline void network_map_v4(u64 *address, u32 v4) {
+    address[0] = 0;
+    address[1] = (u64)v4 << 32 | 0xffff0000u;
+}
+
+static __always_inline int network_is_ip(u16 wire) {
+    return wire == bpf_htons(NETWORK_WIRE_V4) || wire == bpf_htons(NETWORK_WIRE_V6);
+}
+
+/* What is told of a fragment, from its offset in bytes and the size of what stands before it. */
+static __always_inline void network_fragment(struct network_packet *packet, u32 offset, int is_last,
+                                             u32 headers) {
+    packet->fragment = 1;
+    packet->offset = offset;
+    packet->total = is_last ? headers + offset + packet->payload : 0;
+    if (offset)
+        packet->transport = 0;
+}
+
+/*
+ * Reads the headers of IP that begin at `at`; bytes is what the buffer holds from there on, linear
+ * how much of it can be read. A size of 0 in the header, as in very large packets, or one that is
+ * too large, yields to it. 0 if this is no packet.
+ */
+static __always_inline int network_parse(u8 *at, u32 bytes, u32 linear,
+                                         struct network_packet *packet) {
+    u32 headers;
+    u8 version;
+
+    if (linear < sizeof(struct network_v4) || linear > bytes)
+        return 0;
+    bpf_probe_read_kernel(&version, 1, at);
+    packet->fragment = 0;
+    packet->offset = 0;
+    packet->id = 0;
+    if (version >> 4 == 4) {
+        struct network_v4 head;
+        u32 fragment;
+
+        bpf_probe_read_kernel(&head, sizeof(head), at);
+        headers = (version & 15) * 4;
+        packet->size = bpf_ntohs(head.size);
+        if (!packet->size || packet->size > bytes)
+            packet->size = bytes;
+        if (headers < sizeof(head) || headers > packet->size)
+            return 0;
+        packet->protocol = head.protocol;
+        packet->id = bpf_ntohs(head.id);
+        network_map_v4(packet->saddr, head.saddr);
+        network_map_v4(packet->daddr, head.daddr);
+        packet->transport = at + headers;
+        packet->payload = packet->size - headers;
+        packet->total = packet->size;
+        fragment = bpf_ntohs(head.fragment);
+        if (fragment & 0x3fff)
+            network_fragment(packet, (fragment & 0x1fff) * 8, !(fragment & NETWORK_MORE_FRAGMENTS),
+                             headers);
+    } else if (version >> 4 == 6) {
+        struct network_v6 head;
+        u32 protocol;
+
+        headers = sizeof(head);
+        if (linear < headers)
+            return 0;
+        bpf_probe_read_kernel(&head, sizeof(head), at);
+        packet->size = bpf_ntohs(head.size);
+        packet->size = packet->size ? packet->size + headers : bytes;
+        if (packet->size > bytes)
+            packet->size = bytes;
+        packet->saddr[0] = head.saddr[0];
+        packet->saddr[1] = head.saddr[1];
+        packet->daddr[0] = head.daddr[0];
+        packet->daddr[1] = head.daddr[1];
+        packet->transport = at + headers;
+        packet->payload = packet->size - headers;
+        packet->total = packet->size;
+        protocol = head.protocol;
+#pragma unroll
+        for (int i = 0; i < NETWORK_EXTENSIONS; i++) {
+            struct network_extension more;
+            u32 step = 8;
+
+            if (protocol != 0 && protocol != 43 && protocol != NETWORK_FRAGMENT && protocol != 60)
+                break;
+            if (headers + step > linear || packet->payload < step || !packet->transport)
+                break;
+            bpf_probe_read_kernel(&more, sizeof(more), packet->transport);
+            if (protocol == NETWORK_FRAGMENT) {
+                u32 fragment = bpf_ntohs(more.fragment);
+
+                packet->id = bpf_ntohl(more.id);
+                packet->transport += step;
+                packet->payload -= step;
+                network_fragment(packet, fragment & 0xfff8, !(fragment & 1), headers);
+            } else {
+                step = (more.size + 1) * 8;
+                if (packet->payload < step)
+                    break;
+                packet->transport += step;
+                packet->payload -= step;
+                headers += step;
+            }
+            protocol = more.protocol;
+        }
+        packet->protocol = protocol;
+    } else {
+        return 0;
+    }
+    /* A header of 8 bytes at least: of UDP and ICMP; that of TCP is asked for where it is read. */
+    if (packet->transport && packet->transport + 8 > at + linear)
+        packet->transport = 0;
+    return 1;
+}
+
+/* The header of TCP; 0 if there is none here. The payload's size becomes that of the segment. */
+static __always_inline int network_tcp_of(struct network_packet *packet, struct network_tcp *tcp) {
+    u32 headers;
+
+    if (packet->protocol != NETWORK_TCP || !packet->transport || packet->payload < 20)
+        return 0;
+    if (bpf_probe_read_kernel(tcp, sizeof(*tcp), packet->transport))
+        return 0;
+    headers = (tcp->size >> 4) * 4;
+    packet->payload = packet->payload > headers ? packet->payload - headers : 0;
+    return 1;
+}
+
+/* A type as enum icmp_type counts it. */
+static __always_inline u32 network_icmp_type(const struct network_packet *packet, u32 type) {
+    return packet->protocol == NETWORK_ICMPV6 ? 256 + type : type;
+}
+
+/* A code as enum icmp_code counts it; type: as enum icmp_type counts it. */
+static __always_inline u32 network_icmp_code(u32 type, u32 code) {
+    if (type == 3 || type == 5 || type == 11 || type == 12 || type == 257 || type == 259 ||
+        type == 260)
+        return type * 256 + code;
+    return code;
+}

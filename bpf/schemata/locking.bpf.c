@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * How the schema locking is logged. A wait for a lock begins and ends at the kernel's two contention
+ * tracepoints (Linux 5.19), a wait for a spinlock at the slow path itself where it can be probed:
+ * the tracepoints leave out the waiter that is first in line. Where the functions that release locks
+ * can be probed too, an acquired lock is remembered until then, elsewhere it is logged at once.
+ */
+#include "klogger.h"
+
+/* The header generator declares these. */
+struct mutex;
+struct rw_semaphore;
+struct task_struct;
+struct wait_queue_head;
+
+/* What a contention event tells of the lock (include/trace/events/lock.h). */
+#define LOCK_SPIN         0x01
+#define LOCK_READ         0x02
+#define LOCK_WRITE        0x04
+#define LOCK_RT           0x08
+#define LOCK_PERCPU       0x10
+#define LOCK_MUTEX        0x20
+
+#define LOCKING_NESTED    4     /* task, softirq, interrupt, NMI */
+#define LOCKING_WAITERS   16384 /* threads that wait for a lock at a time */
+#define LOCKING_HELD      16384 /* locks that were waited for and are not released yet */
+
+/* Whether the end of holding is seen, for each kind of lock: all its functions must be probed. */
+#if USE_spin_unlock && USE_spin_unlock_irq && USE_spin_unlock_bh && USE_spin_unlock_restore
+#define FOLLOWS_SPIN 1
+#else
+#define FOLLOWS_SPIN 0
+#endif
+#if USE_read_unlock && USE_read_unlock_irq && USE_read_unlock_bh && USE_read_unlock_restore &&     \
+    USE_write_unlock && USE_write_unlock_irq && USE_write_unlock_bh && USE_write_unlock_restore
+#define FOLLOWS_RWLOCK 1
+#else
+#define FOLLOWS_RWLOCK 0
+#endif
+#if USE_up_read && USE_up_write && USE_downgrade_write
+#define FOLLOWS_RWSEM 1
+#else
+#define FOLLOWS_RWSEM 0
+#endif
+#if USE_mutex_unlock
+#define FOLLOWS_MUTEX 1
+#else
+#define FOLLOWS_MUTEX 0
+#endif
+#define FOLLOWS (FOLLOWS_SPIN || FOLLOWS_RWLOCK || FOLLOWS_RWSEM || FOLLOWS_MUTEX)
+
+#if USE_spin_slow && USE_spin_taken
+#define SPINS_AT_SLOW_PATH 1
+#else
+#define SPINS_AT_SLOW_PATH 0
+#endif
+
+/* A wait that has begun. */
+struct lock_wait {
+    u64 lock;
+    u64 since;
+    u32 flags;
+    u32 unused;
+};
+
+/* Who waits asleep, or holds: readers share a lock, so each is a holder of its own. */
+struct lock_owner {
+    u64 lock;
+    u64 thread; /* 0: whoever, there can be only one */
+};
+
+/* A lock that was waited for and acquired. */
+struct lock_held {
+    u64 acquired;
+    u64 waited;
+    u32 flags;
+    u32 unused;
+};
+
+struct locking_cpu {
+    struct lock_wait spins[LOCKING_NESTED];
+};
+
+/* A CPU spins for one lock in each context; threads that sleep are many. */
+BPF_PERCPU_ARRAY(locking_cpus, struct locking_cpu, 1);
+BPF_HASH(locking_waits, struct lock_owner, struct lock_wait, LOCKING_WAITERS);
+#if FOLLOWS
+BPF_HASH(locking_held, struct lock_owner, struct lock_held, LOCKING_HELD);
+#endif
+
+static __always_inline int lock_type_of(u32 flags) {
+    if (flags & LOCK_MUTEX)
+        return KLOGGER_lock_type_MUTEX;
+    if (flags & LOCK_RT)
+        return flags & (LOCK_READ | LOCK_WRITE) ? KLOGGER_lock_type_RT_RWLOCK
+                                                : KLOGGER_lock_type_RT_MUTEX;
+    if (flags & LOCK_PERCPU)
+        return KLOGGER_lock_type_PERCPU_RWSEM;
+    if (flags & (LOCK_READ | LOCK_WRITE))
+        return flags & LOCK_SPIN ? KLOGGER_lock_type_RWLOCK : KLOGGER_lock_type_RWSEM;
+    return flags & LOCK_SPIN ? KLOGGER_lock_type_SPINLOCK : KLOGGER_lock_type_SEMAPHORE;
+}
+
+/* Whether a lock of this kind is remembered until it is released. */
+static __always_inline int is_followed(u32 flags) {
+    int type = lock_type_of(flags);
+
+    return (FOLLOWS_SPIN && type == KLOGGER_lock_type_SPINLOCK) ||
+           (FOLLOWS_RWLOCK && type == KLOGGER_lock_type_RWLOCK) ||
+           (FOLLOWS_RWSEM && type == KLOGGER_lock_type_RWSEM) ||
+           (FOLLOWS_MUTEX && type == KLOGGER_lock_type_MUTEX);
+}
+
+/* Logs the event of a lock's kind. */
+static __always_inline void finished(void *ctx, struct klogger_cpu *cpu, u64 lock, u32 flags,
+                                     u64 acquired, u64 waited, int moment, int error) {
+    struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+    u64 who = bpf_get_current_pid_tgid();
+    u32 pid = who, tgid = who >> 32;
+    int type = lock_type_of(flags);
+
+    if (type == KLOGGER_lock_type_MUTEX || type == KLOGGER_lock_type_SEMAPHORE)
+        klogger(MUTEX_FINISH, lock, acquired, waited, type, moment, error, pid, tgid, &task->comm);
+    else if (flags & LOCK_READ)
+        klogger(READLOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid,
+                &task->comm);
+    else if (type == KLOGGER_lock_type_RT_RWLOCK)
+        klogger(PREEMPT_WRITELOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid,
+                &task->comm);
+    else if (flags & LOCK_WRITE)
+        klogger(WRITELOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid,
+                &task->comm);
+    else if (type == KLOGGER_lock_type_RT_MUTEX)
+        klogger(PREEMPT_SPINLOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid,
+                &task->comm);
+    else
+        klogger(SPINLOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid,
+                &task->comm);
+}
+
+/* Enters into the ledger an event that is lost because a table is full. */
+static __always_inline void no_room(struct klogger_cpu *cpu, u32 flags) {
+    u32 point = KLOGGER_POINT_SPINLOCK_FINISH;
+    int type = lock_type_of(flags);
+
+    if (type == KLOGGER_lock_type_MUTEX || type == KLOGGER_lock_type_SEMAPHORE)
+        point = KLOGGER_POINT_MUTEX_FINISH;
+    else if (flags & LOCK_READ)
+        point = KLOGGER_POINT_READLOCK_FINISH;
+    else if (type == KLOGGER_lock_type_RT_RWLOCK)
+        point = KLOGGER_POINT_PREEMPT_WRITELOCK_FINISH;
+    else if (flags & LOCK_WRITE)
+        point = KLOGGER_POINT_WRITELOCK_FINISH;
+    else if (type == KLOGGER_lock_type_RT_MUTEX)
+        point = KLOGGER_POINT_PREEMPT_SPINLOCK_FINISH;
+    if (point < KLOGGER_ROWS) {
+        klogger_count(cpu->accounts[point].attempts);
+        klogger_count(cpu->accounts[point].table_full);
+    }
+}
+
+/* Whether the waiter spins with preemption off, so that its CPU tells which wait it is. */
+static __always_inline int is_spinning(u32 flags) {
+    return flags & LOCK_SPIN && !(flags & LOCK_MUTEX);
+}
+
+static __always_inline void waits(struct klogger_cpu *cpu, u64 lock, u32 flags) {
+    struct lock_owner owner = {.lock = lock, .thread = (u32)bpf_get_current_pid_tgid()};
+    struct lock_wait wait = {.lock = lock, .since = bpf_ktime_get_ns(), .flags = flags};
+    struct locking_cpu *here;
+    u32 zero = 0;
+
+    if (!is_spinning(flags)) {
+        /* A mutex's waiter begins again when it changes from spinning to sleeping, or back. */
+        if (!locking_waits.lookup(&owner) && locking_waits.update(&owner, &wait))
+            no_room(cpu, flags);
+        return;
+    }
+    here = locking_cpus.lookup(&zero);
+    if (!here)
+        return;
+#pragma unroll
+    for (int i = 0; i < LOCKING_NESTED; i++) {
+        if (!here->spins[i].lock) {
+            here->spins[i] = wait;
+            return;
+        }
+    }
+    no_room(cpu, flags);
+}
+
+static __always_inline void gets(void *ctx, struct klogger_cpu *cpu, u64 lock, int error) {
+    struct lock_owner owner = {.lock = lock, .thread = (u32)bpf_get_current_pid_tgid()};
+    struct lock_wait wait = {}, *found;
+    struct locking_cpu *here;
+    u64 now = bpf_ktime_get_ns();
+    u32 zero = 0;
+
+    here = locking_cpus.lookup(&zero);
+    if (!here)
+        return;
+#pragma unroll
+    for (int i = 0; i < LOCKING_NESTED; i++) {
+        if (!wait.lock && here->spins[i].lock == lock) {
+            wait = here->spins[i];
+            here->spins[i].lock = 0;
+        }
+    }
+    if (!wait.lock) {
+        found = locking_waits.lookup(&owner);
+        if (!found)
+            return; /* it began before the capture */
+        wait = *found;
+        locking_waits.delete(&owner);
+    }
+    if (error) {
+        finished(ctx, cpu, lock, wait.flags, 0, now - wait.since, KLOGGER_lock_moment_GIVEN_UP,
+                 error);
+        return;
+    }
+#if FOLLOWS
+    if (is_followed(wait.flags)) {
+        struct lock_held held = {
+            .acquired = now, .waited = now - wait.since, .flags = wait.flags};
+
+        if (!(wait.flags & LOCK_READ))
+            owner.thread = 0;
+        if (locking_held.update(&owner, &held))
+            no_room(cpu, wait.flags);
+        return;
+    }
+#endif
+    finished(ctx, cpu, lock, wait.flags, now, now - wait.since, KLOGGER_lock_moment_ACQUIRED, 0);
+}
+
+#if FOLLOWS
+static __always_inline void releases(void *ctx, struct klogger_cpu *cpu, u64 lock,
+                                     const int shared) {
+    struct lock_owner owner = {.lock = lock,
+                               .thread = shared ? (u32)bpf_get_current_pid_tgid() : 0};
+    struct lock_held held, *found = locking_held.lookup(&owner);
+
+    if (!found)
+        return; /* nobody had to wait for it */
+    held = *found;
+    locking_held.delete(&owner);
+    finished(ctx, cpu, lock, held.flags, held.acquired, held.waited, KLOGGER_lock_moment_RELEASED,
+             0);
+}
+#endif
+
+/* contention_begin(lock, flags), contention_end(lock, error) */
+/* clang-format off */
+#if USE_begins
+PROBE(begins, "SPINLOCK_FINISH PREEMPT_SPINLOCK_FINISH READLOCK_FINISH WRITELOCK_FINISH PREEMPT_WRITELOCK_FINISH MUTEX_FINISH",
+      "btf:contention_begin raw:contention_begin")
+/* clang-format on */
+{
+    u32 flags = ARG(1);
+
+    if (!SPINS_AT_SLOW_PATH || flags != LOCK_SPIN)
+        waits(cpu, ARG(0), flags);
+}
+#endif
+
+/* clang-format off */
+#if USE_ends
+PROBE(ends, "SPINLOCK_FINISH PREEMPT_SPINLOCK_FINISH READLOCK_FINISH WRITELOCK_FINISH PREEMPT_WRITELOCK_FINISH MUTEX_FINISH",
+      "btf:contention_end raw:contention_end")
+/* clang-format on */
+{
+    gets(ctx, cpu, ARG(0), (int)ARG(1));
+}
+#endif

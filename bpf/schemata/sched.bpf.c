@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* How the schema sched is logged: all at the scheduler's tracepoints, which run with its locks held
+ * (but for FORK, EXEC and EXIT), so that what is read belongs together.
+ */
+#include "klogger.h"
+
+/* The header generator declares these, which stand inside task_struct. */
+struct sched_entity;
+struct sched_info;
+struct signal_struct;
+struct thread_info;
+
+/* Bits of a task's state (include/linux/sched.h); the rest modifies these. */
+#define STATE_INTERRUPTIBLE   0x0001
+#define STATE_UNINTERRUPTIBLE 0x0002
+#define STATE_STOPPED         0x0004
+#define STATE_TRACED          0x0008
+#define STATE_PARKED          0x0040
+#define STATE_DEAD            0x0080
+#define STATE_IDLE            0x0402
+#define STATE_NEW             0x0800
+#define STATE_RTLOCK_WAIT     0x1000
+#define STATE_FROZEN          0x8000
+
+#define NAME(task) ((const void *)&(task)->comm)
+
+#ifdef HAVE_task_struct___state
+#define STATE_BITS(direct, task) ((u32)READ(direct, task, __state))
+#else
+#define STATE_BITS(direct, task) ((u32)READ(direct, task, state))
+#endif
+
+#ifdef HAVE_thread_info_cpu
+#define CPU_OF(direct, task) ((int)READ(direct, task, thread_info.cpu))
+#else
+#define CPU_OF(direct, task) ((int)READ(direct, task, cpu))
+#endif
+
+#ifdef HAVE_sched_info_run_delay
+#define WAITED(direct, task) READ(direct, task, sched_info.run_delay)
+#else
+#define WAITED(direct, task) 0
+#endif
+
+#ifdef HAVE_sched_entity_deadline
+#define DEADLINE(direct, task) READ(direct, task, se.deadline)
+#define SLICE(direct, task)    READ(direct, task, se.slice)
+#else
+#define DEADLINE(direct, task) 0
+#define SLICE(direct, task)    0
+#endif
+
+static __always_inline int state_of(u32 bits) {
+    if (bits & STATE_DEAD)
+        return KLOGGER_task_state_DEAD;
+    if ((bits & STATE_IDLE) == STATE_IDLE)
+        return KLOGGER_task_state_IDLE;
+    if (bits & (STATE_UNINTERRUPTIBLE | STATE_RTLOCK_WAIT | STATE_FROZEN))
+        return KLOGGER_task_state_UNINTERRUPTIBLE;
+    if (bits & STATE_INTERRUPTIBLE)
+        return KLOGGER_task_state_INTERRUPTIBLE;
+    if (bits & STATE_STOPPED)
+        return KLOGGER_task_state_STOPPED;
+    if (bits & STATE_TRACED)
+        return KLOGGER_task_state_TRACED;
+    if (bits & STATE_PARKED)
+        return KLOGGER_task_state_PARKED;
+    if (bits & STATE_NEW)
+        return KLOGGER_task_state_NEW;
+    return KLOGGER_task_state_RUNNING;
+}
+
+/* The function sees every try; the tracepoint those alone that find the thread asleep. */
+#if USE_wakeup_try
+PROBE(wakeup_try, "TRY_TO_WAKEUP",
+      "fentry:try_to_wake_up kprobe:try_to_wake_up btf:sched_waking raw:sched_waking")
+{
+    struct task_struct *task = (struct task_struct *)ARG(0);
+    u32 bits = STATE_BITS(DIRECT, task), wakes = 1;
+
+    /* try_to_wake_up(task, states, flags): it wakes what is in one of these states. */
+    if (kind == KLOGGER_FENTRY || kind == KLOGGER_KPROBE)
+        wakes = !!(bits & (u32)ARG(1));
+    klogger(TRY_TO_WAKEUP, READ(DIRECT, task, pid), READ(DIRECT, task, tgid), NAME(task),
+            READ(DIRECT, task, prio), READ(DIRECT, task, policy), state_of(bits),
+            READ(DIRECT, task, on_cpu), READ(DIRECT, task, on_rq) == 1, wakes, CPU_OF(DIRECT, task),
+            bpf_get_current_pid_tgid());
+}
+#endif
+
+static __always_inline void added(void *ctx, struct klogger_cpu *cpu, const int direct,
+                                  struct task_struct *task, const int is_new) {
+    klogger(ADD_TO_RUNQ, READ(direct, task, pid), READ(direct, task, tgid), NAME(task),
+            READ(direct, task, prio), READ(direct, task, policy), CPU_OF(direct, task), is_new,
+            READ(direct, task, se.vruntime), READ(direct, task, se.sum_exec_runtime));
+}
+
+#if USE_woken
+PROBE(woken, "ADD_TO_RUNQ", "btf:sched_wakeup raw:sched_wakeup")
+{ added(ctx, cpu, DIRECT, (struct task_struct *)ARG(0), 0); }
+#endif
+
+#if USE_woken_new
+PROBE(woken_new, "ADD_TO_RUNQ", "btf:sched_wakeup_new raw:sched_wakeup_new")
+{ added(ctx, cpu, DIRECT, (struct task_struct *)ARG(0), 1); }
+#endif
+
+static __always_inline int is_delayed(const int direct, struct task_struct *task) {
+#ifdef HAVE_sched_entity_sched_delayed
+    return READ(direct, task, se.sched_delayed);
+#else
+    return 0;
+#endif
+}
+
+static __always_inline int in_iowait(const int direct, struct task_struct *task) {
+#ifdef HAVE_task_struct_in_iowait
+    u64 raw = 0;
+
+    if (direct)
+        return BITFIELD_task_struct_in_iowait(task);
+    bpf_probe_read_kernel(&raw, BITS_task_struct_in_iowait_SIZE,
+                          (u8 *)task + BITS_task_struct_in_iowait_OFFSET);
+    return BITS_task_struct_in_iowait(raw);
+#else
+    return 0;
+#endif
+}
+
+/*
+ * sched_switch(preempt, prev, next, state): the last since Linux 5.18. A thread that wanted to wait
+ * may still be on its queue: it was preempted before it could, or a signal came.
+ */
+#if USE_switched
+PROBE(switched, "REMOVE_FROM_RUNQ SCHEDOUT SCHEDIN", "btf:sched_switch raw:sched_switch")
+{
+    struct task_struct *prev = (struct task_struct *)ARG(1);
+    struct task_struct *next = (struct task_struct *)ARG(2);
+    int preempted = (u8)ARG(0), delayed = is_delayed(DIRECT, prev), state, reason;
+#if ARGUMENTS_sched_switch > 3
+    u32 bits = ARG(3);
+#else
+    u32 bits = STATE_BITS(DIRECT, prev);
+#endif
+
+    state = state_of(bits);
+    if (preempted)
+        reason = KLOGGER_switch_reason_PREEMPTED;
+    else if (READ(DIRECT, prev, on_rq) && !delayed)
+        reason = KLOGGER_switch_reason_YIELDED;
+    else if (state == KLOGGER_task_state_DEAD)
+        reason = KLOGGER_switch_reason_EXITED;
+    else
+        reason = KLOGGER_switch_reason_BLOCKED;
+    /* The idle thread is on no queue, and always runnable. */
+    if (!READ(DIRECT, prev, pid))
+        reason = preempted ? KLOGGER_switch_reason_PREEMPTED : KLOGGER_switch_reason_YIELDED;
+    if (reason == KLOGGER_switch_reason_PREEMPTED || reason == KLOGGER_switch_reason_YIELDED)
+        state = KLOGGER_task_state_RUNNING;
+    else
+        klogger(REMOVE_FROM_RUNQ, READ(DIRECT, prev, pid), READ(DIRECT, prev, tgid), NAME(prev),
+                READ(DIRECT, prev, prio), READ(DIRECT, prev, policy), state,
+                in_iowait(DIRECT, prev), delayed, READ(DIRECT, prev, se.vruntime),
+                READ(DIRECT, prev, se.sum_exec_runtime));
+    klogger(SCHEDOUT, READ(DIRECT, prev, pid), READ(DIRECT, prev, tgid), NAME(prev),
+            READ(DIRECT, prev, prio), READ(DIRECT, prev, policy), state, reason,
+            READ(DIRECT, next, pid), READ(DIRECT, prev, se.sum_exec_runtime), WAITED(DIRECT, prev),
+            READ(DIRECT, prev, se.vruntime), READ(DIRECT, prev, nvcsw), READ(DIRECT, prev, nivcsw));
+    klogger(SCHEDIN, READ(DIRECT, next, pid), READ(DIRECT, next, tgid), NAME(next),
+            READ(DIRECT, next, prio), READ(DIRECT, next, policy), READ(DIRECT, prev, pid),
+            READ(DIRECT, next, se.sum_exec_runtime), READ(DIRECT, next, se.vruntime),
+            DEADLINE(DIRECT, next), SLICE(DIRECT, next));
+}
+#endif
+
+#if USE_forked
+PROBE(forked, "FORK", "btf:sched_process_fork raw:sched_process_fork")
+{
+    struct task_struct *parent = (struct task_struct *)ARG(0);
+    struct task_struct *child = (struct task_struct *)ARG(1);
+    int tgid = READ(DIRECT, parent, tgid), child_tgid = READ(DIRECT, child, tgid);
+
+    klogger(FORK, READ(DIRECT, parent, pid), tgid, NAME(parent), READ(DIRECT, child, pid),
+            child_tgid, tgid == child_tgid ? KLOGGER_child_kind_THREAD : KLOGGER_child_kind_PROCESS,
+            READ(DIRECT, child, prio), READ(DIRECT, child, policy));
+}
+#endif
+
+#if USE_executed
+PROBE(executed, "EXEC", "btf:sched_process_exec raw:sched_process_exec")
+{
+    struct task_struct *task = (struct task_struct *)ARG(0);
+    struct linux_binprm *binprm = (struct linux_binprm *)ARG(2);
+
+    klogger(EXEC, READ(DIRECT, task, pid), READ(DIRECT, task, tgid), (int)ARG(1), NAME(task),
+            READ(DIRECT, binprm, filename), READ(DIRECT, binprm, interp),
+            READ(DIRECT, binprm, argc), READ(DIRECT, binprm, envc));
+}
+#endif
+
+#if USE_exited
+PROBE(exited, "EXIT", "btf:sched_process_exit raw:sched_process_exit")
+{
+    struct task_struct *task = (struct task_struct *)ARG(0);
+    int code = READ(DIRECT, task, exit_code), is_last;
+#if ARGUMENTS_sched_process_exit > 1
+    is_last = (u8)ARG(1);
+#else
+    struct signal_struct *group = READ(DIRECT, task, signal);
+
+    is_last = !READ(0, group, live.counter);
+#endif
+
+    klogger(EXIT, READ(DIRECT, task, pid), READ(DIRECT, task, tgid), NAME(task),
+            READ(DIRECT, task, prio), READ(DIRECT, task, policy), code >> 8 & 0xff, code & 0x7f,
+            is_last, READ(DIRECT, task, se.sum_exec_runtime), WAITED(DIRECT, task),
+            READ(DIRECT, task, nvcsw), READ(DIRECT, task, nivcsw),
+            READ(DIRECT, task, se.nr_migrations), READ(DIRECT, task, min_flt),
+            READ(DIRECT, task, maj_flt), READ(DIRECT, task, start_time));
+}
+#endif

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base events of a Klogger log, which the collector makes: the system at the start, the ledger.
+
+Their fields are declared in bpf/schemata/base.conf.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collector.accounts import Books
+from collector.filters import Filters
+from collector.layout import COUNTERS
+from collector.plan import Chosen
+from collector.writer import Written
+from formats.control import Clock, EndReason, Program
+
+EVERY_CPU = -1
+FIRST_CPU = -2
+DISABLED = 5
+"""KLOGGER_FINISH.reason of a pause; the others are EndReason's."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A base event to be written: for which CPU's file, and when it happened (0: now)."""
+
+    name: str
+    values: Mapping[str, int | str | bytes]
+    cpu: int = EVERY_CPU
+    mono_ns: int = 0
+
+
+def start_note(kernel: str, buffer_bytes: int, low_water_percent: int) -> Note:
+    """Logging begins."""
+    values: dict[str, int | str | bytes] = {
+        "kernel": kernel,
+        "buffer_bytes": buffer_bytes,
+        "low_water_percent": low_water_percent,
+    }
+    return Note("KLOGGER_START", values)
+
+
+def finish_note(reason: EndReason | int, mono_ns: int = 0) -> Note:
+    """Logging ends, or pauses."""
+    return Note("KLOGGER_FINISH", {"reason": int(reason)}, mono_ns=mono_ns)
+
+
+def clock_note(clock: Clock) -> Note:
+    """A pair of clock readings."""
+    values = {
+        "mono_ns": clock.mono_ns,
+        "realtime_ns": clock.realtime_ns,
+        "uncertainty_ns": clock.uncertainty_ns,
+        "step_ns": clock.step_ns,
+    }
+    return Note("CLOCK", values, mono_ns=clock.mono_ns)
+
+
+def mark_note(number: int, pid: int) -> Note:
+    """A mark, by a process."""
+    return Note("MARK", {"number": number, "pid": pid}, FIRST_CPU)
+
+
+def event_notes(states: Mapping[str, tuple[int, int]]) -> list[Note]:
+    """Each event that may be logged: name -> (number, 1 on, 0 off, -1 not on this kernel)."""
+    return [
+        Note("LOGGING_EVENT", {"number": number, "enabled": enabled, "name": name})
+        for name, (number, enabled) in states.items()
+    ]
+
+
+def process_notes() -> Iterator[Note]:
+    """Each process that is there now, as /proc tells it."""
+    for entry in sorted(Path("/proc").iterdir(), key=lambda path: path.name.zfill(12)):
+        if not entry.name.isdigit():
+            continue
+        try:
+            text = (entry / "stat").read_text(errors="surrogateescape")
+            line = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile
+        # The name stands in brackets and may hold any of them itself.
+        name = text[text.index("(") + 1 : text.rindex(")")]
+        fields = text[text.rindex(")") + 2 :].split()
+        values: dict[str, int | str | bytes] = {
+            "pid": int(entry.name),
+            "nice": int(fields[16]),
+            "priority": int(fields[37]),
+            "policy": int(fields[38]),
+            "comm": name,
+            "cmdline": line.rstrip(b"\0").replace(b"\0", b" ")[:128],
+        }
+        yield Note("PROCESS_EXISTS", values, FIRST_CPU)
+
+
+def socket_notes(namespaces: Iterable[int]) -> Iterator[Note]:
+    """Each TCP socket of these network namespaces (descriptors), as sock_diag tells it."""
+    # pyroute2 takes a while to import, and other captures need it hardly ever.
+    from collector.diag import list_connections
+
+    for one in list_connections(namespaces, Filters(), every=True):
+        values: dict[str, int | str | bytes] = {
+            "netns": one.netns,
+            "inode": one.inode,
+            "family": one.family,
+            "state": one.state,
+            "sport": one.local_port,
+            "dport": one.remote_port,
+            "saddr": _address(one.local, one.family),
+            "daddr": _address(one.remote, one.family),
+        }
+        yield Note("SOCKET_EXISTS", values, FIRST_CPU)
+
+
+def _address(packed: bytes, family: int) -> str:
+    address = ipaddress.IPv6Address(packed)
+    return str(address.ipv4_mapped or address) if family == 2 else str(address)
+
+
+def ledger_notes(
+    books: Books, written: Written, missed: Iterable[tuple[Chosen, Program]], final: bool
+) -> list[Note]:
+    """The books as they stand, for the file of each CPU."""
+    notes = []
+    for cpu, point in books.places(written):
+        values: dict[str, Any] = {"number": point, "final": int(final)}
+        counts = books.kernel(cpu, point)
+        values.update({name: counts[name] for name in COUNTERS})
+        place = (cpu, point)
+        values["late"] = books.late.get(place, 0)
+        values["queue_full"] = written.queue_full[place]
+        values["disk_full"] = written.disk_full[place]
+        values["write_error"] = written.write_error[place]
+        values["in_file"] = written.in_file[place]
+        notes.append(Note("LEDGER", values, cpu))
+    for entry in books.cpus():
+        values = {
+            "serials": entry.serials,
+            "read": entry.read,
+            "damaged": entry.damaged,
+            "late": entry.late,
+            "perf_lost": entry.perf_lost,
+            "online": entry.online,
+            "final": int(final),
+        }
+        notes.append(Note("CPU_LEDGER", values, entry.cpu))
+    for probe, program in missed:
+        values = {
+            "program": probe.name,
+            "missed": program.missed,
+            "kprobe_missed": program.kprobe_missed,
+            "final": int(final),
+        }
+        notes.append(Note("PROGRAM_LEDGER", values, FIRST_CPU))
+    return notes
+
+
+def kernel_release() -> str:
+    """The running kernel's release."""
+    return os.uname().release

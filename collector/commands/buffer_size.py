@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command tcpkmon buffer-size: the size of a running collector's rings."""
+
+from __future__ import annotations
+
+import math
+
+import click
+
+from collector.commands.asking import ask, collector_option
+from formats.errors import TcpkmonError, UsageError
+
+
+def describe(buffer_bytes: int) -> str:
+    """As Klogger's file buffer_size read: 4MB/CPU."""
+    return f"{buffer_bytes / (1 << 20):.6g}MB/CPU"
+
+
+@click.command("buffer-size")
+@click.argument("megabytes", metavar="[MB]", required=False, type=click.FloatRange(0.008, 1024))
+@collector_option
+def command(megabytes: float | None, collector: int | None) -> int:
+    """Print the size of each CPU's ring, or set it to so many MB.
+
+    It can be set only while logging as a whole is off (`tcpkmon disable`).
+    """
+    if megabytes is not None and math.isnan(megabytes):
+        raise UsageError("nan is no size", "write 4 or 0.5")
+    client = ask(collector)
+    if megabytes is not None:
+        client.set_buffer_bytes(int(megabytes * (1 << 20)))
+        return 0
+    size = client.status().get("buffer_bytes")
+    if not isinstance(size, int):
+        raise TcpkmonError("the collector does not tell its buffer size")
+    click.echo(describe(size))
+    return 0

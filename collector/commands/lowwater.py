@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command tcpkmon lowwater: how full a running collector lets its rings become."""
+
+from __future__ import annotations
+
+import click
+
+from collector.commands.asking import ask, collector_option
+from formats.errors import TcpkmonError
+
+
+@click.command("lowwater")
+@click.argument("percent", metavar="[PERCENT]", required=False, type=click.IntRange(1, 99))
+@collector_option
+def command(percent: int | None, collector: int | None) -> int:
+    """Print the low-water mark, or set it: the free share of a ring below which it is emptied.
+
+    It can be set only while logging as a whole is off (`tcpkmon disable`).
+    """
+    client = ask(collector)
+    if percent is not None:
+        client.set_low_water(percent)
+        return 0
+    now = client.status().get("low_water_percent")
+    if not isinstance(now, int):
+        raise TcpkmonError("the collector does not tell its low-water mark")
+    click.echo(f"{now}%")
+    return 0

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command tcpkmon mark: puts a number into a running collector's log."""
+
+from __future__ import annotations
+
+import click
+
+from collector.commands.asking import ask, collector_option
+
+
+@click.command("mark", context_settings={"ignore_unknown_options": True})
+@click.argument("number", type=click.IntRange(0, (1 << 64) - 1))
+@collector_option
+def command(number: int, collector: int | None) -> int:
+    """Log the event MARK with NUMBER and the PID of this process, to find the place again."""
+    ask(collector).mark(number)
+    return 0

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running collector's ear: a socket whose requests the session's main thread carries out.
+
+One line of JSON asks, one line answers, and the connection ends:
+    {"op": "enable", "events": ["SCHEDIN"]}  ->  {"ok": true, "result": {...}}
+                                             or  {"ok": false, "error": {"message", "hint", "code"}}
+A thread of its own, without any privilege, talks to the clients; collector/controlling.py is one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from collector.control_place import Peer, control_folder, find_group, listen, peer_of
+from collector.privilege import drop_capabilities, forbid_new_privileges
+from formats.errors import PrivilegeError, TcpkmonError, UsageError
+
+REQUEST_BYTES = 4096
+CLIENTS = 16
+TIME_LIMIT_S = 5.0
+"""How long a client may take to say its line, and to take its answer."""
+LARGEST_MARK = (1 << 64) - 1
+_NEVER_S = 3600.0
+
+
+class Controls(Protocol):
+    """What the session lets others do; called in its main thread. Refusals are TcpkmonErrors."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]: ...
+
+    def mark(self, number: int, pid: int) -> dict[str, Any]: ...
+
+    def set_buffer_bytes(self, n: int) -> dict[str, Any]: ...
+
+    def set_low_water(self, percent: int) -> dict[str, Any]: ...
+
+
+@dataclass(eq=False)
+class _Client:
+    socket: socket.socket
+    peer: Peer
+    deadline: float
+    said: bytearray = field(default_factory=bytearray)
+    answer: bytes = b""
+
+
+class ControlServer:
+    """Listens at FOLDER/PID.sock from the beginning; answers inside its `with`.
+
+    Root may ask, who runs the collector, and the members of `group`. Make it before capabilities
+    are dropped. `wake` is called in another thread when a request waits for serve_pending().
+    Raises UsageError for an unknown group, FileError or PrivilegeError where the folder cannot be
+    had.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        group: str | None = None,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._gid = find_group(group) if group is not None else None
+        self._group = group
+        self._wake_session = wake
+        self.path, self._listener = listen(folder or control_folder(), self._gid)
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._requests: queue.SimpleQueue[tuple[_Client, dict[str, Any]]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[_Client, bytes]] = queue.SimpleQueue()
+        self._selector = selectors.DefaultSelector()
+        self._clients: set[_Client] = set()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="tcpkmon-control", daemon=True)
+
+    def serve_pending(self, controls: Controls) -> None:
+        """Carries out the requests that wait, and returns; call it each round."""
+        while True:
+            try:
+                client, request = self._requests.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                answer = {"ok": True, "result": carry_out(controls, request, client.peer.pid)}
+            except TcpkmonError as error:
+                answer = _refusal(error)
+            self._answers.put((client, _line(answer)))
+            self._nudge()
+
+    def __enter__(self) -> ControlServer:
+        # Signals are the main thread's: taken here, they would not end its wait.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes the socket away; who still waits is told that the capture is over."""
+        if self._closing:
+            return
+        self._closing = True
+        self._nudge()
+        if self._thread.is_alive():
+            self._thread.join()
+        with suppress(OSError):
+            self.path.unlink()
+        self._listener.close()
+        self._selector.close()
+        os.close(self._fd)
+
+    def _nudge(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    # What follows runs in the thread.
+
+    def _run(self) -> None:
+        with suppress(PrivilegeError):  # it has nothing to lose then
+            forbid_new_privileges()
+            drop_capabilities(())
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._fd, selectors.EVENT_READ)
+        while not self._closing:
+            self._drop_late()
+            for key, _ in self._selector.select(self._patience_s()):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fileobj == self._fd:
+                    os.eventfd_read(self._fd)
+                    self._take_answers()
+                elif key.data.answer:
+                    self._send(key.data)
+                else:
+                    self._receive(key.data)
+        over = _line(_refusal(TcpkmonError("the capture is over")))
+        self._take_answers()
+        for client in list(self._clients):
+            self._reply(client, over if not client.answer else b"")
+            self._drop(client)
+
+    def _patience_s(self) -> float:
+        first = min((client.deadline for client in self._clients), default=math.inf)
+        return min(_NEVER_S, max(0.0, first - time.monotonic()))
+
+    def _drop_late(self) -> None:
+        now = time.monotonic()
+        for client in [c for c in self._clients if c.deadline <= now]:
+            self._drop(client)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # who came is gone again, or there are no descriptors
+        connection.setblocking(False)
+        try:
+            peer = peer_of(connection)
+        except OSError:
+            connection.close()
+            return
+        client = _Client(connection, peer, time.monotonic() + TIME_LIMIT_S)
+        full = len(self._clients) >= CLIENTS
+        self._clients.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, client)
+        if not peer.may_control(self._gid):
+            members = "root" if self._group is None else f"root and the group {self._group}"
+            self._reply(client, _line(_refusal(PrivilegeError(f"only {members} may ask this"))))
+        elif full:
+            self._reply(client, _line(_refusal(TcpkmonError("too many ask at once", "try again"))))
+        if full:
+            self._drop(client)
+
+    def _receive(self, client: _Client) -> None:
+        try:
+            part = client.socket.recv(REQUEST_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        if not part:
+            self._drop(client)
+            return
+        client.said += part
+        line, end, _ = client.said.partition(b"\n")
+        if len(line) > REQUEST_BYTES:
+            refusal = UsageError(f"a request has at most {REQUEST_BYTES} bytes")
+            self._reply(client, _line(_refusal(refusal)))
+        elif end:
+            try:
+                request = parse(line)
+            except UsageError as error:
+                self._reply(client, _line(_refusal(error)))
+                return
+            client.deadline = math.inf
+            self._selector.unregister(client.socket)
+            self._requests.put((client, request))
+            self._wake_session()
+
+    def _take_answers(self) -> None:
+        while True:
+            try:
+                client, answer = self._answers.get_nowait()
+            except queue.Empty:
+                return
+            self._selector.register(client.socket, selectors.EVENT_WRITE, client)
+            self._reply(client, answer)
+
+    def _reply(self, client: _Client, answer: bytes) -> None:
+        client.answer += answer
+        client.deadline = time.monotonic() + TIME_LIMIT_S
+        with suppress(KeyError):
+            self._selector.modify(client.socket, selectors.EVENT_WRITE, client)
+        self._send(client)
+
+    def _send(self, client: _Client) -> None:
+        try:
+            sent = client.socket.send(client.answer)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(client)
+            return
+        client.answer = client.answer[sent:]
+        if not client.answer:
+            self._drop(client)
+
+    def _drop(self, client: _Client) -> None:
+        if client not in self._clients:
+            return
+        self._clients.discard(client)
+        with suppress(KeyError):
+            self._selector.unregister(client.socket)
+        client.socket.close()
+
+
+def parse(line: bytes | bytearray) -> dict[str, Any]:
+    """A request, its `op` known and its values of the right kind. Raises UsageError."""
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UsageError("a request is one line of JSON") from None
+    if not isinstance(request, dict) or not isinstance(request.get("op"), str):
+        raise UsageError("a request is a JSON object with an op")
+    values = _VALUES.get(request["op"])
+    if values is None:
+        raise UsageError(f"unknown request {request['op']!r}", f"there are {', '.join(_VALUES)}")
+    if unknown := request.keys() - {"op", *values}:
+        raise UsageError(f"{request['op']} has no {sorted(unknown)[0]!r}")
+    for name, valid in values.items():
+        if not valid(request.get(name)):
+            raise UsageError(f"{request['op']}: not a valid value of {name!r}")
+    return request
+
+
+def carry_out(controls: Controls, request: dict[str, Any], pid: int) -> dict[str, Any]:
+    """Does what a parsed request of the process `pid` asks."""
+    op = request["op"]
+    if op in {"enable", "disable"}:
+        return controls.set_enabled(request.get("events"), op == "enable")
+    if op == "mark":
+        return controls.mark(request["number"], pid)
+    if op == "buffer-size":
+        return controls.set_buffer_bytes(request["bytes"])
+    if op == "lowwater":
+        return controls.set_low_water(request["percent"])
+    return controls.status()
+
+
+def _is_names(value: object) -> bool:
+    return value is None or (
+        isinstance(value, list) and all(isinstance(name, str) and name for name in value)
+    )
+
+
+def _within(least: int, most: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+_VALUES: dict[str, dict[str, Callable[[object], bool]]] = {
+    "status": {},
+    "enable": {"events": _is_names},
+    "disable": {"events": _is_names},
+    "mark": {"number": _within(0, LARGEST_MARK)},
+    "buffer-size": {"bytes": _within(1, 1 << 40)},
+    "lowwater": {"percent": _within(1, 99)},
+}
+
+
+def _refusal(error: TcpkmonError) -> dict[str, Any]:
+    code = error.exit_code
+    return {"ok": False, "error": {"message": error.message, "hint": error.hint, "code": code}}
+
+
+def _line(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer, ensure_ascii=True).encode() + b"\n"

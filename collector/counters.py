@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The counters that a schema's `arch` binds: perf events, from their names to what programs read.
+
+collector/schemata.py binds them and puts their C text before the program's, the session opens them
+and sets them into the program's maps. docs/counters.md tells what each one means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import platform
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from collector.bpfsys import map_delete, map_update, online_cpus, perf_event_open
+from collector.counter_names import ANY, MACHINES, Counter, find_counter, table
+from collector.syscalls import refused
+from formats.errors import KernelError, PrivilegeError, Problem, SchemaError
+from formats.schema.model import Arch, suggest
+
+_ATTR_BYTES = 64
+_FORMAT_TIMES = 1 | 2
+_FLAG_PINNED, _FLAG_EXCLUDE_USER, _FLAG_EXCLUDE_KERNEL = 1 << 2, 1 << 4, 1 << 5
+_LACKING = "tcpkmon schema list-counters tells which ones it has"
+_NUMBER = re.compile(r"counter([0-9]+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A counter under the number that the schema gives it: counter1 is number 1."""
+
+    number: int
+    counter: Counter
+
+    @property
+    def map_name(self) -> str:
+        """The perf event array that the program reads it from, an entry a CPU."""
+        return f"klogger_counter{self.number}"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A counter and why this machine lacks it ('' when it does not)."""
+
+    counter: Counter
+    why_not: str
+
+
+def this_machine() -> str:
+    """This machine as `arch` names it: x86_64, arm64, or what uname says."""
+    name = platform.machine()
+    return {"aarch64": "arm64", "amd64": "x86_64"}.get(name, name)
+
+
+def list_counters() -> tuple[Listed, ...]:
+    """Every counter that has a name, tried on this machine. PrivilegeError without the right."""
+    return tuple(Listed(counter, why_not(counter)) for counter in table().values())
+
+
+def why_not(counter: Counter) -> str:
+    """Why this machine has no such counter, or '' when it has. PrivilegeError without the right."""
+    try:
+        os.close(_open(counter, online_cpus()[0]))
+    except OSError as error:
+        if error.errno in {errno.EPERM, errno.EACCES}:
+            raise refused(error, f"opening the counter {counter.name}") from error
+        reason = os.strerror(error.errno or 0)
+        if not counter.hardware:
+            return reason
+        return f"its CPU has none, or shows none to a virtual machine ({reason})"
+    return ""
+
+
+def check(arches: Iterable[Arch]) -> list[Problem]:
+    """What no machine could bind: unknown names of machines and of counters."""
+    problems = []
+    for arch in arches:
+        where = (arch.position.file, arch.position.line, arch.position.column)
+        if arch.name not in MACHINES:
+            near = suggest(arch.name, MACHINES)
+            names = ", ".join(MACHINES)
+            problems.append(Problem(*where, f"expected one of {names}, found '{arch.name}'{near}"))
+        for number, name in arch.counters:
+            if find_counter(name) is None:
+                near = suggest(name, table())
+                text = f"expected the name of a counter after {number}, found '{name}'{near}"
+                problems.append(Problem(*where, text))
+    return problems
+
+
+def bind(arches: Sequence[Arch], machine: str | None = None) -> tuple[Bound, ...]:
+    """What the `arch` blocks for this machine bind, by number; nothing when there are none.
+
+    Where two blocks bind a number, the one that names the machine itself wins, then PentiumIV, then
+    any. Raises SchemaError with every unknown name, and KernelError naming all the counters that
+    this machine lacks.
+    """
+    problems = check(arches)
+    if problems:
+        raise SchemaError(problems, _LACKING)
+    machine = this_machine() if machine is None else machine
+    found: dict[int, Counter] = {}
+    for arch in sorted(arches, key=lambda arch: (arch.name == ANY, arch.name != machine)):
+        if machine not in MACHINES[arch.name] and arch.name != ANY:
+            continue
+        for word, name in arch.counters:
+            counter = find_counter(name)
+            number = _NUMBER.fullmatch(word)
+            assert counter is not None and number is not None  # check() and the grammar saw to it
+            found.setdefault(int(number[1]), counter)
+    lacking = {counter.name: why_not(counter) for counter in found.values()}
+    reasons = [f"{name}: {reason}" for name, reason in lacking.items() if reason]
+    if reasons:
+        raise KernelError(f"this machine lacks the counter {'; '.join(reasons)}", _LACKING)
+    return tuple(Bound(number, found[number]) for number in sorted(found))
+
+
+def c_text(bound: Sequence[Bound], arches: Iterable[Arch] = ()) -> str:
+    """C declarations for a schema's program: a map a counter, and the functions that read them.
+
+    What `arches` bind for other machines is declared unavailable: using it is an error that says
+    so. A counter that cannot be read (its CPU just came on) reads as KLOGGER_NO_COUNTER.
+    """
+    lines = [f"#define KLOGGER_ARCH_{name} {number}" for name, number in _ARCH_NUMBERS.items()]
+    compiled = this_machine().upper()
+    lines += [
+        f"#define KLOGGER_ARCH_COMPILED KLOGGER_ARCH_"
+        f"{compiled if compiled in _ARCH_NUMBERS else 'UNKNOWN'}",
+        "typedef u32 klogger_arch_t;",
+        "#define KLOGGER_NO_COUNTER (~0ULL)",
+    ]
+    names: set[str] = set()
+    for one in bound:
+        read = f"klogger_read_counter{one.number}()"
+        lines += [
+            f"BPF_PERF_ARRAY({one.map_name}, 1);",
+            f"#define KLOGGER_COUNTER{one.number} {one.number}",
+            f"{_INLINE} u64 klogger_read_counter{one.number}(void) {{",
+            f"    s64 value = {one.map_name}.perf_read(CUR_CPU_IDENTIFIER);",
+            "    return value < 0 && value >= -4095 ? KLOGGER_NO_COUNTER : value;",
+            "}",
+        ]
+        if one.counter.name not in names:
+            name = f"klogger_get_{one.counter.name}"
+            lines += [
+                f"{_INLINE} u64 {name}_ll(void) {{ return {read}; }}",
+                f"{_INLINE} unsigned long {name}(void) {{ return (u32){read}; }}",
+            ]
+        names.add(one.counter.name)
+    lines += _by_number(bound)
+    for name in sorted({name for arch in arches for _, name in arch.counters} - names):
+        for suffix in ("", "_ll"):
+            lines.append(_unavailable(f"klogger_get_{name}{suffix}(void)"))
+    return "\n".join(lines) + "\n"
+
+
+_ARCH_NUMBERS = {"UNKNOWN": 0, "X86_64": 1, "ARM64": 2}
+_INLINE = "static __always_inline"
+
+
+def _by_number(bound: Sequence[Bound]) -> list[str]:
+    if not bound:
+        return [
+            _unavailable(f"klogger_get_counter{suffix}(unsigned long ctr)")
+            for suffix in ("", "_ll")
+        ]
+    return [
+        f"{_INLINE} u64 klogger_get_counter_ll(unsigned long ctr) {{",
+        *(f"    if (ctr == {b.number}) return klogger_read_counter{b.number}();" for b in bound),
+        "    return KLOGGER_NO_COUNTER;",
+        "}",
+        f"{_INLINE} unsigned long klogger_get_counter(unsigned long ctr) {{",
+        "    return (u32)klogger_get_counter_ll(ctr);",
+        "}",
+    ]
+
+
+def _unavailable(function: str) -> str:
+    reason = f"no arch of the schema binds it for {this_machine()}"
+    return f'u64 {function} __attribute__((unavailable("{reason}")));'
+
+
+class OpenCounters:
+    """The counters of all CPUs, open and set into a program's maps. Close it after use.
+
+    `maps` is collector.program.Loaded.maps. Raises KernelError or PrivilegeError when the kernel
+    refuses, KernelError too when the hardware cannot count all of them at once.
+    """
+
+    def __init__(
+        self, maps: Mapping[str, int], bound: Sequence[Bound], cpus: Iterable[int] | None = None
+    ) -> None:
+        self._bound = tuple(bound)
+        self._maps = {one: maps[one.map_name] for one in self._bound}
+        self._open: dict[tuple[int, Bound], tuple[int, int]] = {}
+        self.refused: dict[int, str] = {}
+        """CPUs for which refresh() got not all counters, and why; they read KLOGGER_NO_COUNTER."""
+        try:
+            for cpu in online_cpus() if cpus is None else cpus:
+                self._add(cpu)
+        except (KernelError, PrivilegeError):
+            self.close()
+            raise
+
+    def refresh(self, cpus: Iterable[int] | None = None) -> None:
+        """Close what belongs to CPUs that went off, open it on those that came on.
+
+        Call it about once a second. A counter begins at 0 again on a CPU that came back.
+        """
+        online = set(online_cpus() if cpus is None else cpus)
+        for (cpu, one), (fd, running_ns) in list(self._open.items()):
+            now_ns = _running_ns(fd)
+            if cpu not in online or now_ns == running_ns:
+                self._remove(cpu, one)
+            else:
+                self._open[cpu, one] = (fd, now_ns)
+        for cpu in sorted(online):
+            try:
+                self._add(cpu)
+                self.refused.pop(cpu, None)
+            except (KernelError, PrivilegeError) as error:
+                self.refused[cpu] = error.message
+
+    def close(self) -> None:
+        """Take them all out of the maps."""
+        for cpu, one in list(self._open):
+            self._remove(cpu, one)
+
+    def __enter__(self) -> OpenCounters:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _add(self, cpu: int) -> None:
+        for one in self._bound:
+            if (cpu, one) in self._open:
+                continue
+            try:
+                fd = _open(one.counter, cpu)
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    return  # it went off meanwhile
+                raise refused(error, f"opening the counter {one.counter.name}") from error
+            if _running_ns(fd) < 0:
+                os.close(fd)
+                raise KernelError(
+                    f"CPU {cpu} has no room for the counter {one.counter.name} beside the others",
+                    "bind fewer hardware counters, or end what else uses them (perf, the watchdog)",
+                )
+            self._open[cpu, one] = (fd, -1)
+            map_update(self._maps[one], struct.pack("=I", cpu), struct.pack("=I", fd))
+
+    def _remove(self, cpu: int, one: Bound) -> None:
+        fd, _ = self._open.pop((cpu, one))
+        with contextlib.suppress(KernelError):  # its map may be gone already
+            map_delete(self._maps[one], struct.pack("=I", cpu))
+        os.close(fd)
+
+
+@functools.cache
+def _attributes(counter: Counter) -> bytes:
+    """struct perf_event_attr. Hardware is pinned: shared in turns, its values would stand still."""
+    flags = _FLAG_PINNED if counter.hardware else 0
+    flags |= _FLAG_EXCLUDE_USER if counter.exclude_user else 0
+    flags |= _FLAG_EXCLUDE_KERNEL if counter.exclude_kernel else 0
+    return struct.pack(
+        "=IIQQQQQIIQ", counter.type, _ATTR_BYTES, counter.config, 0, 0, _FORMAT_TIMES, flags,
+        0, 0, 0,
+    )  # fmt: skip
+
+
+def _open(counter: Counter, cpu: int) -> int:
+    return perf_event_open(_attributes(counter), cpu)
+
+
+def _running_ns(fd: int) -> int:
+    """How long it has counted; -1 where it cannot: the kernel ends a read of such an event."""
+    raw = os.read(fd, 24)
+    return int(struct.unpack("=QQQ", raw)[2]) if len(raw) == 24 else -1

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes of the engine in bpf/include/klogger.h: told to the C text, used to read its map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collector.layout import ACCOUNT, ROWS
+from collector.plan import Plan
+from collector.records import RAW_PADDING
+from formats.errors import KernelError
+
+KINDS = {"btf": 1, "raw": 2, "fentry": 3, "fexit": 4, "kprobe": 5, "iter": 6}
+POINTS = 256
+"""KLOGGER_POINTS: places in the map of switches."""
+_GUARD = np.dtype([("running", "=u4"), ("again", "=u4")])
+_STEP = 32
+# Index and count of a program fit in one byte of the engine's tables.
+_MOST_PROBES = 256
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One capture's sizes: bytes of an entry in the ring and of a socket's copy, rows and guards.
+
+    rows: of the ledger, by point; guards: one a program.
+    """
+
+    entry_size: int
+    copy_size: int = 0
+    rows: int = ROWS
+    guards: int = ROWS
+
+    @property
+    def record_size(self) -> int:
+        """Bytes of a record in the ring: the entry and what makes perf's padding none."""
+        return self.entry_size + RAW_PADDING
+
+    @property
+    def head(self) -> np.dtype[Any]:
+        """The head of struct klogger_cpu."""
+        return np.dtype(
+            [
+                ("serial", "=u8"),
+                ("guards", _GUARD, self.guards),
+                ("accounts", ACCOUNT, self.rows),
+            ]
+        )
+
+    def lines(self, plan: Plan) -> list[str]:
+        """C text: the sizes, and which programs there are and how they are attached."""
+        lines = [
+            "#undef __always_inline",
+            "#define __always_inline inline __attribute__((always_inline))",
+            f"#define KLOGGER_RECORD_SIZE {self.record_size}",
+            f"#define KLOGGER_COPY_SIZE {(self.copy_size + 7) // 8 * 8}",
+            f"#define KLOGGER_ROWS {self.rows}",
+            f"#define KLOGGER_GUARDS {self.guards}",
+        ]
+        for index, probe in enumerate(plan.probes):
+            lines.append(f"#define USE_{probe.name} 1")
+            lines.append(f"#define INDEX_{probe.name} {index}")
+            lines.append(f"#define KIND_{probe.name} {KINDS[probe.kind]}")
+        for name in plan.unused:
+            # Where the text does not leave such a program out, it compiles and is not loaded.
+            lines.append(f"#define INDEX_{name} 0")
+            lines.append(f"#define KIND_{name} {KINDS['raw']}")
+        for target, count in plan.arguments.items():
+            lines.append(f"#define ARGUMENTS_{target} {count}")
+        return lines
+
+
+def make_engine(entry_size: int, plan: Plan, copy_size: int = 0, points: int = 0) -> Engine:
+    """The sizes for a plan; `points`: the highest event number.
+
+    Raises KernelError for more programs than the engine takes.
+    """
+    if len(plan.probes) > _MOST_PROBES:
+        raise KernelError(
+            f"{len(plan.probes)} programs are more than the {_MOST_PROBES} that can be loaded",
+            "record fewer events",
+        )
+    return Engine(
+        entry_size,
+        copy_size,
+        rows=max(ROWS, _round(points + 1)),
+        guards=max(ROWS, _round(len(plan.probes))),
+    )
+
+
+def _round(count: int) -> int:
+    return (count + _STEP - 1) // _STEP * _STEP

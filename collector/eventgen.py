@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C text for the events of Klogger schemata: what klogger(EVENT, ...) calls, and the enums."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from collector.eventlayout import HEAD_BYTES, EventLayout, Slot
+from formats.schema.placement import Place
+
+STACK_BYTES = 160
+"""Records up to this size are built on the program's stack of 512 bytes, larger ones in a slot."""
+
+_DECLARED = """struct klogger_cpu;
+struct klogger_slot;
+static inline __attribute__((always_inline)) int klogger_enabled(const u32 point);
+static inline __attribute__((always_inline)) int klogger_admit(struct klogger_cpu *cpu,
+                                                               const u32 point);
+static inline __attribute__((always_inline)) u8 *klogger_take_record(struct klogger_cpu *cpu,
+                                                                     const u32 point,
+                                                                     struct klogger_slot **slot);
+static inline __attribute__((always_inline)) void klogger_give_back(struct klogger_slot *slot);
+static inline __attribute__((always_inline)) void klogger_send(void *ctx, struct klogger_cpu *cpu,
+                                                               const u32 point, u8 *record);"""
+
+
+def event_lines(layout: EventLayout, reserved: Collection[str] = ()) -> list[str]:
+    """C text for all events; those that no log level in use holds are checked and log nothing.
+
+    reserved: names (of the schema tcp's locations) that are no events here.
+    """
+    lines = _DECLARED.splitlines()
+    for enum in layout.schema.enums:
+        for member in enum.members:
+            lines.append(f"#define KLOGGER_{enum.name}_{member.name} ({member.value})")
+    logged = {slot.number for slot in layout.logged}
+    for slot in layout.slots:
+        if slot.name not in reserved:
+            lines += _event(slot, slot.number in logged, layout.entry_size)
+    return lines
+
+
+def _event(slot: Slot, logged: bool, entry_size: int) -> list[str]:
+    name = slot.name
+    enabled = f"klogger_enabled({slot.number})" if logged else "0"
+    lines = [
+        f"#define KLOGGER_POINT_{name} {slot.number}",
+        f"#define KLOGGER_ENABLED_{name} ({enabled})",
+    ]
+    parameters = ["void *ctx", "struct klogger_cpu *cpu"]
+    parameters += [_parameter(place) for place in slot.places]
+    lines.append(
+        "static inline __attribute__((always_inline)) void "
+        f"klogger_log_{name}({', '.join(parameters)})"
+    )
+    if not logged:
+        return [*lines, "{ }"]
+    lines += ["{", f"\tif (!klogger_admit(cpu, {slot.number}))", "\t\treturn;"]
+    if entry_size <= STACK_BYTES:
+        words = (entry_size + 4 + 7) // 8
+        lines += [f"\tu64 words[{words}] = {{}};", "\tu8 *record = (u8 *)words;"]
+    else:
+        lines += [
+            "\tstruct klogger_slot *slot;",
+            f"\tu8 *record = klogger_take_record(cpu, {slot.number}, &slot);",
+            "\tif (!record)",
+            "\t\treturn;",
+            f"\t__builtin_memset(record + {HEAD_BYTES}, 0, {slot.size});",
+        ]
+    lines += [_store(place) for place in slot.places]
+    lines.append(f"\tklogger_send(ctx, cpu, {slot.number}, record);")
+    if entry_size > STACK_BYTES:
+        lines.append("\tklogger_give_back(slot);")
+    return [*lines, "}"]
+
+
+def _parameter(place: Place) -> str:
+    # A trailing underscore: a field may be called ctx, cpu, or like a type's keyword.
+    if place.type.kind == "string":
+        return f"const void *{place.field.name}_"
+    return f"{place.type.c_type} {place.field.name}_"
+
+
+def _store(place: Place) -> str:
+    at = HEAD_BYTES + place.offset
+    value = f"{place.field.name}_"
+    if place.type.kind == "string":
+        read = "bpf_probe_read_kernel" if place.is_raw else "bpf_probe_read_kernel_str"
+        return f"\tif ({value})\n\t\t{read}(record + {at}, {place.type.width}, {value});"
+    bits = f"{'s' if place.type.signed else 'u'}{8 * place.type.width}"
+    return f"\t*({bits} *)(record + {at}) = {value};"

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The events of Klogger schemata in a capture: their numbers, and their records in the ring.
+
+A record of any event, as klogger_send() in bpf/include/klogger.h makes it:
+
+     0        4           12    16      20   24
+    +--------+-----------+-----+-------+----+---------------------------------+
+    | serial | time (ns) | cpu | point | 0  | payload: the event's C structure |
+    +--------+-----------+-----+-------+----+---------------------------------+
+     u32      u64         u32   u32     u32
+
+All records of a capture have the size of the largest, so that a ring is a strided array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collector.engine import POINTS
+from collector.layout import FIRST_CONTROL
+from formats.errors import UsageError
+from formats.schema import Event, Schema
+from formats.schema.placement import Place, place_fields
+
+FIRST_NUMBER = 32
+HEAD_BYTES = 24
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An event: its number (the engine's point), where its fields stand, bytes of its payload."""
+
+    number: int
+    event: Event
+    places: tuple[Place, ...]
+    size: int
+
+    @property
+    def name(self) -> str:
+        return self.event.name
+
+
+@dataclass(frozen=True)
+class EventLayout:
+    """The events of a merged schema, by number; `logged` are those the kernel may log.
+
+    The first `base` events are made by the collector.
+    """
+
+    schema: Schema
+    slots: tuple[Slot, ...]
+    logged: tuple[Slot, ...]
+
+    @property
+    def entry_size(self) -> int:
+        """Bytes of a record of the largest event that may be logged."""
+        return HEAD_BYTES + max((slot.size for slot in self.logged), default=0)
+
+    def slot(self, name: str) -> Slot:
+        """The event of this name; UsageError when there is none."""
+        self.schema.event(name)
+        return next(slot for slot in self.slots if slot.name == name)
+
+
+def ring_dtype(entry_size: int) -> np.dtype[Any]:
+    """A record in the ring, its payload left as bytes."""
+    return np.dtype(
+        {
+            "names": ["low", "time", "cpu", "location"],
+            "formats": ["=u4", "=u8", "=u4", "=u4"],
+            "offsets": [0, 4, 12, 16],
+            "itemsize": entry_size,
+        }
+    )
+
+
+def lay_out(schema: Schema, base: Sequence[str]) -> EventLayout:
+    """Numbers the events of a merged schema, whose log levels say which are logged.
+
+    base: names of those that the collector makes. UsageError when there are too many.
+    """
+    most = min(FIRST_CONTROL, POINTS) - FIRST_NUMBER
+    if len(schema.events) > most:
+        raise UsageError(
+            f"{len(schema.events)} events are more than a capture can hold ({most})",
+            "load fewer schemata",
+        )
+    slots = tuple(
+        Slot(FIRST_NUMBER + index, event, *place_fields(schema, event))
+        for index, event in enumerate(schema.events)
+    )
+    enabled = {event.name for event in schema.enabled()} - set(base)
+    return EventLayout(schema, slots, tuple(slot for slot in slots if slot.name in enabled))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a Klogger log: one file a CPU, kernlog.dump.cpuN, as Klogger named them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from pathlib import Path
+
+from collector.output import STDOUT, Output
+from formats.errors import FileError, UsageError
+
+MODE = 0o750
+NAME = "kernlog.dump.cpu"
+_OURS = re.compile(rf"{re.escape(NAME)}\d+\Z")
+
+
+class LogFolder:
+    """The folder, made if it is not there (its parent must be). FileError when that cannot be.
+
+    Symbolic links are not followed, and files of an earlier log are only replaced with `force`.
+    """
+
+    def __init__(self, path: str | Path, force: bool = False) -> None:
+        self.path = str(path)
+        self._force = force
+        self._made = False
+        self._outputs: dict[int, Output] = {}
+        if self.path == STDOUT:
+            raise UsageError("a Klogger log is a folder of files, not standard output", "name one")
+        try:
+            status = os.lstat(self.path)
+        except FileNotFoundError:
+            self._make()
+            return
+        except OSError as error:
+            raise FileError(f"cannot use {self.path}: {error.strerror}") from error
+        if stat.S_ISLNK(status.st_mode):
+            raise FileError(f"{self.path} is a symbolic link", "name the folder itself")
+        if not stat.S_ISDIR(status.st_mode):
+            raise FileError(f"{self.path} is not a folder", "a Klogger log is one: -o FOLDER")
+        if not force and (old := self._old()):
+            raise FileError(f"{self.path} holds a log already ({old[0]})", "use --force")
+
+    def output(self, cpu: int) -> Output:
+        """The file of a CPU, which has no name yet: see collector/output.py."""
+        made = Output(os.path.join(self.path, f"{NAME}{cpu}"), self._force)
+        self._outputs[cpu] = made
+        return made
+
+    def clear(self) -> None:
+        """Takes away the files of an earlier log, with `force`: those of all its CPUs."""
+        if self._force:
+            for name in self._old():
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self.path, name))
+
+    def discard(self) -> None:
+        """Leaves nothing behind of a log that did not begin."""
+        for output in self._outputs.values():
+            output.discard()
+        if self._made:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
+
+    def _old(self) -> list[str]:
+        return sorted(name for name in os.listdir(self.path) if _OURS.match(name))
+
+    def _make(self) -> None:
+        try:
+            os.mkdir(self.path, MODE)
+        except FileNotFoundError:
+            parent = os.path.dirname(self.path.rstrip("/")) or "."
+            raise FileError(f"no such directory: {parent}", "make it first") from None
+        except OSError as error:
+            raise FileError(f"cannot make {self.path}: {error.strerror}") from error
+        os.chmod(self.path, MODE)
+        self._made = True

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stream into a Klogger log: each CPU's records into its own file, base events around them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from collector.accounts import Books
+from collector.baseevents import (
+    DISABLED,
+    Note,
+    clock_note,
+    event_notes,
+    finish_note,
+    kernel_release,
+    ledger_notes,
+    mark_note,
+    process_notes,
+    socket_notes,
+    start_note,
+)
+from collector.clocks import Clocks
+from collector.heading import package_version
+from collector.kernel import Kernel
+from collector.logfolder import LogFolder
+from collector.logwriter import LogBatch, LogFile, LogWriter, make_dump
+from collector.preparing import Prepared, describe_kernel
+from collector.privilege import drop_capabilities
+from collector.queues import FOREVER_NS, Queues
+from collector.records import Batch
+from collector.request import Request
+from collector.sinks import FileSink
+from collector.spool import Spool
+from collector.starting import settings_of
+from collector.syscalls import online_cpus
+from formats.control import Clock, EndReason, Mark
+from formats.klogger import (
+    LogFormat,
+    describe_event,
+    describe_snapshot,
+    encode_preamble,
+    make_header,
+)
+
+NOTE_BYTES = 256
+"""More than a base event of the end takes in a file."""
+
+
+class LogStream:
+    """See collector/streams.py. namespaces: those whose sockets the log's beginning tells."""
+
+    def __init__(
+        self,
+        request: Request,
+        prepared: Prepared,
+        folder: LogFolder,
+        clocks: Clocks,
+        namespaces: Sequence[int],
+    ) -> None:
+        assert prepared.events is not None
+        self._request = request
+        self._prepared = prepared
+        self._events = prepared.events
+        self._folder = folder
+        self._clocks = clocks
+        self._namespaces = namespaces
+        self.records = 0
+        self.order = Queues(prepared.dtype)
+        self._table = [
+            describe_snapshot(
+                prepared.layout.schema, prepared.layout.columns, prepared.layout.entry_size
+            )
+            if slot.name == "SNAPSHOT" and prepared.tcp is not None
+            else describe_event(self._events.schema, slot.event, slot.number)
+            for slot in self._events.slots
+        ]
+
+    def begin(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._settings = settings_of(self._request, self._prepared, kernel)
+        self._cpus = len(kernel.heads())
+        self._log = LogFormat.of(self._header(0))
+        mixed = self._prepared.tcp is not None and bool(self._events.logged)
+        self._writer = LogWriter(self._log, self._open_later, mixed)
+        self.written = self._writer.written
+        self._spool: Spool[LogBatch] = Spool(self._writer, begin=lambda: drop_capabilities(()))
+        self._folder.clear()
+        first = min(online_cpus())
+        for cpu in sorted(online_cpus()):
+            notes = self._first_notes(kernel)
+            if cpu == first:
+                notes += process_notes()
+                notes += socket_notes(self._namespaces)
+            self._writer.begin(cpu, self._open(cpu, notes))
+
+    def start(self) -> None:
+        self._spool.start()
+
+    def push(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self.order.push(batch)
+
+    def release(self, watermark_ns: int) -> None:
+        batch = LogBatch(self.order.take(watermark_ns))
+        self.records += len(batch)
+        self._spool.put(batch)
+
+    def clock(self, entry: Clock) -> None:
+        self._note([clock_note(entry)])
+
+    def marks(self, marks: Sequence[Mark], pid: int = 0) -> None:
+        self._note([mark_note(mark.number, pid) for mark in marks])
+
+    def pause(self, mono_ns: int) -> None:
+        self._note([finish_note(DISABLED, mono_ns)])
+
+    def resume(self, kernel: Kernel) -> None:
+        self._note(self._first_notes(kernel))
+
+    def checkpoint(self, books: Books) -> None:
+        missed = self._kernel.missed(self._kernel.heads())
+        build = partial(ledger_notes, books, missed=missed, final=False)
+        self._spool.put_control(build, self._clocks.now_ns(), sync=True)
+
+    def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
+        self.release(FOREVER_NS)
+        self.order.tails(serials)
+
+    def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
+        missed = self._kernel.missed(self._kernel.heads())
+        last = [clock_note(clock), finish_note(reason)]
+        self._spool.put_control(
+            lambda written: [*ledger_notes(books, written, missed, True), *last],
+            mono_ns,
+            reserved=True,
+        )
+
+    def close(self, timeout_s: float) -> bool:
+        return self._spool.close(timeout_s)
+
+    def bytes_written(self) -> int:
+        return self._writer.bytes_written()
+
+    def _note(self, notes: Sequence[Note]) -> None:
+        self._spool.put_control(lambda _: notes, self._clocks.now_ns())
+
+    def _first_notes(self, kernel: Kernel) -> list[Note]:
+        request, pair = self._request, self._clocks.start
+        clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
+        buffer_bytes = kernel.buffer_bytes or request.buffer_bytes
+        return [
+            start_note(kernel_release(), buffer_bytes, request.low_water_percent),
+            clock_note(clock),
+            *event_notes(kernel.states()),
+        ]
+
+    def _header(self, cpu: int) -> dict[str, object]:
+        pair = self._clocks.start
+        return make_header(
+            self._events.schema,
+            self._table,
+            cpu=cpu,
+            cpus=self._cpus,
+            host=platform.node(),
+            kernel=describe_kernel(),
+            version=package_version(),
+            buffer_bytes=self._request.buffer_bytes,
+            low_water_percent=self._request.low_water_percent,
+            clock=(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns),
+            settings=self._settings,
+        )
+
+    def _open_later(self, cpu: int) -> LogFile:
+        """The file of a CPU that came on, in the writer's thread."""
+        return self._open(cpu, self._first_notes(self._kernel))
+
+    def _open(self, cpu: int, notes: Sequence[Note]) -> LogFile:
+        output = self._folder.output(cpu)
+        data, last = make_dump(self._log, 0, 0, notes, self._clocks.now_ns())
+        output.begin(encode_preamble(self._header(cpu)) + data)
+        reserve = (len(self._prepared.numbers) + len(self._prepared.plan.probes) + 8) * NOTE_BYTES
+        sink = FileSink(output.fd, 1, reserve_bytes=reserve)
+        return LogFile(sink, last, len(notes) + 2, 1)

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The writer of Klogger logs, in the spool's thread: a file per CPU, written in whole dumps.
+
+A CPU's serials run through its file: the kernel's own, and between them those of the base events
+that are written here. A record that was lost anywhere leaves its serial out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.baseevents import EVERY_CPU, FIRST_CPU, Note
+from collector.eventlayout import FIRST_NUMBER, HEAD_BYTES
+from collector.layout import EXISTING
+from collector.ordered import LOCATION_WORD, count_by_place, head_words
+from collector.queues import Part
+from collector.sinks import FileSink, cause_of
+from collector.writer import END_TRIES, RETRY_NS, Place, Written
+from formats.control import LossCause
+from formats.errors import TcpkmonError
+from formats.klogger import (
+    SNAPSHOT_NUMBER,
+    LogFormat,
+    Packed,
+    finish_dump,
+    pack_event,
+    pack_records,
+)
+
+DUMP_ROWS = 1 << 15
+_U64 = np.uint64
+
+
+@dataclass(frozen=True)
+class LogBatch:
+    """Records of several CPUs, each CPU's in order of its serials, for collector/spool.py."""
+
+    parts: Sequence[Part]
+
+    def __len__(self) -> int:
+        return sum(len(part.rows) for part in self.parts)
+
+    @property
+    def span(self) -> int:
+        """No numbers run through all CPUs."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(part.rows.nbytes) for part in self.parts)
+
+    def counts(self) -> Counter[Place]:
+        """Records by (cpu, point)."""
+        total: Counter[Place] = Counter()
+        for part in self.parts:
+            total.update(_counts(part.cpu, _points(part.rows)))
+        return total
+
+
+@dataclass
+class LogFile:
+    """One CPU's file: where its serials stand, how many of them base events took, its dumps."""
+
+    sink: FileSink
+    last: int = 0
+    inserted: int = 0
+    dumps: int = 0
+
+
+class LogWriter:
+    """Writes dumps. `open_file` makes the file of a CPU that has none yet, or raises.
+
+    mixed: the schema tcp and others share the rings, so payloads begin at different places.
+    """
+
+    def __init__(
+        self,
+        log: LogFormat,
+        open_file: Callable[[int], LogFile],
+        mixed: bool = False,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.written = Written()
+        self._log = log
+        self._open_file = open_file
+        self._mixed = mixed
+        self._now_ns = now_ns
+        self._files: dict[int, LogFile] = {}
+        self._failed: OSError | None = None
+        self._retry_ns = 0
+
+    def begin(self, cpu: int, file: LogFile) -> None:
+        """Take over a file that has its first dump."""
+        self._files[cpu] = file
+
+    def write(self, batch: LogBatch) -> None:
+        """Write a batch in dumps; those that do not go are counted as dropped, record by record."""
+        for part in batch.parts:
+            points = _points(part.rows)
+            for start in range(0, len(points), DUMP_ROWS):
+                chosen = slice(start, start + DUMP_ROWS)
+                counts = _counts(part.cpu, points[chosen])
+                error = self._records(part, chosen, points[chosen])
+                if error is None:
+                    self.written.in_file.update(counts)
+                    self.written.entries += len(points[chosen])
+                else:
+                    self.written.dropped(cause_of(error)).update(counts)
+
+    def skip(self, cause: LossCause, numbers: int, counts: Counter[Place]) -> None:
+        """Records were dropped before they came here."""
+        self.written.dropped(cause).update(counts)
+
+    def control(
+        self, build: Callable[[Written], Iterable[Note]], mono_ns: int, *, reserved: bool = False
+    ) -> bool:
+        """Write base events, a dump a file; False when one could not be written."""
+        notes = list(build(self.written))
+        for cpu in {note.cpu for note in notes} - self._files.keys() - {EVERY_CPU, FIRST_CPU}:
+            self._file(cpu)
+        good = True
+        for cpu in sorted(self._files):
+            own = [note for note in notes if self.is_for(note, cpu)]
+            for _ in range(END_TRIES if reserved else 1):
+                error = self._notes(cpu, own, mono_ns, reserved) if own else None
+                if error is None:
+                    break
+            good = good and error is None
+        return good
+
+    def is_for(self, note: Note, cpu: int) -> bool:
+        """Whether a base event belongs into this CPU's file."""
+        if note.cpu == FIRST_CPU:
+            return cpu == min(self._files, default=cpu)
+        return note.cpu in {EVERY_CPU, cpu}
+
+    def sync(self) -> None:
+        """Have on the disk what was written."""
+        for file in self._files.values():
+            self.written.sync_error = file.sink.sync() or self.written.sync_error
+
+    def close(self) -> None:
+        """Sync and close the files."""
+        for file in self._files.values():
+            self.written.sync_error = file.sink.close() or self.written.sync_error
+
+    def bytes_written(self) -> int:
+        """Bytes in all files."""
+        return sum(file.sink.end_bytes for file in list(self._files.values()))
+
+    def _file(self, cpu: int) -> LogFile | OSError:
+        if cpu not in self._files:
+            try:
+                self._files[cpu] = self._open_file(cpu)
+            except OSError as error:
+                return error
+            except TcpkmonError as error:
+                cause = error.__cause__
+                return cause if isinstance(cause, OSError) else OSError(5, error.message)
+        return self._files[cpu]
+
+    def _records(self, part: Part, chosen: slice, points: NDArray[Any]) -> OSError | None:
+        if self._failed is not None and self._now_ns() < self._retry_ns:
+            return self._failed
+        file = self._file(part.cpu)
+        if isinstance(file, OSError):
+            self.written.error = file
+            return file
+        numbers, rows, start = self._payloads(points, part.rows[chosen])
+        begin, now_ns = self._begin(file), self._now_ns()
+        serials = part.serials[chosen].astype(_U64) + _U64(file.inserted + 1)
+        packed = pack_records(
+            numbers, rows, serials, part.times_ns[chosen].astype(_U64),
+            self._log.payload_sizes, start,
+        )  # fmt: skip
+        last = int(serials[-1]) + 1
+        data = finish_dump(self._log, file.dumps, [begin, packed], last, now_ns)
+        return self._put(file, data, last, 2, reserved=False)
+
+    def _notes(
+        self, cpu: int, notes: Sequence[Note], mono_ns: int, reserved: bool
+    ) -> OSError | None:
+        file = self._files[cpu]
+        data, last = make_dump(self._log, file.last, file.dumps, notes, mono_ns)
+        return self._put(file, data, last, len(notes) + 2, reserved)
+
+    def _begin(self, file: LogFile) -> Packed:
+        return pack_event(
+            self._log, "DUMP_BEGIN", {"index": file.dumps}, file.last + 1, self._now_ns()
+        )
+
+    def _put(
+        self, file: LogFile, data: bytes, last: int, inserted: int, reserved: bool
+    ) -> OSError | None:
+        """Write a dump, all of it or nothing; serials go on only when it stands in the file."""
+        outcome = file.sink.write(data, whole=True, reserved=reserved)
+        self.written.error = self._failed = outcome.error
+        if outcome.error is not None:
+            self._retry_ns = self._now_ns() + RETRY_NS
+            return outcome.error
+        file.last = last
+        file.inserted += inserted
+        file.dumps += 1
+        return None
+
+    def _payloads(
+        self, points: NDArray[Any], rows: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any], int]:
+        """Event numbers, rows, and where in a row the payload begins."""
+        snapshots = (points < FIRST_NUMBER) | (points == EXISTING)
+        if not snapshots.any():
+            return points, rows, HEAD_BYTES
+        numbers = np.where(snapshots, SNAPSHOT_NUMBER, points)
+        if not self._mixed:
+            return numbers, rows, 0
+        size = rows.dtype.itemsize
+        moved = np.zeros((len(rows), HEAD_BYTES + size), np.uint8)
+        table = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), size)
+        moved[snapshots, HEAD_BYTES:] = table[snapshots]
+        moved[~snapshots, :size] = table[~snapshots]
+        return numbers, moved.view(f"V{HEAD_BYTES + size}")[:, 0], HEAD_BYTES
+
+
+def make_dump(
+    log: LogFormat, last: int, index: int, notes: Sequence[Note], mono_ns: int
+) -> tuple[bytes, int]:
+    """A dump of base events after the serial `last`, and the last serial in it."""
+    serial = last + 1
+    parts = [pack_event(log, "DUMP_BEGIN", {"index": index}, serial, mono_ns)]
+    for note in notes:
+        serial += 1
+        parts.append(pack_event(log, note.name, note.values, serial, note.mono_ns or mono_ns))
+    return finish_dump(log, index, parts, serial + 1, mono_ns), serial + 1
+
+
+def _points(rows: NDArray[Any]) -> NDArray[np.uint32]:
+    if rows.flags.c_contiguous:
+        return head_words(rows)[:, LOCATION_WORD]
+    points: NDArray[np.uint32] = rows.getfield(np.dtype(np.uint32), 4 * LOCATION_WORD)
+    return points
+
+
+def _counts(cpu: int, points: NDArray[np.uint32]) -> Counter[Place]:
+    return count_by_place(np.full(len(points), cpu, np.uint16), points)

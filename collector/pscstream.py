@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stream into a PSC file: sequencer, spool and, with --print, lines on stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from collector.accounts import Books
+from collector.clocks import Clocks
+from collector.kernel import Kernel
+from collector.ordered import Ordered
+from collector.output import Output
+from collector.preparing import Prepared
+from collector.printing import Printer
+from collector.privilege import drop_capabilities
+from collector.records import Batch
+from collector.request import Request
+from collector.sequencer import Sequencer
+from collector.spool import Spool
+from collector.starting import open_writer
+from collector.writer import Writer
+from formats.control import Clock, Control, End, EndReason, Mark, is_control
+
+
+class PscStream:
+    """See collector/streams.py. `fail` is told when standard output takes no more lines."""
+
+    def __init__(
+        self,
+        request: Request,
+        prepared: Prepared,
+        output: Output,
+        clocks: Clocks,
+        printer: Printer | None,
+        fail: Callable[[OSError], None],
+    ) -> None:
+        self._request = request
+        self._prepared = prepared
+        self._output = output
+        self._clocks = clocks
+        self._printer = printer
+        self._fail = fail
+        self.records = 0
+        self.order = Sequencer(prepared.layout.dtype, clocks.to_epoch, first_seq=2)
+
+    def begin(self, kernel: Kernel) -> None:
+        writer: Writer = open_writer(
+            self._request, self._prepared, kernel, self._output, self._clocks
+        )
+        self.written = writer.written
+        self._spool = Spool(writer, begin=lambda: drop_capabilities(()))
+
+    def start(self) -> None:
+        self._spool.start()
+
+    def push(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self.order.push(batch)
+
+    def release(self, watermark_ns: int) -> None:
+        self._hand_over(self.order.release(watermark_ns))
+
+    def clock(self, entry: Clock) -> None:
+        self._spool.put_control(lambda _: [entry], entry.mono_ns)
+
+    def marks(self, marks: Sequence[Mark], pid: int = 0) -> None:
+        entries: list[Control] = list(marks)
+        self._spool.put_control(lambda _: entries, self._clocks.now_ns())
+
+    def pause(self, mono_ns: int) -> None:
+        """A PSC file does not tell of pauses."""
+
+    def resume(self, kernel: Kernel) -> None:
+        """A PSC file does not tell of pauses."""
+
+    def checkpoint(self, books: Books) -> None:
+        self._spool.put_control(books.checkpoint, self._clocks.now_ns(), sync=True)
+
+    def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
+        self._hand_over(self.order.finish(serials, mono_ns))
+
+    def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
+        put = self._spool.put_control
+        put(lambda _: [clock], mono_ns, reserved=True)
+        put(lambda w: books.checkpoint(w, final=True), mono_ns, reserved=True)
+        put(
+            lambda w: [End(int(reason), w.entries, w.lost, w.checkpoints)], mono_ns, reserved=True
+        )
+
+    def close(self, timeout_s: float) -> bool:
+        return self._spool.close(timeout_s)
+
+    def bytes_written(self) -> int:
+        return self.written.entries * self._prepared.layout.entry_size
+
+    def _hand_over(self, ordered: Ordered) -> None:
+        if not len(ordered):
+            return
+        self.records += int(np.count_nonzero(~is_control(ordered.entries["location"])))
+        if self._printer is not None:
+            try:
+                self._printer.write(ordered.entries)
+            except OSError as error:
+                self._printer = None
+                self._fail(error)
+        self._spool.put(ordered)

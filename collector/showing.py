@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schemata as `tcpkmon schema` shows them: text that is a schema again, and plain data for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from collector.eventlayout import EventLayout, Slot
+from collector.schemata import Source
+from formats.schema import Enum, Field, LogLevel, format_schema
+from formats.schema.placement import Place
+
+
+def text_lines(layout: EventLayout, made: Sequence[str]) -> Iterator[str]:
+    """The merged schema, and as a comment the number of each event and who logs it.
+
+    made: names of the events that the collector makes.
+    """
+    yield from format_schema(layout.schema).splitlines()
+    yield ""
+    yield "// Numbers of the events, and whether they are logged:"
+    width = max((len(slot.name) for slot in layout.slots), default=0)
+    for slot in layout.slots:
+        yield f"//   {slot.number:3}  {slot.name:{width}}  {_logged(layout, slot, made)}"
+
+
+def describe(layout: EventLayout, sources: Sequence[Source], made: Sequence[str]) -> dict[str, Any]:
+    """All that the schemata declare, as values that JSON can hold; offsets and sizes in bytes."""
+    schema = layout.schema
+    return {
+        "schemata": [
+            {
+                "name": source.name,
+                "conf": str(source.conf),
+                "text": str(source.text) if source.text else None,
+                "shipped": source.shipped,
+            }
+            for source in sources
+        ],
+        "using": list(schema.using),
+        "events": [
+            {
+                "number": slot.number,
+                "name": slot.name,
+                "logged": _logged(layout, slot, made),
+                "bytes": slot.size,
+                "doc": slot.event.doc,
+                "tags": sorted(slot.event.tags),
+                "fields": [_field(place) for place in slot.places],
+            }
+            for slot in layout.slots
+        ],
+        "enums": [_enum(enum) for enum in schema.enums],
+        "loglevels": [_level(level) for level in schema.loglevels],
+        "arches": [
+            {"name": arch.name, "counters": dict(arch.counters), "doc": arch.doc}
+            for arch in schema.arches
+        ],
+    }
+
+
+def summary(source: Source, layout: EventLayout) -> str:
+    """One line that tells how much a schema declares."""
+    mine = [slot for slot in layout.slots if slot.event.position.file == str(source.conf)]
+    logged = {slot.name for slot in layout.logged}
+    count = sum(slot.name in logged for slot in mine)
+    off = "" if count in (0, len(mine)) else f", {len(mine) - count} of them switched off by levels"
+    return f"{source.name}: {len(mine)} event{'' if len(mine) == 1 else 's'}{off}"
+
+
+def _logged(layout: EventLayout, slot: Slot, made: Sequence[str]) -> str:
+    if slot.name in made:
+        return "by the collector"
+    return "yes" if slot in layout.logged else "no"
+
+
+def _field(place: Place) -> dict[str, Any]:
+    field: Field = place.field
+    return {
+        "name": field.name,
+        "type": field.type,
+        "kind": place.type.kind,
+        "offset": place.offset,
+        "bytes": place.type.width,
+        "unit": field.unit,
+        "doc": field.doc,
+        "tags": sorted(field.tags),
+    }
+
+
+def _enum(enum: Enum) -> dict[str, Any]:
+    members = [
+        {"name": member.name, "value": member.value, "doc": member.doc} for member in enum.members
+    ]
+    return {"name": enum.name, "members": members, "doc": enum.doc}
+
+
+def _level(level: LogLevel) -> dict[str, Any]:
+    kinds: dict[str, list[str]] = {"event": [], "include": [], "omit": []}
+    for item in level.items:
+        kinds[type(item).__name__.lower()].append(item.name)
+    return {"name": level.name, "doc": level.doc, "events": kinds["event"],
+            "includes": kinds["include"], "omits": kinds["omit"]}  # fmt: skip

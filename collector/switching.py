@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may be changed while a capture runs: switches, marks, buffers. The session's main thread.
+
+collector/control_socket.py brings the requests of others here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from collector.kernel import Kernel
+from collector.layout import COUNTERS, row_of
+from collector.queues import FOREVER_NS
+from collector.request import Request
+from collector.rings import Rings, pages_of
+from collector.streams import Stream
+from collector.syscalls import wait_for_running
+from formats.control import Mark
+from formats.errors import TcpkmonError, UsageError
+from formats.schema.model import suggest
+
+_LOST = ("ring_full", "no_ring", "other", "table_full", "no_slot")
+
+
+class Switching:
+    """Carries out requests (collector/control_socket.py, Controls). All refusals are TcpkmonErrors.
+
+    losses: what was lost so far, by cause.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        kernel: Kernel,
+        rings: Rings,
+        stream: Stream,
+        losses: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._request = request
+        self._kernel = kernel
+        self._rings = rings
+        self._stream = stream
+        self._losses = losses
+        self._low_water_percent = request.low_water_percent
+        self._on = dict.fromkeys(kernel.states(), True)
+        self.enabled = True
+        """Whether logging as a whole is on."""
+
+    def status(self) -> dict[str, Any]:
+        accounts = self._kernel.heads()["accounts"].sum(axis=0)
+        events = []
+        for name, (number, state) in self._kernel.states().items():
+            counts = {c: int(accounts[c][row_of(number)]) for c in COUNTERS}
+            events.append(
+                {
+                    "number": number,
+                    "name": name,
+                    "enabled": "missing" if state < 0 else self._on[name],
+                    "attempts": counts["attempts"],
+                    "limited": counts["limited"],
+                    "written": counts["written"],
+                    "lost": sum(counts[cause] for cause in _LOST),
+                }
+            )
+        return {
+            "pid": os.getpid(),
+            "output": self._request.output,
+            "format": self._request.file_format,
+            "schemata": " ".join(self._request.schemata),
+            "enabled": self.enabled,
+            "buffer_bytes": self._kernel.buffer_bytes,
+            "low_water_percent": self._low_water_percent,
+            "records": self._stream.records,
+            "bytes": self._stream.bytes_written(),
+            "lost": dict(self._losses()),
+            "events": events,
+        }
+
+    def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
+        """Switches these events, or logging as a whole."""
+        if names is None:
+            if on != self.enabled:
+                self.enabled = on
+                self._apply(list(self._on))
+                if not on:
+                    self._settle()
+                    self._stream.pause(time.monotonic_ns())
+                else:
+                    self._stream.resume(self._kernel)
+            return {"enabled": self.enabled}
+        states = self._kernel.states()
+        for name in names:
+            if name not in states:
+                raise UsageError(
+                    f"the capture has no event '{name}'{suggest(name, states)}",
+                    "tcpkmon status lists them",
+                )
+            if states[name][1] < 0:
+                raise TcpkmonError(f"this kernel has no place to log {name}", "tcpkmon doctor")
+        for name in names:
+            self._on[name] = on
+        self._apply(names)
+        if self.enabled:
+            self._stream.resume(self._kernel)
+        return {name: self._on[name] for name in names}
+
+    def mark(self, number: int, pid: int) -> dict[str, Any]:
+        """Sets a mark."""
+        self._stream.marks([Mark(number, f"process {pid}")], pid)
+        return {"number": number, "pid": pid}
+
+    def set_buffer_bytes(self, n: int) -> dict[str, Any]:
+        """Gives each CPU a new ring, of the largest power of two of pages that fits."""
+        self._refuse_while_enabled("the buffer size")
+        self._resize(pages_of(n), self._low_water_percent)
+        return {"buffer_bytes": self._kernel.buffer_bytes}
+
+    def set_low_water(self, percent: int) -> dict[str, Any]:
+        """Sets the share of a ring below which it is emptied."""
+        self._refuse_while_enabled("the low-water mark")
+        if not 1 <= percent <= 99:
+            raise UsageError(f"a low-water mark of {percent}%", "choose 1 to 99")
+        self._resize(pages_of(self._kernel.buffer_bytes), percent)
+        return {"low_water_percent": percent}
+
+    def _refuse_while_enabled(self, what: str) -> None:
+        if self.enabled:
+            raise TcpkmonError(
+                f"{what} cannot change while logging is on", "first: tcpkmon disable"
+            )
+
+    def _resize(self, pages: int, percent: int) -> None:
+        ring_bytes = pages * os.sysconf("SC_PAGESIZE")
+        self._rings.resize(pages, max(1, ring_bytes * (100 - percent) // 100))
+        self._kernel.buffer_bytes = ring_bytes
+        self._low_water_percent = percent
+
+    def _apply(self, names: Sequence[str]) -> None:
+        for wanted in (True, False):
+            chosen = [name for name in names if (self._on[name] and self.enabled) is wanted]
+            if chosen:
+                self._kernel.switch(chosen, wanted)
+
+    def _settle(self) -> None:
+        """All that was logged before the switch, into the file."""
+        wait_for_running()
+        self._stream.push(self._rings.drain())
+        self._stream.release(FOREVER_NS)

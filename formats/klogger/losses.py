@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is missing from a Klogger log, by its serials and ledger events, while it is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from formats.klogger.batch import LogBatch
+from formats.klogger.table import LogFormat
+
+START = "KLOGGER_START"
+FINISH = "KLOGGER_FINISH"
+LEDGER = "LEDGER"
+CPU_LEDGER = "CPU_LEDGER"
+PROGRAM_LEDGER = "PROGRAM_LEDGER"
+CAUSES = (
+    "ring_full",
+    "no_ring",
+    "other",
+    "table_full",
+    "no_slot",
+    "late",
+    "queue_full",
+    "disk_full",
+    "write_error",
+)
+"""The counters of LEDGER that are losses."""
+
+
+class Losses:
+    """Adds up one log's losses; feed it every batch, in file order.
+
+    missing: serials that are not there, in `gaps` gaps. by_cause: losses of the ledger so far.
+    complete: the last thing that happened to logging is that it ended (KLOGGER_FINISH).
+    """
+
+    def __init__(self, log: LogFormat) -> None:
+        self.missing = 0
+        self.gaps = 0
+        self.complete = False
+        self.records = 0
+        self._last_serial = 0
+        self._ledgers: dict[int, dict[str, int]] = {}
+        self._damaged = 0
+        self._missed: dict[bytes, int] = {}
+        self._ends = {
+            event.number for name in (START, FINISH) if (event := log.find_event(name)) is not None
+        }
+
+    def add(self, batch: LogBatch) -> None:
+        """Take the next records of the file into account."""
+        if not len(batch):
+            return
+        self.records += len(batch)
+        before = np.concatenate(([np.uint64(self._last_serial)], batch.serials[:-1]))
+        steps = batch.serials - before
+        self.missing += int(steps.sum()) - len(batch)
+        self.gaps += int(np.count_nonzero(steps != 1))
+        self._last_serial = int(batch.serials[-1])
+        for event in batch.events():
+            if event.number in self._ends:
+                continue
+            if event.name == LEDGER:
+                for row in _values(batch, LEDGER):
+                    self._ledgers[row.get("number", 0)] = row
+            elif event.name == CPU_LEDGER:
+                self._damaged = _values(batch, CPU_LEDGER)[-1].get("damaged", 0)
+            elif event.name == PROGRAM_LEDGER:
+                for row in _values(batch, PROGRAM_LEDGER):
+                    missed = row.get("missed", 0) + row.get("kprobe_missed", 0)
+                    self._missed[row.get("program", b"")] = missed
+        ends = np.flatnonzero(np.isin(batch.numbers, list(self._ends)))
+        if len(ends):
+            last = batch.format.event(int(batch.numbers[ends[-1]]))
+            self.complete = last.name == FINISH
+
+    @property
+    def by_cause(self) -> dict[str, int]:
+        """Losses by cause, only those that there are."""
+        found = {
+            cause: sum(row.get(cause, 0) for row in self._ledgers.values()) for cause in CAUSES
+        }
+        found["damaged"] = self._damaged
+        return {cause: number for cause, number in found.items() if number}
+
+    @property
+    def missed(self) -> int:
+        """Events that the programs never saw, on all CPUs (told in the lowest CPU's log)."""
+        return sum(self._missed.values())
+
+    @property
+    def lost(self) -> int:
+        """Everything known to be missing from this log."""
+        return max(self.missing, sum(self.by_cause.values())) + self.missed
+
+    def describe(self) -> str:
+        """What was lost, for a line of text; empty if nothing was."""
+        if not self.lost:
+            return ""
+        causes = self.by_cause | ({"missed by programs": self.missed} if self.missed else {})
+        listed = ", ".join(f"{cause.replace('_', ' ')} {n}" for cause, n in causes.items())
+        text = f"{self.lost} events lost; {self.missing} serials missing in {self.gaps} gaps"
+        return f"{text} ({listed})" if listed else text
+
+
+def _values(batch: LogBatch, name: str) -> list[dict[str, Any]]:
+    """An event's numbers and byte strings by field, for the few events of the ledger."""
+    rows = batch.rows(name)
+    return [dict(zip(rows.dtype.names or (), row, strict=True)) for row in rows.tolist()]

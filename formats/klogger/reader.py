@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens a Klogger log and hands out its records a bounded piece at a time, trusting nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+import weakref
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.errors import DamagedError, FileError, TcpkmonError
+from formats.klogger.batch import LogBatch
+from formats.klogger.encode import (
+    DUMP_BYTES_MAX,
+    DUMP_FINISH,
+    DUMP_HEAD,
+    DUMP_HEAD_BYTES,
+    DUMP_MAGIC,
+    HEAD_CRC_AT,
+    HEADER_BYTES_MAX,
+    MAGIC,
+    PREAMBLE,
+)
+from formats.klogger.losses import Losses
+from formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
+
+DUMP_BEGIN = "DUMP_BEGIN"
+BATCH_RECORDS = 1 << 16
+_BATCH_BYTES = 8 << 20
+_READ_BYTES = 1 << 20
+_PROBLEMS_MAX = 20
+
+
+@dataclass(frozen=True)
+class _Head:
+    """A dump's head whose crc is right: where its body begins, and what it says."""
+
+    offset: int
+    index: int
+    count: int
+    body_bytes: int
+    first_serial: int
+    crc: int
+
+
+class LogReader:
+    """A log, open for reading; FileError or DamagedError where its header cannot be read.
+
+    header: as in the file; format: its events; cpu: whose log it is. After (or while) batches() or
+    dumps() ran: `problems` says what is damaged, `losses` what is missing, `tail` whether the end
+    is known. Text from the file may hold anything: whoever prints it escapes it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise FileError(f"cannot read {self.path}: not a regular file")
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+            self._finalizer = weakref.finalize(self, self._file.close)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise FileError(f"cannot open {self.path}: {reason}") from error
+        try:
+            self._size = os.fstat(self._file.fileno()).st_size
+            self._read_header()
+        except DamagedError as error:
+            self.close()
+            raise DamagedError(f"{self.path}: {error.message}", error.hint) from error
+        except TcpkmonError:
+            self.close()
+            raise
+        self.problems: list[str] = []
+        self._problems_total = 0
+        self.losses = Losses(self.format)
+
+    def _read_header(self) -> None:
+        preamble = self._read(0, PREAMBLE.size)
+        if preamble[: len(MAGIC)] != MAGIC:
+            raise DamagedError("not a Klogger log", "tcpkmon decode reads kernlog.dump.cpuN")
+        # The byte order is told in the header, which the preamble must tell the size of.
+        for order in "<>":
+            _, size, crc, _ = struct.unpack(order + PREAMBLE.format[1:], preamble)
+            if size % 8 or not 0 < size <= min(HEADER_BYTES_MAX, self._size - PREAMBLE.size):
+                continue
+            data = self._read(PREAMBLE.size, size)
+            if zlib.crc32(data) == crc:
+                self._data_offset = PREAMBLE.size + size
+                break
+        else:
+            raise DamagedError("the header is damaged, or cut short")
+        try:
+            header = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise DamagedError("the header is no JSON") from error
+        if not isinstance(header, dict):
+            raise DamagedError("the header is no JSON object")
+        self.header: dict[str, Any] = header
+        self.format = LogFormat.of(header)
+        self.cpu = self.format.cpu
+        if self.format.order != order:
+            raise DamagedError("the header's byteorder is not that of its size")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._finalizer()
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def damage(self) -> str:
+        """What is damaged, in one text; empty if nothing was found so far."""
+        more = self._problems_total - len(self.problems)
+        return "; ".join([*self.problems, *([f"and {more} more"] if more else [])])
+
+    @property
+    def tail(self) -> str:
+        """Empty if the log ended in order; else why its end is unknown."""
+        if self.losses.complete and not self.problems:
+            return ""
+        if self.losses.complete:
+            return "tail unknown: the file is damaged"
+        return "tail unknown: the file does not end with KLOGGER_FINISH"
+
+    def batches(self, records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
+        """All good records in file order, at most `records` (and some 8 MiB) at a time."""
+        return self._walk(records, _BATCH_BYTES)
+
+    def dumps(self) -> Iterator[LogBatch]:
+        """All good records in file order, a whole dump at a time, which is held in memory."""
+        return self._walk(DUMP_BYTES_MAX, DUMP_BYTES_MAX)
+
+    def present(self) -> frozenset[int]:
+        """The event numbers that occur, found in the lists of numbers alone; damage is ignored."""
+        found = np.zeros(1 << 16, np.bool_)
+        for head in self._heads([]):
+            try:
+                found[self._numbers(head)] = True
+            except DamagedError:
+                continue
+        return frozenset(np.flatnonzero(found).tolist())
+
+    def _walk(self, records: int, most_bytes: int) -> Iterator[LogBatch]:
+        self.problems = []
+        self._problems_total = 0
+        self.losses = Losses(self.format)
+        self._last_serial = 0
+        unread: list[str] = []
+        try:
+            for head in self._heads(unread):
+                try:
+                    self._check_crc(head)
+                    for batch in self._records(head, records, most_bytes):
+                        self.losses.add(batch)
+                        yield batch
+                except DamagedError as error:
+                    self._note(f"at offset {head.offset}: dump {head.index}: {error.message}")
+        except DamagedError as error:  # it became shorter meanwhile
+            self._note(error.message)
+        for text in unread:
+            self._note(text)
+
+    def _note(self, text: str) -> None:
+        self._problems_total += 1
+        if len(self.problems) < _PROBLEMS_MAX:
+            self.problems.append(text)
+
+    def _heads(self, unread: list[str]) -> Iterator[_Head]:
+        """The heads of the dumps; why what follows the last of them cannot be read is put into
+        `unread`. A head is only given out if its whole body is there."""
+        layout = self.format.order + DUMP_HEAD.format[1:]
+        at, expected = self._data_offset, 0
+        while at < self._size:
+            rest = self._size - at
+            if rest < DUMP_HEAD_BYTES:
+                unread.append(f"at offset {at}: the last dump is cut off in its head")
+                return
+            data = self._read(at, DUMP_HEAD_BYTES)
+            magic, index, count, body, first, crc, seal, _ = struct.unpack(layout, data)
+            if magic != DUMP_MAGIC or zlib.crc32(data[:HEAD_CRC_AT]) != seal:
+                unread.append(
+                    f"at offset {at}: no dump where one should begin; {rest} bytes unread"
+                )
+                return
+            if index != expected:
+                unread.append(f"at offset {at}: dump {index} where dump {expected} should be")
+            expected = index + 1
+            at += DUMP_HEAD_BYTES
+            # The body fits in the file and its records in the body, before anything is allocated.
+            least = count * RECORD_HEAD_BYTES + _list_bytes(count)
+            if not count or body % 8 or body > DUMP_BYTES_MAX or least > body:
+                unread.append(f"at offset {at}: dump {index} has a senseless size")
+                return
+            if body > self._size - at:
+                unread.append(
+                    f"at offset {at}: dump {index} is cut off, {self._size - at} of {body} bytes "
+                    "are there; what was in it is unknown"
+                )
+                return
+            yield _Head(at, index, count, body, first, crc)
+            at += body
+
+    def _check_crc(self, head: _Head) -> None:
+        crc, at, end = 0, head.offset, head.offset + head.body_bytes
+        while at < end:
+            piece = self._read(at, min(_READ_BYTES, end - at))
+            crc = zlib.crc32(piece, crc)
+            at += len(piece)
+        if crc != head.crc:
+            raise DamagedError("the checksum is wrong; what was in it is unknown")
+
+    def _numbers(self, head: _Head) -> NDArray[Any]:
+        data = self._read(head.offset, 2 * head.count)
+        return np.frombuffer(data, f"{self.format.order}u2")
+
+    def _records(self, head: _Head, records: int, most_bytes: int) -> Iterator[LogBatch]:
+        """The records of a dump whose checksum is right."""
+        numbers = self._numbers(head)
+        sizes = self.format.payload_sizes
+        if int(numbers.max()) >= len(sizes) or (sizes[np.unique(numbers)] < 0).any():
+            raise DamagedError("it lists an event that the header does not describe")
+        lengths = (sizes + RECORD_HEAD_BYTES).astype(np.int64)
+        total = int(lengths @ np.bincount(numbers, minlength=len(sizes)))
+        if total + _list_bytes(head.count) != head.body_bytes:
+            raise DamagedError("its records do not fill it")
+        for name, number in ((DUMP_BEGIN, numbers[0]), (DUMP_FINISH, numbers[-1])):
+            event = self.format.find_event(name)
+            if event is not None and event.number != number:
+                raise DamagedError(f"it has no {name} where it should be")
+        at, done = head.offset + _list_bytes(head.count), 0
+        while done < head.count:
+            some = numbers[done : done + records]
+            ends = np.cumsum(lengths[some])
+            fit = max(int(np.searchsorted(ends, most_bytes, "right")), 1)
+            some, ends = some[:fit], ends[:fit]
+            size = int(ends[-1])
+            words = np.frombuffer(self._read(at, size), np.uint64)
+            yield self._parse(head, some, ends - lengths[some], words, first=not done)
+            done += len(some)
+            at += size
+
+    def _parse(
+        self, head: _Head, numbers: NDArray[Any], offsets: NDArray[Any], words: NDArray[Any],
+        first: bool,
+    ) -> LogBatch:  # fmt: skip
+        order = self.format.order
+        starts = offsets // 8
+        kind = np.dtype(
+            [("number", f"{order}u4"), ("size", f"{order}u4")]
+            + [(name, f"{order}u8") for name in ("serial", "time")]
+        )
+        heads = words[starts[:, None] + np.arange(3)].view(kind).reshape(len(starts))
+        serials = heads["serial"].astype(np.uint64)
+        times = heads["time"].astype(np.uint64)
+        sizes = self.format.payload_sizes[numbers] + RECORD_HEAD_BYTES
+        if (heads["number"] != numbers).any() or (heads["size"] != sizes).any():
+            raise DamagedError("a record is not what the dump lists")
+        if first and serials[0] != head.first_serial:
+            raise DamagedError("its first serial is not that of its head")
+        if int(serials[0]) <= self._last_serial or (serials[1:] <= serials[:-1]).any():
+            raise DamagedError("its serials do not rise")
+        self._last_serial = int(serials[-1])
+        return LogBatch(
+            self.format,
+            numbers.astype(np.uint16),
+            serials,
+            times,
+            np.full(len(starts), self.cpu, np.uint16),
+            starts + RECORD_HEAD_BYTES // 8,
+            words,
+            head.index,
+        )
+
+    def _read(self, at: int, size: int) -> bytes:
+        """Exactly `size` bytes, which the file had when it was opened."""
+        try:
+            parts = []
+            while size:
+                part = os.pread(self._file.fileno(), size, at)
+                if not part:
+                    raise DamagedError(f"the file ends at offset {at}")
+                parts.append(part)
+                at += len(part)
+                size -= len(part)
+        except OSError as error:
+            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _list_bytes(count: int) -> int:
+    """Bytes of the list of numbers at the beginning of a dump's body."""
+    return (2 * count + 7) // 8 * 8

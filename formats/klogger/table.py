@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The event table of a Klogger log: made from a schema by the writer, checked by every reader."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from formats.errors import DamagedError, TcpkmonError, UsageError
+from formats.psc.columns import FLAG_INT_NET, FLAG_STRING, TIME, Column
+from formats.schema import Event, Schema, field_type, format_schema, parse
+from formats.schema.model import suggest
+from formats.schema.placement import Place, place_fields
+
+FORMAT = 1
+RECORD_HEAD_BYTES = 24
+NUMBERS = 256
+"""Event numbers are 0 to 255: those of the kernel's control map."""
+FIRST_NUMBER = 32
+SNAPSHOT = "SNAPSHOT"
+SNAPSHOT_NUMBER = 1
+"""The number of the tcp schema's event in a log: its location is a field of it."""
+
+PAYLOAD_BYTES_MAX = 1 << 20
+FIELDS_MAX = 4096
+NAME_CHARACTERS_MAX = 256
+KINDS = ("int", "enum", "string", "bytes", "address")
+_ORDERS = {"little": "<", "big": ">"}
+_WIDTHS = {"int": (1, 2, 4, 8), "enum": (4,), "address": (4, 16)}
+
+
+@dataclass(frozen=True)
+class LogField:
+    """A field of an event: `offset` from the payload's start and `length` in bytes.
+
+    kind: int, enum (an int; `type` names the enum), string (text up to the first NUL), bytes (any)
+    or address (network order: 4 bytes IPv4, 16 bytes IPv6, IPv4 as v4-mapped). network: an int in
+    network order, whatever the log's order is.
+    """
+
+    name: str
+    kind: str
+    signed: bool
+    offset: int
+    length: int
+    type: str
+    network: bool = False
+
+    def numpy_format(self, order: str) -> str:
+        """The numpy format of the value in a log of `order` ("<" or ">")."""
+        if self.kind in ("int", "enum"):
+            return f"{'>' if self.network else order}{'i' if self.signed else 'u'}{self.length}"
+        return f"{'S' if self.kind == 'string' else 'V'}{self.length}"
+
+
+@dataclass(frozen=True)
+class LogEvent:
+    """An event of a log: its number, name, payload bytes (a multiple of 8) and fields."""
+
+    number: int
+    name: str
+    size: int
+    fields: tuple[LogField, ...]
+    order: str = field(default="<", repr=False)
+
+    @functools.cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The payload as a structured type, in the byte order of the log."""
+        return np.dtype(
+            {
+                "names": [one.name for one in self.fields],
+                "formats": [one.numpy_format(self.order) for one in self.fields],
+                "offsets": [one.offset for one in self.fields],
+                "itemsize": self.size,
+            }
+        )
+
+    def find_field(self, name: str) -> LogField | None:
+        """The field called `name`, if there is one."""
+        return next((one for one in self.fields if one.name == name), None)
+
+
+class LogFormat:
+    """What a log's header says of its events; see LogFormat.of().
+
+    header: the header as it is; events: in the order of the table; order: "<" or ">".
+    Text in it may hold anything: whoever prints it escapes it.
+    """
+
+    def __init__(self, header: Mapping[str, Any], events: Sequence[LogEvent], order: str) -> None:
+        self.header = dict(header)
+        self.events = tuple(events)
+        self.order = order
+        self._by_name = {event.name: event for event in events}
+        self._by_number = {event.number: event for event in events}
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any]) -> LogFormat:
+        """The format that a header describes. Raises DamagedError for what makes no sense."""
+        if header.get("format") != FORMAT:
+            raise DamagedError(f"the log is of format {header.get('format')!r:.40}, not {FORMAT}")
+        order = _ORDERS.get(_text(header, "byteorder", "the header"))
+        if order is None:
+            raise DamagedError("the header's byteorder is neither little nor big")
+        listed = header.get("events")
+        if not isinstance(listed, list) or not 0 < len(listed) <= NUMBERS:
+            raise DamagedError(f"the header has no table of 1 to {NUMBERS} events")
+        events = [_read_event(item, order) for item in listed]
+        for what in ("number", "name"):
+            values = [getattr(event, what) for event in events]
+            if len(set(values)) < len(values):
+                raise DamagedError(f"two events in the header have the same {what}")
+        return cls(header, events, order)
+
+    def event(self, key: int | str) -> LogEvent:
+        """The event of this number or name; raises UsageError."""
+        found = self._by_name.get(key) if isinstance(key, str) else self._by_number.get(key)
+        if found is None:
+            raise UsageError(f"the log has no event '{key}'{suggest(str(key), self._by_name)}")
+        return found
+
+    def find_event(self, name: str) -> LogEvent | None:
+        """The event called `name`, if the log may hold it."""
+        return self._by_name.get(name)
+
+    @functools.cached_property
+    def payload_sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """(256,) payload bytes by event number; -1 for numbers that the table lacks."""
+        sizes = np.full(NUMBERS, -1, np.int64)
+        for event in self.events:
+            sizes[event.number] = event.size
+        return sizes
+
+    @functools.cached_property
+    def schema(self) -> Schema:
+        """The schema in the header. Raises DamagedError where it cannot be read."""
+        try:
+            found: Schema = parse(_text(self.header, "schema", "the header"), "schema in the log")
+        except TcpkmonError as error:
+            first = str(error).split("\n", maxsplit=1)[0]
+            raise DamagedError(f"the log's schema cannot be read: {first}") from error
+        return found
+
+    @functools.cached_property
+    def enums(self) -> dict[str, dict[int, str]]:
+        """By an enum's name, the name of each value; empty where the schema cannot be read."""
+        try:
+            return {enum.name: enum.names() for enum in self.schema.enums}
+        except DamagedError:
+            return {}
+
+    @property
+    def cpu(self) -> int:
+        """The CPU whose log this is."""
+        return _integer(self.header, "cpu", "the header", 0, (1 << 16) - 1)
+
+    @property
+    def clock(self) -> tuple[int, int, int] | None:
+        """(monotonic ns, realtime ns, uncertainty ns) at the start, or None."""
+        pair = self.header.get("clock")
+        if not isinstance(pair, dict):
+            return None
+        names = ("mono_ns", "realtime_ns", "uncertainty_ns")
+        try:
+            mono, real, doubt = (_integer(pair, name, "the clock", 0, 1 << 63) for name in names)
+        except DamagedError:
+            return None
+        return mono, real, doubt
+
+
+def number_events(schema: Schema, first: int = FIRST_NUMBER) -> dict[str, int]:
+    """The number of each event: `first` + its place in the schema; SNAPSHOT is SNAPSHOT_NUMBER."""
+    numbers = {event.name: first + place for place, event in enumerate(schema.events)}
+    if SNAPSHOT in numbers:
+        numbers[SNAPSHOT] = SNAPSHOT_NUMBER
+    return numbers
+
+
+def describe_event(schema: Schema, event: Event, number: int) -> dict[str, Any]:
+    """An event's entry in the header's table, its fields where the C structure has them."""
+    places, size = place_fields(schema, event)
+    return {
+        "number": number,
+        "name": event.name,
+        "size": size,
+        "fields": [
+            _describe(
+                place.field.name, _kind_of(place), place.type.signed, place.offset,
+                place.type.width, place.field.type,
+            )
+            for place in places
+        ],
+    }  # fmt: skip
+
+
+def describe_snapshot(
+    schema: Schema, columns: Sequence[Column], entry_size: int, number: int = SNAPSHOT_NUMBER
+) -> dict[str, Any]:
+    """The table entry of SNAPSHOT, whose payload is a whole ring entry of the tcp schema.
+
+    `columns` are those of the capture's PSC layout; absent ones are left out. The struct timeval
+    of the classic head is in the ring CLOCK_MONOTONIC in ns, u64.
+    """
+    event = schema.event(SNAPSHOT)
+    enums = {enum.name for enum in schema.enums}
+    fields = []
+    for column in columns:
+        if not column.length:
+            continue
+        if column.name == TIME:
+            fields.append(_describe(TIME, "int", False, column.offset, column.length, "ulonglong"))
+            continue
+        declared = event.find_field(column.name)
+        kind, type_name, signed = "int", declared.type, field_type(schema, declared).signed
+        if column.flags & FLAG_STRING:
+            kind = "address" if column.name.endswith("addr") else "string"
+        elif column.name in enums or declared.type in enums:
+            kind, signed = "enum", True
+            type_name = declared.type if declared.type in enums else column.name
+        one = _describe(column.name, kind, signed, column.offset, column.length, type_name)
+        if column.flags & FLAG_INT_NET:
+            one["network"] = True
+        fields.append(one)
+    return {"number": number, "name": SNAPSHOT, "size": -(-entry_size // 8) * 8, "fields": fields}
+
+
+def make_header(
+    schema: Schema,
+    events: Sequence[Mapping[str, Any]] | Mapping[str, int],
+    *,
+    cpu: int,
+    cpus: int,
+    host: str,
+    kernel: str,
+    version: str,
+    buffer_bytes: int,
+    low_water_percent: int,
+    clock: tuple[int, int, int],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The header of one CPU's log, for encode_preamble().
+
+    `events`: the table itself, or the number of each event of the table by name (numbers of
+    number_events(), say), whose fields are then placed as in C. clock: CLOCK_MONOTONIC,
+    CLOCK_REALTIME and how far apart they were read at most, ns.
+    """
+    if isinstance(events, Mapping):
+        table = [describe_event(schema, schema.event(name), n) for name, n in events.items()]
+    else:
+        table = [dict(event) for event in events]
+    return {
+        "format": FORMAT,
+        "byteorder": sys.byteorder,
+        "cpu": cpu,
+        "cpus": cpus,
+        "host": host,
+        "kernel": kernel,
+        "tcpkmon": version,
+        "buffer_bytes": buffer_bytes,
+        "low_water_percent": low_water_percent,
+        "clock": dict(zip(("mono_ns", "realtime_ns", "uncertainty_ns"), clock, strict=True)),
+        "schema": format_schema(schema),
+        "settings": dict(settings),
+        "events": table,
+    }
+
+
+def _kind_of(place: Place) -> str:
+    if not place.is_raw:
+        return place.type.kind
+    is_address = "address" in place.field.tags and place.type.width in _WIDTHS["address"]
+    return "address" if is_address else "bytes"
+
+
+def _describe(
+    name: str, kind: str, signed: bool, offset: int, length: int, type_name: str
+) -> dict[str, Any]:
+    return {
+        "name": name, "kind": kind, "signed": signed, "offset": offset, "length": length,
+        "type": type_name,
+    }  # fmt: skip
+
+
+# The table of a file that may hold anything.
+
+
+def _read_event(item: Any, order: str) -> LogEvent:
+    if not isinstance(item, dict):
+        raise DamagedError("an event in the header is no object")
+    name = _text(item, "name", "an event in the header", NAME_CHARACTERS_MAX)
+    where = f"event {name!r} in the header"
+    number = _integer(item, "number", where, 0, NUMBERS - 1)
+    size = _integer(item, "size", where, 0, PAYLOAD_BYTES_MAX)
+    listed = item.get("fields")
+    if size % 8 or not isinstance(listed, list) or len(listed) > FIELDS_MAX:
+        raise DamagedError(f"{where} has no good size or fields")
+    fields = tuple(_read_field(one, size, where) for one in listed)
+    if len({one.name for one in fields}) < len(fields):
+        raise DamagedError(f"{where} has two fields of one name")
+    return LogEvent(number, name, size, fields, order)
+
+
+def _read_field(item: Any, size: int, where: str) -> LogField:
+    if not isinstance(item, dict):
+        raise DamagedError(f"a field of {where} is no object")
+    name = _text(item, "name", where, NAME_CHARACTERS_MAX)
+    where = f"field {name!r} of {where}"
+    kind = _text(item, "kind", where)
+    length = _integer(item, "length", where, 1, max(size, 1))
+    offset = _integer(item, "offset", where, 0, size)
+    if kind not in KINDS or length not in _WIDTHS.get(kind, (length,)) or offset + length > size:
+        raise DamagedError(f"{where} has no good kind, offset or length")
+    type_name = _text(item, "type", where, NAME_CHARACTERS_MAX)
+    signed, network = item.get("signed") is True, item.get("network") is True
+    return LogField(name, kind, signed, offset, length, type_name, network)
+
+
+def _text(item: Mapping[str, Any], key: str, where: str, most: int = 1 << 24) -> str:
+    value = item.get(key)
+    if not isinstance(value, str) or not 0 < len(value) <= most:
+        raise DamagedError(f"{where} has no good {key}")
+    return value
+
+
+def _integer(item: Mapping[str, Any], key: str, where: str, least: int, most: int) -> int:
+    value = item.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise DamagedError(f"{where} has no good {key}")
+    return value

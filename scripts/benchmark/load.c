@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The load of scripts/bench: TCP traffic between two network namespaces, and floods of system
+ * calls.
+ *
+ *     load CLIENT_NETNS_FD SERVER_NETNS_FD ADDRESS
+ *
+ * The server is a child. Orders come on standard input, one a line; each is answered by a line
+ * "COUNT SECONDS":
+ *     pin CLIENT_CPU SERVER_CPU      from now on
+ *     pingpong CONNECTIONS SECONDS   64 bytes to and fro; COUNT: round trips
+ *     bulk SECONDS                   COUNT: bytes
+ *     churn SECONDS                  connect, 64 bytes to and fro, close; COUNT: connections
+ *     open CONNECTIONS               opens them and leaves them open; COUNT: how many are open
+ *     robin SECONDS                  64 bytes to and fro on each open one in turn; COUNT: round
+ * trips getppid SECONDS RATE           system calls, at most RATE a second (0: any); COUNT: calls
+ *     receive SECONDS RATE           recv() that finds nothing, the same way
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ECHO_PORT = 7007, ECHO_PORTS = 8, SINK_PORT = 7107, MESSAGE = 64, BATCH = 256, CHUNK = 64 };
+/* What stands in an epoll event beside the descriptor. */
+enum { ECHO, SINK, LISTENER };
+
+static char buffer[1 << 18];
+static const char *address;
+static int *robin;
+static long robins;
+
+static void fail(const char *what) {
+    fprintf(stderr, "load: %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+static double now(void) {
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static void pin(pid_t who, int cpu) {
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    if (sched_setaffinity(who, sizeof(set), &set))
+        fail("sched_setaffinity");
+}
+
+static struct sockaddr_in at(int port) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port)};
+
+    if (inet_pton(AF_INET, address, &a.sin_addr) != 1)
+        fail("address");
+    return a;
+}
+
+static void watch(int epoll, int fd, int kind) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = (unsigned)fd | (uint64_t)kind << 32};
+
+    if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
+        fail("epoll_ctl");
+}
+
+static void take_all(int epoll, int listener, int kind) {
+    int stream, one = 1;
+
+    while ((stream = accept4(listener, 0, 0, SOCK_NONBLOCK)) >= 0) {
+        setsockopt(stream, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+        watch(epoll, stream, kind);
+    }
+}
+
+static void serve(int ready) {
+    int epoll = epoll_create1(0), one = 1;
+    struct epoll_event events[BATCH];
+
+    for (int i = 0; i <= ECHO_PORTS; i++) {
+        struct sockaddr_in a = at(i < ECHO_PORTS ? ECHO_PORT + i : SINK_PORT);
+        int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+
+        setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+        if (bind(listener, (void *)&a, sizeof(a)) || listen(listener, 4096))
+            fail("listen");
+        watch(epoll, listener, LISTENER | (i == ECHO_PORTS));
+    }
+    if (write(ready, "!", 1) != 1)
+        fail("ready");
+    for (;;) {
+        int count = epoll_wait(epoll, events, BATCH, -1);
+
+        for (int i = 0; i < count; i++) {
+            int fd = (int)(uint32_t)events[i].data.u64, kind = events[i].data.u64 >> 32;
+            long got;
+
+            if (kind & LISTENER) {
+                take_all(epoll, fd, kind & SINK);
+                continue;
+            }
+            got = read(fd, buffer, sizeof(buffer));
+            if (got < 0 && errno == EAGAIN)
+                continue;
+            if (got <= 0 || (kind == ECHO && write(fd, buffer, got) != got))
+                close(fd);
+        }
+    }
+}
+
+static int dial(int port) {
+    struct sockaddr_in a = at(port);
+    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+
+    if (fd < 0 || connect(fd, (void *)&a, sizeof(a)))
+        fail("connect");
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    return fd;
+}
+
+static void send_one(int fd) {
+    if (write(fd, buffer, MESSAGE) != MESSAGE)
+        fail("write");
+}
+
+static long receive_one(int fd) {
+    long got = 0;
+
+    while (got < MESSAGE) {
+        long more = read(fd, buffer, MESSAGE - got);
+
+        if (more <= 0)
+            fail("read");
+        got += more;
+    }
+    return got;
+}
+
+static long pingpong(int connections, double end) {
+    int epoll = epoll_create1(0), *fds = calloc(connections, sizeof(int));
+    struct epoll_event events[BATCH];
+    long trips = 0;
+
+    for (int i = 0; i < connections; i++) {
+        fds[i] = dial(ECHO_PORT);
+        watch(epoll, fds[i], ECHO);
+        send_one(fds[i]);
+    }
+    while (now() < end) {
+        int count = epoll_wait(epoll, events, BATCH, 1000);
+
+        for (int i = 0; i < count; i++) {
+            receive_one((int)(uint32_t)events[i].data.u64);
+            send_one((int)(uint32_t)events[i].data.u64);
+            trips++;
+        }
+    }
+    for (int i = 0; i < connections; i++)
+        close(fds[i]);
+    close(epoll);
+    free(fds);
+    return trips;
+}
+
+static long bulk(double end) {
+    int fd = dial(SINK_PORT);
+    long bytes = 0;
+
+    while (now() < end) {
+        long sent = write(fd, buffer, sizeof(buffer));
+
+        if (sent < 0)
+            fail("write");
+        bytes += sent;
+    }
+    close(fd);
+    return bytes;
+}
+
+static long churn(double end) {
+    long count = 0;
+
+    while (now() < end) {
+        int fd = dial(ECHO_PORT);
+
+        send_one(fd);
+        receive_one(fd);
+        close(fd);
+        count++;
+    }
+    return count;
+}
+
+static long open_all(long wanted) {
+    if (!(robin = realloc(robin, wanted * sizeof(int))))
+        fail("memory");
+    while (robins < wanted) {
+        robin[robins] = dial(ECHO_PORT + robins % ECHO_PORTS);
+        /* The exchange keeps the queue of the listener short. */
+        send_one(robin[robins]);
+        receive_one(robin[robins++]);
+    }
+    return robins;
+}
+
+static long go_round(double end) {
+    static long next;
+    long trips = 0;
+
+    while (now() < end) {
+        for (int i = 0; i < CHUNK; i++, trips++, next++) {
+            int fd = robin[next % robins];
+
+            send_one(fd);
+            receive_one(fd);
+        }
+    }
+    return trips;
+}
+
+static long flood(int receiving, double seconds, double rate) {
+    int fd = receiving ? dial(ECHO_PORT) : -1;
+    double start = now(), end = start + seconds;
+    long calls = 0;
+
+    for (double t = start; t < end; t = now()) {
+        if (rate && calls > (t - start) * rate)
+            continue;
+        for (int i = 0; i < CHUNK; i++) {
+            if (receiving)
+                recv(fd, buffer, 1, MSG_DONTWAIT);
+            else
+                syscall(SYS_getppid);
+        }
+        calls += CHUNK;
+    }
+    if (fd >= 0)
+        close(fd);
+    return calls;
+}
+
+static long obey(const char *line, double start, pid_t server) {
+    double seconds, rate;
+    long number, other;
+
+    if (sscanf(line, "pin %ld %ld", &number, &other) == 2) {
+        pin(0, number);
+        pin(server, other);
+        return 0;
+    }
+
+    if (sscanf(line, "pingpong %ld %lf", &number, &seconds) == 2)
+        return pingpong(number, start + seconds);
+    if (sscanf(line, "bulk %lf", &seconds) == 1)
+        return bulk(start + seconds);
+    if (sscanf(line, "churn %lf", &seconds) == 1)
+        return churn(start + seconds);
+    if (sscanf(line, "open %ld", &number) == 1)
+        return open_all(number);
+    if (sscanf(line, "robin %lf", &seconds) == 1 && robins)
+        return go_round(start + seconds);
+    if (sscanf(line, "getppid %lf %lf", &seconds, &rate) == 2)
+        return flood(0, seconds, rate);
+    if (sscanf(line, "receive %lf %lf", &seconds, &rate) == 2)
+        return flood(1, seconds, rate);
+    fprintf(stderr, "load: unknown order: %s", line);
+    exit(2);
+}
+
+int main(int argc, char **argv) {
+    struct rlimit files;
+    int ready[2];
+    char line[128], byte;
+    pid_t server;
+
+    if (argc != 4)
+        return 2;
+    address = argv[3];
+    getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+    signal(SIGPIPE, SIG_IGN);
+    if (pipe(ready))
+        fail("pipe");
+    server = fork();
+    if (!server) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(ready[0]);
+        if (setns(atoi(argv[2]), CLONE_NEWNET))
+            fail("setns");
+        serve(ready[1]);
+    }
+    close(ready[1]);
+    if (read(ready[0], &byte, 1) != 1)
+        return 1;
+    if (setns(atoi(argv[1]), CLONE_NEWNET))
+        fail("setns");
+    puts("ready");
+    fflush(stdout);
+    while (fgets(line, sizeof(line), stdin)) {
+        double start = now();
+        long count = obey(line, start, server);
+
+        printf("%ld %.9f\n", count, now() - start);
+        fflush(stdout);
+    }
+    return 0;
+}

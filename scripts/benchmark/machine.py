@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine that a benchmark ran on, in words, for its results."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import time
+from pathlib import Path
+
+
+def describe(root: Path) -> dict[str, str]:
+    """What can make a difference, by name, in the order in which it is shown."""
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    flags = _first(r"^flags\s*:\s*(.*)$", cpu).split()
+    memory = _first(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
+    clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    name = platform.uname()
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "tcpkmon": f"{importlib.metadata.version('tcpkmon')}, commit {_commit(root)}",
+        "CPU": f"{_first(r'^model name\s*:\s*(.*)$', cpu) or name.machine}, "
+        f"{os.cpu_count()} CPUs, {_first(r'^cpu MHz\s*:\s*(.*)$', cpu) or '?'} MHz"
+        + (", virtual machine" if "hypervisor" in flags else ""),
+        "memory": f"{int(memory or 0) / (1 << 20):.0f} GiB",
+        "kernel": f"{name.release} {name.version} {name.machine}",
+        "clock": clock.read_text(encoding="ascii").strip() if clock.exists() else "?",
+        "load": f"{_load()} (1, 5 and 15 minutes) when it began",
+        "Python": platform.python_version(),
+        "versions": "; ".join(filter(None, map(_version, VERSIONS))),
+    }
+
+
+VERSIONS = (("perf", "--version"), ("tcpdump", "--version"), ("bpftrace", "--version"))
+
+
+def cpu_hz() -> float | None:
+    """The CPUs' clock as the kernel tells it; None where it does not."""
+    text = _first(r"^cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return float(text) * 1e6 if text else None
+
+
+def _load() -> str:
+    return " ".join(f"{value:.2f}" for value in os.getloadavg())
+
+
+def _first(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found.group(1).strip() if found else ""
+
+
+def _version(command: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    said = (done.stdout or done.stderr).strip().splitlines()
+    return said[0] if said else ""
+
+
+def _commit(root: Path) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()

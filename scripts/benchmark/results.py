@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured: filled by the sections, kept as JSON, read by the report and the targets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from scripts.benchmark.stats import Spread, ratios, slowdowns, spread
+
+
+@dataclass
+class Results:
+    """Values by section, subject and case, one a round; notes and skipped cases by section.
+
+    machine: what it ran on. seconds: how long each section took.
+    """
+
+    machine: dict[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    quick: bool = False
+    values: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    skipped: dict[str, dict[str, str]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, section: str, subject: str, case: str, value: float) -> None:
+        subjects = self.values.setdefault(section, {})
+        subjects.setdefault(subject, {}).setdefault(case, []).append(value)
+
+    def note(self, section: str, text: str) -> None:
+        notes = self.notes.setdefault(section, [])
+        if text not in notes:
+            notes.append(text)
+
+    def skip(self, section: str, case: str, reason: str) -> None:
+        self.skipped.setdefault(section, {})[case] = reason
+
+    def all(self, section: str, subject: str, case: str) -> list[float]:
+        """The rounds' values; [] when it was not measured."""
+        return self.values.get(section, {}).get(subject, {}).get(case, [])
+
+    def spread(self, section: str, subject: str, case: str) -> Spread | None:
+        return spread(self.all(section, subject, case))
+
+    def median(self, section: str, subject: str, case: str) -> float | None:
+        found = self.spread(section, subject, case)
+        return None if found is None else found.median
+
+    def slowdown(self, section: str, subject: str, case: str, bare: str) -> Spread | None:
+        """How much longer the subject's work took in this case than in the bare one."""
+        return spread(
+            slowdowns(self.all(section, subject, case), self.all(section, subject, bare))
+        )
+
+    def ratio(self, section: str, subject: str, case: str, other: str) -> Spread | None:
+        return spread(ratios(self.all(section, subject, case), self.all(section, subject, other)))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Results:
+        """What to_json wrote; ValueError for anything else."""
+        try:
+            raw: Any = json.loads(text)
+            return cls(**raw)
+        except TypeError as error:
+            raise ValueError(f"no results of scripts/bench: {error}") from None

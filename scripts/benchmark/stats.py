@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medians, spreads and ratios of rounds: between the sections, which measure, and the report."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some rounds, and the lowest and highest of them."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    def text(self, digits: int = 2, scale: float = 1.0) -> str:
+        """As `1.23 (1.20-1.31)`; a single round without the range."""
+        if self.rounds == 1:
+            return number(self.median * scale, digits)
+        low, high = number(self.low * scale, digits), number(self.high * scale, digits)
+        return f"{number(self.median * scale, digits)} ({low} to {high})"
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """None when nothing was measured."""
+    if not values:
+        return None
+    return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Round by round: what drifts over minutes hits both of a round alike. Zeros are left out."""
+    return [a / b for a, b in zip(values, others, strict=False) if b]
+
+
+def slowdowns(values: Sequence[float], bare: Sequence[float]) -> list[float]:
+    """By how much the work of each round took longer than the bare round's: 0.25 is a quarter.
+
+    Both are rates (work per second).
+    """
+    return [b / a - 1 for a, b in zip(values, bare, strict=False) if a]
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A number for people: thousands apart, so many digits after the point, none from 1000 on."""
+    if value != value:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}f}"
+
+
+def percent(value: float) -> str:
+    """0.123 as `12.3 %`."""
+    return f"{100 * value:.1f} %"

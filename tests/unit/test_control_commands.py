@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""status, enable, disable, mark, buffer-size, lowwater: from the command line to the controls."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collector import controlling
+from collector.commands.tcpkmon import command
+from collector.control_socket import ControlServer
+from collector.controlling import Client, choose, find_collectors
+from formats.cli import run
+from formats.errors import KernelError, TcpkmonError, UsageError
+
+EVENTS = [
+    {"number": 32, "name": "SCHEDIN", "enabled": True, "attempts": 5, "written": 4, "lost": 1},
+    {"number": 33, "name": "BAD\x1b[31m", "enabled": False, "attempts": 0, "written": 0, "lost": 0},
+]
+STATUS = {
+    "pid": 4711,
+    "enabled": True,
+    "buffer_bytes": 4 << 20,
+    "low_water_percent": 10,
+    "lost": {"in the kernel": 1, "disk full": 0},
+    "events": EVENTS,
+}
+
+
+class Session:
+    """Controls as a session has them, kept in a dictionary, and a main thread that serves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: dict[str, Any] = json.loads(json.dumps(STATUS))
+        self.marks: list[tuple[int, int]] = []
+        self._changed = threading.Event()
+        self._over = False
+        self.server = ControlServer(folder, None, self._changed.set)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        while not self._over:
+            self._changed.wait()
+            self._changed.clear()
+            self.server.serve_pending(self)
+
+    def __enter__(self) -> Session:
+        self.server.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._changed.set()
+        self._thread.join()
+        self.server.close()
+
+    def status(self) -> dict[str, Any]:
+        return self.told
+
+    def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
+        if names is None:
+            self.told["enabled"] = on
+        for name in names or ():
+            known = [event for event in self.told["events"] if event["name"] == name]
+            if not known:
+                raise UsageError(f"unknown event '{name}'")
+            known[0]["enabled"] = on
+        return {}
+
+    def mark(self, number: int, pid: int) -> dict[str, Any]:
+        self.marks.append((number, pid))
+        return {}
+
+    def set_buffer_bytes(self, n: int) -> dict[str, Any]:
+        if self.told["enabled"]:
+            raise UsageError("the buffer's size cannot change while logging is on",
+                             "tcpkmon disable")
+        self.told["buffer_bytes"] = n
+        return {}
+
+    def set_low_water(self, percent: int) -> dict[str, Any]:
+        self.told["low_water_percent"] = percent
+        return {}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "run"
+    monkeypatch.setenv("TCPKMON_RUN", str(folder))
+    return folder
+
+
+@pytest.fixture
+def session(folder: Path) -> Iterator[Session]:
+    with Session(folder) as session:
+        yield session
+
+
+def tcpkmon(*arguments: str) -> int:
+    return run(command, arguments, "tcpkmon")
+
+
+def test_enable_and_disable(session: Session) -> None:
+    assert tcpkmon("disable") == 0
+    assert session.told["enabled"] is False
+    assert tcpkmon("enable") == 0
+    assert session.told["enabled"] is True
+    assert tcpkmon("disable", "SCHEDIN") == 0
+    assert session.told["events"][0]["enabled"] is False
+    assert session.told["enabled"] is True
+    assert tcpkmon("enable", "SCHEDIN", "--collector", str(os.getpid())) == 0
+    assert session.told["events"][0]["enabled"] is True
+
+
+def test_a_refusal_is_printed(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tcpkmon("enable", "NONE") == UsageError.exit_code
+    assert capsys.readouterr().err == "tcpkmon: unknown event 'NONE'\n"
+    assert tcpkmon("buffer-size", "8") == UsageError.exit_code
+    assert "cannot change while logging is on; tcpkmon disable" in capsys.readouterr().err
+    assert session.told["buffer_bytes"] == 4 << 20
+
+
+def test_mark(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tcpkmon("mark", str((1 << 64) - 1)) == 0
+    assert session.marks == [((1 << 64) - 1, os.getpid())]
+    for wrong in ("-1", str(1 << 64), "one"):
+        assert tcpkmon("mark", wrong) == UsageError.exit_code
+    assert len(session.marks) == 1
+
+
+def test_buffer_size(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tcpkmon("buffer-size") == 0
+    assert capsys.readouterr().out == "4MB/CPU\n"
+    tcpkmon("disable")
+    assert tcpkmon("buffer-size", "16") == 0
+    assert session.told["buffer_bytes"] == 16 << 20
+    assert tcpkmon("buffer-size", "0.5") == 0
+    assert tcpkmon("buffer-size") == 0
+    assert capsys.readouterr().out == "0.5MB/CPU\n"
+    assert tcpkmon("buffer-size", "nan") == UsageError.exit_code
+    assert tcpkmon("buffer-size", "0") == UsageError.exit_code
+
+
+def test_lowwater(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tcpkmon("lowwater") == 0
+    assert tcpkmon("lowwater", "5") == 0
+    assert tcpkmon("lowwater") == 0
+    assert capsys.readouterr().out == "10%\n5%\n"
+    assert tcpkmon("lowwater", "0") == UsageError.exit_code
+
+
+def test_status(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tcpkmon("status", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == STATUS
+    assert tcpkmon("status") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["buffer", "4MB/CPU"] in lines
+    assert ["low", "water", "10%"] in lines
+    assert ["lost", "in", "the", "kernel", "1"] in lines
+    assert ["number", "event", "enabled", "attempts", "written", "lost"] in lines
+    assert ["32", "SCHEDIN", "yes", "5", "4", "1"] in lines
+    assert ["33", r"BAD\x1b[31m", "no", "0", "0", "0"] in lines
+
+
+@pytest.mark.parametrize("words", [["status"], ["mark", "1"], ["enable"], ["lowwater"]])
+def test_without_a_collector(
+    folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tcpkmon(*words) == UsageError.exit_code
+    error = capsys.readouterr().err
+    assert "no collector runs here; start one: sudo collect" in error
+    folder.mkdir()
+    assert tcpkmon(*words) == UsageError.exit_code
+    assert capsys.readouterr().err == error
+
+
+def test_several_collectors(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    other = session.server.path.with_name(f"{os.getppid()}.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(other))
+        listener.listen()
+        assert tcpkmon("enable") == UsageError.exit_code
+        error = capsys.readouterr().err
+        assert "2 collectors run here" in error
+        assert f"{os.getppid()} (" in error
+        assert f"{os.getpid()} (" in error
+        assert "add --collector PID" in error
+        assert choose(os.getpid()).path == session.server.path
+        with pytest.raises(UsageError, match="as process 999999999") as caught:
+            choose(999999999)
+        assert f"{os.getpid()} (" in caught.value.hint
+    assert tcpkmon("enable") == 0, "the other one is dead now, and its socket passed over"
+    assert other.exists()
+
+
+def test_what_is_no_socket_is_passed_over(folder: Path, session: Session) -> None:
+    (folder / f"{os.getppid()}.sock").write_text("")
+    (folder / "README").write_text("")
+    assert [one.pid for one in find_collectors()] == [os.getpid()]
+
+
+def answering(folder: Path, answer: bytes) -> Client:
+    """A client of something that is no collector: it gives this answer to whatever comes."""
+    folder.mkdir(exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.fspath(folder / f"{os.getpid()}.sock"))
+    listener.listen()
+
+    def serve() -> None:
+        with listener:
+            for _ in range(2):  # the first is find_collectors() looking whether somebody is there
+                connection, _ = listener.accept()
+                with connection:
+                    if connection.recv(4096):
+                        connection.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return Client(choose())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "ended before it answered"),
+        (b'{"ok": true, "res', "ended before it answered"),
+        (b"[]\n", "no answer that makes sense"),
+        (b'{"ok": true}\n', "no answer that makes sense"),
+        (b'{"ok": false, "error": 1}\n', "no answer that makes sense"),
+        (b"[" * 100_000 + b"\n", "no answer that makes sense"),
+    ],
+)
+def test_nonsense_is_no_traceback(folder: Path, answer: bytes, message: str) -> None:
+    with pytest.raises(TcpkmonError, match=message):
+        answering(folder, answer).status()
+
+
+def test_an_error_keeps_its_kind(folder: Path) -> None:
+    line = b'{"ok": false, "error": {"message": "m", "hint": "h", "code": 4}}\n'
+    with pytest.raises(KernelError, match="m; h"):
+        answering(folder, line).status()
+
+
+def test_a_collector_that_hangs(folder: Path) -> None:
+    with ControlServer(folder) as server:  # nobody serves what waits
+        client = Client(choose(), time_limit_s=0.05)
+        with pytest.raises(TcpkmonError, match=r"did not answer within 0\.05 s"):
+            client.status()
+    with pytest.raises(TcpkmonError, match="does not listen"):
+        client.status()
+    assert not server.path.exists()
+
+
+def test_the_group_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ControlServer(folder) as server:
+        client = Client(choose())
+
+        def refuse(line: bytes) -> bytes:
+            raise PermissionError
+
+        monkeypatch.setattr(client, "_exchange", refuse)
+        with pytest.raises(TcpkmonError, match="listens to root only"):
+            client.status()
+        monkeypatch.setattr(controlling, "group_name", lambda gid: f"group{gid}")
+        server.path.chmod(0o660)
+        with pytest.raises(TcpkmonError, match=f"members of the group group{os.getegid()}; "):
+            client.status()

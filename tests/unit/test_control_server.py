@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control socket: what it takes, what it refuses, and that nobody can hold it up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import select
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collector import control_place, control_socket
+from collector.control_place import Peer, listen, peer_of
+from collector.control_socket import CLIENTS, REQUEST_BYTES, ControlServer
+from formats.errors import FileError, UsageError
+
+LIMIT_S = 60.0
+
+
+class Recording:
+    """Controls that note what was called, and refuse the event NO."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def status(self) -> dict[str, Any]:
+        self.calls.append(("status",))
+        return {"pid": os.getpid(), "text": "x" * 500_000}
+
+    def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
+        if names and "NO" in names:
+            raise UsageError("unknown event 'NO'", "try another")
+        self.calls.append(("enabled", names, on))
+        return {}
+
+    def mark(self, number: int, pid: int) -> dict[str, Any]:
+        self.calls.append(("mark", number, pid))
+        return {}
+
+    def set_buffer_bytes(self, n: int) -> dict[str, Any]:
+        self.calls.append(("buffer", n))
+        return {}
+
+    def set_low_water(self, percent: int) -> dict[str, Any]:
+        self.calls.append(("low", percent))
+        return {}
+
+
+class Running:
+    """A server whose "session" waits as the real one does: on a descriptor that `wake` writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.controls = Recording()
+        self._wake_fd = os.eventfd(0)
+        self.server = ControlServer(folder, None, lambda: os.eventfd_write(self._wake_fd, 1))
+
+    def serve(self) -> None:
+        assert select.select([self._wake_fd], [], [], LIMIT_S)[0], "nobody woke the session"
+        os.eventfd_read(self._wake_fd)
+        self.server.serve_pending(self.controls)
+
+    def connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(LIMIT_S)
+        connection.connect(os.fspath(self.server.path))
+        return connection
+
+    def ask(self, request: object, serve: bool = True) -> dict[str, Any]:
+        line = request if isinstance(request, bytes) else json.dumps(request).encode() + b"\n"
+        with self.connect() as connection:
+            connection.sendall(line)
+            if serve:
+                self.serve()
+            return answer_of(connection)
+
+    def close(self) -> None:
+        self.server.close()
+        os.close(self._wake_fd)
+
+
+def answer_of(connection: socket.socket) -> dict[str, Any]:
+    said = b""
+    while not said.endswith(b"\n"):
+        try:
+            part = connection.recv(1 << 16)
+        except ConnectionResetError:
+            part = b""
+        assert part, f"no answer, only {said!r}"
+        said += part
+    answer: dict[str, Any] = json.loads(said)
+    return answer
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path / "run")
+    with running.server:
+        yield running
+    running.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "call"),
+    [
+        ({"op": "enable", "events": None}, ("enabled", None, True)),
+        ({"op": "enable"}, ("enabled", None, True)),
+        ({"op": "disable", "events": ["A", "B"]}, ("enabled", ["A", "B"], False)),
+        ({"op": "mark", "number": (1 << 64) - 1}, ("mark", (1 << 64) - 1, os.getpid())),
+        ({"op": "buffer-size", "bytes": 1 << 22}, ("buffer", 1 << 22)),
+        ({"op": "lowwater", "percent": 5}, ("low", 5)),
+    ],
+)
+def test_requests_become_calls(
+    running: Running, request_: dict[str, Any], call: tuple[Any, ...]
+) -> None:
+    assert running.ask(request_) == {"ok": True, "result": {}}
+    assert running.controls.calls == [call]
+
+
+def test_a_large_answer_comes_whole(running: Running) -> None:
+    answer = running.ask({"op": "status"})
+    assert answer["result"] == {"pid": os.getpid(), "text": "x" * 500_000}
+
+
+def test_refusals_come_back_as_they_are(running: Running) -> None:
+    answer = running.ask({"op": "enable", "events": ["NO"]})
+    error = {"message": "unknown event 'NO'", "hint": "try another", "code": 2}
+    assert answer == {"ok": False, "error": error}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"hello\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"op": 5}\n',
+        b'{"op": "explode"}\n',
+        b'{"op": "status", "more": 1}\n',
+        b'{"op": "mark"}\n',
+        b'{"op": "mark", "number": true}\n',
+        b'{"op": "mark", "number": -1}\n',
+        b'{"op": "mark", "number": 18446744073709551616}\n',
+        b'{"op": "enable", "events": "A"}\n',
+        b'{"op": "enable", "events": [""]}\n',
+        b'{"op": "enable", "events": [1]}\n',
+        b'{"op": "buffer-size", "bytes": 0}\n',
+        b'{"op": "lowwater", "percent": 100}\n',
+        b"[" * 4000 + b"\n",
+        b"\xff\xfe\n",
+        b"x" * (REQUEST_BYTES + 1),
+        b'{"op": "status", "x": "' + b"y" * REQUEST_BYTES + b'"}\n',
+    ],
+)
+def test_bad_requests_never_reach_the_session(running: Running, line: bytes) -> None:
+    answer = running.ask(line, serve=False)
+    assert answer["ok"] is False
+    assert answer["error"]["code"] == UsageError.exit_code
+    assert running.controls.calls == []
+    assert running.ask({"op": "mark", "number": 1})["ok"] is True, "it goes on"
+
+
+def test_a_request_in_pieces_and_one_cut_off(running: Running) -> None:
+    with running.connect() as half:
+        half.sendall(b'{"op": "ma')
+    with running.connect() as connection:
+        for piece in (b'{"op": "mark", ', b'"number": 7}', b"\n"):
+            connection.sendall(piece)
+        running.serve()
+        assert answer_of(connection)["ok"] is True
+    assert running.controls.calls == [("mark", 7, os.getpid())]
+
+
+def test_who_leaves_before_the_answer_does_no_harm(running: Running) -> None:
+    with running.connect() as connection:
+        connection.sendall(b'{"op": "status"}\n')
+    running.serve()
+    assert running.ask({"op": "mark", "number": 1})["ok"] is True
+
+
+def test_too_many_at_once_are_told_so(running: Running) -> None:
+    silent = [running.connect() for _ in range(CLIENTS)]
+    try:
+        with running.connect() as one_more:
+            answer = answer_of(one_more)
+        assert "too many" in answer["error"]["message"]
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def test_the_silent_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_socket, "TIME_LIMIT_S", 0.05)
+    running = Running(tmp_path)
+    with running.server, running.connect() as connection:
+        assert connection.recv(1) == b""
+    running.close()
+
+
+def test_who_waits_is_told_of_the_end(running: Running) -> None:
+    woken = threading.Event()
+    running.server._wake_session = woken.set
+    with running.connect() as connection:
+        connection.sendall(b'{"op": "status"}\n')
+        assert woken.wait(LIMIT_S)
+        running.server.close()
+        assert answer_of(connection)["error"]["message"] == "the capture is over"
+
+
+def test_others_are_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stranger(connection: socket.socket) -> Peer:
+        return dataclasses.replace(peer_of(connection), uid=os.geteuid() + 1)
+
+    monkeypatch.setattr(control_socket, "peer_of", stranger)
+    with running.connect() as connection:
+        answer = answer_of(connection)
+    assert answer["error"]["message"] == "only root may ask this"
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "groups", "allowed"),
+    [
+        (0, 0, (), True),
+        (4711, 4711, (4711,), False),
+        (4711, 50, (), True),
+        (4711, 4711, (49, 50), True),
+    ],
+)
+def test_who_may(uid: int, gid: int, groups: tuple[int, ...], allowed: bool) -> None:
+    peer = Peer(1, uid, gid, groups)
+    assert peer.may_control(50) is allowed
+    assert peer.may_control(None) is (uid == 0)
+
+
+def test_a_peer_is_who_it_is() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        peer = peer_of(here)
+    assert (peer.pid, peer.uid, peer.gid) == (os.getpid(), os.geteuid(), os.getegid())
+    assert sorted(peer.groups) == sorted(os.getgroups())
+
+
+def test_the_socket_and_its_folder(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        path, listener = listen(tmp_path / "run", os.getegid())
+    finally:
+        os.umask(before)
+    with listener:
+        assert path == tmp_path / "run" / f"{os.getpid()}.sock"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        assert path.stat().st_gid == os.getegid()
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
+    path, listener = listen(tmp_path / "run", None)  # a dead process's, with our number
+    with listener:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def make_stale(folder: Path, name: str) -> Path:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(os.fspath(folder / name))
+    return folder / name
+
+
+def test_sockets_of_the_dead_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_place, "exists", lambda pid: pid == os.getppid())
+    gone = make_stale(tmp_path, "999999999.sock")
+    stay = [
+        make_stale(tmp_path, f"{os.getppid()}.sock"),
+        make_stale(tmp_path, "name.sock"),
+        tmp_path / "999999998.sock",
+    ]
+    stay[-1].write_text("a file")
+    tmp_path.chmod(0o755)
+    _, listener = listen(tmp_path, None)
+    listener.close()
+    assert not gone.exists()
+    assert all(path.exists() for path in stay)
+
+
+def spoil_by_mode(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def spoil_by_link(folder: Path) -> None:
+    (folder.parent / "real").mkdir()
+    folder.symlink_to("real")
+
+
+def spoil_by_file(folder: Path) -> None:
+    folder.write_text("")
+
+
+@pytest.mark.parametrize("spoil", [spoil_by_mode, spoil_by_link, spoil_by_file])
+def test_a_folder_not_to_be_trusted(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(tmp_path / "run")
+    with pytest.raises(FileError):
+        listen(tmp_path / "run", None)
+
+
+def test_an_unknown_group(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no group 'nobody-has-this'"):
+        ControlServer(tmp_path / "run", "nobody-has-this")
+    assert not (tmp_path / "run").exists()
+
+
+def test_closed_it_leaves_nothing(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with ControlServer(tmp_path, None, lambda: None) as server:
+        assert server.path.exists()
+    server.close()
+    assert not server.path.exists()
+    assert set(os.listdir("/proc/self/fd")) == before
+    never_entered = ControlServer(tmp_path, None, lambda: None)
+    never_entered.close()
+    assert not server.path.exists()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_thread_takes_no_signals(running: Running) -> None:
+    assert running.ask({"op": "mark", "number": 1})["ok"] is True
+    status = Path(f"/proc/self/task/{running.server._thread.native_id}/status").read_text()
+    found = re.search(r"^SigBlk:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    assert found is not None
+    assert int(found[1], 16) >> (signal.SIGTERM - 1) & 1

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of Klogger logs: a file written out by hand, and packing against a model."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats.errors import DamagedError, UsageError
+from formats.klogger import (
+    DUMP_BYTES_MAX,
+    SNAPSHOT_NUMBER,
+    LogFormat,
+    Packed,
+    describe_snapshot,
+    encode_preamble,
+    finish_dump,
+    make_header,
+    number_events,
+    pack_event,
+    pack_records,
+)
+from formats.psc import columns_of
+from formats.psc.columns import CLASSIC
+from formats.schema import load
+from tests.unit.klogger_samples import BASE, ROOT, LogMaker, make_schema, ring_rows, sample_header
+from tests.unit.psc_samples import from_hex
+
+pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="fixtures are little-endian")
+
+SMALL = make_schema("event SCHEDOUT { int pid }")
+TABLE = {"DUMP_BEGIN": 36, "DUMP_FINISH": 37, "SCHEDOUT": 44}
+
+DUMP = from_hex(
+    """
+    4b 4c 4f 47 44 55 4d 50  # 00 "KLOGDUMP"
+    02 00 00 00              # 08 index 2
+    04 00 00 00              # 12 4 records
+    88 00 00 00 00 00 00 00  # 16 136 bytes of body
+    07 00 00 00 00 00 00 00  # 24 first serial 7
+    d3 2b af 09              # 32 crc32 of the body
+    aa 61 c8 59              # 36 crc32 of bytes 0 to 36
+    00 00 00 00 00 00 00 00  # 40 reserved
+    24 00 2c 00 2c 00 25 00  # 48 numbers: DUMP_BEGIN, SCHEDOUT twice, DUMP_FINISH
+    24 00 00 00 20 00 00 00  # 56 DUMP_BEGIN, 32 bytes
+    07 00 00 00 00 00 00 00  #    serial 7
+    e8 03 00 00 00 00 00 00  #    at 1000 ns
+    02 00 00 00 00 00 00 00  #    index 2, and 4 bytes of padding
+    2c 00 00 00 20 00 00 00  # 88 SCHEDOUT, 32 bytes
+    08 00 00 00 00 00 00 00  #    serial 8
+    00 00 00 00 01 00 00 00  #    at 2^32 ns
+    31 04 00 00 00 00 00 00  #    pid 1073
+    2c 00 00 00 20 00 00 00  # 120 SCHEDOUT
+    0a 00 00 00 00 00 00 00  #    serial 10: 9 was lost
+    01 00 00 00 01 00 00 00
+    fe ff ff ff 00 00 00 00  #    pid -2
+    25 00 00 00 20 00 00 00  # 152 DUMP_FINISH
+    0b 00 00 00 00 00 00 00  #    serial 11
+    02 00 00 00 01 00 00 00
+    88 00 00 00 00 00 00 00  #    136 bytes
+    """
+)
+
+
+def small_format() -> LogFormat:
+    header = make_header(
+        SMALL, TABLE, cpu=1, cpus=2, host="h", kernel="k", version="v", buffer_bytes=4,
+        low_water_percent=10, clock=(1, 2, 3), settings={},
+    )  # fmt: skip
+    return LogFormat.of(header)
+
+
+def test_a_dump_byte_for_byte() -> None:
+    log = small_format()
+    rows = ring_rows([struct.pack("<i", 1073), struct.pack("<i", -2)], 24 + 8)
+    packed = pack_records(
+        np.array([44, 44], np.uint32),
+        rows,
+        np.array([8, 10], np.uint64),
+        np.array([1 << 32, (1 << 32) + 1], np.uint64),
+        log.payload_sizes,
+    )
+    # The ring's padding behind the payload is the kernel's zeros; here ring_rows() wrote rubbish.
+    packed.body[24 + 4 : 32] = packed.body[32 + 24 + 4 : 64] = 0
+    begin = pack_event(log, "DUMP_BEGIN", {"index": 2}, 7, 1000)
+    assert finish_dump(log, 2, [begin, packed], 11, (1 << 32) + 2).hex() == DUMP.hex()
+
+
+def test_the_preamble_byte_for_byte() -> None:
+    header = small_format().header
+    data = encode_preamble(header)
+    magic, size, crc, zero = struct.unpack_from("<8sIIQ", data)
+    assert (magic, zero) == (b"KERNLOG\x01", 0)
+    assert size == len(data) - 24 and size % 8 == 0
+    assert crc == zlib.crc32(data[24:])
+    assert json.loads(data[24:]) == header
+    assert data[24:].rstrip(b" ").endswith(b"}")
+
+
+def test_a_header_says_where_each_field_stands() -> None:
+    header = sample_header()
+    events = {event["name"]: event for event in header["events"]}
+    assert events["KLOGGER_START"]["number"] == 32  # base comes first
+    assert events["EMPTY"]["size"] == 0
+    every = {field["name"]: field for field in events["EVERY"]["fields"]}
+    assert events["EVERY"]["size"] == 80
+    assert [every[name]["offset"] for name in "abcdefgh"] == [0, 2, 4, 8, 16, 24, 32, 40]
+    assert every["how"] == {
+        "name": "how", "kind": "enum", "signed": True, "offset": 48, "length": 4, "type": "policy",
+    }  # fmt: skip
+    assert [every[name]["kind"] for name in ("text", "raw", "addr")] == [
+        "string",
+        "bytes",
+        "address",
+    ]
+    assert header["schema"].count("\nevent ") == len(events)
+
+
+def test_a_header_is_refused_if_no_reader_could_take_it() -> None:
+    with pytest.raises(DamagedError, match="same number"):
+        encode_preamble({**sample_header(), "events": sample_header()["events"][:1] * 2})
+
+
+def plain_records(
+    numbers: list[int], payloads: list[bytes], serials: list[int], sizes: Any
+) -> bytes:
+    """What pack_records() must give, record by record."""
+    found = b""
+    for number, payload, serial in zip(numbers, payloads, serials, strict=True):
+        size = int(sizes[number])
+        body = payload[:size].ljust(size, b"\0")
+        found += struct.pack("<IIQQ", number, 24 + size, serial, serial * 7) + body
+    return found
+
+
+@given(st.data())
+def test_packing_is_what_the_plain_model_gives(data: st.DataObject) -> None:
+    sizes = np.full(256, -1, np.int64)
+    known = data.draw(st.lists(st.integers(0, 255), min_size=1, max_size=4, unique=True))
+    for number in known:
+        sizes[number] = 8 * data.draw(st.integers(0, 5))
+    numbers = data.draw(st.lists(st.sampled_from(known), max_size=40))
+    start = data.draw(st.sampled_from([0, 24]))
+    room = int(sizes.max())
+    payloads = [data.draw(st.binary(min_size=room, max_size=room)) for _ in numbers]
+    serials = list(range(5, 5 + len(numbers)))
+    stride = start + room + data.draw(st.integers(1, 24))
+    raw = np.full(len(numbers) * stride, 0xEE, np.uint8)
+    for place, payload in enumerate(payloads):
+        begin = place * stride + start
+        raw[begin : begin + room] = np.frombuffer(payload, np.uint8)
+    kind = np.dtype(f"V{start + room}") if start + room else np.dtype("V1")
+    rows: Any = np.ndarray((len(numbers),), kind, raw.data, 0, (stride,))
+    packed = pack_records(
+        np.array(numbers, np.uint32),
+        rows,
+        np.array(serials, np.uint64),
+        np.array(serials, np.uint64) * np.uint64(7),
+        sizes,
+        start,
+    )
+    assert packed.numbers.tolist() == numbers
+    assert packed.body.tobytes() == plain_records(numbers, payloads, serials, sizes)
+    assert packed.first_serial == (5 if numbers else 0)
+
+
+def test_rows_without_padding_are_padded_and_shorter_ones_refused() -> None:
+    sizes = np.full(256, -1, np.int64)
+    sizes[40] = 16
+    ones = np.ones(1, np.uint64)
+    rows = np.frombuffer(b"h" * 24 + b"p" * 12, "V36")
+    assert pack_records(np.array([40]), rows, ones, ones, sizes).body.tobytes()[24:] == (
+        b"p" * 12 + b"\0" * 4
+    )
+    with pytest.raises(UsageError, match="too short"):
+        pack_records(np.array([40]), rows, ones, ones, sizes, 28)
+    with pytest.raises(UsageError, match="no event has the number 41"):
+        pack_records(np.array([41]), rows, ones, ones, sizes)
+    with pytest.raises(UsageError, match="no event has the number 300"):
+        pack_records(np.array([300]), rows, ones, ones, sizes)
+    with pytest.raises(UsageError, match="differ in length"):
+        pack_records(np.array([40]), rows, ones[:0], ones, sizes)
+
+
+def test_values_of_events_made_by_hand() -> None:
+    log = LogMaker().format
+    values: dict[str, int | str | bytes] = {
+        "a": -2, "h": (1 << 64) - 1, "how": "BATCH", "text": "gr\u00fc\u00dfe", "raw": b"\0x",
+        "addr": bytes(15) + b"\1",
+    }  # fmt: skip
+    packed = pack_event(log, "EVERY", values, 3, 4)
+    row = packed.body[24:].view(log.event("EVERY").dtype)[0]
+    assert (row["a"], row["h"], row["how"]) == (-2, (1 << 64) - 1, -3)
+    assert row["text"] == "grü".encode()  # ß would be cut in two
+    assert bytes(row["raw"]) == b"\0x\0\0"
+    assert (row["b"], row["c"]) == (0, 0)
+    assert len(pack_event(log, "EMPTY", {}, 3, 4).body) == 24
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"nope": 1}, "has no field 'nope'"),
+        ({"b": -1}, "cannot hold -1"),
+        ({"a": 1 << 15}, "cannot hold 32768"),
+        ({"how": "IDLE"}, "enum policy has no 'IDLE'"),
+        ({"c": "1"}, "holds a number"),
+        ({"text": 5}, "holds text"),
+        ({"raw": b"12345"}, "4 bytes, not 5"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        pack_event(LogMaker().format, "EVERY", values, 1, 1)
+
+
+def test_a_dump_larger_than_readers_take_is_refused() -> None:
+    log = small_format()
+    body = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (DUMP_BYTES_MAX,), (0,))
+    with pytest.raises(UsageError, match="larger than"):
+        finish_dump(log, 0, [Packed(np.zeros(1, np.uint16), body, 1)], 2, 2)
+
+
+def test_a_snapshot_is_the_whole_ring_entry() -> None:
+    schema = load([BASE, ROOT / "bpf" / "schemata" / "tcp.conf"])
+    event = schema.event("SNAPSHOT")
+    chosen = (*CLASSIC, "laddr", "ca_state", "comm")
+    columns, size = columns_of(event, chosen, ("m_clused",), schema)
+    described = describe_snapshot(schema, columns, size)
+    assert number_events(schema)["SNAPSHOT"] == described["number"] == SNAPSHOT_NUMBER
+    fields = {field["name"]: field for field in described["fields"]}
+    assert "m_clused" not in fields
+    assert fields["time"] == {
+        "name": "time", "kind": "int", "signed": False, "offset": 4, "length": 8,
+        "type": "ulonglong",
+    }  # fmt: skip
+    assert fields["lport"]["network"] is True
+    assert fields["laddr"]["kind"] == "address"
+    assert (fields["location"]["kind"], fields["location"]["type"]) == ("enum", "location")
+    assert (fields["ca_state"]["kind"], fields["comm"]["kind"]) == ("enum", "string")
+    header = {**sample_header(), "events": [described]}
+    log = LogFormat.of(header)
+    raw = bytes(range(size))
+    packed = pack_records(
+        np.array([SNAPSHOT_NUMBER]),
+        np.frombuffer(raw, f"V{size}"),
+        np.ones(1, np.uint64),
+        np.ones(1, np.uint64),
+        log.payload_sizes,
+        payload_start=0,
+    )
+    assert packed.body.tobytes()[24:] == raw
+    row = packed.body[24:].view(log.event("SNAPSHOT").dtype)[0]
+    assert row["lport"] == 20 * 256 + 21
+    assert row["time"] == int.from_bytes(raw[4:12], "little")

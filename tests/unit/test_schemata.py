@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which schemata a capture takes: shipped ones by name, a user's own if only root can write it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from collector.layout import SCHEMATA
+from collector.schemata import (
+    ENGINE,
+    Source,
+    find_sources,
+    load_schema_of,
+    paste_texts,
+    read_texts,
+    shipped_names,
+)
+from formats.errors import FileError, PrivilegeError, SchemaError, TcpkmonError, UsageError
+
+BASE = Source("base", SCHEMATA / "base.conf", None, True)
+
+
+def write(path: Path, text: str = "") -> Path:
+    """A file, and its folder, that only their owner can write, whatever the umask."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o755)
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """The folder of a user's schema."""
+    write(tmp_path / "sched-tutorial" / "sched-tutorial.conf", "event OUT { int pid }\n")
+    return write(tmp_path / "sched-tutorial" / "sched-tutorial.bpf.c", "// text\n").parent
+
+
+def make_foreign(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the file somebody else's; without root, makes us somebody else."""
+    if os.geteuid() == 0:
+        os.chown(path, 4242, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4242)
+
+
+def test_base_is_first_and_named_once() -> None:
+    tcp = Source("tcp", SCHEMATA / "tcp.conf", SCHEMATA / "tcp.bpf.c", True)
+    assert find_sources([]) == find_sources(["base"]) == (BASE,)
+    assert find_sources(["tcp", "base", "tcp"]) == (BASE, tcp)
+    assert {"base", "tcp"} <= set(shipped_names())
+
+
+def test_a_users_schema_by_folder_and_by_file(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = mine / "sched-tutorial.conf"
+    wanted = Source("sched-tutorial", conf, mine / "sched-tutorial.bpf.c", False)
+    monkeypatch.chdir(mine.parent)
+    for word in (str(mine), f"{mine}/", str(conf), "sched-tutorial", "./sched-tutorial/",
+                 "sched-tutorial/sched-tutorial.conf", f"{mine}/../sched-tutorial"):  # fmt: skip
+        assert find_sources([word]) == (BASE, wanted), word
+    assert find_sources([str(mine), str(conf)]) == (BASE, wanted)
+    schema = load_schema_of((BASE, wanted))
+    assert schema.events[0].name == "KLOGGER_START" and schema.events[-1].name == "OUT"
+    assert schema.name == "base+sched-tutorial"
+
+
+def test_the_file_name_of_2007(mine: Path) -> None:
+    (mine / "sched-tutorial.conf").rename(mine / ".klogger.conf.sched-tutorial")
+    assert find_sources([str(mine)])[1].name == "sched-tutorial"
+
+
+@pytest.mark.parametrize(
+    ("word", "message", "hint"),
+    [
+        ("shed", r"unknown schema 'shed' \(did you mean 'sched'\?\)", "shipped are .*tcp"),
+        ("/nowhere/x", "there is no schema /nowhere/x: no such file", ""),
+        ("x.conf", "there is no schema x.conf: no such file", ""),
+        ("/etc/passwd", "/etc/passwd is no NAME.conf", "name the folder"),
+        ("/\x1b", "unprintable", ""),
+    ],
+)
+def test_what_is_no_schema(
+    word: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("collector.schemata.shipped_names", lambda: ("base", "sched", "tcp"))
+    with pytest.raises(UsageError, match=message) as caught:
+        find_sources([word])
+    assert hint == "" or caught.match(hint)
+
+
+def test_folders_that_hold_no_schema(mine: Path) -> None:
+    (mine / "sched-tutorial.bpf.c").unlink()
+    with pytest.raises(UsageError, match=r"holds no sched-tutorial\.bpf\.c"):
+        find_sources([str(mine)])
+    assert find_sources([str(mine)], text_needed=False)[1].text is None
+    write(mine / "other.conf")
+    with pytest.raises(UsageError, match=r"several schemata: other\.conf, sched-tutorial\.conf"):
+        find_sources([str(mine)])
+    for path in mine.glob("*.conf"):
+        path.unlink()
+    with pytest.raises(UsageError, match=r"holds no NAME\.conf"):
+        find_sources([str(mine)])
+
+
+def test_two_of_one_name(mine: Path) -> None:
+    other = mine.parent / "other"
+    write(other / "sched-tutorial.conf")
+    write(other / "sched-tutorial.bpf.c")
+    with pytest.raises(UsageError, match="two schemata are called 'sched-tutorial'"):
+        find_sources([str(mine), str(other)])
+    write(other / "tcp.conf")
+    write(other / "tcp.bpf.c")
+    with pytest.raises(UsageError, match="two schemata are called 'tcp'"):
+        find_sources(["tcp", str(other / "tcp.conf")])
+
+
+PARTS = ["..", ".", "sched-tutorial.conf", "sched-tutorial.bpf.c", "helper.h"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_what_others_may_write_is_refused(mine: Path, part: str, mode: int) -> None:
+    write(mine / "helper.h")
+    path = (mine / part).resolve()
+    path.chmod(path.stat().st_mode | mode)
+    with pytest.raises(PrivilegeError, match=f"{path} may be written by others") as caught:
+        find_sources([str(mine)])
+    assert f"chmod go-w {path}" in caught.value.hint
+    assert len(find_sources([str(mine)], trusted_only=False)) == 2
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_somebody_elses_is_refused(
+    mine: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(mine / "helper.h")
+    make_foreign((mine / part).resolve(), monkeypatch)
+    with pytest.raises(PrivilegeError, match="belongs to ") as caught:
+        find_sources([str(mine)])
+    assert "chown root: " in caught.value.hint
+    assert len(find_sources([str(mine)], trusted_only=False)) == 2
+
+
+@pytest.mark.parametrize("part", ["sched-tutorial.conf", "sched-tutorial.bpf.c", "helper.h", "."])
+def test_links_are_not_followed(mine: Path, part: str) -> None:
+    write(mine / "helper.h")
+    path = mine if part == "." else mine / part
+    path.rename(mine.parent / "real")
+    path.symlink_to(mine.parent / "real")
+    with pytest.raises(PrivilegeError, match=f"{path} is a symbolic link"):
+        find_sources([str(mine)])
+    assert len(find_sources([str(mine)], trusted_only=False)) == 2
+
+
+def test_a_shared_folder_above_is_fine_if_it_is_sticky(mine: Path) -> None:
+    mine.parent.chmod(0o1777)
+    assert len(find_sources([str(mine)])) == 2
+    mine.chmod(0o1777)
+    with pytest.raises(PrivilegeError, match="may be written by others"):
+        find_sources([str(mine)])
+
+
+@pytest.mark.parametrize("trusted_only", [True, False])
+def test_a_pipe_is_no_schema(mine: Path, trusted_only: bool) -> None:
+    (mine / "sched-tutorial.conf").unlink()
+    os.mkfifo(mine / "sched-tutorial.conf", 0o600)
+    with pytest.raises(TcpkmonError, match="is no regular file"):
+        find_sources([str(mine)], trusted_only)
+
+
+def source(path: Path) -> Source:
+    return Source(path.stem, path, path, False)
+
+
+def places(text: str) -> dict[str, str]:
+    """What the compiler would say of each line that is only a word: file:line."""
+    found = {}
+    file, number = "", 0
+    for line in text.splitlines():
+        number += 1
+        if line.startswith("#line "):
+            _, first, name = line.split(" ", 2)
+            file, number = name.strip('"'), int(first) - 1
+        elif line.isidentifier():
+            found[line] = f"{file}:{number}"
+    return found
+
+
+def test_includes_are_put_in_place_once(tmp_path: Path) -> None:
+    one = write(
+        tmp_path / "one.c",
+        '#include "klogger.h"\nfirst\n  # include "mine.h" // why\nsecond\n#include <mine.h>\n'
+        '#include "mine.h"\n#include "sock_filter.h"\nthird\n/*\n#include "nowhere.h"\n*/\n',
+    )
+    write(tmp_path / "mine.h", '#include "other.h"\nfourth\n#include "mine.h"\n')
+    write(tmp_path / "other.h", "fifth")
+    two = write(tmp_path / "two" / "two.c", '#include <linux/klogger.h>\n#include "mine.h"\nsixth')
+    write(tmp_path / "two" / "mine.h", "seventh\n")
+    text = read_texts([BASE, source(one), source(two)])
+    assert {word: place.removeprefix(f"{tmp_path}/") for word, place in places(text).items()} == {
+        "first": "one.c:2",
+        "second": "one.c:4",
+        "third": "one.c:8",
+        "fourth": "mine.h:2",
+        "fifth": "other.h:1",
+        "sixth": "two/two.c:3",
+        "seventh": "two/mine.h:1",
+    }
+    assert text.startswith(f'#line 1 "{ENGINE}"\n')
+    assert text.count(ENGINE.read_text()) == 1
+    assert text.count((ENGINE.parent / "sock_filter.h").read_text()) == 1
+    assert "#include <mine.h>" in text
+    assert '#include "nowhere.h"' in text
+
+
+def test_the_engine_stands_first_even_if_nothing_includes_it(tmp_path: Path) -> None:
+    text = read_texts([source(write(tmp_path / "a.c", "alone"))])
+    assert text.startswith(f'#line 1 "{ENGINE}"\n{ENGINE.read_text()}')
+    assert places(text) == {"alone": f"{tmp_path}/a.c:1"}
+
+
+def test_a_quote_in_a_path_stays_in_its_string(tmp_path: Path) -> None:
+    path = write(tmp_path / 'a"\\b' / "a.c", "alone")
+    name = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    assert f'\n#line 1 "{name}"\nalone' in read_texts([source(path)])
+
+
+def test_headers_that_are_not_there_are_told_together(tmp_path: Path) -> None:
+    text = '#include "mien.h"\n#include "../up.h"\n#include "/etc/passwd"\n#include ""\n'
+    one = write(tmp_path / "one.c", text)
+    two = write(tmp_path / "two.c", '\n #include "mine.h"\n')
+    write(tmp_path / "mine.h", '#include "sock_filtr.h"')
+    write(tmp_path.parent / "up.h")
+    with pytest.raises(SchemaError) as caught:
+        read_texts([source(one), source(two)])
+    told = [(p.file, p.line, p.column, p.message) for p in caught.value.problems]
+    expected = f"expected a header beside this file or of {ENGINE.parent}, found"
+    assert told == [
+        (str(one), 1, 11, f"{expected} 'mien.h' (did you mean 'mine.h'?)"),
+        (str(one), 2, 11, f"{expected} '../up.h'"),
+        (str(one), 3, 11, f"{expected} '/etc/passwd'"),
+        (str(one), 4, 11, f"{expected} ''"),
+        (str(tmp_path / "mine.h"), 1, 11, f"{expected} 'sock_filtr.h'"
+         " (did you mean 'sock_filter.h'?)"),
+    ]  # fmt: skip
+
+
+def test_texts_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.c"
+    with pytest.raises(FileError, match="No such file"):
+        read_texts([source(path)])
+    path.write_bytes(b"a\n\xff")
+    _, problems = paste_texts([source(path)])
+    assert [str(problem) for problem in problems] == [f"{path}:2:1: expected text in UTF-8"]
+    path.write_bytes(b" " * ((1 << 20) + 1))
+    _, problems = paste_texts([source(path)])
+    assert [problem.message for problem in problems] == ["expected at most 1048576 characters"]
