@@ -35,7 +35,7 @@ __all__ = ["online_cpus", "perf_event_open", "possible_cpus", "system_call"]
 
 BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM = 0, 1, 2, 3
 BPF_MAP_GET_NEXT_KEY, BPF_PROG_LOAD = 4, 5
-BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN = 15, 17
+BPF_PROG_TEST_RUN, BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN = 10, 15, 17
 BPF_MAP_LOOKUP_BATCH, BPF_LINK_CREATE, BPF_ENABLE_STATS, BPF_ITER_CREATE = 24, 28, 32, 33
 
 BPF_MAP_TYPE_HASH, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_PERF_EVENT_ARRAY = 1, 2, 4
@@ -51,6 +51,7 @@ BPF_PROG_TYPE_KPROBE, BPF_PROG_TYPE_TRACEPOINT = 2, 5
 BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_TRACING = 17, 26
 BPF_TRACE_RAW_TP, BPF_TRACE_FENTRY, BPF_TRACE_FEXIT, BPF_TRACE_ITER = 23, 24, 25, 28
 BPF_STATS_RUN_TIME = 0
+BPF_F_TEST_RUN_ON_CPU = 1
 
 BPF_LD_IMM64 = 0x18
 BPF_PSEUDO_MAP_FD = 1
@@ -262,6 +263,22 @@ def iter_create(link_fd: int) -> int:
         return bpf(BPF_ITER_CREATE, struct.pack("=II", link_fd, 0))[0]
     except OSError as error:
         raise refused(error, "opening a BPF iterator") from error
+
+
+def prog_test_run(prog_fd: int, cpu: int) -> int:
+    """Run a program for raw tracepoints once on that CPU, interrupts off; what it returned.
+
+    KernelError: the kernel cannot (before Linux 5.10), or the CPU is off.
+    """
+    attributes = struct.pack(
+        "=IIIIQQIIIIQQIII4x", prog_fd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        BPF_F_TEST_RUN_ON_CPU, cpu, 0,
+    )  # fmt: skip
+    try:
+        _, after = bpf(BPF_PROG_TEST_RUN, attributes)
+    except OSError as error:
+        raise refused(error, f"running a BPF program on CPU {cpu}") from error
+    return int(struct.unpack_from("=i", after, 4)[0])
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,12 @@ static inline __attribute__((always_inline)) void klogger_send(void *ctx, struct
                                                                const u32 point, u8 *record);"""
 
 
-def event_lines(layout: EventLayout, reserved: Collection[str] = ()) -> list[str]:
+def event_lines(
+    layout: EventLayout, entry_size: int, reserved: Collection[str] = ()
+) -> list[str]:
     """C text for all events; those that no log level in use holds are checked and log nothing.
 
-    reserved: names (of the schema tcp's locations) that are no events here.
+    entry_size: bytes of every record of the capture. reserved: names that klogger() does not log.
     """
     lines = _DECLARED.splitlines()
     for enum in layout.schema.enums:
@@ -36,7 +38,7 @@ def event_lines(layout: EventLayout, reserved: Collection[str] = ()) -> list[str
     logged = {slot.number for slot in layout.logged}
     for slot in layout.slots:
         if slot.name not in reserved:
-            lines += _event(slot, slot.number in logged, layout.entry_size)
+            lines += _event(slot, slot.number in logged, entry_size)
     return lines
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,7 +182,7 @@ def prepare(wish: Wish) -> Prepared:
     if tcp is not None:
         lines += snapshot_lines(tcp.layout, tcp.facts, tcp.switches, symbols)
     if events is not None:
-        lines += event_lines(events, {EVENT} if has_tcp else ())
+        lines += event_lines(events, entry_size, {EVENT} if has_tcp else ())
         lines.append(c_text(counters, events.schema.arches))
     image = compile_text(
         kheader.make(btf, text) + "\n".join(lines) + "\n" + text,
@@ -295,9 +294,13 @@ def _check_limits(wish: Wish, chosen: Sequence[str]) -> Mapping[str, int]:
 def _find_symbols() -> tuple[dict[str, int], str]:
     """The addresses of SYMBOLS (0 where unknown), and the name of the first that is missing."""
     found = dict.fromkeys(SYMBOLS, 0)
-    pattern = re.compile(rf"^([0-9a-f]+) \w ({'|'.join(SYMBOLS)})$", re.MULTILINE)
-    for address, name in pattern.findall(KALLSYMS.read_text()):
-        found[name] = int(address, 16)
+    listing = KALLSYMS.read_bytes()
+    for name in SYMBOLS:
+        # Lines are "ADDRESS KIND NAME", and "\t[MODULE]" after some.
+        end = listing.find(f" {name}\n".encode())
+        if end > 0:
+            line = listing[listing.rfind(b"\n", 0, end) + 1 : end]
+            found[name] = int(line.split()[0], 16)
     return found, next((name for name, address in found.items() if not address), "")
 
 

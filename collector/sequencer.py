@@ -96,7 +96,10 @@ class Sequencer(Queues):
         cpus = np.repeat(
             np.array([part.cpu for part in parts], np.uint16), [len(part.rows) for part in parts]
         )
-        order = np.argsort(np.concatenate([part.keys_ns for part in parts]), kind="stable")
+        # Records of one CPU alone are in order already.
+        order: slice | I64 = slice(None)
+        if len(parts) > 1:
+            order = np.argsort(np.concatenate([part.keys_ns for part in parts]), kind="stable")
         gaps, times_ns, serials, cpus = gaps[order], times_ns[order], serials[order], cpus[order]
         after_gap = gaps > 0
         # A lost record takes one number, the LOSS entry after it one, the record itself one.
@@ -108,12 +111,15 @@ class Sequencer(Queues):
         raw = np.empty((total, self._dtype.itemsize // 4), np.uint32)
         entries: NDArray[Any] = raw.view(self._dtype).reshape(total)
         whole = raw.view(self._opaque).reshape(total)
-        back = np.empty_like(place)
-        back[order] = place
-        start = 0
-        for part in parts:
-            whole[back[start : start + len(part.rows)]] = part.rows
-            start += len(part.rows)
+        if total == len(parts[0].rows):
+            whole[:] = parts[0].rows
+        else:
+            back = np.empty_like(place)
+            back[order] = place
+            start = 0
+            for part in parts:
+                whole[back[start : start + len(part.rows)]] = part.rows
+                start += len(part.rows)
 
         out = Ordered(
             entries,

@@ -201,3 +201,9 @@ static __always_inline u32 network_icmp_code(u32 type, u32 code) {
         return type * 256 + code;
     return code;
 }
+
+/* Whether a type is an answer to an echo or timestamp request, or the like. */
+static __always_inline int network_is_reply(u32 type) {
+    return type == 0 || type == 14 || type == 16 || type == 18 || type == 43 || type == 385 ||
+           type == 417;
+}

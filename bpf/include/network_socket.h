@@ -26,7 +26,9 @@ struct network_tuple {
 
 BPF_TABLE("lru_hash", struct network_tuple, u64, network_sockets, 16384);
 
-static __always_inline u32 network_pid(void) { return bpf_get_current_pid_tgid() >> 32; }
+static __always_inline u32 network_pid(void) {
+    return bpf_get_current_pid_tgid() >> 32;
+}
 
 /* Protocol, type and ports of a socket; 0 if it is not one of IPv4 or IPv6. */
 static __always_inline int network_kind_of(const int direct, struct sock *sk,
@@ -95,18 +97,17 @@ static __always_inline struct file *network_file_of(u32 descriptor) {
     return files ? network_file_at(READ(0, files, fdt), descriptor) : 0;
 }
 
-/* The socket that a file is; null if it is another file. */
+/* The socket that a file is; null if it is another file, or there is none: what cannot be read is
+ * 0.
+ */
 static __always_inline struct sock *network_socket_in(struct file *file) {
-    struct inode *inode;
+    struct inode *inode = READ(0, file, f_inode);
     struct socket *socket;
 
-    if (!file)
-        return 0;
-    inode = READ(0, file, f_inode);
     if ((READ(0, inode, i_mode) & 0170000) != 0140000)
         return 0;
     socket = (struct socket *)READ(0, file, private_data);
-    return socket ? READ(0, socket, sk) : 0;
+    return READ(0, socket, sk);
 }
 
 /* Whether closing one descriptor closes the file: nobody else holds it. */

@@ -65,7 +65,7 @@ static __always_inline void fill_system(const int direct, struct sock *sk, u8 *e
     }
     if (HAS(hiwat_fair_share)) {
         struct percpu_counter *counter = READ(direct, prot, sockets_allocated);
-        long sockets = READ(0, counter, count);
+        long sockets = READ(direct, counter, count);
 
         bpf_probe_read_kernel(limits, sizeof(limits), (void *)READ(direct, prot, sysctl_mem));
         if (sockets < 1)
@@ -121,10 +121,8 @@ static __always_inline void fill_targets(const int direct, struct tcp_sock *tp, 
     }
     if (HAS(sb_target_hiwat)) {
         struct net *net = GET((struct sock *)tp, __sk_common.skc_net.net);
-        int limits[3] = {};
 
-        bpf_probe_read_kernel(limits, sizeof(limits), (void *)&net->ipv4.sysctl_tcp_wmem);
-        SET(sb_target_hiwat, limits[2]);
+        SET(sb_target_hiwat, READ(direct, net, ipv4.sysctl_tcp_wmem[2]));
     }
     if (HAS(ca_name))
         COPY(ca_name, &ops->name);

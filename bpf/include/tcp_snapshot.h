@@ -143,7 +143,10 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         }
         fill_socket(direct, tp, entry);
     } else {
-        __builtin_memset(entry, 0, KLOGGER_ENTRY_SIZE);
+        /* In words: a memset of packed bytes is stored byte by byte. */
+#pragma unroll
+        for (int i = 0; i < KLOGGER_ENTRY_SIZE / 8; i++)
+            ((u64 *)slot->record)[i] = 0;
     }
     fill_ends(&ends, entry);
     callvalue = fill_segment(skb, entry, callvalue, flags);

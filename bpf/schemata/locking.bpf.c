@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How the schema locking is logged. A wait for a lock begins and ends at the kernel's two contention
- * tracepoints (Linux 5.19), a wait for a spinlock at the slow path itself where it can be probed:
- * the tracepoints leave out the waiter that is first in line. Where the functions that release locks
- * can be probed too, an acquired lock is remembered until then, elsewhere it is logged at once.
+ * How the schema locking is logged. A wait for a lock begins and ends at the kernel's two
+ * contention tracepoints (Linux 5.19), a wait for a spinlock at the slow path itself where it can
+ * be probed: the tracepoints leave out the waiter that is first in line. Where the functions that
+ * release locks can be probed too, an acquired lock is remembered until then, elsewhere it is
+ * logged at once.
  */
 #include "klogger.h"
 
 /* The header generator declares these. */
 struct mutex;
-struct rw_semaphore;
 struct task_struct;
 struct wait_queue_head;
 
 /* What a contention event tells of the lock (include/trace/events/lock.h). */
-#define LOCK_SPIN         0x01
-#define LOCK_READ         0x02
-#define LOCK_WRITE        0x04
-#define LOCK_RT           0x08
-#define LOCK_PERCPU       0x10
-#define LOCK_MUTEX        0x20
+#define LOCK_SPIN   0x01
+#define LOCK_READ   0x02
+#define LOCK_WRITE  0x04
+#define LOCK_RT     0x08
+#define LOCK_PERCPU 0x10
+#define LOCK_MUTEX  0x20
 
-#define LOCKING_NESTED    4     /* task, softirq, interrupt, NMI */
-#define LOCKING_WAITERS   16384 /* threads that wait for a lock at a time */
-#define LOCKING_HELD      16384 /* locks that were waited for and are not released yet */
+#define LOCKING_NESTED  4     /* task, softirq, interrupt, NMI */
+#define LOCKING_WAITERS 16384 /* threads that wait for a lock at a time */
+#define LOCKING_HELD    16384 /* locks that were waited for and are not released yet */
 
 /* Whether the end of holding is seen, for each kind of lock: all its functions must be probed. */
 #if USE_spin_unlock && USE_spin_unlock_irq && USE_spin_unlock_bh && USE_spin_unlock_restore
@@ -153,7 +153,7 @@ static __always_inline void no_room(struct klogger_cpu *cpu, u32 flags) {
         point = KLOGGER_POINT_WRITELOCK_FINISH;
     else if (type == KLOGGER_lock_type_RT_MUTEX)
         point = KLOGGER_POINT_PREEMPT_SPINLOCK_FINISH;
-    if (point < KLOGGER_ROWS) {
+    if (point < KLOGGER_ROWS && klogger_enabled(point)) {
         klogger_count(cpu->accounts[point].attempts);
         klogger_count(cpu->accounts[point].table_full);
     }
@@ -193,7 +193,8 @@ static __always_inline void gets(void *ctx, struct klogger_cpu *cpu, u64 lock, i
     struct lock_owner owner = {.lock = lock, .thread = (u32)bpf_get_current_pid_tgid()};
     struct lock_wait wait = {}, *found;
     struct locking_cpu *here;
-    u64 now = bpf_ktime_get_ns();
+    u64 now = bpf_ktime_get_ns(), acquired = now, waited;
+    int moment = KLOGGER_lock_moment_ACQUIRED;
     u32 zero = 0;
 
     here = locking_cpus.lookup(&zero);
@@ -213,24 +214,31 @@ static __always_inline void gets(void *ctx, struct klogger_cpu *cpu, u64 lock, i
         wait = *found;
         locking_waits.delete(&owner);
     }
+    waited = now - wait.since;
     if (error) {
-        finished(ctx, cpu, lock, wait.flags, 0, now - wait.since, KLOGGER_lock_moment_GIVEN_UP,
-                 error);
-        return;
+        acquired = 0;
+        moment = KLOGGER_lock_moment_GIVEN_UP;
     }
 #if FOLLOWS
-    if (is_followed(wait.flags)) {
-        struct lock_held held = {
-            .acquired = now, .waited = now - wait.since, .flags = wait.flags};
+    if (!error && is_followed(wait.flags)) {
+        struct lock_held new = {.acquired = now, .waited = waited, .flags = wait.flags}, *old;
 
         if (!(wait.flags & LOCK_READ))
             owner.thread = 0;
-        if (locking_held.update(&owner, &held))
-            no_room(cpu, wait.flags);
-        return;
+        old = locking_held.lookup(&owner);
+        if (old) {
+            acquired = old->acquired;
+            waited = old->waited;
+            wait.flags = old->flags;
+            moment = KLOGGER_lock_moment_UNSEEN;
+        }
+        if (locking_held.update(&owner, &new))
+            no_room(cpu, new.flags);
+        if (!old)
+            return;
     }
 #endif
-    finished(ctx, cpu, lock, wait.flags, now, now - wait.since, KLOGGER_lock_moment_ACQUIRED, 0);
+    finished(ctx, cpu, lock, wait.flags, acquired, waited, moment, error);
 }
 
 #if FOLLOWS
@@ -268,7 +276,178 @@ PROBE(begins, "SPINLOCK_FINISH PREEMPT_SPINLOCK_FINISH READLOCK_FINISH WRITELOCK
 PROBE(ends, "SPINLOCK_FINISH PREEMPT_SPINLOCK_FINISH READLOCK_FINISH WRITELOCK_FINISH PREEMPT_WRITELOCK_FINISH MUTEX_FINISH",
       "btf:contention_end raw:contention_end")
 /* clang-format on */
-{
-    gets(ctx, cpu, ARG(0), (int)ARG(1));
+{ gets(ctx, cpu, ARG(0), (int)ARG(1)); }
+#endif
+
+/*
+ * The slow path of spinlocks: of this machine, and that of a guest whose host helps it wait. Only
+ * where its end can be probed too.
+ */
+#if USE_spin_slow
+PROBE(spin_slow, "SPINLOCK_FINISH",
+      "fentry:native_queued_spin_lock_slowpath fentry:queued_spin_lock_slowpath")
+{ waits(cpu, ARG(0), LOCK_SPIN); }
+#endif
+
+#if USE_spin_taken
+PROBE(spin_taken, "SPINLOCK_FINISH",
+      "fexit:native_queued_spin_lock_slowpath fexit:queued_spin_lock_slowpath")
+{ gets(ctx, cpu, ARG(0), 0); }
+#endif
+
+#if USE_pv_spin_slow
+PROBE(pv_spin_slow, "SPINLOCK_FINISH", "fentry:__pv_queued_spin_lock_slowpath")
+{ waits(cpu, ARG(0), LOCK_SPIN); }
+#endif
+
+#if USE_pv_spin_taken
+PROBE(pv_spin_taken, "SPINLOCK_FINISH", "fexit:__pv_queued_spin_lock_slowpath")
+{ gets(ctx, cpu, ARG(0), 0); }
+#endif
+
+/* The functions that release locks, each with the lock as its first argument. */
+#if FOLLOWS
+#define FOLLOWED(lock, shared)                                                                     \
+    if (FOLLOWS_##lock)                                                                            \
+    releases(ctx, cpu, ARG(0), shared)
+#else
+#define FOLLOWED(lock, shared)
+#endif
+
+#if USE_spin_unlock
+PROBE(spin_unlock, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock kprobe:_raw_spin_unlock")
+{ FOLLOWED(SPIN, 0); }
+#endif
+
+#if USE_spin_unlock_irq
+PROBE(spin_unlock_irq, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock_irq kprobe:_raw_spin_unlock_irq")
+{ FOLLOWED(SPIN, 0); }
+#endif
+
+#if USE_spin_unlock_bh
+PROBE(spin_unlock_bh, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock_bh kprobe:_raw_spin_unlock_bh")
+{ FOLLOWED(SPIN, 0); }
+#endif
+
+#if USE_spin_unlock_restore
+PROBE(spin_unlock_restore, "SPINLOCK_FINISH",
+      "fentry:_raw_spin_unlock_irqrestore kprobe:_raw_spin_unlock_irqrestore")
+{ FOLLOWED(SPIN, 0); }
+#endif
+
+#if USE_read_unlock
+PROBE(read_unlock, "READLOCK_FINISH", "fentry:_raw_read_unlock kprobe:_raw_read_unlock")
+{ FOLLOWED(RWLOCK, 1); }
+#endif
+
+#if USE_read_unlock_irq
+PROBE(read_unlock_irq, "READLOCK_FINISH", "fentry:_raw_read_unlock_irq kprobe:_raw_read_unlock_irq")
+{ FOLLOWED(RWLOCK, 1); }
+#endif
+
+#if USE_read_unlock_bh
+PROBE(read_unlock_bh, "READLOCK_FINISH", "fentry:_raw_read_unlock_bh kprobe:_raw_read_unlock_bh")
+{ FOLLOWED(RWLOCK, 1); }
+#endif
+
+#if USE_read_unlock_restore
+PROBE(read_unlock_restore, "READLOCK_FINISH",
+      "fentry:_raw_read_unlock_irqrestore kprobe:_raw_read_unlock_irqrestore")
+{ FOLLOWED(RWLOCK, 1); }
+#endif
+
+#if USE_write_unlock
+PROBE(write_unlock, "WRITELOCK_FINISH", "fentry:_raw_write_unlock kprobe:_raw_write_unlock")
+{ FOLLOWED(RWLOCK, 0); }
+#endif
+
+#if USE_write_unlock_irq
+PROBE(write_unlock_irq, "WRITELOCK_FINISH",
+      "fentry:_raw_write_unlock_irq kprobe:_raw_write_unlock_irq")
+{ FOLLOWED(RWLOCK, 0); }
+#endif
+
+#if USE_write_unlock_bh
+PROBE(write_unlock_bh, "WRITELOCK_FINISH",
+      "fentry:_raw_write_unlock_bh kprobe:_raw_write_unlock_bh")
+{ FOLLOWED(RWLOCK, 0); }
+#endif
+
+#if USE_write_unlock_restore
+PROBE(write_unlock_restore, "WRITELOCK_FINISH",
+      "fentry:_raw_write_unlock_irqrestore kprobe:_raw_write_unlock_irqrestore")
+{ FOLLOWED(RWLOCK, 0); }
+#endif
+
+#if USE_up_read
+PROBE(up_read, "READLOCK_FINISH", "fentry:up_read kprobe:up_read")
+{ FOLLOWED(RWSEM, 1); }
+#endif
+
+#if USE_up_write
+PROBE(up_write, "WRITELOCK_FINISH", "fentry:up_write kprobe:up_write")
+{ FOLLOWED(RWSEM, 0); }
+#endif
+
+#if USE_downgrade_write
+PROBE(downgrade_write, "WRITELOCK_FINISH", "fentry:downgrade_write kprobe:downgrade_write")
+{ FOLLOWED(RWSEM, 0); }
+#endif
+
+#if USE_mutex_unlock
+PROBE(mutex_unlock, "MUTEX_FINISH", "fentry:mutex_unlock kprobe:mutex_unlock")
+{ FOLLOWED(MUTEX, 0); }
+#endif
+
+static __always_inline void spinlock_made(void *ctx, struct klogger_cpu *cpu, u64 lock, int holder,
+                                          u64 name) {
+    u64 who = bpf_get_current_pid_tgid();
+
+    klogger(SPINLOCK_INIT, lock, holder, (const void *)name, who, who >> 32);
 }
+
+static __always_inline void rwlock_made(void *ctx, struct klogger_cpu *cpu, u64 lock, int type,
+                                        u64 name) {
+    u64 who = bpf_get_current_pid_tgid();
+
+    klogger(RWLOCK_INIT, lock, type, (const void *)name, who, who >> 32);
+}
+
+/*
+ * (lock, name, key, ...). Only a kernel with CONFIG_DEBUG_SPINLOCK has a function for spinlocks and
+ * rwlocks; the others set a word to zero in place. What holds a spinlock has one always.
+ */
+#if USE_spin_init
+PROBE(spin_init, "SPINLOCK_INIT", "fentry:__raw_spin_lock_init kprobe:__raw_spin_lock_init")
+{ spinlock_made(ctx, cpu, ARG(0), KLOGGER_lock_holder_ALONE, ARG(1)); }
+#endif
+
+#if USE_waitqueue_init
+PROBE(waitqueue_init, "SPINLOCK_INIT", "fentry:__init_waitqueue_head kprobe:__init_waitqueue_head")
+{
+#if !USE_spin_init
+    spinlock_made(ctx, cpu, ARG(0) + __builtin_offsetof(struct wait_queue_head, lock),
+                  KLOGGER_lock_holder_WAIT_QUEUE, ARG(1));
+#endif
+}
+#endif
+
+#if USE_mutex_init
+PROBE(mutex_init, "SPINLOCK_INIT", "fentry:__mutex_init kprobe:__mutex_init")
+{
+#if !USE_spin_init
+    spinlock_made(ctx, cpu, ARG(0) + __builtin_offsetof(struct mutex, wait_lock),
+                  KLOGGER_lock_holder_MUTEX_WAITERS, ARG(1));
+#endif
+}
+#endif
+
+#if USE_rwlock_init
+PROBE(rwlock_init, "RWLOCK_INIT", "fentry:__rwlock_init kprobe:__rwlock_init")
+{ rwlock_made(ctx, cpu, ARG(0), KLOGGER_lock_type_RWLOCK, ARG(1)); }
+#endif
+
+#if USE_rwsem_init
+PROBE(rwsem_init, "RWLOCK_INIT", "fentry:__init_rwsem kprobe:__init_rwsem")
+{ rwlock_made(ctx, cpu, ARG(0), KLOGGER_lock_type_RWSEM, ARG(1)); }
 #endif

@@ -13,6 +13,7 @@ from rich.table import Table
 from collector.calls import read_checked
 from collector.counters import list_counters
 from collector.eventlayout import lay_out
+from collector.preparing import Wish, check_privilege, prepare
 from collector.schemata import BASE, find_sources, made_events
 from collector.showing import describe, summary, text_lines
 from formats.cli import say
@@ -30,17 +31,25 @@ def command() -> None:
 
 @command.command("check")
 @click.argument("schemata", nargs=-1, required=True, metavar="NAME|PATH...")
-def check(schemata: tuple[str, ...]) -> int:
+@click.option("--compile", "compiled", is_flag=True,
+              help="Compile the C files too, and look for what this kernel lacks (needs root).")
+def check(schemata: tuple[str, ...], compiled: bool) -> int:
     """Look for mistakes in schemata, and tell all of them with file, line and column.
 
     Several schemata are checked as they would be loaded, together and with base. What looks like a
-    mistake but is none is told as a warning. Exit code 0: no mistakes; 2: there are some.
+    mistake but is none is told as a warning. Exit code 0: no mistakes; 2: there are some; 4: this
+    kernel lacks what a schema needs.
     """
     sources = find_sources(schemata, trusted_only=False, text_needed=False)
     checked = read_checked(sources)
     layout = lay_out(checked.schema, made_events(checked.schema))
     for warning in checked.warnings:
         say(f"warning: {warning}")
+    if compiled:
+        check_privilege()
+        prepared = prepare(Wish(schemata=schemata, klogger=True))
+        for name, why in prepared.plan.missing.items():
+            say(f"warning: {name}: {why}")
     for source in sources:
         if source.name != BASE or BASE in schemata:
             click.echo(for_terminal(summary(source, layout)))

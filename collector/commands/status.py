@@ -15,7 +15,7 @@ from collector.commands.asking import ask, collector_option
 from collector.commands.buffer_size import describe
 from formats.escape import for_terminal
 
-_COLUMNS = ("number", "name", "enabled", "limit", "attempts", "written", "lost")
+_COLUMNS = ("number", "name", "enabled", "attempts", "limited", "written", "lost")
 _TEXT = frozenset({"name", "enabled"})
 
 

@@ -8,6 +8,7 @@ import sys
 import click
 
 from collector.commands import (
+    benchmark,
     buffer_size,
     columns,
     disable,
@@ -20,7 +21,7 @@ from collector.commands import (
     status,
 )
 from formats.cli import run
-from formats.commands import repair, verify
+from formats.commands import decode, repair, verify
 
 
 @click.group("tcpkmon", context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,7 +36,8 @@ def command() -> None:
 for _part in (doctor.command, events.command, columns.command, verify.command, repair.command):
     command.add_command(_part)
 command.add_command(schema.command)
-for _control in (status, enable, disable, mark, buffer_size, lowwater):
+command.add_command(decode.command)
+for _control in (status, enable, disable, mark, buffer_size, lowwater, benchmark):
     command.add_command(_control.command)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from formats.klogger.batch import LogBatch
 from formats.klogger.encode import (
     DUMP_BYTES_MAX,
     Packed,
@@ -11,6 +12,9 @@ from formats.klogger.encode import (
     pack_event,
     pack_records,
 )
+from formats.klogger.losses import Losses
+from formats.klogger.merge import merge_logs
+from formats.klogger.reader import LogReader
 from formats.klogger.table import (
     SNAPSHOT_NUMBER,
     LogEvent,
@@ -25,15 +29,19 @@ from formats.klogger.table import (
 __all__ = [
     "DUMP_BYTES_MAX",
     "SNAPSHOT_NUMBER",
+    "LogBatch",
     "LogEvent",
     "LogField",
     "LogFormat",
+    "LogReader",
+    "Losses",
     "Packed",
     "describe_event",
     "describe_snapshot",
     "encode_preamble",
     "finish_dump",
     "make_header",
+    "merge_logs",
     "number_events",
     "pack_event",
     "pack_records",

@@ -89,9 +89,15 @@ def join_batches(batches: Sequence[LogBatch]) -> LogBatch:
 
 
 def _compact(batch: LogBatch) -> LogBatch:
-    """The batch without the bytes before and behind its records' payloads."""
-    if not len(batch):
-        return replace(batch, words=batch.words[:0])
+    """The batch with few bytes besides its records' payloads."""
     widths = batch.format.payload_sizes[batch.numbers] // 8
+    total = int(widths.sum())
+    if not total:
+        return replace(batch, starts=np.zeros_like(batch.starts), words=batch.words[:0])
     low, high = int(batch.starts.min()), int((batch.starts + widths).max())
-    return replace(batch, starts=batch.starts - low, words=batch.words[low:high])
+    if high - low <= 2 * total + 3 * len(batch):
+        return replace(batch, starts=batch.starts - low, words=batch.words[low:high])
+    # A few records far apart: only they are kept, else what is joined again and again would grow.
+    starts = np.cumsum(widths) - widths
+    places = np.repeat(batch.starts - starts, widths) + np.arange(total)
+    return replace(batch, starts=starts, words=batch.words[places])

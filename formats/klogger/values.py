@@ -44,21 +44,15 @@ def native(values: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
 
 
-def describe_values(log: LogFormat, field: LogField) -> Callable[[Any], str] | None:
-    """How to write a value of this field as text; None for plain numbers.
+def describe_value(log: LogFormat, field: LogField) -> Callable[[Any], str] | None:
+    """What writes a value of this field as text; None for plain numbers.
 
-    Takes an int for enums, bytes for everything else.
+    It takes an int for enums, bytes for everything else.
     """
     if field.kind == "enum":
         names = log.enums.get(field.type, {})
         return lambda value: names.get(value, str(value))
     return {"int": None, "string": text_of, "bytes": bytes.hex, "address": address_of}[field.kind]
-
-
-def numbers_array(values: NDArray[Any]) -> Any:
-    """Integers as an Arrow array of their type."""
-    pyarrow, _ = import_pyarrow()
-    return pyarrow.array(native(values))
 
 
 def dictionary(field: LogField, values: NDArray[Any]) -> Any:

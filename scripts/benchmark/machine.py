@@ -15,6 +15,8 @@ from pathlib import Path
 def describe(root: Path) -> dict[str, str]:
     """What can make a difference, by name, in the order in which it is shown."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    model = _first(r"^model name\s*:\s*(.*)$", cpu) or "unknown"
+    megahertz = _first(r"^cpu MHz\s*:\s*(.*)$", cpu) or "?"
     flags = _first(r"^flags\s*:\s*(.*)$", cpu).split()
     memory = _first(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
     clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
@@ -22,8 +24,7 @@ def describe(root: Path) -> dict[str, str]:
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "tcpkmon": f"{importlib.metadata.version('tcpkmon')}, commit {_commit(root)}",
-        "CPU": f"{_first(r'^model name\s*:\s*(.*)$', cpu) or name.machine}, "
-        f"{os.cpu_count()} CPUs, {_first(r'^cpu MHz\s*:\s*(.*)$', cpu) or '?'} MHz"
+        "CPU": f"{model}, {os.cpu_count()} CPUs at {megahertz} MHz"
         + (", virtual machine" if "hypervisor" in flags else ""),
         "memory": f"{int(memory or 0) / (1 << 20):.0f} GiB",
         "kernel": f"{name.release} {name.version} {name.machine}",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def slowdowns(values: Sequence[float], bare: Sequence[float]) -> list[float]:
 
 def number(value: float, digits: int = 2) -> str:
     """A number for people: thousands apart, so many digits after the point, none from 1000 on."""
-    if value != value:
+    if math.isnan(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}f}"
 

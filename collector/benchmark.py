@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What logging an event costs on this machine: klogger(EVENT, constants) in a loop, timed.
+
+A program for each event goes through the same engine as a capture's (bpf/include/klogger.h) and is
+run by BPF_PROG_TEST_RUN on one CPU, with its ring emptied in between. Nothing is attached.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from collector import bpfsys, kheader
+from collector.btf import Btf
+from collector.compiler import compile_text
+from collector.engine import Engine, make_engine
+from collector.eventgen import event_lines
+from collector.eventlayout import EventLayout, Slot, lay_out, ring_dtype
+from collector.plan import Plan
+from collector.program import Loaded, fill_maps, load_code
+from collector.rings import Rings, pages_of
+from collector.schemata import BASE, find_sources, load_schema_of, made_events, read_texts
+from collector.schemata import shipped_names as all_shipped
+from formats.errors import KernelError, TcpkmonError, UsageError
+from formats.schema.model import suggest
+
+ITERATIONS = 1000
+ROUNDS = 9
+TCP = "tcp"
+_BATCH = 100
+"""Calls in one run of a program: interrupts are off meanwhile."""
+_RING_BYTES = 4 << 20
+_ZERO = struct.pack("=I", 0)
+_EMPTY = "klogger_benchmark_empty"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """An event's cost in ns a call: medians of the rounds, and the fastest and slowest round."""
+
+    schema: str
+    event: str
+    record_bytes: int
+    """Of its record in the ring, which is as large as the schemata's largest."""
+    enabled_ns: float
+    fastest_ns: float
+    slowest_ns: float
+    disabled_ns: float
+    written: int
+    """Records that went into the ring: every call of every round did, or there is no result."""
+
+
+def shipped_names() -> tuple[str, ...]:
+    """The schemata of tcpkmon that have klogger() events."""
+    return tuple(name for name in all_shipped() if name not in {BASE, TCP})
+
+
+def measure(
+    names: Sequence[str] = (),
+    schemata: Sequence[str] = (),
+    iterations: int = ITERATIONS,
+    rounds: int = ROUNDS,
+    cpu: int | None = None,
+) -> Iterator[Cost]:
+    """The cost of these events (none named: of all) of the schemata, which are loaded together.
+
+    Without `schemata`, of every one that is shipped, each loaded alone. Before it yields anything:
+    UsageError for unknown events, KernelError where this kernel refuses. KernelError when a call's
+    record did not go into the ring.
+    """
+    groups = [tuple(schemata)] if schemata else [(name,) for name in shipped_names()]
+    layouts = [_lay_out(group) for group in groups]
+    known = {slot.name for layout in layouts for slot in layout.logged}
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"no schema here logs an event '{name}'{suggest(name, known)}",
+                "tcpkmon schema show lists them",
+            )
+    chosen = [
+        (group, layout, [s for s in layout.logged if not names or s.name in names])
+        for group, layout in zip(groups, layouts, strict=True)
+    ]
+    if not known:
+        raise UsageError("these schemata log no events with klogger()")
+    btf = Btf.from_kernel()
+    where = bpfsys.online_cpus()[-1] if cpu is None else cpu
+    for group, layout, slots in chosen:
+        if slots:
+            with _Bench(layout, slots, btf, where) as bench:
+                for slot in slots:
+                    yield bench.measure(slot, "+".join(group), iterations, rounds)
+
+
+def _lay_out(group: Sequence[str]) -> EventLayout:
+    if TCP in group:
+        raise UsageError(
+            "the schema tcp takes snapshots, not events of klogger()",
+            "its cost is measured by scripts/benchmark",
+        )
+    schema = load_schema_of(find_sources(group))
+    return lay_out(schema, made_events(schema))
+
+
+def program_text(layout: EventLayout, slots: Sequence[Slot], engine: Engine, btf: Btf) -> str:
+    """The C text: the engine, and for each event a program that logs it in a loop."""
+    text = read_texts(())
+    lines = [*engine.lines(Plan((), {})), *event_lines(layout, engine.entry_size)]
+    widest = max((p.type.width for s in slots for p in s.places if p.type.kind == "string"),
+                 default=8)  # fmt: skip
+    programs = [
+        f"struct klogger_benchmark_text {{ char text[{widest + 8}]; }};",
+        "BPF_ARRAY(klogger_benchmark_texts, struct klogger_benchmark_text, 1);",
+        "BPF_ARRAY(klogger_benchmark_calls, u64, 1);",
+        "BPF_ARRAY(klogger_benchmark_ns, u64, 1);",
+        _program(_EMPTY, 'asm volatile("" ::: "memory")'),
+    ]
+    for slot in slots:
+        values = "".join(
+            ", text->text" if place.type.kind == "string" else f", {number}"
+            for number, place in enumerate(slot.places, 1)
+        )
+        programs.append(_program(_function(slot), f"klogger({slot.name}{values})"))
+    return "\n".join([kheader.make(btf, text), *lines, text, *programs]) + "\n"
+
+
+def _function(slot: Slot) -> str:
+    return f"klogger_benchmark_{slot.number}"
+
+
+def _program(name: str, what: str) -> str:
+    return f"""int {name}(void *ctx)
+{{
+    struct klogger_cpu *cpu = klogger_this_cpu();
+    u32 zero = 0;
+    u64 *calls = klogger_benchmark_calls.lookup(&zero), *took = klogger_benchmark_ns.lookup(&zero);
+    struct klogger_benchmark_text *text = klogger_benchmark_texts.lookup(&zero);
+    u64 begin, wanted;
+
+    if (!cpu || !calls || !took || !text)
+        return 1;
+    wanted = *calls;
+    begin = bpf_ktime_get_ns();
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < {_BATCH}; i++) {{
+        if (i >= wanted)
+            break;
+        {what};
+    }}
+    *took = bpf_ktime_get_ns() - begin;
+    return 0;
+}}"""
+
+
+class _Bench:
+    """The programs of one group of schemata in the kernel, and their rings."""
+
+    def __init__(self, layout: EventLayout, slots: Sequence[Slot], btf: Btf, cpu: int) -> None:
+        self._cpu = cpu
+        highest = max(slot.number for slot in layout.slots)
+        self._engine = make_engine(layout.entry_size, Plan((), {}), points=highest)
+        functions = [_EMPTY, *map(_function, slots)]
+        image = compile_text(program_text(layout, slots, self._engine, btf), functions)
+        sizes = {spec.name: spec.value_size for spec in image.maps}
+        self._cpu_bytes = sizes["klogger_cpus"]
+        self._control = bytearray(sizes["klogger_control"])
+        self._loaded = Loaded(image, btf)
+        self._fds: dict[str, int] = {}
+        try:
+            text = b"x" * (sizes["klogger_benchmark_texts"] - 1) + b"\0"
+            bpfsys.map_update(self._loaded.maps["klogger_benchmark_texts"], _ZERO, text)
+            for function in functions:
+                code = fill_maps(image.programs[function], self._loaded.maps)
+                self._fds[function] = load_code("raw", code, function, 0)
+            pages = pages_of(_RING_BYTES)
+            dtype = ring_dtype(self._engine.entry_size)
+            self._rings = Rings(self._loaded.maps["events"], dtype, pages, _RING_BYTES)
+        except TcpkmonError:
+            self._give_back()
+            raise
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._rings.close()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+        self._loaded.close()
+
+    def measure(self, slot: Slot, schema: str, iterations: int, rounds: int) -> Cost:
+        """One event's cost."""
+        with _on_cpu(self._cpu):
+            self._switch(slot, False)
+            self._round(slot, iterations)  # the first round warms caches up
+            disabled = [self._round(slot, iterations) for _ in range(rounds)]
+            if self._written(slot):
+                raise KernelError(f"{slot.name} was logged though it was switched off")
+            self._switch(slot, True)
+            self._round(slot, iterations)
+            enabled = [self._round(slot, iterations) for _ in range(rounds)]
+        written = self._written(slot)
+        if written != iterations * (rounds + 1):
+            raise KernelError(
+                f"of {iterations * (rounds + 1)} calls for {slot.name} {written} were written"
+            )
+        return Cost(
+            schema, slot.name, self._engine.entry_size, statistics.median(enabled),
+            min(enabled), max(enabled), statistics.median(disabled), written,
+        )  # fmt: skip
+
+    def _round(self, slot: Slot, iterations: int) -> float:
+        """The ns that a call took, without the loop around it."""
+        total_ns = 0
+        left = iterations
+        while left:
+            calls = min(left, _BATCH)
+            left -= calls
+            bpfsys.map_update(
+                self._loaded.maps["klogger_benchmark_calls"], _ZERO, struct.pack("=Q", calls)
+            )
+            total_ns += self._run(_function(slot)) - self._run(_EMPTY)
+            self._rings.drain()
+        return total_ns / iterations
+
+    def _run(self, function: str) -> int:
+        if bpfsys.prog_test_run(self._fds[function], self._cpu):
+            raise KernelError(f"the program {function} found no maps")
+        raw = bpfsys.map_lookup(self._loaded.maps["klogger_benchmark_ns"], _ZERO, 8)
+        assert raw is not None  # an array's element is always there
+        return int(struct.unpack("=Q", raw)[0])
+
+    def _switch(self, slot: Slot, on: bool) -> None:
+        self._control[slot.number] = on
+        bpfsys.map_update(self._loaded.maps["klogger_control"], _ZERO, bytes(self._control))
+
+    def _written(self, slot: Slot) -> int:
+        maps = self._loaded.maps
+        raw = bpfsys.map_lookup_percpu(maps["klogger_cpus"], _ZERO, self._cpu_bytes)
+        assert raw is not None
+        head = np.ascontiguousarray(raw[:, : self._engine.head.itemsize]).view(self._engine.head)
+        return int(head["accounts"]["written"][:, 0, slot.number].sum())
+
+
+@contextmanager
+def _on_cpu(cpu: int) -> Iterator[None]:
+    """Keeps this thread where the programs run, so that the ring's memory is near."""
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except OSError as error:
+        raise KernelError(f"CPU {cpu} cannot be used: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

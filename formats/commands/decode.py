@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tcpkmon decode FILE...`: Klogger logs as an array of Perl hashes, JSON lines, CSV or Parquet."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from formats.cli import say
+from formats.errors import DamagedError, LossError, UsageError
+from formats.pmgraph.options import CLOCKS
+
+if TYPE_CHECKING:
+    from formats.klogger.decoding import Decoding
+    from formats.klogger.reader import LogReader
+
+FORMATS = ("perl", "json", "csv", "parquet")
+
+
+@click.command("decode")
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="perl",
+    show_default=True,
+    help="An array of Perl hashes, JSON lines, one CSV table, or a Parquet file for each event.",
+)
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="Put the logs of several CPUs in time order, instead of one after the other.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write FILE, or for parquet into the folder FILE (one event: into FILE.parquet).",
+)
+@click.option("--force", is_flag=True, help="Let -o overwrite files.")
+@click.option(
+    "--event",
+    "names",
+    metavar="NAME,...",
+    multiple=True,
+    help="Only these events; more with more --event.",
+)
+@click.option("--since", metavar="TIME", help="Only records of this time or later.")
+@click.option("--until", metavar="TIME", help="Only records of this time or earlier.")
+@click.option(
+    "--where",
+    "conditions",
+    metavar="FIELD=VALUE",
+    multiple=True,
+    help="Only records whose field has this value; also !=, <, <=, > and >=. Of several all must "
+    "hold. Events that lack the field are left out.",
+)
+@click.option(
+    "--time",
+    "clock",
+    type=click.Choice(CLOCKS),
+    default="mono",
+    show_default=True,
+    help="How times are written: CLOCK_MONOTONIC in ns, UTC, seconds since 1970, or seconds since "
+    "logging began.",
+)
+def command(files: tuple[Path, ...], **asked: Any) -> int:
+    """Decode Klogger logs (kernlog.dump.cpuN) and print their events.
+
+    By default as the array of Perl hashes that Klogger's decoder printed, which Perl reads back by
+    `do`. TIME is 2026-01-31T12:00:00 (UTC), or a number as --time writes it. What is lost or
+    damaged is told on stderr, and everything that is good is decoded. Exit code 3: events were
+    lost, or the end of a log is unknown after a crash; 5: a log is damaged.
+    """
+    from formats.klogger.choose import Choice, parse_condition
+    from formats.klogger.clock import parse_time
+    from formats.klogger.decoding import Decoding
+    from formats.klogger.reader import LogReader
+
+    clock = asked["clock"]
+    names = tuple(name.strip() for text in asked["names"] for name in text.split(","))
+    choice = Choice(
+        tuple(name for name in names if name) if names else None,
+        parse_time(asked["since"], clock) if asked["since"] else None,
+        parse_time(asked["until"], clock) if asked["until"] else None,
+        tuple(parse_condition(text) for text in asked["conditions"]),
+    )
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(LogReader(path)) for path in files]
+        decoding = Decoding(readers, choice, clock, asked["merge"])
+        _check_output(files, asked["output"], asked["form"])
+        _write(decoding, asked["form"], asked["output"], asked["force"])
+        codes = {_report(reader) for reader in readers}
+    return next(
+        (code for code in (DamagedError.exit_code, LossError.exit_code) if code in codes), 0
+    )
+
+
+def _check_output(files: tuple[Path, ...], output: Path | None, form: str) -> None:
+    if output is None:
+        if form == "parquet":
+            raise UsageError("parquet needs -o", "name a folder; it gets a file for each event")
+        return
+    for path in files:
+        if output.exists() and output.samefile(path):
+            raise UsageError(f"-o {output} is a log to be read", "choose another name")
+
+
+def _write(decoding: Decoding, form: str, output: Path | None, force: bool) -> None:
+    from formats.klogger.decoding import write_lines, write_parquet
+    from formats.pmgraph.output import already_there, replace_file
+
+    if output is None:
+        write_lines(decoding, form, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    elif form == "parquet":
+        write_parquet(decoding, output, force)
+    else:
+        if output.is_symlink() or (output.exists() and not force):
+            raise already_there(output)
+        with replace_file(output) as out:
+            write_lines(decoding, form, out)
+
+
+def _report(reader: LogReader) -> int:
+    """Say what is missing from a log that was read to its end; its exit code."""
+    losses = reader.losses.describe()
+    for text in (*reader.problems[:10], losses, reader.tail):
+        if text:
+            say(f"tcpkmon decode: {reader.path}: {text}")
+    if len(reader.problems) > 10:
+        say(f"tcpkmon decode: {reader.path}: and more damage")
+    if reader.problems:
+        return DamagedError.exit_code
+    return LossError.exit_code if losses or reader.tail else 0

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of a Klogger log's records, in the clock that --time names, and times given by people."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.errors import UsageError
+from formats.klogger.batch import LogBatch
+from formats.klogger.table import LogFormat
+from formats.klogger.values import import_pyarrow
+
+CLOCK_EVENT = "CLOCK"
+_BILLION = 1_000_000_000
+_LARGEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A time that was given: `ns` of real time, or of the clock that --time names."""
+
+    ns: int
+    is_real: bool
+
+
+class LogClock:
+    """Gives each record of one stream its time; show it every batch, in order.
+
+    zero_ns: CLOCK_MONOTONIC that `rel` counts from. Raises UsageError if the log has no clock pair
+    and real time is asked for.
+    """
+
+    def __init__(self, log: LogFormat, kind: str, zero_ns: int = 0) -> None:
+        self.kind = kind
+        self._zero_ns = zero_ns
+        pair = log.clock
+        self._ahead = pair[1] - pair[0] if pair else None
+        if self._ahead is None and kind != "mono":
+            raise UsageError(f"the log has no clock pair for --time {kind}", "use --time mono")
+        event = log.find_event(CLOCK_EVENT)
+        names = ("mono_ns", "realtime_ns")
+        self._seen: tuple[LogBatch, NDArray[np.int64] | int] | None = None
+        self._has_pairs = event is not None and all(event.find_field(name) for name in names)
+
+    def ahead_of_mono(self, batch: LogBatch) -> NDArray[np.int64] | int:
+        """Real time minus CLOCK_MONOTONIC, ns, for each record: as the last CLOCK event had it."""
+        if self._ahead is None:
+            raise UsageError("the log has no clock pair", "give times in ns of --time mono")
+        if self._seen is None or self._seen[0] is not batch:
+            self._seen = batch, self._find_ahead(batch, self._ahead)
+        return self._seen[1]
+
+    def _find_ahead(self, batch: LogBatch, ahead: int) -> NDArray[np.int64] | int:
+        at = batch.where(CLOCK_EVENT) if self._has_pairs else np.empty(0, np.int64)
+        if not len(at):
+            return ahead
+        rows = batch.rows(CLOCK_EVENT, at)
+        steps = [ahead]
+        for real, mono in zip(rows["realtime_ns"].tolist(), rows["mono_ns"].tolist(), strict=True):
+            ahead = real - mono
+            steps.append(ahead if abs(ahead) <= _LARGEST else steps[-1])
+        self._ahead = steps[-1]
+        return np.repeat(np.array(steps, np.int64), np.diff([0, *at.tolist(), len(batch)]))
+
+    def times(self, batch: LogBatch, real: bool | None = None) -> NDArray[np.int64]:
+        """The records' times in ns of this clock (`real`: of real time, or not)."""
+        mono = batch.times_ns.view(np.int64)
+        if real or (real is None and self.kind in ("iso", "epoch")):
+            return mono + self.ahead_of_mono(batch)
+        return mono - self._zero_ns if self.kind == "rel" else mono
+
+
+def parse_time(text: str, kind: str) -> Moment:
+    """A time of --since or --until: ISO 8601 (UTC without a zone), or a number as --time prints.
+
+    That is ns for mono, seconds for rel and epoch (and for iso). Raises UsageError.
+    """
+    try:
+        if kind == "mono" and text.isascii() and text.isdigit():
+            return Moment(min(int(text[:20]), _LARGEST), False)
+        if kind != "mono":
+            seconds = Decimal(text)
+            if seconds.is_finite() and abs(seconds) < 1 << 33:
+                return Moment(int(seconds * _BILLION), kind != "rel")
+    except InvalidOperation:
+        pass
+    try:
+        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise UsageError(
+            f"no time: '{text}'",
+            "give 2026-01-31T12:00:00, ns with --time mono, seconds with --time rel or epoch",
+        ) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.timezone.utc)
+    since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    return Moment((since.days * 86400 + since.seconds) * _BILLION + since.microseconds * 1000, True)
+
+
+def format_times(times_ns: NDArray[np.int64], kind: str) -> Any:
+    """Times (of LogClock.times) as an Arrow array of strings: see docs/klogger-format.md."""
+    pyarrow, compute = import_pyarrow()
+    text = pyarrow.string()
+    if kind == "mono":
+        return compute.cast(pyarrow.array(times_ns.view(np.uint64)), text)
+    if kind == "iso":
+        stamps = pyarrow.array(times_ns, pyarrow.timestamp("ns"))
+        dated = compute.cast(stamps, text)
+        return compute.binary_join_element_wise(
+            compute.binary_replace_slice(dated, 10, 11, b"T"), "Z", ""
+        )
+    seconds, rest = np.divmod(np.abs(times_ns), _BILLION)
+    # Nine digits: the tenth, a leading 1, is cut off.
+    digits = compute.cast(pyarrow.array(rest + _BILLION), text)
+    fraction = compute.utf8_replace_slice(digits, 0, 1, ".")
+    whole = compute.cast(pyarrow.array(seconds), text)
+    sign = pyarrow.array(["", "-"]).take(pyarrow.array((times_ns < 0).astype(np.int8)))
+    return compute.binary_join_element_wise(sign, whole, fraction, "")

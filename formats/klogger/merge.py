@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The logs of several CPUs as one, in time order, a bounded piece of each in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from formats.errors import UsageError
+from formats.klogger.batch import LogBatch, join_batches
+from formats.klogger.reader import BATCH_RECORDS, LogReader
+
+HOLD = 4096
+"""How many records later one may stand that is earlier: programs nest, and serials come first."""
+
+
+class _Source:
+    """One log: what was read of it and is not handed out yet."""
+
+    def __init__(self, reader: LogReader, records: int) -> None:
+        self._batches = reader.batches(records)
+        self._most = 4 * max(records, HOLD)
+        self.pending: LogBatch | None = None
+        self.is_done = False
+        self.refill()
+
+    def refill(self) -> None:
+        """Read on."""
+        batch = next(self._batches, None)
+        if batch is None:
+            self.is_done = True
+        else:
+            self.pending = batch if self.pending is None else join_batches([self.pending, batch])
+
+    def safe_until(self) -> int | None:
+        """What will be read is not earlier than this (as far as can be known); None: no more."""
+        if self.is_done or self.pending is None:
+            return None
+        times = self.pending.times_ns
+        safe = int(times[-HOLD:].min())
+        if len(times) > self._most:  # times that do not rise at all: memory stays bounded
+            safe = max(safe, int(np.partition(times, -self._most)[-self._most]))
+        return safe
+
+    def take(self, limit: int | None) -> LogBatch | None:
+        """What is earlier than `limit` (all with None), in file order."""
+        batch = self.pending
+        if batch is None:
+            return None
+        if limit is None:
+            self.pending = None
+            return batch
+        early = batch.times_ns < limit
+        if not early.any():
+            return None
+        late = np.flatnonzero(~early)
+        self.pending = batch.take(late) if len(late) else None
+        return batch.take(np.flatnonzero(early))
+
+
+def merge_logs(readers: Sequence[LogReader], records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
+    """The records of all logs in time order; those of one time in the order of `readers`.
+
+    A record that stands more than HOLD records behind a later one of its file comes out late.
+    Raises UsageError for logs of different captures.
+    """
+    for reader in readers[1:]:
+        check_alike(readers[0], reader)
+    sources = [_Source(reader, records) for reader in readers]
+    while any(source.pending is not None for source in sources):
+        safe = {source: source.safe_until() for source in sources}
+        limit = min((time for time in safe.values() if time is not None), default=None)
+        parts = [part for source in sources if (part := source.take(limit)) is not None]
+        if parts:
+            joined = join_batches(parts)
+            yield joined.take(np.argsort(joined.times_ns, kind="stable"))
+        for source in sources:
+            if not source.is_done and (source.pending is None or safe[source] == limit):
+                source.refill()
+
+
+def check_alike(one: LogReader, other: LogReader) -> None:
+    """Raise UsageError unless both are logs of one capture, whose records can stand together."""
+    same = one.format.events == other.format.events and all(
+        one.header.get(key) == other.header.get(key) for key in ("schema", "host", "kernel")
+    )
+    if not same:
+        raise UsageError(
+            f"{one.path} and {other.path} are not of one capture", "merge the logs of one capture"
+        )

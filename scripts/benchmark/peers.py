@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The peers: what they print, taken apart, and whether each can be had here; without the lab."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+
+ATTACHING = "Attaching 1 probe...\n"
+BPFTRACE_PROGRAM = (
+    "tracepoint:tcp:tcp_probe { "
+    'printf("probe %llu %d %d %u %u %u %u %u\\n", nsecs, args->sport, args->dport, '
+    "args->snd_cwnd, args->ssthresh, args->snd_wnd, args->srtt, args->snd_nxt); }"
+)
+PACKAGES = {
+    "perf": ("linux-perf", f"linux-tools-{os.uname().release}", "linux-tools-generic"),
+    "tcpdump": ("tcpdump",),
+    "bpftrace": ("bpftrace",),
+    "cc": ("gcc",),
+}
+APT = ("apt-get", "-qq", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0")
+
+
+def parse_perf_stats(text: str) -> tuple[int, int]:
+    """Samples, and lost ones, from `perf report --stats`.
+
+    Only in the part of the event itself is LOST_SAMPLES a number of samples; before, of notices.
+    """
+    whole, *own = re.split(r"^(?!Aggregated)\S.* stats:$", text, maxsplit=1, flags=re.MULTILINE)
+    if "Aggregated stats:" not in whole:
+        raise ValueError("perf tells no numbers")
+    part = own[0] if own else ""
+    samples = _last(r"^\s*SAMPLE events:\s*(\d+)", part)
+    return samples or 0, _last(r"^\s*LOST_SAMPLES events:\s*(\d+)", part) or 0
+
+
+def parse_tcpdump(text: str) -> tuple[int, int]:
+    """Packets captured, and dropped by the kernel, from what tcpdump says at its end."""
+    captured = _last(r"^(\d+) packets? captured", text)
+    if captured is None:
+        raise ValueError("tcpdump tells no number of packets")
+    return captured, _last(r"^(\d+) packets? dropped by kernel", text) or 0
+
+
+def parse_bpftrace_lost(text: str) -> int:
+    """Events that bpftrace says it lost."""
+    return sum(int(n) for n in re.findall(r"^Lost (\d+) events", text, re.MULTILINE))
+
+
+def _last(pattern: str, text: str) -> int | None:
+    found = re.findall(pattern, text, re.MULTILINE)
+    return int(found[-1]) if found else None
+
+
+def install(wanted: tuple[str, ...], say: Callable[[str], None]) -> dict[str, str]:
+    """Installs the missing ones of these programs by apt; what is still missing, and why."""
+    missing = [name for name in wanted if not shutil.which(name)]
+    if not missing:
+        return {}
+    if not shutil.which("apt-get"):
+        return dict.fromkeys(missing, "not installed, and there is no apt-get here")
+    say(f"apt: installing {', '.join(missing)}")
+    _apt("update")
+    reasons = {}
+    for name in missing:
+        for package in PACKAGES[name]:
+            said = _apt("install", "--no-install-recommends", package)
+            if shutil.which(name):
+                break
+        else:
+            reasons[name] = f"apt cannot install {' or '.join(PACKAGES[name])}: {said}"
+    if "cc" in missing and "cc" not in reasons:
+        _apt("install", "--no-install-recommends", "libc6-dev")
+    return reasons
+
+
+def _apt(*arguments: str) -> str:
+    """Runs it; the last line of what it complained of."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    done = subprocess.run(
+        [*APT, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    return lines[-1]

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Section 1: by how much each tool slows TCP traffic down, beside the same traffic without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collector.lab import Lab
+from formats.errors import TcpkmonError
+from scripts.benchmark import tools
+from scripts.benchmark.context import Context, Load, cpus
+from scripts.benchmark.tools import Tool
+
+NAME = "slowdown"
+TITLE = "Slowdown of TCP traffic"
+BARE = "nothing"
+SAME = "collect, segments only"
+DEFAULT = "collect"
+ALL = "collect --locations all"
+CHANGED = "collect --when-changed snd_cwnd"
+FILTERED = "collect, other ports only"
+PERF = "perf record tcp:tcp_probe"
+BPFTRACE = "bpftrace to a file"
+TCPDUMP = "tcpdump -s 96"
+CASES = (BARE, DEFAULT, SAME, ALL, CHANGED, FILTERED, PERF, BPFTRACE, TCPDUMP)
+
+# Subject -> (order to the load, whether both ends share a CPU). One exchange at a time never uses
+# two CPUs at once; on two, it measures how fast a sleeping virtual CPU wakes up.
+WORK = {
+    "ping-pong, 1 connection": ("pingpong 1", True),
+    "ping-pong, 16 connections": ("pingpong 16", False),
+    "ping-pong, 64 connections": ("pingpong 64", False),
+    "bulk transfer": ("bulk", False),
+    "churn": ("churn", True),
+}
+UNITS = {"bulk transfer": ("GB/s", 1e-9), "churn": ("connections/s", 1.0)}
+UNIT = ("round trips/s", 1.0)
+
+
+def find_tools(context: Context, lab: Lab) -> list[Tool]:
+    """All but the bare case; of the peers those that are here."""
+    # A port below those that the load's own ends are given.
+    other = ("--ports", "9")
+    found = [
+        tools.collect(DEFAULT),
+        tools.collect(SAME, "--locations", "SEGMENT_RECEIVED"),
+        tools.collect(ALL, "--locations", "all"),
+        tools.collect(CHANGED, "--when-changed", "snd_cwnd"),
+        tools.collect(FILTERED, *other),
+    ]
+    if context.quick:
+        found = [tool for tool in found if tool.name in {DEFAULT, SAME, FILTERED}]
+    peers: dict[str, Callable[[], Tool]] = {
+        "perf": lambda: tools.perf(PERF, "tcp:tcp_probe"),
+        "bpftrace": lambda: tools.bpftrace(BPFTRACE),
+        "tcpdump": lambda: tools.tcpdump(TCPDUMP, lab.a),
+    }
+    for name, make in peers.items():
+        tool = make()
+        if name in context.missing:
+            context.results.skip(NAME, tool.name, context.missing[name])
+        elif not context.quick or name == "perf":
+            found.append(tool)
+    return found
+
+
+def measure(context: Context) -> None:
+    """Round by round: nothing, then each tool in turn, under all the work."""
+    with context.lab() as (lab, load):
+        wanted = find_tools(context, lab)
+        failed: set[str] = set()
+        for number in range(context.rounds):
+            context.say(f"{NAME}: round {number + 1} of {context.rounds}")
+            _run_work(context, load, BARE)
+            for tool in wanted:
+                if tool.name in failed:
+                    continue
+                try:
+                    with tool.running(context.folder, lambda: load.run("pingpong 1 0.02")) as it:
+                        _run_work(context, load, tool.name)
+                        outcome = it.end()
+                except (TcpkmonError, ValueError) as error:
+                    # A peer that ceases to work is told of; the others go on.
+                    if tool.name.startswith("collect"):
+                        raise
+                    failed.add(tool.name)
+                    context.results.skip(NAME, tool.name, str(error))
+                    continue
+                add = context.results.add
+                add(NAME, "records", tool.name, outcome.records)
+                add(NAME, "lost", tool.name, outcome.lost)
+                add(NAME, "cpu_us", tool.name, 1e6 * outcome.cpu_s / max(1, outcome.records))
+                add(NAME, "bytes", tool.name, outcome.bytes / max(1, outcome.records))
+
+
+def _run_work(context: Context, load: Load, case: str) -> None:
+    first, last = cpus()
+    seconds = context.pick(0.35, 0.25)
+    for subject, (order, together) in WORK.items():
+        load.pin(first, first if together else last)
+        context.results.add(NAME, subject, case, load.rate(f"{order} {seconds}"))

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tools under measurement: each is started, waited for, and asked what it caught and lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import formats
+from collector.lab import Side
+from formats.control import End
+from scripts.benchmark import peers
+from scripts.benchmark.context import ROOT, BenchError
+
+COLLECT = ROOT / ".venv" / "bin" / "collect"
+RING_PAGES = 1024
+"""4 MiB a CPU, as collect has by default: every tool gets the same."""
+WAIT_S = 60.0
+# perf and bpftrace need tracefs, which is mounted for them alone.
+IN_TRACEFS = (
+    *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
+    'mount -t tracefs none /sys/kernel/tracing 2>/dev/null; exec "$@"',
+    "sh",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a tool caught, lost by its own count, and wrote; and its CPU time while it ran."""
+
+    records: int
+    lost: int
+    bytes: int
+    cpu_s: float
+
+
+@dataclass
+class Running:
+    """A tool that is ready; end() stops it."""
+
+    process: subprocess.Popen[bytes]
+    file: Path
+    said: Path
+    _count: Callable[[Path, str], tuple[int, int]]
+    _signal: int
+    _cpu_before_s: float = 0.0
+    _outcome: Outcome | None = None
+
+    def mark(self) -> None:
+        """CPU time counts from here on."""
+        self._cpu_before_s = cpu_seconds(self.process.pid)
+
+    def cpu_s(self) -> float:
+        return cpu_seconds(self.process.pid) - self._cpu_before_s
+
+    def end(self) -> Outcome:
+        """Stops it, once, and counts; BenchError when it ended otherwise."""
+        if self._outcome is None:
+            cpu_s = self.cpu_s()
+            self.process.send_signal(self._signal)
+            try:
+                self.process.wait(WAIT_S)
+            except subprocess.TimeoutExpired:
+                raise BenchError(f"{self.process.args!r} does not end") from None
+            text = self.said.read_text(encoding="utf-8", errors="replace")
+            records, lost = self._count(self.file, text)
+            self._outcome = Outcome(records, lost, self.file.stat().st_size, cpu_s)
+        return self._outcome
+
+
+@dataclass(frozen=True)
+class Tool:
+    """How a tool is started. `argv` makes its command for an output file."""
+
+    name: str
+    argv: Callable[[Path], Sequence[str]]
+    count: Callable[[Path, str], tuple[int, int]]
+    signal: int = signal.SIGINT
+    ready: str = ""
+    """What it prints on standard error when it runs; else a byte on the descriptor in argv."""
+    side: Side | None = None
+    """The end of the lab in which it runs; else where the benchmark does."""
+    file_grows: bool = False
+    """It is ready when its file grows under traffic, which `warm` makes."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def running(
+        self, folder: Path, warm: Callable[[], object] = lambda: None
+    ) -> Iterator[Running]:
+        """From ready to ended; what it wrote is removed afterwards."""
+        file, said = folder / "output", folder / "said"
+        order, orders = os.pipe()
+        answers, answer = os.pipe()
+        words = {"ORDER": str(order), "ANSWER": str(answer)}
+        argv = [re.sub("ORDER|ANSWER", lambda m: words[m[0]], a) for a in self.argv(file)]
+        # Opened for the child alone: what it says does not fill a pipe that nobody empties.
+        with said.open("wb") as sink:
+            start = self.side.start if self.side is not None else subprocess.Popen
+            process: subprocess.Popen[bytes] = start(  # type: ignore[assignment]
+                argv,
+                pass_fds=(order, answer),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env={**os.environ, **self.environment},
+            )
+        os.close(order)
+        os.close(answer)
+        try:
+            os.write(orders, b"enable\n")
+            running = Running(process, file, said, self.count, self.signal)
+            self._wait(running, answers, warm)
+            running.mark()
+            yield running
+            running.end()
+        finally:
+            process.kill()
+            process.wait()
+            os.close(orders)
+            os.close(answers)
+            file.unlink(missing_ok=True)
+
+    def _wait(self, running: Running, answers: int, warm: Callable[[], object]) -> None:
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end and running.process.poll() is None:
+            if self.file_grows:
+                warm()
+                if running.file.exists() and running.file.stat().st_size > len(peers.ATTACHING):
+                    return
+            elif self.ready:
+                if self.ready in running.said.read_text(encoding="utf-8", errors="replace"):
+                    return
+                select.select([], [], [], 0.01)
+            elif select.select([answers], [], [], 0.1)[0] and os.read(answers, 16):
+                return
+        text = running.said.read_text(encoding="utf-8", errors="replace").strip()
+        raise BenchError(f"{self.name} does not start: {text[-500:]}")
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of a process, all its threads, to the nanosecond: its CPU-time clock."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def collect(name: str, *options: str) -> Tool:
+    """A capture with these options."""
+
+    def argv(file: Path) -> Sequence[str]:
+        return [
+            str(COLLECT), "-q", "--force", "-o", str(file), "--ready-fd", "ANSWER", *options,
+        ]  # fmt: skip
+
+    return Tool(name, argv, count_capture)
+
+
+def count_capture(file: Path, _said: str) -> tuple[int, int]:
+    """Snapshots in a capture, and the sequence numbers that it lacks."""
+    with formats.open(file) as capture:
+        control = sum(int(capture.control(s.start, s.stop).sum()) for s in capture.chunks())
+        tail = max(0, len(capture) - 1)
+        end = [entry for _, entry in capture.controls(tail) if isinstance(entry, End)]
+        if not end:
+            raise BenchError(f"the capture {file} has no end")
+        return len(capture) - control, capture.lost
+
+
+def perf(name: str, event: str) -> Tool:
+    """perf record of one tracepoint on all CPUs."""
+
+    def argv(file: Path) -> Sequence[str]:
+        return [
+            *IN_TRACEFS, "perf", "record", "-q", "-a", "-m", str(RING_PAGES), "-D", "-1",
+            "--control=fd:ORDER,ANSWER", "-e", event, "-o", str(file),
+        ]  # fmt: skip
+
+    def count(file: Path, _said: str) -> tuple[int, int]:
+        done = subprocess.run(
+            ["perf", "report", "--stats", "-i", str(file)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return peers.parse_perf_stats(done.stdout)
+
+    return Tool(name, argv, count, signal.SIGTERM)
+
+
+def tcpdump(name: str, side: Side) -> Tool:
+    """tcpdump of the first 96 bytes of each packet at one end of the lab."""
+
+    def argv(file: Path) -> Sequence[str]:
+        return [
+            "tcpdump", "-i", "veth0", "-s", "96", "-n", "-B", str(4 * RING_PAGES), "-Z", "root",
+            "-w", str(file), "tcp",
+        ]  # fmt: skip
+
+    def count(_file: Path, said: str) -> tuple[int, int]:
+        return peers.parse_tcpdump(said)
+
+    return Tool(name, argv, count, ready="listening on", side=side)
+
+
+def bpftrace(name: str) -> Tool:
+    """bpftrace printing eight fields of each tcp_probe to a file."""
+
+    def argv(file: Path) -> Sequence[str]:
+        return [*IN_TRACEFS, "bpftrace", "-o", str(file), "-e", peers.BPFTRACE_PROGRAM]
+
+    def count(file: Path, said: str) -> tuple[int, int]:
+        with file.open("rb") as lines:
+            printed = sum(line.startswith(b"probe ") for line in lines)
+        return printed, peers.parse_bpftrace_lost(said + _tail(file))
+
+    return Tool(name, argv, count, file_grows=True)
+
+
+def _tail(file: Path) -> str:
+    """The lines of the file that tell of losses; they may stand anywhere."""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        return "".join(line for line in lines if line.startswith("Lost "))
