@@ -15,6 +15,7 @@ import numpy as np
 
 from collector import kheader, probing
 from collector.btf import Btf
+from collector.calls import read_checked
 from collector.codegen import Switches, snapshot_lines
 from collector.compiler import Image, compile_text
 from collector.counters import Bound, bind, c_text
@@ -142,9 +143,11 @@ def prepare(wish: Wish) -> Prepared:
     """
     sources = find_sources(wish.schemata)
     has_tcp = any(source.shipped and source.name == TCP for source in sources)
+    if not all(source.shipped for source in sources):
+        read_checked(sources)
     text = read_texts(sources)
     btf = Btf.from_kernel()
-    events = _lay_out_events(sources, has_tcp) if wish.klogger else None
+    events = lay_out_events(sources) if wish.klogger else None
     locations, chosen = _choose(wish.locations, has_tcp, events)
     tcp: Snapshots | None = None
     unknown = ""
@@ -198,7 +201,9 @@ def prepare(wish: Wish) -> Prepared:
     )
 
 
-def _lay_out_events(sources: Sequence[Source], has_tcp: bool) -> EventLayout:
+def lay_out_events(sources: Sequence[Source]) -> EventLayout:
+    """The events of several schemata, numbered; SNAPSHOT of the schema tcp is logged otherwise."""
+    has_tcp = any(source.shipped and source.name == TCP for source in sources)
     schema = load_schema_of(sources)
     base = [e.name for e in load_schema_of([s for s in sources if s.name == BASE]).events]
     return lay_out(schema, [*base, *([EVENT] if has_tcp else [])])

@@ -145,17 +145,15 @@ PROBE(switched, "REMOVE_FROM_RUNQ SCHEDOUT SCHEDIN", "btf:sched_switch raw:sched
 
     state = state_of(bits);
     if (preempted)
-        reason = KLOGGER_switch_reason_PREEMPTED;
+        reason = KLOGGER_switch_reason_PREEMPTED_IN_KERNEL;
     else if (READ(DIRECT, prev, on_rq) && !delayed)
-        reason = KLOGGER_switch_reason_YIELDED;
+        reason = KLOGGER_switch_reason_PREEMPTED;
     else if (state == KLOGGER_task_state_DEAD)
         reason = KLOGGER_switch_reason_EXITED;
     else
         reason = KLOGGER_switch_reason_BLOCKED;
-    /* The idle thread is on no queue, and always runnable. */
-    if (!READ(DIRECT, prev, pid))
-        reason = preempted ? KLOGGER_switch_reason_PREEMPTED : KLOGGER_switch_reason_YIELDED;
-    if (reason == KLOGGER_switch_reason_PREEMPTED || reason == KLOGGER_switch_reason_YIELDED)
+    if (reason == KLOGGER_switch_reason_PREEMPTED ||
+        reason == KLOGGER_switch_reason_PREEMPTED_IN_KERNEL)
         state = KLOGGER_task_state_RUNNING;
     else
         klogger(REMOVE_FROM_RUNQ, READ(DIRECT, prev, pid), READ(DIRECT, prev, tgid), NAME(prev),

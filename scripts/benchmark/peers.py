@@ -37,6 +37,21 @@ def parse_perf_stats(text: str) -> tuple[int, int]:
     return samples or 0, _last(r"^\s*LOST_SAMPLES events:\s*(\d+)", part) or 0
 
 
+def parse_collect(text: str) -> tuple[int, int]:
+    """Records in the output, and the events that should be there and are not, from the summary."""
+    records = re.search(r"^collect: ([\d,]+) records ", text, re.MULTILINE)
+    line = re.search(r"^collect: ([\d,]+) events seen, (.*); lost: ", text, re.MULTILINE)
+    if records is None or line is None:
+        raise ValueError("collect tells no numbers")
+    passed_by = re.findall(r"([\d,]+) (?:filtered|unchanged|over their limit)", line[2])
+    wanted = _plain(line[1]) - sum(map(_plain, passed_by))
+    return _plain(records[1]), wanted - _plain(records[1])
+
+
+def _plain(number: str) -> int:
+    return int(number.replace(",", ""))
+
+
 def parse_tcpdump(text: str) -> tuple[int, int]:
     """Packets captured, and dropped by the kernel, from what tcpdump says at its end."""
     captured = _last(r"^(\d+) packets? captured", text)

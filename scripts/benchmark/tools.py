@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -14,9 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import formats
 from collector.lab import Side
-from formats.control import End
 from scripts.benchmark import peers
 from scripts.benchmark.context import ROOT, BenchError
 
@@ -72,7 +71,7 @@ class Running:
                 raise BenchError(f"{self.process.args!r} does not end") from None
             text = self.said.read_text(encoding="utf-8", errors="replace")
             records, lost = self._count(self.file, text)
-            self._outcome = Outcome(records, lost, self.file.stat().st_size, cpu_s)
+            self._outcome = Outcome(records, lost, size_of(self.file), cpu_s)
         return self._outcome
 
 
@@ -127,7 +126,10 @@ class Tool:
             process.wait()
             os.close(orders)
             os.close(answers)
-            file.unlink(missing_ok=True)
+            if file.is_dir():
+                shutil.rmtree(file)
+            else:
+                file.unlink(missing_ok=True)
 
     def _wait(self, running: Running, answers: int, warm: Callable[[], object]) -> None:
         end = time.monotonic() + WAIT_S
@@ -146,6 +148,12 @@ class Tool:
         raise BenchError(f"{self.name} does not start: {text[-500:]}")
 
 
+def size_of(file: Path) -> int:
+    """Bytes of a file, or of all the files in a folder."""
+    inside = file.iterdir() if file.is_dir() else [file]
+    return sum(one.stat().st_size for one in inside)
+
+
 def cpu_seconds(pid: int) -> float:
     """The CPU time of a process, all its threads, to the nanosecond: its CPU-time clock."""
     return time.clock_gettime(~pid << 3 | 2)
@@ -155,22 +163,12 @@ def collect(name: str, *options: str) -> Tool:
     """A capture with these options."""
 
     def argv(file: Path) -> Sequence[str]:
-        return [
-            str(COLLECT), "-q", "--force", "-o", str(file), "--ready-fd", "ANSWER", *options,
-        ]  # fmt: skip
+        return [str(COLLECT), "--force", "-o", str(file), "--ready-fd", "ANSWER", *options]
 
-    return Tool(name, argv, count_capture)
+    def count(_file: Path, said: str) -> tuple[int, int]:
+        return peers.parse_collect(said)
 
-
-def count_capture(file: Path, _said: str) -> tuple[int, int]:
-    """Snapshots in a capture, and the sequence numbers that it lacks."""
-    with formats.open(file) as capture:
-        control = sum(int(capture.control(s.start, s.stop).sum()) for s in capture.chunks())
-        tail = max(0, len(capture) - 1)
-        end = [entry for _, entry in capture.controls(tail) if isinstance(entry, End)]
-        if not end:
-            raise BenchError(f"the capture {file} has no end")
-        return len(capture) - control, capture.lost
+    return Tool(name, argv, count)
 
 
 def perf(name: str, event: str) -> Tool:

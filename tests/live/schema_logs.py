@@ -10,23 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from formats.klogger import LogFormat, LogReader, merge_logs
+from formats.klogger import LogBatch, LogEvent, LogReader, merge_logs
 from formats.klogger.values import describe_value, native
 from tests.live.capturing import WAIT_S, Running
 
 Record = dict[str, Any]
+BOOKS = ("attempts", "limited", "written", "table_full")
 
 
 @dataclass(frozen=True)
 class Log:
-    """All CPUs' logs of a capture: the kernel's events, in time order.
+    """All CPUs' logs of a capture, in time order.
 
-    A record holds its fields (enums by name, strings as text), and `event`, `cpu`, `time_ns`.
-    ways: how each event was attached (kind:target ...).
+    A record holds its fields (enums by name, strings as text), `event`, `on_cpu` and `time_ns`.
+    ways: how each event was attached (kind:target); missing: why another was not.
+    ledger: by event, the last of the columns BOOKS, over all CPUs.
     """
 
     records: Sequence[Record]
     ways: dict[str, str]
+    missing: dict[str, str]
     ledger: dict[str, dict[str, int]]
     errors: str
 
@@ -40,6 +43,7 @@ class Log:
         ]
 
     def one(self, event: str, **values: Any) -> Record:
+        """The only one there is."""
         found = self.of(event, **values)
         assert len(found) == 1, f"{len(found)} records of {event}, not one: {found[:5]}"
         return found[0]
@@ -68,11 +72,15 @@ class Logging(Running):
 
 
 @contextmanager
-def logging(folder: Path, *schemata: str, kinds: str = "", more: Sequence[str] = ()) -> Iterator[Logging]:
-    """Logs these schemata while the body runs; call finish() for the log. `kinds`: ways to attach."""
+def logging(
+    folder: Path, *schemata: str, kinds: str = "", more: Sequence[str] = ()
+) -> Iterator[Logging]:
+    """Logs these schemata while the body runs; call finish() for the log.
+
+    kinds: the ways to attach, parted by commas; all when empty.
+    """
     words = [word for name in schemata for word in ("--schema", name)]
-    arguments = [*words, "--format", "klogger", "--buffer-size", "16", *more]
-    running = Logging(folder, arguments, kinds)
+    running = Logging(folder, [*words, "--format", "klogger", "--buffer-size", "16", *more], kinds)
     try:
         running.wait_until_ready()
         yield running
@@ -85,38 +93,40 @@ def read_log(folder: Path, errors: str = "") -> Log:
     """What all files of a folder hold; they must be whole, and nothing lost."""
     records: list[Record] = []
     ledger: dict[str, dict[str, int]] = {}
-    ways: dict[str, str] = {}
     with ExitStack() as stack:
         paths = sorted(folder.glob("kernlog.dump.cpu*"))
         assert paths, f"no log in {folder}: {errors}"
         readers = [stack.enter_context(LogReader(path)) for path in paths]
         for batch in merge_logs(readers):
             for event in batch.events():
-                at = batch.where(event)
-                rows = batch.rows(event, at)
-                columns = {field.name: _texts(batch.format, field, rows[field.name]) for field in event.fields}
-                for index, place in enumerate(at.tolist()):
-                    record: Record = {name: column[index] for name, column in columns.items()}
-                    record |= {
-                        "event": event.name,
-                        "cpu_of_log": int(batch.cpus[place]),
-                        "time_ns": int(batch.times_ns[place]),
-                        "serial": int(batch.serials[place]),
-                    }
-                    records.append(record)
-                    if event.name == "LEDGER" and record["final"]:
-                        row = ledger.setdefault(record["name"], {})
-                        for name in ("attempts", "limited", "written", "table_full"):
-                            row[name] = row.get(name, 0) + record[name]
+                records += _records(batch, event)
         for reader in readers:
             assert not reader.tail and not reader.damage, (reader.path, reader.tail, reader.damage)
-            assert not reader.losses.missing, reader.losses.by_cause
-            ways = dict(reader.header.get("settings", {}).get("events", {}))
-    records.sort(key=lambda record: (record["time_ns"], record["serial"]))
-    return Log(records, ways, ledger, errors)
+            assert not reader.losses.missing, (reader.path, reader.losses.by_cause)
+        settings = readers[0].header["settings"]
+        names = {event.number: event.name for event in readers[0].format.events}
+    for record in records:
+        if record["event"] == "LEDGER" and record["final"]:
+            row = ledger.setdefault(names[record["number"]], dict.fromkeys(BOOKS, 0))
+            for name in BOOKS:
+                row[name] += record[name]
+    records.sort(key=lambda record: record["time_ns"])
+    return Log(records, settings["locations"], settings["missing_locations"], ledger, errors)
 
 
-def _texts(log: LogFormat, field: Any, values: Any) -> list[Any]:
-    describe = describe_value(log, field)
-    plain = native(values) if field.kind in ("int", "enum") else values
-    return plain.tolist() if describe is None else [describe(value) for value in plain.tolist()]
+def _records(batch: LogBatch, event: LogEvent) -> list[Record]:
+    at = batch.where(event)
+    rows = batch.rows(event, at)
+    columns: dict[str, list[Any]] = {
+        "event": [event.name] * len(at),
+        "time_ns": batch.times_ns[at].tolist(),
+        "on_cpu": batch.cpus[at].tolist(),
+    }
+    for field in event.fields:
+        describe = describe_value(batch.format, field)
+        values = rows[field.name]
+        plain = (native(values) if field.kind in ("int", "enum") else values).tolist()
+        columns[field.name] = plain if describe is None else [describe(one) for one in plain]
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]

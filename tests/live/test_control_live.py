@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may speak to a collector, tried with real users and groups."""
+"""Control of a capture that runs, and who may have it: tried with real users and groups."""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import os
 import select
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,11 @@ import pytest
 
 from collector.control_place import group_name
 from collector.control_socket import ControlServer
+from collector.controlling import Client, choose
 from collector.privilege import capability_sets
+from formats.errors import TcpkmonError, UsageError
+from tests.live.capturing import wait_until
+from tests.live.schema_logs import logging
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
@@ -93,17 +100,19 @@ uid, gid, *groups = [int(word) for word in sys.argv.pop(1).split(",")]
 os.setgroups(groups)
 os.setresgid(gid, gid, gid)
 os.setresuid(uid, uid, uid)
+print(os.getpid(), flush=True)
 main()
 """
 
 
 def as_user(
-    session: Session, groups: Sequence[int], *words: str, gid: int = NOBODY
+    folder: Path, groups: Sequence[int], *words: str, gid: int = NOBODY
 ) -> subprocess.CompletedProcess[str]:
+    """tcpkmon with these words, run by `nobody` with these groups; first it prints its PID."""
     who = ",".join(map(str, (NOBODY, gid, *groups)))
     return subprocess.run(
         [sys.executable, "-c", AS_USER, who, *words],
-        env={"TCPKMON_RUN": str(session.server.path.parent), "PYTHONPATH": str(ROOT),
+        env={"TCPKMON_RUN": str(folder), "PYTHONPATH": str(ROOT),
              "PYTHONDONTWRITEBYTECODE": "1"},
         cwd="/", capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
         check=False,
@@ -111,42 +120,146 @@ def as_user(
 
 
 @pytest.mark.parametrize(("groups", "gid"), [((GROUP,), NOBODY), ((1, GROUP), NOBODY), ((), GROUP)])
-def test_a_member_of_the_group_may(session: Session, groups: tuple[int, ...], gid: int) -> None:
-    done = as_user(session, groups, "mark", "7", gid=gid)
+def test_a_member_of_the_group_may(
+    folder: Path, session: Session, groups: tuple[int, ...], gid: int
+) -> None:
+    done = as_user(folder, groups, "mark", "7", gid=gid)
     assert (done.returncode, done.stderr) == (0, "")
     assert [number for number, _ in session.marks] == [7]
-    assert session.marks[0][1] not in {os.getpid(), 0}
+    assert session.marks[0][1] == int(done.stdout)
 
 
-def test_others_are_told_which_group(session: Session) -> None:
-    done = as_user(session, (1, 2), "mark", "7")
+def test_others_are_told_which_group(folder: Path, session: Session) -> None:
+    done = as_user(folder, (1, 2), "mark", "7")
     assert done.returncode == 1
     assert f"root and the members of the group {group_name(GROUP)}" in done.stderr
     assert f"usermod -aG {group_name(GROUP)} nobody" in done.stderr
     assert session.marks == []
 
 
-def test_the_peer_counts_not_the_files_mode(session: Session) -> None:
+def test_the_peer_counts_not_the_files_mode(folder: Path, session: Session) -> None:
     session.server.path.chmod(0o666)
-    done = as_user(session, (1, 2), "mark", "7")
+    done = as_user(folder, (1, 2), "mark", "7")
     assert done.returncode == 1
     assert f"only root and the group {group_name(GROUP)} may ask this" in done.stderr
     assert session.marks == []
-    assert as_user(session, (GROUP,), "mark", "8").returncode == 0
+    assert as_user(folder, (GROUP,), "mark", "8").returncode == 0
 
 
 def test_without_a_group_root_alone(folder: Path) -> None:
     with Session(folder, None) as session:
-        done = as_user(session, (0, GROUP), "mark", "7")
+        done = as_user(folder, (0, GROUP), "mark", "7")
         assert "listens to root only" in done.stderr
         assert session.marks == []
 
 
-def test_the_thread_has_no_capabilities(session: Session) -> None:
-    assert as_user(session, (GROUP,), "enable").returncode == 0
+def test_the_thread_has_no_capabilities(folder: Path, session: Session) -> None:
+    assert as_user(folder, (GROUP,), "enable").returncode == 0
     native = session.server._thread.native_id
     lines = Path(f"/proc/self/task/{native}/status").read_text().splitlines()
     told = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     assert int(told["CapEff"], 16) == int(told["CapPrm"], 16) == 0
     assert told["NoNewPrivs"] == "1"
     assert capability_sets()[0] != 0, "the main thread keeps its own"
+
+
+STOPWATCH = 0x6B6C6F67
+BEGIN, END = 1, 2
+OWN = os.getpid() % (1 << 22) << 8
+"""Of the stopwatch's ids: other tests may use it at the same time."""
+_libc = ctypes.CDLL(None)
+
+
+def stamp(number: int) -> None:
+    """Logs EVENT_START and EVENT_STOP with an id of ours."""
+    for operation in (BEGIN, END):
+        _libc.prctl(STOPWATCH, ctypes.c_ulong(operation), ctypes.c_ulong(OWN + number), 0, 0)
+
+
+def test_a_capture_obeys(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TCPKMON_RUN", str(folder))
+    group = ("--control-group", group_name(GROUP))
+    with logging(tmp_path / "log", "stopwatch", more=group) as running:
+        client = Client(choose())
+        assert client.collector.pid == running.process.pid
+        stamp(1)
+        client.disable(["EVENT_STOP"])
+        stamp(2)
+        client.enable(["EVENT_STOP"])
+        stamp(3)
+        with pytest.raises(UsageError, match=r"EVENT_STAR'.*did you mean 'EVENT_START'"):
+            client.disable(["EVENT_STOP", "EVENT_STAR"])
+        for refused in (lambda: client.set_buffer_bytes(8 << 20), lambda: client.set_low_water(5)):
+            with pytest.raises(TcpkmonError, match="while logging is on; first: tcpkmon disable"):
+                refused()
+        marked = as_user(folder, (GROUP,), "mark", str((1 << 64) - 1))
+        assert (marked.returncode, marked.stderr) == (0, "")
+        client.disable()
+        stamp(4)
+        client.set_buffer_bytes(8 << 20)
+        client.set_low_water(5)
+        client.disable(["EVENT_START"])
+        client.enable(["EVENT_STOP"])
+        stamp(5)
+        client.enable()
+        stamp(6)
+        told = client.status()
+        log = running.finish()
+    assert not client.collector.path.exists()
+    started = [r["id"] - OWN for r in log.of("EVENT_START") if r["id"] >> 8 == OWN >> 8]
+    stopped = [r["id"] - OWN for r in log.of("EVENT_STOP") if r["id"] >> 8 == OWN >> 8]
+    assert (started, stopped) == ([1, 2, 3], [1, 3, 6])
+    assert log.one("MARK")["number"] == (1 << 64) - 1
+    assert log.one("MARK")["pid"] == int(marked.stdout)
+    assert (told["buffer_bytes"], told["low_water_percent"]) == (8 << 20, 5)
+    assert told["enabled"] is True
+    events = {event["name"]: event for event in told["events"]}
+    assert events["EVENT_START"]["enabled"] is False
+    assert events["EVENT_STOP"]["enabled"] is True
+    assert events["EVENT_START"]["attempts"] >= events["EVENT_START"]["written"] >= 3
+    last = max(log.of("KLOGGER_START"), key=lambda record: int(record["time_ns"]))
+    assert (last["buffer_bytes"], last["low_water_percent"]) == (8 << 20, 5)
+    finished = {record["reason"] for record in log.of("KLOGGER_FINISH")}
+    assert finished == {"DISABLED", "ASKED"}
+
+
+def test_nothing_is_logged_while_it_is_off(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TCPKMON_RUN", str(folder))
+    over = threading.Event()
+    pauses = []
+    stamped = 0
+
+    def go_on() -> None:
+        nonlocal stamped
+        while not over.is_set():
+            stamp(7)
+            stamped += 1
+            over.wait(0.0005)
+
+    def some_more() -> None:
+        now = stamped
+        wait_until(lambda: stamped > now + 2)
+
+    with logging(tmp_path / "log", "stopwatch") as running:
+        client = Client(choose())
+        stamping = threading.Thread(target=go_on)
+        stamping.start()
+        try:
+            for _ in range(5):
+                client.disable()
+                begin = time.monotonic_ns()
+                some_more()
+                pauses.append((begin, time.monotonic_ns()))
+                client.enable()
+                some_more()
+        finally:
+            over.set()
+            stamping.join()
+        log = running.finish()  # which finds that nothing is missing
+    times = [int(record["time_ns"]) for record in log.of("EVENT_STOP", id=OWN + 7)]
+    for begin, end in pauses:
+        assert not [time_ns for time_ns in times if begin <= time_ns <= end]
+    for (_, end), (begin, _) in itertools.pairwise(pauses):
+        assert [time_ns for time_ns in times if end < time_ns < begin], "it was on in between"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/tutorial.md does what it says: its files and commands, in order, with the output it shows."""
+"""docs/tutorial.md does what it says: its files and commands in order, and the output it shows."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ def test_the_tutorial(tmp_path: Path) -> None:
     assert told is not None
     table = dict(line.split() for line in output.splitlines())
     counted, faults = int(table[told[1]]), int(told[2])
-    assert faults >= 2000
-    assert 0.95 * faults <= counted <= 1.2 * faults + 200
+    # The log has those of perl's own beginning and end, too.
+    assert 2000 <= faults <= counted <= faults + 1500

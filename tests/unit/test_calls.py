@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from collector.calls import check_calls, check_sources, find_oddities, read_checked
 from collector.cscan import blank_comments
+from collector.engine import KINDS
 from collector.schemata import Source, find_sources, shipped_names
 from formats.errors import SchemaError
 from formats.schema import Schema, load, parse
@@ -205,6 +207,20 @@ def test_two_schemata_are_checked_together(tmp_path: Path) -> None:
     assert found == [
         "a/a.bpf.c:2:32: expected 1 value for 'A_EVENT' (int x), found 0",
         "b/b.bpf.c:1:7: expected a new probe name, found 'p' again (first at a/a.bpf.c:1)",
+    ]
+
+
+def test_the_guide_shows_what_is_so() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "schemata.md").read_text()
+    example = guide.partition("```c\n")[2].partition("```")[0]
+    assert problems(example, parse("event SCHEDOUT { int pid }")) == []
+    kinds = re.findall(r"^\| `(\w+)` +\|", guide, re.MULTILINE)
+    assert kinds == list(KINDS)
+    shown = guide.rpartition("```\n./mine/mine.conf")[2].partition("```")[0].splitlines()
+    schema = parse("event SCHEDOUT { int pid; ulonglong faults }")
+    text = 'PROBE(switched, "SCHEDOTU", "raw:x")\n{\n    klogger(SCHEDOUT, 1);\n}\n'
+    assert [line.partition(": ")[2] for line in shown[1:]] == [
+        problem.partition(": ")[2] for problem in problems(text, schema)
     ]
 
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Section 2: how many records a second each tool takes from a flood, and what each one costs."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.benchmark import tools
+from scripts.benchmark.context import Context, Load, cpus
+from scripts.benchmark.tools import Tool
+
+NAME = "rates"
+TITLE = "Record rate"
+LEAN_FOLDER = Path(__file__).with_name("lean")
+BARE = "nothing"
+LEAN = "collect, lean record"
+CLASSIC = "collect --columns classic"
+DEFAULT = "collect"
+PERF_LEAN = "perf record sys_enter_getppid"
+PERF_SOCKET = "perf record sock_recv_length"
+# Flood -> the tools that record each call of it, and nothing else.
+FLOODS = {"getppid": (LEAN, PERF_LEAN), "receive": (CLASSIC, DEFAULT, PERF_SOCKET)}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """So many cores flood, each at this rate (calls a second; 0: as fast as it goes)."""
+
+    name: str
+    cores: int
+    rate: float
+
+
+ANY = Setting("one core, any rate", 1, 0)
+SETTINGS = (
+    ANY,
+    Setting("one core, 250,000/s", 1, 250e3),
+    Setting("one core, 500,000/s", 1, 500e3),
+    Setting("one core, 1,000,000/s", 1, 1e6),
+    Setting("both cores, any rate", 2, 0),
+)
+METRICS = ("calls", "records", "lost", "cpu_us", "kernel_us", "bytes")
+
+
+def subject(flood: str, setting: Setting, metric: str) -> str:
+    return f"{flood}, {setting.name}: {metric}"
+
+
+def find_tools() -> dict[str, Tool]:
+    one_place = ("--locations", "RECEIVE_CALL", "--no-existing")
+    return {
+        LEAN: tools.collect(LEAN, "--schema", str(LEAN_FOLDER), "--format", "klogger"),
+        CLASSIC: tools.collect(CLASSIC, "--columns", "classic", *one_place),
+        DEFAULT: tools.collect(DEFAULT, *one_place),
+        PERF_LEAN: tools.perf(PERF_LEAN, "syscalls:sys_enter_getppid"),
+        PERF_SOCKET: tools.perf(PERF_SOCKET, "sock:sock_recv_length"),
+    }
+
+
+def measure(context: Context) -> None:
+    """Each flood at each setting, without a tool and with each in turn."""
+    known = find_tools()
+    settings = SETTINGS[:1] if context.quick else SETTINGS
+    with contextlib.ExitStack() as stack:
+        loads = [stack.enter_context(context.lab())[1] for _ in range(2)]
+        for load, cpu in zip(loads, cpus(), strict=True):
+            load.pin(cpu, cpu)
+        for number in range(context.rounds):
+            context.say(f"{NAME}: round {number + 1} of {context.rounds}")
+            for flood, names in FLOODS.items():
+                if context.quick and flood == "receive":
+                    continue
+                for setting in settings:
+                    _one_setting(context, loads, flood, setting, [known[n] for n in names])
+
+
+def _one_setting(
+    context: Context, loads: list[Load], flood: str, setting: Setting, wanted: list[Tool]
+) -> None:
+    add = context.results.add
+    for tool in wanted:
+        if tool.name.startswith("perf") and "perf" in context.missing:
+            context.results.skip(NAME, tool.name, context.missing["perf"])
+            continue
+        bare, _ = _flood(context, loads, flood, setting)
+        add(NAME, subject(flood, setting, "calls"), f"{BARE} before {tool.name}", bare)
+        with tool.running(context.folder) as it:
+            rate, seconds = _flood(context, loads, flood, setting)
+            outcome = it.end()
+        records = max(1, outcome.records)
+        found = {
+            "calls": rate,
+            "records": outcome.records / seconds,
+            "lost": outcome.lost / (outcome.records + outcome.lost or 1),
+            "cpu_us": 1e6 * outcome.cpu_s / records,
+            "bytes": outcome.bytes / records,
+        }
+        if not setting.rate:
+            # What a call takes longer than without the tool; a paced flood has time to spare.
+            found["kernel_us"] = 1e6 * setting.cores * (1 / rate - 1 / bare)
+        for metric, value in found.items():
+            add(NAME, subject(flood, setting, metric), tool.name, value)
+
+
+def _flood(
+    context: Context, loads: list[Load], flood: str, setting: Setting
+) -> tuple[float, float]:
+    """Calls a second of all cores together, and the seconds."""
+    seconds = context.pick(0.5, 0.4)
+    used = loads[: setting.cores]
+    for load in used:
+        load.start(f"{flood} {seconds} {setting.rate}")
+    answers = [load.finish() for load in used]
+    return sum(count / took for count, took in answers), max(took for _, took in answers)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema sched: each event is caused, counted another way, and found exactly that often."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.live.capturing import wait_until
+from tests.live.held_page import state_of
+from tests.live.schema_logs import Log, Record, logging
+
+TIMES = 40
+
+# Tells its switches as the kernel counts them, before and after it sleeps, at known moments.
+SLEEPER = """
+import gc, json, os, sys, time
+gc.disable()
+
+def switches():
+    with open("/proc/thread-self/status") as file:
+        found = dict(line.split(":") for line in file)
+    return [int(found[f"{kind}voluntary_ctxt_switches"]) for kind in ("", "non")]
+
+def moment():
+    while True:
+        before, now = switches(), time.monotonic_ns()
+        if switches() == before:
+            return [now, *before]
+
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+os.nice(5)
+moment(), time.sleep(0.001), sys.stdin.readline()
+begin = moment()
+for _ in range(int(sys.argv[1])):
+    time.sleep(0.001)
+end = moment()
+with open("/proc/thread-self/schedstat") as file:
+    runtime = int(file.read().split()[0])
+print(json.dumps([begin, end, runtime]))
+"""
+
+
+def sleeper() -> subprocess.Popen[str]:
+    """A process that sleeps TIMES times, once told to."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SLEEPER, str(TIMES)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def between(records: list[Record], begin: int, end: int) -> list[Record]:
+    return [record for record in records if begin < record["time_ns"] < end]
+
+
+def check_ways(log: Log, *events: str) -> None:
+    for event in events:
+        assert log.ways[event].startswith("btf:sched_"), log.ways
+
+
+@pytest.mark.parametrize("kinds", ["", "raw"])
+def test_a_sleeper_comes_and_goes(tmp_path: Path, kinds: str) -> None:
+    """Every event of its sleeps, as often as /proc counts them, with what /proc tells."""
+    with logging(tmp_path / "log", "sched", kinds=kinds) as running, sleeper() as process:
+        told, _ = process.communicate("go\n")
+        assert process.returncode == 0
+    log = running.finish()
+    pid = process.pid
+    (begin, *before), (end, *after), runtime = json.loads(told)
+    voluntary, others = (new - old for old, new in zip(before, after, strict=True))
+    assert voluntary == TIMES
+
+    def found(event: str, **values: object) -> list[Record]:
+        return between(log.of(event, pid=pid, **values), begin, end)
+
+    out = found("SCHEDOUT")
+    assert len([one for one in out if one["reason"] == "BLOCKED"]) == voluntary
+    assert len(out) == voluntary + others
+    assert len(found("SCHEDIN")) == len(out)
+    assert len(found("REMOVE_FROM_RUNQ", state="INTERRUPTIBLE")) == voluntary
+    assert len(found("REMOVE_FROM_RUNQ")) == voluntary
+    assert len(found("ADD_TO_RUNQ", is_new=0)) == len(found("ADD_TO_RUNQ")) == voluntary
+    tries = found("TRY_TO_WAKEUP", state="INTERRUPTIBLE", wakes=1)
+    assert len(tries) == voluntary
+    for event in ("SCHEDOUT", "SCHEDIN", "REMOVE_FROM_RUNQ", "ADD_TO_RUNQ", "TRY_TO_WAKEUP"):
+        for record in found(event):
+            assert (record["policy"], record["prio"]) == ("SCHED_BATCH", 125)
+            assert record["tgid"] == pid
+            assert record["comm"] == Path(sys.executable).resolve().name[:15]
+    assert [one["voluntary"] + one["involuntary"] for one in out] == list(
+        range(sum(before) + 1, sum(after) + 1)
+    )
+    times = [one["runtime"] for one in out]
+    assert times == sorted(times)
+    assert 0 < times[0] < times[-1] <= runtime
+    # It goes where the record says, and the next one comes after it.
+    for record in out:
+        (next_in,) = [
+            one for one in log.of("SCHEDIN", prev_pid=pid, on_cpu=record["on_cpu"])
+            if one["time_ns"] >= record["time_ns"]
+        ][:1]  # fmt: skip
+        assert next_in["pid"] == record["next_pid"]
+
+
+def test_wakeups_tell_who_woke(tmp_path: Path) -> None:
+    """Each write into a pipe wakes the reader that sleeps there, once."""
+    read_end, write_end = os.pipe()
+    with logging(tmp_path / "log", "sched") as running:
+        reader = subprocess.Popen(
+            ["/bin/sh", "-c", "while read line; do :; done"], stdin=read_end, pass_fds=()
+        )
+        for _ in range(TIMES):
+            wait_until(lambda: state_of(reader.pid) == "S")
+            os.write(write_end, b"\n")
+        wait_until(lambda: state_of(reader.pid) == "S")
+        os.close(write_end)
+        reader.wait()
+    os.close(read_end)
+    log = running.finish()
+    check_ways(log, "TRY_TO_WAKEUP")
+    me = threading.get_native_id()
+    woken = log.of("TRY_TO_WAKEUP", pid=reader.pid, waker=me)
+    # The last one tells that the pipe was closed.
+    assert len(woken) == TIMES + 1
+    assert {(one["running"], one["queued"], one["wakes"]) for one in woken} == {(0, 0, 1)}
+
+
+def test_processes_are_made_execute_and_end(tmp_path: Path) -> None:
+    """One FORK, one EXEC, one EXIT for each child, with its name and its status."""
+    children: list[tuple[int, int]] = []
+    with logging(tmp_path / "log", "sched") as running:
+        for number in range(TIMES // 2):
+            child = subprocess.Popen(["/bin/sh", "-c", f"exit {number}", "name"])
+            assert child.wait() == number
+            children.append((child.pid, number))
+        killed = subprocess.Popen(["/bin/sleep", "1000"])
+        wait_until(lambda: Path(f"/proc/{killed.pid}/comm").read_text() == "sleep\n")
+        killed.kill()
+        killed.wait()
+    log = running.finish()
+    check_ways(log, "FORK", "EXEC", "EXIT")
+    me = os.getpid()
+    pids = [pid for pid, _ in children]
+    assert [one["child_pid"] for one in log.of("FORK", tgid=me)] == [*pids, killed.pid]
+    for pid, status in children:
+        fork = log.one("FORK", child_pid=pid)
+        assert (fork["child_tgid"], fork["kind"], fork["pid"]) == (
+            pid, "PROCESS", threading.get_native_id()
+        )  # fmt: skip
+        executed = log.one("EXEC", pid=pid)
+        assert (executed["filename"], executed["interp"]) == ("/bin/sh", "/bin/sh")
+        assert (executed["argc"], executed["comm"]) == (4, "sh")
+        assert executed["envc"] == len(os.environ)
+        assert (executed["tgid"], executed["old_pid"]) == (pid, pid)
+        ended = log.one("EXIT", pid=pid)
+        assert (ended["status"], ended["signal"], ended["group_dead"]) == (status, 0, 1)
+        assert ended["minor_faults"] > 0
+        assert ended["runtime"] > 0
+        assert fork["time_ns"] < executed["time_ns"] < ended["time_ns"]
+        assert log.one("ADD_TO_RUNQ", pid=pid, is_new=1)["time_ns"] > fork["time_ns"]
+        assert log.one("REMOVE_FROM_RUNQ", pid=pid, state="DEAD")["time_ns"] > ended["time_ns"]
+        assert log.one("SCHEDOUT", pid=pid, reason="EXITED")["state"] == "DEAD"
+        assert ended["started"] <= fork["time_ns"] <= ended["time_ns"]
+    ended = log.one("EXIT", pid=killed.pid)
+    assert (ended["status"], ended["signal"]) == (0, signal.SIGKILL)
+
+
+def test_a_script_tells_its_interpreter(tmp_path: Path) -> None:
+    script = tmp_path / ("s" * 100)
+    script.write_text("#!/bin/sh -e\nexit 0\n")
+    script.chmod(0o755)
+    with logging(tmp_path / "log", "sched") as running:
+        child = subprocess.Popen([script])
+        assert child.wait() == 0
+    executed = running.finish().one("EXEC", pid=child.pid)
+    assert executed["filename"] == str(script)[:127]
+    assert (executed["interp"], executed["comm"]) == ("/bin/sh", "s" * 15)
+
+
+def test_threads_are_told_apart(tmp_path: Path) -> None:
+    made: list[int] = []
+    with logging(tmp_path / "log", "sched") as running:
+        for _ in range(TIMES):
+            thread = threading.Thread(target=lambda: made.append(threading.get_native_id()))
+            thread.start()
+            thread.join()
+    log = running.finish()
+    me = os.getpid()
+    forks = log.of("FORK", tgid=me)
+    assert [fork["child_pid"] for fork in forks] == made
+    assert {(fork["kind"], fork["child_tgid"]) for fork in forks} == {("THREAD", me)}
+    ends = log.of("EXIT", tgid=me)
+    assert sorted(end["pid"] for end in ends) == sorted(made)
+    assert {end["group_dead"] for end in ends} == {0}
+
+
+def test_a_stopped_process_is_off_the_run_queue(tmp_path: Path) -> None:
+    with logging(tmp_path / "log", "sched") as running:
+        process = subprocess.Popen(["/bin/sleep", "1000"])
+        for _ in range(3):
+            process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: state_of(process.pid) == "T")
+            process.send_signal(signal.SIGCONT)
+            wait_until(lambda: state_of(process.pid) == "S")
+        process.kill()
+        process.wait()
+    log = running.finish()
+    assert len(log.of("REMOVE_FROM_RUNQ", pid=process.pid, state="STOPPED")) == 3
+    assert len(log.of("SCHEDOUT", pid=process.pid, state="STOPPED", reason="BLOCKED")) == 3
+    assert len(log.of("TRY_TO_WAKEUP", pid=process.pid, state="STOPPED")) == 3
