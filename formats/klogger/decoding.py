@@ -90,7 +90,7 @@ def _in_order(
 ) -> Iterator[memoryview]:
     """The texts of the records, a few batches ahead on other CPUs (numpy and Arrow let go of the
     interpreter's lock)."""
-    workers = min(len(os.sched_getaffinity(0)), _WORKERS_MAX)
+    workers = min(os.cpu_count() or 1, _WORKERS_MAX)
     waiting: collections.deque[Future[memoryview]] = collections.deque()
     with ThreadPoolExecutor(workers) as pool:
         for batch, times in records:

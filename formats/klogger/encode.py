@@ -103,6 +103,8 @@ def pack_records(
     room = rows.dtype.itemsize - payload_start
     if room + 8 <= payload_sizes[used].max() or room < 0:
         raise UsageError(f"rows of {rows.dtype.itemsize} bytes are too short for their payloads")
+    # As plain bytes: of a structured row, numpy need not copy what belongs to no field.
+    rows = rows.getfield(np.dtype(f"V{rows.dtype.itemsize}"), 0)
     widths = np.unique(payload_sizes[used])
     if len(widths) == 1:
         records = _records(numbers, rows, serials, times_ns, int(widths[0]), payload_start)

@@ -93,7 +93,7 @@ def test_a_sleeper_comes_and_goes(tmp_path: Path, kinds: str) -> None:
         for record in found(event):
             assert (record["policy"], record["prio"]) == ("SCHED_BATCH", 125)
             assert record["tgid"] == pid
-            assert record["comm"] == Path(sys.executable).resolve().name[:15]
+            assert record["comm"] == Path(sys.executable).name[:15]
     assert [one["voluntary"] + one["involuntary"] for one in out] == list(
         range(sum(before) + 1, sum(after) + 1)
     )
@@ -137,7 +137,9 @@ def test_processes_are_made_execute_and_end(tmp_path: Path) -> None:
     children: list[tuple[int, int]] = []
     with logging(tmp_path / "log", "sched") as running:
         for number in range(TIMES // 2):
-            child = subprocess.Popen(["/bin/sh", "-c", f"exit {number}", "name"])
+            child = subprocess.Popen(
+                ["/bin/sh", "-c", f"exit {number}", "name"], env={"ONE": "1", "TWO": "2"}
+            )
             assert child.wait() == number
             children.append((child.pid, number))
         killed = subprocess.Popen(["/bin/sleep", "1000"])
@@ -157,7 +159,7 @@ def test_processes_are_made_execute_and_end(tmp_path: Path) -> None:
         executed = log.one("EXEC", pid=pid)
         assert (executed["filename"], executed["interp"]) == ("/bin/sh", "/bin/sh")
         assert (executed["argc"], executed["comm"]) == (4, "sh")
-        assert executed["envc"] == len(os.environ)
+        assert executed["envc"] == 2
         assert (executed["tgid"], executed["old_pid"]) == (pid, pid)
         ended = log.one("EXIT", pid=pid)
         assert (ended["status"], ended["signal"], ended["group_dead"]) == (status, 0, 1)

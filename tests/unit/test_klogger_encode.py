@@ -157,7 +157,9 @@ def test_packing_is_what_the_plain_model_gives(data: st.DataObject) -> None:
     for place, payload in enumerate(payloads):
         begin = place * stride + start
         raw[begin : begin + room] = np.frombuffer(payload, np.uint8)
-    kind = np.dtype(f"V{start + room}") if start + room else np.dtype("V1")
+    # As in a capture: most of a row belongs to no field of its type.
+    size = max(start + room, 1)
+    kind = np.dtype({"names": ["a"], "formats": ["u1"], "offsets": [0], "itemsize": size})
     rows: Any = np.ndarray((len(numbers),), kind, raw.data, 0, (stride,))
     packed = pack_records(
         np.array(numbers, np.uint32),

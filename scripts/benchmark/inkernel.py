@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Section 3: nanoseconds in the kernel per event, by location and by the way it is attached.
+
+The kernel measures itself (BPF_ENABLE_STATS). That costs too, and is part of each number: the
+figure of an empty program, measured at the same time, tells how much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from collector import bpfsys
+from collector.btf import Btf
+from collector.filters import parse
+from collector.kernel import Kernel
+from collector.plan import Probe
+from collector.preparing import Prepared, Wish, prepare
+from collector.privilege import raise_limits
+from collector.program import attach_link, attach_type_id, load_code
+from collector.rings import Rings, pages_of
+from formats.errors import TcpkmonError
+from scripts.benchmark.context import Context, Load, cpus
+
+NAME = "in-kernel"
+TITLE = "Time in the kernel per event"
+EMPTY = "an empty program"
+# kinds that a location can be attached by -> what is not that kind falls back to nothing
+WAYS = {"btf": ("btf",), "raw": ("raw",), "fentry/fexit": ("fentry", "fexit"), "kprobe": ("kprobe",)}
+STATES = ("recorded", "unchanged", "disabled", "filtered")
+ENOUGH_RUNS = 300
+"""Rarer events have no figure."""
+RING_BYTES = 64 << 20
+OTHER_PORTS = "9"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How often a program ran, and for how long."""
+
+    count: int
+    ns: int
+
+
+def measure(context: Context) -> None:
+    """Round by round: each way to attach, each state, under the same mixed traffic."""
+    raise_limits()
+    stats_fd = bpfsys.enable_stats()
+    ways = dict(list(WAYS.items())[: 1 if context.quick else None])
+    try:
+        with context.lab() as (_, load), empty_program() as empty_fd:
+            load.pin(cpus()[0], cpus()[-1])
+            for number in range(context.rounds):
+                context.say(f"{NAME}: round {number + 1} of {context.rounds}")
+                for way, kinds in list(ways.items()):
+                    try:
+                        prepared = prepare(Wish(locations="all", existing=False, kinds=kinds))
+                    except TcpkmonError as error:
+                        context.results.skip(NAME, way, error.message)
+                        del ways[way]
+                        continue
+                    _one_way(context, load, way, prepared, empty_fd)
+                if not context.quick:
+                    watching = Wish(existing=False, kinds=("btf",), watch=("mss",))
+                    _one_way(context, load, "btf", prepare(watching), empty_fd, ("unchanged",))
+    finally:
+        os.close(stats_fd)
+
+
+def _one_way(
+    context: Context,
+    load: Load,
+    way: str,
+    prepared: Prepared,
+    empty_fd: int,
+    states: tuple[str, ...] = ("recorded", "disabled", "filtered"),
+) -> None:
+    with Kernel(prepared, parse()) as kernel:
+        pages = pages_of(RING_BYTES)
+        with Rings(kernel.events_fd, prepared.dtype, pages, RING_BYTES // 2) as rings:
+            kernel.loaded.attach()
+            attached = {spec.function for spec in kernel.loaded.attached()}
+            probes = [p for p in prepared.plan.probes if p.name in attached and p.locations]
+            for state in states:
+                kernel.switch(prepared.numbers, state != "disabled")
+                filters = parse(ports=OTHER_PORTS) if state == "filtered" else parse()
+                filters.apply(kernel.loaded.maps)
+                before = _runs(kernel, probes, empty_fd)
+                _traffic(context, load)
+                after = _runs(kernel, probes, empty_fd)
+                rings.drain()
+                for name, runs in after.items():
+                    count = runs.count - before[name].count
+                    if count >= ENOUGH_RUNS:
+                        ns = (runs.ns - before[name].ns) / count
+                        context.results.add(NAME, f"{name}, {way}", state, ns)
+
+
+def _traffic(context: Context, load: Load) -> None:
+    seconds = context.pick(0.12, 0.1)
+    for order in ("pingpong 16", "churn", "bulk"):
+        load.run(f"{order} {seconds}")
+
+
+def _runs(kernel: Kernel, probes: list[Probe], empty_fd: int) -> dict[str, Runs]:
+    """By program, told by its locations: runs of the first copy, and the time of both."""
+    missed = kernel.loaded.missed()
+    found = {
+        " ".join(probe.locations): Runs(missed[probe.name].run_cnt, missed[probe.name].run_ns)
+        for probe in probes
+    }
+    info = bpfsys.prog_info(empty_fd)
+    found[EMPTY] = Runs(info.run_cnt, info.run_time_ns)
+    return found
+
+
+@contextlib.contextmanager
+def empty_program() -> Iterator[int]:
+    """A program that does nothing at tcp_probe."""
+    btf_id = attach_type_id(Btf.from_kernel(), "btf", "tcp_probe")
+    with contextlib.ExitStack() as opened:
+        fd = load_code("btf", bpfsys.RETURN_ZERO, "bench_empty", btf_id)
+        opened.callback(os.close, fd)
+        opened.callback(os.close, attach_link("btf", "tcp_probe", fd))
+        yield fd

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's schema from its two files to a log: exact counts, levels, limits, mistakes, trust."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 120
+CONF = """
+enum half { even, odd }
+event CALLED { uint pid  half parity  string16 comm  ulonglong start }
+loglevel low < event SELDOM { uint pid } >
+loglevel high < include low omit SELDOM event EVERY { uint pid longlong minus } >
+using high
+"""
+TEXT = """
+#include "klogger.h"
+struct task_struct;
+
+PROBE(called, "CALLED SELDOM EVERY", "btf:sys_enter raw:sys_enter")
+{
+    u32 pid = bpf_get_current_pid_tgid() >> 32;
+    struct task_struct *task;
+
+    if (ARG(1) != 110)
+        return;
+    task = (struct task_struct *)bpf_get_current_task();
+    klogger(CALLED, pid, pid & 1 ? KLOGGER_half_odd : KLOGGER_half_even, task->comm,
+            READ(0, task, start_time));
+    klogger(SELDOM, pid);
+    if (KLOGGER_ENABLED(EVERY))
+        klogger(EVERY, pid, -5);
+}
+"""
+# Calls getppid a known number of times.
+FLOOD = "import ctypes, sys; c = ctypes.CDLL(None).getppid; [c() for _ in range(int(sys.argv[1]))]"
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Path:
+    folder = tmp_path / "calls"
+    folder.mkdir()
+    (folder / "calls.conf").write_text(CONF)
+    (folder / "calls.bpf.c").write_text(TEXT)
+    os.chmod(folder, 0o755)
+    for file in folder.iterdir():
+        os.chmod(file, 0o644)
+    return folder
+
+
+def collect(*arguments: object, code: int = 0) -> str:
+    """What collect says on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from collector.commands.collect import main; main()",
+         *map(str, arguments)],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def events(folder: Path) -> list[dict]:
+    """Every event of a log, as `tcpkmon decode` gives it."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from collector.commands.tcpkmon import main; main()", "decode",
+         "--format", "json", "--merge", *map(str, sorted(folder.iterdir()))],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
+        check=True,
+    )  # fmt: skip
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def flood(count: int) -> list[str]:
+    return ["--", sys.executable, "-c", FLOOD, str(count)]
+
+
+def test_events_are_counted_exactly_and_carry_their_values(schema, tmp_path):
+    out = tmp_path / "log"
+    collect("--schema", schema, "-o", out, "-q", *flood(3000))
+    found = events(out)
+    called = [e for e in found if e["header"]["type"] == "CALLED"]
+    ours = Counter(e["pid"] for e in called).most_common(1)[0][0]
+    mine = [e for e in called if e["pid"] == ours]
+    # The interpreter itself may call getppid, but not our command's process but for the loop.
+    assert len(mine) == 3000
+    assert {e["parity"] for e in mine} == {"odd" if ours & 1 else "even"}
+    assert all(e["comm"] for e in mine) and len({e["start"] for e in mine}) == 1
+    every = [e for e in found if e["header"]["type"] == "EVERY" and e["pid"] == ours]
+    assert len(every) == 3000 and {e["minus"] for e in every} == {-5}
+    assert not [e for e in found if e["header"]["type"] == "SELDOM"]
+
+
+def test_the_log_tells_of_the_system_and_ends_with_its_books(schema, tmp_path):
+    out = tmp_path / "log"
+    collect("--schema", schema, "-o", out, "-q", *flood(10))
+    found = events(out)
+    names = Counter(e["header"]["type"] for e in found)
+    files = len(list(out.iterdir()))
+    assert names["KLOGGER_START"] == names["KLOGGER_FINISH"] == files
+    logging = {e["name"]: e["enabled"] for e in found if e["header"]["type"] == "LOGGING_EVENT"}
+    assert logging == {"CALLED": 1, "EVERY": 1}
+    processes = {e["pid"]: e for e in found if e["header"]["type"] == "PROCESS_EXISTS"}
+    assert os.getpid() in processes and processes[1]["policy"] == "SCHED_NORMAL"
+    assert names["SOCKET_EXISTS"] >= 0 and names["CLOCK"] == 2 * files
+    final = [e for e in found if e["header"]["type"] == "LEDGER" and e["final"]]
+    assert final
+    for row in final:
+        losses = [row[n] for n in ("ring_full", "no_ring", "other", "table_full", "no_slot")]
+        kept = row["filtered"] + row["unchanged"] + row["limited"] + row["written"]
+        assert row["attempts"] == kept + sum(losses) and row["written"] == row["in_file"]
+
+
+def test_a_limit_holds_a_second_and_cpu_and_is_accounted_for(schema, tmp_path):
+    out = tmp_path / "log"
+    said = collect("--schema", schema, "--locations", "CALLED", "--limit", "CALLED=100", "-o", out,
+                   *flood(5000))  # fmt: skip
+    assert "over their limit" in said
+    final = [e for e in events(out) if e["header"]["type"] == "LEDGER" and e["final"]]
+    assert sum(row["attempts"] for row in final) >= 5000
+    assert sum(row["limited"] for row in final) >= 4000
+    assert all(row["attempts"] == row["limited"] + row["written"] for row in final)
+
+
+def test_two_schemata_and_tcp_share_a_log(schema, tmp_path):
+    out = tmp_path / "log"
+    collect("--schema", schema, "--schema", "tcp", "--schema", "stopwatch", "-o", out, "-q",
+            *flood(500))  # fmt: skip
+    found = events(out)
+    names = {e["name"] for e in found if e["header"]["type"] == "LOGGING_EVENT"}
+    assert {"CALLED", "EVERY", "EVENT_START", "SEGMENT_RECEIVED"} <= names
+    assert sum(e["header"]["type"] == "CALLED" for e in found) >= 500
+
+
+def test_snapshots_go_into_a_log_too(tmp_path):
+    out = tmp_path / "log"
+    talk = (
+        "import socket; l = socket.create_server(('127.0.0.1', 0)); "
+        "c = socket.create_connection(l.getsockname()); s = l.accept()[0]; "
+        "c.sendall(b'x' * 1000); s.recv(1000, socket.MSG_WAITALL); print(l.getsockname()[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "from collector.commands.collect import main; main()",
+         "--format", "klogger", "-o", str(out), "-q", "--", sys.executable, "-c", talk],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
+        check=True,
+    )  # fmt: skip
+    port = int(done.stdout)
+    ours = [e for e in events(out) if e["header"]["type"] == "SNAPSHOT"
+            and port in (e["lport"], e["rport"])]  # fmt: skip
+    sent = [e for e in ours if e["location"] == "SEND_CALL"]
+    assert [e["callvalue"] for e in sent] == [1000]
+    assert {e["laddr"] for e in ours} == {"127.0.0.1"}
+
+
+def test_mistakes_are_told_all_at_once_with_their_places(schema, tmp_path):
+    text = schema / "calls.bpf.c"
+    text.write_text(
+        '#include "klogger.h"\n'
+        'PROBE(called, "CALLED SELDOM EVERYTHING", "btf:sys_enter")\n'
+        "{\n"
+        "    klogger(CALED, 1, 2, 3, 4);\n"
+        "    klogger(EVERY, 1);\n"
+        "}\n"
+    )
+    said = collect("--schema", schema, "-o", tmp_path / "log", code=2)
+    assert "calls.bpf.c:4:" in said and "did you mean 'CALLED'" in said
+    assert "calls.bpf.c:5:" in said and "EVERYTHING" in said
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_value_of_the_wrong_type_is_told_with_its_place(schema, tmp_path):
+    text = schema / "calls.bpf.c"
+    text.write_text(TEXT.replace("klogger(SELDOM, pid)", "klogger(SELDOM, ctx)"))
+    said = collect("--schema", schema, "-o", tmp_path / "log", code=2)
+    line = TEXT[: TEXT.index("klogger(SELDOM")].count("\n") + 1
+    assert f"calls.bpf.c:{line}: incompatible pointer to integer" in said
+
+
+def test_files_that_others_may_write_are_refused(schema, tmp_path):
+    os.chmod(schema / "calls.bpf.c", 0o666)
+    said = collect("--schema", schema, "-o", tmp_path / "log", code=1)
+    assert "may be written by others" in said and "chmod" in said
+
+
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
+        (["--format", "psc"], "PSC file holds the schema tcp alone"),
+        (["--ports", "5001"], "for the schema tcp"),
+        (["--locations", "NOTHING"], "no such event to record: NOTHING"),
+        (["--locations", "SELDOM"], "log level is not in use"),
+        (["--limit", "CALLED=x"], "not a limit"),
+        (["--limit", "SELDOM=5"], "--limit SELDOM"),
+        (["--schema", "schedd"], "did you mean 'sched'"),
+        (["--control-group", "no-such-group"], "no-such-group"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(schema, tmp_path, arguments, what):
+    said = collect("--schema", schema, "-o", tmp_path / "log", *arguments, code=2)
+    assert what in said and not (tmp_path / "log").exists()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events of schemata in the ring: numbers, sizes, and the C text that logs them."""
+
+from __future__ import annotations
+
+import pytest
+
+from collector import eventgen, eventlayout
+from formats.errors import UsageError
+from formats.schema import parse
+
+SCHEMA = parse(
+    "enum kind { plain, odd = -3 }\n"
+    "event MADE { uint n }\n"
+    "event SMALL { uint pid }\n"
+    "event LARGE { ushort a ulonglong b kind c string20 text string16 ip // @address\n }\n"
+    "loglevel low < event RARE { int x } >\n"
+    "loglevel high < include low omit RARE event FULL { int y } >\n"
+    "using high\n"
+)
+LAYOUT = eventlayout.lay_out(SCHEMA, ["MADE"])
+
+
+def text(entry_size: int = 0) -> str:
+    return "\n".join(eventgen.event_lines(LAYOUT, entry_size or LAYOUT.entry_size))
+
+
+def test_numbers_run_through_all_events_and_levels_choose_what_is_logged():
+    assert [slot.number for slot in LAYOUT.slots] == [32, 33, 34, 35, 36]
+    assert [slot.name for slot in LAYOUT.logged] == ["SMALL", "LARGE", "FULL"]
+    assert LAYOUT.slot("LARGE").number == 34
+    with pytest.raises(UsageError, match="LARGE"):
+        LAYOUT.slot("LARG")
+
+
+def test_fields_stand_where_a_c_compiler_puts_them():
+    places = {place.field.name: place.offset for place in LAYOUT.slot("LARGE").places}
+    assert places == {"a": 0, "b": 8, "c": 16, "text": 20, "ip": 40}
+    assert LAYOUT.slot("LARGE").size == 56
+    assert LAYOUT.entry_size == 24 + 56
+    dtype = eventlayout.ring_dtype(LAYOUT.entry_size)
+    assert dtype.itemsize == 80
+    assert (dtype.fields["time"][1], dtype.fields["location"][1]) == (4, 16)
+
+
+def test_more_events_than_numbers_are_refused():
+    many = parse("\n".join(f"event E{n} {{ int x }}" for n in range(193)))
+    with pytest.raises(UsageError, match="193 events"):
+        eventlayout.lay_out(many, [])
+
+
+def test_values_are_stored_by_their_type():
+    lines = text()
+    assert "*(u16 *)(record + 24) = a_;" in lines
+    assert "*(u64 *)(record + 32) = b_;" in lines
+    assert "*(s32 *)(record + 40) = c_;" in lines
+    assert "bpf_probe_read_kernel_str(record + 44, 20, text_);" in lines
+    assert "bpf_probe_read_kernel(record + 64, 16, ip_);" in lines
+    assert "#define KLOGGER_kind_odd (-3)" in lines
+    assert "void *ctx, struct klogger_cpu *cpu, unsigned short a_, unsigned long long b_," in lines
+
+
+def test_an_event_out_of_its_level_is_checked_and_logs_nothing():
+    lines = text().splitlines()
+    at = next(i for i, line in enumerate(lines) if "klogger_log_RARE(" in line)
+    assert "int x_" in lines[at] and lines[at + 1] == "{ }"
+    assert "#define KLOGGER_ENABLED_RARE (0)" in lines
+    assert "#define KLOGGER_ENABLED_FULL (klogger_enabled(36))" in lines
+
+
+def test_large_records_are_built_in_a_slot():
+    assert "words[11]" in text() and "klogger_take_record" not in text().split("#define")[-1]
+    large = text(512)
+    assert "klogger_take_record(cpu, 34, &slot)" in large and "klogger_give_back(slot);" in large
+    assert "u64 words" not in large
+
+
+def test_names_that_klogger_does_not_log_are_left_out():
+    lines = "\n".join(eventgen.event_lines(LAYOUT, 80, {"SMALL"}))
+    assert "klogger_log_SMALL" not in lines and "klogger_log_LARGE" in lines

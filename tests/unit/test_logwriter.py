@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The writer of Klogger logs: serials through records and base events; whole dumps or none."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collector.accounts import Books
+from collector.baseevents import FIRST_CPU, Note, ledger_notes
+from collector.eventlayout import lay_out, ring_dtype
+from collector.layout import ACCOUNT
+from collector.logfolder import LogFolder
+from collector.logwriter import LogBatch, LogFile, LogWriter
+from collector.queues import FOREVER_NS, Queues
+from collector.records import Batch
+from collector.schemata import find_sources
+from collector.sinks import Calls, FileSink
+from collector.writer import Written
+from formats.control import LossCause
+from formats.errors import FileError, UsageError
+from formats.klogger import LogFormat, describe_event, encode_preamble, make_header
+from formats.klogger.reader import LogReader
+from formats.schema.parser import load
+
+BASE = load([source.conf for source in find_sources([])])
+
+
+class Full(Calls):
+    """A disk that takes no more from the k-th write on, until it is told otherwise."""
+
+    left = 10**9
+
+    def write(self, fd, data):  # type: ignore[override]
+        if self.left <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.left -= 1
+        return super().write(fd, data)
+
+    @staticmethod
+    def fallocate(fd, offset, length):
+        raise OSError(errno.EOPNOTSUPP, "no")
+
+
+@pytest.fixture
+def log(tmp_path: Path):
+    schema = load([*(s.conf for s in find_sources([])), _conf(tmp_path)])
+    layout = lay_out(schema, [event.name for event in BASE.events])
+    table = [describe_event(schema, s.event, s.number) for s in layout.slots]
+    header = make_header(
+        schema, table, cpu=0, cpus=2, host="h", kernel="k", version="0", buffer_bytes=4096,
+        low_water_percent=75, clock=(1, 2, 3), settings={},
+    )  # fmt: skip
+    return _Log(tmp_path, layout, header)
+
+
+def _conf(folder: Path) -> Path:
+    path = folder / "own.conf"
+    path.write_text("event PING { uint pid ulonglong n }")
+    return path
+
+
+class _Log:
+    def __init__(self, folder, layout, header):
+        self.folder, self.layout, self.header = folder, layout, header
+        self.calls = Full()
+        self.format = LogFormat.of(header)
+        self.writer = LogWriter(self.format, self.open_file, now_ns=lambda: 10**9)
+        self.number = layout.slot("PING").number
+
+    def path(self, cpu):
+        return self.folder / f"cpu{cpu}"
+
+    def open_file(self, cpu):
+        fd = os.open(self.path(cpu), os.O_WRONLY | os.O_CREAT)
+        os.write(fd, encode_preamble({**self.header, "cpu": cpu}))
+        return LogFile(FileSink(fd, 1, self.calls, reserve_bytes=0))
+
+    def batch(self, *parts):
+        """(cpu, serials) each."""
+        queues = Queues(ring_dtype(self.layout.entry_size))
+        for cpu, serials in parts:
+            rows = np.zeros(len(serials), queues._opaque)
+            words = rows.view(np.uint32).reshape(len(serials), -1)
+            words[:, 0] = serials
+            words[:, 1] = 1000 + np.array(serials)
+            words[:, 4] = self.number
+            words[:, 6] = 77
+            words[:, 8] = serials
+            queues.push(Batch(cpu, rows.view(ring_dtype(self.layout.entry_size)), 10**6))
+        return LogBatch(queues.take(FOREVER_NS))
+
+    def read(self, cpu):
+        """(event, serial, first field or None) of every record; damage."""
+        reader = LogReader(self.path(cpu))
+        found = []
+        for dump in reader.dumps():
+            for number, serial in zip(dump.numbers.tolist(), dump.serials.tolist(), strict=True):
+                found.append((self.format.event(number).name, serial))
+        return found, reader.damage
+
+
+def test_serials_run_through_records_and_base_events_and_gaps_stay(log):
+    log.writer.write(log.batch((0, [1, 2, 5])))
+    log.writer.control(lambda _: [Note("MARK", {"number": 7}, FIRST_CPU)], 5)
+    log.writer.write(log.batch((0, [6])))
+    log.writer.close()
+    found, damage = log.read(0)
+    assert not damage
+    assert [serial for _, serial in found] == [1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13]
+    assert [name for name, _ in found] == [
+        "DUMP_BEGIN", "PING", "PING", "PING", "DUMP_FINISH",
+        "DUMP_BEGIN", "MARK", "DUMP_FINISH", "DUMP_BEGIN", "PING", "DUMP_FINISH",
+    ]  # fmt: skip
+    assert log.writer.written.in_file == Counter({(0, log.number): 4})
+
+
+def test_each_cpu_has_its_own_file_and_serials(log):
+    log.writer.write(log.batch((0, [1]), (1, [1, 2])))
+    log.writer.control(lambda _: [Note("KLOGGER_FINISH", {"reason": 0})], 5)
+    log.writer.close()
+    assert [n for n, _ in log.read(1)[0]].count("PING") == 2
+    for cpu in (0, 1):
+        assert log.read(cpu)[0][-2][0] == "KLOGGER_FINISH"
+
+
+def test_a_full_disk_loses_whole_dumps_which_are_counted(log):
+    log.writer.write(log.batch((0, [1, 2])))
+    log.calls.left = 0
+    log.writer.write(log.batch((0, [3, 4, 5])))
+    assert not log.writer.control(lambda _: [Note("MARK", {"number": 1})], 5)
+    assert log.writer.written.disk_full == Counter({(0, log.number): 3})
+    log.calls.left = 10**9
+    log.writer._retry_ns = 0
+    log.writer.write(log.batch((0, [6])))
+    log.writer.close()
+    found, damage = log.read(0)
+    assert not damage
+    # DUMP_BEGIN takes 5; 3, 4 and 5 of the kernel, which are lost, would have taken 6 to 8.
+    assert found[-4:] == [("DUMP_FINISH", 4), ("DUMP_BEGIN", 5), ("PING", 9), ("DUMP_FINISH", 10)]
+    assert log.writer.written.error is None
+
+
+def test_what_the_queue_dropped_is_counted(log):
+    log.writer.skip(LossCause.QUEUE_FULL, 0, Counter({(1, log.number): 9}))
+    assert log.writer.written.queue_full == Counter({(1, log.number): 9})
+
+
+def test_the_ledger_goes_to_the_file_of_its_cpu(log):
+    ledger = np.zeros((2, 64), ACCOUNT)
+    ledger["attempts"][1, log.number] = 5
+    ledger["limited"][1, log.number] = 2
+    ledger["written"][1, log.number] = 3
+    written = Written()
+    written.in_file[1, log.number] = 3
+    notes = ledger_notes(Books(ledger, np.array([0, 3])), written, (), final=True)
+    own = [note for note in notes if note.name == "LEDGER"]
+    assert len(own) == 1 and own[0].cpu == 1
+    assert own[0].values["limited"] == 2 and own[0].values["in_file"] == 3
+    assert [n.cpu for n in notes if n.name == "CPU_LEDGER"] == [1]
+
+
+def test_a_folder_of_an_earlier_log_is_kept_unless_forced(tmp_path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    old = folder / "kernlog.dump.cpu7"
+    old.write_text("old")
+    with pytest.raises(FileError, match="holds a log already"):
+        LogFolder(folder)
+    forced = LogFolder(folder, force=True)
+    assert old.exists()
+    forced.clear()
+    assert not old.exists()
+
+
+def test_places_that_are_no_folder_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name, what in (("file", "not a folder"), ("link", "symbolic link"), ("no/x", "directory")):
+        with pytest.raises(FileError, match=what):
+            LogFolder(tmp_path / name)
+    with pytest.raises(UsageError, match="standard output"):
+        LogFolder("-")
+
+
+def test_a_folder_that_did_not_begin_is_gone(tmp_path):
+    folder = LogFolder(tmp_path / "log")
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o750
+    folder.output(0)
+    folder.discard()
+    assert not (tmp_path / "log").exists()
