@@ -156,7 +156,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     SET(pid, connection ? connection->pid : 0);
     if (HAS(comm)) {
         if (connection)
-            COPY(comm, connection->comm);
+            SET(comm, connection->comm);
         else
             __builtin_memset(entry + KLOGGER_AT_comm, 0, 16);
     }

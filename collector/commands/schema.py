@@ -31,8 +31,12 @@ def command() -> None:
 
 @command.command("check")
 @click.argument("schemata", nargs=-1, required=True, metavar="NAME|PATH...")
-@click.option("--compile", "compiled", is_flag=True,
-              help="Compile the C files too, and look for what this kernel lacks (needs root).")
+@click.option(
+    "--compile",
+    "compiled",
+    is_flag=True,
+    help="Compile the C files too, and look for what this kernel lacks (needs root).",
+)
 def check(schemata: tuple[str, ...], compiled: bool) -> int:
     """Look for mistakes in schemata, and tell all of them with file, line and column.
 

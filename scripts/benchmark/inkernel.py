@@ -16,7 +16,7 @@ from collector import bpfsys
 from collector.btf import Btf
 from collector.filters import parse
 from collector.kernel import Kernel
-from collector.plan import Probe
+from collector.plan import Chosen
 from collector.preparing import Prepared, Wish, prepare
 from collector.privilege import raise_limits
 from collector.program import attach_link, attach_type_id, load_code
@@ -27,8 +27,13 @@ from scripts.benchmark.context import Context, Load, cpus
 NAME = "in-kernel"
 TITLE = "Time in the kernel per event"
 EMPTY = "an empty program"
-# kinds that a location can be attached by -> what is not that kind falls back to nothing
-WAYS = {"btf": ("btf",), "raw": ("raw",), "fentry/fexit": ("fentry", "fexit"), "kprobe": ("kprobe",)}
+WAYS = {
+    "btf": ("btf",),
+    "raw": ("raw",),
+    "fentry/fexit": ("fentry", "fexit"),
+    "kprobe": ("kprobe",),
+}
+REASON_CHARACTERS = 160
 STATES = ("recorded", "unchanged", "disabled", "filtered")
 ENOUGH_RUNS = 300
 """Rarer events have no figure."""
@@ -58,7 +63,7 @@ def measure(context: Context) -> None:
                     try:
                         prepared = prepare(Wish(locations="all", existing=False, kinds=kinds))
                     except TcpkmonError as error:
-                        context.results.skip(NAME, way, error.message)
+                        context.results.skip(NAME, way, error.message[:REASON_CHARACTERS])
                         del ways[way]
                         continue
                     _one_way(context, load, way, prepared, empty_fd)
@@ -104,7 +109,7 @@ def _traffic(context: Context, load: Load) -> None:
         load.run(f"{order} {seconds}")
 
 
-def _runs(kernel: Kernel, probes: list[Probe], empty_fd: int) -> dict[str, Runs]:
+def _runs(kernel: Kernel, probes: list[Chosen], empty_fd: int) -> dict[str, Runs]:
     """By program, told by its locations: runs of the first copy, and the time of both."""
     missed = kernel.loaded.missed()
     found = {

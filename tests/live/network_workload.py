@@ -23,8 +23,6 @@ from tests.live.capturing import (
     family_of,
     join,
     listening,
-    make_socket,
-    receive,
     wait_until,
 )
 
@@ -165,10 +163,11 @@ def run_udp(net: Net, version: int) -> Done:
         sender.connect(target)
         sender.send(bytes(10))
         assert len(receiver.recv(1 << 16)) == 10
-        disconnect(sender)
+        done = Done(sender=sender.getsockname()[1], receiver=target[1])
+        disconnect(sender)  # and the port with it, which the kernel had chosen
         sender.sendto(bytes(LARGE), target)
         assert len(receiver.recv(1 << 16)) == LARGE
-        return Done(sender=sender.getsockname()[1], receiver=target[1])
+        return done
 
 
 def run_corked(net: Net, version: int) -> Done:
@@ -241,12 +240,8 @@ def run_refused(net: Net, version: int) -> None:
 
 
 def run_left_open(count: int) -> int:
-    """A process that ends with sockets open, and has one of them twice; its pid."""
-    program = (
-        "import os, socket\n"
-        f"held = [socket.socket() for _ in range({count})]\n"
-        "os._exit(0)\n"
-    )
+    """A process that ends with so many sockets open; its pid."""
+    program = f"import os, socket\nheld = [socket.socket() for _ in range({count})]\nos._exit(0)\n"
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
     assert process.wait(WAIT_S) == 0
     return process.pid
@@ -275,10 +270,3 @@ def _checksum(message: bytes) -> bytes:
     total = sum(struct.unpack(f"!{len(message) // 2}H", message))
     total = (total & 0xFFFF) + (total >> 16)
     return struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF)
-
-
-__all__ = [
-    "CONNECTIONS", "DATAGRAMS", "ECHOES", "EXCHANGES", "LARGE", "MESSAGE", "PIECES", "Done", "Net",
-    "disconnect", "make_socket", "open_net", "receive", "run_corked", "run_echoes",
-    "run_left_open", "run_refused", "run_reset", "run_tcp", "run_udp", "run_urgent",
-]  # fmt: skip

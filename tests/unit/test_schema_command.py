@@ -158,3 +158,11 @@ def test_counters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert [(row["name"], row["available"]) for row in rows] == [
         ("task_clock", True), ("cycles", False),
     ]  # fmt: skip
+
+
+def test_compiling_needs_root(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4242)
+    assert schema("check", folder, "--compile") == 1
+    assert "needs root" in capsys.readouterr().err

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters and clocks of decoded Klogger logs, merging of CPUs, and the books of losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from formats.errors import UsageError
+from formats.klogger import LogReader, merge_logs
+from formats.klogger.choose import Choice, parse_condition
+from formats.klogger.clock import LogClock, Moment, format_times, parse_time
+from formats.klogger.decoding import Decoding
+from tests.unit.klogger_samples import CLOCK, LogMaker
+
+SECOND = 1_000_000_000
+
+
+def serials(path: Path, *conditions: str, clock: str = "mono", **how: object) -> list[int]:
+    """The serials of the records that a choice leaves."""
+    choice = Choice(conditions=tuple(map(parse_condition, conditions)), **how)  # type: ignore[arg-type]
+    with LogReader(path) as reader:
+        [(_, records)] = Decoding([reader], choice, clock).streams()
+        return [int(serial) for batch, _ in records for serial in batch.serials]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    maker = LogMaker()
+    maker.add("SCHEDOUT", {"pid": 5}).add("SCHEDOUT", {"pid": -5}).add("COUNTED", {"pid": 5})
+    maker.add("EVERY", {"how": "RR", "text": "abc", "f": 1 << 63, "addr": bytes(15) + b"\1"})
+    maker.add("EVERY", {"how": 9, "text": b"ab\0x", "raw": b"\xab\0\0\0"})
+    return maker.add("KLOGGER_FINISH").write(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        (["pid=5"], [2, 4]),
+        (["pid != 5"], [3]),
+        (["pid<0"], [3]),
+        (["pid>=-5", "pid<=4"], [3]),
+        (["pid=0x5"], [2, 4]),
+        (["how=RR"], [5]),
+        (["how=2"], [5]),
+        (["how!=RR"], [6]),
+        (["how>2"], [6]),
+        (["text=ab"], [6]),
+        (["text!=ab"], [5]),
+        (["addr=::1"], [5]),
+        (["raw=AB000000"], [6]),
+        (["f=9223372036854775808"], [5]),
+        (["f>-1"], [5, 6]),
+        (["f>=9223372036854775808", "a=0"], [5]),
+        (["pid=5", "how=RR"], []),
+        (["text= ab "], [6]),
+    ],
+)
+def test_conditions(log: Path, conditions: list[str], expected: list[int]) -> None:
+    assert serials(log, *conditions) == expected
+
+
+@pytest.mark.parametrize(
+    ("conditions", "why"),
+    [
+        (["pidd=5"], r"no event has a field 'pidd' \(did you mean 'pid'\?\)"),
+        (["pid=x"], "expected a number"),
+        (["how=IDLE"], "expected a value of enum policy"),
+        (["text<b"], "can be = or != only"),
+        (["addr=localhost"], "no address"),
+        (["pid=" + "9" * 100], "too large"),
+        (["pid"], "no condition"),
+        (["=5"], "no condition"),
+    ],
+)
+def test_conditions_that_cannot_be_are_refused(log: Path, conditions: list[str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        serials(log, *conditions)
+
+
+def test_events_and_times(log: Path) -> None:
+    assert serials(log, events=("SCHEDOUT",)) == [2, 3]
+    assert serials(log, "pid=5", events=("SCHEDOUT",)) == [2]
+    with pytest.raises(UsageError, match=r"no event 'SCHEDOT' .*did you mean 'SCHEDOUT'"):
+        serials(log, events=("SCHEDOT",))
+    since = parse_time(str(CLOCK[0] + 3000), "mono")
+    assert serials(log, since=since) == [3, 4, 5, 6, 7, 8]
+    assert serials(log, since=since, until=parse_time(str(CLOCK[0] + 4000), "mono")) == [3, 4]
+    assert serials(log, until=parse_time("0.0000025", "rel"), clock="rel") == [1, 2]
+    assert serials(log, until=Moment(CLOCK[1] + 2500, True), clock="mono") == [1, 2]
+    assert serials(log, since=parse_time("2024-11-21T14:40:00.000007", "mono")) == [7, 8]
+    assert serials(log, since=parse_time("2024-11-21T15:40:00.000007+01:00", "iso")) == [7, 8]
+    assert serials(log, since=parse_time("1732200000.000007", "epoch"), clock="epoch") == [7, 8]
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "nan", "1e40", "12:00"])
+@pytest.mark.parametrize("clock", ["mono", "iso", "epoch", "rel"])
+def test_what_is_no_time_is_refused(text: str, clock: str) -> None:
+    with pytest.raises(UsageError, match="no time"):
+        parse_time(text, clock)
+
+
+def test_real_time_follows_the_clock_events(tmp_path: Path) -> None:
+    """The time of day was set back by an hour between the second and the third record."""
+    mono, real, _ = CLOCK
+    maker = LogMaker().add("EMPTY", at=0)
+    maker.add("CLOCK", {"mono_ns": mono, "realtime_ns": real - 3600 * SECOND}, at=SECOND)
+    maker.add("EMPTY", at=SECOND).end_dump().add("EMPTY", at=2 * SECOND)
+    path = maker.write(tmp_path / "log")
+    with LogReader(path) as reader:
+        clock = LogClock(reader.format, "epoch")
+        found = [
+            int(time) - real
+            for batch in reader.batches()
+            for time in clock.times(batch)[batch.where("EMPTY")]
+        ]
+    assert found == [0, SECOND - 3600 * SECOND, 2 * SECOND - 3600 * SECOND]
+
+
+def test_a_log_without_a_clock_has_only_its_own_time(tmp_path: Path) -> None:
+    path = LogMaker(clock=None).add("EMPTY").write(tmp_path / "log")
+    assert serials(path) == [1, 2, 3]
+    for clock in ("iso", "epoch", "rel"):
+        with pytest.raises(UsageError, match="no clock pair"):
+            serials(path, clock=clock)
+    with pytest.raises(UsageError, match="no clock pair"):
+        serials(path, since=Moment(5, True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("mono", ["0", "1", "1732200000000000009"]),
+        ("epoch", ["0.000000000", "0.000000001", "1732200000.000000009"]),
+        ("rel", ["0.000000000", "0.000000001", "1732200000.000000009"]),
+        (
+            "iso",
+            [
+                "1970-01-01T00:00:00.000000000Z",
+                "1970-01-01T00:00:00.000000001Z",
+                "2024-11-21T14:40:00.000000009Z",
+            ],
+        ),
+    ],
+)
+def test_times_as_text(kind: str, expected: list[str]) -> None:
+    times = np.array([0, 1, 1_732_200_000_000_000_009])
+    assert format_times(times, kind).to_pylist() == expected
+
+
+def test_times_before_the_start_are_negative() -> None:
+    times = np.array([-1, -1_500_000_000])
+    assert format_times(times, "rel").to_pylist() == ["-0.000000001", "-1.500000000"]
+
+
+# Merging
+
+
+def make_logs(folder: Path, times: list[list[int]], per_dump: int = 5) -> list[LogReader]:
+    readers = []
+    for cpu, moments in enumerate(times):
+        maker = LogMaker(cpu=cpu)
+        for place, moment in enumerate(moments):
+            maker.add("SCHEDOUT", {"pid": place}, at=moment)
+            if place % per_dump == per_dump - 1:
+                maker.end_dump()
+        maker.add("KLOGGER_FINISH")
+        readers.append(LogReader(maker.write(folder / f"log{cpu}")))
+    return readers
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    st.lists(st.lists(st.integers(0, 10_000), max_size=30), min_size=1, max_size=4),
+    st.integers(1, 7),
+)
+def test_merged_logs_are_in_time_order_and_whole(
+    tmp_path: Path, times: list[list[int]], records: int
+) -> None:
+    times = [sorted(moments) for moments in times]
+    readers = make_logs(tmp_path, times)
+    found = []
+    for batch in merge_logs(readers, records):
+        pids = batch.rows("SCHEDOUT")["pid"].tolist()
+        at = batch.where("SCHEDOUT")
+        found += zip(batch.times_ns[at].tolist(), batch.cpus[at].tolist(), pids, strict=True)
+    expected = [
+        (CLOCK[0] + time, cpu, pid)
+        for cpu, moments in enumerate(times)
+        for pid, time in enumerate(moments)
+    ]
+    assert sorted(found) == sorted(expected)
+    assert [time for time, *_ in found] == sorted(time for time, *_ in found)
+    for cpu in range(len(times)):
+        assert [pid for _, one, pid in found if one == cpu] == list(range(len(times[cpu])))
+    assert all(not reader.damage and not reader.losses.lost for reader in readers)
+
+
+def test_records_that_nesting_put_out_of_order_are_put_in_order(tmp_path: Path) -> None:
+    readers = make_logs(tmp_path, [[10, 50, 30, 40, 60], [35, 45, 70]], per_dump=2)
+    times = [int(t) for batch in merge_logs(readers, 2) for t in batch.times_ns]
+    assert times == sorted(times)
+
+
+def test_times_that_do_not_rise_at_all_still_come_out(tmp_path: Path) -> None:
+    readers = make_logs(tmp_path, [list(range(300, 0, -1)), list(range(0, 300))], per_dump=50)
+    found = [int(s) for batch in merge_logs(readers, 1) for s in batch.serials]
+    assert len(found) == sum(reader.losses.records for reader in readers)
+
+
+def test_logs_of_different_captures_are_not_merged(tmp_path: Path) -> None:
+    one = LogReader(LogMaker().add("EMPTY").write(tmp_path / "one"))
+    for changes in ({"host": "elsewhere"}, {"kernel": "7.0"}):
+        other = LogMaker(**changes).add("EMPTY").write(tmp_path / "other")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="not of one capture"):
+            list(merge_logs([one, LogReader(other)]))
+    other = LogMaker("event EMPTY { }").add("EMPTY").write(tmp_path / "other")
+    with pytest.raises(UsageError, match="not of one capture"):
+        list(merge_logs([one, LogReader(other)]))
+
+
+# Losses
+
+
+def read_losses(path: Path) -> LogReader:
+    with LogReader(path) as reader:
+        for _ in reader.batches(2):
+            pass
+    return reader
+
+
+def test_gaps_in_serials_are_losses(tmp_path: Path) -> None:
+    maker = LogMaker().skip(3).add("EMPTY").skip(2).add("EMPTY").end_dump().skip(1)
+    losses = read_losses(maker.add("KLOGGER_FINISH").write(tmp_path / "log")).losses
+    assert (losses.missing, losses.gaps, losses.lost, losses.complete) == (6, 3, 6, True)
+    assert losses.describe() == "6 events lost; 6 serials missing in 3 gaps"
+
+
+def test_the_ledger_tells_losses_that_serials_do_not(tmp_path: Path) -> None:
+    maker = LogMaker().add("EMPTY")
+    maker.add("LEDGER", {"number": 44, "ring_full": 1, "filtered": 99, "in_file": 5})
+    maker.add("LEDGER", {"number": 44, "ring_full": 4, "disk_full": 2, "limited": 7})
+    maker.add("LEDGER", {"number": 45, "ring_full": 1, "unchanged": 3})
+    maker.add("CPU_LEDGER", {"damaged": 1, "serials": 1000})
+    maker.add("PROGRAM_LEDGER", {"program": "a", "missed": 2})
+    maker.add("PROGRAM_LEDGER", {"program": "a", "missed": 3, "kprobe_missed": 1})
+    losses = read_losses(maker.add("KLOGGER_FINISH").write(tmp_path / "log")).losses
+    assert losses.by_cause == {"ring_full": 5, "disk_full": 2, "damaged": 1}
+    assert (losses.missed, losses.lost) == (4, 12)
+    assert losses.describe() == (
+        "12 events lost; 0 serials missing in 0 gaps "
+        "(ring full 5, disk full 2, damaged 1, missed by programs 4)"
+    )
+
+
+def test_a_log_that_goes_on_after_a_pause_has_no_known_end(tmp_path: Path) -> None:
+    maker = LogMaker().add("KLOGGER_START").add("KLOGGER_FINISH")
+    assert read_losses(maker.write(tmp_path / "one")).tail == ""
+    maker.add("KLOGGER_START")
+    assert "KLOGGER_FINISH" in read_losses(maker.write(tmp_path / "two")).tail
+    maker.add("KLOGGER_FINISH")
+    assert read_losses(maker.write(tmp_path / "three")).tail == ""

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoded Klogger logs: the HOWTO's own text, and Perl, JSON and CSV readers that agree on values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from formats.errors import UsageError
+from formats.klogger import LogReader
+from formats.klogger.choose import ALL, Choice
+from formats.klogger.decoding import Decoding, write_lines
+from formats.klogger.lines import perl_text
+from tests.unit.klogger_samples import LogMaker
+
+HOWTO_SCHEDOUT = """{
+    header => {
+            "type"      => "SCHEDOUT",
+            "serial"    => "119",
+            "timestamp" => "1032071755760",
+    },
+    "pid"               => "1073",
+},
+"""
+HOWTO_WITH_COUNTER = """{
+    header => {
+            "type"           => "SCHEDOUT",
+            "serial"         => "119",
+            "timestamp"      => "1032071755760",
+    },
+    "pid"                    => "1073",
+    "l2_cache_misses_user"   => "35678014",
+},
+"""
+# Perl prints what it read: `do FILE`, and each value as a string of characters.
+PERL = """
+use strict; use warnings FATAL => 'all'; use JSON::PP;
+my $events = do $ARGV[0]; die "$@$!" unless ref $events eq 'ARRAY';
+print JSON::PP->new->ascii->canonical->encode($events);
+"""
+
+
+def decode(paths: list[Path], form: str, choice: Choice = ALL, **how: Any) -> str:
+    readers = [LogReader(path) for path in paths]
+    out = io.BytesIO()
+    write_lines(Decoding(readers, choice, **how), form, out)
+    for reader in readers:
+        reader.close()
+    return out.getvalue().decode("utf-8")
+
+
+def run_perl(text: str, folder: Path) -> list[dict[str, Any]]:
+    """The events as Perl itself reads them."""
+    perl = shutil.which("perl")
+    assert perl is not None
+    (folder / "log.pl").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [perl, "-e", PERL, str(folder / "log.pl")], check=True, capture_output=True, timeout=120
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def as_strings(event: dict[str, Any]) -> dict[str, Any]:
+    """An event of the JSON lines as Perl has it: everything is text, the head names no CPU."""
+    head = {key: str(value) for key, value in event["header"].items() if key != "cpu"}
+    return {key: str(value) for key, value in event.items()} | {"header": head}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected", "values"),
+    [
+        ("event SCHEDOUT { int pid }", HOWTO_SCHEDOUT, {"pid": 1073}),
+        (
+            "event SCHEDOUT { int pid; ulonglong l2_cache_misses_user }",
+            HOWTO_WITH_COUNTER,
+            {"pid": 1073, "l2_cache_misses_user": 35678014},
+        ),
+    ],
+)
+def test_perl_is_printed_as_in_the_howto(
+    tmp_path: Path, schema: str, expected: str, values: dict[str, int]
+) -> None:
+    maker = LogMaker(schema).skip(117)
+    maker.add("SCHEDOUT", values, at=1032071755760 - 1_000_000_000)
+    text = decode([maker.write(tmp_path / "log")], "perl", Choice(("SCHEDOUT",)))
+    assert text == f"[\n{expected}]\n"
+
+
+NASTY = (
+    "$x @y %z \"q\" 'p' \\ ${\\ die } @{[die]} \x00\n\r\t\x1b[31m \x7f\u0085\u202e\u2028é😀 `id` #"
+)
+
+
+def nasty_log(folder: Path) -> Path:
+    maker = LogMaker("""
+        enum policy { NORMAL, FIFO, BATCH = -3 }
+        event EVERY {
+            short a; ushort b; longlong e; ulonglong f; policy how; string200 text
+            string4 raw // @raw
+            string16 addr // @address
+            string4 addr4 // @address
+        }
+        event EMPTY { }
+    """)
+    maker.add("KLOGGER_START", {"kernel": NASTY[:20]})
+    low, high = {"a": -32768, "e": -(1 << 63)}, {"b": 65535, "f": (1 << 64) - 1}
+    text = NASTY.replace("\0", "")
+    mapped = bytes(10) + b"\xff\xff\x7f\0\0\1"
+    maker.add(
+        "EVERY", {**low, "text": text, "how": "BATCH", "addr": mapped, "addr4": b"\x0a\0\0\1"}
+    )
+    maker.add("EVERY", {**high, "text": b"cut\0rubbish", "how": 12, "raw": b"\0\xff$@"})
+    maker.add("EMPTY").add("EVERY", {"text": b"\xff\xfe not utf-8 \xc3", "how": -1})
+    return maker.add("KLOGGER_FINISH", {"reason": "COUNT"}).write(folder / "log")
+
+
+def test_perl_and_json_give_the_same_values(tmp_path: Path) -> None:
+    log = nasty_log(tmp_path)
+    perl = run_perl(decode([log], "perl"), tmp_path)
+    lines = [json.loads(line) for line in decode([log], "json").splitlines()]
+    assert perl == [as_strings(line) for line in lines]
+    types = [event["header"]["type"] for event in perl]
+    assert types == [
+        "DUMP_BEGIN", "KLOGGER_START", "EVERY", "EVERY", "EMPTY", "EVERY", "KLOGGER_FINISH",
+        "DUMP_FINISH",
+    ]  # fmt: skip
+    first, second, third = lines[2], lines[3], lines[5]
+    assert first["text"] == NASTY.replace("\0", "")
+    assert (first["how"], first["a"], first["e"]) == ("BATCH", -32768, -(1 << 63))
+    assert (first["addr"], first["addr4"]) == ("127.0.0.1", "10.0.0.1")
+    assert (second["text"], second["raw"], second["how"]) == ("cut", "00ff2440", 12)
+    assert (second["addr"], second["b"], second["f"]) == ("::", 65535, (1 << 64) - 1)
+    assert third["text"] == "\\xff\\xfe not utf-8 \\xc3"
+    assert lines[6]["reason"] == "COUNT"
+    assert lines[0]["header"] == {
+        "type": "DUMP_BEGIN", "serial": 1, "timestamp": 1_000_001_000, "cpu": 0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["perl", "json", "csv"])
+def test_no_control_character_of_a_file_is_printed(tmp_path: Path, form: str) -> None:
+    text = decode([nasty_log(tmp_path)], form)
+    bad = [c for c in text if c != "\n" and not c.isprintable()]
+    assert not bad
+    if form != "csv":
+        assert text.isascii()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=5)
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=40), min_size=20, max_size=60))
+def test_perl_evaluates_any_text_to_itself(tmp_path: Path, texts: list[str]) -> None:
+    listed = "".join(f'"{perl_text(text)}",\n' for text in texts)
+    found: list[Any] = run_perl(f"[{listed}]", tmp_path)
+    assert found == texts
+
+
+def test_names_that_a_hostile_header_gives_are_quoted(tmp_path: Path) -> None:
+    maker = LogMaker("event EVIL { int pid }")
+    for event in maker.header["events"]:
+        if event["name"] == "EVIL":
+            event["name"] = '", system("id"), "\n@x'
+            event["fields"][0]["name"] = '$y", `id`, "\x1b'
+    evil = LogMaker("event EVIL { int pid }", events=maker.header["events"])
+    evil.add('", system("id"), "\n@x', {'$y", `id`, "\x1b': 7})
+    log = evil.write(tmp_path / "log")
+    perl = run_perl(decode([log], "perl"), tmp_path)
+    lines = [json.loads(line) for line in decode([log], "json").splitlines()]
+    assert perl == [as_strings(line) for line in lines]
+    assert perl[1]['$y", `id`, "\x1b'] == "7"
+    rows = list(csv.reader(decode([log], "csv").splitlines()))
+    assert rows[2][0] == '", system("id"), "\\n@x'
+    assert len({len(row) for row in rows}) == 1
+
+
+def test_csv_is_one_table_of_all_events(tmp_path: Path) -> None:
+    maker = LogMaker(
+        "event A { int pid; string8 comm }\nevent B { uint cpu; int pid }\nevent C { }"
+    )
+    maker.add("A", {"pid": 3, "comm": 'x,"y"'}).add("B", {"pid": 4, "cpu": 9}).add("C")
+    log = maker.write(tmp_path / "log")
+    rows = list(csv.DictReader(decode([log], "csv", Choice(("A", "B", "C"))).splitlines()))
+    head = {"serial": "2", "timestamp": "1000002000", "cpu": "0"}
+    assert rows[0] == {"type": "A", **head, "pid": "3", "comm": 'x,"y"', "field.cpu": ""}
+    assert rows[1]["pid"] == "4" and rows[1]["field.cpu"] == "9" and rows[1]["comm"] == ""
+    assert rows[2]["type"] == "C"
+    # Columns are those of events that occur and were asked for.
+    assert decode([log], "csv", Choice(("C",))).splitlines()[0] == "type,serial,timestamp,cpu"
+
+
+def test_several_logs_say_whose_cpu(tmp_path: Path) -> None:
+    logs = [
+        LogMaker(cpu=cpu).add("SCHEDOUT", {"pid": cpu}).write(tmp_path / f"log{cpu}")
+        for cpu in (0, 3)
+    ]
+    events = run_perl(decode(logs, "perl", Choice(("SCHEDOUT",))), tmp_path)
+    assert [event["header"]["cpu"] for event in events] == ["0", "3"]
+    assert "cpu" not in run_perl(decode(logs[:1], "perl"), tmp_path)[0]["header"]
+
+
+def test_an_empty_choice_is_an_empty_array(tmp_path: Path) -> None:
+    log = LogMaker().add("EMPTY").write(tmp_path / "log")
+    assert run_perl(decode([log], "perl", Choice(("SCHEDOUT",))), tmp_path) == []
+    assert decode([log], "json", Choice(("SCHEDOUT",))) == ""
+
+
+def test_many_events_of_all_kinds_keep_their_order(tmp_path: Path) -> None:
+    maker = LogMaker()
+    names = ["SCHEDOUT", "COUNTED", "EMPTY", "EVERY"]
+    for number in range(400):
+        maker.add(names[number * number % 7 % 4])
+    lines = [json.loads(line) for line in decode([maker.write(tmp_path / "log")], "json").split()]
+    assert [line["header"]["serial"] for line in lines] == list(range(1, 403))
+    types = [line["header"]["type"] for line in lines[1:-1]]
+    assert types == [names[number * number % 7 % 4] for number in range(400)]
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    log = LogMaker().add("EMPTY").write(tmp_path / "log")
+    with pytest.raises(UsageError, match=r"pip install 'tcpkmon\[export\]'"):
+        decode([log], "json")
