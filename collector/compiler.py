@@ -42,7 +42,7 @@ _BCC_FILES = (
     "/usr/lib/python3/dist-packages/bcc/*.py",
     "/usr/lib/python3*/site-packages/bcc/*.py",
 )
-_ERROR = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: (?:fatal )?error: (?P<what>.*)$", re.M)
+_ERROR = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):(?P<column>\d+): (?:fatal )?error: (?P<what>.*)$", re.M)
 
 
 class CompileError(KernelError):
@@ -212,7 +212,12 @@ def _error_of(kind: str, detail: str, said: str, user_schema: bool) -> KernelErr
         return failure(f"the program text has no function {detail}", diagnostics=said)
     if kind == "code":
         return failure(f"the program cannot be loaded: {detail}", diagnostics=said)
-    errors = [f"{m['file']}:{m['line']}: {m['what']}" for m in _ERROR.finditer(said)]
+    # A mistake in a macro is told once for each place that it is used in.
+    errors = list(
+        dict.fromkeys(
+            f"{m['file']}:{m['line']}:{m['column']}: {m['what']}" for m in _ERROR.finditer(said)
+        )
+    )
     if errors:
         more = len(errors) - ERRORS_SHOWN
         shown = "; ".join(errors[:ERRORS_SHOWN]) + (f"; and {more} more" if more > 0 else "")

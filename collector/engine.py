@@ -11,13 +11,17 @@ import numpy as np
 from collector.layout import ACCOUNT, ROWS
 from collector.plan import Plan
 from collector.records import RAW_PADDING
-from formats.errors import KernelError
+from formats.errors import KernelError, UsageError
 
 KINDS = {"btf": 1, "raw": 2, "fentry": 3, "fexit": 4, "kprobe": 5, "iter": 6}
 POINTS = 256
 """KLOGGER_POINTS: places in the map of switches."""
 _GUARD = np.dtype([("running", "=u4"), ("again", "=u4")])
 _STEP = 32
+_SLOTS = 4
+_RATE_BYTES = 16
+_CPU_BYTES_MAX = 32 << 10
+"""The kernel's limit for a value of a per-CPU map."""
 # Index and count of a program fit in one byte of the engine's tables.
 _MOST_PROBES = 256
 
@@ -76,19 +80,28 @@ class Engine:
 def make_engine(entry_size: int, plan: Plan, copy_size: int = 0, points: int = 0) -> Engine:
     """The sizes for a plan; `points`: the highest event number.
 
-    Raises KernelError for more programs than the engine takes.
+    Raises KernelError for more programs than the engine takes, UsageError for too large events.
     """
     if len(plan.probes) > _MOST_PROBES:
         raise KernelError(
             f"{len(plan.probes)} programs are more than the {_MOST_PROBES} that can be loaded",
             "record fewer events",
         )
-    return Engine(
+    engine = Engine(
         entry_size,
         copy_size,
         rows=max(ROWS, _round(points + 1)),
         guards=max(ROWS, _round(len(plan.probes))),
     )
+    slot_bytes = 8 + (engine.record_size + 7) // 8 * 8 + (copy_size + 7) // 8 * 8
+    fixed_bytes = engine.head.itemsize + engine.rows * _RATE_BYTES + 8
+    if fixed_bytes + _SLOTS * slot_bytes > _CPU_BYTES_MAX:
+        most = entry_size - (slot_bytes - (_CPU_BYTES_MAX - fixed_bytes) // _SLOTS)
+        raise UsageError(
+            f"the largest event takes {entry_size} bytes, more than the {most} there is room for",
+            "give it shorter strings",
+        )
+    return engine
 
 
 def _round(count: int) -> int:

@@ -11,6 +11,8 @@ from formats.schema.placement import Place
 STACK_BYTES = 160
 """Records up to this size are built on the program's stack of 512 bytes, larger ones in a slot."""
 
+UNROLLED_BYTES = 512
+
 _DECLARED = """struct klogger_cpu;
 struct klogger_slot;
 static inline __attribute__((always_inline)) int klogger_enabled(const u32 point);
@@ -67,13 +69,20 @@ def _event(slot: Slot, logged: bool, entry_size: int) -> list[str]:
             f"\tu8 *record = klogger_take_record(cpu, {slot.number}, &slot);",
             "\tif (!record)",
             "\t\treturn;",
-            f"\t__builtin_memset(record + {HEAD_BYTES}, 0, {slot.size});",
+            *_zeroes(slot.size),
         ]
     lines += [_store(place) for place in slot.places]
     lines.append(f"\tklogger_send(ctx, cpu, {slot.number}, record);")
     if entry_size > STACK_BYTES:
         lines.append("\tklogger_give_back(slot);")
     return [*lines, "}"]
+
+
+def _zeroes(size: int) -> list[str]:
+    if size <= UNROLLED_BYTES:
+        return [f"\t*(u64 *)(record + {HEAD_BYTES + at}) = 0;" for at in range(0, size, 8)]
+    # The compiler has no memset for so much; a read that fails leaves zeros.
+    return [f"\tbpf_probe_read_kernel(record + {HEAD_BYTES}, {size}, 0);"]
 
 
 def _parameter(place: Place) -> str:

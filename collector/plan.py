@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from collector.btf import Btf
+from collector.cscan import blank_comments
 from collector.layout import SCHEMATA
 from formats.errors import KernelError
 
@@ -81,7 +82,7 @@ def find_probes(text: str) -> tuple[Probe, ...]:
             tuple(locations.split()),
             tuple((kind, target) for kind, _, target in (a.partition(":") for a in ways.split())),
         )
-        for name, locations, ways in _PROBE.findall(text)
+        for name, locations, ways in _PROBE.findall(blank_comments(text))
     )
 
 

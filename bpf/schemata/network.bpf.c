@@ -195,8 +195,16 @@ PROBE(net_exit, "SOCKET_CLOSE", "btf:sched_process_exit raw:sched_process_exit")
     if (KIND_net_close == KLOGGER_FENTRY || KIND_net_close == KLOGGER_KPROBE)
         return;
     files = READ(0, task, files);
-    if (!files || READ(0, files, count.counter) != 1)
+    if (!files)
         return;
+#if ARGUMENTS_sched_process_exit > 1
+    /* Since 6.18 the last thread is told. */
+    if (!(u8)ARG(1))
+        return;
+#else
+    if (READ(0, files, count.counter) != 1)
+        return;
+#endif
     table = READ(0, files, fdt);
     descriptors = READ(0, table, max_fds);
     array = (u8 *)READ(0, table, fd);

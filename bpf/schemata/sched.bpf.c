@@ -70,6 +70,14 @@ static __always_inline int state_of(u32 bits) {
     return KLOGGER_task_state_RUNNING;
 }
 
+static __always_inline int is_delayed(const int direct, struct task_struct *task) {
+#ifdef HAVE_sched_entity_sched_delayed
+    return READ(direct, task, se.sched_delayed);
+#else
+    return 0;
+#endif
+}
+
 /* The function sees every try; the tracepoint those alone that find the thread asleep. */
 #if USE_wakeup_try
 PROBE(wakeup_try, "TRY_TO_WAKEUP",
@@ -83,8 +91,8 @@ PROBE(wakeup_try, "TRY_TO_WAKEUP",
         wakes = !!(bits & (u32)ARG(1));
     klogger(TRY_TO_WAKEUP, READ(DIRECT, task, pid), READ(DIRECT, task, tgid), NAME(task),
             READ(DIRECT, task, prio), READ(DIRECT, task, policy), state_of(bits),
-            READ(DIRECT, task, on_cpu), READ(DIRECT, task, on_rq) == 1, wakes, CPU_OF(DIRECT, task),
-            bpf_get_current_pid_tgid());
+            READ(DIRECT, task, on_cpu), READ(DIRECT, task, on_rq) == 1 && !is_delayed(DIRECT, task),
+            wakes, CPU_OF(DIRECT, task), bpf_get_current_pid_tgid());
 }
 #endif
 
@@ -104,14 +112,6 @@ PROBE(woken, "ADD_TO_RUNQ", "btf:sched_wakeup raw:sched_wakeup")
 PROBE(woken_new, "ADD_TO_RUNQ", "btf:sched_wakeup_new raw:sched_wakeup_new")
 { added(ctx, cpu, DIRECT, (struct task_struct *)ARG(0), 1); }
 #endif
-
-static __always_inline int is_delayed(const int direct, struct task_struct *task) {
-#ifdef HAVE_sched_entity_sched_delayed
-    return READ(direct, task, se.sched_delayed);
-#else
-    return 0;
-#endif
-}
 
 static __always_inline int in_iowait(const int direct, struct task_struct *task) {
 #ifdef HAVE_task_struct_in_iowait

@@ -59,6 +59,11 @@ class Choice:
     until: Moment | None = None
     conditions: tuple[Condition, ...] = ()
 
+    @property
+    def needs_real_time(self) -> bool:
+        """Whether --since or --until was given in real time."""
+        return any(moment is not None and moment.is_real for moment in (self.since, self.until))
+
     def check(self, logs: Sequence[LogFormat]) -> None:
         """Raise UsageError for a name that none of the logs knows, or a value that cannot be."""
         known = {event.name for log in logs for event in log.events}

@@ -39,10 +39,8 @@ class LogClock:
     def __init__(self, log: LogFormat, kind: str, zero_ns: int = 0) -> None:
         self.kind = kind
         self._zero_ns = zero_ns
-        pair = log.clock
-        self._ahead = pair[1] - pair[0] if pair else None
-        if self._ahead is None and kind != "mono":
-            raise UsageError(f"the log has no clock pair for --time {kind}", "use --time mono")
+        pair = log.need_clock() if kind != "mono" else log.clock
+        self._ahead = pair[1] - pair[0] if pair else 0
         event = log.find_event(CLOCK_EVENT)
         names = ("mono_ns", "realtime_ns")
         self._seen: tuple[LogBatch, NDArray[np.int64] | int] | None = None
@@ -50,8 +48,6 @@ class LogClock:
 
     def ahead_of_mono(self, batch: LogBatch) -> NDArray[np.int64] | int:
         """Real time minus CLOCK_MONOTONIC, ns, for each record: as the last CLOCK event had it."""
-        if self._ahead is None:
-            raise UsageError("the log has no clock pair", "give times in ns of --time mono")
         if self._seen is None or self._seen[0] is not batch:
             self._seen = batch, self._find_ahead(batch, self._ahead)
         return self._seen[1]

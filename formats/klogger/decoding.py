@@ -19,7 +19,7 @@ from formats.klogger.batch import LogBatch
 from formats.klogger.choose import ALL, Choice
 from formats.klogger.clock import LogClock
 from formats.klogger.lines import CsvStyle, JsonStyle, Lines, PerlStyle, Style
-from formats.klogger.merge import merge_logs
+from formats.klogger.merge import check_alike, merge_logs
 from formats.klogger.reader import LogReader
 from formats.klogger.table import LogEvent, LogFormat
 from formats.klogger.values import import_pyarrow
@@ -39,9 +39,18 @@ class Decoding:
     clock: str = "mono"
     merge: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise UsageError for what cannot be, before anything is written."""
+        self.choice.check([reader.format for reader in self.readers])
+        for reader in self.readers:
+            LogClock(reader.format, self.clock)
+            if self.choice.needs_real_time:
+                reader.format.need_clock()
+            if self.merge:
+                check_alike(self.readers[0], reader)
+
     def streams(self) -> Iterator[tuple[LogFormat, Iterator[Records]]]:
         """The chosen records of each log, one log after the other, or of all as one."""
-        self.choice.check([reader.format for reader in self.readers])
         if self.merge:
             log = self.readers[0].format
             yield log, self._chosen(log, merge_logs(self.readers))

@@ -52,8 +52,9 @@ class ParquetFiles:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            for name in list(self._waiting):
-                self._flush(name)
+            if kind is None:
+                for name in list(self._waiting):
+                    self._flush(name)
         finally:
             for writer in self._writers.values():
                 writer.close()
@@ -77,10 +78,14 @@ class ParquetFiles:
             waiting.append(table)
             if sum(len(one) for one in waiting) >= _ROW_GROUP_ROWS:
                 self._flush(event.name)
-        while sum(one.nbytes for some in self._waiting.values() for one in some) > (
-            _BUFFERED_BYTES_MAX
-        ):
-            self._flush(max(self._waiting, key=lambda name: sum(map(_size, self._waiting[name]))))
+        sizes = {
+            name: sum(int(table.nbytes) for table in tables)
+            for name, tables in self._waiting.items()
+        }
+        while sum(sizes.values()) > _BUFFERED_BYTES_MAX:
+            largest = max(sizes, key=lambda name: sizes[name])
+            del sizes[largest]
+            self._flush(largest)
 
     def _times(self, times_ns: NDArray[np.int64]) -> Any:
         pyarrow, _ = import_pyarrow()
@@ -113,10 +118,6 @@ class ParquetFiles:
         if path.is_symlink() or (path.exists() and not self._force):
             raise already_there(path)
         return parquet.ParquetWriter(path, schema)
-
-
-def _size(table: Any) -> int:
-    return int(table.nbytes)
 
 
 def _column(log: LogFormat, field: LogField, values: NDArray[Any]) -> Any:

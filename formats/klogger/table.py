@@ -172,6 +172,12 @@ class LogFormat:
             return None
         return mono, real, doubt
 
+    def need_clock(self) -> tuple[int, int, int]:
+        """The clock pair; raises UsageError where there is none."""
+        if self.clock is None:
+            raise UsageError("the log has no clock pair", "give and print times by --time mono")
+        return self.clock
+
 
 def number_events(schema: Schema, first: int = FIRST_NUMBER) -> dict[str, int]:
     """The number of each event: `first` + its place in the schema; SNAPSHOT is SNAPSHOT_NUMBER."""

@@ -27,6 +27,15 @@ class BenchError(TcpkmonError):
     """A part of the benchmark could not be run."""
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A file (or a folder) of some traffic, how many records are in it, and its bytes."""
+
+    path: Path
+    records: int
+    bytes: int
+
+
 @dataclass
 class Context:
     """One run of the benchmark. `folder` is a new one on a disk; `tools` the peers that work."""
@@ -37,6 +46,7 @@ class Context:
     results: Results
     missing: dict[str, str] = field(default_factory=dict)
     """Peers that cannot be used here, and why."""
+    samples: dict[str, Sample] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     load_program: Path = Path()
 

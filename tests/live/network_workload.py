@@ -241,7 +241,13 @@ def run_refused(net: Net, version: int) -> None:
 
 def run_left_open(count: int) -> int:
     """A process that ends with so many sockets open; its pid."""
-    program = f"import os, socket\nheld = [socket.socket() for _ in range({count})]\nos._exit(0)\n"
+    program = f"""
+import os, socket, threading
+held = [socket.socket() for _ in range({count})]
+for _ in range(3):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+os._exit(0)
+"""
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
     assert process.wait(WAIT_S) == 0
     return process.pid

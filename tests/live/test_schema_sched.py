@@ -129,7 +129,9 @@ def test_wakeups_tell_who_woke(tmp_path: Path) -> None:
     woken = log.of("TRY_TO_WAKEUP", pid=reader.pid, waker=me)
     # The last one tells that the pipe was closed.
     assert len(woken) == TIMES + 1
-    assert {(one["running"], one["queued"], one["wakes"]) for one in woken} == {(0, 0, 1)}
+    assert {one["wakes"] for one in woken} == {1}
+    # It may still be on its way off the CPU.
+    assert {(one["running"], one["queued"]) for one in woken} <= {(0, 0), (1, 0), (1, 1)}
 
 
 def test_processes_are_made_execute_and_end(tmp_path: Path) -> None:
@@ -164,11 +166,12 @@ def test_processes_are_made_execute_and_end(tmp_path: Path) -> None:
         ended = log.one("EXIT", pid=pid)
         assert (ended["status"], ended["signal"], ended["group_dead"]) == (status, 0, 1)
         assert ended["minor_faults"] > 0
-        assert ended["runtime"] > 0
         assert fork["time_ns"] < executed["time_ns"] < ended["time_ns"]
         assert log.one("ADD_TO_RUNQ", pid=pid, is_new=1)["time_ns"] > fork["time_ns"]
         assert log.one("REMOVE_FROM_RUNQ", pid=pid, state="DEAD")["time_ns"] > ended["time_ns"]
-        assert log.one("SCHEDOUT", pid=pid, reason="EXITED")["state"] == "DEAD"
+        last = log.one("SCHEDOUT", pid=pid, reason="EXITED")
+        assert last["state"] == "DEAD"
+        assert last["runtime"] > ended["runtime"] >= 0
         assert ended["started"] <= fork["time_ns"] <= ended["time_ns"]
     ended = log.one("EXIT", pid=killed.pid)
     assert (ended["status"], ended["signal"]) == (0, signal.SIGKILL)

@@ -169,7 +169,7 @@ def test_clangs_first_errors_are_named_with_file_and_line(
     )
     with pytest.raises(CompileError) as caught:
         compile_text("text", ["a"])
-    assert "/x/tcp.bpf.c:7: bad thing 7; " in caught.value.message
+    assert "/x/tcp.bpf.c:7:3: bad thing 7; " in caught.value.message
     assert "bad thing 9; and 2 more" in caught.value.message
     assert "warning" not in caught.value.message
     assert "bad thing 11" in caught.value.diagnostics

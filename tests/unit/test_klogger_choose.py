@@ -183,7 +183,7 @@ def test_merged_logs_are_in_time_order_and_whole(
 ) -> None:
     times = [sorted(moments) for moments in times]
     readers = make_logs(tmp_path, times)
-    found = []
+    found: list[tuple[int, int, int]] = []
     for batch in merge_logs(readers, records):
         pids = batch.rows("SCHEDOUT")["pid"].tolist()
         at = batch.where("SCHEDOUT")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoded Klogger logs: the HOWTO's own text, and Perl, JSON and CSV readers that agree on values."""
+"""Decoded Klogger logs: the HOWTO's own text; Perl, JSON and CSV readers agree on values."""
 
 from __future__ import annotations
 

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All logs of one capture together, a file for each CPU: each alone, then what only all can tell."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from formats.errors import DamagedError, FileError
+from formats.klogger import LogReader
+from formats.verify.report import Problem, Report, Row
+from formats.verifylog.check import verify_log
+
+NAME = re.compile(r"kernlog\.dump\.cpu(\d{1,5})\Z")
+_SAME = ("schema", "host", "kernel", "settings", "events")
+
+
+def log_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """The logs in a folder, by CPU. Raises FileError where there is none."""
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise FileError(f"cannot read {folder}: {error.strerror}") from error
+    found = sorted((int(match[1]), name) for name in names if (match := NAME.match(name)))
+    if not found:
+        raise FileError(f"no Klogger log in {folder}", "its files are kernlog.dump.cpuN")
+    return [Path(folder, name) for _, name in found]
+
+
+def verify_folder(folder: str | os.PathLike[str]) -> list[Report]:
+    """The report of each log in a folder, and last that of all together. Raises FileError."""
+    paths = log_files(folder)
+    reports = []
+    for path in paths:
+        try:
+            reports.append(verify_log(path))
+        except FileError as error:
+            error_exit = error.exit_code
+            reports.append(Report(str(path), error=error.message, error_exit=error_exit))
+    return [*reports, _join(str(folder), paths, reports)]
+
+
+def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Report:
+    whole = Report(folder, ledger=all(one.ledger for one in reports), is_log=True)
+    for name in (
+        "entries", "size_bytes", "checkpoints", "seq_lost", "seq_gaps", "perf_lost", "existing",
+        "clock_pairs", "after_checkpoint", "problems_total",
+    ):  # fmt: skip
+        setattr(whole, name, sum(getattr(one, name) for one in reports))
+    whole.clock_steps = max(one.clock_steps for one in reports)
+    whole.missed = [missed for one in reports for missed in one.missed]
+    whole.rows = _sum_rows([row for one in reports for row in one.rows])
+    whole.proven_end = all(one.proven_end for one in reports)
+    reasons = {one.end_reason for one in reports}
+    whole.end_reason = reasons.pop() if len(reasons) == 1 else None
+    whole.notes.append(f"{len(reports)} log(s), one for each CPU")
+    for one in reports:
+        if one.error is not None:
+            _add(whole, f"{one.path}: {one.error}")
+        elif one.problems_total:
+            whole.notes.append(f"{one.path} does not add up: see above")
+    if len({reason for reason in reasons if reason}) > 1:
+        _add(whole, "the logs say that the capture ended for different reasons")
+    _compare(whole, paths)
+    return whole
+
+
+def _sum_rows(rows: Sequence[Row]) -> list[Row]:
+    """One row for each event, of all CPUs."""
+    sums: dict[tuple[int, str], Row] = {}
+    for row in rows:
+        into = sums.setdefault((row.location, row.name), Row(None, row.location, row.name))
+        into.add(row)
+    return [sums[key] for key in sorted(sums)]
+
+
+def _compare(whole: Report, paths: Sequence[Path]) -> None:
+    """The headers are of one capture, and each file is that of the CPU in its name."""
+    first: dict[str, object] | None = None
+    told_programs = False
+    for path in paths:
+        try:
+            with LogReader(path) as reader:
+                header, cpu = reader.header, reader.cpu
+                program = reader.format.find_event("PROGRAM_LEDGER")
+                if program is None or program.number in reader.present():
+                    told_programs = True
+        except (DamagedError, FileError):
+            continue
+        match = NAME.match(path.name)
+        if match is not None and int(match[1]) != cpu:
+            _add(whole, f"{path.name} is the log of CPU {cpu}")
+        first = header if first is None else first
+        for key in _SAME:
+            if header.get(key) != first.get(key):
+                _add(whole, f"{path.name} is of another capture: its {key} is another")
+    if first is not None and not told_programs and whole.proven_end:
+        _add(whole, "no log tells what the programs missed: the lowest CPU's log is not there")
+
+
+def _add(whole: Report, what: str) -> None:
+    whole.problems.append(Problem(0, -1, what))
+    whole.problems_total += 1

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Section 5: the way from the ring to the file alone, and how fast files are read again."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.clocks import Clocks
+from collector.filters import parse
+from collector.kernel import Kernel
+from collector.preparing import Wish, prepare
+from collector.privilege import raise_limits
+from collector.records import RAW_PADDING, Batch, split_records
+from collector.rings import Rings, pages_of
+from collector.sequencer import Sequencer
+from collector.sinks import FileSink
+from collector.writer import Writer, Written
+from scripts.benchmark import samples
+from scripts.benchmark.context import ROOT, Context, cpus
+
+NAME = "drain"
+TITLE = "Drain and reading"
+COLUMNS = ("classic", "default", "all")
+STEPS = ("split", "order", "write")
+READ = "read every column"
+PMGRAPH = "pmgraph -T"
+VERIFY = "tcpkmon verify"
+DECODE = "tcpkmon decode"
+EXPORT = "tcpkmon export"
+PERF_SCRIPT = "perf script"
+TCPDUMP_READ = "tcpdump -r"
+RING_BYTES = 128 << 20
+PIECE_BYTES = 1 << 20
+"""What one wake-up finds in a ring of 4 MiB at the default low-water mark."""
+HEAD = np.dtype([("type", "=u4"), ("misc", "=u2"), ("size", "=u2"), ("raw", "=u4")])
+SAMPLE = 9
+READER = """
+import sys, formats
+with formats.open(sys.argv[1]) as capture:
+    for rows in capture.chunks():
+        capture.columns([c.name for c in capture.columns_by_name.values()], rows.start, rows.stop)
+"""
+
+
+def measure(context: Context) -> None:
+    """Records real rings once, then replays them; reads one file of each tool."""
+    raise_limits()
+    recorded = {columns: record(context, columns) for columns in COLUMNS}
+    commands = _commands(context)
+    for number in range(context.rounds):
+        context.say(f"{NAME}: round {number + 1} of {context.rounds}")
+        for columns, (dtype, raw) in recorded.items():
+            for step, seconds in replay(dtype, raw, context.folder / "replayed").items():
+                per_record = seconds / (len(raw) // record_bytes(dtype))
+                context.results.add(NAME, f"drain, {step}", columns, 1e9 * per_record)
+            (context.folder / "replayed").unlink()
+        for case, (argv, records) in commands.items():
+            wall_s, cpu_s = timed(argv)
+            context.results.add(NAME, "read, wall ns", case, 1e9 * wall_s / records)
+            context.results.add(NAME, "read, CPU ns", case, 1e9 * cpu_s / records)
+            context.results.add(NAME, "read, records", case, records)
+
+
+def record_bytes(dtype: np.dtype[Any]) -> int:
+    """A record of these columns in a perf ring."""
+    return HEAD.itemsize + dtype.itemsize + RAW_PADDING
+
+
+def record(context: Context, columns: str) -> tuple[np.dtype[Any], NDArray[np.uint8]]:
+    """What stands in a ring after a flood, byte for byte as the kernel writes it."""
+    seconds = context.pick(0.3, 0.1)
+    prepared = prepare(Wish(columns=columns, locations="RECEIVE_CALL", existing=False))
+    with context.lab() as (_, load), Kernel(prepared, parse()) as kernel:
+        load.pin(cpus()[1], cpus()[1])
+        pages = pages_of(RING_BYTES)
+        with Rings(kernel.events_fd, prepared.dtype, pages, RING_BYTES // 2) as rings:
+            kernel.loaded.attach()
+            load.run(f"receive {seconds} 0")
+            kernel.loaded.detach()
+            entries = max((batch.entries for batch in rings.drain()), key=len)
+    dtype = prepared.dtype
+    rows = np.zeros((len(entries), record_bytes(dtype)), np.uint8)
+    heads = rows[:, : HEAD.itemsize].view(HEAD)[:, 0]
+    heads["type"], heads["size"] = SAMPLE, record_bytes(dtype)
+    heads["raw"] = dtype.itemsize + RAW_PADDING
+    end = HEAD.itemsize + dtype.itemsize
+    whole = np.ascontiguousarray(entries).view(np.uint8)
+    rows[:, HEAD.itemsize : end] = whole.reshape(len(entries), dtype.itemsize)
+    return dtype, rows.reshape(-1)
+
+
+def replay(dtype: np.dtype[Any], raw: NDArray[np.uint8], path: Path) -> dict[str, float]:
+    """CPU seconds by step; split is with the copy out of the ring."""
+    clocks = Clocks()
+    sequencer = Sequencer(dtype, clocks.to_epoch)
+    writer = Writer(
+        FileSink(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), dtype.itemsize),
+        dtype,
+        clocks.to_epoch,
+        Written(),
+    )
+    spent = dict.fromkeys(STEPS, 0.0)
+    step = PIECE_BYTES // record_bytes(dtype) * record_bytes(dtype)
+    for start in range(0, len(raw), step):
+        times = [time.process_time()]
+        entries, _, _ = split_records(raw[start : start + step].copy(), dtype)
+        times.append(time.process_time())
+        sequencer.push(Batch(0, entries, 0))
+        ordered = sequencer.release(int(time.monotonic_ns()))
+        times.append(time.process_time())
+        writer.write(ordered)
+        times.append(time.process_time())
+        for name, begin, end in zip(STEPS, times, times[1:], strict=False):
+            spent[name] += end - begin
+    writer.close()
+    return spent
+
+
+def timed(argv: Sequence[str]) -> tuple[float, float]:
+    """Runs it, its output thrown away; its wall and CPU seconds. Raises CalledProcessError."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begin = time.monotonic()
+    subprocess.run(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    wall_s = time.monotonic() - begin
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _commands(context: Context) -> dict[str, tuple[list[str], int]]:
+    """Case -> its command and how many records it reads."""
+    made = samples.make(context, NAME)
+    bins = ROOT / ".venv" / "bin"
+    tcpkmon = str(bins / "tcpkmon")
+    psc = str(made[samples.DEFAULT].path)
+    candidates: dict[str, tuple[str, list[str]]] = {
+        READ: (samples.DEFAULT, [str(bins / "python"), "-c", READER, psc]),
+        PMGRAPH: (samples.DEFAULT, [str(bins / "pmgraph"), psc, "-T"]),
+        VERIFY: (samples.DEFAULT, [tcpkmon, "verify", psc]),
+    }
+    if samples.KLOGGER in made:
+        logs = sorted(str(path) for path in made[samples.KLOGGER].path.iterdir())
+        candidates[DECODE] = (samples.KLOGGER, [tcpkmon, "decode", *logs])
+    target = str(context.folder / "exported.parquet")
+    candidates[EXPORT] = (samples.DEFAULT, [tcpkmon, "export", psc, "-o", target, "--force"])
+    if samples.PERF in made:
+        perf = ["perf", "script", "-i", str(made[samples.PERF].path)]
+        candidates[PERF_SCRIPT] = (samples.PERF, perf)
+    if samples.TCPDUMP in made:
+        tcpdump = ["tcpdump", "-n", "-r", str(made[samples.TCPDUMP].path)]
+        candidates[TCPDUMP_READ] = (samples.TCPDUMP, tcpdump)
+    found = {}
+    for case, (sample, argv) in candidates.items():
+        try:
+            timed(argv)
+        except (OSError, subprocess.CalledProcessError) as error:
+            context.results.skip(NAME, case, str(error)[-160:])
+            continue
+        found[case] = (argv, made[sample].records)
+    return found
