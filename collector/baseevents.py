@@ -46,9 +46,9 @@ def start_note(kernel: str, buffer_bytes: int, low_water_percent: int) -> Note:
     return Note("KLOGGER_START", values)
 
 
-def finish_note(reason: EndReason | int, mono_ns: int = 0) -> Note:
+def finish_note(reason: EndReason | int) -> Note:
     """Logging ends, or pauses."""
-    return Note("KLOGGER_FINISH", {"reason": int(reason)}, mono_ns=mono_ns)
+    return Note("KLOGGER_FINISH", {"reason": int(reason)})
 
 
 def clock_note(clock: Clock) -> Note:

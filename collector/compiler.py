@@ -42,7 +42,9 @@ _BCC_FILES = (
     "/usr/lib/python3/dist-packages/bcc/*.py",
     "/usr/lib/python3*/site-packages/bcc/*.py",
 )
-_ERROR = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):(?P<column>\d+): (?:fatal )?error: (?P<what>.*)$", re.M)
+_ERROR = re.compile(
+    r"^(?P<file>[^:\n]+):(?P<line>\d+):(?P<column>\d+): (?:fatal )?error: (?P<what>.*)$", re.M
+)
 
 
 class CompileError(KernelError):

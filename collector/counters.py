@@ -86,11 +86,12 @@ def check(arches: Iterable[Arch]) -> list[Problem]:
             near = suggest(arch.name, MACHINES)
             names = ", ".join(MACHINES)
             problems.append(Problem(*where, f"expected one of {names}, found '{arch.name}'{near}"))
-        for number, name in arch.counters:
+        places = arch.counter_positions or (arch.position,) * len(arch.counters)
+        for (number, name), place in zip(arch.counters, places, strict=True):
             if find_counter(name) is None:
                 near = suggest(name, table())
                 text = f"expected the name of a counter after {number}, found '{name}'{near}"
-                problems.append(Problem(*where, text))
+                problems.append(Problem(place.file, place.line, place.column, text))
     return problems
 
 

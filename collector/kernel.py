@@ -38,7 +38,8 @@ class Kernel:
         self._prepared = prepared
         self._control = np.zeros(1, _CONTROL)
         self.buffer_bytes = 0
-        """Of a CPU's ring, once there is one."""
+        self.low_water_percent = 0
+        """Of a CPU's ring, and the share of it that is kept free; the session sets both."""
         self._cpu_bytes = next(
             spec.value_size for spec in prepared.image.maps if spec.name == "klogger_cpus"
         )

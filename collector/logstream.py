@@ -113,11 +113,15 @@ class LogStream:
     def marks(self, marks: Sequence[Mark], pid: int = 0) -> None:
         self._note([mark_note(mark.number, pid) for mark in marks])
 
-    def pause(self, mono_ns: int) -> None:
-        self._note([finish_note(DISABLED, mono_ns)])
+    def pause(self) -> None:
+        self._note([finish_note(DISABLED)])
 
     def resume(self, kernel: Kernel) -> None:
         self._note(self._first_notes(kernel))
+
+    def switched(self, kernel: Kernel, names: Sequence[str]) -> None:
+        states = kernel.states()
+        self._note(event_notes({name: states[name] for name in names}))
 
     def checkpoint(self, books: Books) -> None:
         missed = self._kernel.missed(self._kernel.heads())
@@ -147,11 +151,10 @@ class LogStream:
         self._spool.put_control(lambda _: notes, self._clocks.now_ns())
 
     def _first_notes(self, kernel: Kernel) -> list[Note]:
-        request, pair = self._request, self._clocks.start
+        pair = self._clocks.latest
         clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
-        buffer_bytes = kernel.buffer_bytes or request.buffer_bytes
         return [
-            start_note(kernel_release(), buffer_bytes, request.low_water_percent),
+            start_note(kernel_release(), kernel.buffer_bytes, kernel.low_water_percent),
             clock_note(clock),
             *event_notes(kernel.states()),
         ]

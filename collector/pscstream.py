@@ -69,11 +69,14 @@ class PscStream:
         entries: list[Control] = list(marks)
         self._spool.put_control(lambda _: entries, self._clocks.now_ns())
 
-    def pause(self, mono_ns: int) -> None:
+    def pause(self) -> None:
         """A PSC file does not tell of pauses."""
 
     def resume(self, kernel: Kernel) -> None:
         """A PSC file does not tell of pauses."""
+
+    def switched(self, kernel: Kernel, names: Sequence[str]) -> None:
+        """A PSC file does not tell of switches."""
 
     def checkpoint(self, books: Books) -> None:
         self._spool.put_control(books.checkpoint, self._clocks.now_ns(), sync=True)

@@ -97,6 +97,7 @@ class Session:
         dtype = prepared.dtype
         pages = pages_of(request.buffer_bytes)
         kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
+        kernel.low_water_percent = request.low_water_percent
         wakeup = max(1, kernel.buffer_bytes * (100 - request.low_water_percent) // 100)
         self._rings = stack.enter_context(Rings(kernel.events_fd, dtype, pages, wakeup))
         self._counters = stack.enter_context(OpenCounters(kernel.loaded.maps, prepared.counters))

@@ -60,11 +60,14 @@ class Stream(Protocol):
     def marks(self, marks: Sequence[Mark], pid: int = 0) -> None:
         """Marks were set, by a process."""
 
-    def pause(self, mono_ns: int) -> None:
-        """Recording was switched off."""
+    def pause(self) -> None:
+        """Recording was switched off; all that came before was released."""
 
     def resume(self, kernel: Kernel) -> None:
-        """Recording was switched on again, or what is recorded changed."""
+        """Recording was switched on again."""
+
+    def switched(self, kernel: Kernel, names: Sequence[str]) -> None:
+        """Single events were switched on or off."""
 
     def checkpoint(self, books: Books) -> None:
         """Write the books as they stand, and have them on the disk."""

@@ -7,7 +7,6 @@ collector/control_socket.py brings the requests of others here.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,21 +43,21 @@ class Switching:
         self._rings = rings
         self._stream = stream
         self._losses = losses
-        self._low_water_percent = request.low_water_percent
         self._on = dict.fromkeys(kernel.states(), True)
         self.enabled = True
         """Whether logging as a whole is on."""
 
     def status(self) -> dict[str, Any]:
-        accounts = self._kernel.heads()["accounts"].sum(axis=0)
+        accounts = self._kernel.heads()["accounts"]
         events = []
-        for name, (number, state) in self._kernel.states().items():
-            counts = {c: int(accounts[c][row_of(number)]) for c in COUNTERS}
+        for event, (number, state) in self._kernel.states().items():
+            row = row_of(number)
+            counts = {name: int(accounts[name][:, row].sum()) for name in COUNTERS}
             events.append(
                 {
                     "number": number,
-                    "name": name,
-                    "enabled": "missing" if state < 0 else self._on[name],
+                    "name": event,
+                    "enabled": "missing" if state < 0 else self._on[event],
                     "attempts": counts["attempts"],
                     "limited": counts["limited"],
                     "written": counts["written"],
@@ -72,7 +71,7 @@ class Switching:
             "schemata": " ".join(self._request.schemata),
             "enabled": self.enabled,
             "buffer_bytes": self._kernel.buffer_bytes,
-            "low_water_percent": self._low_water_percent,
+            "low_water_percent": self._kernel.low_water_percent,
             "records": self._stream.records,
             "bytes": self._stream.bytes_written(),
             "lost": dict(self._losses()),
@@ -87,7 +86,7 @@ class Switching:
                 self._apply(list(self._on))
                 if not on:
                     self._settle()
-                    self._stream.pause(time.monotonic_ns())
+                    self._stream.pause()
                 else:
                     self._stream.resume(self._kernel)
             return {"enabled": self.enabled}
@@ -103,8 +102,7 @@ class Switching:
         for name in names:
             self._on[name] = on
         self._apply(names)
-        if self.enabled:
-            self._stream.resume(self._kernel)
+        self._stream.switched(self._kernel, names)
         return {name: self._on[name] for name in names}
 
     def mark(self, number: int, pid: int) -> dict[str, Any]:
@@ -115,7 +113,7 @@ class Switching:
     def set_buffer_bytes(self, n: int) -> dict[str, Any]:
         """Gives each CPU a new ring, of the largest power of two of pages that fits."""
         self._refuse_while_enabled("the buffer size")
-        self._resize(pages_of(n), self._low_water_percent)
+        self._resize(pages_of(n), self._kernel.low_water_percent)
         return {"buffer_bytes": self._kernel.buffer_bytes}
 
     def set_low_water(self, percent: int) -> dict[str, Any]:
@@ -136,7 +134,7 @@ class Switching:
         ring_bytes = pages * os.sysconf("SC_PAGESIZE")
         self._rings.resize(pages, max(1, ring_bytes * (100 - percent) // 100))
         self._kernel.buffer_bytes = ring_bytes
-        self._low_water_percent = percent
+        self._kernel.low_water_percent = percent
 
     def _apply(self, names: Sequence[str]) -> None:
         for wanted in (True, False):

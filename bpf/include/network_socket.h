@@ -139,10 +139,14 @@ static __always_inline void network_learn(struct network_tuple *tuple, u64 sk) {
         network_sockets.update(tuple, &sk);
 }
 
-/* Remembers a socket that is connected or listens. */
-static __always_inline void network_learn_socket(const int direct, struct sock *sk,
-                                                 const struct network_ends *ends, int listens) {
+/* Remembers a socket that is connected or listens, and forgets it when it is closed: its ports may
+ * be another's next.
+ */
+static __always_inline void network_follow(const int direct, struct sock *sk,
+                                           const struct network_ends *ends, int listens,
+                                           int closed) {
     struct network_tuple tuple = {};
+    u64 *known;
 
     tuple.net = (u64)READ(direct, sk, __sk_common.skc_net.net);
     tuple.lport = ends->lport;
@@ -153,7 +157,13 @@ static __always_inline void network_learn_socket(const int direct, struct sock *
         tuple.raddr[1] = ends->raddr[1];
         tuple.rport = ends->rport;
     }
-    network_learn(&tuple, (u64)sk);
+    if (!closed) {
+        network_learn(&tuple, (u64)sk);
+        return;
+    }
+    known = network_sockets.lookup(&tuple);
+    if (known && *known == (u64)sk)
+        network_sockets.delete(&tuple);
 }
 
 /* The socket of a connection, or else the listener at its port; 0: unknown. */

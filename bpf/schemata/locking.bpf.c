@@ -164,11 +164,15 @@ static __always_inline int is_spinning(u32 flags) {
     return flags & LOCK_SPIN && !(flags & LOCK_MUTEX);
 }
 
+/* A spinning wait takes the first place that is free, or else that of the wait that began first:
+ * its end was not seen.
+ */
 static __always_inline void waits(struct klogger_cpu *cpu, u64 lock, u32 flags) {
     struct lock_owner owner = {.lock = lock, .thread = (u32)bpf_get_current_pid_tgid()};
     struct lock_wait wait = {.lock = lock, .since = bpf_ktime_get_ns(), .flags = flags};
     struct locking_cpu *here;
-    u32 zero = 0;
+    u32 zero = 0, chosen = 0;
+    u64 oldest = ~0ULL;
 
     if (!is_spinning(flags)) {
         /* A mutex's waiter begins again when it changes from spinning to sleeping, or back. */
@@ -180,13 +184,18 @@ static __always_inline void waits(struct klogger_cpu *cpu, u64 lock, u32 flags) 
     if (!here)
         return;
 #pragma unroll
-    for (int i = 0; i < LOCKING_NESTED; i++) {
-        if (!here->spins[i].lock) {
-            here->spins[i] = wait;
-            return;
+    for (u32 i = 0; i < LOCKING_NESTED; i++) {
+        u64 since = here->spins[i].lock ? here->spins[i].since : 0;
+
+        if (since < oldest) {
+            oldest = since;
+            chosen = i;
         }
     }
-    no_room(cpu, flags);
+    chosen &= LOCKING_NESTED - 1;
+    if (oldest)
+        no_room(cpu, here->spins[chosen].flags);
+    here->spins[chosen] = wait;
 }
 
 static __always_inline void gets(void *ctx, struct klogger_cpu *cpu, u64 lock, int error) {
@@ -257,55 +266,9 @@ static __always_inline void releases(void *ctx, struct klogger_cpu *cpu, u64 loc
 }
 #endif
 
-/* contention_begin(lock, flags), contention_end(lock, error) */
-/* clang-format off */
-#if USE_begins
-PROBE(begins, "SPINLOCK_FINISH PREEMPT_SPINLOCK_FINISH READLOCK_FINISH WRITELOCK_FINISH PREEMPT_WRITELOCK_FINISH MUTEX_FINISH",
-      "btf:contention_begin raw:contention_begin")
-/* clang-format on */
-{
-    u32 flags = ARG(1);
-
-    if (!SPINS_AT_SLOW_PATH || flags != LOCK_SPIN)
-        waits(cpu, ARG(0), flags);
-}
-#endif
-
-/* clang-format off */
-#if USE_ends
-PROBE(ends, "SPINLOCK_FINISH PREEMPT_SPINLOCK_FINISH READLOCK_FINISH WRITELOCK_FINISH PREEMPT_WRITELOCK_FINISH MUTEX_FINISH",
-      "btf:contention_end raw:contention_end")
-/* clang-format on */
-{ gets(ctx, cpu, ARG(0), (int)ARG(1)); }
-#endif
-
-/*
- * The slow path of spinlocks: of this machine, and that of a guest whose host helps it wait. Only
- * where its end can be probed too.
+/* The functions that release locks, each with the lock as its first argument. A kprobe at those
+ * that release spinlocks would interrupt the kernel too often.
  */
-#if USE_spin_slow
-PROBE(spin_slow, "SPINLOCK_FINISH",
-      "fentry:native_queued_spin_lock_slowpath fentry:queued_spin_lock_slowpath")
-{ waits(cpu, ARG(0), LOCK_SPIN); }
-#endif
-
-#if USE_spin_taken
-PROBE(spin_taken, "SPINLOCK_FINISH",
-      "fexit:native_queued_spin_lock_slowpath fexit:queued_spin_lock_slowpath")
-{ gets(ctx, cpu, ARG(0), 0); }
-#endif
-
-#if USE_pv_spin_slow
-PROBE(pv_spin_slow, "SPINLOCK_FINISH", "fentry:__pv_queued_spin_lock_slowpath")
-{ waits(cpu, ARG(0), LOCK_SPIN); }
-#endif
-
-#if USE_pv_spin_taken
-PROBE(pv_spin_taken, "SPINLOCK_FINISH", "fexit:__pv_queued_spin_lock_slowpath")
-{ gets(ctx, cpu, ARG(0), 0); }
-#endif
-
-/* The functions that release locks, each with the lock as its first argument. */
 #if FOLLOWS
 #define FOLLOWED(lock, shared)                                                                     \
     if (FOLLOWS_##lock)                                                                            \
@@ -315,67 +278,62 @@ PROBE(pv_spin_taken, "SPINLOCK_FINISH", "fexit:__pv_queued_spin_lock_slowpath")
 #endif
 
 #if USE_spin_unlock
-PROBE(spin_unlock, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock kprobe:_raw_spin_unlock")
+PROBE(spin_unlock, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock")
 { FOLLOWED(SPIN, 0); }
 #endif
 
 #if USE_spin_unlock_irq
-PROBE(spin_unlock_irq, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock_irq kprobe:_raw_spin_unlock_irq")
+PROBE(spin_unlock_irq, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock_irq")
 { FOLLOWED(SPIN, 0); }
 #endif
 
 #if USE_spin_unlock_bh
-PROBE(spin_unlock_bh, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock_bh kprobe:_raw_spin_unlock_bh")
+PROBE(spin_unlock_bh, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock_bh")
 { FOLLOWED(SPIN, 0); }
 #endif
 
 #if USE_spin_unlock_restore
-PROBE(spin_unlock_restore, "SPINLOCK_FINISH",
-      "fentry:_raw_spin_unlock_irqrestore kprobe:_raw_spin_unlock_irqrestore")
+PROBE(spin_unlock_restore, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock_irqrestore")
 { FOLLOWED(SPIN, 0); }
 #endif
 
 #if USE_read_unlock
-PROBE(read_unlock, "READLOCK_FINISH", "fentry:_raw_read_unlock kprobe:_raw_read_unlock")
+PROBE(read_unlock, "READLOCK_FINISH", "fentry:_raw_read_unlock")
 { FOLLOWED(RWLOCK, 1); }
 #endif
 
 #if USE_read_unlock_irq
-PROBE(read_unlock_irq, "READLOCK_FINISH", "fentry:_raw_read_unlock_irq kprobe:_raw_read_unlock_irq")
+PROBE(read_unlock_irq, "READLOCK_FINISH", "fentry:_raw_read_unlock_irq")
 { FOLLOWED(RWLOCK, 1); }
 #endif
 
 #if USE_read_unlock_bh
-PROBE(read_unlock_bh, "READLOCK_FINISH", "fentry:_raw_read_unlock_bh kprobe:_raw_read_unlock_bh")
+PROBE(read_unlock_bh, "READLOCK_FINISH", "fentry:_raw_read_unlock_bh")
 { FOLLOWED(RWLOCK, 1); }
 #endif
 
 #if USE_read_unlock_restore
-PROBE(read_unlock_restore, "READLOCK_FINISH",
-      "fentry:_raw_read_unlock_irqrestore kprobe:_raw_read_unlock_irqrestore")
+PROBE(read_unlock_restore, "READLOCK_FINISH", "fentry:_raw_read_unlock_irqrestore")
 { FOLLOWED(RWLOCK, 1); }
 #endif
 
 #if USE_write_unlock
-PROBE(write_unlock, "WRITELOCK_FINISH", "fentry:_raw_write_unlock kprobe:_raw_write_unlock")
+PROBE(write_unlock, "WRITELOCK_FINISH", "fentry:_raw_write_unlock")
 { FOLLOWED(RWLOCK, 0); }
 #endif
 
 #if USE_write_unlock_irq
-PROBE(write_unlock_irq, "WRITELOCK_FINISH",
-      "fentry:_raw_write_unlock_irq kprobe:_raw_write_unlock_irq")
+PROBE(write_unlock_irq, "WRITELOCK_FINISH", "fentry:_raw_write_unlock_irq")
 { FOLLOWED(RWLOCK, 0); }
 #endif
 
 #if USE_write_unlock_bh
-PROBE(write_unlock_bh, "WRITELOCK_FINISH",
-      "fentry:_raw_write_unlock_bh kprobe:_raw_write_unlock_bh")
+PROBE(write_unlock_bh, "WRITELOCK_FINISH", "fentry:_raw_write_unlock_bh")
 { FOLLOWED(RWLOCK, 0); }
 #endif
 
 #if USE_write_unlock_restore
-PROBE(write_unlock_restore, "WRITELOCK_FINISH",
-      "fentry:_raw_write_unlock_irqrestore kprobe:_raw_write_unlock_irqrestore")
+PROBE(write_unlock_restore, "WRITELOCK_FINISH", "fentry:_raw_write_unlock_irqrestore")
 { FOLLOWED(RWLOCK, 0); }
 #endif
 
@@ -397,6 +355,54 @@ PROBE(downgrade_write, "WRITELOCK_FINISH", "fentry:downgrade_write kprobe:downgr
 #if USE_mutex_unlock
 PROBE(mutex_unlock, "MUTEX_FINISH", "fentry:mutex_unlock kprobe:mutex_unlock")
 { FOLLOWED(MUTEX, 0); }
+#endif
+
+/*
+ * contention_end(lock, error), contention_begin(lock, flags). Programs are attached in this order,
+ * backwards: lest a wait begin whose end is not seen.
+ */
+/* clang-format off */
+#if USE_ends
+PROBE(ends, "SPINLOCK_FINISH PREEMPT_SPINLOCK_FINISH READLOCK_FINISH WRITELOCK_FINISH PREEMPT_WRITELOCK_FINISH MUTEX_FINISH",
+      "btf:contention_end raw:contention_end")
+/* clang-format on */
+{ gets(ctx, cpu, ARG(0), (int)ARG(1)); }
+#endif
+
+/* clang-format off */
+#if USE_begins
+PROBE(begins, "SPINLOCK_FINISH PREEMPT_SPINLOCK_FINISH READLOCK_FINISH WRITELOCK_FINISH PREEMPT_WRITELOCK_FINISH MUTEX_FINISH",
+      "btf:contention_begin raw:contention_begin")
+/* clang-format on */
+{
+    u32 flags = ARG(1);
+
+    if (!SPINS_AT_SLOW_PATH || flags != LOCK_SPIN)
+        waits(cpu, ARG(0), flags);
+}
+#endif
+
+/* The slow path of spinlocks, and that of a guest whose host helps it to wait. */
+#if USE_spin_taken
+PROBE(spin_taken, "SPINLOCK_FINISH",
+      "fexit:native_queued_spin_lock_slowpath fexit:queued_spin_lock_slowpath")
+{ gets(ctx, cpu, ARG(0), 0); }
+#endif
+
+#if USE_pv_spin_taken
+PROBE(pv_spin_taken, "SPINLOCK_FINISH", "fexit:__pv_queued_spin_lock_slowpath")
+{ gets(ctx, cpu, ARG(0), 0); }
+#endif
+
+#if USE_spin_slow
+PROBE(spin_slow, "SPINLOCK_FINISH",
+      "fentry:native_queued_spin_lock_slowpath fentry:queued_spin_lock_slowpath")
+{ waits(cpu, ARG(0), LOCK_SPIN); }
+#endif
+
+#if USE_pv_spin_slow
+PROBE(pv_spin_slow, "SPINLOCK_FINISH", "fentry:__pv_queued_spin_lock_slowpath")
+{ waits(cpu, ARG(0), LOCK_SPIN); }
 #endif
 
 static __always_inline void spinlock_made(void *ctx, struct klogger_cpu *cpu, u64 lock, int holder,

@@ -242,12 +242,12 @@ PROBE(net_state,
 
     if (!network_ends_of(DIRECT, sk, &ends))
         return;
+    if (to == NETWORK_LISTEN || to == NETWORK_ESTABLISHED || to == NETWORK_CLOSE)
+        network_follow(DIRECT, sk, &ends, to == NETWORK_LISTEN || from == NETWORK_LISTEN,
+                       to == NETWORK_CLOSE);
     if (to == NETWORK_LISTEN) {
-        network_learn_socket(DIRECT, sk, &ends, 1);
         klogger(SOCKET_LISTEN, (u64)sk, ends.laddr, ends.protocol,
                 READ(DIRECT, sk, sk_max_ack_backlog), network_pid(), ends.lport);
-    } else if (to == NETWORK_ESTABLISHED) {
-        network_learn_socket(DIRECT, sk, &ends, 0);
     } else if (to == NETWORK_SYN_SENT || (to == NETWORK_SYN_RECV && from == NETWORK_LISTEN)) {
         klogger(CONNECTION_HANDSHAKE, (u64)sk, ends.laddr, ends.raddr, ends.protocol, to,
                 ends.lport, ends.rport);

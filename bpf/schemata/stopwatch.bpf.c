@@ -28,7 +28,7 @@ PROBE(stopwatch, "EVENT_START EVENT_STOP THREAD_START THREAD_STOP",
     u64 who = bpf_get_current_pid_tgid(), option, operation, id;
     struct task_struct *task;
 
-#if ARGUMENTS_sys_enter
+#if KIND_stopwatch == KLOGGER_RAW && !ARGUMENTS_task_prctl_unknown
     /* sys_enter(registers, number) */
     u8 *registers = (u8 *)ARG(0);
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tcpkmon verify FILE...`: proves from capture files alone what is in them and what is missing."""
+"""`tcpkmon verify FILE...`: proves from files alone what is in them and what is missing."""
 
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -21,30 +22,49 @@ _BY_WEIGHT = (5, 1, 3)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def command(files: tuple[str, ...], as_json: bool) -> int:
-    """Recompute the loss ledger of captures from the files alone.
+    """Recompute the loss ledger of captures and Klogger logs from the files alone.
+
+    Of a folder of Klogger logs each is checked, and then all of them together.
 
     Exit code 0: nothing was lost, and that is proven. 3: something was lost and all of it is
     accounted for, or the end of the file is unknown after a crash. 5: the file does not add up or
     is damaged. Of several files the worst counts (1, a file that cannot be read, before 3).
     """
-    from formats.verify import verify_file
     from formats.verify.report import Report
 
     reports: list[Report] = []
     for path in files:
         try:
-            report = verify_file(path)
+            found = _verify(path)
         except FileError as error:
             if len(files) == 1:
                 raise
-            report = Report(path, error=error.message, error_exit=error.exit_code)
-        reports.append(report)
-        if not as_json:
-            _print(report, first=len(reports) == 1)
+            found = [Report(path, error=error.message, error_exit=error.exit_code)]
+        for report in found:
+            reports.append(report)
+            if not as_json:
+                _print(report, first=len(reports) == 1)
     if as_json:
         listed = [report.as_json() for report in reports]
         click.echo(json.dumps({"files": listed, "exit_code": _worst(reports)}, indent=2))
     return _worst(reports)
+
+
+def _verify(path: str) -> list[Report]:
+    """What kind of file it is tells its beginning, not its name."""
+    if os.path.isdir(path):
+        from formats.verifylog import verify_folder
+
+        return verify_folder(path)
+    from formats.verifylog.structure import is_log
+
+    if is_log(path):
+        from formats.verifylog import verify_log
+
+        return [verify_log(path)]
+    from formats.verify import verify_file
+
+    return [verify_file(path)]
 
 
 def _print(report: Report, first: bool) -> None:

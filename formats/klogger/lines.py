@@ -178,7 +178,9 @@ class Lines:
         self, event: LogEvent, batch: LogBatch, times_ns: NDArray[Any], at: NDArray[Any]
     ) -> Any:
         pyarrow, compute = import_pyarrow()
-        pieces = self._pieces.setdefault(event.number, _join(self._style.pieces(event)))
+        pieces = self._pieces.get(event.number)
+        if pieces is None:
+            pieces = self._pieces[event.number] = _join(self._style.pieces(event))
         rows = batch.rows(event, at)
         heads: dict[str, NDArray[Any]] = {SERIAL: batch.serials, CPU: batch.cpus}
         parts: list[Any] = []

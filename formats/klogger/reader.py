@@ -36,7 +36,7 @@ from formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
 
 DUMP_BEGIN = "DUMP_BEGIN"
 BATCH_RECORDS = 1 << 16
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 2 << 20
 _READ_BYTES = 1 << 20
 _PROBLEMS_MAX = 20
 
@@ -142,7 +142,7 @@ class LogReader:
         return "tail unknown: the file does not end with KLOGGER_FINISH"
 
     def batches(self, records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
-        """All good records in file order, at most `records` (and some 4 MiB) at a time."""
+        """All good records in file order, at most `records` (and some 2 MiB) at a time."""
         return self._walk(records, _BATCH_BYTES)
 
     def dumps(self) -> Iterator[LogBatch]:

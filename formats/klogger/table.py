@@ -167,7 +167,9 @@ class LogFormat:
             return None
         names = ("mono_ns", "realtime_ns", "uncertainty_ns")
         try:
-            mono, real, doubt = (_integer(pair, name, "the clock", 0, 1 << 63) for name in names)
+            mono, real, doubt = (
+                _integer(pair, name, "the clock", 0, (1 << 63) - 1) for name in names
+            )
         except DamagedError:
             return None
         return mono, real, doubt

@@ -219,10 +219,7 @@ def _merge(rows: list[Row]) -> list[Row]:
     merged: dict[int, Row] = {}
     for row in rows:
         into = merged.setdefault(row.location, Row(None, row.location, row.name))
-        for count in ("attempts", "filtered", "unchanged", "written", "in_file", "pending"):
-            setattr(into, count, getattr(into, count) + getattr(row, count))
-        for cause, number in row.lost.items():
-            into.lost[cause] = into.lost.get(cause, 0) + number
+        into.add(row)
     return sorted(merged.values(), key=lambda row: row.location)
 
 

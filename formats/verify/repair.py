@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -53,23 +54,31 @@ def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Re
     with contextlib.suppress(OSError):
         if os.path.samefile(path, out):
             raise UsageError(f"{out} is the damaged file itself", "name another output file")
-    with formats.open(path) as capture:
-        fd = _create(out)
-        done = False
-        try:
-            with os.fdopen(fd, "wb") as target:
-                result = _repair(capture, Path(out), target)
-                target.flush()
-                os.fsync(target.fileno())
-            _sync_directory(Path(out).parent)
-            done = True
-        except OSError as error:
-            raise FileError(f"cannot write {out}: {error.strerror}") from error
-        finally:
-            if not done:
-                with contextlib.suppress(OSError):
-                    os.unlink(out)
-    return result
+    with formats.open(path) as capture, new_file(out) as target:
+        return _repair(capture, Path(out), target)
+
+
+@contextlib.contextmanager
+def new_file(out: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file that must not be there yet; on the disk at the end, and gone after an error.
+
+    Raises FileError, also for an OSError inside.
+    """
+    fd = _create(out)
+    done = False
+    try:
+        with os.fdopen(fd, "wb") as target:
+            yield target
+            target.flush()
+            os.fsync(target.fileno())
+        _sync_directory(Path(out).parent)
+        done = True
+    except OSError as error:
+        raise FileError(f"cannot write {out}: {error.strerror}") from error
+    finally:
+        if not done:
+            with contextlib.suppress(OSError):
+                os.unlink(out)
 
 
 def _create(out: str | os.PathLike[str]) -> int:

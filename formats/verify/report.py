@@ -10,6 +10,7 @@ KERNEL_CAUSES = ("ring full", "no ring", "other errno", "table full", "no slot")
 COLLECTOR_CAUSES = ("late", "queue full", "disk full", "write error")
 DAMAGED = "damaged"
 CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
+COUNTS = ("attempts", "filtered", "unchanged", "limited", "written", "in_file", "pending")
 MOST_PROBLEMS = 50
 MOST_ENTRIES = 100_000
 
@@ -54,10 +55,10 @@ class Problems:
 
 @dataclass
 class Row:
-    """One location on one CPU (or on all: cpu None), in entries.
+    """One location (or event) on one CPU (or on all: cpu None), in entries.
 
-    attempts = filtered + unchanged + in_file + pending + the losses; written = in_file + pending
-    + the collector's losses. `pending` is what was under way at a checkpoint, 0 at the end.
+    attempts = filtered + unchanged + limited + in_file + pending + the losses; written = in_file +
+    pending + the collector's losses. `pending` is what was under way at a checkpoint, 0 at the end.
     """
 
     cpu: int | None
@@ -66,6 +67,7 @@ class Row:
     attempts: int = 0
     filtered: int = 0
     unchanged: int = 0
+    limited: int = 0
     written: int = 0
     in_file: int = 0
     pending: int = 0
@@ -75,6 +77,13 @@ class Row:
     def lost_total(self) -> int:
         """Losses of all causes."""
         return sum(self.lost.values())
+
+    def add(self, other: Row) -> None:
+        """Add the counts of another row to these."""
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for cause, number in other.lost.items():
+            self.lost[cause] = self.lost.get(cause, 0) + number
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -124,16 +133,15 @@ class Report:
     error: str | None = None
     """The file could not be read as a capture at all."""
     error_exit: int = DOES_NOT_ADD_UP
+    is_log: bool = False
+    """A Klogger log: its entries are records, its locations events, its checkpoints ledgers."""
 
     @property
     def totals(self) -> Row:
         """The sum of the rows."""
         total = Row(None, 0, "total", lost=dict.fromkeys(CAUSES, 0))
         for row in self.rows:
-            for name in ("attempts", "filtered", "unchanged", "written", "in_file", "pending"):
-                setattr(total, name, getattr(total, name) + getattr(row, name))
-            for cause, number in row.lost.items():
-                total.lost[cause] += number
+            total.add(row)
         return total
 
     @property

@@ -11,13 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from formats.escape import for_terminal
-from formats.verify.report import CAUSES, Report, Row
+from formats.verify.report import CAUSES, Problem, Report, Row
 
 PLAIN_WIDTH = 79
 WIDEST = 1000
 _STYLES = {0: "green", 3: "yellow"}
-_COLUMNS = ("attempts", "filtered", "unchanged", "written", "in file", "pending", "lost")
-_ASIDE = ("filtered", "unchanged", "pending")
+_COLUMNS = (
+    "attempts", "filtered", "unchanged", "limited", "written", "in file", "pending", "lost",
+)  # fmt: skip
+_ASIDE = ("filtered", "unchanged", "limited", "pending")
+_IF_ANY = ("limited", "pending")
+_WORDS = {"entries": "records", "entry": "record", "checkpoint": "ledger", "location": "event",
+          "snapshot": "record"}  # fmt: skip
 
 
 def make_console(colours: bool) -> Console:
@@ -43,14 +48,26 @@ def print_report(console: Console, report: Report) -> None:
     if report.rows:
         console.print(_fitting_table(console, report))
         if report.tail_unknown:
-            console.print(_text("The table is as of the last checkpoint.", "yellow"))
+            last = f"The table is as of the last {_word(report, 'checkpoint')}."
+            console.print(_text(last, "yellow"))
     for line in _remarks(report):
         console.print(_text(line))
     for problem in report.problems:
-        console.print(_text(f"offset {problem.offset}, entry {problem.entry}: {problem.what}"))
+        console.print(_text(f"{_place(report, problem)}{problem.what}"))
     unlisted = report.problems_total - len(report.problems)
     if unlisted > 0:
         console.print(_text(f"... and {unlisted} more problem(s)"))
+
+
+def _word(report: Report, word: str) -> str:
+    """What it is called in this kind of file."""
+    return _WORDS[word] if report.is_log else word
+
+
+def _place(report: Report, problem: Problem) -> str:
+    if problem.entry < 0:
+        return ""
+    return f"offset {problem.offset}, {_word(report, 'entry')} {problem.entry}: "
 
 
 def _style(report: Report) -> str:
@@ -62,9 +79,9 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _summary(report: Report) -> str:
-    parts = [f"{report.entries} entries, {report.size_bytes} bytes"]
+    parts = [f"{report.entries} {_word(report, 'entries')}, {report.size_bytes} bytes"]
     if report.ledger:
-        parts.append(f"{report.checkpoints} checkpoint(s)")
+        parts.append(f"{report.checkpoints} {_word(report, 'checkpoint')}(s)")
         parts.append(f"{report.clock_pairs} clock pair(s)")
         ended = "no end" if report.end_reason is None else f"ended: {report.end_reason}"
         parts.append(ended)
@@ -84,13 +101,15 @@ def _ledger_table(report: Report, aside: tuple[str, ...]) -> Table:
     """`aside`: counts that get lines of their own below their row, as the causes do."""
     totals = report.totals
     columns = [
-        name for name in _COLUMNS if name not in aside and (name != "pending" or totals.pending)
+        name
+        for name in _COLUMNS
+        if name not in aside and (name not in _IF_ANY or getattr(totals, name))
     ]
     per_cpu = any(row.cpu is not None for row in report.rows)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=True)
     if per_cpu:
         table.add_column("cpu", justify="right")
-    table.add_column("location", no_wrap=True)
+    table.add_column(_word(report, "location"), no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", overflow="fold")
     for row in (*report.rows, totals):
@@ -139,7 +158,8 @@ def _remarks(report: Report) -> Iterable[str]:
         yield f"the clock was set {report.clock_steps} time(s) while capturing"
     if report.tail_unknown:
         yield (
-            f"tail unknown: {report.after_checkpoint} snapshot(s) after the last checkpoint, "
+            f"tail unknown: {report.after_checkpoint} {_word(report, 'snapshot')}(s) "
+            f"after the last {_word(report, 'checkpoint')}, "
             "and perhaps more that were never written"
         )
     yield from report.notes

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from formats.verify.serials import NESTING_TOLERANCE_NS
 from formats.verifylog.books import I64, Group, build_rows, check_group, integers, missed, quiet
 from formats.verifylog.clock import CLOCK, ClockPairs
 from formats.verifylog.pauses import FINISH, START, Pauses
-from formats.verifylog.structure import Dumps, find_dumps
+from formats.verifylog.structure import Dumps, find_dumps, place_of
 
 BEGIN, DUMP_FINISH = "DUMP_BEGIN", "DUMP_FINISH"
 LEDGERS = ("LEDGER", "CPU_LEDGER", "PROGRAM_LEDGER")
@@ -28,7 +27,6 @@ BASE = frozenset(
 """Events that the collector makes (bpf/schemata/base.conf); all others are the kernel's."""
 LOCATION = "location"
 EXISTING = 226
-_PLACE = re.compile(r"at offset (\d+): (.*)", re.DOTALL)
 
 
 def verify_log(path: str | os.PathLike[str]) -> Report:
@@ -93,10 +91,11 @@ class _Run:
 
     def name(self, point: int) -> str | None:
         """Of an event, or of a location of SNAPSHOT."""
-        found = self._events.get(point)
-        if point in self._locations and (found is None or point == self._snapshot):
-            return self._locations[point]
-        return None if point == self._snapshot and self._locations else found
+        if point != self._snapshot and point in self._events:
+            return self._events[point]
+        if self._snapshot < 0 or self._locations:
+            return self._locations.get(point)
+        return f"location {point}"  # the schema cannot be read
 
     # Dumps.
 
@@ -251,12 +250,11 @@ class _Run:
         dumps, report = self._dumps, self._report
         cut = dumps.is_cut and report.end_reason is None
         for text in self._reader.problems:
-            match = _PLACE.fullmatch(text)
-            offset = int(match[1]) if match else dumps.end
-            if cut and offset >= dumps.end:
+            offset = place_of(text)
+            if cut and offset is not None and offset >= dumps.end:
                 continue
-            self._problems.data_offset = offset
-            self._add(report.entries, match[2] if match else text)
+            self._problems.data_offset = dumps.end if offset is None else offset
+            self._add(report.entries, text if offset is None else text.partition(": ")[2])
         if cut:
             report.notes.append(f"the last dump is cut off: {dumps.size_bytes - dumps.end} bytes")
         if not dumps.found:

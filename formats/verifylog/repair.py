@@ -5,49 +5,53 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass
 
 from formats.errors import FileError, UsageError
 from formats.klogger import LogReader
-from formats.verify.repair import Repair, new_file
+from formats.verify.repair import new_file
+from formats.verify.report import Report
 from formats.verifylog.check import verify_log
-from formats.verifylog.structure import find_dumps
+from formats.verifylog.structure import find_dumps, place_of
 
 _COPY_BYTES = 1 << 20
 
 
-def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
+@dataclass(frozen=True)
+class LogRepair:
+    """What a repair did: dumps kept and left out, and bytes of what was no whole dump."""
+
+    kept: int
+    dropped: int
+    cut_bytes: int
+    report: Report
+    """What verify says of the new file."""
+
+
+def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:
     """Write the log `path` up to its first dump that is cut or damaged to the new file `out`.
 
-    What stands behind that cannot be kept: nobody could tell how much is missing between. All that
-    is kept is kept byte for byte, so the serials go on being those of the capture. kept: records.
-
-    Raises as formats.verify.repair.repair_file().
+    What stands behind that is not kept: nobody could tell how much is missing between. What is
+    kept is kept byte for byte. Raises UsageError if both are the same file, FileError if `out` is
+    there already or cannot be written, DamagedError if the header cannot be decoded.
     """
     with contextlib.suppress(OSError):
         if os.path.samefile(path, out):
             raise UsageError(f"{out} is the damaged file itself", "name another output file")
     with LogReader(path) as reader:
         dumps = find_dumps(path, reader.format.order)
-        last, kept, number = -1, 0, 0
-        for batch in reader.batches():
-            if batch.dump not in (last, last + 1):
-                break
-            number = number + len(batch) if batch.dump == last else len(batch)
-            kept, last = kept + len(batch), batch.dump
-        whole = _complete(reader, last)
-    end = dumps.offsets.get(last + 1, dumps.end) if last >= 0 else dumps.start
-    del number, whole
+        for _ in reader.batches():
+            pass
+        places = [place_of(text) for text in reader.problems]
+    bad = min((place for place in places if place is not None), default=dumps.end)
+    kept = [dump for dump in dumps.found if dump.offset + dump.size <= bad]
+    end = kept[-1].offset + kept[-1].size if kept else dumps.begin
     with new_file(out) as target, open(path, "rb") as source:
-        left = end
-        while left:
-            piece = source.read(min(left, _COPY_BYTES))
+        while end:
+            piece = source.read(min(end, _COPY_BYTES))
             if not piece:
                 raise FileError(f"{path} became shorter meanwhile")
             target.write(piece)
-            left -= len(piece)
-    left_out = sum(dump.offset >= end for dump in dumps.found)
-    return Repair(kept, left_out, 0, dumps.size_bytes - dumps.end, verify_log(out))
-
-
-def _complete(reader: LogReader, last: int) -> bool:
-    return bool(reader) and last >= 0
+            end -= len(piece)
+    dropped = len(dumps.found) - len(kept)
+    return LogRepair(len(kept), dropped, dumps.size_bytes - dumps.end, verify_log(out))

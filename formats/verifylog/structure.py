@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the dumps of a log lie, from their heads alone: the ground that verify and repair walk on."""
+"""Where the dumps of a log lie, from their heads alone: what verify and repair walk on."""
 
 from __future__ import annotations
 
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from formats.klogger.encode import (
 )
 
 _READ_BYTES = 1 << 20
+_PLACE = re.compile(r"at offset (\d+): ")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Dumps:
     """
 
     found: list[DumpAt] = field(default_factory=list)
+    begin: int = 0
     end: int = 0
     size_bytes: int = 0
     is_cut: bool = False
@@ -52,6 +55,12 @@ class Dumps:
     def offsets(self) -> dict[int, int]:
         """Offset of each dump's head by its index; of several the first."""
         return {dump.index: dump.offset for dump in reversed(self.found)}
+
+
+def place_of(problem: str) -> int | None:
+    """The offset that one of LogReader's problems tells of."""
+    match = _PLACE.match(problem)
+    return int(match[1]) if match else None
 
 
 def is_log(path: str | os.PathLike[str]) -> bool:
@@ -71,7 +80,8 @@ def find_dumps(path: str | os.PathLike[str], order: str) -> Dumps:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             header_bytes = struct.unpack(order + PREAMBLE.format[1:], file.read(PREAMBLE.size))[1]
-            dumps = Dumps(end=PREAMBLE.size + header_bytes, size_bytes=size)
+            begin = PREAMBLE.size + header_bytes
+            dumps = Dumps(begin=begin, end=begin, size_bytes=size)
             for dump in _walk(file, order, dumps):
                 dumps.found.append(dump)
                 dumps.end = dump.offset + dump.size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All logs of one capture together, a file for each CPU: each alone, then what only all can tell."""
+"""All logs of one capture, a file for each CPU: each alone, then what only all can tell."""
 
 from __future__ import annotations
 

@@ -66,6 +66,25 @@ class Context:
                 yield lab, load
 
 
+@dataclass(frozen=True)
+class Done:
+    """What an order to the load came to: a count, the seconds it took, CPU seconds of both ends."""
+
+    count: int
+    seconds: float
+    cpu_s: float
+
+    @property
+    def rate(self) -> float:
+        """What was done in a second."""
+        return self.count / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU microseconds for each."""
+        return 1e6 * self.cpu_s / max(1, self.count)
+
+
 class Load:
     """The program load.c between the two ends of a lab; a context manager."""
 
@@ -106,19 +125,14 @@ class Load:
         """Gives an order as load.c describes them; finish() waits for its end."""
         self._order(order)
 
-    def finish(self) -> tuple[int, float]:
-        """What the order came to: a count, and the seconds that it took."""
-        count, seconds = self._answer().split()
-        return int(count), float(seconds)
+    def finish(self) -> Done:
+        """What the order came to."""
+        count, seconds, cpu_s = self._answer().split()
+        return Done(int(count), float(seconds), float(cpu_s))
 
-    def run(self, order: str) -> tuple[int, float]:
+    def run(self, order: str) -> Done:
         self.start(order)
         return self.finish()
-
-    def rate(self, order: str) -> float:
-        """What the order did in a second."""
-        count, seconds = self.run(order)
-        return count / seconds
 
     def _order(self, text: str) -> None:
         assert self._process is not None and self._process.stdin is not None

@@ -6,7 +6,7 @@
  *     load CLIENT_NETNS_FD SERVER_NETNS_FD ADDRESS
  *
  * The server is a child. Orders come on standard input, one a line; each is answered by a line
- * "COUNT SECONDS":
+ * "COUNT SECONDS CPU_SECONDS", the last of both ends together:
  *     pin CLIENT_CPU SERVER_CPU      from now on
  *     pingpong CONNECTIONS SECONDS   64 bytes to and fro; COUNT: round trips
  *     bulk SECONDS                   COUNT: bytes
@@ -53,6 +53,15 @@ static double now(void) {
 
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+/* CPU time of both ends so far. */
+static double busy(clockid_t server) {
+    struct timespec client, other;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &client);
+    clock_gettime(server, &other);
+    return client.tv_sec + other.tv_sec + (client.tv_nsec + other.tv_nsec) / 1e9;
 }
 
 static void pin(pid_t who, int cpu) {
@@ -286,6 +295,7 @@ int main(int argc, char **argv) {
     struct rlimit files;
     int ready[2];
     char line[128], byte;
+    clockid_t server_clock;
     pid_t server;
 
     if (argc != 4)
@@ -310,13 +320,15 @@ int main(int argc, char **argv) {
         return 1;
     if (setns(atoi(argv[1]), CLONE_NEWNET))
         fail("setns");
+    if (clock_getcpuclockid(server, &server_clock))
+        fail("clock_getcpuclockid");
     puts("ready");
     fflush(stdout);
     while (fgets(line, sizeof(line), stdin)) {
-        double start = now();
+        double start = now(), used = busy(server_clock);
         long count = obey(line, start, server);
 
-        printf("%ld %.9f\n", count, now() - start);
+        printf("%ld %.9f %.9f\n", count, now() - start, busy(server_clock) - used);
         fflush(stdout);
     }
     return 0;

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 ATTACHING = "Attaching 1 probe...\n"
 BPFTRACE_PROGRAM = (
@@ -70,7 +70,7 @@ def _last(pattern: str, text: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def install(wanted: tuple[str, ...], say: Callable[[str], None]) -> dict[str, str]:
+def install(wanted: Sequence[str], say: Callable[[str], None]) -> dict[str, str]:
     """Installs the missing ones of these programs by apt; what is still missing, and why."""
     missing = [name for name in wanted if not shutil.which(name)]
     if not missing:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.benchmark import tools
-from scripts.benchmark.context import Context, Load, cpus
+from scripts.benchmark.context import Context, Done, Load, cpus
 from scripts.benchmark.tools import Tool
 
 NAME = "rates"
@@ -84,33 +84,36 @@ def _one_setting(
         if tool.name.startswith("perf") and "perf" in context.missing:
             context.results.skip(NAME, tool.name, context.missing["perf"])
             continue
-        bare, _ = _flood(context, loads, flood, setting)
-        add(NAME, subject(flood, setting, "calls"), f"{BARE} before {tool.name}", bare)
+        bare = _flood(context, loads, flood, setting)
+        rate = sum(done.rate for done in bare)
+        add(NAME, subject(flood, setting, "calls"), f"{BARE} before {tool.name}", rate)
         with tool.running(context.folder) as it:
-            rate, seconds = _flood(context, loads, flood, setting)
+            with_tool = _flood(context, loads, flood, setting)
             outcome = it.end()
         records = max(1, outcome.records)
         found = {
-            "calls": rate,
-            "records": outcome.records / seconds,
+            "calls": sum(done.rate for done in with_tool),
+            "records": outcome.records / max(done.seconds for done in with_tool),
             "lost": outcome.lost / (outcome.records + outcome.lost or 1),
             "cpu_us": 1e6 * outcome.cpu_s / records,
             "bytes": outcome.bytes / records,
         }
         if not setting.rate:
-            # What a call takes longer than without the tool; a paced flood has time to spare.
-            found["kernel_us"] = 1e6 * setting.cores * (1 / rate - 1 / bare)
+            # CPU time, not the clock's: others may have had the CPU meanwhile.
+            found["kernel_us"] = _cpu_us(with_tool) - _cpu_us(bare)
         for metric, value in found.items():
             add(NAME, subject(flood, setting, metric), tool.name, value)
 
 
-def _flood(
-    context: Context, loads: list[Load], flood: str, setting: Setting
-) -> tuple[float, float]:
-    """Calls a second of all cores together, and the seconds."""
+def _flood(context: Context, loads: list[Load], flood: str, setting: Setting) -> list[Done]:
+    """What each core did."""
     seconds = context.pick(0.5, 0.4)
     used = loads[: setting.cores]
     for load in used:
         load.start(f"{flood} {seconds} {setting.rate}")
-    answers = [load.finish() for load in used]
-    return sum(count / took for count, took in answers), max(took for _, took in answers)
+    return [load.finish() for load in used]
+
+
+def _cpu_us(flood: list[Done]) -> float:
+    """CPU time of a call."""
+    return 1e6 * sum(done.cpu_s for done in flood) / sum(done.count for done in flood)

@@ -55,6 +55,7 @@ class Results:
         )
 
     def ratio(self, section: str, subject: str, case: str, other: str) -> Spread | None:
+        """The subject's value in this case, divided by that in the other, round by round."""
         return spread(ratios(self.all(section, subject, case), self.all(section, subject, other)))
 
     def to_json(self) -> str:

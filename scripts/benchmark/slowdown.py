@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 
 from collector.lab import Lab
@@ -22,7 +23,7 @@ FILTERED = "collect, other ports only"
 PERF = "perf record tcp:tcp_probe"
 BPFTRACE = "bpftrace to a file"
 TCPDUMP = "tcpdump -s 96"
-CASES = (BARE, DEFAULT, SAME, ALL, CHANGED, FILTERED, PERF, BPFTRACE, TCPDUMP)
+CASES = (DEFAULT, SAME, ALL, CHANGED, FILTERED, PERF, BPFTRACE, TCPDUMP)
 
 # Subject -> (order to the load, whether both ends share a CPU). One exchange at a time never uses
 # two CPUs at once; on two, it measures how fast a sleeping virtual CPU wakes up.
@@ -64,27 +65,37 @@ def find_tools(context: Context, lab: Lab) -> list[Tool]:
     return found
 
 
+def bare(case: str) -> str:
+    """The name of what was measured without a tool, just before this one."""
+    return f"{BARE} before {case}"
+
+
+def cpu_subject(subject: str) -> str:
+    """CPU microseconds of both ends for each round trip, byte or connection."""
+    return f"{subject}, CPU us"
+
+
 def measure(context: Context) -> None:
-    """Round by round: nothing, then each tool in turn, under all the work."""
+    """Round by round: nothing, a tool, nothing, the next tool, under all the work."""
     with context.lab() as (lab, load):
         wanted = find_tools(context, lab)
         failed: set[str] = set()
         for number in range(context.rounds):
             context.say(f"{NAME}: round {number + 1} of {context.rounds}")
-            _run_work(context, load, BARE)
             for tool in wanted:
                 if tool.name in failed:
                     continue
+                _run_work(context, load, bare(tool.name))
                 try:
                     with tool.running(context.folder, lambda: load.run("pingpong 1 0.02")) as it:
                         _run_work(context, load, tool.name)
                         outcome = it.end()
-                except (TcpkmonError, ValueError) as error:
+                except (TcpkmonError, ValueError, subprocess.SubprocessError) as error:
                     # A peer that ceases to work is told of; the others go on.
                     if tool.name.startswith("collect"):
                         raise
                     failed.add(tool.name)
-                    context.results.skip(NAME, tool.name, str(error))
+                    context.results.skip(NAME, tool.name, str(error)[:200])
                     continue
                 add = context.results.add
                 add(NAME, "records", tool.name, outcome.records)
@@ -95,7 +106,9 @@ def measure(context: Context) -> None:
 
 def _run_work(context: Context, load: Load, case: str) -> None:
     first, last = cpus()
-    seconds = context.pick(0.35, 0.25)
+    seconds = context.pick(0.3, 0.2)
     for subject, (order, together) in WORK.items():
         load.pin(first, first if together else last)
-        context.results.add(NAME, subject, case, load.rate(f"{order} {seconds}"))
+        done = load.run(f"{order} {seconds}")
+        context.results.add(NAME, subject, case, done.rate)
+        context.results.add(NAME, cpu_subject(subject), case, done.cpu_us)

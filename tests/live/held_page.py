@@ -56,7 +56,7 @@ class Thread(threading.Thread):
     """A thread whose id is known and whose error is raised by join()."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self._work = work
         self._error: BaseException | None = None
         self.start()

@@ -159,6 +159,24 @@ def check_reset(log: Log, done: Done) -> None:
         assert [r["flags"] & RST for r in of_flows(log, event, done)] == [RST], event
 
 
+def check_again(log: Log, done: Done) -> None:
+    """What arrives is for the new connection, though its ports were another's before."""
+    listener = log.one("SOCKET_LISTEN", lport=done.listener)["socket"]
+    accepted = of_flows(log, "SOCKET_ACCEPT", done)
+    assert len(accepted) == 2
+    arrived = of_flows(log, "TCP_RECVSYN", done, "server")
+    assert [record["socket"] for record in arrived] == [listener] * 2
+    data = [r for r in of_flows(log, "TCP_RECEIVEPACKET", done, "server") if r["length"]]
+    assert [r["socket"] for r in data] == [r["socket"] for r in accepted]
+    for syn, ack in zip(arrived, of_flows(log, "TCP_SENDSYNACK", done, "server"), strict=True):
+        first = next(
+            r
+            for r in of_flows(log, "TCP_RECVACK", done, "server")
+            if r["ack"] == (ack["seq"] + 1) % 2**32
+        )
+        assert (first["socket"], first["seq"]) == (listener, (syn["seq"] + 1) % 2**32)
+
+
 def check_urgent(log: Log, done: Done) -> None:
     records = of_flows(log, "TCP_RECV_URGENTDATA", done)
     assert [(r["bytes"], r["pid"]) for r in records] == [(1, os.getpid())]
@@ -186,8 +204,13 @@ def check_udp(log: Log, net: Net, version: int, done: Done) -> None:
     ends = (net.a[version], net.b[version], done.receiver)
     assert (joined["laddr"], joined["raddr"], joined["rport"]) == ends
     assert joined["socket"] == log.one("SOCKET_CONNECT", lport=done.sender)["socket"] == socket
-    left = [r for r in mine(log, "UDP_DISCONNECT") if r["time_ns"] > joined["time_ns"]]
-    assert (left[0]["socket"], left[0]["lport"]) == (socket, 0)
+    large = mine(log, "UDP_SEND", socket=socket, bytes=LARGE)[0]
+    left = [
+        r
+        for r in mine(log, "UDP_DISCONNECT", socket=socket)
+        if joined["time_ns"] < r["time_ns"] < large["time_ns"]
+    ]
+    assert [r["lport"] for r in left] == [0]
 
 
 def check_fragments(log: Log, net: Net, version: int) -> None:

@@ -23,6 +23,7 @@ from tests.live.capturing import (
     family_of,
     join,
     listening,
+    make_socket,
     wait_until,
 )
 
@@ -139,6 +140,24 @@ def run_reset(net: Net) -> Done:
         except ConnectionResetError:
             return done
     raise AssertionError("the reset did not arrive")
+
+
+def run_again(net: Net) -> Done:
+    """Two connections with the same ports, the first broken off, the second in order."""
+    done = Done()
+    with listening(net.lab.b, net.b[4]) as listener:
+        done.listener = listener.getsockname()[1]
+        for linger in (1, 0):
+            client = make_socket(net.lab.a)
+            client.bind((net.a[4], done.flows[0][0] if done.flows else 0))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", linger, 0))
+            client.connect((net.b[4], done.listener))
+            pair = Pair(client, listener.accept()[0])
+            done.flows.append((pair.client_port, pair.server_port))
+            pair.exchange(MESSAGE)
+            pair.close()
+    _settle(net)
+    return done
 
 
 @contextmanager

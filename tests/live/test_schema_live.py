@@ -193,9 +193,7 @@ def test_large_strings_are_whole_and_too_large_ones_refused(schema, tmp_path):
     collect("--schema", schema, "-o", out, "-q", *flood(200))
     called = [e for e in events(out) if e["header"]["type"] == "CALLED"]
     assert len(called) >= 200 and all(e["comm"].startswith(e["end"]) for e in called)
-    (schema / "calls.conf").write_text(
-        "event CALLED { uint pid string4096 comm string4096 end }\n"
-    )
+    (schema / "calls.conf").write_text("event CALLED { uint pid string4096 comm string4096 end }\n")
     said = collect("--schema", schema, "-o", tmp_path / "other", code=2)
     assert "shorter strings" in said
 

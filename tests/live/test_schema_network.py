@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.live import network_workload as workload
 from tests.live.network_workload import Done, Net
 from tests.live.schema_logs import Log, logging
 
+DOCS = Path(__file__).resolve().parents[2] / "docs/schema-network.md"
 LEFT_OPEN = 5
 VERSIONS = (4, 6)
 # The HOWTO's list, section 7.4.
@@ -75,6 +77,7 @@ class Everything:
     udp: dict[int, Done]
     urgent: Done
     reset: Done
+    again: Done
     left_by: int
 
 
@@ -88,8 +91,9 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]
             workload.run_echoes(net, version)
             workload.run_refused(net, version)
         urgent, reset = workload.run_urgent(net), workload.run_reset(net)
+        again = workload.run_again(net)
         left_by = workload.run_left_open(LEFT_OPEN)
-        yield Everything(running.finish(), net, tcp, udp, urgent, reset, left_by)
+        yield Everything(running.finish(), net, tcp, udp, urgent, reset, again, left_by)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -107,6 +111,10 @@ def test_packets(everything: Everything) -> None:
 
 def test_a_connection_broken_off(everything: Everything) -> None:
     checks.check_reset(everything.log, everything.reset)
+
+
+def test_ports_that_are_used_again(everything: Everything) -> None:
+    checks.check_again(everything.log, everything.again)
 
 
 def test_urgent_data(everything: Everything) -> None:
@@ -132,7 +140,7 @@ def test_icmp(everything: Everything, version: int) -> None:
 def test_each_socket_is_created_and_closed_once(everything: Everything) -> None:
     created = checks.mine(everything.log, "SOCKET_CREATE")
     closed = checks.mine(everything.log, "SOCKET_CLOSE")
-    streams = 2 * (1 + workload.CONNECTIONS) + 2 * 2
+    streams = 2 * (1 + workload.CONNECTIONS) + 2 * 2 + 3
     datagrams, raw = 2 * 2 + 2, 2
     kinds = [record["type"] for record in created]
     assert [kinds.count(kind) for kind in ("SOCK_STREAM", "SOCK_DGRAM", "SOCK_RAW")] == [
@@ -142,10 +150,16 @@ def test_each_socket_is_created_and_closed_once(everything: Everything) -> None:
     ]
     # An accepted socket is not created on request, but it is closed.
     accepted = len(checks.mine(everything.log, "SOCKET_ACCEPT"))
-    assert accepted == 2 * workload.CONNECTIONS + 2
+    assert accepted == 2 * workload.CONNECTIONS + 2 + 2
     assert len(closed) == len(created) + accepted
     for version, domain in ((4, "AF_INET"), (6, "AF_INET6")):
         assert {r["domain"] for r in created if r["protocol"] == _icmp(version)} == {domain}
+
+
+def test_the_docs_list_each_event() -> None:
+    rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`([A-Z][A-Z_]+)`", row.split("|")[1])}
+    assert listed == {name for names in _names().values() for name in names}
 
 
 def _icmp(version: int) -> str:

@@ -37,10 +37,10 @@ def moment():
 
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 os.nice(5)
-moment(), time.sleep(0.001), sys.stdin.readline()
+moment(), time.sleep(0.002), sys.stdin.readline()
 begin = moment()
 for _ in range(int(sys.argv[1])):
-    time.sleep(0.001)
+    time.sleep(0.002)
 end = moment()
 with open("/proc/thread-self/schedstat") as file:
     runtime = int(file.read().split()[0])
@@ -67,15 +67,20 @@ def check_ways(log: Log, *events: str) -> None:
 
 @pytest.mark.parametrize("kinds", ["", "raw"])
 def test_a_sleeper_comes_and_goes(tmp_path: Path, kinds: str) -> None:
-    """Every event of its sleeps, as often as /proc counts them, with what /proc tells."""
     with logging(tmp_path / "log", "sched", kinds=kinds) as running, sleeper() as process:
         told, _ = process.communicate("go\n")
         assert process.returncode == 0
-    log = running.finish()
-    pid = process.pid
+    check_sleeper(running.finish(), process.pid, told)
+
+
+def check_sleeper(log: Log, pid: int, told: str, least: int = TIMES) -> None:
+    """Every event of its sleeps, as often as /proc counts them, with what /proc tells.
+
+    least: how often it slept at least; where a CPU is slow, time is over before it does.
+    """
     (begin, *before), (end, *after), runtime = json.loads(told)
     voluntary, others = (new - old for old, new in zip(before, after, strict=True))
-    assert voluntary == TIMES
+    assert voluntary >= least
 
     def found(event: str, **values: object) -> list[Record]:
         return between(log.of(event, pid=pid, **values), begin, end)
@@ -84,11 +89,12 @@ def test_a_sleeper_comes_and_goes(tmp_path: Path, kinds: str) -> None:
     assert len([one for one in out if one["reason"] == "BLOCKED"]) == voluntary
     assert len(out) == voluntary + others
     assert len(found("SCHEDIN")) == len(out)
-    assert len(found("REMOVE_FROM_RUNQ", state="INTERRUPTIBLE")) == voluntary
+    # What it does besides sleeping is to wait for pages.
+    slept = len(found("REMOVE_FROM_RUNQ", state="INTERRUPTIBLE"))
+    assert least <= slept <= TIMES
     assert len(found("REMOVE_FROM_RUNQ")) == voluntary
     assert len(found("ADD_TO_RUNQ", is_new=0)) == len(found("ADD_TO_RUNQ")) == voluntary
-    tries = found("TRY_TO_WAKEUP", state="INTERRUPTIBLE", wakes=1)
-    assert len(tries) == voluntary
+    assert len(found("TRY_TO_WAKEUP", state="INTERRUPTIBLE", wakes=1)) == slept
     for event in ("SCHEDOUT", "SCHEDIN", "REMOVE_FROM_RUNQ", "ADD_TO_RUNQ", "TRY_TO_WAKEUP"):
         for record in found(event):
             assert (record["policy"], record["prio"]) == ("SCHED_BATCH", 125)

@@ -108,7 +108,7 @@ def test_all_mistakes_come_at_once() -> None:
     assert problems[0].startswith("s.conf:1:6: expected one of x86_64, arm64, PentiumIV, any, ")
     assert problems[0].endswith("found 'x68_64' (did you mean 'x86_64'?)")
     assert "found 'cycels' (did you mean 'cycles'?)" in problems[1]
-    assert problems[2].startswith("s.conf:3:6: expected the name of a counter after counter2")
+    assert problems[2].startswith("s.conf:3:23: expected the name of a counter after counter2")
     assert check(arches("arch any { counter1 cycles; }")) == []
 
 

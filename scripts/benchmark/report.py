@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables on the terminal and as docs/benchmark.md: the end of the benchmark's flow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import rich.table
+from rich.console import Console
+
+from formats.escape import for_terminal
+from scripts.benchmark.results import Results
+from scripts.benchmark.tables import SECTIONS, Table, of_targets
+
+INTRODUCTION = """\
+<!-- SPDX-License-Identifier: Apache-2.0 -->
+<!-- Made by `sudo scripts/bench --docs`: change scripts/benchmark, not this page. -->
+# What it costs
+
+Measured by `sudo scripts/bench`, which anybody can run: it installs what it needs, makes network
+namespaces of its own and takes less than a quarter of an hour. Every tool is measured in turn with
+the others, round by round, so that a machine that gets slower gets slower for all. Figures are
+medians of {rounds} rounds, with the lowest and the highest in brackets; trust the ratios, since the
+times are this machine's.
+"""
+
+
+def print_all(results: Results, console: Console) -> None:
+    """Every table, what was skipped and why, and the machine."""
+    for title, tables, remarks in _sections(results):
+        console.rule(title, align="left")
+        for table in tables:
+            drawn = rich.table.Table(title=table.title, title_justify="left", box=None)
+            for index, heading in enumerate(table.headings):
+                drawn.add_column(heading, justify="left" if index == 0 else "right")
+            for row in table.rows:
+                drawn.add_row(*(for_terminal(cell) for cell in row))
+            console.print(drawn)
+            if table.note:
+                console.print(table.note)
+        for remark in remarks:
+            console.print(for_terminal(remark))
+    for name, text in results.machine.items():
+        console.print(f"{name}: {for_terminal(text)}")
+
+
+def markdown(results: Results) -> str:
+    """docs/benchmark.md."""
+    lines = [INTRODUCTION.format(rounds=results.rounds)]
+    if results.quick:
+        lines.append("**These figures are of a quick run: small sizes, few rounds.**\n")
+    lines += ["## The machine\n", *_rows(("", ""), results.machine.items())]
+    for title, tables, remarks in _sections(results):
+        lines.append(f"\n## {title}\n")
+        for table in tables:
+            if len(tables) > 1:
+                lines.append(f"### {table.title}\n")
+            lines += _rows(table.headings, table.rows)
+            if table.note:
+                lines += ["", table.note]
+            lines.append("")
+        lines += [f"- {remark}" for remark in remarks]
+    lines.append(_tried())
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_docs(results: Results, path: Path) -> None:
+    """Writes the page, whole or not at all."""
+    beside = path.with_suffix(".new")
+    beside.write_text(markdown(results), encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _sections(results: Results) -> Iterator[tuple[str, list[Table], list[str]]]:
+    target_table = of_targets(results)
+    yield target_table.title, [target_table], []
+    for name, (title, make) in SECTIONS.items():
+        if name not in results.values:
+            continue
+        remarks = [
+            f"Skipped: {case}: {reason}"
+            for case, reason in results.skipped.get(name, {}).items()
+        ]
+        tables = [table for table in make(results) if table.rows]
+        yield title, tables, results.notes.get(name, []) + remarks
+
+
+def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table; text columns left, figures right."""
+    lines = [_row(headings), "| --- |" + " ---: |" * (len(headings) - 1)]
+    return lines + [_row(row) for row in rows]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _tried() -> str:
+    """What was tried and what came of it: kept by hand, beside this module."""
+    return Path(__file__).with_name("tried.md").read_text(encoding="utf-8")

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Section 7: whether a record costs more when there are very many connections."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from collector import bpfsys
+from collector.filters import parse
+from collector.kernel import Kernel
+from collector.lab import Lab
+from collector.preparing import Prepared, Wish, prepare
+from collector.privilege import raise_limits
+from collector.rings import Rings, pages_of
+from scripts.benchmark import tools
+from scripts.benchmark.context import Context, Load, cpus
+from scripts.benchmark.tools import Tool
+
+NAME = "scale"
+TITLE = "Scale: cost per record by number of connections"
+TRIPS = "round trips/s"
+BARE_TRIPS = "round trips/s without a capture"
+PROGRAM_NS = "in the kernel, ns a run (half of them filtered)"
+READER_US = "reader's CPU, us a record"
+LOST = "lost"
+READY = "ready, seconds"
+COUNTS = (10, 1_000, 100_000)
+RING_BYTES = 64 << 20
+WALK_STEP = 4096
+
+
+def measure(context: Context) -> None:
+    """Opens more and more connections and lets each speak in turn, with a capture and without."""
+    raise_limits()
+    prepared = prepare(Wish())
+    for count in COUNTS[: 2 if context.quick else None]:
+        with context.lab() as (lab, load):
+            load.pin(*cpus())
+            seconds = load.run(f"open {count}").seconds
+            context.say(f"{NAME}: {count:,} connections, opened in {seconds:.1f} s")
+            # The other end's sockets are here as well, and would take as much room again.
+            place = f"/proc/{os.getpid()}/fd/{lab.a.namespace.fd}"
+            tool = tools.collect("collect", "--netns", place)
+            for _ in range(context.rounds):
+                _capture(context, load, tool, f"{count:,}")
+                ns = _time_programs(context, load, lab, prepared, place)
+                context.results.add(NAME, PROGRAM_NS, f"{count:,}", ns)
+
+
+def _capture(context: Context, load: Load, tool: Tool, case: str) -> None:
+    order = f"robin {context.pick(0.5, 0.3)}"
+    add = context.results.add
+    add(NAME, BARE_TRIPS, case, load.run(order).rate)
+    begun = time.monotonic()
+    with tool.running(context.folder) as it:
+        add(NAME, READY, case, time.monotonic() - begun)
+        add(NAME, TRIPS, case, load.run(order).rate)
+        cpu_s = it.cpu_s()
+        outcome = it.end()
+    add(NAME, LOST, case, outcome.lost)
+    # Those that were open already come before, and are not what the reader's CPU was spent on.
+    live = outcome.records - int(case.replace(",", ""))
+    add(NAME, READER_US, case, 1e6 * cpu_s / max(1, live))
+
+
+def _time_programs(
+    context: Context, load: Load, lab: Lab, prepared: Prepared, place: str
+) -> float:
+    """The programs' time per run; every connection is known to them before."""
+    stats_fd = bpfsys.enable_stats()
+    pages = pages_of(RING_BYTES)
+    try:
+        with (
+            Kernel(prepared, parse(namespaces=[place])) as kernel,
+            Rings(kernel.events_fd, prepared.dtype, pages, RING_BYTES // 2) as rings,
+        ):
+            kernel.loaded.attach()
+            walk = kernel.walk([lab.a.namespace.fd], WALK_STEP)
+            while walk is not None and walk.step():
+                rings.drain()
+            rings.drain()
+            before = _runs(kernel)
+            load.run(f"robin {context.pick(0.4, 0.2)}")
+            after = _runs(kernel)
+            if walk is not None:
+                walk.close()
+            return (after[1] - before[1]) / max(1, after[0] - before[0])
+    finally:
+        os.close(stats_fd)
+
+
+def _runs(kernel: Kernel) -> tuple[int, int]:
+    """Runs and ns of what records each round trip at this end: a segment and two calls.
+
+    The other end's runs are counted too: filtered, the same number at every size.
+    """
+    missed = kernel.loaded.missed()
+    chosen = [missed[name] for name in ("segment_received", "send_call", "receive_call")]
+    return sum(one.run_cnt for one in chosen), sum(one.run_ns for one in chosen)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results as tables, a function a section: between the results and the report, which draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from scripts.benchmark import drain, inkernel, rates, scale, sizes, slowdown, startup
+from scripts.benchmark.results import Results
+from scripts.benchmark.stats import Spread, number, percent
+from scripts.benchmark.targets import faster_than_perf, mean_slowdown, targets, whole_cost_us
+
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows under headings; the first column is what a row is about."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def of_targets(results: Results) -> Table:
+    words = {True: "yes", False: "**no**", None: NONE}
+    rows = [(t.wanted, t.measured, words[t.reached]) for t in targets(results)]
+    return Table("What was to be reached", ("target", "measured", "reached"), rows)
+
+
+def _of_slowdown(results: Results) -> list[Table]:
+    perf = mean_slowdown(results, slowdown.PERF)
+    rows = []
+    for case in slowdown.CASES:
+        if not results.all(slowdown.NAME, "records", case):
+            continue
+        mean = mean_slowdown(results, case)
+        cells = [case, _percent(mean)]
+        cells.append(number(mean / perf) if mean is not None and perf and perf > 0 else NONE)
+        for subject in slowdown.WORK:
+            found = results.slowdown(slowdown.NAME, subject, case, slowdown.bare(case))
+            cells.append(_percents(found))
+        rows.append(cells)
+    ratios = Table(
+        "How much longer the work takes",
+        ("", "mean", "of perf's", *slowdown.WORK),
+        rows,
+        "Each figure: how much longer the same work took than right before without the tool; the "
+        "median of the rounds, and the range. `of perf's`: the mean, divided by perf's.",
+    )
+    counts = [
+        [case, *(_text(results.spread(slowdown.NAME, subject, case))
+                 for subject in ("records", "lost", "cpu_us"))]
+        for case in slowdown.CASES
+        if results.all(slowdown.NAME, "records", case)
+    ]  # fmt: skip
+    cpu = [
+        [case, *(_text(results.ratio(slowdown.NAME, slowdown.cpu_subject(subject), case,
+                                     slowdown.bare(case))) for subject in slowdown.WORK)]
+        for case in slowdown.CASES
+        if results.all(slowdown.NAME, "records", case)
+    ]  # fmt: skip
+    bare = []
+    for subject in slowdown.WORK:
+        unit, factor = slowdown.UNITS.get(subject, slowdown.UNIT)
+        rate = results.spread(slowdown.NAME, subject, slowdown.bare(slowdown.DEFAULT))
+        bare.append([subject, _text(rate, 2, factor), unit])
+    return [
+        ratios,
+        Table("What each tool recorded in a round", ("", "records", "lost by its own count",
+              "reader's CPU, us a record"), counts),
+        Table("CPU time of both ends, beside that without the tool (1: no more)",
+              ("", *slowdown.WORK), cpu),
+        Table("The work without any tool", ("", "rate", "unit"), bare),
+    ]  # fmt: skip
+
+
+def _of_rates(results: Results) -> list[Table]:
+    rows = []
+    for flood, names in rates.FLOODS.items():
+        for setting in rates.SETTINGS:
+            for name in names:
+                cells = [
+                    results.spread(rates.NAME, rates.subject(flood, setting, metric), name)
+                    for metric in rates.METRICS[:-1]
+                ]
+                if cells[0] is not None:
+                    calls, records, lost, cpu_us, kernel_us = cells
+                    rows.append([
+                        name, setting.name, _text(calls), _text(records), _percents(lost),
+                        _text(kernel_us), _text(cpu_us),
+                    ])  # fmt: skip
+    cost = []
+    for name in (rates.LEAN, rates.PERF_LEAN):
+        whole = whole_cost_us(results, name)
+        if whole is not None:
+            cost.append([name, f"{number(whole)} us"])
+    return [
+        Table("The whole cost of a lean record: kernel and reader", ("", "cost"), cost),
+        Table(
+            "Floods",
+            ("", "flood", "calls/s", "records/s", "lost", "kernel, us a record",
+             "reader's CPU, us a record"),
+            rows,
+            "Lost: by each tool's own count, of all events. Kernel: what a call took longer than "
+            "right before without the tool (only where calls come as fast as they can). Every "
+            "tool has rings of 4 MiB a CPU.",
+        ),
+    ]  # fmt: skip
+
+
+def _of_inkernel(results: Results) -> list[Table]:
+    rows = []
+    for subject, cases in results.values.get(inkernel.NAME, {}).items():
+        if subject.startswith(inkernel.EMPTY):
+            continue
+        way = subject.rpartition(", ")[2]
+        empty = results.spread(inkernel.NAME, f"{inkernel.EMPTY}, {way}", "recorded")
+        # Both copies of a program are in each figure.
+        less = 2 * empty.median if empty is not None else 0.0
+        cells = [subject]
+        for state in inkernel.STATES:
+            found = results.spread(inkernel.NAME, subject, state) if state in cases else None
+            cells.append(_text(_less(found, less), 0))
+        rows.append(cells)
+    empty = results.spread(inkernel.NAME, f"{inkernel.EMPTY}, btf", "recorded")
+    return [
+        Table(
+            "Nanoseconds per event",
+            ("", *inkernel.STATES),
+            rows,
+            "By BPF statistics, both copies of a program together, less what two empty programs "
+            f"take ({_text(empty, 0)} ns each, nearly all of it the statistics themselves). "
+            "Unchanged: left out by --when-changed (segments only). Disabled: by the switch. "
+            "Filtered: by port. RCVQ_FULL looks at all dropped packets, and these are none of "
+            "its own.",
+        )
+    ]
+
+
+def _of_startup(results: Results) -> list[Table]:
+    rows = [
+        [subject, *(_text(results.spread(startup.NAME, subject, case)) for case in cases)]
+        for cases in [(startup.CACHED, startup.FRESH)]
+        for subject in (startup.FIRST, startup.READY, startup.COMPILE, startup.MEMORY)
+    ]
+    return [Table("collect with default rings", ("", startup.CACHED, startup.FRESH), rows)]
+
+
+def _of_drain(results: Results) -> list[Table]:
+    rows = []
+    for columns in drain.COLUMNS:
+        found = [results.spread(drain.NAME, f"drain, {s}", columns) for s in drain.STEPS]
+        known = [one.median for one in found if one is not None]
+        if known:
+            total = sum(known)
+            cells = [columns, *(_text(one, 0) for one in found)]
+            rows.append([*cells, number(total, 0), number(1e3 / total)])
+    reading = []
+    for case in (drain.READ, drain.PMGRAPH, drain.VERIFY, drain.DECODE, drain.EXPORT,
+                 drain.PERF_SCRIPT, drain.TCPDUMP_READ):  # fmt: skip
+        wall = results.spread(drain.NAME, "read, wall ns", case)
+        if wall is not None:
+            times = faster_than_perf(results, case)
+            reading.append([
+                case, "1.0" if case == drain.PERF_SCRIPT else number(times, 1) if times else NONE,
+                number(1e9 / wall.median), _text(wall, 0),
+                _text(results.spread(drain.NAME, "read, CPU ns", case), 0),
+                number(results.median(drain.NAME, "read, records", case) or 0),
+            ])  # fmt: skip
+    return [
+        Table(
+            "From the ring to the file, ns of CPU a record",
+            ("columns", "split", "order", "write", "all", "million/s a core"),
+            rows,
+            "Recorded ring contents, 1 MiB at a time. Split: with the copy out of the ring.",
+        ),
+        Table(
+            "Reading files",
+            ("", "times perf script", "records/s", "ns a record", "ns of CPU a record", "records"),
+            reading,
+            "Whole commands, output thrown away; the start of Python is in it.",
+        ),
+    ]
+
+
+def _of_sizes(results: Results) -> list[Table]:
+    cases = results.values.get(sizes.NAME, {}).get(sizes.SUBJECT, {})
+    rows = [[case, number(values[0], 1)] for case, values in cases.items()]
+    return [Table("Bytes a record, everything in the file counted", ("", "bytes"), rows)]
+
+
+def _of_scale(results: Results) -> list[Table]:
+    subjects = (scale.BARE_TRIPS, scale.TRIPS, scale.PROGRAM_NS, scale.READER_US, scale.LOST,
+                scale.READY)  # fmt: skip
+    cases = [f"{count:,}" for count in scale.COUNTS]
+    rows = [
+        [subject, *(_text(results.spread(scale.NAME, subject, case)) for case in cases)]
+        for subject in subjects
+    ]
+    return [Table("By number of open connections", ("", *cases), rows)]
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Results], list[Table]]]] = {
+    slowdown.NAME: (slowdown.TITLE, _of_slowdown),
+    rates.NAME: (rates.TITLE, _of_rates),
+    inkernel.NAME: (inkernel.TITLE, _of_inkernel),
+    startup.NAME: (startup.TITLE, _of_startup),
+    drain.NAME: (drain.TITLE, _of_drain),
+    sizes.NAME: (sizes.TITLE, _of_sizes),
+    scale.NAME: (scale.TITLE, _of_scale),
+}
+
+
+def _less(found: Spread | None, what: float) -> Spread | None:
+    if found is None:
+        return None
+    low, middle, high = (max(0.0, v - what) for v in (found.low, found.median, found.high))
+    return Spread(middle, low, high, found.rounds)
+
+
+def _text(found: Spread | None, digits: int = 2, scale_by: float = 1.0) -> str:
+    return NONE if found is None else found.text(digits, scale_by)
+
+
+def _percent(value: float | None) -> str:
+    return NONE if value is None else percent(value)
+
+
+def _percents(found: Spread | None) -> str:
+    if found is None:
+        return NONE
+    if found.low == found.high:
+        return percent(found.median)
+    return f"{percent(found.median)} ({percent(found.low)} to {percent(found.high)})"

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema stopwatch: started and stopped from programs, and from the C file of a schema."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.live.capturing import ROOT
+from tests.live.schema_logs import Log, logging
+
+TIMES = 50
+OPTION = 0x6B6C6F67
+EVENT_START, EVENT_STOP, THREAD_START, THREAD_STOP = 1, 2, 3, 4
+EINVAL = 22
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+
+
+def press(operation: int, number: int) -> None:
+    """What docs/schema-stopwatch.md says; the kernel knows no such option."""
+    assert LIBC.prctl(OPTION, operation, number & 0xFFFFFFFF, 0, 0) == -1
+    assert ctypes.get_errno() == EINVAL
+
+
+def mine(log: Log, event: str, numbers: range) -> list[int]:
+    return [one["id"] for one in log.of(event) if one["id"] in numbers]
+
+
+def some_numbers(salt: int) -> range:
+    """Numbers that no other test uses at the same time."""
+    first = (os.getpid() * 4 + salt) % (1 << 20) * 1024
+    return range(first, first + TIMES)
+
+
+@pytest.mark.parametrize("kinds", ["", "raw"])
+def test_a_program_is_timed(tmp_path: Path, kinds: str) -> None:
+    numbers = some_numbers(0)
+    with logging(tmp_path / "log", "stopwatch", kinds=kinds) as running:
+        for number in numbers:
+            press(EVENT_START, number)
+            press(EVENT_STOP, number)
+        press(EVENT_START, -1)
+    log = running.finish()
+    assert mine(log, "EVENT_START", numbers) == list(numbers)
+    assert mine(log, "EVENT_STOP", numbers) == list(numbers)
+    assert log.one("EVENT_START", id=-1)
+    for number in numbers:
+        start, stop = log.one("EVENT_START", id=number), log.one("EVENT_STOP", id=number)
+        assert start["time_ns"] < stop["time_ns"]
+
+
+def test_threads_are_timed_apart(tmp_path: Path) -> None:
+    """The same number in several threads: each pair tells whose it is."""
+    threads = []
+
+    def work() -> None:
+        for number in range(TIMES):
+            press(THREAD_START, number)
+            press(THREAD_STOP, number)
+
+    with logging(tmp_path / "log", "stopwatch") as running:
+        for _ in range(3):
+            threads.append(threading.Thread(target=work))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+    log = running.finish()
+    for thread in threads:
+        for event in ("THREAD_START", "THREAD_STOP"):
+            found = log.of(event, pid=thread.native_id)
+            assert [one["id"] for one in found] == list(range(TIMES))
+            assert {one["tgid"] for one in found} == {os.getpid()}
+            assert {one["comm"] for one in found} == {
+                Path(f"/proc/{os.getpid()}/comm").read_text().strip()
+            }
+    assert not log.of("EVENT_START", id=0)
+
+
+def test_other_calls_are_not_logged(tmp_path: Path) -> None:
+    numbers = some_numbers(1)
+    with logging(tmp_path / "log", "stopwatch") as running:
+        for number in numbers:
+            LIBC.prctl(OPTION + 1, EVENT_START, number, 0, 0)
+            LIBC.prctl(OPTION, 5, number, 0, 0)
+    log = running.finish()
+    for event in ("EVENT_START", "EVENT_STOP", "THREAD_START", "THREAD_STOP"):
+        assert mine(log, event, numbers) == []
+
+
+# The HOWTO's template, in the C file of a schema of the user's own.
+CONF = """
+event TIMED { int pid }
+"""
+TEXT = """
+#include "klogger.h"
+
+#if USE_timed
+PROBE(timed, "TIMED EVENT_START EVENT_STOP", "btf:task_rename raw:task_rename")
+{
+    u32 pid = bpf_get_current_pid_tgid();
+
+    klogger(EVENT_START, pid);
+    klogger(TIMED, pid);
+    klogger(EVENT_STOP, pid);
+}
+#endif
+"""
+RENAMER = """
+import sys
+for number in range(int(sys.argv[1])):
+    with open("/proc/thread-self/comm", "w") as file:
+        file.write(f"name{number}")
+"""
+
+
+def test_any_schema_may_use_it(tmp_path: Path) -> None:
+    folder = tmp_path / "timed"
+    folder.mkdir()
+    (folder / "timed.conf").write_text(CONF)
+    (folder / "timed.bpf.c").write_text(TEXT)
+    # What others may write to is refused, whatever the umask.
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    with logging(tmp_path / "log", "stopwatch", str(folder)) as running:
+        process = subprocess.Popen([sys.executable, "-c", RENAMER, str(TIMES)])
+        assert process.wait() == 0
+    log = running.finish()
+    found = [
+        one for one in log.records
+        if one.get("id", one.get("pid")) == process.pid
+        and one["event"] in {"EVENT_START", "TIMED", "EVENT_STOP"}
+    ]  # fmt: skip
+    # The first time when the program was executed.
+    assert [one["event"] for one in found] == ["EVENT_START", "TIMED", "EVENT_STOP"] * (TIMES + 1)
+
+
+def test_the_page_of_the_manual_works(tmp_path: Path) -> None:
+    """The Python snippet of docs/schema-stopwatch.md, as it stands there."""
+    page = (ROOT / "docs" / "schema-stopwatch.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    with logging(tmp_path / "log", "stopwatch") as running:
+        subprocess.run([sys.executable, "-c", snippet], check=True)
+    log = running.finish()
+    assert log.of("EVENT_START", id=7)
+    assert log.of("EVENT_STOP", id=7)

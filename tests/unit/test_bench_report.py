@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's page is made of results alone, whatever of them there is."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from test_bench_stats import add_lean, filled
+
+from scripts.benchmark import drain, inkernel, rates, scale, sizes, startup
+from scripts.benchmark.main import MEASURES
+from scripts.benchmark.report import markdown, print_all, write_docs
+from scripts.benchmark.results import Results
+from scripts.benchmark.tables import SECTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def results() -> Results:
+    found = filled(default=80.0, perf=50.0)
+    found.machine = {"CPU": "one | two"}
+    found.add("slowdown", "records", "collect", 1000)
+    add_lean(found, rates.LEAN, calls=1e6, records=1e6, lost=0.25, cpu_us=0.1, kernel_us=0.3)
+    found.add(inkernel.NAME, f"{inkernel.EMPTY}, btf", "recorded", 60.0)
+    found.add(inkernel.NAME, "SEGMENT_RECEIVED, btf", "recorded", 1020.0)
+    found.add(inkernel.NAME, "SEGMENT_RECEIVED, btf", "filtered", 100.0)
+    found.add(startup.NAME, startup.FIRST, startup.CACHED, 0.75)
+    found.add(drain.NAME, "read, wall ns", drain.PERF_SCRIPT, 5000.0)
+    found.add(drain.NAME, "read, wall ns", drain.READ, 100.0)
+    for step in drain.STEPS:
+        found.add(drain.NAME, f"drain, {step}", "classic", 40.0)
+    found.add(sizes.NAME, sizes.SUBJECT, sizes.PARQUET, 23.0)
+    found.add(scale.NAME, scale.LOST, "100,000", 7)
+    found.skip(drain.NAME, drain.EXPORT, "no such command")
+    return found
+
+
+def test_page_has_every_section_that_was_measured(results: Results) -> None:
+    page = markdown(results)
+    assert set(SECTIONS) == set(MEASURES)
+    for title, _ in SECTIONS.values():
+        assert f"## {title}\n" in page
+    for part in ("one \\| two", "| collect | 25.0 % | 0.25 |", "25.0 %", "Skipped: tcpkmon export"):
+        assert part in page
+    # Less two empty programs: 1020 - 120; never below nothing.
+    assert "| SEGMENT_RECEIVED, btf | 900 | - | - | 0 |" in page
+    assert "| classic | 40 | 40 | 40 | 120 | 8.33 |" in page
+    assert "| 23.0 bytes (" in page and "50.0" in page
+
+
+def test_page_of_nothing_says_that_nothing_was_measured() -> None:
+    page = markdown(Results(quick=True))
+    assert "quick run" in page
+    assert page.count("not measured") >= 10
+    assert not any(f"## {title}\n" in page for title, _ in SECTIONS.values())
+
+
+def test_page_is_replaced_whole(results: Results, tmp_path: Path) -> None:
+    page = tmp_path / "benchmark.md"
+    page.write_text("old")
+    write_docs(results, page)
+    assert page.read_text() == markdown(results)
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_terminal_shows_the_same_tables(results: Results) -> None:
+    shown = io.StringIO()
+    results.skip(drain.NAME, drain.DECODE, "bad \x1b[31m news")
+    print_all(results, Console(file=shown, width=200, markup=False, highlight=False))
+    text = shown.getvalue()
+    assert "SEGMENT_RECEIVED, btf" in text and "8.33" in text
+    assert "\x1b[31m" not in text
+
+
+def test_saved_results_are_reported_without_measuring(results: Results, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    saved.write_text(results.to_json())
+    done = run_bench("--read", str(saved))
+    assert done.returncode == 0, done.stderr
+    assert "Record rate" in done.stdout
+    saved.write_text("{}}")
+    done = run_bench("--read", str(saved))
+    assert done.returncode == 1
+    assert done.stderr.startswith("bench: ") and "Traceback" not in done.stderr
+
+
+def test_unknown_section_is_refused_before_anything_is_measured() -> None:
+    done = run_bench("--only", "rates,nonsense", "--quick")
+    assert done.returncode == 2
+    assert "nonsense" in done.stderr and "slowdown" in done.stderr
+
+
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """scripts/bench as the Python of .venv runs it, without setting anything up."""
+    return subprocess.run(
+        [sys.executable, "-I", str(ROOT / "scripts" / "bench"), *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )

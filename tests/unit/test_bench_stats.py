@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's arithmetic: medians, ratios round by round, slowdowns, targets from results."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.benchmark import drain, rates, sizes, slowdown, startup
+from scripts.benchmark.results import Results
+from scripts.benchmark.stats import number, percent, ratios, slowdowns, spread
+from scripts.benchmark.targets import (
+    mean_cpu,
+    mean_slowdown,
+    targets,
+    too_slow,
+    whole_cost_us,
+)
+
+
+def test_spread_is_median_and_range() -> None:
+    found = spread([3.0, 1.0, 2.0])
+    assert found is not None
+    assert (found.median, found.low, found.high, found.rounds) == (2.0, 1.0, 3.0, 3)
+    assert found.text(1) == "2.0 (1.0 to 3.0)"
+    assert found.text(0, 1000) == "2,000 (1,000 to 3,000)"
+    single = spread([5.0])
+    assert single is not None and single.text() == "5.00"
+    assert spread([]) is None
+
+
+def test_ratios_and_slowdowns_are_taken_round_by_round() -> None:
+    assert ratios([2.0, 30.0, 1.0], [1.0, 10.0, 0.0]) == [2.0, 3.0]
+    assert slowdowns([50.0, 100.0, 0.0], [100.0, 100.0, 5.0]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1234567.8, "1,234,568"), (0.126, "0.13"), (float("nan"), "-")]
+)
+def test_numbers_for_people(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_percent() -> None:
+    assert percent(0.1234) == "12.3 %"
+
+
+def filled(**rate_of: float) -> Results:
+    """Results in which the bare work does 100 a second, and each named case what is given."""
+    names = {"default": slowdown.DEFAULT, "same": slowdown.SAME, "perf": slowdown.PERF,
+             "filtered": slowdown.FILTERED}  # fmt: skip
+    results = Results(rounds=1)
+    for short, rate in rate_of.items():
+        case = names[short]
+        for subject in slowdown.WORK:
+            cpu = slowdown.cpu_subject(subject)
+            results.add(slowdown.NAME, subject, slowdown.bare(case), 100.0)
+            results.add(slowdown.NAME, subject, case, rate)
+            results.add(slowdown.NAME, cpu, slowdown.bare(case), 1.0)
+            results.add(slowdown.NAME, cpu, case, 100.0 / rate)
+    return results
+
+
+def add_lean(results: Results, case: str, **metrics: float) -> None:
+    for metric, value in metrics.items():
+        results.add(rates.NAME, rates.subject("getppid", rates.ANY, metric), case, value)
+
+
+def reached(results: Results, words: str) -> bool | None:
+    [found] = [target for target in targets(results) if words in target.wanted]
+    return found.reached
+
+
+def test_slowdown_targets_compare_with_perf() -> None:
+    results = filled(default=80.0, same=90.0, perf=80.0, filtered=99.0)
+    assert mean_slowdown(results, slowdown.DEFAULT) == pytest.approx(0.25)
+    assert mean_cpu(results, slowdown.DEFAULT) == pytest.approx(1.25)
+    assert reached(results, "the default capture slows") is False
+    assert reached(results, "the same events") is True
+    assert reached(results, "filter leaves out") is True
+    assert reached(filled(default=80.0), "the default capture slows") is None
+    # Where perf costs nothing there is nothing to be compared with.
+    assert reached(filled(default=80.0, perf=101.0), "the default capture slows") is None
+
+
+def test_rate_and_cost_targets() -> None:
+    results = Results(rounds=1)
+    add_lean(results, rates.LEAN, records=1.2e6, lost=0.0, cpu_us=0.1, kernel_us=0.29)
+    assert whole_cost_us(results, rates.LEAN) == pytest.approx(0.39)
+    assert reached(results, "1,000,000 records") is True
+    assert reached(results, "under one core") is True
+    assert reached(results, "0.40 us") is True
+    add_lean(results, rates.LEAN, records=1.2e6, lost=0.5, cpu_us=1.0, kernel_us=0.29)
+    assert reached(results, "1,000,000 records") is False, "some were lost in half of the rounds"
+    assert reached(results, "0.40 us") is False
+
+
+def test_start_reading_and_size_targets() -> None:
+    results = Results(rounds=1)
+    results.add(startup.NAME, startup.FIRST, startup.CACHED, 0.9)
+    results.add(startup.NAME, startup.FIRST, startup.FRESH, 3.0)
+    results.add(startup.NAME, startup.MEMORY, startup.CACHED, 80.0)
+    results.add(drain.NAME, "read, wall ns", drain.PERF_SCRIPT, 5000.0)
+    results.add(drain.NAME, "read, wall ns", drain.READ, 100.0)
+    results.add(drain.NAME, "read, wall ns", drain.PMGRAPH, 1000.0)
+    results.skip(drain.NAME, drain.EXPORT, "no such command")
+    results.add(sizes.NAME, sizes.SUBJECT, sizes.PARQUET, 30.0)
+    assert reached(results, "in the cache") is True
+    assert reached(results, "compiled anew") is False
+    assert reached(results, "200 MiB") is True
+    assert reached(results, drain.READ) is True
+    assert reached(results, drain.PMGRAPH) is False
+    assert reached(results, drain.EXPORT) is None
+    assert reached(results, "24 bytes") is False
+
+
+def test_ci_fails_only_on_what_is_several_times_slower() -> None:
+    assert too_slow(Results()) == []
+    assert too_slow(filled(same=50.0, perf=80.0)) == []
+    assert len(too_slow(filled(same=20.0, perf=80.0))) == 1
+    results = Results(rounds=1)
+    add_lean(results, rates.PERF_LEAN, cpu_us=0.2, kernel_us=0.8)
+    add_lean(results, rates.LEAN, cpu_us=0.2, kernel_us=1.8)
+    assert too_slow(results) == []
+    results = Results(rounds=1)
+    add_lean(results, rates.PERF_LEAN, cpu_us=0.2, kernel_us=0.8)
+    add_lean(results, rates.LEAN, cpu_us=5.0, kernel_us=0.8)
+    assert len(too_slow(results)) == 1
+
+
+def test_results_come_back_from_json() -> None:
+    results = filled(default=80.0)
+    results.note("a", "twice")
+    results.note("a", "twice")
+    again = Results.from_json(results.to_json())
+    assert again == results
+    assert again.notes == {"a": ["twice"]}
+    for text in ("[]", "{", '{"other": 1}', "3"):
+        with pytest.raises(ValueError):
+            Results.from_json(text)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verify of Klogger logs: the ledger against itself and the file; each disagreement is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from formats.verify.report import COLLECTOR_CAUSES, DAMAGED, KERNEL_CAUSES, Report
+from formats.verifylog import verify_log
+from tests.unit.log_builder import (
+    COLLECTOR,
+    FIELDS,
+    KERNEL,
+    LOST_EACH,
+    SILENT,
+    LogBuilder,
+    Tamper,
+    clean_log,
+    lossy_log,
+)
+
+
+def check(build: LogBuilder, tmp_path: Path) -> Report:
+    return verify_log(build.write(tmp_path / "kernlog.dump.cpu0"))
+
+
+def problems(report: Report) -> str:
+    return "\n".join(problem.what for problem in report.problems)
+
+
+def change(name: str, key: str, by: int, nth: int = -1) -> Tamper:
+    """Adds to a field of the final ledger of an event (all of them, or the nth)."""
+    seen = 0
+
+    def tamper(event: str, values: dict[str, Any]) -> dict[str, Any]:
+        nonlocal seen
+        if event == name and values["final"]:
+            seen += 1
+            if nth in (-1, seen - 1):
+                return values | {key: max(0, values[key] + by)}
+        return values
+
+    return tamper
+
+
+def test_nothing_lost_is_proven(tmp_path: Path) -> None:
+    report = check(clean_log().finish(), tmp_path)
+    assert (report.exit_code, problems(report)) == (0, "")
+    assert report.verdict == "adds up: nothing lost"
+    assert (report.end_reason, report.proven_end, report.tail_unknown) == ("asked", True, False)
+    assert (report.lost_total, report.seq_lost, report.after_checkpoint) == (0, 0, 0)
+    rows = {row.name: row for row in report.rows}
+    assert {name: row.in_file for name, row in rows.items()} == {
+        "A": 3, "B": 3, "SCHEDIN": 3, "SCHEDOUT": 3, "EVENT_START": 1, "EVENT_STOP": 1,
+    }  # fmt: skip
+    assert (rows["A"].location, rows["A"].cpu, rows["A"].attempts) == (1, 0, 3)
+    assert report.checkpoints == 3
+    assert report.entries == 52
+
+
+def test_losses_of_every_cause_add_up(tmp_path: Path) -> None:
+    report = check(lossy_log().finish(1), tmp_path)
+    assert (report.exit_code, problems(report)) == (3, "")
+    assert report.verdict == f"adds up: {2 * LOST_EACH} lost, all accounted for"
+    assert report.end_reason == "duration"
+    rows = {row.name: row for row in report.rows}
+    causes = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
+    for name in ("SCHEDOUT", "B"):
+        assert rows[name].lost == {cause: n for n, cause in enumerate(causes, 1)}
+        assert (rows[name].filtered, rows[name].unchanged, rows[name].limited) == (11, 12, 13)
+        row = rows[name]
+        assert row.attempts == row.in_file + LOST_EACH + 36
+        assert row.pending == 0
+    # Those that took a serial: all but table full and no slot.
+    assert report.seq_lost == 2 * (LOST_EACH - 4 - 5)
+    assert report.lost_total == 2 * LOST_EACH
+
+
+@pytest.mark.parametrize("by", [1, -1, 1000])
+@pytest.mark.parametrize("key", FIELDS)
+def test_any_counter_of_the_final_ledger_that_is_off_is_found(
+    tmp_path: Path, key: str, by: int
+) -> None:
+    report = check(lossy_log(tamper=change("LEDGER", key, by, 3)).finish(), tmp_path)
+    assert report.exit_code == 5
+    assert report.problems[0].entry > 0
+    assert report.problems[0].offset > 0
+
+
+@pytest.mark.parametrize("by", [1, -1, 1000])
+@pytest.mark.parametrize("key", ["serials", "read", "damaged", "late"])
+def test_any_counter_of_the_cpu_that_is_off_is_found(tmp_path: Path, key: str, by: int) -> None:
+    report = check(lossy_log(tamper=change("CPU_LEDGER", key, by)).finish(), tmp_path)
+    assert report.exit_code == 5, report
+
+
+@pytest.mark.parametrize("key", [*KERNEL, *SILENT, *COLLECTOR[:-1], "filtered", "limited"])
+def test_a_loss_that_is_called_another_kind_of_loss_is_told_as_such(
+    tmp_path: Path, key: str
+) -> None:
+    """Causes can only be told apart by the ledger; their sum is checked."""
+    build = clean_log()
+    build.lose(key, 3).log("SCHEDIN", pid=2).end_dump().finish()
+    report = check(build, tmp_path)
+    assert problems(report) == ""
+    assert report.totals.limited == 3 * (key == "limited")
+    assert report.exit_code == (0 if key in ("filtered", "limited") else 3)
+
+
+@pytest.mark.parametrize("lost", [1, 20])
+def test_serials_that_nobody_counts_are_found(tmp_path: Path, lost: int) -> None:
+    build = clean_log()
+    build.gap = lost
+    report = check(build.log("SCHEDIN", pid=2).end_dump().finish(), tmp_path)
+    assert report.exit_code == 5
+    given = build.serials
+    assert f"serial {given + lost} of the kernel in the file, but only {given} given out" in (
+        problems(report)
+    )
+
+
+def test_a_loss_after_the_last_record_is_known(tmp_path: Path) -> None:
+    build = clean_log().lose("ring_full", 4)  # no gap tells of it
+    report = check(build.finish(), tmp_path)
+    assert (report.exit_code, report.problems_total) == (3, 0)
+    assert report.verdict == "adds up: 4 lost, all accounted for"
+
+
+def test_records_that_no_ledger_counts_are_found(tmp_path: Path) -> None:
+    build = clean_log()
+    build.maker.add("SCHEDOUT", {"pid": 3}).end_dump()
+    report = check(build.finish(), tmp_path)
+    assert report.exit_code == 5
+    assert "SCHEDOUT: 4 records in the file before a ledger that counts 3" in problems(report)
+
+
+def test_an_event_that_has_no_ledger_is_found(tmp_path: Path) -> None:
+    def tamper(name: str, values: dict[str, Any]) -> dict[str, Any] | None:
+        return None if name == "LEDGER" and values["number"] == 9 else values
+
+    report = check(clean_log(tamper=tamper).finish(), tmp_path)
+    assert report.exit_code == 5
+    assert "B: 3 records in the file before a ledger that counts 0" in problems(report)
+
+
+def test_earlier_ledgers_are_never_larger(tmp_path: Path) -> None:
+    def tamper(name: str, values: dict[str, Any]) -> dict[str, Any]:
+        early = name == "LEDGER" and not values["final"] and values["attempts"]
+        return values | {"attempts": values["attempts"] + 40} if early else values
+
+    report = check(clean_log(tamper=tamper).finish(), tmp_path)
+    assert report.exit_code == 5
+    assert "attempts fell from 43 to 3" in problems(report)
+
+
+def test_what_is_under_way_is_no_disagreement(tmp_path: Path) -> None:
+    """A ledger that is read while the kernel counts may be some events ahead, or behind."""
+
+    def tamper(name: str, values: dict[str, Any]) -> dict[str, Any]:
+        if name == "LEDGER" and not values["final"]:
+            return values | {"attempts": values["attempts"] + 2}
+        return values
+
+    build = clean_log(tamper=tamper)
+    build.log("EVENT_START", id=1).log("SCHEDIN", pid=5).log("SCHEDOUT", pid=5)
+    for name in ("SCHEDIN", "SCHEDOUT", "EVENT_START", "EVENT_STOP"):
+        build.lose("filtered", 5, name)
+    for location in (1, 9):
+        build.lose("filtered", 5, "SNAPSHOT", location=location)
+    assert check(build.end_dump().finish(), tmp_path).exit_code == 0
+
+
+def test_programs_that_missed_events_are_losses(tmp_path: Path) -> None:
+    build = clean_log()
+    build.programs["one"] = (3, 4)
+    report = check(build.finish(), tmp_path)
+    assert (report.exit_code, report.missed_total, report.lost_total) == (3, 7, 7)
+    assert report.missed[0].name == "one"
+
+
+def test_a_program_that_forgets_is_found(tmp_path: Path) -> None:
+    build = clean_log()
+    build.programs["one"] = (3, 4)
+    build.ledger()
+    build.programs["one"] = (2, 4)
+    report = check(build.finish(), tmp_path)
+    assert report.exit_code == 5
+    assert "one fell from 3 to 2" in problems(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "what"),
+    [
+        ("LEDGER", {"number": 200}, "a ledger of event 200, which the log does not know"),
+        ("LEDGER", {"final": 0}, "some ledgers of this dump are final, some are not"),
+        ("LEDGER", {"attempts": 2**63}, "a counter of the ledger is beyond all measure"),
+        ("CPU_LEDGER", {"serials": 2**64 - 1}, "a counter of the ledger is beyond all measure"),
+        ("CPU_LEDGER", None, "ledgers without a CPU_LEDGER"),
+        ("CLOCK", {"mono_ns": 5}, "the monotonic clock of this pair runs back"),
+        ("CLOCK", {"realtime_ns": 5}, "clock pair says a step of 0 ns"),
+        ("CLOCK", {"step_ns": 5_000_000}, "clock pair says a step of 5000000 ns"),
+        ("KLOGGER_START", None, "the log does not begin with KLOGGER_START"),
+    ],
+)
+def test_base_events_that_make_no_sense_are_found(
+    tmp_path: Path, name: str, values: dict[str, Any] | None, what: str
+) -> None:
+    count = 0
+
+    def tamper(event: str, told: dict[str, Any]) -> dict[str, Any] | None:
+        nonlocal count
+        if event != name or (name == "LEDGER" and not told["final"]):
+            return told
+        count += 1
+        # The first CLOCK has nothing before it; of LEDGERs one is enough.
+        if count != (2 if name == "CLOCK" else 1) and values is not None:
+            return told
+        return None if values is None else told | values
+
+    report = check(clean_log(tamper=tamper).finish(), tmp_path)
+    assert report.exit_code == 5
+    assert what in problems(report)
+
+
+def test_two_ledgers_of_one_event_are_found(tmp_path: Path) -> None:
+    build = clean_log()
+    told = {"number": 1, "final": 0, "attempts": 3, "written": 3, "in_file": 3}
+    build.base("LEDGER", **told)
+    assert "two ledgers of event 1 in one dump" in problems(check(build.ledger(), tmp_path))
+
+
+def test_a_ledger_after_the_final_one_is_found(tmp_path: Path) -> None:
+    report = check(clean_log().ledger(final=True).finish(), tmp_path)
+    assert "a ledger follows the final one" in problems(report)
+
+
+def test_records_among_ledgers_are_found(tmp_path: Path) -> None:
+    build = clean_log().log("SCHEDIN", pid=1)
+    report = check(build.finish(), tmp_path)
+    assert report.exit_code == 5
+    assert "a dump that holds ledgers holds records of the kernel too" in problems(report)
+
+
+def test_a_clock_step_that_is_told_is_right(tmp_path: Path) -> None:
+    build = clean_log()
+    build.pair(3_600_000_000_000)
+    report = check(build.end_dump().finish(), tmp_path)
+    assert (report.exit_code, report.clock_pairs, report.clock_steps) == (0, 3, 1)
+
+
+def test_time_that_runs_back_is_found(tmp_path: Path) -> None:
+    build = clean_log().log("SCHEDIN", at=9_000_000_000).log("SCHEDOUT", at=8_500_000_000)
+    assert check(build.end_dump().finish(), tmp_path).exit_code == 0
+    build = clean_log().log("SCHEDIN", at=9_000_000_000).log("SCHEDOUT", at=7_500_000_000)
+    report = check(build.end_dump().finish(), tmp_path)
+    assert "time runs back by 1500000000 ns" in problems(report)
+
+
+def test_many_records_are_counted_over_several_batches(tmp_path: Path) -> None:
+    build = clean_log()
+    count = 150_000
+    rows = np.zeros(count, "V40")
+    numbers = np.full(count, build.numbers["SCHEDOUT"])
+    times = np.arange(count, dtype=np.uint64) + np.uint64(build.maker.time_ns)
+    build.maker.add_rows(numbers, rows, times).end_dump()
+    build.serials += count
+    build.read += count
+    build.count(build.numbers["SCHEDOUT"]).update(attempts=count, written=count, in_file=count)
+    report = check(build.finish(), tmp_path)
+    assert (report.exit_code, problems(report)) == (0, "")
+    assert {row.name: row.in_file for row in report.rows}["SCHEDOUT"] == count + 3

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schemata sched, locking and stopwatch where functions can be probed, by each way to do so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collector import bpfsys
+from collector.btf import Btf
+from collector.compiler import compile_text
+from collector.probing import Probing
+from collector.program import Loaded, ProgramSpec
+from tests.live import test_schema_locking as locking
+from tests.live import test_schema_sched as sched
+from tests.live import test_schema_stopwatch as stopwatch
+from tests.live.held_page import HeldPage
+from tests.live.schema_logs import Log, logging
+
+TIMES = 20
+KPROBES = "raw,kprobe"
+SLOW_PATH = "native_queued_spin_lock_slowpath"
+
+
+@pytest.fixture(autouse=True)
+def functions_can_be_probed(probing: Probing) -> None:
+    for kind in ("fentry", "kprobe"):
+        if why := probing.why_not(kind, "up_write"):
+            pytest.skip(why)
+
+
+@pytest.fixture
+def page() -> Iterator[HeldPage]:
+    held = HeldPage()
+    try:
+        yield held
+    finally:
+        held.close()
+
+
+# Is never asleep, and tells each signal that it got.
+BUSY = """
+import os, signal
+signal.signal(signal.SIGUSR1, lambda number, frame: os.write(1, b"x"))
+os.write(1, b"x")
+while True:
+    pass
+"""
+
+
+@pytest.mark.parametrize(("kinds", "way"), [("", "fentry"), (KPROBES, "kprobe")])
+def test_sched(tmp_path: Path, kinds: str, way: str) -> None:
+    """As on the host; and a wake-up is seen of a process that is awake, one for each signal."""
+    with logging(tmp_path / "log", "sched", kinds=kinds) as running:
+        with sched.sleeper() as sleeper:
+            told, _ = sleeper.communicate("go\n")
+            assert sleeper.returncode == 0
+        with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as busy:
+            assert busy.stdout is not None
+            assert os.read(busy.stdout.fileno(), 1)
+            for _ in range(TIMES):
+                busy.send_signal(signal.SIGUSR1)
+                assert os.read(busy.stdout.fileno(), 1)
+            busy.kill()
+    log = running.finish()
+    assert log.ways["TRY_TO_WAKEUP"] == f"{way}:try_to_wake_up"
+    sched.check_sleeper(log, sleeper.pid, told, least=1)
+    tries = log.of("TRY_TO_WAKEUP", pid=busy.pid, waker=threading.get_native_id())
+    awake = [one for one in tries if not one["wakes"]]
+    # The last one is SIGKILL's.
+    assert len(awake) == TIMES + 1
+    assert {(one["state"], one["queued"]) for one in awake} == {("RUNNING", 1)}
+
+
+def make_locks() -> None:
+    """TIMES each of an eventfd, a pipe and an address space."""
+    for _ in range(TIMES):
+        os.close(os.eventfd(0))
+        for end in os.pipe():
+            os.close(end)
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def check_made(log: Log, way: str) -> None:
+    me = {"tgid": os.getpid()}
+    for name in ("&ctx->wqh", "&pipe->rd_wait", "&pipe->wr_wait"):
+        assert len(log.of("SPINLOCK_INIT", name=name, holder="WAIT_QUEUE", **me)) == TIMES, name
+    mutexes = log.of("SPINLOCK_INIT", name="&pipe->mutex", holder="MUTEX_WAITERS", **me)
+    assert len(mutexes) == TIMES
+    assert len(log.of("RWLOCK_INIT", name="&mm->mmap_lock", type="RWSEM", **me)) == TIMES
+    assert log.ways["RWLOCK_INIT"] == f"{way}:__init_rwsem"
+
+
+@pytest.mark.parametrize(("kinds", "way"), [("", "fentry"), (KPROBES, "kprobe")])
+def test_locking(tmp_path: Path, kinds: str, way: str) -> None:
+    """A lock that was waited for is logged when it is released, and all are that are made."""
+    with logging(tmp_path / "log", "locking", kinds=kinds) as running:
+        make_locks()
+        pages = [HeldPage() for _ in range(3)]
+        writers = locking.wait_for_writers(tmp_path, pages[0])
+        writer, readers = locking.wait_for_readers(tmp_path, pages[1])
+        mutexes = locking.wait_for_mutex(pages[2])
+        for page in pages:
+            page.close()
+    log = running.finish()
+    check_made(log, way)
+    for pid in (*writers, writer):
+        locking.check_wait(log.one("WRITELOCK_FINISH", pid=pid, type="RWSEM"), "RWSEM")
+    for pid in readers:
+        locking.check_wait(log.one("READLOCK_FINISH", pid=pid, type="RWSEM"), "RWSEM")
+    for pid in mutexes:
+        locking.check_wait(log.one("MUTEX_FINISH", pid=pid, type="MUTEX"), "MUTEX")
+    for event in ("WRITELOCK_FINISH", "READLOCK_FINISH", "MUTEX_FINISH"):
+        found = log.of(event, tgid=os.getpid())
+        assert {one["moment"] for one in found} == {"RELEASED"}
+        assert all(one["acquired"] < one["time_ns"] for one in found)
+    assert log.missing["BKL_LOCK_FINISH"] == "no probe of its schema logs it"
+
+
+def test_a_release_that_is_not_seen(tmp_path: Path) -> None:
+    """A lock that is acquired twice was released in between, whoever did that."""
+    lock = 1 << 62
+    with (
+        logging(tmp_path / "log", "locking", kinds=KPROBES) as running,
+        contextlib.closing(locking.Tracepoints(running)) as tracepoints,
+    ):
+        for _ in range(3):
+            tracepoints.hit("begins", lock, locking.WRITE)
+            tracepoints.hit("ends", lock, 0)
+    found = running.finish().of("WRITELOCK_FINISH", lock=lock)
+    assert [one["moment"] for one in found] == ["UNSEEN", "UNSEEN"]
+    assert all(one["acquired"] < one["time_ns"] for one in found)
+
+
+COUNTER = """
+BPF_HASH(counts, u32, u64, 4096);
+
+int count(void *ctx)
+{
+    u32 tgid = bpf_get_current_pid_tgid() >> 32;
+    u64 *counter, one = 1;
+
+    counter = counts.lookup(&tgid);
+    if (counter)
+        __sync_fetch_and_add(counter, 1);
+    else
+        counts.insert(&tgid, &one);
+    return 0;
+}
+"""
+
+
+def test_spinlocks_that_are_waited_for(tmp_path: Path) -> None:
+    """As many as another program counts at the entry of the slow path."""
+    fd = os.eventfd(0, os.EFD_NONBLOCK)
+    image = compile_text(COUNTER, ["count"], cache=False)
+    with (
+        logging(tmp_path / "log", "locking") as running,
+        Loaded(image, Btf.from_kernel()) as oracle,
+    ):
+        oracle.load([ProgramSpec("count", "fentry", SLOW_PATH, required=True)])
+        oracle.attach()
+        fighters = locking.fight(fd)
+        counted = {}
+        for fighter in fighters:
+            value = bpfsys.map_lookup(oracle.maps["counts"], struct.pack("=I", fighter), 8)
+            counted[fighter] = struct.unpack("=Q", value)[0] if value else 0
+    os.close(fd)
+    log = running.finish()
+    found = {pid: log.of("SPINLOCK_FINISH", tgid=pid) for pid in fighters}
+    assert {pid: len(records) for pid, records in found.items()} == counted
+    assert sum(counted.values()) > 0
+    assert {one["moment"] for records in found.values() for one in records} == {"RELEASED"}
+
+
+@pytest.mark.parametrize(("kinds", "way"), [
+    ("", "fentry:security_task_prctl"),
+    (KPROBES, "kprobe:security_task_prctl"),
+    ("btf,raw", "raw:sys_enter"),
+])  # fmt: skip
+def test_stopwatch(tmp_path: Path, kinds: str, way: str, probing: Probing) -> None:
+    if probing.can("btf", "task_prctl_unknown"):
+        pytest.skip("this kernel has a tracepoint for it, which the live tests try")
+    numbers = stopwatch.some_numbers(2)
+    with logging(tmp_path / "log", "stopwatch", kinds=kinds) as running:
+        for number in numbers:
+            stopwatch.press(stopwatch.EVENT_START, number)
+            stopwatch.press(stopwatch.THREAD_START, number)
+            stopwatch.press(stopwatch.THREAD_STOP, number)
+            stopwatch.press(stopwatch.EVENT_STOP, number)
+    log = running.finish()
+    assert log.ways["EVENT_START"] == way
+    for event in ("EVENT_START", "EVENT_STOP", "THREAD_START", "THREAD_STOP"):
+        assert stopwatch.mine(log, event, numbers) == list(numbers)
+    assert {one["pid"] for one in log.of("THREAD_STOP") if one["id"] in numbers} == {
+        threading.get_native_id()
+    }
