@@ -34,7 +34,7 @@ from collector.sequencer import SLACK_NS
 from collector.status import Status
 from collector.stopping import Stopping
 from collector.switching import Switching
-from collector.targets import Target, open_target
+from collector.targets import Target
 from collector.workload import Command, find_caller
 from formats.control import EndReason, Mark
 from formats.errors import TcpkmonError
@@ -56,7 +56,7 @@ def run(request: Request) -> int:
     raise_limits()
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
-        target = open_target(request)
+        target = Target(request)
         stack.callback(lambda: target.discard() if not session else None)
         session: list[Session] = []
         status.tell("preparing: types, columns, programs")

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.live import Live
 
 REFRESH_S = 0.25
 
@@ -44,7 +43,6 @@ class Status:
     """A line of rates while capturing; nothing where stderr is no terminal or it is quiet."""
 
     def __init__(self, quiet: bool) -> None:
-        self._console = Console(stderr=True, markup=False, highlight=False)
         self._live: Live | None = None
         self._wanted = not quiet and is_live()
         self._seen = (time.monotonic(), 0)
@@ -53,7 +51,12 @@ class Status:
 
     def __enter__(self) -> Status:
         if self._wanted:
-            self._live = Live(console=self._console, transient=True, auto_refresh=False)
+            # It takes a while to import, and hardly a capture has a terminal.
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(stderr=True, markup=False, highlight=False)
+            self._live = Live(console=console, transient=True, auto_refresh=False)
             self._live.start()
         return self
 
@@ -72,6 +75,8 @@ class Status:
         """Shows what is going on before the first record."""
         if self._live is None:
             return
+        from rich.text import Text
+
         try:
             self._live.update(Text(text), refresh=True)
         except OSError:  # the terminal is gone: that is no reason to end a capture

@@ -33,6 +33,7 @@ from collector.layout import (
 from collector.plan import find_probes, read_text
 from collector.tcpinfo import TOLD
 from formats.cli import run
+from formats.commands import decode
 from formats.errors import TcpkmonError
 from formats.psc.columns import CLASSIC
 from formats.schema import Schema, field_type
@@ -42,6 +43,7 @@ COMMANDS: dict[str, click.Command] = {
     "collect": collect.command,
     "tcpkmon": tcpkmon.command,
     "tcpkmon-schema": schema_command.command,
+    "tcpkmon-decode": decode.command,
 }
 NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
 GIVEN = frozenset({"seq_no", "time", "seq", "serial", "cpu", "callvalue"})

@@ -166,6 +166,19 @@ static __always_inline void network_follow(const int direct, struct sock *sk,
         network_sockets.delete(&tuple);
 }
 
+/* Marks a socket whose remote end is not known yet; the second tells whether it was marked. */
+static __always_inline void network_mark(struct sock *sk) {
+    struct network_tuple tuple = {.laddr = {(u64)sk}, .zero = 1};
+
+    network_learn(&tuple, (u64)sk);
+}
+
+static __always_inline int network_unmark(struct sock *sk) {
+    struct network_tuple tuple = {.laddr = {(u64)sk}, .zero = 1};
+
+    return network_sockets.delete(&tuple) == 0;
+}
+
 /* The socket of a connection, or else the listener at its port; 0: unknown. */
 static __always_inline u64 network_find(struct network_tuple *tuple) {
     u64 *known = network_sockets.lookup(tuple);

@@ -118,6 +118,8 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         remember_ends(connection, &ends);
     if (connection && (flags & OWNER)) {
         connection->pid = bpf_get_current_pid_tgid() >> 32;
+        /* Some kernels (6.1) write no further than the name's end. */
+        __builtin_memset(connection->comm, 0, sizeof(connection->comm));
         bpf_get_current_comm(connection->comm, sizeof(connection->comm));
     }
     if (unasked) {

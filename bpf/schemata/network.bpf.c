@@ -2,66 +2,7 @@
 /* Where the events of the schema network are logged, and with what. */
 #include "klogger.h"
 
-/* The header generator declares the kernel types that this text names; these stand inside others.
- */
-struct files_struct;
-struct in6_addr;
-struct inet_cork;
-struct inet_cork_full;
-struct net_device;
-struct sk_buff_head;
-struct sock_common;
-struct thread_info;
-
-#define NETWORK_AF_INET      2
-#define NETWORK_AF_INET6     10
-#define NETWORK_STREAM       1
-#define NETWORK_DGRAM        2
-#define NETWORK_ICMP         1
-#define NETWORK_TCP          6
-#define NETWORK_UDP          17
-#define NETWORK_ICMPV6       58
-#define NETWORK_ESTABLISHED  1
-#define NETWORK_SYN_SENT     2
-#define NETWORK_SYN_RECV     3
-#define NETWORK_FIN_WAIT1    4
-#define NETWORK_TIME_WAIT    6
-#define NETWORK_CLOSE        7
-#define NETWORK_CLOSE_WAIT   8
-#define NETWORK_LAST_ACK     9
-#define NETWORK_LISTEN       10
-#define NETWORK_NEW_SYN_RECV 12
-#define NETWORK_MSG_OOB      1
-#define NETWORK_MSG_PEEK     2
-#define NETWORK_EINPROGRESS  115
-#define NETWORK_FIN          1
-#define NETWORK_SYN          2
-#define NETWORK_RST          4
-#define NETWORK_ACK          16
-/* Packets for others, that a device in promiscuous mode sees; and what this host sent. */
-#define NETWORK_OTHERHOST 3
-
-/* The system calls, and where their first argument still stands when they return. */
-#if defined(__TARGET_ARCH_arm64)
-#define NETWORK_SYS_SOCKET   198
-#define NETWORK_SYS_BIND     200
-#define NETWORK_SYS_ACCEPT   202
-#define NETWORK_SYS_CONNECT  203
-#define NETWORK_SYS_ACCEPT4  242
-#define NETWORK_SYS_CLOSE    57
-#define NETWORK_NUMBER(regs) READ(DIRECT, regs, syscallno)
-#define NETWORK_FIRST(regs)  READ(DIRECT, regs, orig_x0)
-#else
-#define NETWORK_SYS_SOCKET   41
-#define NETWORK_SYS_BIND     49
-#define NETWORK_SYS_ACCEPT   43
-#define NETWORK_SYS_CONNECT  42
-#define NETWORK_SYS_ACCEPT4  288
-#define NETWORK_SYS_CLOSE    3
-#define NETWORK_NUMBER(regs) READ(DIRECT, regs, orig_ax)
-#define NETWORK_FIRST(regs)  READ(DIRECT, regs, di)
-#endif
-
+#include "network_names.h"
 #include "network_packet.h"
 #include "network_socket.h"
 #include "network_log.h"
@@ -224,7 +165,8 @@ PROBE(net_exit, "SOCKET_CLOSE", "btf:sched_process_exit raw:sched_process_exit")
 #endif
 
 /* The states of TCP, which DCCP, SCTP and MPTCP use as well. What arrives is logged by net_in, with
- * the sockets that this probe has seen.
+ * the sockets that this probe has seen. Before 6.18 an accepted connection knows its ends only when
+ * it leaves SYN_RECV, which it does at once.
  */
 #if USE_net_state
 /* clang-format off */
@@ -248,9 +190,13 @@ PROBE(net_state,
     if (to == NETWORK_LISTEN) {
         klogger(SOCKET_LISTEN, (u64)sk, ends.laddr, ends.protocol,
                 READ(DIRECT, sk, sk_max_ack_backlog), network_pid(), ends.lport);
-    } else if (to == NETWORK_SYN_SENT || (to == NETWORK_SYN_RECV && from == NETWORK_LISTEN)) {
-        klogger(CONNECTION_HANDSHAKE, (u64)sk, ends.laddr, ends.raddr, ends.protocol, to,
-                ends.lport, ends.rport);
+    } else if (to == NETWORK_SYN_RECV && from == NETWORK_LISTEN && !ends.rport) {
+        network_mark(sk);
+    } else if (to == NETWORK_SYN_SENT || (to == NETWORK_SYN_RECV && from == NETWORK_LISTEN) ||
+               (to == NETWORK_ESTABLISHED && from == NETWORK_SYN_RECV && network_unmark(sk))) {
+        klogger(CONNECTION_HANDSHAKE, (u64)sk, ends.laddr, ends.raddr, ends.protocol,
+                to == NETWORK_SYN_SENT ? NETWORK_SYN_SENT : NETWORK_SYN_RECV, ends.lport,
+                ends.rport);
     } else if (to == NETWORK_FIN_WAIT1 || to == NETWORK_LAST_ACK || breaks) {
         klogger(CONNECTION_CLOSE, (u64)sk, ends.laddr, ends.raddr, ends.protocol, from, to,
                 ends.lport, ends.rport);

@@ -45,9 +45,47 @@ enum skb_drop_reason;
 #include "tcp_columns.h"
 #include "tcp_snapshot.h"
 
+#if USE_segment_received && USE_rcvq_full && ARGUMENTS_kfree_skb < 4
+/* Before 6.11 the kernel does not tell whose a dropped segment was: the one that came in last. */
+#define FIND_RECEIVER 1
+struct receiving {
+    u64 sk;
+    u64 skb;
+};
+
+BPF_PERCPU_ARRAY(receiving, struct receiving, 1);
+
+static __always_inline struct sock *receiver_of(struct sk_buff *skb) {
+    u32 zero = 0;
+    struct receiving *last = receiving.lookup(&zero);
+    struct sock *sk;
+    u16 ports[2];
+
+    if (!last || last->skb != (u64)skb)
+        return 0;
+    sk = (struct sock *)last->sk;
+    /* Buffers are used again. */
+    bpf_probe_read_kernel(ports, sizeof(ports),
+                          READ(0, skb, head) + READ(0, skb, transport_header));
+    if (ports[0] != READ(0, sk, __sk_common.skc_dport) ||
+        bpf_ntohs(ports[1]) != READ(0, sk, __sk_common.skc_num))
+        return 0;
+    return sk;
+}
+#endif
+
 #if USE_segment_received
 PROBE(segment_received, "SEGMENT_RECEIVED", "btf:tcp_probe raw:tcp_probe")
 {
+#ifdef FIND_RECEIVER
+    u32 zero = 0;
+    struct receiving *last = receiving.lookup(&zero);
+
+    if (last) {
+        last->sk = ARG(0);
+        last->skb = ARG(1);
+    }
+#endif
     snapshot(ctx, cpu, DIRECT, LOCATION_SEGMENT_RECEIVED, (struct sock *)ARG(0),
              (struct sk_buff *)ARG(1), 0, SEGMENT | PAYLOAD | CHANGES);
 }
@@ -217,6 +255,10 @@ PROBE(rcvq_full, "RCVQ_FULL", "btf:kfree_skb raw:kfree_skb")
 #endif
     if (!sk)
         sk = READ(0, skb, sk);
+#ifdef FIND_RECEIVER
+    if (!sk)
+        sk = receiver_of(skb);
+#endif
     if (sk) {
         snapshot(ctx, cpu, 0, LOCATION_RCVQ_FULL, sk, 0, reason, 0);
     } else {

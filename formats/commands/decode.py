@@ -69,8 +69,8 @@ FORMATS = ("perl", "json", "csv", "parquet")
     type=click.Choice(CLOCKS),
     default="mono",
     show_default=True,
-    help="How times are written: CLOCK_MONOTONIC in ns, UTC, seconds since 1970, or seconds since "
-    "logging began.",
+    help="How times are written: in seconds since 1970, as UTC, in seconds since logging began, or "
+    "as CLOCK_MONOTONIC in ns.",
 )
 def command(files: tuple[Path, ...], **asked: Any) -> int:
     """Decode Klogger logs (kernlog.dump.cpuN) and print their events.

@@ -46,7 +46,7 @@ __all__ = [
 FILE_PREFIX = "kernlog.dump.cpu"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Event:
     """One event: its type's name, serial in its CPU's log, time and fields; event["pid"] is one.
 
@@ -54,7 +54,6 @@ class Event:
     enum has no name for it), and text.
     """
 
-    __slots__ = ("cpu", "fields", "serial", "timestamp", "type")
     type: str
     serial: int
     timestamp: int
@@ -183,9 +182,7 @@ def _moment(time: int | str | None) -> Moment | None:
 
 def _events(batch: LogBatch) -> Iterator[Event]:
     """The records of a batch one by one."""
-    fields = {
-        event.number: (event.name, _fields(batch, event)) for event in batch.events()
-    }  # fmt: skip
+    fields = {event.number: (event.name, _fields(batch, event)) for event in batch.events()}
     for number, serial, time_ns, cpu in zip(
         batch.numbers.tolist(),
         batch.serials.tolist(),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -17,6 +18,7 @@ from formats.klogger.table import LogFormat
 from formats.klogger.values import import_pyarrow
 
 CLOCK_EVENT = "CLOCK"
+_FRACTION = re.compile(r"\.\d+", re.ASCII)
 _BILLION = 1_000_000_000
 _LARGEST = (1 << 63) - 1
 
@@ -87,7 +89,9 @@ def parse_time(text: str, kind: str) -> Moment:
     except InvalidOperation:
         pass
     try:
-        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+        # Python 3.10 takes neither Z nor a fraction that is not of 3 or 6 digits.
+        plain = _FRACTION.sub(lambda match: match[0][:7].ljust(7, "0"), text.replace("Z", "+00:00"))
+        moment = datetime.datetime.fromisoformat(plain)
     except ValueError as error:
         raise UsageError(
             f"no time: '{text}'",

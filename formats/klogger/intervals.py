@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from formats.klogger.analysis import Event, Log
 
 CPU = "cpu"
+COMM = "comm"
 _PERCENTILES = (50, 90, 99)
 
 
@@ -49,21 +50,22 @@ class Statistics:
     most_ns: int
 
     @classmethod
-    def of(cls, durations_ns: NDArray[np.int64]) -> Statistics:
+    def of(cls, durations_ns: Sequence[int] | NDArray[np.int64]) -> Statistics:
         """(n,) durations."""
-        if not len(durations_ns):
+        every = np.asarray(durations_ns, np.int64)
+        if not len(every):
             return cls(0, 0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, 0)
-        half, p90, p99 = np.percentile(durations_ns, _PERCENTILES).tolist()
+        half, p90, p99 = np.percentile(every, _PERCENTILES).tolist()
         return cls(
-            len(durations_ns),
-            int(durations_ns.sum()),
-            float(durations_ns.mean()),
-            float(durations_ns.std()),
-            int(durations_ns.min()),
+            len(every),
+            int(every.sum()),
+            float(every.mean()),
+            float(every.std()),
+            int(every.min()),
             half,
             p90,
             p99,
-            int(durations_ns.max()),
+            int(every.max()),
         )
 
 
@@ -71,8 +73,8 @@ class Statistics:
 class Intervals:
     """n pairs of events in the order of their ends.
 
-    keys: an (n,) array for each name of the key: int64, or bytes for text. starts_ns, stops_ns:
-    (n,) int64, CLOCK_MONOTONIC. unstopped, unstarted: events that found no partner.
+    keys: an (n,) array for each name of `key`, then of `same`: int64, or bytes for text. starts_ns,
+    stops_ns: (n,) int64, CLOCK_MONOTONIC. unstopped, unstarted: events that found no partner.
     """
 
     keys: tuple[NDArray[Any], ...]
@@ -130,7 +132,7 @@ def match_pairs(
     agree = (same,) if isinstance(same, str) else tuple(same)
     batches = getattr(events, "batches", None)
     if batches is None:
-        return _match_events(events, start, stop, keys, agree)  # type: ignore[arg-type]
+        return _match_events(events, start, stop, keys, agree)
     matcher = Matcher(start, stop, keys, agree)
     for batch in batches():
         matcher.feed(batch)
@@ -184,7 +186,7 @@ class Matcher:
         first, second = first[by_end], second[by_end]
         times = columns[-1]
         if len(first):
-            found = [column[first] for column in columns[:count]]
+            found = [column[first] for column in columns[:-1]]
             self._found.append([*found, times[first], times[second]])
         still = np.sort(order[last])
         self._open = [column[still] for column in columns]
@@ -193,16 +195,13 @@ class Matcher:
 
     def intervals(self) -> Intervals:
         """All that were found."""
-        count = len(self._keys)
-        if not self._found:
-            none = [np.empty(0, np.int64)] * (count + 2)
-            columns: list[NDArray[Any]] = none
-        else:
+        count = len(self._keys) + len(self._same) + 2
+        columns: list[NDArray[Any]] = [np.empty(0, np.int64)] * count
+        if self._found:
             columns = [np.concatenate(parts) for parts in zip(*self._found, strict=True)]
+        *keys, starts, stops = columns
         unstopped = self._unstopped + (0 if self._open is None else len(self._open[0]))
-        return Intervals(
-            tuple(columns[:count]), columns[count], columns[count + 1], unstopped, self._unstarted
-        )
+        return Intervals(tuple(keys), starts, stops, unstopped, self._unstarted)
 
 
 def _column(batch: LogBatch, event: str, name: str, at: NDArray[np.int64]) -> NDArray[Any]:
@@ -249,8 +248,10 @@ def _match_events(
             unstopped += before is not None
             unstarted += 1
         else:
-            rows.append((key, before.timestamp, event.timestamp))
-    columns = zip(*(key for key, _, _ in rows), strict=True) if rows else [()] * len(keys)
+            agreed = tuple(event[name] for name in same)
+            rows.append((key + agreed, before.timestamp, event.timestamp))
+    none: list[tuple[Any, ...]] = [()] * (len(keys) + len(same))
+    columns = zip(*(key for key, _, _ in rows), strict=True) if rows else none
     return Intervals(
         tuple(_array(column) for column in columns),
         np.array([begin for _, begin, _ in rows], np.int64),
@@ -285,12 +286,28 @@ def cpu_times(
     pid; what ran when the log began or ended, and what was lost, has none. Names are the last
     `comm` that any event told of the pid. UsageError for a log without these events.
     """
-    matcher = Matcher(start, stop, (CPU_OF_RECORD,), (key,))
+    matcher = Matcher(start, stop, (CPU,), (key,))
     names: dict[int, str] = {}
-    owners: dict[int, list[NDArray[np.int64]]] = {}
-    del matcher, owners
-    pairs = _Slices(start, stop, key)
     for batch in log.batches():
-        pairs.feed(batch)
+        matcher.feed(batch)
         _learn_names(batch, key, names)
-    return pairs.times(names)
+    slices = matcher.intervals()
+    pids, of = np.unique(slices.keys[1], return_inverse=True)
+    total, longest = np.zeros(len(pids), np.int64), np.zeros(len(pids), np.int64)
+    np.add.at(total, of, slices.durations_ns)
+    np.maximum.at(longest, of, slices.durations_ns)
+    counts = np.bincount(of, minlength=len(pids))
+    rows = zip(pids.tolist(), total.tolist(), counts.tolist(), longest.tolist(), strict=True)
+    found = [ProcessTime(pid, names.get(pid, ""), ns, n, most) for pid, ns, n, most in rows]
+    return sorted(found, key=lambda one: (-one.on_cpu_ns, one.pid))
+
+
+def _learn_names(batch: LogBatch, key: str, names: dict[int, str]) -> None:
+    for event in batch.events():
+        who, comm = event.find_field(key), event.find_field(COMM)
+        if who is None or comm is None or who.kind != "int" or comm.kind != "string":
+            continue
+        rows = batch.rows(event)[::-1]
+        pids, last = np.unique(rows[key], return_index=True)
+        texts = map(text_of, rows[COMM][last].tolist())
+        names.update(zip(pids.tolist(), texts, strict=True))

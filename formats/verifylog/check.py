@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.errors import DamagedError
-from formats.klogger import LogBatch, LogReader
+from formats.klogger import LogBatch, LogFormat, LogReader
 from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, SNAPSHOT
 from formats.verify.report import Problems, Report
 from formats.verify.serials import NESTING_TOLERANCE_NS
@@ -25,6 +25,8 @@ BASE = frozenset(
     | {"PROCESS_EXISTS", "LOGGING_EVENT", "MARK", "SOCKET_EXISTS"}
 )
 """Events that the collector makes (bpf/schemata/base.conf); all others are the kernel's."""
+TEXTS = frozenset({"kernel", "comm", "cmdline", "name", "saddr", "daddr", "program"})
+"""Fields of these that are text."""
 LOCATION = "location"
 EXISTING = 226
 
@@ -36,10 +38,21 @@ def verify_log(path: str | os.PathLike[str]) -> Report:
     """
     try:
         with LogReader(path) as reader:
+            _check_table(reader.format)
             return _Run(reader).run()
     except DamagedError as error:
         message = error.message.removeprefix(f"{path}: ")
         return Report(str(path), error=message, is_log=True)
+
+
+def _check_table(log: LogFormat) -> None:
+    """Raise DamagedError where the header has what verify counts with as something else."""
+    for event in log.events:
+        if event.name not in BASE:
+            continue
+        for field in event.fields:
+            if field.kind not in ("int", "enum") and field.name not in TEXTS:
+                raise DamagedError(f"the header has {event.name}.{field.name} as {field.kind}")
 
 
 class _Run:

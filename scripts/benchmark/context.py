@@ -61,7 +61,7 @@ class Context:
     def lab(self) -> Iterator[tuple[Lab, Load]]:
         """Two namespaces and the load between them."""
         with Lab() as lab:
-            lab.a.run(_many_ports)
+            lab.a.run(many_ports)
             with Load(self.load_program, lab) as load:
                 yield lab, load
 
@@ -88,9 +88,11 @@ class Done:
 class Load:
     """The program load.c between the two ends of a lab; a context manager."""
 
-    def __init__(self, program: Path, lab: Lab) -> None:
+    def __init__(self, program: Path, lab: Lab, port: int = 7000) -> None:
+        """It takes nine ports from `port` on."""
         self._arguments = [
             str(program), str(lab.a.namespace.fd), str(lab.b.namespace.fd), lab.b.address4,
+            str(port),
         ]  # fmt: skip
         self._fds = (lab.a.namespace.fd, lab.b.namespace.fd)
         self._process: subprocess.Popen[str] | None = None
@@ -171,7 +173,7 @@ def cpus() -> tuple[int, int]:
     return allowed[0], allowed[-1]
 
 
-def _many_ports() -> None:
+def many_ports() -> None:
     """Room for connections that come and go, and for 100,000 that stay."""
     settings = {"ip_local_port_range": "1024 65535", "tcp_tw_reuse": "1"}
     for name, value in settings.items():

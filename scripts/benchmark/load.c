@@ -3,18 +3,17 @@
  * The load of scripts/bench: TCP traffic between two network namespaces, and floods of system
  * calls.
  *
- *     load CLIENT_NETNS_FD SERVER_NETNS_FD ADDRESS
+ *     load CLIENT_NETNS_FD SERVER_NETNS_FD ADDRESS PORT
  *
- * The server is a child. Orders come on standard input, one a line; each is answered by a line
- * "COUNT SECONDS CPU_SECONDS", the last of both ends together:
- *     pin CLIENT_CPU SERVER_CPU      from now on
- *     pingpong CONNECTIONS SECONDS   64 bytes to and fro; COUNT: round trips
- *     bulk SECONDS                   COUNT: bytes
- *     churn SECONDS                  connect, 64 bytes to and fro, close; COUNT: connections
- *     open CONNECTIONS               opens them and leaves them open; COUNT: how many are open
- *     robin SECONDS                  64 bytes to and fro on each open one in turn; COUNT: round
- * trips getppid SECONDS RATE           system calls, at most RATE a second (0: any); COUNT: calls
- *     receive SECONDS RATE           recv() that finds nothing, the same way
+ * The server is a child, which takes nine ports from PORT on. Orders come on standard input, one a
+ * line; each is answered by a line "COUNT SECONDS CPU_SECONDS", the last of both ends together: pin
+ * CLIENT_CPU SERVER_CPU      from now on pingpong CONNECTIONS SECONDS   64 bytes to and fro; COUNT:
+ * round trips bulk SECONDS                   COUNT: bytes churn SECONDS                  connect,
+ * 64 bytes to and fro, close; COUNT: connections open CONNECTIONS               opens them and
+ * leaves them open; COUNT: how many are open robin SECONDS                  64 bytes to and fro on
+ * each open one in turn; COUNT: round trips getppid SECONDS RATE           system calls, at most
+ * RATE a second (0: any); COUNT: calls receive SECONDS RATE           recv() that finds nothing,
+ * the same way
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -34,12 +33,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ECHO_PORT = 7007, ECHO_PORTS = 8, SINK_PORT = 7107, MESSAGE = 64, BATCH = 256, CHUNK = 64 };
+enum { ECHO_PORTS = 8, MESSAGE = 64, BATCH = 256, CHUNK = 64, OPENED_AT_ONCE = 512 };
 /* What stands in an epoll event beside the descriptor. */
 enum { ECHO, SINK, LISTENER };
 
 static char buffer[1 << 18];
 static const char *address;
+static int first_port;
 static int *robin;
 static long robins;
 
@@ -102,7 +102,7 @@ static void serve(int ready) {
     struct epoll_event events[BATCH];
 
     for (int i = 0; i <= ECHO_PORTS; i++) {
-        struct sockaddr_in a = at(i < ECHO_PORTS ? ECHO_PORT + i : SINK_PORT);
+        struct sockaddr_in a = at(first_port + i);
         int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 
         setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
@@ -166,7 +166,7 @@ static long pingpong(int connections, double end) {
     long trips = 0;
 
     for (int i = 0; i < connections; i++) {
-        fds[i] = dial(ECHO_PORT);
+        fds[i] = dial(first_port);
         watch(epoll, fds[i], ECHO);
         send_one(fds[i]);
     }
@@ -187,7 +187,7 @@ static long pingpong(int connections, double end) {
 }
 
 static long bulk(double end) {
-    int fd = dial(SINK_PORT);
+    int fd = dial(first_port + ECHO_PORTS);
     long bytes = 0;
 
     while (now() < end) {
@@ -205,7 +205,7 @@ static long churn(double end) {
     long count = 0;
 
     while (now() < end) {
-        int fd = dial(ECHO_PORT);
+        int fd = dial(first_port);
 
         send_one(fd);
         receive_one(fd);
@@ -219,10 +219,12 @@ static long open_all(long wanted) {
     if (!(robin = realloc(robin, wanted * sizeof(int))))
         fail("memory");
     while (robins < wanted) {
-        robin[robins] = dial(ECHO_PORT + robins % ECHO_PORTS);
-        /* The exchange keeps the queue of the listener short. */
-        send_one(robin[robins]);
-        receive_one(robin[robins++]);
+        robin[robins] = dial(first_port + robins % ECHO_PORTS);
+        /* An exchange now and then keeps the queues of the listeners short. */
+        if (++robins % OPENED_AT_ONCE == 0 || robins == wanted) {
+            send_one(robin[robins - 1]);
+            receive_one(robin[robins - 1]);
+        }
     }
     return robins;
 }
@@ -243,7 +245,7 @@ static long go_round(double end) {
 }
 
 static long flood(int receiving, double seconds, double rate) {
-    int fd = receiving ? dial(ECHO_PORT) : -1;
+    int fd = receiving ? dial(first_port) : -1;
     double start = now(), end = start + seconds;
     long calls = 0;
 
@@ -298,9 +300,10 @@ int main(int argc, char **argv) {
     clockid_t server_clock;
     pid_t server;
 
-    if (argc != 4)
+    if (argc != 5)
         return 2;
     address = argv[3];
+    first_port = atoi(argv[4]);
     getrlimit(RLIMIT_NOFILE, &files);
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);

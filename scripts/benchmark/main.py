@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from collector.preparing import check_privilege
 from formats.cli import run as run_command
-from formats.errors import FileError, UsageError
+from formats.errors import FileError, TcpkmonError, UsageError
 from scripts.benchmark import (
     drain,
     inkernel,
@@ -33,6 +34,7 @@ from scripts.benchmark.results import Results
 
 ROUNDS = 5
 QUICK_ROUNDS = 2
+UNFINISHED = "the rest of this section"
 DOCS = ROOT / "docs" / "benchmark.md"
 MEASURES: dict[str, Callable[[Context], None]] = {
     slowdown.NAME: slowdown.measure,
@@ -89,7 +91,7 @@ def command(
     problems = targets.too_slow(results) if quick else []
     for problem in problems:
         print(f"bench: too slow: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return 1 if problems or any(UNFINISHED in cases for cases in results.skipped.values()) else 0
 
 
 def _sections(only: str) -> list[str]:
@@ -114,7 +116,12 @@ def _measure(
         context.load_program = compile_load(context.folder)
         for name in wanted:
             begun = time.monotonic()
-            MEASURES[name](context)
+            try:
+                MEASURES[name](context)
+            except (TcpkmonError, ValueError, OSError, subprocess.SubprocessError) as error:
+                # What was measured until then is not thrown away.
+                context.say(f"{name}: {error}")
+                results.skip(name, UNFINISHED, str(error))
             results.seconds[name] = round(time.monotonic() - begun, 1)
         total = sum(results.seconds.values())
         context.say(f"done: {total:.0f} s of measuring")

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 ATTACHING = "Attaching 1 probe...\n"
 BPFTRACE_PROGRAM = (
@@ -19,6 +20,8 @@ PACKAGES = {
     "perf": ("linux-perf", f"linux-tools-{os.uname().release}", "linux-tools-generic"),
     "tcpdump": ("tcpdump",),
     "bpftrace": ("bpftrace",),
+    "trace-cmd": ("trace-cmd",),
+    "tcpstates-bpfcc": ("bpfcc-tools",),
     "cc": ("gcc",),
 }
 APT = ("apt-get", "-qq", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0")
@@ -58,6 +61,19 @@ def parse_tcpdump(text: str) -> tuple[int, int]:
     if captured is None:
         raise ValueError("tcpdump tells no number of packets")
     return captured, _last(r"^(\d+) packets? dropped by kernel", text) or 0
+
+
+def parse_trace_cmd_lost(text: str) -> int:
+    """Events that found a buffer of trace-cmd full, all CPUs together."""
+    return sum(int(n) for n in re.findall(r"^\s*(?:commit )?overrun: (\d+)", text, re.MULTILINE))
+
+
+def complaint(said: Path) -> str:
+    """The line in which a program says why it gave up: the last, or the first with a reason."""
+    text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"(?i)unable|not permitted|cannot|can't", line)]
+    return ((telling or lines[-1:] or ["it says nothing"])[0])[:200]
 
 
 def parse_bpftrace_lost(text: str) -> int:

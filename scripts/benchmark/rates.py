@@ -14,7 +14,6 @@ from scripts.benchmark.tools import Tool
 NAME = "rates"
 TITLE = "Record rate"
 LEAN_FOLDER = Path(__file__).with_name("lean")
-BARE = "nothing"
 LEAN = "collect, lean record"
 CLASSIC = "collect --columns classic"
 DEFAULT = "collect"
@@ -34,13 +33,9 @@ class Setting:
 
 
 ANY = Setting("one core, any rate", 1, 0)
-SETTINGS = (
-    ANY,
-    Setting("one core, 250,000/s", 1, 250e3),
-    Setting("one core, 500,000/s", 1, 500e3),
-    Setting("one core, 1,000,000/s", 1, 1e6),
-    Setting("both cores, any rate", 2, 0),
-)
+BOTH = Setting("both cores, any rate", 2, 0)
+PACED = (Setting("one core, 500,000/s", 1, 500e3), Setting("one core, 1,000,000/s", 1, 1e6))
+SETTINGS = (ANY, *PACED, BOTH)
 METRICS = ("calls", "records", "lost", "cpu_us", "kernel_us", "bytes")
 
 
@@ -62,7 +57,6 @@ def find_tools() -> dict[str, Tool]:
 def measure(context: Context) -> None:
     """Each flood at each setting, without a tool and with each in turn."""
     known = find_tools()
-    settings = SETTINGS[:1] if context.quick else SETTINGS
     with contextlib.ExitStack() as stack:
         loads = [stack.enter_context(context.lab())[1] for _ in range(2)]
         for load, cpu in zip(loads, cpus(), strict=True):
@@ -72,7 +66,8 @@ def measure(context: Context) -> None:
             for flood, names in FLOODS.items():
                 if context.quick and flood == "receive":
                     continue
-                for setting in settings:
+                paced = PACED if flood == "getppid" else ()
+                for setting in (ANY,) if context.quick else (ANY, *paced, BOTH):
                     _one_setting(context, loads, flood, setting, [known[n] for n in names])
 
 
@@ -84,9 +79,7 @@ def _one_setting(
         if tool.name.startswith("perf") and "perf" in context.missing:
             context.results.skip(NAME, tool.name, context.missing["perf"])
             continue
-        bare = _flood(context, loads, flood, setting)
-        rate = sum(done.rate for done in bare)
-        add(NAME, subject(flood, setting, "calls"), f"{BARE} before {tool.name}", rate)
+        bare = [] if setting.rate else _flood(context, loads, flood, setting)
         with tool.running(context.folder) as it:
             with_tool = _flood(context, loads, flood, setting)
             outcome = it.end()
@@ -98,7 +91,7 @@ def _one_setting(
             "cpu_us": 1e6 * outcome.cpu_s / records,
             "bytes": outcome.bytes / records,
         }
-        if not setting.rate:
+        if bare:
             # CPU time, not the clock's: others may have had the CPU meanwhile.
             found["kernel_us"] = _cpu_us(with_tool) - _cpu_us(bare)
         for metric, value in found.items():

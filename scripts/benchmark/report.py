@@ -77,7 +77,7 @@ def _sections(results: Results) -> Iterator[tuple[str, list[Table], list[str]]]:
     target_table = of_targets(results)
     yield target_table.title, [target_table], []
     for name, (title, make) in SECTIONS.items():
-        if name not in results.values:
+        if name not in results.values and name not in results.skipped:
             continue
         remarks = [
             f"Skipped: {case}: {reason}"
@@ -99,4 +99,5 @@ def _row(cells: Sequence[str]) -> str:
 
 def _tried() -> str:
     """What was tried and what came of it: kept by hand, beside this module."""
-    return Path(__file__).with_name("tried.md").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("tried.md").read_text(encoding="utf-8")
+    return text.partition("\n")[2]  # without its licence: the page has one

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import time
 
 from collector import bpfsys
@@ -14,7 +16,7 @@ from collector.preparing import Prepared, Wish, prepare
 from collector.privilege import raise_limits
 from collector.rings import Rings, pages_of
 from scripts.benchmark import tools
-from scripts.benchmark.context import Context, Load, cpus
+from scripts.benchmark.context import Context, Load, cpus, many_ports
 from scripts.benchmark.tools import Tool
 
 NAME = "scale"
@@ -28,6 +30,9 @@ READY = "ready, seconds"
 COUNTS = (10, 1_000, 100_000)
 RING_BYTES = 64 << 20
 WALK_STEP = 4096
+SPARE_FILES = 100
+MOST_PORTS = 50_000
+"""Connections of a load: some are left of a port's 64,000, of which each server has eight."""
 
 
 def measure(context: Context) -> None:
@@ -35,27 +40,47 @@ def measure(context: Context) -> None:
     raise_limits()
     prepared = prepare(Wish())
     for count in COUNTS[: 2 if context.quick else None]:
-        with context.lab() as (lab, load):
-            load.pin(*cpus())
-            seconds = load.run(f"open {count}").seconds
-            context.say(f"{NAME}: {count:,} connections, opened in {seconds:.1f} s")
+        with Lab() as lab, contextlib.ExitStack() as stack:
+            lab.a.run(many_ports)
+            loads = _open(context, lab, stack, count)
             # The other end's sockets are here as well, and would take as much room again.
             place = f"/proc/{os.getpid()}/fd/{lab.a.namespace.fd}"
             tool = tools.collect("collect", "--netns", place)
             for _ in range(context.rounds):
-                _capture(context, load, tool, f"{count:,}")
-                ns = _time_programs(context, load, lab, prepared, place)
+                _capture(context, loads, tool, f"{count:,}")
+                ns = _time_programs(context, loads, lab, prepared, place)
                 context.results.add(NAME, PROGRAM_NS, f"{count:,}", ns)
 
 
-def _capture(context: Context, load: Load, tool: Tool, case: str) -> None:
-    order = f"robin {context.pick(0.5, 0.3)}"
+def _open(context: Context, lab: Lab, stack: contextlib.ExitStack, count: int) -> list[Load]:
+    """So many connections, over as many loads as the limit of open files makes necessary."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - SPARE_FILES
+    number = -(-count // min(limit, MOST_PORTS))
+    loads = []
+    begun = time.monotonic()
+    for index in range(number):
+        load = Load(context.load_program, lab, 7000 + 10 * index)
+        loads.append(stack.enter_context(load))
+        load.pin(*cpus())
+        load.run(f"open {count * (index + 1) // number - count * index // number}")
+    context.say(f"{NAME}: {count:,} connections, opened in {time.monotonic() - begun:.1f} s")
+    return loads
+
+
+def _robin(loads: list[Load], seconds: float) -> float:
+    """Round trips a second, one load after the other."""
+    done = [load.run(f"robin {seconds / len(loads)}") for load in loads]
+    return sum(one.count for one in done) / sum(one.seconds for one in done)
+
+
+def _capture(context: Context, loads: list[Load], tool: Tool, case: str) -> None:
+    seconds = context.pick(0.5, 0.3)
     add = context.results.add
-    add(NAME, BARE_TRIPS, case, load.run(order).rate)
+    add(NAME, BARE_TRIPS, case, _robin(loads, seconds))
     begun = time.monotonic()
     with tool.running(context.folder) as it:
         add(NAME, READY, case, time.monotonic() - begun)
-        add(NAME, TRIPS, case, load.run(order).rate)
+        add(NAME, TRIPS, case, _robin(loads, seconds))
         cpu_s = it.cpu_s()
         outcome = it.end()
     add(NAME, LOST, case, outcome.lost)
@@ -65,7 +90,7 @@ def _capture(context: Context, load: Load, tool: Tool, case: str) -> None:
 
 
 def _time_programs(
-    context: Context, load: Load, lab: Lab, prepared: Prepared, place: str
+    context: Context, loads: list[Load], lab: Lab, prepared: Prepared, place: str
 ) -> float:
     """The programs' time per run; every connection is known to them before."""
     stats_fd = bpfsys.enable_stats()
@@ -81,7 +106,7 @@ def _time_programs(
                 rings.drain()
             rings.drain()
             before = _runs(kernel)
-            load.run(f"robin {context.pick(0.4, 0.2)}")
+            _robin(loads, context.pick(0.4, 0.2))
             after = _runs(kernel)
             if walk is not None:
                 walk.close()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 
 from collector.lab import Lab
 from formats.errors import TcpkmonError
@@ -23,7 +22,11 @@ FILTERED = "collect, other ports only"
 PERF = "perf record tcp:tcp_probe"
 BPFTRACE = "bpftrace to a file"
 TCPDUMP = "tcpdump -s 96"
-CASES = (DEFAULT, SAME, ALL, CHANGED, FILTERED, PERF, BPFTRACE, TCPDUMP)
+TRACE_CMD = "trace-cmd record tcp:tcp_probe"
+TCPSTATES = "bcc tcpstates"
+TCPTOP = "bcc tcptop"
+CASES = (DEFAULT, SAME, ALL, CHANGED, FILTERED, PERF, BPFTRACE, TCPDUMP,
+         TRACE_CMD, TCPSTATES, TCPTOP)  # fmt: skip
 
 # Subject -> (order to the load, whether both ends share a CPU). One exchange at a time never uses
 # two CPUs at once; on two, it measures how fast a sleeping virtual CPU wakes up.
@@ -51,16 +54,18 @@ def find_tools(context: Context, lab: Lab) -> list[Tool]:
     ]
     if context.quick:
         found = [tool for tool in found if tool.name in {DEFAULT, SAME, FILTERED}]
-    peers: dict[str, Callable[[], Tool]] = {
-        "perf": lambda: tools.perf(PERF, "tcp:tcp_probe"),
-        "bpftrace": lambda: tools.bpftrace(BPFTRACE),
-        "tcpdump": lambda: tools.tcpdump(TCPDUMP, lab.a),
-    }
-    for name, make in peers.items():
-        tool = make()
-        if name in context.missing:
-            context.results.skip(NAME, tool.name, context.missing[name])
-        elif not context.quick or name == "perf":
+    peers = [
+        ("perf", tools.perf(PERF, "tcp:tcp_probe")),
+        ("bpftrace", tools.bpftrace(BPFTRACE)),
+        ("tcpdump", tools.tcpdump(TCPDUMP, lab.a)),
+        ("trace-cmd", tools.trace_cmd(TRACE_CMD)),
+        ("tcpstates-bpfcc", tools.bcc(TCPSTATES, "tcpstates", "SKADDR")),
+        ("tcpstates-bpfcc", tools.bcc(TCPTOP, "tcptop", "Tracing")),
+    ]
+    for program, tool in peers[: 1 if context.quick else None]:
+        if program in context.missing:
+            context.results.skip(NAME, tool.name, context.missing[program])
+        else:
             found.append(tool)
     return found
 

@@ -87,6 +87,8 @@ class Tool:
     """What it prints on standard error when it runs; else a byte on the descriptor in argv."""
     side: Side | None = None
     """The end of the lab in which it runs; else where the benchmark does."""
+    said_in_file: bool = False
+    """What it prints goes into its file."""
     file_grows: bool = False
     """It is ready when its file grows under traffic, which `warm` makes."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -139,13 +141,14 @@ class Tool:
                 if running.file.exists() and running.file.stat().st_size > len(peers.ATTACHING):
                     return
             elif self.ready:
-                if self.ready in running.said.read_text(encoding="utf-8", errors="replace"):
+                where = running.file if self.said_in_file else running.said
+                if where.exists() and self.ready in where.read_text(errors="replace"):
                     return
                 select.select([], [], [], 0.01)
             elif select.select([answers], [], [], 0.1)[0] and os.read(answers, 16):
                 return
-        text = running.said.read_text(encoding="utf-8", errors="replace").strip()
-        raise BenchError(f"{self.name} does not start: {text[-500:]}")
+        where = running.file if self.said_in_file else running.said
+        raise BenchError(f"{self.name} does not start: {peers.complaint(where)}")
 
 
 def size_of(file: Path) -> int:
@@ -205,6 +208,35 @@ def tcpdump(name: str, side: Side) -> Tool:
         return peers.parse_tcpdump(said)
 
     return Tool(name, argv, count, ready="listening on", side=side)
+
+
+def trace_cmd(name: str) -> Tool:
+    """trace-cmd recording tcp_probe."""
+
+    def argv(file: Path) -> Sequence[str]:
+        return [*IN_TRACEFS, "trace-cmd", "record", "-e", "tcp:tcp_probe", "-o", str(file)]
+
+    def count(file: Path, said: str) -> tuple[int, int]:
+        done = subprocess.run(
+            ["trace-cmd", "report", "-i", str(file)], capture_output=True, text=True, check=True
+        )
+        return done.stdout.count(" tcp_probe: "), peers.parse_trace_cmd_lost(said)
+
+    return Tool(name, argv, count, ready="Hit Ctrl^C")
+
+
+def bcc(name: str, program: str, ready: str) -> Tool:
+    """A tool of BCC, which prints lines; what it says is what it caught."""
+
+    def argv(file: Path) -> Sequence[str]:
+        script = 'exec /usr/bin/python3 -u "$1" >"$2" 2>&1'
+        return [*IN_TRACEFS, "sh", "-c", script, "sh", f"/usr/sbin/{program}-bpfcc", str(file)]
+
+    def count(file: Path, _said: str) -> tuple[int, int]:
+        with file.open("rb") as lines:
+            return sum(1 for _ in lines), 0
+
+    return Tool(name, argv, count, ready=ready, said_in_file=True)
 
 
 def bpftrace(name: str) -> Tool:

@@ -12,6 +12,7 @@ import pytest
 from collector.lab import Lab
 
 HERE = Path(__file__).parent
+GUEST = "TCPKMON_GUEST" in os.environ
 PROMISED = os.environ.get("TCPKMON_LIVE") == "1"
 
 
@@ -20,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE not in Path(item.path).parents:
             continue
         item.add_marker(pytest.mark.live)
-        item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+        item.add_marker(pytest.mark.flaky(reruns=1 if GUEST else 2, reruns_delay=1))
         full = item.get_closest_marker("full")
         if full is not None and os.environ.get("TCPKMON_FULL") != "1":
             item.add_marker(pytest.mark.skip(reason="long; scripts/test --full runs it"))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 
@@ -175,6 +176,18 @@ def check_again(log: Log, done: Done) -> None:
             if r["ack"] == (ack["seq"] + 1) % 2**32
         )
         assert (first["socket"], first["seq"]) == (listener, (syn["seq"] + 1) % 2**32)
+
+
+def check_mapped(log: Log, net: Net, done: Done) -> None:
+    """An IPv6 socket whose packets are IPv4; calls to connect() before and after the handshake."""
+    calls = of_flows(log, "SOCKET_CONNECT", done)
+    assert [record["result"] for record in calls] == [-errno.EINPROGRESS, 0]
+    accepted = of_flows(log, "SOCKET_ACCEPT", done)[0]
+    assert (accepted["laddr"], accepted["raddr"]) == (net.b[4], net.a[4])
+    closed = [r for r in mine(log, "SOCKET_CLOSE") if r["time_ns"] > accepted["time_ns"]]
+    assert {r["domain"] for r in closed if r["socket"] == accepted["socket"]} == {"AF_INET6"}
+    data = [r for r in of_flows(log, "TCP_RECEIVEPACKET", done, "server") if r["length"]]
+    assert [(r["socket"], r["laddr"]) for r in data] == [(accepted["socket"], net.b[4])]
 
 
 def check_urgent(log: Log, done: Done) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import socket
@@ -156,6 +157,24 @@ def run_again(net: Net) -> Done:
             done.flows.append((pair.client_port, pair.server_port))
             pair.exchange(MESSAGE)
             pair.close()
+    _settle(net)
+    return done
+
+
+def run_mapped(net: Net) -> Done:
+    """A connection over IPv4 to a listener of IPv6, made in the background."""
+    with listening(net.lab.b, "::") as listener:
+        port = listener.getsockname()[1]
+        client = make_socket(net.lab.a)
+        client.setblocking(False)
+        assert client.connect_ex((net.b[4], port)) == errno.EINPROGRESS
+        assert select.select([], [client], [], WAIT_S)[1]
+        assert client.connect_ex((net.b[4], port)) == 0
+        client.setblocking(True)
+        pair = Pair(client, listener.accept()[0])
+    done = Done(port, [(pair.client_port, port)])
+    pair.exchange(MESSAGE)
+    pair.close()
     _settle(net)
     return done
 

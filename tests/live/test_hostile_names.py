@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import formats
-from tests.live.faults import PMGRAPH, Collector, Space, run, verify
+from tests.live.faults import GUEST, PMGRAPH, Collector, Space, run, verify
 
 NAMES = (
     b"\x1b[31mred\x1b[0m",
@@ -72,6 +72,8 @@ def test_hostile_command_names(tmp_path: Path) -> None:
     assert "\\x1b[31mred\\x1b[0m" in text
     assert "\\u202egnp.exe" in text
     check_harmless(done.stderr.encode())
+    if GUEST:
+        return  # what reads files is the same on every kernel
 
     picture = tmp_path / "hostile.svg"
     shown = {

@@ -17,6 +17,7 @@ from formats import control
 from tests.live.faults import (
     COUNTED,
     FULL,
+    GUEST,
     RECEIVE_CALL,
     TIMEOUT_S,
     WAIT_S,
@@ -32,9 +33,9 @@ from tests.live.faults import (
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
-KILLS = 200 if FULL else 10
+KILLS = 200 if FULL else 4 if GUEST else 10
 START_S, CAPTURE_S = 1.0, 1.5
-RATE = 20_000
+RATE = 1_000 if GUEST else 20_000
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from test_oracle_ss import tcp_info
 
 from collector.btf import Btf
 from collector.lab import Lab
+from collector.probing import Probing
 from collector.spaces import Side
 
 ALL = ("--columns", "all")
@@ -38,6 +39,7 @@ SYN = 2
 LARGE = "meta l4proto tcp meta length > 200"
 SYN_ACK = "tcp flags & (syn|ack) == (syn|ack)"
 SMALL_BUFFER = 4096
+PRUNED = "SKB_DROP_REASON_TCP_OFO_QUEUE_PRUNE"
 
 
 def counters(side: Side) -> dict[str, int]:
@@ -109,17 +111,28 @@ def test_losses(tmp_path: Path, lab: Lab) -> None:
     assert client.at("DESTROY").one("total_retrans") == said["total_retrans"]
 
 
+def reset_reasons() -> dict[str, int]:
+    """Why resets are sent, by name.
+
+    Kernels before 6.10 do not tell, nor do they tell of resets that no socket sends.
+    """
+    btf = Btf.from_kernel()
+    told = btf.enumerator("SK_RST_REASON_NO_SOCKET") is not None
+    return btf.enum("sk_rst_reason") if told else {}
+
+
 def check_refusals(outcome: Outcome, lab: Lab, refused: list[tuple[str, int, int]]) -> None:
     """A connection to a port where nobody listens, of each family."""
-    reasons = Btf.from_kernel().enum("sk_rst_reason")
+    reasons = reset_reasons()
     for address, port, client_port in refused:
         sent = outcome.records.at("RESET_SENT").where(lport=port)
         here = "fd77::1" if ":" in address else "10.77.0.1"
-        assert sent.ends() == [(address, port, here, client_port)]
-        assert sent.one("callvalue") == reasons.get("SK_RST_REASON_NO_SOCKET", 0)
-        assert sent.one("netns") == lab.b.namespace.cookie
-        assert (sent.one("conn_id"), sent.one("sk_addr"), sent.one("pid")) == (0, 0, 0)
-        assert sent.one("family") == family_of(address)
+        if reasons:
+            assert sent.ends() == [(address, port, here, client_port)]
+            assert sent.one("callvalue") == reasons["SK_RST_REASON_NO_SOCKET"]
+            assert sent.one("netns") == lab.b.namespace.cookie
+            assert (sent.one("conn_id"), sent.one("sk_addr"), sent.one("pid")) == (0, 0, 0)
+            assert sent.one("family") == family_of(address)
         client = outcome.records.where(rport=port)
         assert len(set(client["conn_id"].tolist())) == 1
         got = client.at("RESET_RECEIVED")
@@ -185,13 +198,14 @@ def test_handshakes_and_resets(tmp_path: Path, lab: Lab) -> None:
     here, there = ports
     server = records.where(lport=there, rport=here)
     reason = server.at("RESET_SENT").one("callvalue")
-    reasons = Btf.from_kernel().enum("sk_rst_reason")
+    reasons = reset_reasons()
     assert reason == reasons.get("SK_RST_REASON_TCP_ABORT_ON_CLOSE", reason)
     assert len(set(server["conn_id"].tolist())) == 1
     client = records.where(lport=here, rport=there)
     assert client.at("RESET_RECEIVED").one("state") == ESTABLISHED
     assert client.at("SOCKET_ERROR").one("callvalue") == errno.ECONNRESET
-    assert len(records.at("RESET_SENT")) == resets == 3
+    assert resets == 3
+    assert len(records.at("RESET_SENT")) == (3 if reasons else 1)
     check_chain(records.at("STATE_CHANGE"), "state")
 
 
@@ -236,12 +250,16 @@ def test_windows_and_buffers(tmp_path: Path, lab: Lab) -> None:
     assert np.all(probes["notsent_bytes"] > 0)
     full = outcome.records.at("RCVQ_FULL")
     assert shrunk in full["rport"].tolist()
-    assert len(full) == sum(
-        dropped[name] for name in ("TCPRcvQDrop", "TCPZeroWindowDrop", "TCPBacklogDrop")
-    )
     reasons = {value: name for name, value in Btf.from_kernel().enum("skb_drop_reason").items()}
-    names = {reasons[value] for value in full["callvalue"].tolist()}
-    assert names <= {
+    names = [reasons[value] for value in full["callvalue"].tolist()]
+    # Some kernels (6.1) first give up what came out of order, and count how often they do.
+    pruned = names.count(PRUNED)
+    assert pruned >= dropped["OfoPruned"]
+    assert len(full) - pruned == sum(
+        dropped[name]
+        for name in ("TCPRcvQDrop", "TCPOFODrop", "TCPZeroWindowDrop", "TCPBacklogDrop")
+    )
+    assert set(names) - {PRUNED} <= {
         "SKB_DROP_REASON_PROTO_MEM",
         "SKB_DROP_REASON_SOCKET_RCVBUFF",
         "SKB_DROP_REASON_TCP_ZEROWINDOW",
@@ -279,4 +297,6 @@ def test_owners(tmp_path: Path, lab: Lab) -> None:
     assert server["comm"].tolist()[0] == b""
     start = next(row for row, pid in enumerate(owners) if pid)
     assert len(set(owners[start:])) == 1
-    assert server["location"][start] == server.at("RECEIVE_CALL")["location"][0]
+    # Where a program can hang on to its end, accept() is that call.
+    if not Probing(Btf.from_kernel()).can("fexit", "inet_csk_accept"):
+        assert server["location"][start] == server.at("RECEIVE_CALL")["location"][0]

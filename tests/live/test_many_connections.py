@@ -19,6 +19,7 @@ import formats
 from collector import bpfsys
 from tests.live.faults import (
     FULL,
+    GUEST,
     TIMEOUT_S,
     WAIT_S,
     Collector,
@@ -32,7 +33,7 @@ from tests.live.faults import (
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
-OPEN, SHORT = (10_000, 200_000) if FULL else (500, 2_000)
+OPEN, SHORT = (10_000, 200_000) if FULL else (200, 400) if GUEST else (500, 2_000)
 ATTACH_LIMIT_S = 10.0 if FULL else 60.0
 STATE_CHANGE, DESTROY, EXISTING = 4, 11, 226
 SYN_SENT, SYN_RECV = 2, 3

@@ -13,6 +13,7 @@ import pytest
 from tests.live.faults import (
     COUNTED,
     FULL,
+    GUEST,
     TIMEOUT_S,
     Collector,
     Flood,
@@ -58,7 +59,7 @@ def check_books(path: Path, flood: Flood, report: dict[str, Any]) -> tuple[int, 
 
 def test_overload(flood: Flood, tmp_path: Path) -> None:
     path = tmp_path / "overload.pm"
-    bursts, size, stop_s = (20, 1_000_000, 1.0) if FULL else (4, 50_000, 0.3)
+    bursts, size, stop_s = (20, 1_000_000, 1.0) if FULL else (4, 20_000 if GUEST else 50_000, 0.3)
     with Collector(*arguments(flood, path, *SMALL, "--fail-on-loss")).ready() as collector:
         halted = threading.Event()
         for number in range(bursts):
@@ -95,7 +96,7 @@ def test_a_tail_of_losses(flood: Flood, tmp_path: Path) -> None:
 
 def test_a_steady_stream(flood: Flood, tmp_path: Path) -> None:
     path = tmp_path / "steady.pm"
-    rate, seconds = (50_000, 60) if FULL else (10_000, 5)
+    rate, seconds = (50_000, 60) if FULL else (1_000 if GUEST else 10_000, 5)
     with Collector(*arguments(flood, path)).ready() as collector:
         flood.begin(cpus()[-1], rate * seconds, rate)
         flood.advance(rate)  # a second's worth: buffers are grown by then

@@ -282,7 +282,7 @@ def test_a_program_that_the_verifier_refuses(btf: Btf) -> None:
 
 
 def test_compile_errors_name_file_and_line() -> None:
-    with pytest.raises(CompileError, match=r"/x/test_program.bpf.c:\d+: .*no_such_word"):
+    with pytest.raises(CompileError, match=r"/x/test_program.bpf.c:\d+:\d+: .*no_such_word"):
         compile_text(TEXT.replace("return counter ?", "return no_such_word ?"), FUNCTIONS, False)
     with pytest.raises(CompileError, match="has no function missing"):
         compile_text(TEXT, ["missing"], False, flags=["-DMY_PID=1"])

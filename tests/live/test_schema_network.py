@@ -78,6 +78,7 @@ class Everything:
     urgent: Done
     reset: Done
     again: Done
+    mapped: Done
     left_by: int
 
 
@@ -91,9 +92,9 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]
             workload.run_echoes(net, version)
             workload.run_refused(net, version)
         urgent, reset = workload.run_urgent(net), workload.run_reset(net)
-        again = workload.run_again(net)
+        again, mapped = workload.run_again(net), workload.run_mapped(net)
         left_by = workload.run_left_open(LEFT_OPEN)
-        yield Everything(running.finish(), net, tcp, udp, urgent, reset, again, left_by)
+        yield Everything(running.finish(), net, tcp, udp, urgent, reset, again, mapped, left_by)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -115,6 +116,10 @@ def test_a_connection_broken_off(everything: Everything) -> None:
 
 def test_ports_that_are_used_again(everything: Everything) -> None:
     checks.check_again(everything.log, everything.again)
+
+
+def test_ipv4_on_a_socket_of_ipv6(everything: Everything) -> None:
+    checks.check_mapped(everything.log, everything.net, everything.mapped)
 
 
 def test_urgent_data(everything: Everything) -> None:
@@ -140,7 +145,7 @@ def test_icmp(everything: Everything, version: int) -> None:
 def test_each_socket_is_created_and_closed_once(everything: Everything) -> None:
     created = checks.mine(everything.log, "SOCKET_CREATE")
     closed = checks.mine(everything.log, "SOCKET_CLOSE")
-    streams = 2 * (1 + workload.CONNECTIONS) + 2 * 2 + 3
+    streams = 2 * (1 + workload.CONNECTIONS) + 2 * 2 + 3 + 2
     datagrams, raw = 2 * 2 + 2, 2
     kinds = [record["type"] for record in created]
     assert [kinds.count(kind) for kind in ("SOCK_STREAM", "SOCK_DGRAM", "SOCK_RAW")] == [
@@ -150,7 +155,7 @@ def test_each_socket_is_created_and_closed_once(everything: Everything) -> None:
     ]
     # An accepted socket is not created on request, but it is closed.
     accepted = len(checks.mine(everything.log, "SOCKET_ACCEPT"))
-    assert accepted == 2 * workload.CONNECTIONS + 2 + 2
+    assert accepted == 2 * workload.CONNECTIONS + 2 + 2 + 1
     assert len(closed) == len(created) + accepted
     for version, domain in ((4, "AF_INET"), (6, "AF_INET6")):
         assert {r["domain"] for r in created if r["protocol"] == _icmp(version)} == {domain}

@@ -13,6 +13,7 @@ import pytest
 from tests.live.faults import (
     COUNTED,
     FULL,
+    GUEST,
     TIMEOUT_S,
     Collector,
     Flood,
@@ -25,10 +26,10 @@ from tests.live.faults import (
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
-RUNS = 100 if FULL else 6
-CALLS = 1_000_000 if FULL else 100_000
-LIMIT_S = 2.0 if FULL else 10.0
-HURRY_LIMIT_S = 0.5 if FULL else 10.0
+RUNS = 100 if FULL else 3 if GUEST else 6
+CALLS = 1_000_000 if FULL else 10_000 if GUEST else 100_000
+LIMIT_S = 2.0 if FULL else 60.0 if GUEST else 10.0
+HURRY_LIMIT_S = 0.5 if FULL else 60.0 if GUEST else 10.0
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,9 @@ from tests.unit.klogger_samples import CLOCK, LogMaker
 SECOND = 1_000_000_000
 
 
-def serials(path: Path, *conditions: str, clock: str = "mono", **how: object) -> list[int]:
+def serials(path: Path, *conditions: str, clock: str = "mono", **how: Any) -> list[int]:
     """The serials of the records that a choice leaves."""
-    choice = Choice(conditions=tuple(map(parse_condition, conditions)), **how)  # type: ignore[arg-type]
+    choice = Choice(conditions=tuple(map(parse_condition, conditions)), **how)
     with LogReader(path) as reader:
         [(_, records)] = Decoding([reader], choice, clock).streams()
         return [int(serial) for batch, _ in records for serial in batch.serials]
@@ -95,6 +96,13 @@ def test_events_and_times(log: Path) -> None:
     assert serials(log, since=parse_time("2024-11-21T14:40:00.000007", "mono")) == [7, 8]
     assert serials(log, since=parse_time("2024-11-21T15:40:00.000007+01:00", "iso")) == [7, 8]
     assert serials(log, since=parse_time("1732200000.000007", "epoch"), clock="epoch") == [7, 8]
+
+
+def test_fractions_of_a_second() -> None:
+    texts = ("2024-11-21T14:40:00.5Z", "2024-11-21 14:40:00.500000999", "1732200000.5")
+    for text in texts:
+        assert parse_time(text, "epoch") == Moment(CLOCK[1] + SECOND // 2, True)
+    assert parse_time("-0.5", "rel") == Moment(-SECOND // 2, False)
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "nan", "1e40", "12:00"])
@@ -214,8 +222,9 @@ def test_times_that_do_not_rise_at_all_still_come_out(tmp_path: Path) -> None:
 
 def test_logs_of_different_captures_are_not_merged(tmp_path: Path) -> None:
     one = LogReader(LogMaker().add("EMPTY").write(tmp_path / "one"))
-    for changes in ({"host": "elsewhere"}, {"kernel": "7.0"}):
-        other = LogMaker(**changes).add("EMPTY").write(tmp_path / "other")  # type: ignore[arg-type]
+    cases: list[dict[str, Any]] = [{"host": "elsewhere"}, {"kernel": "7.0"}]
+    for changes in cases:
+        other = LogMaker(**changes).add("EMPTY").write(tmp_path / "other")
         with pytest.raises(UsageError, match="not of one capture"):
             list(merge_logs([one, LogReader(other)]))
     other = LogMaker("event EMPTY { }").add("EMPTY").write(tmp_path / "other")

@@ -3,7 +3,7 @@
 # Inside a guest that scripts/vmtest booted: makes a writable copy of the host's files and runs
 # pytest in it. Nothing that is written there outlives the guest but what goes into RESULTS.
 #
-#   guest.sh ROOT RESULTS PYTEST-ARGUMENTS
+#   guest.sh ROOT RESULTS       RESULTS/arguments: pytest's arguments, one a line
 #
 # The host's files come twice: as the root that virtme-ng made, and under the tag `cached`, with a
 # cache, which makes importing Python ten times as fast. The overlay is laid over the second.
@@ -30,13 +30,24 @@ if [ "${TCPKMON_STAGE:-}" != chroot ]; then
     mkdir -p ".$results" && mount --bind "$results" ".$results" || exit 93
     TCPKMON_STAGE=chroot exec chroot . bash "$root/tests/vm/guest.sh" "$@"
 fi
-shift 2
 unset TCPKMON_STAGE
+mapfile -t arguments <"$results/arguments"
 export HOME=/root LC_ALL=C.UTF-8 TMPDIR=/run/tmp
-export TCPKMON_LIVE=1 TCPKMON_RESULTS=$results
+export TCPKMON_GUEST=1 TCPKMON_LIVE=1 TCPKMON_RESULTS=$results
 mkdir -p $TMPDIR && cd "$root" || exit 94
+# See compile_far.py.
+far=/run/tcpkmon-vm
+mkdir -p $far/compile && mount --bind "$results/compile" $far/compile &&
+    cp collector/compile_child.py $far/compile_child.py &&
+    mount --bind tests/vm/compile_far.py collector/compile_child.py || exit 95
+# The machine boots with its second CPU off, which one test needs so.
+case " ${arguments[*]} " in
+    *test_vm_latecpu.py*) export TCPKMON_LATE_CPU=1 ;;
+    *) echo 1 >/sys/devices/system/cpu/cpu1/online ;;
+esac
 "$root/.venv/bin/python" -m pytest -p no:cacheprovider -p tests.vm.reporting \
-    -o faulthandler_timeout=0 -o timeout=900 --tb=short "$@" </dev/null
+    -o faulthandler_timeout=0 -o timeout=420 --tb=short --continue-on-collection-errors \
+    "${arguments[@]}" </dev/null
 status=$?
 dmesg >"$results/dmesg.log" 2>&1
 echo "$status" >"$results/exit.new" && mv "$results/exit.new" "$results/exit"

@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for scripts/vmtest: a line of JSON for each test file as soon as it is done."""
+"""A pytest plugin for scripts/vmtest: says test by test what came of it, and what was recorded.
+
+Into $TCPKMON_RESULTS: collected.json, the tests; outcomes.jsonl, a line for each when it is done;
+results.jsonl, a line for each file; failures.log; seen.json, for scripts/kernels.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    from tests.live.capturing import Outcome
+
 RESULTS = Path(os.environ["TCPKMON_RESULTS"])
-PATIENT_S = 900.0
-"""An emulated CPU compiles for a minute and more: so long a test in a guest may wait for it."""
 _OUTCOMES = ("passed", "failed", "skipped", "rerun")
+# The live tests import it by its bare name.
+_CAPTURING = ("capturing", "tests.live.capturing")
 
 
 class _Reporter:
@@ -22,25 +31,39 @@ class _Reporter:
         self._file = ""
         self._begun = time.monotonic()
         self._counts = dict.fromkeys(_OUTCOMES, 0)
+        self._test = ""
+        self._worst = "passed"
+        self._recorded: dict[str, dict[str, int]] = {}
+        self._kernel: dict[str, Any] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        for name in ("capturing", "faults", "tests.live.capturing", "tests.live.faults"):
-            if "TCPKMON_GUEST" in os.environ and name in sys.modules:
-                vars(sys.modules[name])["WAIT_S"] = PATIENT_S
+        _write("collected.json", [item.nodeid for item in session.items])
+        for name in _CAPTURING:
+            if name in sys.modules:
+                vars(sys.modules[name])["OBSERVERS"].append(self.note)
 
     def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
         file = nodeid.partition("::")[0]
         if file != self._file:
             self._flush()
             self._file = file
+        self._test, self._worst = nodeid, ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome = str(report.outcome)
         if report.when == "call" or outcome != "passed":
-            self._counts[outcome if outcome in self._counts else "failed"] += 1
+            outcome = outcome if outcome in self._counts else "failed"
+            self._counts[outcome] += 1
+            # Tried again, a test is what it is in the end.
+            if outcome != "rerun" and self._worst != "failed":
+                self._worst = outcome
         if outcome in {"failed", "rerun"}:
             with (RESULTS / "failures.log").open("a") as stream:
                 stream.write(f"==== {report.nodeid} ({report.when})\n{report.longreprtext}\n")
+
+    def pytest_runtest_logfinish(self, nodeid: str, location: object) -> None:
+        if self._worst:
+            _append("outcomes.jsonl", {"test": nodeid, "outcome": self._worst})
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -48,19 +71,70 @@ class _Reporter:
             self._counts["failed"] += 1
             self._flush()
             self._file = ""
+            _append("outcomes.jsonl", {"test": report.nodeid, "outcome": "failed"})
+            with (RESULTS / "failures.log").open("a") as stream:
+                stream.write(f"==== {report.nodeid}\n{report.longreprtext}\n")
 
     def pytest_sessionfinish(self) -> None:
         self._flush()
 
+    def note(self, outcome: Outcome) -> None:
+        """What a capture recorded: location, way to attach, entries."""
+        ways = outcome.capture.settings["locations"]
+        for location, count in outcome.records.counts().items():
+            way = "iter:tcp" if location == "EXISTING" else ways.get(location)
+            if way is not None:
+                row = self._recorded.setdefault(location, {})
+                row[way] = row.get(way, 0) + int(count)
+
     def _flush(self) -> None:
         if self._file:
             seconds = round(time.monotonic() - self._begun)
-            with (RESULTS / "results.jsonl").open("a") as stream:
-                line = {"file": self._file, "seconds": seconds, **self._counts}
-                stream.write(json.dumps(line) + "\n")
+            _append("results.jsonl", {"file": self._file, "seconds": seconds, **self._counts})
+            if self._recorded:
+                self._kernel = self._kernel or _describe()
+                for name, place in self._kernel["locations"].items():
+                    place["recorded"] = self._recorded.get(name, {})
+                _write("seen.json", self._kernel)
         self._counts = dict.fromkeys(_OUTCOMES, 0)
         self._begun = time.monotonic()
 
 
+def _describe() -> dict[str, Any]:
+    """This kernel: the ways to each location, and why some do not work."""
+    from collector.btf import Btf
+    from collector.plan import absent_columns, find_probes, read_text
+    from collector.probing import Probing
+
+    btf = Btf.from_kernel()
+    probing = Probing(btf)
+    text = read_text()
+    locations: dict[str, Any] = {}
+    for probe in find_probes(text):
+        ways = {f"{kind}:{name}": probing.why_not(kind, name) for kind, name in probe.alternatives}
+        for location in probe.locations:
+            locations[location] = {"ways": ways}
+    return {
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "guest": "TCPKMON_GUEST" in os.environ,
+        "locations": locations,
+        "absent_columns": list(absent_columns(text, btf)),
+    }
+
+
+def _write(name: str, value: object) -> None:
+    """As a whole: a guest may end at any moment."""
+    new = RESULTS / f".{name}"
+    new.write_text(json.dumps(value, indent=1) + "\n")
+    new.rename(RESULTS / name)
+
+
+def _append(name: str, row: object) -> None:
+    with (RESULTS / name).open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
     config.pluginmanager.register(_Reporter(), "tcpkmon-reporting")

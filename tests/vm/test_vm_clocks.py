@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 import formats
 from collector.lab import Lab
 from formats.control import Clock
-from tests.live.capturing import Outcome, capturing, connected, wait_until, within
+from tests.live.capturing import capturing, connected, wait_until, within
 from tests.live.faults import verify
 
 HOUR_NS = 3600 * 10**9
@@ -29,7 +28,7 @@ def _steps(path: Path) -> list[int]:
     return [clock.step_ns for clock in clocks if abs(clock.step_ns) > 60 * 10**9]
 
 
-def test_steps_of_the_clock(lab: Lab, tmp_path: Path, saw: Callable[[Outcome], Outcome]) -> None:
+def test_steps_of_the_clock(lab: Lab, tmp_path: Path) -> None:
     if "TCPKMON_GUEST" not in os.environ:
         pytest.skip("the host's clock is not ours to set")
     path = tmp_path / "clock.pm"
@@ -44,7 +43,7 @@ def test_steps_of_the_clock(lab: Lab, tmp_path: Path, saw: Callable[[Outcome], O
 
             wait_until(told, timeout_s=300)
         pair.exchange()
-    outcome = saw(running.stop())
+    outcome = running.stop()
     steps = _steps(path)
     assert len(steps) == len(STEPS)
     for found, made in zip(steps, STEPS, strict=True):

@@ -8,7 +8,6 @@ import fcntl
 import re
 import subprocess
 import termios
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,12 @@ from collector import traffic
 from collector.lab import Lab
 from collector.probing import Probing
 from collector.traffic import Workload
-from tests.live.capturing import Outcome, capturing, connected, receive, wait_until, within
+from tests.live.capturing import capturing, connected, receive, wait_until, within
 
 EVERYTHING = ("--columns", "all", "--locations", "all")
 WAYS = {"typed": "btf,fentry,fexit,iter", "untyped": "raw,kprobe,iter"}
 UNDO_COUNTERS = ("TCPFullUndo", "TCPPartialUndo", "TCPDSACKUndo", "TCPLossUndo")
 FUNCTION_KINDS = {"fentry", "fexit", "kprobe"}
-Saw = Callable[[Outcome], Outcome]
 
 
 def _needs(probing: Probing, kinds: str, function: str) -> None:
@@ -34,14 +32,14 @@ def _needs(probing: Probing, kinds: str, function: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_transmits_and_acknowledgements(
-    lab: Lab, tmp_path: Path, probing: Probing, saw: Saw, way: str
+    lab: Lab, tmp_path: Path, probing: Probing, way: str
 ) -> None:
     _needs(probing, WAYS[way], "__tcp_transmit_skb")
     lab.drop(3.0)
     with capturing(tmp_path / "a.pm", *EVERYTHING, *within(lab), kinds=WAYS[way]) as running:
         workload = Workload(server=lab.b.address4, count=100, size=4_000, reply=10)
-        result = traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=900)
-    outcome = saw(running.stop())
+        result = traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=300)
+    outcome = running.stop()
     outcome.check_complete()
     client = outcome.records.where(rport=result.port)
     sent = client.at("TRANSMIT")
@@ -68,11 +66,11 @@ def test_transmits_and_acknowledgements(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_calls_of_the_application(lab: Lab, tmp_path: Path, saw: Saw, way: str) -> None:
+def test_calls_of_the_application(lab: Lab, tmp_path: Path, way: str) -> None:
     with capturing(tmp_path / "a.pm", *EVERYTHING, *within(lab), kinds=WAYS[way]) as running:
         workload = Workload(server=lab.b.address4, connections=2, count=30, size=700, reply=10)
-        result = traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=900)
-    outcome = saw(running.stop())
+        result = traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=300)
+    outcome = running.stop()
     outcome.check_complete()
     ways = outcome.capture.settings["locations"]
     missing = outcome.capture.settings["missing_locations"]
@@ -90,7 +88,7 @@ def test_calls_of_the_application(lab: Lab, tmp_path: Path, saw: Saw, way: str) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_undone_reductions(lab: Lab, tmp_path: Path, probing: Probing, saw: Saw, way: str) -> None:
+def test_undone_reductions(lab: Lab, tmp_path: Path, probing: Probing, way: str) -> None:
     """The delay leaps: the timer fires, then the ACKs of the originals tell that it was wrong."""
     _needs(probing, WAYS[way], "tcp_undo_cwnd_reduction")
     delay = ["tc", "qdisc", "replace", "dev", "veth0", "root", "netem", "delay"]
@@ -117,7 +115,7 @@ def test_undone_reductions(lab: Lab, tmp_path: Path, probing: Probing, saw: Saw,
 
         wait_until(all_acknowledged, timeout_s=300)
         lab.run("b", [*delay, "1ms"])
-    outcome = saw(running.stop())
+    outcome = running.stop()
     outcome.check_complete()
     undone = _count_undone(str(lab.run("a", ["cat", "/proc/net/netstat"])))
     assert undone

@@ -27,12 +27,11 @@ ROUNDS = 10
 def test_a_cpu_goes_off_and_on_ten_times(tmp_path: Path) -> None:
     if "TCPKMON_GUEST" not in os.environ:
         pytest.skip("the host's CPUs are not ours to switch off")
-    if not ONLINE.exists() or ONLINE.read_text().strip() != "1":
-        pytest.skip("there is no second CPU that can go off")
+    assert ONLINE.read_text().strip() == "1"
     path = tmp_path / "hotplug.pm"
     calls = 0
     try:
-        with flooding() as flood, Collector(*arguments(flood, path)).ready(900) as collector:
+        with flooding() as flood, Collector(*arguments(flood, path)).ready(300) as collector:
             for _ in range(ROUNDS):
                 flood.begin(CPU, rate=RATE)
                 flood.advance(100)
@@ -45,7 +44,7 @@ def test_a_cpu_goes_off_and_on_ten_times(tmp_path: Path) -> None:
             first = calls
             flood.begin(CPU, 200, RATE)
             calls += flood.end()
-            done = collector.finish(timeout_s=900)
+            done = collector.finish(timeout_s=300)
     finally:
         set_online(True)
     assert done.code == 0, done.stderr

@@ -22,23 +22,27 @@ from tests.vm.hotplug import (
 )
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_cpu_comes_on_late(tmp_path: Path) -> None:
-    if os.environ.get("TCPKMON_GUEST") != "late-cpu":
-        pytest.skip("needs a guest that booted with CPU 1 off (scripts/vmtest boots one)")
+    if "TCPKMON_LATE_CPU" not in os.environ:
+        pytest.skip("needs a guest that booted with CPU 1 off: tests/vm/guest.sh tells")
     assert ONLINE.read_text().strip() == "0"
     path = tmp_path / "late.pm"
-    with flooding() as flood, Collector(*arguments(flood, path)).ready(900) as collector:
-        flood.begin(0, 200, RATE)
-        calls = flood.end()
-        set_online(True)
-        flood.begin(CPU, rate=RATE)
-        flood.advance(50)
-        calls += flood.halt()
-        wait_for_ring(path)
-        first = calls
-        flood.begin(CPU, 200, RATE)
-        calls += flood.end()
-        done = collector.finish(timeout_s=900)
+    try:
+        with flooding() as flood, Collector(*arguments(flood, path)).ready(300) as collector:
+            flood.begin(0, 200, RATE)
+            calls = flood.end()
+            set_online(True)
+            flood.begin(CPU, rate=RATE)
+            flood.advance(50)
+            calls += flood.halt()
+            wait_for_ring(path)
+            first = calls
+            flood.begin(CPU, 200, RATE)
+            calls += flood.end()
+            done = collector.finish(timeout_s=300)
+    finally:
+        set_online(True)  # for the tests that follow
     assert done.code == 0, done.stderr
     rows = check_exact(path, calls, 0 if "lost: none" in done.stderr else 3)
     assert set(rows) == {0, 1}

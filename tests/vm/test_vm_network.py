@@ -36,6 +36,7 @@ class Everything:
     urgent: Done
     reset: Done
     again: Done
+    mapped: Done
     left_by: int
 
     def needs(self, *events: str) -> None:
@@ -59,9 +60,11 @@ def everything(
             workload.run_echoes(net, version)
             workload.run_refused(net, version)
         urgent, reset = workload.run_urgent(net), workload.run_reset(net)
-        again = workload.run_again(net)
+        again, mapped = workload.run_again(net), workload.run_mapped(net)
         left_by = workload.run_left_open(LEFT_OPEN)
-        yield Everything(running.finish(), net, tcp, udp, corked, urgent, reset, again, left_by)
+        yield Everything(
+            running.finish(), net, tcp, udp, corked, urgent, reset, again, mapped, left_by
+        )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -80,6 +83,7 @@ def test_segments_and_packets(everything: Everything) -> None:
 def test_resets_and_urgent_data(everything: Everything) -> None:
     checks.check_reset(everything.log, everything.reset)
     checks.check_again(everything.log, everything.again)
+    checks.check_mapped(everything.log, everything.net, everything.mapped)
     everything.needs("TCP_RECV_URGENTDATA")
     checks.check_urgent(everything.log, everything.urgent)
 
@@ -112,7 +116,7 @@ def test_sockets(everything: Everything) -> None:
     log = everything.log
     created, closed = (checks.mine(log, f"SOCKET_{name}") for name in ("CREATE", "CLOSE"))
     accepted = checks.mine(log, "SOCKET_ACCEPT")
-    assert len(created) == 2 * (1 + workload.CONNECTIONS) + 2 * 2 + 3 + 2 * 2 + 2 * 2 + 2 * 2
+    assert len(created) == 2 * (1 + workload.CONNECTIONS) + 2 * 2 + 3 + 2 + 2 * 2 + 2 * 2 + 2 * 2
     assert len(closed) == len(created) + len(accepted)
     left = log.of("SOCKET_CLOSE", pid=everything.left_by)
     assert len(left) == len(log.of("SOCKET_CREATE", pid=everything.left_by)) == LEFT_OPEN

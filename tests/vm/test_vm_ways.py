@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from collector.lab import Lab
 from collector.plan import find_probes, read_text
 from collector.probing import Probing
 from collector.traffic import Workload
+from formats.verify import verify_file
 from tests.live.capturing import (
     Outcome,
     Records,
@@ -35,7 +36,6 @@ EXPECTED = (
     *("SEGMENT_RECEIVED", "STATE_CHANGE", "SEND_CALL", "RECEIVE_CALL", "DESTROY", "EXISTING"),
     *("RESET_SENT", "RESET_RECEIVED", "SOCKET_ERROR", "ACK_PROCESSED", "TRANSMIT"),
 )
-Saw = Callable[[Outcome], Outcome]
 
 # A capture's own: numbers, stamps, identities; owners, who are learnt at calls that may differ.
 OWN = {"seq_no", "time", "seq", "time_ns", "serial", "conn_id", "pid", "comm"}
@@ -56,7 +56,7 @@ PATIENCE_US = 200_000
 """Between the two programs of one event, in jiffies: an emulated CPU takes its time."""
 
 
-def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing, saw: Saw) -> None:
+def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing) -> None:
     path = tmp_path / "all.pm"
     with (
         connected(lab) as older,
@@ -65,7 +65,7 @@ def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing
         _exchange(lab)
         older.exchange()
         _reset(lab)
-    outcome = saw(running.stop())
+    outcome = running.stop()
     settings = outcome.capture.settings
     lacking = set()
     for probe in find_probes(read_text()):
@@ -78,7 +78,7 @@ def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing
         assert len(outcome.records.at(location)), location
 
 
-def test_all_ways_read_the_same(lab: Lab, tmp_path: Path, saw: Saw) -> None:
+def test_all_ways_read_the_same(lab: Lab, tmp_path: Path) -> None:
     lab.drop(4.0)
     first, second = tmp_path / "typed.pm", tmp_path / "untyped.pm"
     with (
@@ -86,17 +86,28 @@ def test_all_ways_read_the_same(lab: Lab, tmp_path: Path, saw: Saw) -> None:
         capturing(second, *EVERYTHING, *within(lab), kinds=UNTYPED) as untyped,
     ):
         _exchange(lab)
-    a, b = saw(typed.stop()), saw(untyped.stop())
+    a, b = typed.stop(), untyped.stop()
     a.check_complete()
     b.check_complete()
+    missed = _missed(first) + _missed(second)
     compared = 0
     for location, ours, theirs in _pairs(a, b):
-        assert len(ours) == len(theirs), location
+        assert abs(len(ours) - len(theirs)) <= missed[location], location
+        if missed[location]:
+            continue
         names = FIXED if location in UNLOCKED else ours.columns.keys() - OWN - SHARED
         for name in names:
             _compare(f"{location}.{name}", name, ours[name], theirs[name])
         compared += len(ours)
     assert compared > 200
+
+
+def _missed(path: Path) -> Counter[str]:
+    """By location, the events that a program never saw, which the kernel counted.
+
+    A kprobe that is passed in an interrupt of another's handler is one.
+    """
+    return Counter({one.name: one.recursion + one.kprobe for one in verify_file(path).missed})
 
 
 def _reset(lab: Lab) -> None:
@@ -112,7 +123,7 @@ def _reset(lab: Lab) -> None:
 
 def _exchange(lab: Lab) -> None:
     workload = Workload(server=lab.b.address4, connections=3, count=40, size=9_000, reply=50)
-    traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=900)
+    traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=300)
 
 
 def _pairs(a: Outcome, b: Outcome) -> Iterator[tuple[str, Records, Records]]:

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only */
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /* Logs every getppid(): a program at the entry of all system calls, as there is none at this one.
  */
 #include "klogger.h"

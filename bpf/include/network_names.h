@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* The kernel's types, constants and system calls that network.bpf.c needs. */
+
+/* The header generator declares the kernel types that this text names; these stand inside others.
+ */
+struct files_struct;
+struct in6_addr;
+struct inet_cork;
+struct inet_cork_full;
+struct net_device;
+struct sk_buff_head;
+struct sock_common;
+struct thread_info;
+
+#define NETWORK_AF_INET      2
+#define NETWORK_AF_INET6     10
+#define NETWORK_STREAM       1
+#define NETWORK_DGRAM        2
+#define NETWORK_ICMP         1
+#define NETWORK_TCP          6
+#define NETWORK_UDP          17
+#define NETWORK_ICMPV6       58
+#define NETWORK_ESTABLISHED  1
+#define NETWORK_SYN_SENT     2
+#define NETWORK_SYN_RECV     3
+#define NETWORK_FIN_WAIT1    4
+#define NETWORK_TIME_WAIT    6
+#define NETWORK_CLOSE        7
+#define NETWORK_CLOSE_WAIT   8
+#define NETWORK_LAST_ACK     9
+#define NETWORK_LISTEN       10
+#define NETWORK_NEW_SYN_RECV 12
+#define NETWORK_MSG_OOB      1
+#define NETWORK_MSG_PEEK     2
+#define NETWORK_EINPROGRESS  115
+#define NETWORK_FIN          1
+#define NETWORK_SYN          2
+#define NETWORK_RST          4
+#define NETWORK_ACK          16
+/* Packets for others, that a device in promiscuous mode sees; and what this host sent. */
+#define NETWORK_OTHERHOST 3
+
+/* The system calls, and where their first argument still stands when they return. */
+#if defined(__TARGET_ARCH_arm64)
+#define NETWORK_SYS_SOCKET   198
+#define NETWORK_SYS_BIND     200
+#define NETWORK_SYS_ACCEPT   202
+#define NETWORK_SYS_CONNECT  203
+#define NETWORK_SYS_ACCEPT4  242
+#define NETWORK_SYS_CLOSE    57
+#define NETWORK_NUMBER(regs) READ(DIRECT, regs, syscallno)
+#define NETWORK_FIRST(regs)  READ(DIRECT, regs, orig_x0)
+#else
+#define NETWORK_SYS_SOCKET   41
+#define NETWORK_SYS_BIND     49
+#define NETWORK_SYS_ACCEPT   43
+#define NETWORK_SYS_CONNECT  42
+#define NETWORK_SYS_ACCEPT4  288
+#define NETWORK_SYS_CLOSE    3
+#define NETWORK_NUMBER(regs) READ(DIRECT, regs, orig_ax)
+#define NETWORK_FIRST(regs)  READ(DIRECT, regs, di)
+#endif

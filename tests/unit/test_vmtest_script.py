@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/vmtest around its guests: second boots, time that runs out, tools that are not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vmtest"
+KERNEL = ("6.1.0-1-amd64", Path("/nowhere"))
+TESTS = ("tests/a.py::one", "tests/a.py::two", "tests/b.py::three")
+Boot = tuple[dict[str, str], str]
+
+
+@pytest.fixture
+def vmtest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    loader = SourceFileLoader("vmtest_script", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("vmtest_script", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    monkeypatch.setitem(__import__("sys").modules, "vmtest_script", module)
+    loader.exec_module(module)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return module
+
+
+@pytest.fixture
+def boots(vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
+    """Guests that do what they are told: (outcomes, what broke) each; the tests they were given."""
+
+    def make(*planned: Boot) -> list[list[str]]:
+        asked: list[list[str]] = []
+        plan = iter(planned)
+
+        def boot(
+            release: str, folder: Path, tests: Sequence[str], results: Path, until: float
+        ) -> Any:
+            outcomes, broken = next(plan)
+            asked.append(list(tests))
+            results.mkdir(parents=True)
+            (results / "collected.json").write_text(json.dumps(list(tests)))
+            rows = [{"test": test, "outcome": outcome} for test, outcome in outcomes.items()]
+            (results / "outcomes.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"te')
+            return broken
+
+        monkeypatch.setattr(vmtest, "boot", boot)
+        return asked
+
+    return make
+
+
+ALL = dict.fromkeys(TESTS, "passed")
+
+
+def run(vmtest: ModuleType, tmp_path: Path, left_s: float = 3600.0) -> Any:
+    return vmtest.test_guest(KERNEL, TESTS, tmp_path / "logs", time.monotonic() + left_s)
+
+
+def test_all_passed(vmtest: ModuleType, boots: Any, tmp_path: Path) -> None:
+    asked = boots((ALL, ""))
+    verdict = run(vmtest, tmp_path)
+    assert verdict.good and verdict.bearable
+    assert asked == [list(TESTS)]
+
+
+def test_what_did_not_pass_is_booted_once_more(
+    vmtest: ModuleType, boots: Any, tmp_path: Path
+) -> None:
+    first = {TESTS[0]: "passed", TESTS[1]: "failed"}
+    asked = boots((first, "the kernel broke"), ({TESTS[1]: "passed", TESTS[2]: "skipped"}, ""))
+    verdict = run(vmtest, tmp_path)
+    assert asked == [list(TESTS), [TESTS[1], TESTS[2]]]
+    assert verdict.good
+    assert verdict.outcomes == {**ALL, TESTS[2]: "skipped"}
+
+
+@pytest.mark.parametrize(
+    ("second", "failed"),
+    [
+        (({TESTS[1]: "failed", TESTS[2]: "passed"}, ""), [TESTS[1]]),
+        (({}, "the guest ended before its tests did"), [TESTS[1]]),
+    ],
+)
+def test_what_fails_again_has_failed(
+    vmtest: ModuleType, boots: Any, tmp_path: Path, second: Boot, failed: list[str]
+) -> None:
+    boots(({TESTS[0]: "passed", TESTS[1]: "failed"}, ""), second)
+    verdict = run(vmtest, tmp_path)
+    assert not verdict.good and not verdict.bearable
+    assert verdict.having("failed") == failed
+
+
+def test_a_guest_that_dies_twice_has_failed(vmtest: ModuleType, boots: Any, tmp_path: Path) -> None:
+    boots(({}, "the kernel broke"), ({}, "the kernel broke"))
+    verdict = run(vmtest, tmp_path)
+    assert not verdict.good and not verdict.bearable
+    assert verdict.having("failed") == [TESTS[0]], "the test that was under way both times"
+    assert verdict.unreached == list(TESTS)
+
+
+def test_a_guest_that_dies_anywhere_was_not_tested(
+    vmtest: ModuleType, boots: Any, tmp_path: Path
+) -> None:
+    boots(({}, "the kernel broke"), ({TESTS[0]: "passed"}, "the kernel broke"))
+    verdict = run(vmtest, tmp_path)
+    assert not verdict.good and verdict.bearable
+
+
+def test_time_that_runs_out_is_bearable_and_said(
+    vmtest: ModuleType, boots: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = boots(({TESTS[0]: "passed"}, vmtest.TIME_IS_UP))
+    verdict = run(vmtest, tmp_path, left_s=0)
+    assert len(asked) == 1
+    assert not verdict.good and verdict.bearable
+    assert f"not reached: {TESTS[1]} {TESTS[2]}" in capsys.readouterr().out
+
+
+def test_time_that_runs_out_excuses_no_failure(
+    vmtest: ModuleType, boots: Any, tmp_path: Path
+) -> None:
+    boots(({TESTS[0]: "failed"}, vmtest.TIME_IS_UP))
+    assert not run(vmtest, tmp_path, left_s=0).bearable
+
+
+def test_what_cannot_be_had_is_not_tested(
+    vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def get_tools() -> None:
+        raise vmtest.Failure("apt-get failed: no network")
+
+    monkeypatch.setattr(vmtest, "get_tools", get_tools)
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    assert vmtest.main(["--ci"]) == 0
+    said = capsys.readouterr().out
+    assert "VM kernels 6.1 and 6.12 were NOT tested: apt-get failed: no network" in said
+    with pytest.raises(vmtest.Failure):
+        vmtest.main([])
+
+
+def test_a_kernel_that_cannot_be_had_is_left_out(
+    vmtest: ModuleType, boots: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def get_kernel(wanted: str) -> tuple[str, Path]:
+        if wanted == "6.1":
+            raise vmtest.Failure("no package")
+        return KERNEL
+
+    boots((ALL, ""))
+    monkeypatch.setattr(vmtest, "get_tools", lambda: None)
+    monkeypatch.setattr(vmtest, "get_kernel", get_kernel)
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    assert vmtest.main(["--ci", "--", *TESTS]) == 0
+    said = capsys.readouterr().out
+    assert "kernel 6.1 was NOT tested: no package" in said
+    assert said.splitlines()[-1] == "vmtest: 3 passed, 0 failed, 0 skipped"
+
+
+def test_a_panic_is_seen_and_a_program_that_crashed_is_none(vmtest: ModuleType) -> None:
+    assert vmtest.BROKEN.search("[ 1.0] Oops: int3: 0000 [#1]")
+    assert vmtest.BROKEN.search("[ 1.0] BUG: kernel NULL pointer dereference")
+    assert not vmtest.BROKEN.search("watchdog: BUG: soft lockup - CPU#0 stuck")
+    assert not vmtest.BROKEN.search("traps: python[9] general protection fault ip:7f00")
+
+
+def test_the_newest_of_a_series(vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["6.1.0-9-amd64", "6.1.0-56-amd64", "6.12.117+deb12-amd64"]
+    monkeypatch.setattr(vmtest, "list_kernels", lambda: names)
+    assert vmtest.find_release("6.1") == "6.1.0-56-amd64"
+    assert vmtest.find_release("6.12") == "6.12.117+deb12-amd64"
+    with pytest.raises(vmtest.Failure, match=r"linux-image-5\.10"):
+        vmtest.find_release("5.10")
+
+
+def test_the_tests_for_guests_are_there(vmtest: ModuleType) -> None:
+    for test in (*vmtest.GUEST_TESTS, *vmtest.HOST_TESTS):
+        file, _, name = test.partition("::")
+        text = (SCRIPT.parents[1] / file).read_text()
+        assert not name or f"def {name}(" in text, test
+    beside = {f"tests/vm/{path.name}" for path in (SCRIPT.parents[1] / "tests/vm").glob("test_*")}
+    assert beside <= set(vmtest.GUEST_TESTS)
