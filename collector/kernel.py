@@ -30,7 +30,8 @@ OPTIONAL_KINDS = ("fentry", "fexit", "kprobe")
 class Kernel:
     """The capture's programs; a context manager that leaves nothing behind.
 
-    The filters are in force before anything is attached. Raises KernelError where the kernel
+    The filters are in force before anything is attached; nothing is recorded before switch_on().
+    Raises KernelError where the kernel
     refuses a program that it said it could load.
     """
 
@@ -52,7 +53,7 @@ class Kernel:
                     name_inodes(self.loaded.maps["existing_inodes"], filters.pids, inodes)
             for name, limit in prepared.limits.items():
                 self._control["limit"][0, prepared.numbers[name]] = limit
-            self.switch(prepared.numbers, True)
+            self._control["enabled"][0, list(prepared.numbers.values())] = True
             self.loaded.load(
                 ProgramSpec(p.name, p.kind, p.target, p.kind not in OPTIONAL_KINDS)
                 for p in prepared.plan.probes
@@ -122,6 +123,10 @@ class Kernel:
         """Switch locations and events on or off, from now on."""
         for name in names:
             self._control["enabled"][0, self._prepared.numbers[name]] = on
+        self.switch_on()
+
+    def switch_on(self) -> None:
+        """Have the switches in force: until then nothing is recorded."""
         bpfsys.map_update(self.loaded.maps["klogger_control"], _FIRST, self._control.tobytes())
 
     def states(self) -> dict[str, tuple[int, int]]:

@@ -110,8 +110,9 @@ class LogStream:
     def clock(self, entry: Clock) -> None:
         self._note([clock_note(entry)])
 
-    def marks(self, marks: Sequence[Mark], pid: int = 0) -> None:
-        self._note([mark_note(mark.number, pid) for mark in marks])
+    def marks(self, marks: Sequence[Mark], pid: int = 0) -> bool:
+        notes = [mark_note(mark.number, pid) for mark in marks]
+        return self._spool.put_control(lambda _: notes, self._clocks.now_ns())
 
     def pause(self) -> None:
         self._note([finish_note(DISABLED)])
@@ -148,7 +149,8 @@ class LogStream:
         return self._writer.bytes_written()
 
     def _note(self, notes: Sequence[Note]) -> None:
-        self._spool.put_control(lambda _: notes, self._clocks.now_ns())
+        # What tells when logging was on must not be dropped where the queue is full.
+        self._spool.put_control(lambda _: notes, self._clocks.now_ns(), reserved=True)
 
     def _first_notes(self, kernel: Kernel) -> list[Note]:
         pair = self._clocks.latest

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from formats.klogger import (
     Packed,
     finish_dump,
     pack_event,
+    pack_events,
     pack_records,
 )
 
@@ -132,7 +134,9 @@ class LogWriter:
                 error = self._notes(cpu, own, mono_ns, reserved) if own else None
                 if error is None:
                     break
-            good = good and error is None
+            if error is not None:
+                good = False
+                self.written.refused += len(own)
         return good
 
     def is_for(self, note: Note, cpu: int) -> bool:
@@ -234,9 +238,11 @@ def make_dump(
     """A dump of base events after the serial `last`, and the last serial in it."""
     serial = last + 1
     parts = [pack_event(log, "DUMP_BEGIN", {"index": index}, serial, mono_ns)]
-    for note in notes:
-        serial += 1
-        parts.append(pack_event(log, note.name, note.values, serial, note.mono_ns or mono_ns))
+    for name, same in groupby(notes, lambda note: note.name):
+        group = list(same)
+        times_ns = [note.mono_ns or mono_ns for note in group]
+        parts.append(pack_events(log, name, [n.values for n in group], serial + 1, times_ns))
+        serial += len(group)
     return finish_dump(log, index, parts, serial + 1, mono_ns), serial + 1
 
 

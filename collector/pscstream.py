@@ -63,11 +63,11 @@ class PscStream:
         self._hand_over(self.order.release(watermark_ns))
 
     def clock(self, entry: Clock) -> None:
-        self._spool.put_control(lambda _: [entry], entry.mono_ns)
+        self._spool.put_control(lambda _: [entry], entry.mono_ns, reserved=True)
 
-    def marks(self, marks: Sequence[Mark], pid: int = 0) -> None:
+    def marks(self, marks: Sequence[Mark], pid: int = 0) -> bool:
         entries: list[Control] = list(marks)
-        self._spool.put_control(lambda _: entries, self._clocks.now_ns())
+        return self._spool.put_control(lambda _: entries, self._clocks.now_ns())
 
     def pause(self) -> None:
         """A PSC file does not tell of pauses."""

@@ -54,6 +54,8 @@ def report(
             f"{totals.unchanged:,} unchanged, {limited}{totals.written:,} recorded; "
             f"lost: {describe_losses(totals.by_cause)}"
         )
+        if written.refused:
+            say(f"{written.refused:,} entries of the books, marks or clock could not be written")
     error = written.error or written.sync_error
     if error is not None:
         raise FileError(

@@ -115,6 +115,7 @@ class Session:
         # Before the file begins: its header tells what the kernel took.
         kernel.loaded.attach()
         self._stream.begin(kernel)
+        kernel.switch_on()
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._told_error: str | None = None
 

@@ -57,8 +57,8 @@ class Stream(Protocol):
     def clock(self, entry: Clock) -> None:
         """The time of day was set."""
 
-    def marks(self, marks: Sequence[Mark], pid: int = 0) -> None:
-        """Marks were set, by a process."""
+    def marks(self, marks: Sequence[Mark], pid: int = 0) -> bool:
+        """Marks were set, by a process; False where there is no room for them."""
 
     def pause(self) -> None:
         """Recording was switched off; all that came before was released."""

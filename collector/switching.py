@@ -107,7 +107,8 @@ class Switching:
 
     def mark(self, number: int, pid: int) -> dict[str, Any]:
         """Sets a mark."""
-        self._stream.marks([Mark(number, f"process {pid}")], pid)
+        if not self._stream.marks([Mark(number, f"process {pid}")], pid):
+            raise TcpkmonError("the mark was not set: the disk is too slow", "try it again")
         return {"number": number, "pid": pid}
 
     def set_buffer_bytes(self, n: int) -> dict[str, Any]:

@@ -69,12 +69,16 @@ struct lock_owner {
     u64 thread; /* 0: whoever, there can be only one */
 };
 
-/* A lock that was waited for and acquired. */
+/* A lock that was waited for and acquired, by whom: another thread may release it, as the next one
+ * on the CPU does with a run queue's.
+ */
 struct lock_held {
     u64 acquired;
     u64 waited;
+    u64 who;
     u32 flags;
     u32 unused;
+    char comm[16];
 };
 
 struct locking_cpu {
@@ -112,30 +116,27 @@ static __always_inline int is_followed(u32 flags) {
 }
 
 /* Logs the event of a lock's kind. */
-static __always_inline void finished(void *ctx, struct klogger_cpu *cpu, u64 lock, u32 flags,
-                                     u64 acquired, u64 waited, int moment, int error) {
-    struct task_struct *task = (struct task_struct *)bpf_get_current_task();
-    u64 who = bpf_get_current_pid_tgid();
-    u32 pid = who, tgid = who >> 32;
+static __always_inline void finished(void *ctx, struct klogger_cpu *cpu, u64 lock,
+                                     struct lock_held *held, int moment, int error) {
+    u32 pid = held->who, tgid = held->who >> 32, flags = held->flags;
     int type = lock_type_of(flags);
+    u64 acquired = held->acquired, waited = held->waited;
+    const void *comm = &held->comm;
 
     if (type == KLOGGER_lock_type_MUTEX || type == KLOGGER_lock_type_SEMAPHORE)
-        klogger(MUTEX_FINISH, lock, acquired, waited, type, moment, error, pid, tgid, &task->comm);
+        klogger(MUTEX_FINISH, lock, acquired, waited, type, moment, error, pid, tgid, comm);
     else if (flags & LOCK_READ)
-        klogger(READLOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid,
-                &task->comm);
+        klogger(READLOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid, comm);
     else if (type == KLOGGER_lock_type_RT_RWLOCK)
         klogger(PREEMPT_WRITELOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid,
-                &task->comm);
+                comm);
     else if (flags & LOCK_WRITE)
-        klogger(WRITELOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid,
-                &task->comm);
+        klogger(WRITELOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid, comm);
     else if (type == KLOGGER_lock_type_RT_MUTEX)
         klogger(PREEMPT_SPINLOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid,
-                &task->comm);
+                comm);
     else
-        klogger(SPINLOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid,
-                &task->comm);
+        klogger(SPINLOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid, comm);
 }
 
 /* Enters into the ledger an event that is lost because a table is full. */
@@ -202,8 +203,12 @@ static __always_inline void gets(void *ctx, struct klogger_cpu *cpu, u64 lock, i
     struct lock_owner owner = {.lock = lock, .thread = (u32)bpf_get_current_pid_tgid()};
     struct lock_wait wait = {}, *found;
     struct locking_cpu *here;
-    u64 now = bpf_ktime_get_ns(), acquired = now, waited;
-    int moment = KLOGGER_lock_moment_ACQUIRED;
+    struct lock_held held = {};
+#if FOLLOWS
+    struct lock_held before;
+    int is_again = 0;
+#endif
+    u64 now = bpf_ktime_get_ns();
     u32 zero = 0;
 
     here = locking_cpus.lookup(&zero);
@@ -223,31 +228,31 @@ static __always_inline void gets(void *ctx, struct klogger_cpu *cpu, u64 lock, i
         wait = *found;
         locking_waits.delete(&owner);
     }
-    waited = now - wait.since;
-    if (error) {
-        acquired = 0;
-        moment = KLOGGER_lock_moment_GIVEN_UP;
-    }
+    held.acquired = error ? 0 : now;
+    held.waited = now - wait.since;
+    held.who = bpf_get_current_pid_tgid();
+    held.flags = wait.flags;
+    bpf_get_current_comm(held.comm, sizeof(held.comm));
 #if FOLLOWS
     if (!error && is_followed(wait.flags)) {
-        struct lock_held new = {.acquired = now, .waited = waited, .flags = wait.flags}, *old;
+        struct lock_held *old;
 
         if (!(wait.flags & LOCK_READ))
             owner.thread = 0;
         old = locking_held.lookup(&owner);
         if (old) {
-            acquired = old->acquired;
-            waited = old->waited;
-            wait.flags = old->flags;
-            moment = KLOGGER_lock_moment_UNSEEN;
+            before = *old;
+            is_again = 1;
         }
-        if (locking_held.update(&owner, &new))
-            no_room(cpu, new.flags);
-        if (!old)
-            return;
+        if (locking_held.update(&owner, &held))
+            no_room(cpu, held.flags);
+        if (is_again)
+            finished(ctx, cpu, lock, &before, KLOGGER_lock_moment_UNSEEN, 0);
+        return;
     }
 #endif
-    finished(ctx, cpu, lock, wait.flags, acquired, waited, moment, error);
+    finished(ctx, cpu, lock, &held,
+             error ? KLOGGER_lock_moment_GIVEN_UP : KLOGGER_lock_moment_ACQUIRED, error);
 }
 
 #if FOLLOWS
@@ -261,8 +266,7 @@ static __always_inline void releases(void *ctx, struct klogger_cpu *cpu, u64 loc
         return; /* nobody had to wait for it */
     held = *found;
     locking_held.delete(&owner);
-    finished(ctx, cpu, lock, held.flags, held.acquired, held.waited, KLOGGER_lock_moment_RELEASED,
-             0);
+    finished(ctx, cpu, lock, &held, KLOGGER_lock_moment_RELEASED, 0);
 }
 #endif
 

@@ -10,6 +10,7 @@ from formats.klogger.encode import (
     encode_preamble,
     finish_dump,
     pack_event,
+    pack_events,
     pack_records,
 )
 from formats.klogger.losses import Losses
@@ -44,5 +45,6 @@ __all__ = [
     "merge_logs",
     "number_events",
     "pack_event",
+    "pack_events",
     "pack_records",
 ]

@@ -177,19 +177,33 @@ def pack_event(
     end), bytes. Fields that are not named are zero. Raises UsageError for a name that the event or
     enum lacks and a number that does not fit.
     """
+    return pack_events(log, name, [values], serial, [time_ns])
+
+
+def pack_events(
+    log: LogFormat,
+    name: str,
+    rows: Sequence[Mapping[str, int | str | bytes]],
+    first_serial: int,
+    times_ns: Sequence[int],
+) -> Packed:
+    """As pack_event(), several events of one name, with the serials from `first_serial` on."""
     event = log.event(name)
-    payload = np.zeros(1, np.dtype((np.void, event.size)) if event.size else np.dtype("V0"))
-    row = payload.view(event.dtype) if event.size else payload
-    for key, value in values.items():
+    payload = np.zeros(len(rows), np.dtype((np.void, event.size)) if event.size else np.dtype("V0"))
+    table = payload.view(event.dtype) if event.size else payload
+    for key in dict.fromkeys(key for values in rows for key in values):
         field = event.find_field(key)
         if field is None:
             raise UsageError(f"event {name} has no field '{key}'")
-        row[key] = _stored(log, event, field, value)
+        column = table[key]
+        for index, values in enumerate(rows):
+            if key in values:
+                column[index] = _stored(log, event, field, values[key])
     return pack_records(
-        np.array([event.number]),
-        payload if event.size else np.zeros(1, "V8"),
-        np.array([serial], np.uint64),
-        np.array([time_ns], np.uint64),
+        np.full(len(rows), event.number),
+        payload if event.size else np.zeros(len(rows), "V8"),
+        np.arange(first_serial, first_serial + len(rows), dtype=np.uint64),
+        np.array(times_ns, np.uint64),
         log.payload_sizes,
         payload_start=0,
     )

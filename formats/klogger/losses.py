@@ -108,4 +108,8 @@ class Losses:
 def _values(batch: LogBatch, name: str) -> list[dict[str, Any]]:
     """An event's numbers and byte strings by field, for the few events of the ledger."""
     rows = batch.rows(name)
-    return [dict(zip(rows.dtype.names or (), row, strict=True)) for row in rows.tolist()]
+    event = batch.format.event(name)
+    # A hostile header may declare a counter as text.
+    kept = [f.name for f in event.fields if f.kind in ("int", "enum") or f.name == "program"]
+    columns = [rows[field].tolist() for field in kept]
+    return [dict(zip(kept, row, strict=True)) for row in zip(*columns, strict=True)]

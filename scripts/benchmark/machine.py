@@ -65,7 +65,7 @@ def _version(command: tuple[str, ...]) -> str:
 def _commit(root: Path) -> str:
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty"],
+            ["git", "-c", "safe.directory=*", "-C", str(root), "describe", "--always", "--dirty"],
             capture_output=True,
             text=True,
             timeout=20,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run as a program by tests/live/test_log_verify_live.py: makes counted getppid calls when asked.
 
-    python calling.py   <- lines "CPU COUNT"   -> "COUNT", when made (0: until the next line)
+python calling.py   <- lines "CPU COUNT"   -> "COUNT", when made (0: until the next line)
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ PROBE(getppid, "GETPPID", "btf:sys_enter raw:sys_enter")
         klogger(GETPPID, pid, 0x1122334455667788);
 }
 """
-KILLS = 40 if FULL else 5
+KILLS = 40 if FULL else 4
 START_S, CAPTURE_S = 1.0, 0.8
 SMALL = 10_000
 
@@ -221,12 +221,11 @@ def check_killed(folder: Path) -> int:
     records = 0
     for path, report in zip(paths, reports, strict=False):
         with LogReader(path) as reader:
-            records += sum(len(batch.where(EVENT)) for batch in reader.batches())
+            here = sum(len(batch.where(EVENT)) for batch in reader.batches())
             assert "tail unknown" in reader.tail
         told = sum(row["in_file"] for row in report["rows"] if row["name"] == EVENT)
-        here = report["after_checkpoint"]
-        assert records >= told
-        assert here >= 0
+        assert here == told + report["after_checkpoint"]
+        records += here
     return records
 
 
@@ -238,7 +237,7 @@ def test_killed_at_any_moment(calls: Calls, tmp_path: Path) -> None:
     calls.begin(cpus()[-1])
     for number in range(KILLS):
         folder = tmp_path / f"log{number}"
-        ready = number % 5 > 0
+        ready = number % 4 > 0
         with collecting(calls, folder) as collector:
             if ready:
                 collector.ready()
@@ -257,7 +256,7 @@ def test_killed_at_any_moment(calls: Calls, tmp_path: Path) -> None:
             assert not ready
     calls.end()
     print(f"{KILLS} kills, {folders} logs, {records} records")
-    assert folders >= KILLS * 4 // 5
+    assert folders >= KILLS * 3 // 4
     assert records
 
 

@@ -60,7 +60,7 @@ def test_probing_leaves_no_descriptor_and_is_quick(btf: Btf) -> None:
     for kind in ("btf", "raw", "fentry", "fexit", "kprobe", "kretprobe", "iter"):
         for target in ("tcp_probe", "tcp_ack", "tcp_rcv_established", "tcp", "tcp_destroy_sock"):
             asked.can(kind, target)
-    assert time.process_time() - used < 5
+    assert time.process_time() - used < (60 if "TCPKMON_GUEST" in os.environ else 5)
     assert set(os.listdir("/proc/self/fd")) == before
 
 

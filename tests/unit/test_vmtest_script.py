@@ -182,7 +182,7 @@ def test_the_newest_of_a_series(vmtest: ModuleType, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_tests_for_guests_are_there(vmtest: ModuleType) -> None:
-    for test in (*vmtest.GUEST_TESTS, *vmtest.HOST_TESTS):
+    for test in (*vmtest.GUEST_TESTS, *vmtest.MORE_TESTS, *vmtest.HOST_TESTS):
         file, _, name = test.partition("::")
         text = (SCRIPT.parents[1] / file).read_text()
         assert not name or f"def {name}(" in text, test
