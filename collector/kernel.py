@@ -88,14 +88,13 @@ class Kernel:
         return found
 
     def attached(self) -> dict[str, str]:
-        """By location, how it is attached, as kind:target."""
+        """By location or event, how it is attached: kind:target of each of its programs."""
         kinds = {spec.function: f"{spec.kind}:{spec.target}" for spec in self.loaded.attached()}
-        return {
-            location: kinds[probe.name]
-            for probe in self._prepared.plan.probes
-            for location in probe.locations
-            if probe.name in kinds
-        }
+        found: dict[str, list[str]] = {}
+        for probe in self._prepared.plan.probes:
+            for location in probe.locations if probe.name in kinds else ():
+                found.setdefault(location, []).append(kinds[probe.name])
+        return {name: " ".join(dict.fromkeys(places)) for name, places in found.items()}
 
     def walk(self, namespaces: list[int], step: int) -> Walk | None:
         """A walk over the existing sockets; None where the kernel has no iterator."""

@@ -57,8 +57,9 @@ class Plan:
     """Programs of the text that are not loaded."""
 
     def kind_of(self, location: str) -> str | None:
-        """How a location is attached, as kind:target."""
-        return next((f"{p.kind}:{p.target}" for p in self.probes if location in p.locations), None)
+        """How a location or event is attached: kind:target of each of its programs."""
+        places = [f"{p.kind}:{p.target}" for p in self.probes if location in p.locations]
+        return " ".join(dict.fromkeys(places)) or None
 
 
 def read_text(name: str = "tcp") -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,8 @@ class Wish:
     """Events go into Klogger files."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """Records a second and CPU, by event."""
+    using: tuple[str, ...] = ()
+    """Log levels, in place of those that their schemata use."""
 
 
 def wish_of(request: Request) -> Wish:
@@ -126,6 +128,7 @@ def wish_of(request: Request) -> Wish:
         kinds=request.kinds,
         klogger=request.is_klogger,
         limits=dict(request.limits),
+        using=request.using,
     )
 
 
@@ -147,7 +150,7 @@ def prepare(wish: Wish) -> Prepared:
         read_checked(sources)
     text = read_texts(sources)
     btf = Btf.from_kernel()
-    events = lay_out_events(sources) if wish.klogger else None
+    events = lay_out_events(sources, wish.using) if wish.klogger else None
     locations, chosen = _choose(wish.locations, has_tcp, events)
     tcp: Snapshots | None = None
     unknown = ""
@@ -201,10 +204,18 @@ def prepare(wish: Wish) -> Prepared:
     )
 
 
-def lay_out_events(sources: Sequence[Source]) -> EventLayout:
-    """The events of several schemata, numbered; SNAPSHOT of the schema tcp is logged otherwise."""
+def lay_out_events(sources: Sequence[Source], using: Sequence[str] = ()) -> EventLayout:
+    """The events of several schemata, numbered; SNAPSHOT of the schema tcp is logged otherwise.
+
+    using: log levels that take the place of those that their schemata use.
+    """
     has_tcp = any(source.shipped and source.name == TCP for source in sources)
     schema = load_schema_of(sources)
+    if using:
+        files = {schema.loglevel(name).position.file for name in using}
+        used = schema.using or [level.name for level in schema.loglevels]
+        kept = [name for name in used if schema.loglevel(name).position.file not in files]
+        schema = replace(schema, using=(*kept, *using))
     base = [e.name for e in load_schema_of([s for s in sources if s.name == BASE]).events]
     return lay_out(schema, [*base, *([EVENT] if has_tcp else [])])
 

@@ -40,6 +40,7 @@ class Request:
     file_format: str = "psc"
     limits: tuple[tuple[str, int], ...] = ()
     """Events and how many of them are recorded a second and CPU at most."""
+    using: tuple[str, ...] = ()
     control_group: str | None = None
 
     @property
@@ -64,6 +65,8 @@ def check_request(request: Request) -> None:
         raise UsageError("--print: standard output is closed")
     if request.schemata != ("tcp",) and not request.is_klogger:
         raise UsageError("a PSC file holds the schema tcp alone", "add --format klogger")
+    if request.using and not request.is_klogger:
+        raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")
     if request.filters.flags and not request.has_tcp:
         raise UsageError(
             "filters by port, address, namespace, cgroup or process are for the schema tcp",

@@ -103,9 +103,15 @@ static __always_inline void added(void *ctx, struct klogger_cpu *cpu, const int 
             READ(direct, task, se.vruntime), READ(direct, task, se.sum_exec_runtime));
 }
 
+/* A thread that has a CPU was still on its way to sleep: it never left the queue. */
 #if USE_woken
 PROBE(woken, "ADD_TO_RUNQ", "btf:sched_wakeup raw:sched_wakeup")
-{ added(ctx, cpu, DIRECT, (struct task_struct *)ARG(0), 0); }
+{
+    struct task_struct *task = (struct task_struct *)ARG(0);
+
+    if (!READ(DIRECT, task, on_cpu))
+        added(ctx, cpu, DIRECT, task, 0);
+}
 #endif
 
 #if USE_woken_new

@@ -97,6 +97,8 @@ def _was_given(parameter: str) -> bool:
 @click.option("--schema", "schemata", multiple=True, metavar="NAME|FOLDER",
               help="What to record: a schema that is shipped (tcp, network, sched, locking, "
               "stopwatch) or your own; several together. Default: tcp.")
+@click.option("--using", multiple=True, metavar="LEVEL",
+              help="A log level of a schema, in place of the one that the schema uses.")
 @click.option("--limit", "limits", multiple=True, metavar="EVENT=N",
               help="Record at most N of this event a second and CPU.")
 @click.option("--control-group", metavar="NAME",
@@ -132,6 +134,7 @@ def command(
     show: bool,
     file_format: str,
     schemata: tuple[str, ...],
+    using: tuple[str, ...],
     limits: tuple[str, ...],
     control_group: str | None,
     fail_on_loss: bool,
@@ -191,6 +194,7 @@ def command(
         schemata=tuple(dict.fromkeys(schemata)) or ("tcp",),
         file_format=file_format,
         limits=tuple(parse_limit(text) for text in limits),
+        using=using,
         control_group=control_group,
     )
     return run(request)

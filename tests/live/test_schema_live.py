@@ -121,6 +121,17 @@ def test_the_log_tells_of_the_system_and_ends_with_its_books(schema, tmp_path):
         assert row["attempts"] == kept + sum(losses) and row["written"] == row["in_file"]
 
 
+def test_another_log_level_is_chosen_without_editing_the_schema(schema, tmp_path):
+    out = tmp_path / "log"
+    collect("--schema", schema, "--schema", "network", "--using", "low", "-o", out, "-q",
+            *flood(10))  # fmt: skip
+    found = events(out)
+    logging = {e["name"] for e in found if e["header"]["type"] == "LOGGING_EVENT"}
+    assert {"CALLED", "SELDOM", "IP_SENDPACKET"} <= logging and "EVERY" not in logging
+    said = collect("--schema", schema, "--using", "lows", "-o", tmp_path / "x", code=2)
+    assert "did you mean 'low'" in said
+
+
 def test_a_limit_holds_a_second_and_cpu_and_is_accounted_for(schema, tmp_path):
     out = tmp_path / "log"
     said = collect("--schema", schema, "--locations", "CALLED", "--limit", "CALLED=100", "-o", out,

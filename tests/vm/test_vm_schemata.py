@@ -102,23 +102,21 @@ def test_locking(tmp_path: Path, kinds: str, way: str) -> None:
     with logging(tmp_path / "log", "locking", kinds=kinds) as running:
         make_locks()
         pages = [HeldPage() for _ in range(3)]
-        writers = locking.wait_for_writers(tmp_path, pages[0])
-        writer, readers = locking.wait_for_readers(tmp_path, pages[1])
-        mutexes = locking.wait_for_mutex(pages[2])
+        write_span, writers = locking.wait_for_writers(tmp_path, pages[0])
+        read_span, writer, readers = locking.wait_for_readers(tmp_path, pages[1])
+        mutex_span, mutexes = locking.wait_for_mutex(pages[2])
         for page in pages:
             page.close()
     log = running.finish()
     check_made(log, way)
-    for pid in (*writers, writer):
-        locking.check_wait(log.one("WRITELOCK_FINISH", pid=pid, type="RWSEM"), "RWSEM")
-    for pid in readers:
-        locking.check_wait(log.one("READLOCK_FINISH", pid=pid, type="RWSEM"), "RWSEM")
-    for pid in mutexes:
-        locking.check_wait(log.one("MUTEX_FINISH", pid=pid, type="MUTEX"), "MUTEX")
-    for event in ("WRITELOCK_FINISH", "READLOCK_FINISH", "MUTEX_FINISH"):
-        found = log.of(event, tgid=os.getpid())
-        assert {one["moment"] for one in found} == {"RELEASED"}
-        assert all(one["acquired"] < one["time_ns"] for one in found)
+    waits = [("WRITELOCK_FINISH", pid, write_span, "RWSEM") for pid in writers]
+    waits.append(("WRITELOCK_FINISH", writer, read_span, "RWSEM"))
+    waits += [("READLOCK_FINISH", pid, read_span, "RWSEM") for pid in readers]
+    waits += [("MUTEX_FINISH", pid, mutex_span, "MUTEX") for pid in mutexes]
+    for wait in waits:
+        record = locking.check_wait(log, *wait)
+        assert record["moment"] == "RELEASED"
+        assert record["acquired"] < record["time_ns"]
     assert log.missing["BKL_LOCK_FINISH"] == "no probe of its schema logs it"
 
 
