@@ -21,7 +21,7 @@ from collector.commands import (
     status,
 )
 from formats.cli import run
-from formats.commands import decode, repair, verify
+from formats.commands import decode, export, repair, verify
 
 
 @click.group("tcpkmon", context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,6 +37,7 @@ for _part in (doctor.command, events.command, columns.command, verify.command, r
     command.add_command(_part)
 command.add_command(schema.command)
 command.add_command(decode.command)
+command.add_command(export.command)
 for _control in (status, enable, disable, mark, buffer_size, lowwater, benchmark):
     command.add_command(_control.command)
 

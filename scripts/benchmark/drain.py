@@ -25,7 +25,7 @@ from collector.sequencer import Sequencer
 from collector.sinks import FileSink
 from collector.writer import Writer, Written
 from scripts.benchmark import samples
-from scripts.benchmark.context import ROOT, Context, cpus
+from scripts.benchmark.context import ROOT, BenchError, Context, cpus
 
 NAME = "drain"
 TITLE = "Drain and reading"
@@ -84,9 +84,12 @@ def record(context: Context, columns: str) -> tuple[np.dtype[Any], NDArray[np.ui
         pages = pages_of(RING_BYTES)
         with Rings(kernel.events_fd, prepared.dtype, pages, RING_BYTES // 2) as rings:
             kernel.loaded.attach()
+            kernel.switch(prepared.numbers, True)
             load.run(f"receive {seconds} 0")
             kernel.loaded.detach()
             entries = max((batch.entries for batch in rings.drain()), key=len)
+    if not len(entries):
+        raise BenchError("the flood left nothing in the rings")
     dtype = prepared.dtype
     rows = np.zeros((len(entries), record_bytes(dtype)), np.uint8)
     heads = rows[:, : HEAD.itemsize].view(HEAD)[:, 0]

@@ -101,6 +101,7 @@ def _time_programs(
             Rings(kernel.events_fd, prepared.dtype, pages, RING_BYTES // 2) as rings,
         ):
             kernel.loaded.attach()
+            kernel.switch(prepared.numbers, True)
             walk = kernel.walk([lab.a.namespace.fd], WALK_STEP)
             while walk is not None and walk.step():
                 rings.drain()

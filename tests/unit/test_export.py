@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon export: every snapshot once, as readers of Parquet, Arrow, CSV and JSON see it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import formats
+from formats import cli, export
+from formats.commands.export import command
+from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    builder = Builder(tcpkmon=True)
+    sawtooth(builder, 1055, 5050, 1)
+    sawtooth(builder, 1056, 5050, 2, raddr=mapped("2001:db8::1"), family=10, ca_name=b'a,"\x1b[')
+    merge(builder)
+    builder.end(20.0)
+    return builder.write(tmp_path / "two.pm")
+
+
+def run(*arguments: object) -> int:
+    return cli.run(command, [str(a) for a in arguments], prog="tcpkmon export")
+
+
+def snapshots(path: Path) -> list[dict]:
+    """What the reader gives, without pyarrow: the rows that are no control entries."""
+    with formats.open(path) as found:
+        keep = ~found.control()
+        names = ["seq_no", "lport", "rport", "snd_cwnd", "srtt_us", "conn_id"]
+        columns = found.columns(names)
+        return [
+            dict(zip(names, row, strict=True))
+            for row in zip(*(columns[n][keep].tolist() for n in names), strict=True)
+        ]
+
+
+def test_parquet_has_every_snapshot_grouped_by_connection(capture, tmp_path):
+    out = tmp_path / "x.parquet"
+    assert run(capture, "-o", out) == 0
+    table = pyarrow.parquet.read_table(out)
+    rows = table.select(["seq_no", "lport", "rport", "snd_cwnd", "srtt_us", "conn_id"]).to_pylist()
+    connections = [row["conn_id"] for row in rows]
+    assert connections == sorted(connections) and set(connections) == {1, 2}
+    assert sorted(rows, key=lambda row: row["seq_no"]) == snapshots(capture)
+    assert set(table["location"].to_pylist()) >= {"SEGMENT_RECEIVED", "RTO", "STATE_CHANGE"}
+    assert set(table["raddr"].to_pylist()) == {"10.0.0.2", "2001:db8::1"}
+    assert table.schema.field("time").type == pyarrow.timestamp("us", "UTC")
+    assert out.stat().st_size < capture.stat().st_size / 4
+
+
+def test_arrow_keeps_the_order_of_the_file(capture, tmp_path):
+    out = tmp_path / "x.arrow"
+    assert run(capture, "-o", out) == 0
+    table = pyarrow.ipc.open_file(out).read_all()
+    assert table["seq_no"].to_pylist() == [row["seq_no"] for row in snapshots(capture)]
+    assert table.schema.field("state").type == pyarrow.string()
+
+
+def test_json_lines_and_csv_hold_the_same(capture, tmp_path, capfdbinary):
+    out = tmp_path / "x.jsonl"
+    assert run(capture, "-o", out) == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    wanted = snapshots(capture)
+    assert [{name: line[name] for name in wanted[0]} for line in lines] == wanted
+    assert {line["ca_name"] for line in lines} == {"reno", 'a,"\x1b['}
+    assert lines[0]["time"].endswith("Z") and lines[0]["state"] == "TCP_ESTABLISHED"
+    assert run(capture) == 0
+    text = capfdbinary.readouterr().out.decode()
+    assert "\x1b" not in text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    for row, line in zip(rows, lines, strict=True):
+        assert {name: str(line[name]) for name in wanted[0]} == {n: row[n] for n in wanted[0]}
+        assert row["time"] == line["time"]
+
+
+def test_chosen_columns_come_in_the_order_asked_for(capture, tmp_path):
+    out = tmp_path / "x.csv"
+    assert run(capture, "-o", out, "--columns", "snd_cwnd,lport") == 0
+    assert out.read_text().splitlines()[0] == "snd_cwnd,lport"
+
+
+def test_pieces_make_the_same_whole(capture, monkeypatch):
+    with formats.open(capture) as found:
+        whole = list(export.Export(found).tables())
+        parts = list(export.Export(found).tables(7))
+    assert len(whole) == 1 and len(parts) > 50
+    plain = [table.to_pylist() for table in parts]
+    assert [row for rows in plain for row in rows] == whole[0].to_pylist()
+
+
+def test_losses_and_a_missing_end_are_told(tmp_path, capsys):
+    builder = Builder(tcpkmon=True)
+    sawtooth(builder, 1055, 5050, 1, rounds=20)
+    builder.lose(5, 1.0)
+    path = builder.write(tmp_path / "cut.pm")
+    assert run(path, "-o", tmp_path / "x.csv") == 3
+    said = capsys.readouterr().err
+    assert "5 records were lost" in said and "the end is missing" in said
+    assert len((tmp_path / "x.csv").read_text().splitlines()) == 1 + 21
+
+
+def test_an_empty_capture_gives_an_empty_table(tmp_path):
+    builder = Builder(tcpkmon=True)
+    builder.end(1.0)
+    path = builder.write(tmp_path / "empty.pm")
+    for name in ("x.parquet", "x.arrow", "x.csv", "x.json"):
+        assert run(path, "-o", tmp_path / name) == 0
+    assert pyarrow.parquet.read_table(tmp_path / "x.parquet").num_rows == 0
+    assert (tmp_path / "x.json").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
+        (["-o", "x.xls"], "no known format"),
+        (["--format", "parquet"], "parquet needs -o"),
+        (["--columns", "snd_cwn"], "snd_cwn"),
+        (["--columns", " , "], "names none"),
+    ],
+)
+def test_mistakes_are_told(capture, tmp_path, monkeypatch, capsys, arguments, what):
+    monkeypatch.chdir(tmp_path)
+    assert run(capture, *arguments) == 2
+    assert what in capsys.readouterr().err
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_a_file_that_is_there_stays_unless_forced(capture, tmp_path):
+    out = tmp_path / "x.csv"
+    out.write_text("mine")
+    assert run(capture, "-o", out) == 1 and out.read_text() == "mine"
+    assert run(capture, "-o", capture, "--format", "csv", "--force") == 2
+    assert run(capture, "-o", out, "--force") == 0 and out.read_text() != "mine"
