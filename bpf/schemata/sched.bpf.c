@@ -197,8 +197,7 @@ PROBE(executed, "EXEC", "btf:sched_process_exec raw:sched_process_exec")
     struct linux_binprm *binprm = (struct linux_binprm *)ARG(2);
 
     klogger(EXEC, READ(DIRECT, task, pid), READ(DIRECT, task, tgid), (int)ARG(1), NAME(task),
-            READ(DIRECT, binprm, filename), READ(DIRECT, binprm, interp),
-            READ(DIRECT, binprm, argc), READ(DIRECT, binprm, envc));
+            READ(DIRECT, binprm, filename), READ(DIRECT, binprm, argc), READ(DIRECT, binprm, envc));
 }
 #endif
 

@@ -36,6 +36,14 @@ class Sample:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Files of one tool: with next to nothing in it, and with much."""
+
+    few: Sample
+    many: Sample
+
+
 @dataclass
 class Context:
     """One run of the benchmark. `folder` is a new one on a disk; `tools` the peers that work."""
@@ -46,7 +54,7 @@ class Context:
     results: Results
     missing: dict[str, str] = field(default_factory=dict)
     """Peers that cannot be used here, and why."""
-    samples: dict[str, Sample] = field(default_factory=dict)
+    samples: dict[str, Pair] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     load_program: Path = Path()
 

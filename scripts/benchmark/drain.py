@@ -7,7 +7,8 @@ import os
 import resource
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,18 @@ SAMPLE = 9
 READER = """
 import sys, formats
 with formats.open(sys.argv[1]) as capture:
-    for rows in capture.chunks():
+    for rows in capture.chunks(8192):
         capture.columns([c.name for c in capture.columns_by_name.values()], rows.start, rows.stop)
 """
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command on a file with few records, and on one with so many more."""
+
+    few: list[str]
+    many: list[str]
+    records: int
 
 
 def measure(context: Context) -> None:
@@ -63,11 +73,19 @@ def measure(context: Context) -> None:
                 per_record = seconds / (len(raw) // record_bytes(dtype))
                 context.results.add(NAME, f"drain, {step}", columns, 1e9 * per_record)
             (context.folder / "replayed").unlink()
-        for case, (argv, records) in commands.items():
-            wall_s, cpu_s = timed(argv)
-            context.results.add(NAME, "read, wall ns", case, 1e9 * wall_s / records)
-            context.results.add(NAME, "read, CPU ns", case, 1e9 * cpu_s / records)
-            context.results.add(NAME, "read, records", case, records)
+        for case, command in commands.items():
+            _read(context, case, command)
+
+
+def _read(context: Context, case: str, command: Command) -> None:
+    """The start is what the command takes for next to nothing; a record, what more takes more."""
+    start, whole = timed(command.few), timed(command.many)
+    records = max(1, command.records)
+    add = context.results.add
+    add(NAME, "read, wall ns", case, 1e9 * max(0.0, whole[0] - start[0]) / records)
+    add(NAME, "read, CPU ns", case, 1e9 * max(0.0, whole[1] - start[1]) / records)
+    add(NAME, "read, start ms", case, 1e3 * start[0])
+    add(NAME, "read, records", case, records)
 
 
 def record_bytes(dtype: np.dtype[Any]) -> int:
@@ -144,37 +162,43 @@ def timed(argv: Sequence[str]) -> tuple[float, float]:
     return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def _commands(context: Context) -> dict[str, tuple[list[str], int]]:
-    """Case -> its command and how many records it reads."""
+def _commands(context: Context) -> dict[str, Command]:
+    """By case; those that do not work here are skipped."""
     made = samples.make(context, NAME)
     bins = ROOT / ".venv" / "bin"
     tcpkmon = str(bins / "tcpkmon")
-    psc = str(made[samples.DEFAULT].path)
-    candidates: dict[str, tuple[str, list[str]]] = {
-        READ: (samples.DEFAULT, [str(bins / "python"), "-c", READER, psc]),
-        PMGRAPH: (samples.DEFAULT, [str(bins / "pmgraph"), psc, "-T"]),
-        VERIFY: (samples.DEFAULT, [tcpkmon, "verify", psc]),
-    }
-    if samples.KLOGGER in made:
-        logs = sorted(str(path) for path in made[samples.KLOGGER].path.iterdir())
-        candidates[DECODE] = (samples.KLOGGER, [tcpkmon, "decode", *logs])
     target = str(context.folder / "exported.parquet")
-    candidates[EXPORT] = (samples.DEFAULT, [tcpkmon, "export", psc, "-o", target, "--force"])
-    if samples.PERF in made:
-        perf = ["perf", "script", "-i", str(made[samples.PERF].path)]
-        candidates[PERF_SCRIPT] = (samples.PERF, perf)
-    if samples.TCPDUMP in made:
-        tcpdump = ["tcpdump", "-n", "-r", str(made[samples.TCPDUMP].path)]
-        candidates[TCPDUMP_READ] = (samples.TCPDUMP, tcpdump)
+    candidates: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
+        READ: (samples.DEFAULT, lambda path: [str(bins / "python"), "-c", READER, str(path)]),
+        PMGRAPH: (samples.DEFAULT, lambda path: [str(bins / "pmgraph"), str(path), "-T"]),
+        VERIFY: (samples.DEFAULT, lambda path: [tcpkmon, "verify", str(path)]),
+        EXPORT: (
+            samples.DEFAULT,
+            lambda path: [tcpkmon, "export", str(path), "-o", target, "--force"],
+        ),
+        DECODE: (samples.KLOGGER, lambda path: [tcpkmon, "decode", *_files(path)]),
+        PERF_SCRIPT: (samples.PERF, lambda path: ["perf", "script", "-i", str(path)]),
+        TCPDUMP_READ: (samples.TCPDUMP, lambda path: ["tcpdump", "-n", "-r", str(path)]),
+    }
     found = {}
     for case, (sample, argv) in candidates.items():
+        if sample not in made:
+            continue
+        pair = made[sample]
+        command = Command(
+            argv(pair.few.path), argv(pair.many.path), pair.many.records - pair.few.records
+        )
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, check=False,
+            command.few, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
             said = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
             context.results.skip(NAME, case, said[0])
             continue
-        found[case] = (argv, made[sample].records)
+        found[case] = command
     return found
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.iterdir())

@@ -35,6 +35,8 @@ WAYS = {
 }
 REASON_CHARACTERS = 160
 STATES = ("recorded", "unchanged", "disabled", "filtered")
+WATCHED = ("SEGMENT_RECEIVED", "ACK_PROCESSED", "TRANSMIT")
+"""To these --when-changed applies."""
 ENOUGH_RUNS = 300
 """Rarer events have no figure."""
 RING_BYTES = 64 << 20
@@ -98,6 +100,8 @@ def _one_way(
                 rings.drain()
                 for name, runs in after.items():
                     count = runs.count - before[name].count
+                    if state == "unchanged" and name not in WATCHED:
+                        continue
                     if count >= ENOUGH_RUNS:
                         ns = (runs.ns - before[name].ns) / count
                         context.results.add(NAME, f"{name}, {way}", state, ns)

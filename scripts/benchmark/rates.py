@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from formats.errors import TcpkmonError
 from scripts.benchmark import tools
 from scripts.benchmark.context import Context, Done, Load, cpus
 from scripts.benchmark.tools import Tool
@@ -74,28 +76,41 @@ def measure(context: Context) -> None:
 def _one_setting(
     context: Context, loads: list[Load], flood: str, setting: Setting, wanted: list[Tool]
 ) -> None:
-    add = context.results.add
     for tool in wanted:
+        if tool.name in context.results.skipped.get(NAME, {}):
+            continue
         if tool.name.startswith("perf") and "perf" in context.missing:
             context.results.skip(NAME, tool.name, context.missing["perf"])
             continue
-        bare = [] if setting.rate else _flood(context, loads, flood, setting)
-        with tool.running(context.folder) as it:
-            with_tool = _flood(context, loads, flood, setting)
-            outcome = it.end()
-        records = max(1, outcome.records)
-        found = {
-            "calls": sum(done.rate for done in with_tool),
-            "records": outcome.records / max(done.seconds for done in with_tool),
-            "lost": outcome.lost / (outcome.records + outcome.lost or 1),
-            "cpu_us": 1e6 * outcome.cpu_s / records,
-            "bytes": outcome.bytes / records,
-        }
-        if bare:
-            # CPU time, not the clock's: others may have had the CPU meanwhile.
-            found["kernel_us"] = _cpu_us(with_tool) - _cpu_us(bare)
-        for metric, value in found.items():
-            add(NAME, subject(flood, setting, metric), tool.name, value)
+        try:
+            _one_tool(context, loads, flood, setting, tool)
+        except (TcpkmonError, ValueError, subprocess.SubprocessError) as error:
+            # A peer that ceases to work is told of; the others go on.
+            if tool.name.startswith("collect"):
+                raise
+            context.results.skip(NAME, tool.name, str(error)[:200])
+
+
+def _one_tool(
+    context: Context, loads: list[Load], flood: str, setting: Setting, tool: Tool
+) -> None:
+    bare = [] if setting.rate else _flood(context, loads, flood, setting)
+    with tool.running(context.folder) as it:
+        with_tool = _flood(context, loads, flood, setting)
+        outcome = it.end()
+    records = max(1, outcome.records)
+    found = {
+        "calls": sum(done.rate for done in with_tool),
+        "records": outcome.records / max(done.seconds for done in with_tool),
+        "lost": outcome.lost / (outcome.records + outcome.lost or 1),
+        "cpu_us": 1e6 * outcome.cpu_s / records,
+        "bytes": outcome.bytes / records,
+    }
+    if bare:
+        # CPU time, not the clock's: others may have had the CPU meanwhile.
+        found["kernel_us"] = _cpu_us(with_tool) - _cpu_us(bare)
+    for metric, value in found.items():
+        context.results.add(NAME, subject(flood, setting, metric), tool.name, value)
 
 
 def _flood(context: Context, loads: list[Load], flood: str, setting: Setting) -> list[Done]:

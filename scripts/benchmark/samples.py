@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 from formats.errors import TcpkmonError
 from scripts.benchmark import tools
-from scripts.benchmark.context import Context, Load, Sample, cpus
+from scripts.benchmark.context import Context, Load, Pair, Sample, cpus
 from scripts.benchmark.tools import Tool
 
 CLASSIC = "PSC, --columns classic"
@@ -14,10 +16,14 @@ ALL = "PSC, --columns all"
 KLOGGER = "Klogger, default columns"
 PERF = "perf.data, tcp:tcp_probe"
 TCPDUMP = "pcap, 96 bytes a packet"
+_numbers = itertools.count()
 
 
-def make(context: Context, section: str) -> dict[str, Sample]:
-    """By name; made once for all sections. What cannot be made is a skipped case of `section`."""
+def make(context: Context, section: str) -> dict[str, Pair]:
+    """By name: few records and many; made once, for all sections.
+
+    What cannot be made is a skipped case of `section`.
+    """
     if context.samples:
         return context.samples
     context.say("samples: one file of each tool, of the same traffic")
@@ -36,23 +42,26 @@ def make(context: Context, section: str) -> dict[str, Sample]:
             if reason:
                 context.results.skip(section, name, reason)
                 continue
-            path = context.folder / f"sample{len(context.samples)}"
             try:
-                with tool.running(context.folder) as it:
-                    # Ours are read faster: more records, so that starting Python matters less.
-                    _traffic(context, load, 2 if name == DEFAULT else 1)
-                    outcome = it.end()
-                    it.file.rename(path)
+                few = _record(context, load, tool, 0)
+                # Ours are read faster: more records, so that a run takes long enough.
+                many = _record(context, load, tool, 2 if name == DEFAULT else 1)
             except TcpkmonError as error:
                 if name in {DEFAULT, CLASSIC}:
                     raise
                 context.results.skip(section, name, error.message)
                 continue
-            context.samples[name] = Sample(path, outcome.records, outcome.bytes)
+            context.samples[name] = Pair(few, many)
     return context.samples
 
 
-def _traffic(context: Context, load: Load, times: int) -> None:
+def _record(context: Context, load: Load, tool: Tool, times: int) -> Sample:
+    """One file of so many times the traffic."""
+    path = context.folder / f"sample{next(_numbers)}"
     seconds = times * context.pick(0.6, 0.15)
-    for order in ("pingpong 64", "churn", "bulk"):
-        load.run(f"{order} {seconds}")
+    with tool.running(context.folder) as it:
+        for order in ("pingpong 64", "churn", "bulk") if times else ():
+            load.run(f"{order} {seconds}")
+        outcome = it.end()
+        it.file.rename(path)
+    return Sample(path, outcome.records, outcome.bytes)

@@ -20,10 +20,11 @@ TABLE_PARQUET = "Parquet (pyarrow, zstd), all columns"
 def measure(context: Context) -> None:
     """Weighs the samples, each of the same traffic, and the Parquet file of one."""
     made = samples.make(context, NAME)
-    for name, sample in made.items():
+    for name, pair in made.items():
+        sample = pair.many
         context.results.add(NAME, SUBJECT, name, sample.bytes / max(1, sample.records))
     if samples.ALL in made:
-        sample = made[samples.ALL]
+        sample = made[samples.ALL].many
         target = context.folder / "weighed.parquet"
         case = _export(sample.path, target)
         context.results.add(NAME, SUBJECT, case, target.stat().st_size / max(1, sample.records))

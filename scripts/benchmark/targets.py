@@ -82,6 +82,9 @@ def _slowdown(results: Results, case: str, what: str) -> Target:
     if ours is None or perf is None:
         return Target(wanted, "not measured", None)
     measured = f"{percent(ours)} against {percent(perf)}"
+    cpu, perf_cpu = mean_cpu(results, case), mean_cpu(results, slowdown.PERF)
+    if cpu is not None and perf_cpu is not None:
+        measured += f"; CPU of both ends {number(cpu)} against {number(perf_cpu)} times"
     if perf <= 0:
         return Target(wanted, measured, None)
     return Target(wanted, f"{number(ours / perf)} ({measured})", ours <= 0.7 * perf)
@@ -92,7 +95,9 @@ def _filtered(results: Results) -> Target:
     ours = mean_slowdown(results, slowdown.FILTERED)
     if ours is None:
         return Target(wanted, "not measured", None)
-    return Target(wanted, percent(ours), ours < 0.02)
+    cpu = mean_cpu(results, slowdown.FILTERED)
+    more = "" if cpu is None else f"; CPU of both ends {number(cpu)} times"
+    return Target(wanted, percent(ours) + more, ours < 0.02)
 
 
 def _rate(results: Results) -> list[Target]:

@@ -135,7 +135,8 @@ def test_writers_that_wait(tmp_path: Path, page: HeldPage, kinds: str) -> None:
     log = running.finish()
     waits = [check_wait(log, "WRITELOCK_FINISH", pid, span, "RWSEM") for pid in writers]
     assert len({wait["lock"] for wait in waits}) == 1
-    assert log.ways["WRITELOCK_FINISH"] == f"{kinds or 'btf'}:contention_end"
+    way = kinds or "btf"
+    assert log.ways["WRITELOCK_FINISH"] == f"{way}:contention_end {way}:contention_begin"
 
 
 def test_readers_that_wait(tmp_path: Path, page: HeldPage) -> None:

@@ -165,7 +165,7 @@ def test_wakeups_tell_who_woke(tmp_path: Path) -> None:
         reader.wait()
     os.close(read_end)
     log = running.finish()
-    check_ways(log, "TRY_TO_WAKEUP")
+    assert log.ways["TRY_TO_WAKEUP"].split(":")[1] in {"sched_waking", "try_to_wake_up"}
     me = threading.get_native_id()
     woken = log.of("TRY_TO_WAKEUP", pid=reader.pid, waker=me)
     # The last one tells that the pipe was closed.
@@ -200,8 +200,8 @@ def test_processes_are_made_execute_and_end(tmp_path: Path) -> None:
             pid, "PROCESS", threading.get_native_id()
         )  # fmt: skip
         executed = log.one("EXEC", pid=pid)
-        assert (executed["filename"], executed["interp"]) == ("/bin/sh", "/bin/sh")
-        assert (executed["argc"], executed["comm"]) == (4, "sh")
+        assert (executed["filename"], executed["comm"]) == ("/bin/sh", "sh")
+        assert executed["argc"] == 4
         assert executed["envc"] == 2
         assert (executed["tgid"], executed["old_pid"]) == (pid, pid)
         ended = log.one("EXIT", pid=pid)
@@ -218,7 +218,7 @@ def test_processes_are_made_execute_and_end(tmp_path: Path) -> None:
     assert (ended["status"], ended["signal"]) == (0, signal.SIGKILL)
 
 
-def test_a_script_tells_its_interpreter(tmp_path: Path) -> None:
+def test_a_long_name_is_cut(tmp_path: Path) -> None:
     script = tmp_path / ("s" * 100)
     script.write_text("#!/bin/sh -e\nexit 0\n")
     script.chmod(0o755)
@@ -226,8 +226,8 @@ def test_a_script_tells_its_interpreter(tmp_path: Path) -> None:
         child = subprocess.Popen([script])
         assert child.wait() == 0
     executed = running.finish().one("EXEC", pid=child.pid)
-    assert executed["filename"] == str(script)[:127]
-    assert (executed["interp"], executed["comm"]) == ("/bin/sh", "s" * 15)
+    assert executed["filename"] == str(script)[:95]
+    assert executed["comm"] == "s" * 15
 
 
 def test_threads_are_told_apart(tmp_path: Path) -> None:
@@ -260,4 +260,4 @@ def test_a_stopped_process_is_off_the_run_queue(tmp_path: Path) -> None:
     log = running.finish()
     assert len(log.of("REMOVE_FROM_RUNQ", pid=process.pid, state="STOPPED")) == 3
     assert len(log.of("SCHEDOUT", pid=process.pid, state="STOPPED", reason="BLOCKED")) == 3
-    assert len(log.of("TRY_TO_WAKEUP", pid=process.pid, state="STOPPED")) == 3
+    assert len(log.of("TRY_TO_WAKEUP", pid=process.pid, state="STOPPED", wakes=1)) == 3
