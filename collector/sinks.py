@@ -19,6 +19,8 @@ from formats.control import LossCause
 from formats.errors import FileError
 
 RESERVE_BYTES = 64 << 10
+AHEAD_BYTES = 8 << 20
+"""So much is taken at once: an fallocate costs more than the write of a small batch."""
 _FALLOC_FL_KEEP_SIZE = 1
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -86,6 +88,7 @@ class FileSink:
         self.regular = stat.S_ISREG(mode.st_mode)
         self._end = self._calls.lseek(fd, 0, os.SEEK_CUR) if self.regular else 0
         self._reserve = reserve_bytes if self.regular else 0
+        self._allocated = 0
         self._ragged = False
 
     @property
@@ -168,9 +171,11 @@ class FileSink:
         want = len(view) - done
         if not self._reserve:
             return want, None
-        size, first = want, None
+        if self._end + done + want + self._reserve <= self._allocated:
+            return want, None
+        size, ahead, first = want, AHEAD_BYTES, None
         while size:
-            error = self._allocate(done, size + self._reserve)
+            error = self._allocate(done, size + self._reserve + ahead)
             if error is None:
                 return size, None
             if error.errno not in _FULL:
@@ -178,6 +183,9 @@ class FileSink:
                 if error.errno in {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.EINVAL}:
                     self._reserve = 0
                 return want, None
+            if ahead:
+                ahead = 0
+                continue
             first = first or error
             size = 0 if whole else size // 2 // self._entry_size * self._entry_size
         return 0, first
@@ -190,12 +198,14 @@ class FileSink:
                 continue
             except OSError as error:
                 return error
+            self._allocated = self._end + done + length
             return None
 
     def _cut_back(self) -> OSError | None:
         """Cut the file to its whole entries (which frees the reserve: take it again)."""
         if not self.regular:
             raise FileError("the output broke within an entry and cannot be cut back")
+        self._allocated = 0  # it goes with what is cut off
         try:
             self._calls.ftruncate(self._fd, self._end)
             self._calls.lseek(self._fd, self._end, os.SEEK_SET)

@@ -65,12 +65,18 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
             /* Raw sockets and some of netlink have the protocol's number too. */
             if (tp ? GET((struct sock *)tp, sk_type) != TYPE_STREAM : !mini)
                 return;
+            mini = !tp;
         } else if (!mini) {
             if (READ(0, sk, sk_protocol) != PROTOCOL_TCP || READ(0, sk, sk_type) != TYPE_STREAM)
                 return;
         }
     }
     unasked = (flags & UNASKED) || !klogger_enabled(location);
+    if (unasked && location != LOCATION_STATE_CHANGE && !(flags & OWNER)) {
+        if (flags & LAST)
+            connections.delete(&key);
+        return;
+    }
     if (!unasked)
         klogger_count(account->attempts);
 
@@ -122,11 +128,8 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         __builtin_memset(connection->comm, 0, sizeof(connection->comm));
         bpf_get_current_comm(connection->comm, sizeof(connection->comm));
     }
-    if (unasked) {
-        if (flags & LAST)
-            connections.delete(&key);
+    if (unasked)
         return;
-    }
 
     slot = klogger_take(cpu);
     if (!slot) {
