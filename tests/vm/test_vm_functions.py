@@ -16,6 +16,7 @@ from collector import traffic
 from collector.lab import Lab
 from collector.probing import Probing
 from collector.traffic import Workload
+from formats.verify import verify_file
 from tests.live.capturing import capturing, connected, receive, wait_until, within
 
 EVERYTHING = ("--columns", "all", "--locations", "all")
@@ -36,7 +37,8 @@ def test_transmits_and_acknowledgements(
 ) -> None:
     _needs(probing, WAYS[way], "__tcp_transmit_skb")
     lab.drop(3.0)
-    with capturing(tmp_path / "a.pm", *EVERYTHING, *within(lab), kinds=WAYS[way]) as running:
+    path = tmp_path / "a.pm"
+    with capturing(path, *EVERYTHING, *within(lab), kinds=WAYS[way]) as running:
         workload = Workload(server=lab.b.address4, count=100, size=4_000, reply=10)
         result = traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=300)
     outcome = running.stop()
@@ -45,7 +47,8 @@ def test_transmits_and_acknowledgements(
     sent = client.at("TRANSMIT")
     final = client.at("DESTROY")
     # The kernel's own count of what went out, and ours, segment by segment.
-    assert int(sent["callvalue"].sum()) == final.last("bytes_sent") >= 100 * 4_000
+    told = int(sent["callvalue"].sum())
+    assert told == final.last("bytes_sent") >= 100 * 4_000, verify_file(path).missed
     assert final.last("bytes_sent") == final.last("bytes_retrans") + 100 * 4_000
     steps = client.at("SEGMENT_RECEIVED", "ACK_PROCESSED")
     assert outcome.capture.schema is not None

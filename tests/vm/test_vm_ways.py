@@ -42,11 +42,10 @@ OWN = {"seq_no", "time", "seq", "time_ns", "serial", "conn_id", "pid", "comm"}
 # What changes without the socket's lock: the system's memory, buffers freed on another CPU, and
 # segments that wait in the backlog while the owner holds the lock.
 SHARED = {"m_clused", "hiwat_fair_share", "sk_wmem_alloc", "segs_in", "data_segs_in"}
+# One place, which is passed before the kernel takes the lock: what waits may be over in between.
+TIMERS = {"RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "REO_TIMEOUT"}
 # Places that are passed without the socket's lock: another CPU may change the rest meanwhile.
-UNLOCKED = {
-    *("SEND_CALL", "RECEIVE_CALL", "RCVQ_FULL", "RESET_SENT"),
-    *("RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "REO_TIMEOUT"),
-}
+UNLOCKED = {*("SEND_CALL", "RECEIVE_CALL", "RCVQ_FULL", "RESET_SENT"), *TIMERS}
 FIXED = {
     *("location", "callvalue", "lport", "rport", "laddr", "raddr", "netns", "sk_addr", "family"),
     *("cpu", "ca_name", "mss", "sk_mark", "seg_seq", "seg_ack", "seg_len", "seg_flags"),
@@ -136,7 +135,12 @@ def _pairs(a: Outcome, b: Outcome) -> Iterator[tuple[str, Records, Records]]:
         if location == "EXISTING" or target != other_target or leaves:
             continue
         ours, theirs = (_by_connection(outcome.records.at(location)) for outcome in (a, b))
-        assert ours.keys() == theirs.keys(), location
+        if location in TIMERS:
+            ours = {
+                key: mask for key, mask in ours.items() if len(mask) == len(theirs.get(key, ()))
+            }
+        else:
+            assert ours.keys() == theirs.keys(), location
         for key, mask in ours.items():
             other_mask = theirs[key]
             yield (
