@@ -45,6 +45,8 @@ def report(
             "tcpkmon verify tells what is in it",
         )
     if not request.quiet:
+        if written.refused:
+            say(f"{written.refused:,} entries of the books, marks or clock could not be written")
         where = "standard output" if request.output == "-" else request.output
         of = f" of {connections:,} connections" if request.has_tcp else ""
         say(f"{totals.in_file:,} records{of} in {where} ({human_bytes(nbytes)})")
@@ -54,8 +56,6 @@ def report(
             f"{totals.unchanged:,} unchanged, {limited}{totals.written:,} recorded; "
             f"lost: {describe_losses(totals.by_cause)}"
         )
-        if written.refused:
-            say(f"{written.refused:,} entries of the books, marks or clock could not be written")
     error = written.error or written.sync_error
     if error is not None:
         raise FileError(
