@@ -7,7 +7,6 @@ addresses and names as text. Control entries are left out (tcpkmon verify tells 
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from formats.errors import UsageError
 from formats.escape import for_terminal
+from formats.klogger.values import address_of, text_of
 from formats.psc.reader import Capture
 
 FORMS = ("parquet", "arrow", "csv", "json")
@@ -108,7 +108,7 @@ class Export:
             pyarrow.binary(values.dtype.itemsize), len(values), [None, data]
         )
         is_text = self._capture.is_text(name)
-        return self._named(whole.dictionary_encode(), _text_of if is_text else _address_of)
+        return self._named(whole.dictionary_encode(), text_of if is_text else _bytes_of)
 
     def _named(self, encoded: Any, text: Callable[[Any], str]) -> Any:
         """A dictionary array with a text in place of each value."""
@@ -224,12 +224,6 @@ def _plain(table: Any) -> Any:
     return table.cast(pyarrow.schema(fields))
 
 
-def _text_of(data: bytes) -> str:
-    return data.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
-
-
-def _address_of(data: bytes) -> str:
-    if len(data) != 16:
-        return data.hex()
-    address = ipaddress.IPv6Address(data)
-    return str(address.ipv4_mapped or address)
+def _bytes_of(data: bytes) -> str:
+    """A column of raw bytes that is no name: an address, or whatever else as hex digits."""
+    return address_of(data) if len(data) == 16 else data.hex()
