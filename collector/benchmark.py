@@ -111,7 +111,7 @@ def _lay_out(group: Sequence[str]) -> EventLayout:
 def program_text(layout: EventLayout, slots: Sequence[Slot], engine: Engine, btf: Btf) -> str:
     """The C text: the engine, and for each event a program that logs it in a loop."""
     text = read_texts(())
-    lines = [*engine.lines(Plan((), {})), *event_lines(layout, engine.entry_size)]
+    lines = [*engine.lines(Plan((), {})), *event_lines(layout)]
     widest = max((p.type.width for s in slots for p in s.places if p.type.kind == "string"),
                  default=8)  # fmt: skip
     programs = [
@@ -182,7 +182,7 @@ class _Bench:
                 self._fds[function] = load_code("raw", code, function, 0)
             pages = pages_of(_RING_BYTES)
             dtype = ring_dtype(self._engine.entry_size)
-            self._rings = Rings(self._loaded.maps["events"], dtype, pages, _RING_BYTES)
+            self._rings = Rings(self._loaded.maps, dtype, pages, _RING_BYTES)
         except TcpkmonError:
             self._give_back()
             raise
@@ -233,6 +233,7 @@ class _Bench:
             )
             total_ns += self._run(_function(slot)) - self._run(_EMPTY)
             self._rings.drain()
+            self._rings.free()
         return total_ns / iterations
 
     def _run(self, function: str) -> int:

@@ -41,11 +41,12 @@ BPF_MAP_LOOKUP_BATCH, BPF_LINK_CREATE, BPF_ENABLE_STATS, BPF_ITER_CREATE = 24, 2
 BPF_MAP_TYPE_HASH, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_PERF_EVENT_ARRAY = 1, 2, 4
 BPF_MAP_TYPE_PERCPU_HASH, BPF_MAP_TYPE_PERCPU_ARRAY = 5, 6
 BPF_MAP_TYPE_LRU_HASH, BPF_MAP_TYPE_LRU_PERCPU_HASH, BPF_MAP_TYPE_LPM_TRIE = 9, 10, 11
+BPF_MAP_TYPE_ARRAY_OF_MAPS = 12
 PER_CPU_MAP_TYPES = frozenset(
     {BPF_MAP_TYPE_PERCPU_HASH, BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_LRU_PERCPU_HASH}
 )
 BPF_ANY, BPF_NOEXIST, BPF_EXIST = 0, 1, 2
-BPF_F_NO_PREALLOC = 1
+BPF_F_NO_PREALLOC, BPF_F_MMAPABLE, BPF_F_INNER_MAP = 1, 1 << 10, 1 << 12
 
 BPF_PROG_TYPE_KPROBE, BPF_PROG_TYPE_TRACEPOINT = 2, 5
 BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_TRACING = 17, 26
@@ -72,11 +73,20 @@ def kernel_name(text: str) -> bytes:
 
 
 def map_create(
-    map_type: int, key_size: int, value_size: int, max_entries: int, flags: int = 0, name: str = ""
+    map_type: int,
+    key_size: int,
+    value_size: int,
+    max_entries: int,
+    flags: int = 0,
+    name: str = "",
+    inner_fd: int = 0,
 ) -> int:
-    """Make a map; its file descriptor. Sizes are bytes; KernelError when refused."""
+    """Make a map; its file descriptor. Sizes are bytes; KernelError when refused.
+
+    inner_fd: for a map of maps, one that is as they will be.
+    """
     attributes = struct.pack(
-        "=IIIIIII16sIIIIII", map_type, key_size, value_size, max_entries, flags, 0, 0,
+        "=IIIIIII16sIIIIII", map_type, key_size, value_size, max_entries, flags, inner_fd, 0,
         kernel_name(name), 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from collector.layout import ACCOUNT, ROWS
 from collector.plan import Plan
-from collector.records import RAW_PADDING
+from collector.records import row_bytes
 from formats.errors import KernelError, UsageError
 
 KINDS = {"btf": 1, "raw": 2, "fentry": 3, "fexit": 4, "kprobe": 5, "iter": 6}
@@ -22,6 +22,13 @@ _SLOTS = 4
 _RATE_BYTES = 16
 _CPU_BYTES_MAX = 32 << 10
 """The kernel's limit for a value of a per-CPU map."""
+_PLACE = """/* What a program has reserved in a ring. */
+struct klogger_ring;
+struct klogger_place {
+    u8 *row;
+    struct klogger_ring *ring;
+    u64 position;
+};"""
 # Index and count of a program fit in one byte of the engine's tables.
 _MOST_PROBES = 256
 
@@ -40,8 +47,8 @@ class Engine:
 
     @property
     def record_size(self) -> int:
-        """Bytes of a record in the ring: the entry and what makes perf's padding none."""
-        return self.entry_size + RAW_PADDING
+        """Bytes of a record as a program builds it."""
+        return (self.entry_size + 7) // 8 * 8
 
     @property
     def head(self) -> np.dtype[Any]:
@@ -60,9 +67,11 @@ class Engine:
             "#undef __always_inline",
             "#define __always_inline inline __attribute__((always_inline))",
             f"#define KLOGGER_RECORD_SIZE {self.record_size}",
+            f"#define KLOGGER_ROW_SIZE {row_bytes(self.entry_size)}",
             f"#define KLOGGER_COPY_SIZE {(self.copy_size + 7) // 8 * 8}",
             f"#define KLOGGER_ROWS {self.rows}",
             f"#define KLOGGER_GUARDS {self.guards}",
+            *_PLACE.splitlines(),
         ]
         for index, probe in enumerate(plan.probes):
             lines.append(f"#define USE_{probe.name} 1")
@@ -93,7 +102,7 @@ def make_engine(entry_size: int, plan: Plan, copy_size: int = 0, points: int = 0
         rows=max(ROWS, _round(points + 1)),
         guards=max(ROWS, _round(len(plan.probes))),
     )
-    slot_bytes = 8 + (engine.record_size + 7) // 8 * 8 + (copy_size + 7) // 8 * 8
+    slot_bytes = 8 + engine.record_size + (copy_size + 7) // 8 * 8
     fixed_bytes = engine.head.itemsize + engine.rows * _RATE_BYTES + 8
     if fixed_bytes + _SLOTS * slot_bytes > _CPU_BYTES_MAX:
         most = entry_size - (slot_bytes - (_CPU_BYTES_MAX - fixed_bytes) // _SLOTS)

@@ -8,30 +8,24 @@ from collections.abc import Collection
 from collector.eventlayout import HEAD_BYTES, EventLayout, Slot
 from formats.schema.placement import Place
 
-STACK_BYTES = 160
-"""Records up to this size are built on the program's stack of 512 bytes, larger ones in a slot."""
-
 UNROLLED_BYTES = 512
 
 _DECLARED = """struct klogger_cpu;
-struct klogger_slot;
 static inline __attribute__((always_inline)) int klogger_enabled(const u32 point);
 static inline __attribute__((always_inline)) int klogger_admit(struct klogger_cpu *cpu,
                                                                const u32 point);
-static inline __attribute__((always_inline)) u8 *klogger_take_record(struct klogger_cpu *cpu,
-                                                                     const u32 point,
-                                                                     struct klogger_slot **slot);
-static inline __attribute__((always_inline)) void klogger_give_back(struct klogger_slot *slot);
+static inline __attribute__((always_inline)) u8 *klogger_reserve(struct klogger_cpu *cpu,
+                                                                 const u32 row,
+                                                                 struct klogger_place *place);
 static inline __attribute__((always_inline)) void klogger_send(void *ctx, struct klogger_cpu *cpu,
-                                                               const u32 point, u8 *record);"""
+                                                               const u32 point,
+                                                               struct klogger_place *place);"""
 
 
-def event_lines(
-    layout: EventLayout, entry_size: int, reserved: Collection[str] = ()
-) -> list[str]:
+def event_lines(layout: EventLayout, reserved: Collection[str] = ()) -> list[str]:
     """C text for all events; those that no log level in use holds are checked and log nothing.
 
-    entry_size: bytes of every record of the capture. reserved: names that klogger() does not log.
+    reserved: names that klogger() does not log.
     """
     lines = _DECLARED.splitlines()
     for enum in layout.schema.enums:
@@ -40,11 +34,11 @@ def event_lines(
     logged = {slot.number for slot in layout.logged}
     for slot in layout.slots:
         if slot.name not in reserved:
-            lines += _event(slot, slot.number in logged, entry_size)
+            lines += _event(slot, slot.number in logged)
     return lines
 
 
-def _event(slot: Slot, logged: bool, entry_size: int) -> list[str]:
+def _event(slot: Slot, logged: bool) -> list[str]:
     name = slot.name
     enabled = f"klogger_enabled({slot.number})" if logged else "0"
     lines = [
@@ -60,21 +54,15 @@ def _event(slot: Slot, logged: bool, entry_size: int) -> list[str]:
     if not logged:
         return [*lines, "{ }"]
     lines += ["{", f"\tif (!klogger_admit(cpu, {slot.number}))", "\t\treturn;"]
-    if entry_size <= STACK_BYTES:
-        words = (entry_size + 4 + 7) // 8
-        lines += [f"\tu64 words[{words}] = {{}};", "\tu8 *record = (u8 *)words;"]
-    else:
-        lines += [
-            "\tstruct klogger_slot *slot;",
-            f"\tu8 *record = klogger_take_record(cpu, {slot.number}, &slot);",
-            "\tif (!record)",
-            "\t\treturn;",
-            *_zeroes(slot.size),
-        ]
+    lines += [
+        "\tstruct klogger_place place;",
+        f"\tu8 *record = klogger_reserve(cpu, {slot.number}, &place);",
+        "\tif (!record)",
+        "\t\treturn;",
+        *_zeroes(slot.size),
+    ]
     lines += [_store(place) for place in slot.places]
-    lines.append(f"\tklogger_send(ctx, cpu, {slot.number}, record);")
-    if entry_size > STACK_BYTES:
-        lines.append("\tklogger_give_back(slot);")
+    lines.append(f"\tklogger_send(ctx, cpu, {slot.number}, &place);")
     return [*lines, "}"]
 
 

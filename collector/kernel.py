@@ -73,11 +73,6 @@ class Kernel:
     ) -> None:
         self.loaded.close()
 
-    @property
-    def events_fd(self) -> int:
-        """The perf event array that the rings go into."""
-        return self.loaded.maps["events"]
-
     def missing(self) -> dict[str, str]:
         """The locations that cannot be recorded, and why: by plan, or refused by the kernel."""
         found = dict(self._prepared.plan.missing)

@@ -51,11 +51,6 @@ class Layout:
     absent: tuple[str, ...]
 
     @property
-    def record_size(self) -> int:
-        """Bytes of a record in the ring: the entry and 4 bytes that make perf's padding none."""
-        return self.entry_size + 4
-
-    @property
     def dtype(self) -> np.dtype[Any]:
         return entry_dtype(self.columns, self.entry_size)
 

@@ -188,7 +188,7 @@ def prepare(wish: Wish) -> Prepared:
     if tcp is not None:
         lines += snapshot_lines(tcp.layout, tcp.facts, tcp.switches, symbols)
     if events is not None:
-        lines += event_lines(events, entry_size, {EVENT} if has_tcp else ())
+        lines += event_lines(events, {EVENT} if has_tcp else ())
         lines.append(c_text(counters, events.schema.arches))
     image = compile_text(
         kheader.make(btf, text) + "\n".join(lines) + "\n" + text,

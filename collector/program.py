@@ -6,7 +6,7 @@ kprobe events, which the next start removes.
 
 The kernel never runs a program inside itself: an event that interrupts its own program would be
 lost. So each program that knows of it (its code holds the constant COPY_MARK) is loaded twice, the
-mark made 0 in the second copy. Both hang on the same target and the first runs first; the second
+mark made 0 in the second copy, unless it hangs on system calls, which no interrupt makes. Both hang on the same target and the first runs first; the second
 records what the first was skipped for.
 """
 
@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 from collector import bpfsys
 from collector.compiler import Code, Image
 from collector.kprobes import KprobeEvent, Tracefs, remove_stale
+from collector.records import RINGS, make_rings
 from collector.syscalls import wait_for_running
 from formats.errors import KernelError, TcpkmonError
 
@@ -116,6 +117,13 @@ def attach_link(kind: str, target: str, prog_fd: int) -> int:
     return bpfsys.raw_tracepoint_open(target if kind == "raw" else None, prog_fd)
 
 
+def _never_interrupts_itself(spec: ProgramSpec) -> bool:
+    """Whether no interrupt can bring a program to where it is already running on that CPU."""
+    return spec.kind == "iter" or (
+        spec.kind in {"btf", "raw"} and spec.target in {"sys_enter", "sys_exit"}
+    )
+
+
 def fill_maps(code: Code, fds: Mapping[str, int]) -> bytes:
     """The code with map descriptors in place."""
     filled = bytearray(code.instructions)
@@ -166,8 +174,12 @@ class Loaded:
                 count = entries.get(spec.name, spec.max_entries)
                 if spec.type == bpfsys.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
                     count = bpfsys.possible_cpus()
-                self.maps[spec.name] = bpfsys.map_create(
-                    spec.type, spec.key_size, spec.value_size, count, spec.flags, spec.name
+                self.maps[spec.name] = (
+                    make_rings(spec.value_size)
+                    if spec.name == RINGS
+                    else bpfsys.map_create(
+                        spec.type, spec.key_size, spec.value_size, count, spec.flags, spec.name
+                    )
                 )
         except TcpkmonError:
             self.close()
@@ -199,7 +211,7 @@ class Loaded:
         except TcpkmonError as error:
             return _Copies(spec, error=error)
         code = fill_maps(self._image.programs[spec.function], self.maps)
-        again = second_copy(code) if spec.kind != "iter" else None
+        again = None if _never_interrupts_itself(spec) else second_copy(code)
         copies = [(spec.kind, code, spec.function, btf_id)]
         if again is not None:
             copies.append((spec.kind, again, f"{spec.function[:9]}_again", btf_id))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The perf rings, one per CPU: between the kernel's programs, which fill them, and the sequencer.
+"""The rings, one per CPU: between the kernel's programs, which fill them, and the sequencer.
 
-A ring is a page of control words, then 2^n pages of records, which the kernel fills in a circle.
-All samples of a capture have one size, so a drain is one copy and a strided view of it.
+A ring is memory that the programs and this process share (collector/records.py has its layout), so
+that a record is written once and read where it stands. perf's own rings would take the kernel
+0.33 us more for each record. A perf event wakes this process; no record goes through it.
 """
 
 from __future__ import annotations
@@ -14,107 +15,168 @@ import os
 import select
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.bpfsys import map_delete, map_update
-from collector.records import Batch, split_records
-from collector.syscalls import online_cpus, perf_event_open, refused
+from collector.records import (
+    BELLS,
+    FULL,
+    LIMIT,
+    MARK_BYTES,
+    RESERVED,
+    RINGS,
+    ROWS,
+    WAKE_AT,
+    Batch,
+    make_ring,
+    row_bytes,
+)
+from collector.syscalls import online_cpus, perf_event_open, refused, wait_for_running
 from formats.errors import KernelError, PrivilegeError, UsageError
 
 _PERF_TYPE_SOFTWARE = 1
 _PERF_COUNT_SW_BPF_OUTPUT = 10
 _PERF_SAMPLE_RAW = 1 << 10
 _FORMAT_TIMES = 1 | 2
-_FORMAT_LOST = 1 << 4
-_FLAG_WATERMARK = 1 << 14
 _ATTR_BYTES = 64
 # Offsets of data_head and data_tail in struct perf_event_mmap_page, in u64.
 _DATA_HEAD, _DATA_TAIL = 1024 // 8, 1032 // 8
 
 
-class _Ring:
-    """One CPU's event and its mapping. OSError where the kernel refuses."""
+class _Bell:
+    """A CPU's perf event, by which its programs wake this process. OSError when refused."""
 
-    def __init__(self, cpu: int, pages: int, low_water_bytes: int) -> None:
-        self.cpu = cpu
-        self.size = pages * mmap.PAGESIZE
-        self.fd, self.tells_lost = _open_event(cpu, min(low_water_bytes, self.size // 2))
+    def __init__(self, cpu: int) -> None:
+        attributes = struct.pack(
+            "=IIQQQQQIIQ", _PERF_TYPE_SOFTWARE, _ATTR_BYTES, _PERF_COUNT_SW_BPF_OUTPUT, 1,
+            _PERF_SAMPLE_RAW, _FORMAT_TIMES, 0, 1, 0, 0,
+        )  # fmt: skip
+        self.fd = perf_event_open(attributes, cpu)
         self._running_ns = -1
         try:
-            self._map = mmap.mmap(self.fd, mmap.PAGESIZE + self.size)
+            self._map = mmap.mmap(self.fd, 2 * mmap.PAGESIZE)
         except OSError:
             os.close(self.fd)
             raise
         self._words = np.frombuffer(self._map, np.uint64, mmap.PAGESIZE // 8)
-        self._data = np.frombuffer(self._map, np.uint8, self.size, mmap.PAGESIZE)
 
-    def drain(self, dtype: np.dtype[Any]) -> Batch:
-        before_ns = time.monotonic_ns()
-        # One aligned 8-byte load. x86 keeps loads in order, so what stands before data_head is seen
-        # whole; on machines that do not, the calls between here and the copy are all that orders.
-        head = int(self._words[_DATA_HEAD])
-        tail = int(self._words[_DATA_TAIL])
-        length = head - tail
-        if not length:
-            return Batch(self.cpu, np.empty(0, dtype), before_ns)
-        raw = np.empty(length, np.uint8)
-        start = tail % self.size
-        first = min(length, self.size - start)
-        raw[:first] = self._data[start : start + first]
-        raw[first:] = self._data[: length - first]
-        self._words[_DATA_TAIL] = head
-        entries, damaged, lost = split_records(raw, dtype)
-        return Batch(self.cpu, entries, before_ns, damaged, lost)
-
-    def lost(self) -> int:
-        """Records that found the ring full, as the event counts them; 0 before Linux 6.0."""
-        return int(struct.unpack("=QQQQ", os.read(self.fd, 32))[3]) if self.tells_lost else 0
+    def quiet(self) -> None:
+        """Make room for the next ringing."""
+        self._words[_DATA_TAIL] = self._words[_DATA_HEAD]
 
     def is_dead(self) -> bool:
         """Whether the event no longer runs: its CPU went off, whether or not it came back."""
-        running_ns = struct.unpack_from("=QQQ", os.read(self.fd, 32))[2]
+        running_ns = struct.unpack("=QQQ", os.read(self.fd, 24))[2]
         dead = running_ns == self._running_ns
         self._running_ns = running_ns
         return bool(dead)
 
     def close(self) -> None:
-        del self._words, self._data
+        del self._words
         self._map.close()
         os.close(self.fd)
 
 
-def _open_event(cpu: int, wakeup_bytes: int) -> tuple[int, bool]:
-    """A BPF output event of this CPU; whether its read() tells the losses (Linux 6.0)."""
-    for read_format in (_FORMAT_TIMES | _FORMAT_LOST, _FORMAT_TIMES):
-        attributes = struct.pack(
-            "=IIQQQQQIIQ", _PERF_TYPE_SOFTWARE, _ATTR_BYTES, _PERF_COUNT_SW_BPF_OUTPUT, 1,
-            _PERF_SAMPLE_RAW, read_format, _FLAG_WATERMARK, wakeup_bytes, 0, 0,
-        )  # fmt: skip
+class _Ring:
+    """One CPU's ring and its bell. OSError, KernelError or PrivilegeError where it is refused."""
+
+    def __init__(self, cpu: int, dtype: np.dtype[Any], size_bytes: int, low_water_bytes: int):
+        row = row_bytes(dtype.itemsize)
+        self.cpu = cpu
+        self._rows = max(2, size_bytes // row)
+        self._low_water = max(1, min(self._rows // 2, low_water_bytes // row))
+        self._read = 0
+        self._whole_ns = 0
+        self.bell = _Bell(cpu)
         try:
-            return perf_event_open(attributes, cpu), read_format != _FORMAT_TIMES
-        except OSError as error:
-            if error.errno != errno.EINVAL or read_format == _FORMAT_TIMES:
-                raise
-    raise AssertionError("unreachable")
+            self.fd = make_ring(row, 1 + self._rows)
+        except (KernelError, PrivilegeError):
+            self.bell.close()
+            raise
+        try:
+            memory = mmap.mmap(self.fd, (1 + self._rows) * row)
+        except OSError:
+            self.bell.close()
+            os.close(self.fd)
+            raise
+        self._head = np.frombuffer(memory, np.uint64, 5)
+        self._entries: NDArray[Any] = np.ndarray((self._rows,), dtype, memory, row, (row,))
+        mark = 2 * row - MARK_BYTES
+        self._marks: NDArray[np.uint64] = np.ndarray(
+            (self._rows,), np.uint64, memory, mark, (row,)
+        )
+        self._first_marks = np.arange(1, self._rows + 1, dtype=np.uint64)
+        self._head[ROWS] = self._rows
+        self.free()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is enough to be read."""
+        return int(self._head[RESERVED]) - self._read >= self._low_water
+
+    def drain(self) -> list[Batch]:
+        """What is whole and was not read yet, as one view of the ring, or two at its end."""
+        before_ns = time.monotonic_ns()
+        # One aligned 8-byte load. x86 keeps loads in order, so what stands before a mark is seen
+        # whole; on machines that do not, the calls between here and the copy are all that orders.
+        reserved = int(self._head[RESERVED])
+        found = []
+        whole = True
+        while whole and self._read < reserved:
+            start = self._read % self._rows
+            wanted = taken = min(reserved - self._read, self._rows - start)
+            marks = self._marks[start : start + wanted]
+            wrong = marks != self._first_marks[start : start + wanted] + np.uint64(
+                self._read - start
+            )
+            if wrong.any():
+                # A program has reserved it and is under way: wait for it, as all behind it do.
+                taken, whole = int(np.argmax(wrong)), False
+            if taken:
+                found.append(self._entries[start : start + taken])
+                self._read += taken
+        if whole:
+            self._whole_ns = before_ns
+        if not found:
+            found.append(self._entries[:0])
+        return [Batch(self.cpu, entries, self._whole_ns) for entries in found]
+
+    def free(self) -> None:
+        """Give what was read back to the programs."""
+        self._head[LIMIT] = self._read + self._rows
+        self._head[WAKE_AT] = self._read + self._low_water
+        self.bell.quiet()
+
+    def lost(self) -> int:
+        """Records that found the ring full."""
+        return int(self._head[FULL])
+
+    def close(self) -> None:
+        """The memory goes when the last view of it does."""
+        del self._head, self._marks, self._entries
+        self.bell.close()
+        os.close(self.fd)
 
 
 class Rings:
-    """The rings of all CPUs that are up, set into a perf event array. Close it after use.
+    """The rings of all CPUs that are up, set into the maps of a capture. Close it after use.
 
     `pages` per ring is a power of two; wait() returns when a ring holds `low_water_bytes` (at most
-    half a ring). One thread uses it; only wake() may be called from anywhere. Raises KernelError
-    or PrivilegeError when the kernel refuses.
+    half a ring). What drain() gives out are views of the rings: copy it, then free(). One thread
+    uses it; only wake() may be called from anywhere. Raises KernelError or PrivilegeError when the
+    kernel refuses.
     """
 
     def __init__(
-        self, perf_map_fd: int, dtype: np.dtype[Any], pages: int, low_water_bytes: int
+        self, maps: Mapping[str, int], dtype: np.dtype[Any], pages: int, low_water_bytes: int
     ) -> None:
         if pages < 1 or pages & (pages - 1):
             raise UsageError(f"a ring cannot have {pages} pages", "take a power of two")
-        self._map_fd = perf_map_fd
+        self._maps = maps
         self._dtype = dtype
         self._pages = pages
         self._low_water_bytes = max(1, low_water_bytes)
@@ -140,23 +202,31 @@ class Rings:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for data above the low-water mark or for wake(); False when the time is over."""
-        events = self._epoll.poll(timeout_s)
+        ready = any(ring.waiting for ring in self._rings.values())
+        events = self._epoll.poll(0 if ready else timeout_s)
         for fd, mask in events:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
             elif mask & (select.EPOLLHUP | select.EPOLLERR):
                 # Its CPU is gone for good: refresh() takes it away; until then, do not spin.
                 self._epoll.unregister(fd)
-        return bool(events)
+        return ready or bool(events)
 
     def wake(self) -> None:
         """End the wait() that is on, or the next one. For signal handlers and other threads."""
         os.eventfd_write(self._wake_fd, 1)
 
     def drain(self) -> list[Batch]:
-        """Everything that stands in the rings, a Batch each, empty ones too."""
+        """What came into the rings since the last time, at least a Batch each, empty or not."""
         left, self._left = self._left, []
-        return left + [ring.drain(self._dtype) for _, ring in sorted(self._rings.items())]
+        for _, ring in sorted(self._rings.items()):
+            left += ring.drain()
+        return left
+
+    def free(self) -> None:
+        """Give back what the drains gave out: the views of it are no longer good."""
+        for ring in self._rings.values():
+            ring.free()
 
     def refresh(self) -> None:
         """Take away rings of CPUs that went off and give new ones to those that came on.
@@ -164,7 +234,7 @@ class Rings:
         Call it about once a second. A CPU that went off and on between two calls is noticed too.
         """
         online = online_cpus()
-        for cpu in [c for c, ring in self._rings.items() if ring.is_dead() or c not in online]:
+        for cpu in [c for c, ring in self._rings.items() if ring.bell.is_dead() or c not in online]:
             self._retire(cpu)
         for cpu in online:
             if cpu not in self._rings:
@@ -195,7 +265,7 @@ class Rings:
             raise
 
     def lost(self) -> dict[int, int]:
-        """Records by CPU that found the ring full, as the events count them (0 before 6.0)."""
+        """Records by CPU that found the ring full, as the rings themselves count them."""
         totals = dict(self._lost_before)
         for cpu, ring in self._rings.items():
             totals[cpu] = totals.get(cpu, 0) + ring.lost()
@@ -216,30 +286,36 @@ class Rings:
         self.close()
 
     def _open(self, cpu: int) -> None:
+        size_bytes = self._pages * mmap.PAGESIZE
         try:
-            ring = _Ring(cpu, self._pages, self._low_water_bytes)
+            ring = _Ring(cpu, self._dtype, size_bytes, self._low_water_bytes)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return  # it went off meanwhile
             raise _explained(error, cpu, self._pages) from error
         try:
-            map_update(self._map_fd, struct.pack("=I", cpu), struct.pack("=I", ring.fd))
+            key = struct.pack("=I", cpu)
+            map_update(self._maps[BELLS], key, struct.pack("=I", ring.bell.fd))
+            map_update(self._maps[RINGS], key, struct.pack("=I", ring.fd))
         except (KernelError, PrivilegeError):
             ring.close()
             raise
         self._rings[cpu] = ring
-        self._epoll.register(ring.fd, select.EPOLLIN)
+        self._epoll.register(ring.bell.fd, select.EPOLLIN)
 
     def _remove(self, cpu: int) -> _Ring:
         ring = self._rings.pop(cpu)
-        map_delete(self._map_fd, struct.pack("=I", cpu))
+        for name in (RINGS, BELLS):
+            map_delete(self._maps[name], struct.pack("=I", cpu))
         with contextlib.suppress(FileNotFoundError):  # wait() may have done it
-            self._epoll.unregister(ring.fd)
+            self._epoll.unregister(ring.bell.fd)
         return ring
 
     def _retire(self, cpu: int) -> None:
+        """Take a ring away; what it holds stays for the next drain()."""
         ring = self._remove(cpu)
-        self._left.append(ring.drain(self._dtype))
+        wait_for_running()
+        self._left += ring.drain()
         self._lost_before[cpu] = self._lost_before.get(cpu, 0) + ring.lost()
         ring.close()
 

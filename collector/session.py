@@ -26,7 +26,7 @@ from collector.privilege import (
     raise_limits,
     run_first,
 )
-from collector.records import RAW_PADDING
+from collector.records import row_bytes
 from collector.reporting import describe, report, say
 from collector.request import Request, check_request
 from collector.rings import Rings, pages_of, watermark_ns
@@ -42,7 +42,6 @@ from formats.errors import TcpkmonError
 CHECKPOINT_S = 1.0
 WAIT_S = 0.2
 HURRY_S = 0.3
-PERF_HEAD_BYTES = 12
 
 
 def run(request: Request) -> int:
@@ -99,10 +98,9 @@ class Session:
         kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
         kernel.low_water_percent = request.low_water_percent
         wakeup = max(1, kernel.buffer_bytes * (100 - request.low_water_percent) // 100)
-        self._rings = stack.enter_context(Rings(kernel.events_fd, dtype, pages, wakeup))
+        self._rings = stack.enter_context(Rings(kernel.loaded.maps, dtype, pages, wakeup))
         self._counters = stack.enter_context(OpenCounters(kernel.loaded.maps, prepared.counters))
-        record_bytes = PERF_HEAD_BYTES + dtype.itemsize + RAW_PADDING
-        self._walk_step = max(1, kernel.buffer_bytes // record_bytes // 2)
+        self._walk_step = max(1, kernel.buffer_bytes // row_bytes(dtype.itemsize) // 2)
         self._failure: TcpkmonError | OSError | None = None
         self._listed = 0
         self._marked = 0
@@ -258,6 +256,8 @@ class Session:
         batches = self._rings.drain()
         self._stream.push(batches)
         self._stream.release(watermark_ns(batches, SLACK_NS))
+        self._stream.settle()
+        self._rings.free()
         stop_after = self._request.stop_after
         if stop_after is not None and self._stream.records >= stop_after:
             self._stopping.ask(EndReason.COUNT)
@@ -327,6 +327,8 @@ class Session:
         batches = self._rings.drain()
         while any(len(batch.entries) for batch in batches):
             self._stream.push(batches)
+            self._stream.settle()
+            self._rings.free()
             batches = self._rings.drain()
         heads = self._heads()
         serials = {cpu: int(serial) for cpu, serial in enumerate(heads["serial"]) if serial}

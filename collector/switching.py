@@ -148,3 +148,4 @@ class Switching:
         wait_for_running()
         self._stream.push(self._rings.drain())
         self._stream.release(FOREVER_NS)
+        self._rings.free()

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The engine under every schema: slots to build a record in, serial numbers, the ledger, output.
+ * The engine under every schema: rings to build records in, serial numbers, the ledger.
  *
  * The text that stands before this file is generated (collector/codegen.py, collector/eventgen.py):
  * the kernel's types, the sizes, KIND_probe and INDEX_probe, and what logs each event. Everything
@@ -16,8 +16,7 @@
 /* How deep programs may nest on a CPU: task, softirq, interrupt, and one to spare. */
 #define KLOGGER_SLOTS  4 /* klogger_take() masks with one less */
 #define KLOGGER_POINTS 256
-#define KLOGGER_ENOSPC 28
-#define KLOGGER_ENOENT 2
+#define KLOGGER_TRIES  4
 
 struct klogger_account {
     u64 attempts;
@@ -49,12 +48,26 @@ struct klogger_guard {
     u32 again;
 };
 
+/* Room for what a program cannot build in a ring's row, or keep on the stack. */
 struct klogger_slot {
     u64 busy;
-    u8 record[(KLOGGER_RECORD_SIZE + 7) / 8 * 8];
+    u8 record[KLOGGER_RECORD_SIZE];
 #if KLOGGER_COPY_SIZE
     u8 copy[KLOGGER_COPY_SIZE];
 #endif
+};
+
+/*
+ * A CPU's ring is an array of rows, which the collector reads in place: row 0 is this, the others
+ * hold a record each and, in their last 8 bytes, its position plus 1, written when it is complete.
+ * collector/rings.py knows the layout.
+ */
+struct klogger_ring {
+    u64 reserved; /* positions given out: by programs */
+    u64 limit;    /* position that is not free yet: by the collector */
+    u64 rows;
+    u64 wake_at; /* how many are to be given out when the collector wants to know of it */
+    u64 full;    /* records that found no room */
 };
 
 /* One CPU's memory; collector/layout.py knows the order of the first three members. */
@@ -67,9 +80,18 @@ struct klogger_cpu {
     struct klogger_slot slots[KLOGGER_SLOTS];
 };
 
-BPF_PERF_OUTPUT(events);
+/* Carries no records: an entry in it wakes the collector. */
+BPF_PERF_OUTPUT(klogger_bells);
+/* The rings, by CPU: collector/program.py makes this an array of maps with such rows. */
+struct klogger_row {
+    u8 bytes[KLOGGER_ROW_SIZE];
+};
+BPF_ARRAY(klogger_rings, struct klogger_row, 1);
 BPF_PERCPU_ARRAY(klogger_cpus, struct klogger_cpu, 1);
 BPF_ARRAY(klogger_control, struct klogger_control, 1);
+
+/* A row of one CPU's ring: bpf_map_lookup_elem(), which BCC knows for maps with a name only. */
+static void *(*klogger_find_row)(void *rows, const u32 *index) = (void *)1;
 
 static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
     u32 zero = 0;
@@ -211,20 +233,65 @@ static __always_inline u64 klogger_number(struct klogger_cpu *cpu) {
     return __sync_fetch_and_add(&cpu->serial, 1) + 1;
 }
 
-/* Sends a record and enters the outcome in the ledger; 0 if it went into the ring. */
-static __always_inline int klogger_output(void *ctx, struct klogger_account *account,
-                                          void *record) {
-    int status = events.perf_submit(ctx, record, KLOGGER_RECORD_SIZE);
+/*
+ * Reserves the next place in this CPU's ring, where the record is to be built; null when there is
+ * none, which goes into that row of the ledger. Reserve first, stamp then: so what was stamped
+ * before the collector looked at the ring stands in it. A reserved row must be sent: all that
+ * follow wait for it.
+ */
+static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 row,
+                                           struct klogger_place *place) {
+    struct klogger_account *account = &cpu->accounts[row];
+    u32 number = bpf_get_smp_processor_id(), index = 0;
+    struct klogger_ring *ring;
+    u64 position;
+    void *rows;
 
-    if (status == 0)
-        klogger_count(account->written);
-    else if (status == -KLOGGER_ENOSPC)
-        klogger_count(account->ring_full);
-    else if (status == -KLOGGER_ENOENT)
+    rows = klogger_rings.lookup(&number);
+    if (!rows || !(ring = klogger_find_row(rows, &index))) {
         klogger_count(account->no_ring);
-    else
-        klogger_count(account->other);
-    return status;
+        klogger_number(cpu);
+        return 0;
+    }
+    /* Again only where an interrupt came in between, and took the position. */
+#pragma unroll
+    for (int i = 0; i < KLOGGER_TRIES; i++) {
+        position = *(volatile u64 *)&ring->reserved;
+        if (position >= *(volatile u64 *)&ring->limit) {
+            klogger_count(account->ring_full);
+            klogger_count(ring->full);
+            klogger_number(cpu);
+            return 0;
+        }
+        if (__sync_val_compare_and_swap(&ring->reserved, position, position + 1) == position)
+            goto reserved;
+    }
+    klogger_count(account->other);
+    klogger_number(cpu);
+    return 0;
+reserved:
+    index = 1 + position % *(volatile u64 *)&ring->rows;
+    place->ring = ring;
+    place->position = position;
+    place->row = klogger_find_row(rows, &index);
+    return place->row;
+}
+
+/* Hands a row over that holds a whole record, and enters it in the ledger. */
+static __always_inline void klogger_commit(void *ctx, struct klogger_account *account,
+                                           struct klogger_place *place) {
+    u64 taken = place->position + 1;
+
+#if defined(__TARGET_ARCH_arm64)
+    /* An exchange is ordered behind the stores before it. */
+    __sync_lock_test_and_set((u64 *)(place->row + KLOGGER_ROW_SIZE - 8), taken);
+#else
+    asm volatile("" ::: "memory");
+    *(volatile u64 *)(place->row + KLOGGER_ROW_SIZE - 8) = taken;
+#endif
+    klogger_count(account->written);
+    if (taken == *(volatile u64 *)&place->ring->wake_at)
+        klogger_bells.perf_submit(ctx, &taken, sizeof(taken));
 }
 
 /*
@@ -235,23 +302,13 @@ static __always_inline int klogger_output(void *ctx, struct klogger_account *acc
 #define klogger(event, ...)    klogger_log_##event(ctx, cpu, ##__VA_ARGS__)
 #define KLOGGER_ENABLED(event) (KLOGGER_ENABLED_##event)
 
-/* A slot for a record that is too large for the stack; null, counted, when all are in use. */
-static __always_inline u8 *klogger_take_record(struct klogger_cpu *cpu, const u32 point,
-                                               struct klogger_slot **slot) {
-    *slot = klogger_take(cpu);
-    if (!*slot) {
-        klogger_count(cpu->accounts[point].no_slot);
-        return 0;
-    }
-    return (*slot)->record;
-}
-
 /* Numbers, stamps and sends an event's record; the layout of its head stands in
  * collector/eventlayout.py.
  */
 static __always_inline void klogger_send(void *ctx, struct klogger_cpu *cpu, const u32 point,
-                                         u8 *record) {
+                                         struct klogger_place *place) {
     u64 serial = klogger_number(cpu), now = bpf_ktime_get_ns();
+    u8 *record = place->row;
 
     *(u32 *)record = serial;
     *(u32 *)(record + 4) = now;
@@ -259,5 +316,5 @@ static __always_inline void klogger_send(void *ctx, struct klogger_cpu *cpu, con
     *(u32 *)(record + 12) = bpf_get_smp_processor_id();
     *(u32 *)(record + 16) = point;
     *(u32 *)(record + 20) = 0;
-    klogger_output(ctx, &cpu->accounts[point], record);
+    klogger_commit(ctx, &cpu->accounts[point], place);
 }

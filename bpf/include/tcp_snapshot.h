@@ -9,11 +9,11 @@ static __always_inline int owner_wanted(u64 key, const u32 flags) {
     return known && filter_pid(known->pid);
 }
 
-/* Numbers, stamps and sends what stands in the slot; 0 if it went into the ring. */
-static __always_inline int commit(void *ctx, struct klogger_cpu *cpu,
-                                  struct klogger_account *account, struct klogger_slot *slot,
-                                  u32 location) {
-    u8 *entry = slot->record;
+/* Numbers, stamps and sends what stands in the row. */
+static __always_inline void commit(void *ctx, struct klogger_cpu *cpu,
+                                   struct klogger_account *account, struct klogger_place *place,
+                                   u32 location) {
+    u8 *entry = place->row;
     u64 serial, now;
 
     SET(location, location);
@@ -25,8 +25,12 @@ static __always_inline int commit(void *ctx, struct klogger_cpu *cpu,
     *(u32 *)(entry + 8) = now >> 32;
     SET(serial, serial);
     SET(time_ns, now);
-    return klogger_output(ctx, account, entry);
+    klogger_commit(ctx, account, place);
 }
+
+/* Whether a snapshot needs a slot: for a record that may not be sent, or for a copy of the socket.
+ */
+#define IN_SLOT(direct) (KLOGGER_WATCHING || !(direct))
 
 /*
  * Takes a snapshot: filters, builds the record, sends it. sk may be a full socket, a request or a
@@ -37,15 +41,16 @@ static __always_inline int commit(void *ctx, struct klogger_cpu *cpu,
 static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const int direct,
                                      const u32 location, struct sock *sk, struct sk_buff *skb,
                                      u32 callvalue, const u32 flags) {
-    struct klogger_account *account =
-        &cpu->accounts[location == LOCATION_EXISTING ? 0 : location % LOCATION_ROWS];
+    const u32 row = location == LOCATION_EXISTING ? 0 : location % LOCATION_ROWS;
+    struct klogger_account *account = &cpu->accounts[row];
     u64 common[(sizeof(struct sock_common) + 7) / 8];
     struct sock_common *skc = (struct sock_common *)sk;
     u64 key = (u64)sk;
     struct connection *connection = 0;
     struct endpoints ends = {};
     struct filter_settings *settings;
-    struct klogger_slot *slot;
+    struct klogger_slot *slot = 0;
+    struct klogger_place place;
     struct tcp_sock *tp = 0;
     u32 zero = 0;
     const int packet = flags & PACKET;
@@ -131,14 +136,18 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     if (unasked)
         return;
 
-    slot = klogger_take(cpu);
-    if (!slot) {
+    if (IN_SLOT(direct) && !(slot = klogger_take(cpu))) {
         klogger_count(account->no_slot);
-        if (flags & LAST)
-            connections.delete(&key);
-        return;
+        goto out;
     }
-    entry = slot->record;
+    if (KLOGGER_WATCHING) {
+        /* The row is reserved when it is known that there is something to tell. */
+        entry = slot->record;
+    } else {
+        entry = klogger_reserve(cpu, row, &place);
+        if (!entry)
+            goto give_back;
+    }
     if (direct)
         klogger_forget(tp);
     if (direct ? tp != 0 : !packet && !mini) {
@@ -151,7 +160,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         /* In words: a memset of packed bytes is stored byte by byte. */
 #pragma unroll
         for (int i = 0; i < KLOGGER_ENTRY_SIZE / 8; i++)
-            ((u64 *)slot->record)[i] = 0;
+            ((u64 *)entry)[i] = 0;
     }
     fill_ends(&ends, entry);
     callvalue = fill_segment(skb, entry, callvalue, flags);
@@ -165,20 +174,32 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         else
             __builtin_memset(entry + KLOGGER_AT_comm, 0, 16);
     }
-    if (KLOGGER_WATCHING && connection) {
-        int changed = klogger_watch_changed(entry, &connection->watch);
+    if (KLOGGER_WATCHING) {
+        if (connection) {
+            int changed = klogger_watch_changed(entry, &connection->watch);
 
-        if ((flags & CHANGES) && !changed && connection->watching) {
-            klogger_count(account->unchanged);
-            klogger_give_back(slot);
-            return;
+            if ((flags & CHANGES) && !changed && connection->watching) {
+                klogger_count(account->unchanged);
+                goto give_back;
+            }
         }
-        connection->watching = 1;
+        if (!klogger_reserve(cpu, row, &place)) {
+            /* After a loss the next record has to tell the change. */
+            if (connection)
+                connection->watching = 0;
+            goto give_back;
+        }
+        if (connection)
+            connection->watching = 1;
+#pragma unroll
+        for (int i = 0; i < KLOGGER_ENTRY_SIZE / 8; i++)
+            ((u64 *)place.row)[i] = ((u64 *)entry)[i];
     }
-    /* After a loss the next record has to tell the change. */
-    if (commit(ctx, cpu, account, slot, location) && KLOGGER_WATCHING && connection)
-        connection->watching = 0;
-    klogger_give_back(slot);
+    commit(ctx, cpu, account, &place, location);
+give_back:
+    if (slot)
+        klogger_give_back(slot);
+out:
     if (flags & LAST)
         connections.delete(&key);
 }

@@ -20,7 +20,7 @@ from collector.filters import parse
 from collector.kernel import Kernel
 from collector.preparing import Wish, prepare
 from collector.privilege import raise_limits
-from collector.records import RAW_PADDING, Batch, split_records
+from collector.records import Batch, row_bytes
 from collector.rings import Rings, pages_of
 from collector.sequencer import Sequencer
 from collector.sinks import FileSink
@@ -31,7 +31,7 @@ from scripts.benchmark.context import ROOT, BenchError, Context, cpus
 NAME = "drain"
 TITLE = "Drain and reading"
 COLUMNS = ("classic", "default", "all")
-STEPS = ("split", "order", "write")
+STEPS = ("order", "write")
 READ = "read every column"
 PMGRAPH = "pmgraph -T"
 VERIFY = "tcpkmon verify"
@@ -42,8 +42,6 @@ TCPDUMP_READ = "tcpdump -r"
 RING_BYTES = 128 << 20
 PIECE_BYTES = 1 << 20
 """What one wake-up finds in a ring of 4 MiB at the default low-water mark."""
-HEAD = np.dtype([("type", "=u4"), ("misc", "=u2"), ("size", "=u2"), ("raw", "=u4")])
-SAMPLE = 9
 READER = """
 import sys, formats
 with formats.open(sys.argv[1]) as capture:
@@ -70,7 +68,7 @@ def measure(context: Context) -> None:
         context.say(f"{NAME}: round {number + 1} of {context.rounds}")
         for columns, (dtype, raw) in recorded.items():
             for step, seconds in replay(dtype, raw, context.folder / "replayed").items():
-                per_record = seconds / (len(raw) // record_bytes(dtype))
+                per_record = seconds / (len(raw) // row_bytes(dtype.itemsize))
                 context.results.add(NAME, f"drain, {step}", columns, 1e9 * per_record)
             (context.folder / "replayed").unlink()
         for case, command in commands.items():
@@ -88,39 +86,29 @@ def _read(context: Context, case: str, command: Command) -> None:
     add(NAME, "read, records", case, records)
 
 
-def record_bytes(dtype: np.dtype[Any]) -> int:
-    """A record of these columns in a perf ring."""
-    return HEAD.itemsize + dtype.itemsize + RAW_PADDING
-
-
 def record(context: Context, columns: str) -> tuple[np.dtype[Any], NDArray[np.uint8]]:
-    """What stands in a ring after a flood, byte for byte as the kernel writes it."""
+    """The rows that stand in a ring after a flood."""
     seconds = context.pick(0.3, 0.1)
     prepared = prepare(Wish(columns=columns, locations="RECEIVE_CALL", existing=False))
     with context.lab() as (_, load), Kernel(prepared, parse()) as kernel:
         load.pin(cpus()[1], cpus()[1])
         pages = pages_of(RING_BYTES)
-        with Rings(kernel.events_fd, prepared.dtype, pages, RING_BYTES // 2) as rings:
+        with Rings(kernel.loaded.maps, prepared.dtype, pages, RING_BYTES // 2) as rings:
             kernel.loaded.attach()
             kernel.switch(prepared.numbers, True)
             load.run(f"receive {seconds} 0")
             kernel.loaded.detach()
             entries = max((batch.entries for batch in rings.drain()), key=len)
-    if not len(entries):
-        raise BenchError("the flood left nothing in the rings")
-    dtype = prepared.dtype
-    rows = np.zeros((len(entries), record_bytes(dtype)), np.uint8)
-    heads = rows[:, : HEAD.itemsize].view(HEAD)[:, 0]
-    heads["type"], heads["size"] = SAMPLE, record_bytes(dtype)
-    heads["raw"] = dtype.itemsize + RAW_PADDING
-    end = HEAD.itemsize + dtype.itemsize
-    whole = np.ascontiguousarray(entries).view(np.uint8)
-    rows[:, HEAD.itemsize : end] = whole.reshape(len(entries), dtype.itemsize)
-    return dtype, rows.reshape(-1)
+            if not len(entries):
+                raise BenchError("the flood left nothing in the rings")
+            rows = np.zeros((len(entries), row_bytes(prepared.dtype.itemsize)), np.uint8)
+            whole = np.ascontiguousarray(entries).view(np.uint8)
+            rows[:, : prepared.dtype.itemsize] = whole.reshape(len(entries), -1)
+    return prepared.dtype, rows.reshape(-1)
 
 
 def replay(dtype: np.dtype[Any], raw: NDArray[np.uint8], path: Path) -> dict[str, float]:
-    """CPU seconds by step; split is with the copy out of the ring."""
+    """CPU seconds by step; order is with the copy out of the ring."""
     clocks = Clocks()
     sequencer = Sequencer(dtype, clocks.to_epoch)
     writer = Writer(
@@ -130,13 +118,14 @@ def replay(dtype: np.dtype[Any], raw: NDArray[np.uint8], path: Path) -> dict[str
         Written(),
     )
     spent = dict.fromkeys(STEPS, 0.0)
-    step = PIECE_BYTES // record_bytes(dtype) * record_bytes(dtype)
-    for start in range(0, len(raw), step):
+    row = row_bytes(dtype.itemsize)
+    for start in range(0, len(raw), PIECE_BYTES // row * row):
+        piece = raw[start : start + PIECE_BYTES // row * row]
+        entries: NDArray[Any] = np.ndarray((len(piece) // row,), dtype, piece.data, 0, (row,))
         times = [time.process_time()]
-        entries, _, _ = split_records(raw[start : start + step].copy(), dtype)
-        times.append(time.process_time())
         sequencer.push(Batch(0, entries, 0))
         ordered = sequencer.release(int(time.monotonic_ns()))
+        sequencer.settle()
         times.append(time.process_time())
         writer.write(ordered)
         times.append(time.process_time())

@@ -86,7 +86,7 @@ def _one_way(
 ) -> None:
     with Kernel(prepared, parse()) as kernel:
         pages = pages_of(RING_BYTES)
-        with Rings(kernel.events_fd, prepared.dtype, pages, RING_BYTES // 2) as rings:
+        with Rings(kernel.loaded.maps, prepared.dtype, pages, RING_BYTES // 2) as rings:
             kernel.loaded.attach()
             attached = {spec.function for spec in kernel.loaded.attached()}
             probes = [p for p in prepared.plan.probes if p.name in attached and p.locations]
@@ -98,6 +98,7 @@ def _one_way(
                 _traffic(context, load)
                 after = _runs(kernel, probes, empty_fd)
                 rings.drain()
+                rings.free()
                 for name, runs in after.items():
                     count = runs.count - before[name].count
                     if state == "unchanged" and name not in WATCHED:

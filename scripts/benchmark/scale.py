@@ -98,14 +98,14 @@ def _time_programs(
     try:
         with (
             Kernel(prepared, parse(namespaces=[place])) as kernel,
-            Rings(kernel.events_fd, prepared.dtype, pages, RING_BYTES // 2) as rings,
+            Rings(kernel.loaded.maps, prepared.dtype, pages, RING_BYTES // 2) as rings,
         ):
             kernel.loaded.attach()
             kernel.switch(prepared.numbers, True)
             walk = kernel.walk([lab.a.namespace.fd], WALK_STEP)
             while walk is not None and walk.step():
                 rings.drain()
-            rings.drain()
+                rings.free()
             before = _runs(kernel)
             _robin(loads, context.pick(0.4, 0.2))
             after = _runs(kernel)

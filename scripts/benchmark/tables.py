@@ -174,9 +174,9 @@ def _of_drain(results: Results) -> list[Table]:
     return [
         Table(
             "From the ring to the file, ns of CPU a record",
-            ("columns", "split", "order", "write", "all", "million/s a core"),
+            ("columns", "order", "write", "all", "million/s a core"),
             rows,
-            "Recorded ring contents, 1 MiB at a time. Split: with the copy out of the ring.",
+            "Recorded ring contents, 1 MiB at a time. Order: with the copy out of the ring.",
         ),
         Table(
             "Reading files",

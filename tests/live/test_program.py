@@ -153,6 +153,16 @@ def test_both_copies_see_every_event_in_order(
     assert counter(loaded, FIRST) == 2 * TIMES * each, "what was detached attaches again"
 
 
+def test_what_system_calls_run_is_loaded_once(loaded: Loaded) -> None:
+    loaded.load([ProgramSpec("twice", "raw", "sys_enter", required=True)])
+    loaded.attach()
+    for _ in range(TIMES):
+        os.getppid()
+    assert counter(loaded, FIRST) >= TIMES
+    assert counter(loaded, AGAIN) == 0
+    assert loaded.missed()["twice"].again == 0
+
+
 @pytest.mark.parametrize(("kind", "target", "each"), WAYS)
 def test_code_without_the_mark_runs_once(
     loaded: Loaded, probing: Probing, kind: str, target: str, each: int

@@ -50,7 +50,7 @@ def test_page_has_every_section_that_was_measured(results: Results) -> None:
         assert part in page
     # Less two empty programs: 1020 - 120; never below nothing.
     assert "| SEGMENT_RECEIVED, btf | 900 | - | - | 0 |" in page
-    assert "| classic | 40 | 40 | 40 | 120 | 8.33 |" in page
+    assert "| classic | 40 | 40 | 80 | 12.50 |" in page
     assert "| 23.0 bytes (" in page and "50.0" in page
 
 
@@ -74,7 +74,7 @@ def test_terminal_shows_the_same_tables(results: Results) -> None:
     results.skip(drain.NAME, drain.DECODE, "bad \x1b[31m news")
     print_all(results, Console(file=shown, width=200, markup=False, highlight=False))
     text = shown.getvalue()
-    assert "SEGMENT_RECEIVED, btf" in text and "8.33" in text
+    assert "SEGMENT_RECEIVED, btf" in text and "12.50" in text
     assert "\x1b[31m" not in text
 
 

@@ -21,8 +21,8 @@ SCHEMA = parse(
 LAYOUT = eventlayout.lay_out(SCHEMA, ["MADE"])
 
 
-def text(entry_size: int = 0) -> str:
-    return "\n".join(eventgen.event_lines(LAYOUT, entry_size or LAYOUT.entry_size))
+def text() -> str:
+    return "\n".join(eventgen.event_lines(LAYOUT))
 
 
 def test_numbers_run_through_all_events_and_levels_choose_what_is_logged():
@@ -68,13 +68,17 @@ def test_an_event_out_of_its_level_is_checked_and_logs_nothing():
     assert "#define KLOGGER_ENABLED_FULL (klogger_enabled(36))" in lines
 
 
-def test_large_records_are_built_in_a_slot():
-    assert "words[11]" in text() and "klogger_take_record" not in text().split("#define")[-1]
-    large = text(512)
-    assert "klogger_take_record(cpu, 34, &slot)" in large and "klogger_give_back(slot);" in large
-    assert "u64 words" not in large
+def test_records_are_built_in_the_ring():
+    lines = text().splitlines()
+    at = next(i for i, line in enumerate(lines) if "klogger_log_LARGE(" in line)
+    body = lines[at : lines.index("}", at)]
+    reserve = next(i for i, line in enumerate(body) if "klogger_reserve(cpu, 34, &place)" in line)
+    clear = next(i for i, line in enumerate(body) if "*(u64 *)(record + 24) = 0;" in line)
+    store = next(i for i, line in enumerate(body) if "(record + 24) = a_;" in line)
+    assert reserve < clear < store
+    assert body[-1].strip() == "klogger_send(ctx, cpu, 34, &place);"
 
 
 def test_names_that_klogger_does_not_log_are_left_out():
-    lines = "\n".join(eventgen.event_lines(LAYOUT, 80, {"SMALL"}))
+    lines = "\n".join(eventgen.event_lines(LAYOUT, {"SMALL"}))
     assert "klogger_log_SMALL" not in lines and "klogger_log_LARGE" in lines

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.ordered import NO_CPU
-from collector.records import Batch, split_records
+from collector.records import Batch
 from collector.sequencer import Sequencer
 from formats.control import Loss, Mark, decode, words_view
 
@@ -334,55 +334,6 @@ def test_times_ascend_but_within_a_cpu(
     out = sequencer.finish({})
     assert (np.diff(out.entries["tv_usec"].astype(np.int64)) >= 0).all()
     assert out.span == sum(map(len, cpus))
-
-
-def as_ring(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Rows as perf samples."""
-    size = rows.dtype.itemsize
-    raw = np.zeros((len(rows), 16 + size), np.uint8)
-    raw[:, :12] = np.array([9, (16 + size) << 16 | 2, size + 4], np.uint32).view(np.uint8)
-    raw[:, 12:-4] = rows.view(np.uint8).reshape(len(rows), size)
-    return raw.reshape(-1)
-
-
-LOST_RECORD = np.array([2, 24 << 16, 7, 0, 41, 0], np.uint32).view(np.uint8)
-
-
-@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 5000])
-def test_samples_are_a_view(count: int) -> None:
-    rows = make_rows(FULL, 0, np.arange(count), np.arange(count))
-    raw = as_ring(rows)
-    entries, damaged, lost = split_records(raw, FULL)
-    assert np.array_equal(entries, rows)
-    assert (damaged, lost) == (0, 0)
-    assert count == 0 or np.shares_memory(entries, raw)
-
-
-@given(st.lists(st.sampled_from(["sample", "lost", "wrong", "other"]), max_size=30))
-@settings(deadline=None)
-def test_other_records_split_the_samples(kinds: list[str]) -> None:
-    wrong = np.array([9, 32 << 16, 20, 0, 0, 0, 0, 0], np.uint32).view(np.uint8)
-    other = np.array([5, 16 << 16, 0, 0], np.uint32).view(np.uint8)
-    rows = make_rows(FULL, 0, np.arange(3 * len(kinds)), np.arange(3 * len(kinds)))
-    pieces, expected = [np.empty(0, np.uint8)], []
-    for n, kind in enumerate(kinds):
-        part = rows[3 * n : 3 * n + 3]
-        if kind == "sample":
-            expected.extend(part["serial"].tolist())
-        made = {"sample": as_ring(part), "lost": LOST_RECORD, "wrong": wrong, "other": other}
-        pieces.append(made[kind])
-    entries, damaged, lost = split_records(np.concatenate(pieces), FULL)
-    assert entries["serial"].tolist() == expected
-    assert damaged == kinds.count("wrong")
-    assert lost == 41 * kinds.count("lost")
-
-
-def test_garbage_ends_the_piece_and_is_counted() -> None:
-    rows = make_rows(FULL, 0, np.arange(10), np.arange(10))
-    raw = as_ring(rows)
-    raw[5 * 112 :] = 0
-    entries, damaged, _ = split_records(raw, FULL)
-    assert (len(entries), damaged) == (5, 5)
 
 
 def test_batches_count_what_was_damaged() -> None:
