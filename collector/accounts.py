@@ -24,7 +24,7 @@ from formats.control import Checkpoint, Collector, Control, Cpu, Ledger, Losses,
 _KERNEL_CAUSES = {
     "ring_full": "ring full",
     "no_ring": "no ring",
-    "other": "other errno",
+    "other": "no turn",
     "table_full": "table full",
     "no_slot": "no slot",
 }
@@ -58,7 +58,7 @@ class Books:
     """All counts as they stood at one moment of the stream.
 
     ledger: (CPUs, rows) of collector.layout.ACCOUNT; serials: (CPUs,) given out by the kernel.
-    read, damaged, perf_lost are by CPU, late by (cpu, location); online: CPUs that have a ring.
+    read, damaged, ring_lost are by CPU, late by (cpu, location); online: CPUs that have a ring.
     What the writer dropped comes later, when the entries' turn to be written has come.
     """
 
@@ -68,7 +68,7 @@ class Books:
     read: Mapping[int, int] = field(default_factory=dict)
     damaged: Mapping[int, int] = field(default_factory=dict)
     late: Mapping[Place, int] = field(default_factory=dict)
-    perf_lost: Mapping[int, int] = field(default_factory=dict)
+    ring_lost: Mapping[int, int] = field(default_factory=dict)
     online: Set[int] = frozenset()
 
     def places(self, written: Written) -> list[Place]:
@@ -163,7 +163,7 @@ class Books:
                 damaged=self.damaged.get(cpu, 0),
                 late=late.get(cpu, 0),
                 online=int(cpu in self.online),
-                perf_lost=min(self.perf_lost.get(cpu, 0), 0xFFFFFFFF),
+                ring_lost=min(self.ring_lost.get(cpu, 0), 0xFFFFFFFF),
             )
             for cpu, serials in enumerate(self.serials)
             if serials or cpu in self.online or self.read.get(cpu) or self.damaged.get(cpu)

@@ -145,7 +145,7 @@ def ledger_notes(
             "read": entry.read,
             "damaged": entry.damaged,
             "late": entry.late,
-            "perf_lost": entry.perf_lost,
+            "ring_lost": entry.ring_lost,
             "online": entry.online,
             "final": int(final),
         }

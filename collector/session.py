@@ -294,7 +294,7 @@ class Session:
             read=dict(order.read),
             damaged=dict(order.damaged),
             late=dict(order.late),
-            perf_lost=self._rings.lost(),
+            ring_lost=self._rings.lost(),
             online=frozenset(self._rings.cpus),
         )
 

@@ -236,7 +236,7 @@ class Cpu(Control):
     damaged: U64
     late: U64
     online: U32
-    perf_lost: U32
+    ring_lost: U32
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ class _LedgerRun:
                 self._problems.add(last.index, "snapshots follow the final checkpoint")
         report.rows = balance.build_rows(last, self._has_cpu, name)
         report.missed = balance.missed(last, name)
-        report.perf_lost = int(last.tables[control.Cpu.location].values[:, 4].sum())
+        report.ring_lost = int(last.tables[control.Cpu.location].values[:, 4].sum())
         points = {row.location for row in report.rows if row.location != control.EXISTING}
         if self._locations is not None and len(points) > self._locations:
             self._problems.add(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-KERNEL_CAUSES = ("ring full", "no ring", "other errno", "table full", "no slot")
+KERNEL_CAUSES = ("ring full", "no ring", "no turn", "table full", "no slot")
 COLLECTOR_CAUSES = ("late", "queue full", "disk full", "write error")
 DAMAGED = "damaged"
 CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
@@ -118,7 +118,7 @@ class Report:
     seq_gaps: int = 0
     rows: list[Row] = field(default_factory=list)
     missed: list[Missed] = field(default_factory=list)
-    perf_lost: int = 0
+    ring_lost: int = 0
     existing: int = 0
     """Snapshots of connections that were open before the start."""
     clock_pairs: int = 0

@@ -32,7 +32,7 @@ _WANTED = ("attempts", "filtered", "unchanged", "limited", "written")
 _KERNEL = ("ring_full", "no_ring", "other", "table_full", "no_slot")
 _COLLECTOR = ("late", "queue_full", "disk_full", "write_error")
 COUNTERS = (*_WANTED, *_KERNEL, *_COLLECTOR, "in_file")
-CPU_COUNTERS = ("serials", "read", "damaged", "late", "perf_lost")
+CPU_COUNTERS = ("serials", "read", "damaged", "late", "ring_lost")
 _WRITTEN = COUNTERS.index("written")
 _NUMBERED = slice(_WRITTEN + 1, _WRITTEN + 4)
 """Losses in the kernel that had taken a serial."""

@@ -240,7 +240,7 @@ class _Run:
         if last is not None:
             report.rows = build_rows(self._reader.cpu, last, self.name)
             report.missed = missed(last)
-            report.perf_lost = last.cpu["perf_lost"]
+            report.ring_lost = last.cpu["ring_lost"]
             report.seq_lost = max(report.seq_lost, last.cpu["serials"] - last.records)
         report.after_checkpoint = self._records - (last.records if last else 0)
         if self._snapshot >= 0:

@@ -45,7 +45,7 @@ def verify_folder(folder: str | os.PathLike[str]) -> list[Report]:
 def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Report:
     whole = Report(folder, ledger=all(one.ledger for one in reports), is_log=True)
     for name in (
-        "entries", "size_bytes", "checkpoints", "seq_lost", "seq_gaps", "perf_lost", "existing",
+        "entries", "size_bytes", "checkpoints", "seq_lost", "seq_gaps", "ring_lost", "existing",
         "clock_pairs", "after_checkpoint", "problems_total",
     ):  # fmt: skip
         setattr(whole, name, sum(getattr(one, name) for one in reports))

@@ -118,7 +118,7 @@ class LogBuilder:
             self.base("LEDGER", number=point, final=int(final), **told)
         self.base(
             "CPU_LEDGER", serials=self.serials, read=self.read, damaged=self.damaged,
-            late=self.late, perf_lost=0, online=1, final=int(final),
+            late=self.late, ring_lost=0, online=1, final=int(final),
         )  # fmt: skip
         for program, (missed, by_kprobe) in self.programs.items():
             told = {"missed": missed, "kprobe_missed": by_kprobe}

@@ -46,7 +46,7 @@ def books() -> Books:
         read={0: 490, 1: 580},
         damaged={1: 2},
         late={(0, 1): 5, (0, 3): 1},
-        perf_lost={1: 2**40},
+        ring_lost={1: 2**40},
         online=frozenset({0}),
     )
 
@@ -84,7 +84,7 @@ def test_totals_are_the_sums(books: Books, written: Written) -> None:
     assert totals.by_cause == {
         "ring full": ledger["ring_full"].sum(),
         "no ring": ledger["no_ring"].sum(),
-        "other errno": ledger["other"].sum(),
+        "no turn": ledger["other"].sum(),
         "table full": ledger["table_full"].sum(),
         "no slot": ledger["no_slot"].sum(),
         "late": 6,

@@ -69,7 +69,7 @@ def test_every_loss_is_accounted_for(options: dict[str, Any], tmp_path: Path) ->
     assert problems(report) == ""
     assert report.exit_code == 3
     totals = report.totals
-    expected = {"ring full": 4, "no ring": 2, "other errno": 3, "table full": 4, "no slot": 5}
+    expected = {"ring full": 4, "no ring": 2, "no turn": 3, "table full": 4, "no slot": 5}
     expected |= {"late": 6, "damaged": 7}
     if "cpu" in build.further:  # else it is not known of which location the damaged ones were
         assert {cause: n for cause, n in totals.lost.items() if n} == expected
@@ -158,9 +158,9 @@ def test_the_perf_counter_is_not_judged(tmp_path: Path) -> None:
     at = find(array, control.Cpu, 3)
     entry = decoded(array, at)
     assert isinstance(entry, control.Cpu)
-    replace(array, at, dataclasses.replace(entry, perf_lost=99))
+    replace(array, at, dataclasses.replace(entry, ring_lost=99))
     report = check(build, tmp_path, array)
-    assert (report.exit_code, report.perf_lost) == (0, 99)
+    assert (report.exit_code, report.ring_lost) == (0, 99)
 
 
 # A file that ends without END.
