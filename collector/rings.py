@@ -43,6 +43,7 @@ _PERF_COUNT_SW_BPF_OUTPUT = 10
 _PERF_SAMPLE_RAW = 1 << 10
 _FORMAT_TIMES = 1 | 2
 _ATTR_BYTES = 64
+_HELD_UP_S = 0.001
 # Offsets of data_head and data_tail in struct perf_event_mmap_page, in u64.
 _DATA_HEAD, _DATA_TAIL = 1024 // 8, 1032 // 8
 
@@ -91,6 +92,8 @@ class _Ring:
         self._low_water = max(1, min(self._rows // 2, low_water_bytes // row))
         self._read = 0
         self._whole_ns = 0
+        self.held_up = False
+        """Whether the last drain came to a record that was not whole yet."""
         self.bell = _Bell(cpu)
         try:
             self.fd = make_ring(row, 1 + self._rows)
@@ -114,12 +117,14 @@ class _Ring:
         self.free()
 
     @property
-    def waiting(self) -> bool:
-        """Whether there is enough to be read."""
-        return int(self._head[RESERVED]) - self._read >= self._low_water
+    def is_due(self) -> bool:
+        """Whether there is enough to be read, as far as is known."""
+        return (
+            not self.held_up and int(self._head[RESERVED]) - self._read >= self._low_water
+        )
 
     def drain(self) -> list[Batch]:
-        """What is whole and was not read yet, as one view of the ring, or two at its end."""
+        """What is whole and was not read yet, as views of the ring: seldom more than two."""
         before_ns = time.monotonic_ns()
         # One aligned 8-byte load. x86 keeps loads in order, so what stands before a mark is seen
         # whole; on machines that do not, the calls between here and the copy are all that orders.
@@ -134,11 +139,14 @@ class _Ring:
                 self._read - start
             )
             if wrong.any():
-                # A program has reserved it and is under way: wait for it, as all behind it do.
-                taken, whole = int(np.argmax(wrong)), False
+                # A program has reserved that row and is under way. It may be done by now: look
+                # again. If not, wait for it, as all that stands behind it does.
+                taken = int(np.argmax(wrong))
+                whole = taken > 0
             if taken:
                 found.append(self._entries[start : start + taken])
                 self._read += taken
+        self.held_up = not whole
         if whole:
             self._whole_ns = before_ns
         if not found:
@@ -202,7 +210,10 @@ class Rings:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for data above the low-water mark or for wake(); False when the time is over."""
-        ready = any(ring.waiting for ring in self._rings.values())
+        ready = any(ring.is_due for ring in self._rings.values())
+        if any(ring.held_up for ring in self._rings.values()):
+            # Not to spin: the program may be waiting for this very CPU.
+            timeout_s = min(timeout_s, _HELD_UP_S)
         events = self._epoll.poll(0 if ready else timeout_s)
         for fd, mask in events:
             if fd == self._wake_fd:

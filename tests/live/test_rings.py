@@ -213,6 +213,10 @@ def test_what_is_not_complete_holds_up_the_watermark(source: Source) -> None:
             assert {b.read_before_ns for b in mine} == {watermark_ns(batches, 0)} == {whole_ns}
             rings.free()
         ring = rings._rings[cpu]
+        assert ring.held_up
+        started_s = time.monotonic()
+        assert not rings.wait(60), "it looks again soon, and lets others run before"
+        assert time.monotonic() - started_s < 30
         ring._marks[5] = 6
         begun_ns = time.monotonic_ns()
         batches = rings.drain()
