@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from collector.accounts import Books
@@ -26,9 +26,10 @@ from collector.heading import package_version
 from collector.kernel import Kernel
 from collector.logfolder import LogFolder
 from collector.logwriter import LogBatch, LogFile, LogWriter, make_dump
+from collector.pool import PIECE_BYTES, Pool
 from collector.preparing import Prepared, describe_kernel
 from collector.privilege import drop_capabilities
-from collector.queues import FOREVER_NS, Queues
+from collector.queues import FOREVER_NS, Part, Queues
 from collector.records import Batch
 from collector.request import Request
 from collector.sinks import FileSink
@@ -46,6 +47,21 @@ from formats.klogger import (
 
 NOTE_BYTES = 256
 """More than a base event of the end takes in a file."""
+
+
+def copies(parts: Iterable[Part], pool: Pool) -> Iterator[LogBatch]:
+    """Batches of about PIECE_BYTES that outlive the memory of the rings."""
+    pieces: list[Part] = []
+    size = 0
+    for part in parts:
+        for piece in part.copies(pool):
+            pieces.append(piece)
+            size += piece.rows.nbytes
+            if size >= PIECE_BYTES // 2:
+                yield LogBatch(pieces)
+                pieces, size = [], 0
+    if pieces:
+        yield LogBatch(pieces)
 
 
 class LogStream:
@@ -68,6 +84,7 @@ class LogStream:
         self._namespaces = namespaces
         self.records = 0
         self.order = Queues(prepared.dtype)
+        self._pool = Pool()
         self._table = [
             describe_snapshot(
                 prepared.layout.schema, prepared.layout.columns, prepared.layout.entry_size
@@ -103,9 +120,12 @@ class LogStream:
             self.order.push(batch)
 
     def release(self, watermark_ns: int) -> None:
-        batch = LogBatch(self.order.take(watermark_ns))
-        self.records += len(batch)
-        self._spool.put(batch)
+        for batch in copies(self.order.take(watermark_ns), self._pool):
+            self.records += len(batch)
+            self._spool.put(batch)
+
+    def settle(self) -> None:
+        self.order.settle()
 
     def clock(self, entry: Clock) -> None:
         self._note([clock_note(entry)])

@@ -25,6 +25,14 @@ _LOCATIONS = 256
 
 
 @dataclass
+class Numbering:
+    """What the writer tells the sequencer: how far the file's numbers are ahead of its own, for
+    what it did not know of. If it is late, the writer has to number the entries anew."""
+
+    ahead: int = 0
+
+
+@dataclass
 class Ordered:
     """Entries ready to be written: (n,) contiguous rows of the capture's dtype.
 
@@ -40,6 +48,9 @@ class Ordered:
     span: int
     first_ns: int = 0
     """CLOCK_MONOTONIC of the first entry."""
+    numbering: Numbering | None = None
+    ahead: int = 0
+    """What it told when these numbers were given."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -48,10 +59,19 @@ class Ordered:
     def nbytes(self) -> int:
         return int(self.entries.nbytes)
 
+    @property
+    def records(self) -> int:
+        """Entries that are records."""
+        return int(np.count_nonzero(self.cpus != NO_CPU))
+
     def renumber(self, first_seq: int) -> None:
         """Give it other numbers, in the entries too."""
-        if first_seq != self.first_seq:
-            self.seqs += first_seq - self.first_seq
+        step = first_seq - self.first_seq
+        if step:
+            self.ahead += step
+            if self.numbering is not None:
+                self.numbering.ahead = self.ahead
+            self.seqs += step
             self.first_seq = first_seq
             _number(self.entries, self.seqs)
 
@@ -70,19 +90,30 @@ def count_by_place(
     cpus: NDArray[np.uint16], locations: NDArray[np.uint32]
 ) -> Counter[tuple[int, int]]:
     """How many there are of each (cpu, location), without those of NO_CPU."""
-    key = (cpus.astype(np.int64) * _LOCATIONS) + np.minimum(locations, _LOCATIONS - 1)
-    counts = np.bincount(key[cpus != NO_CPU])
+    if not len(cpus):
+        return Counter()
+    key = cpus.astype(np.uint32) * _LOCATIONS + np.minimum(locations, _LOCATIONS - 1)
+    if cpus.max() == NO_CPU:
+        key = key[cpus != NO_CPU]
+    counts = np.bincount(key)
     found = np.flatnonzero(counts)
-    return Counter({(int(k) // _LOCATIONS, int(k) % _LOCATIONS): int(counts[k]) for k in found})
+    return Counter({divmod(int(k), _LOCATIONS): int(counts[k]) for k in found})
 
 
 def stamp(entries: NDArray[Any], seqs: I64, mono_ns: I64, mono_to_epoch: MonoToEpoch) -> None:
     """Set the sequence numbers and the time of day of contiguous rows, in place."""
     words = head_words(entries)
+    if not len(words):
+        return
     epoch_us = mono_to_epoch(mono_ns) // 1000
-    seconds = epoch_us // 1_000_000
+    seconds: Any = int(epoch_us[0]) // 1_000_000
+    microseconds = epoch_us - seconds * 1_000_000
+    # Nearly always all of one second.
+    if microseconds.view(np.uint64).max() >= 1_000_000:
+        seconds = epoch_us // 1_000_000
+        microseconds = epoch_us - seconds * 1_000_000
     words[:, _SECONDS] = seconds
-    words[:, _MICROSECONDS] = epoch_us - seconds * 1_000_000
+    words[:, _MICROSECONDS] = microseconds
     _number(entries, seqs)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
-
 from collector.accounts import Books
 from collector.clocks import Clocks
 from collector.kernel import Kernel
@@ -15,13 +13,14 @@ from collector.output import Output
 from collector.preparing import Prepared
 from collector.printing import Printer
 from collector.privilege import drop_capabilities
+from collector.queues import FOREVER_NS
 from collector.records import Batch
 from collector.request import Request
 from collector.sequencer import Sequencer
 from collector.spool import Spool
 from collector.starting import open_writer
 from collector.writer import Writer
-from formats.control import Clock, Control, End, EndReason, Mark, is_control
+from formats.control import Clock, Control, End, EndReason, Mark
 
 
 class PscStream:
@@ -60,7 +59,11 @@ class PscStream:
             self.order.push(batch)
 
     def release(self, watermark_ns: int) -> None:
-        self._hand_over(self.order.release(watermark_ns))
+        for ordered in self.order.pieces(watermark_ns):
+            self._hand_over(ordered)
+
+    def settle(self) -> None:
+        self.order.settle()
 
     def clock(self, entry: Clock) -> None:
         self._spool.put_control(lambda _: [entry], entry.mono_ns, reserved=True)
@@ -82,7 +85,8 @@ class PscStream:
         self._spool.put_control(books.checkpoint, self._clocks.now_ns(), sync=True)
 
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
-        self._hand_over(self.order.finish(serials, mono_ns))
+        self.release(FOREVER_NS)
+        self._hand_over(self.order.missing(serials, mono_ns))
 
     def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
         put = self._spool.put_control
@@ -101,7 +105,7 @@ class PscStream:
     def _hand_over(self, ordered: Ordered) -> None:
         if not len(ordered):
             return
-        self.records += int(np.count_nonzero(~is_control(ordered.entries["location"])))
+        self.records += ordered.records
         if self._printer is not None:
             try:
                 self._printer.write(ordered.entries)

@@ -1,37 +1,115 @@
 # SPDX-License-Identifier: Apache-2.0
 """One CPU's records each, between the rings and what numbers them: put in the order of their
 serials, held until their time has come, every missing serial found.
+
+The rows stay where they are, in the rings, until they are released or settle() copies them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.ordered import I64, LOCATION_WORD, count_by_place, head_words, opaque
+from collector.ordered import I64, LOCATION_WORD, count_by_place, opaque
+from collector.pool import PIECE_BYTES, Pool, even
 from collector.records import Batch
 
 FOREVER_NS = 2**63 - 1
+_TIME_OFFSET = 4
+
+
+@dataclass
+class Chunk:
+    """Records of one CPU in order of serials: opaque rows, which may be the ring's."""
+
+    rows: NDArray[Any]
+    serials: I64
+    times_ns: I64
+    keys_ns: I64
+    """Each one's time, but never below that of a lower serial."""
+    own: bool = False
+    """The rows are in memory that nobody else writes to."""
+
+    def __len__(self) -> int:
+        return len(self.serials)
+
+    def part(self, start: int, stop: int) -> Chunk:
+        """A range of it, as views."""
+        which = slice(start, stop)
+        return Chunk(
+            self.rows[which],
+            self.serials[which],
+            self.times_ns[which],
+            self.keys_ns[which],
+            self.own,
+        )
 
 
 @dataclass
 class Part:
-    """What one CPU gives to a release: rows in order of serials, and the gap before each."""
+    """What one CPU gives to a release, in order of serials; before: the serial ahead of them."""
 
     cpu: int
-    rows: NDArray[Any]
-    serials: I64
-    gaps: I64
-    keys_ns: I64
-    times_ns: I64
+    chunks: Sequence[Chunk]
+    before: int
 
+    def __post_init__(self) -> None:
+        self._count = sum(map(len, self.chunks))
 
-NO_NUMBERS: I64 = np.empty(0, np.int64)
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """The records themselves: a view where they stand in one piece."""
+        return _joined([chunk.rows for chunk in self.chunks])
+
+    @property
+    def serials(self) -> I64:
+        return _joined([chunk.serials for chunk in self.chunks])
+
+    @property
+    def times_ns(self) -> I64:
+        return _joined([chunk.times_ns for chunk in self.chunks])
+
+    @property
+    def keys_ns(self) -> I64:
+        return _joined([chunk.keys_ns for chunk in self.chunks])
+
+    @property
+    def missing(self) -> int:
+        """Serials that are missing before and between the records."""
+        return int(self.chunks[-1].serials[-1]) - self.before - len(self)
+
+    @property
+    def gaps(self) -> I64:
+        """How many are missing before each record."""
+        if not self.missing:
+            return np.zeros(len(self), np.int64)
+        return np.diff(self.serials, prepend=self.before) - 1
+
+    def copies(self, pool: Pool) -> Iterator[Part]:
+        """The same in pieces of the pool's, each with its rows in one place of their own."""
+        kind = self.chunks[0].rows.dtype
+        before, total = self.before, len(self)
+        step = even(total, max(1, PIECE_BYTES // kind.itemsize))
+        serials, times_ns, keys_ns = self.serials, self.times_ns, self.keys_ns
+        for start in range(0, total, step):
+            which = slice(start, min(start + step, total))
+            rows = pool.rows(which.stop - start, kind)
+            at = 0
+            for some in cut([chunk.rows for chunk in self.chunks], start, which.stop):
+                rows[at : at + len(some)] = some
+                at += len(some)
+            whole = Chunk(rows, serials[which], times_ns[which], keys_ns[which], own=True)
+            yield Part(self.cpu, [whole], before)
+            before = int(whole.serials[-1])
 
 
 @dataclass
@@ -40,9 +118,8 @@ class CpuQueue:
 
     number: int
     opaque: np.dtype[Any]
-    serials: I64 = field(default_factory=lambda: NO_NUMBERS)
-    times_ns: I64 = field(default_factory=lambda: NO_NUMBERS)
-    rows: list[NDArray[Any]] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    waiting: int = 0
     seen: int = 0
     """Highest serial that came in, for the unwrapping of the next."""
     decided: int = 0
@@ -50,73 +127,134 @@ class CpuQueue:
     key_ns: int = 0
     pushed: int = 0
 
-    def push(self, entries: NDArray[Any]) -> None:
-        """Take in what a drain brought, in any order."""
-        names = entries.dtype.names or ()
-        if "serial" in names:
-            serials = entries["serial"].astype(np.int64)
-        else:
-            low = _overlay(entries, np.uint32, 0)
-            serials = self.seen + (low - np.uint32(self.seen & 0xFFFFFFFF)).view(np.int32).astype(
-                np.int64
-            )
-        self.seen = max(self.seen, int(serials.max()))
-        self.serials = np.concatenate((self.serials, serials))
-        times_ns = _overlay(entries, np.uint64, 4).astype(np.int64)
-        self.times_ns = np.concatenate((self.times_ns, times_ns))
-        self.rows.append(entries.view(self.opaque))
-        self.pushed += len(entries)
+    def push(self, entries: NDArray[Any]) -> NDArray[Any]:
+        """Take in what a drain brought, in any order; rows that came too late, or twice."""
+        serials, steady = self._serials(entries)
+        times_ns = overlay(entries, "=i8", _TIME_OFFSET).copy()
+        rows = entries.view(self.opaque)
+        self.pushed += len(rows)
+        self.waiting += len(rows)
+        last = int(self.chunks[-1].serials[-1]) if self.chunks else self.decided
+        if serials[0] <= last or not (steady or (serials[1:] > serials[:-1]).all()):
+            self.seen = max(self.seen, int(serials.max()))
+            late = self._insert(Chunk(rows, serials, times_ns, times_ns))
+            self.waiting -= len(late)
+            return late
+        self.seen = max(self.seen, int(serials[-1]))
+        self._append(rows, serials, times_ns)
+        return rows[:0]
 
-    def sort(self) -> NDArray[Any]:
-        """Put what waits in order of serials; returns the rows that came too late, or twice."""
-        if not len(self.serials):
-            return np.empty(0, self.opaque)
-        rows = self.rows[0] if len(self.rows) == 1 else np.concatenate(self.rows)
-        late = rows[:0]
-        if self.serials[0] <= self.decided or np.any(self.serials[1:] <= self.serials[:-1]):
-            order = np.argsort(self.serials, kind="stable")
-            self.serials = self.serials[order]
-            rows = rows[order]
-            before = np.concatenate((np.array([self.decided]), self.serials[:-1]))
-            good = (self.serials > self.decided) & (self.serials != before)
-            late = rows[~good]
-            rows, self.serials = rows[good], self.serials[good]
-            self.times_ns = self.times_ns[order][good]
-        self.rows = [rows]
-        return late
+    def settle(self) -> None:
+        """Have all that waits in memory of its own."""
+        for chunk in self.chunks:
+            if not chunk.own:
+                chunk.rows = chunk.rows.copy()
+                chunk.own = True
 
-    def keys_ns(self) -> I64:
-        """Each waiting record's time, but never below that of a lower serial."""
-        keys: I64 = np.maximum(np.maximum.accumulate(self.times_ns), self.key_ns)
-        return keys
-
-    def take(self, keys_ns: I64, watermark_ns: int) -> Part | None:
+    def take(self, watermark_ns: int) -> Part | None:
         """The leading records up to the watermark; they are decided then."""
-        count = int(np.searchsorted(keys_ns, watermark_ns, "right"))
-        if not count:
+        whole = 0
+        for chunk in self.chunks:
+            if chunk.keys_ns[-1] > watermark_ns:
+                break
+            whole += 1
+        taken, self.chunks = self.chunks[:whole], self.chunks[whole:]
+        if self.chunks:
+            first = self.chunks[0]
+            count = int(first.keys_ns.searchsorted(watermark_ns, "right"))
+            if count:
+                taken.append(first.part(0, count))
+                self.chunks[0] = first.part(count, len(first))
+        if not taken:
             return None
-        serials, rows = self.serials[:count], self.rows[0][:count]
-        gaps = np.diff(serials, prepend=self.decided) - 1
-        part = Part(self.number, rows, serials, gaps, keys_ns[:count], self.times_ns[:count])
-        self.decided = int(serials[-1])
-        self.key_ns = int(keys_ns[count - 1])
-        self.serials, self.times_ns = self.serials[count:], self.times_ns[count:]
-        self.rows = [self.rows[0][count:]] if len(self.serials) else []
+        part = Part(self.number, taken, self.decided)
+        self.decided = int(taken[-1].serials[-1])
+        self.key_ns = int(taken[-1].keys_ns[-1])
+        self.waiting -= len(part)
         return part
 
+    def _serials(self, entries: NDArray[Any]) -> tuple[I64, bool]:
+        """The serials, of which the classic head has the low half; whether they rise by one."""
+        low = overlay(entries, "=u4", 0).copy()
+        steady = bool((low[1:] - low[:-1] == 1).all())
+        if "serial" in (entries.dtype.names or ()):
+            wide = entries["serial"]
+            first = int(wide[0])
+            # Without a gap, the first tells all; and the last, that there was none.
+            if not steady or int(wide[-1]) != first + len(low) - 1:
+                return wide.astype(np.int64), False
+        else:
+            base = np.uint32(self.seen & 0xFFFFFFFF)
+            if not steady:
+                return self.seen + (low - base).view(np.int32).astype(np.int64), False
+            first = self.seen + int((low[:1] - base).view(np.int32)[0])
+        return np.arange(first, first + len(low), dtype=np.int64), True
 
-def _overlay(entries: NDArray[Any], kind: type[np.generic], offset: int) -> NDArray[Any]:
+    def _append(self, rows: NDArray[Any], serials: I64, times_ns: I64) -> None:
+        key_ns = int(self.chunks[-1].keys_ns[-1]) if self.chunks else self.key_ns
+        keys_ns = times_ns
+        if times_ns[0] < key_ns or (times_ns[1:] < times_ns[:-1]).any():
+            keys_ns = np.maximum(np.maximum.accumulate(times_ns), key_ns)
+        self.chunks.append(Chunk(rows, serials, times_ns, keys_ns))
+
+    def _insert(self, new: Chunk) -> NDArray[Any]:
+        """Put records where their serials belong; returns the rows that have no place any more.
+
+        Interrupts make that necessary, seldom and for few records at a time: the rows between the
+        first and the last that change places are copied, the others stay where they are.
+        """
+        lowest = int(new.serials.min())
+        start = len(self.chunks)
+        while start and int(self.chunks[start - 1].serials[-1]) >= lowest:
+            start -= 1
+        again = [*self.chunks[start:], new]
+        del self.chunks[start:]
+        serials = _joined([chunk.serials for chunk in again])
+        order = np.argsort(serials, kind="stable")
+        serials = serials[order]
+        good = (serials > self.decided) & (np.diff(serials, prepend=self.decided) != 0)
+        changed = np.flatnonzero((order != np.arange(len(order))) | ~good)
+        first, end = int(changed[0]), int(changed[-1]) + 1
+        every = [chunk.rows for chunk in again]
+        rows: NDArray[Any] = _joined(list(cut(every, first, end)))[order[first:end] - first]
+        kept = good[first:end]
+        times_ns = _joined([chunk.times_ns for chunk in again])[order][good]
+        serials = serials[good]
+        at = 0
+        for piece in (*cut(every, 0, first), rows[kept], *cut(every, end, len(order))):
+            stop = at + len(piece)
+            if stop > at:
+                self._append(piece, serials[at:stop], times_ns[at:stop])
+            at = stop
+        late: NDArray[Any] = rows[~kept]
+        return late
+
+
+def cut(arrays: Sequence[NDArray[Any]], start: int, stop: int) -> Iterator[NDArray[Any]]:
+    """What stands from `start` up to `stop` in arrays one after the other, as views."""
+    for array in arrays:
+        if start < len(array) and stop > 0:
+            yield array[max(0, start) : stop]
+        start -= len(array)
+        stop -= len(array)
+
+
+def overlay(entries: NDArray[Any], kind: str, offset: int) -> NDArray[Any]:
     """A value at an offset of each row, aligned or not, as a view."""
-    dtype = np.dtype(
-        {
-            "names": ["value"],
-            "formats": [kind],
-            "offsets": [offset],
-            "itemsize": entries.dtype.itemsize,
-        }
-    )
-    value: NDArray[Any] = entries.view(dtype)["value"]
+    value: NDArray[Any] = entries.view(_one_field(kind, offset, entries.dtype.itemsize))["value"]
     return value
+
+
+@cache
+def _one_field(kind: str, offset: int, itemsize: int) -> np.dtype[Any]:
+    return np.dtype(
+        {"names": ["value"], "formats": [kind], "offsets": [offset], "itemsize": itemsize}
+    )
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    joined: NDArray[Any] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return joined
 
 
 class Queues:
@@ -137,12 +275,12 @@ class Queues:
     @property
     def read(self) -> dict[int, int]:
         """Records by CPU that came in and no longer wait here (late ones too)."""
-        return {n: cpu.pushed - len(cpu.serials) for n, cpu in self._cpus.items()}
+        return {n: cpu.pushed - cpu.waiting for n, cpu in self._cpus.items()}
 
     @property
     def waiting(self) -> int:
         """Records that wait for the watermark."""
-        return sum(len(cpu.serials) for cpu in self._cpus.values())
+        return sum(cpu.waiting for cpu in self._cpus.values())
 
     @property
     def last_serial(self) -> dict[int, int]:
@@ -155,36 +293,39 @@ class Queues:
         return max((cpu.key_ns for cpu in self._cpus.values()), default=0)
 
     def push(self, batch: Batch) -> None:
-        """Take in what one drain of one ring brought."""
+        """Take in what one drain of one ring brought; its memory is looked at until settle()."""
         self.damaged[batch.cpu] += batch.damaged
         self.reported_lost[batch.cpu] += batch.reported_lost
-        if len(batch.entries):
-            self.cpu(batch.cpu).push(batch.entries)
+        if not len(batch.entries):
+            return
+        late = self.cpu(batch.cpu).push(batch.entries)
+        if len(late):
+            cpus = np.full(len(late), batch.cpu, np.uint16)
+            self.late.update(count_by_place(cpus, overlay(late, "=u4", 4 * LOCATION_WORD)))
+
+    def settle(self) -> None:
+        """Copy what waits still: after this, what push() was given may be overwritten."""
+        for cpu in self._cpus.values():
+            cpu.settle()
 
     def cpu(self, number: int) -> CpuQueue:
         """The queue of a CPU."""
         return self._cpus.setdefault(number, CpuQueue(number, self._opaque))
 
     def take(self, watermark_ns: int) -> list[Part]:
-        """All records up to this time; missing serials before them are lost from now on."""
-        keys_ns: dict[int, I64] = {}
-        for number, cpu in sorted(self._cpus.items()):
-            late = cpu.sort()
-            if len(late):
-                locations = head_words(np.ascontiguousarray(late))[:, LOCATION_WORD]
-                self.late.update(
-                    count_by_place(np.full(len(late), number, np.uint16), locations)
-                )
-            if len(cpu.serials):
-                keys_ns[number] = cpu.keys_ns()
+        """All records up to this time; missing serials before them are lost from now on.
+
+        Their rows may be those that push() was given: see settle().
+        """
         excess = self.waiting - self._limit
         if excess > 0:
-            every = np.concatenate(list(keys_ns.values()))
+            every = [chunk.keys_ns for cpu in self._cpus.values() for chunk in cpu.chunks]
             middle = excess + self._limit // 2
-            watermark_ns = max(watermark_ns, int(np.partition(every, middle)[middle]))
-        taken = (self._cpus[n].take(keys, watermark_ns) for n, keys in keys_ns.items())
+            oldest_ns = int(np.partition(np.concatenate(every), middle)[middle])
+            watermark_ns = max(watermark_ns, oldest_ns)
+        taken = (cpu.take(watermark_ns) for _, cpu in sorted(self._cpus.items()))
         parts = [part for part in taken if part is not None]
-        self.lost += sum(int(part.gaps.sum()) for part in parts)
+        self.lost += sum(part.missing for part in parts)
         return parts
 
     def tails(self, serials: Mapping[int, int]) -> list[tuple[int, int, int]]:

@@ -7,28 +7,34 @@ serial takes a sequence number where it happened; a LOSS entry stands after each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.merging import Share, flows, put, put_rows
 from collector.ordered import (
     I64,
     NO_CPU,
     MonoToEpoch,
+    Numbering,
     Ordered,
     fill_losses,
+    head_words,
     joined,
     stamp,
     stamp_control,
 )
-from collector.queues import FOREVER_NS, NO_NUMBERS, Part, Queues
+from collector.pool import PIECE_BYTES, Pool, even
+from collector.queues import FOREVER_NS, Part, Queues
 from formats.control import Control, Loss, encode_many
 
-SLACK_NS = 50_000_000
-"""How long a record may be under way from its stamp to its ring. Usually microseconds; but fentry
-programs can be preempted between the two, and a virtual CPU can be taken away."""
+SLACK_NS = 100_000
+"""How far the clocks of two CPUs may be apart. A record's place in its ring is reserved before it
+gets its serial and its stamp: what was stamped before the ring was looked at stands in it."""
+_ROWS_PER_CPU = 128
+"""A piece has at least so many records for each CPU of a release: numpy pays off for many."""
 
 
 class Sequencer(Queues):
@@ -50,94 +56,123 @@ class Sequencer(Queues):
         self._dtype = dtype
         self._mono_to_epoch = mono_to_epoch
         self._next_seq = first_seq
+        self._numbering, self._ahead = Numbering(), 0
+        self._pool = Pool()
 
     def release(self, watermark_ns: int) -> Ordered:
         """All records up to this time, ordered and numbered, with a LOSS entry after each gap.
 
         A missing serial whose successor is released here is lost from now on.
         """
-        return self._merge(self.take(watermark_ns))
+        whole = next(self._merge(self.take(watermark_ns), FOREVER_NS), None)
+        return whole or self._control([], np.empty(0, np.int64), 0)
+
+    def pieces(self, watermark_ns: int) -> Iterator[Ordered]:
+        """What release() gives, in pieces of about PIECE_BYTES: take all of them."""
+        return self._merge(self.take(watermark_ns), PIECE_BYTES)
 
     def finish(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
-        """The rest, at the end: also what is missing after each CPU's last record.
+        """The rest, at the end: also what is missing after each CPU's last record."""
+        return joined(self.release(FOREVER_NS), self.missing(serials, mono_ns))
 
-        serials: by CPU, how many the kernel has given out. mono_ns: the time for the tail's LOSS
-        entries; without it, that of the last record.
+    def missing(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
+        """LOSS entries for what is missing after each CPU's last record, when all is released.
+
+        serials: by CPU, how many the kernel has given out. mono_ns: the time of the entries;
+        without it, that of the last record.
         """
-        rest = self.release(FOREVER_NS)
         losses = [Loss(cpu, first, count, 0) for cpu, first, count in self.tails(serials)]
-        if not losses:
-            return rest
-        seqs = self._next_seq - 1 + np.cumsum([loss.count + 1 for loss in losses], dtype=np.int64)
-        return joined(rest, self._control(losses, seqs, max(mono_ns or 0, self.last_ns)))
+        seqs = self._first() - 1 + np.cumsum([loss.count + 1 for loss in losses], dtype=np.int64)
+        return self._control(losses, seqs, max(mono_ns or 0, self.last_ns))
 
     def control(self, entries: Iterable[Control], mono_ns: int) -> Ordered:
         """Control entries with the next sequence numbers, all of one moment."""
         listed = list(entries)
-        seqs = np.arange(self._next_seq, self._next_seq + len(listed), dtype=np.int64)
+        first = self._first()
+        seqs = np.arange(first, first + len(listed), dtype=np.int64)
         return self._control(listed, seqs, mono_ns)
+
+    def _first(self) -> int:
+        """The number of the next entry, as far as it is known here."""
+        ahead = self._numbering.ahead
+        self._next_seq += ahead - self._ahead
+        self._ahead = ahead
+        return self._next_seq
+
+    def _ordered(
+        self, rows: NDArray[Any], seqs: I64, cpus: NDArray[np.uint16], first_ns: int
+    ) -> Ordered:
+        """Entries that take all numbers up to their last."""
+        first, self._next_seq = self._next_seq, int(seqs[-1]) + 1 if len(seqs) else self._next_seq
+        span = self._next_seq - first
+        return Ordered(rows, seqs, cpus, first, span, first_ns, self._numbering, self._ahead)
 
     def _control(self, entries: Iterable[Control], seqs: I64, mono_ns: int) -> Ordered:
         rows = encode_many(entries, self._dtype)
         stamp_control(rows, seqs, mono_ns, self._mono_to_epoch)
-        first = self._next_seq
-        self._next_seq = int(seqs[-1]) + 1 if len(seqs) else first
-        cpus = np.full(len(rows), NO_CPU, np.uint16)
-        return Ordered(rows, seqs, cpus, first, self._next_seq - first, mono_ns)
+        return self._ordered(rows, seqs, np.full(len(rows), NO_CPU, np.uint16), mono_ns)
 
-    def _merge(self, parts: list[Part]) -> Ordered:
-        """One stream of several CPUs' parts: stable by time, then by CPU."""
-        first = self._next_seq
-        if not parts:
-            return Ordered(np.empty(0, self._dtype), NO_NUMBERS, np.empty(0, np.uint16), first, 0)
-        gaps = np.concatenate([part.gaps for part in parts])
-        times_ns = np.concatenate([part.times_ns for part in parts])
-        serials = np.concatenate([part.serials for part in parts])
-        cpus = np.repeat(
-            np.array([part.cpu for part in parts], np.uint16), [len(part.rows) for part in parts]
-        )
-        # Records of one CPU alone are in order already.
-        order: slice | I64 = slice(None)
-        if len(parts) > 1:
-            order = np.argsort(np.concatenate([part.keys_ns for part in parts]), kind="stable")
-        gaps, times_ns, serials, cpus = gaps[order], times_ns[order], serials[order], cpus[order]
+    def _merge(self, parts: list[Part], piece_bytes: int) -> Iterator[Ordered]:
+        """One stream of several CPUs' parts, in pieces."""
+        total = sum(map(len, parts))
+        if not total:
+            return
+        merged = flows(parts)
+        most = max(1, piece_bytes // self._dtype.itemsize, _ROWS_PER_CPU * len(parts))
+        step = even(total, most)
+        for start in range(0, total, step):
+            stop = min(start + step, total)
+            shares = [share for flow in merged if len((share := flow.next(start, stop)).where)]
+            if all(share.gaps is None for share in shares):
+                yield self._steady(shares, stop - start)
+            else:
+                yield self._with_losses(shares, stop - start)
+
+    def _steady(self, shares: list[Share], count: int) -> Ordered:
+        """A piece in which nothing is missing."""
+        whole = self._pool.rows(count, self._opaque)
+        mono_ns = np.empty(count, np.int64)
+        cpus = np.empty(count, np.uint16)
+        for share in shares:
+            put(mono_ns, share.where, share.times_ns)
+            put(cpus, share.where, share.cpu)
+            put_rows(whole, share.where, share.rows)
+        first = self._first()
+        seqs = np.arange(first, first + count, dtype=np.int64)
+        entries: NDArray[Any] = whole.view(self._dtype)
+        stamp(entries, seqs, mono_ns, self._mono_to_epoch)
+        return self._ordered(entries, seqs, cpus, int(mono_ns[0]))
+
+    def _with_losses(self, shares: list[Share], count: int) -> Ordered:
+        """A piece with LOSS entries after its gaps."""
+        gaps, serials, times_ns = np.zeros((3, count), np.int64)
+        cpus_of = np.empty(count, np.uint16)
+        for share in shares:
+            times_ns[share.where], serials[share.where] = share.times_ns, share.serials
+            cpus_of[share.where] = share.cpu
+            if share.gaps is not None:
+                gaps[share.where] = share.gaps
         after_gap = gaps > 0
         # A lost record takes one number, the LOSS entry after it one, the record itself one.
-        seqs = first - 1 + np.cumsum(gaps + after_gap + 1)
-        place = np.arange(len(seqs)) + np.cumsum(after_gap)
+        numbers = self._first() - 1 + np.cumsum(gaps + after_gap + 1)
+        place = np.arange(count) + np.cumsum(after_gap)
         losses = place[after_gap] - 1
 
-        total = len(seqs) + len(losses)
-        raw = np.empty((total, self._dtype.itemsize // 4), np.uint32)
-        entries: NDArray[Any] = raw.view(self._dtype).reshape(total)
-        whole = raw.view(self._opaque).reshape(total)
-        if total == len(parts[0].rows):
-            whole[:] = parts[0].rows
-        else:
-            back = np.empty_like(place)
-            back[order] = place
-            start = 0
-            for part in parts:
-                whole[back[start : start + len(part.rows)]] = part.rows
-                start += len(part.rows)
-
-        out = Ordered(
-            entries,
-            np.empty(total, np.int64),
-            np.full(total, NO_CPU, np.uint16),
-            first,
-            int(seqs[-1]) - first + 1,
-            int(times_ns[0]),
+        total = count + len(losses)
+        whole = self._pool.rows(total, self._opaque)
+        for share in shares:
+            put_rows(whole, place[share.where], share.rows)
+        entries: NDArray[Any] = whole.view(self._dtype)
+        seqs, mono_ns = np.empty((2, total), np.int64)
+        cpus = np.full(total, NO_CPU, np.uint16)
+        seqs[place], mono_ns[place], cpus[place] = numbers, times_ns, cpus_of
+        missing = gaps[after_gap]
+        fill_losses(
+            head_words(entries), losses, cpus_of[after_gap], serials[after_gap] - missing, missing
         )
-        mono_ns = np.empty(total, np.int64)
-        out.seqs[place], mono_ns[place], out.cpus[place] = seqs, times_ns, cpus
-        if len(losses):
-            count = gaps[after_gap]
-            fill_losses(raw, losses, cpus[after_gap], serials[after_gap] - count, count)
-            out.seqs[losses] = seqs[after_gap] - 1
-            mono_ns[losses] = times_ns[after_gap]
-            if "time_ns" in (self._dtype.names or ()):
-                entries["time_ns"][losses] = mono_ns[losses]
-        stamp(entries, out.seqs, mono_ns, self._mono_to_epoch)
-        self._next_seq += out.span
-        return out
+        seqs[losses] = numbers[after_gap] - 1
+        mono_ns[losses] = times_ns[after_gap]
+        if "time_ns" in (self._dtype.names or ()):
+            entries["time_ns"][losses] = mono_ns[losses]
+        stamp(entries, seqs, mono_ns, self._mono_to_epoch)
+        return self._ordered(entries, seqs, cpus, int(times_ns[0]))

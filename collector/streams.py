@@ -49,10 +49,13 @@ class Stream(Protocol):
         """Start writing."""
 
     def push(self, batches: Iterable[Batch]) -> None:
-        """Take in what a drain brought."""
+        """Take in what a drain brought; its memory is looked at until settle()."""
 
     def release(self, watermark_ns: int) -> None:
         """Hand over all records up to this time."""
+
+    def settle(self) -> None:
+        """Copy what waits still: after this, the batches' memory may be overwritten."""
 
     def clock(self, entry: Clock) -> None:
         """The time of day was set."""

@@ -234,6 +234,24 @@ def test_renumber_and_counts() -> None:
     assert out.counts(0, 2) == {(0, 3): 1}
 
 
+def test_numbers_that_the_writer_gave_are_gone_on_from() -> None:
+    sequencer = make_sequencer(FULL)
+    outs = []
+    for serial in (1, 2, 5, 6):
+        sequencer.push(Batch(0, make_rows(FULL, 0, [serial], [serial]), 0))
+        outs.append(sequencer.release(serial))
+    assert [out.first_seq for out in outs] == [1, 2, 3, 7]
+    # Three entries came before the first, and two more before the third.
+    for out, ahead in zip(outs, (3, 3, 5), strict=False):
+        out.renumber(out.first_seq + ahead)
+        sequencer.push(Batch(0, make_rows(FULL, 0, [7 + ahead], [7 + ahead]), 0))
+    out = sequencer.release(99)
+    assert out.first_seq == 8 + 5
+    outs[3].renumber(7 + 5)
+    check_stream([*outs[2:], out], FULL, 3 + 5)
+    assert sequencer.missing({0: 20}).first_seq == 13 + out.span
+
+
 @dataclass
 class Event:
     cpu: int

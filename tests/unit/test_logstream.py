@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the stream into a Klogger log hands to its spool: copies, in batches of some size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collector.logstream import copies
+from collector.pool import PIECE_BYTES, Pool
+from collector.queues import FOREVER_NS, Queues
+from collector.records import Batch
+from tests.unit.test_sequencer import FULL, make_rows
+
+ROWS = PIECE_BYTES // FULL.itemsize
+
+
+@pytest.mark.parametrize(
+    ("counts", "batches"),
+    [
+        ((), []),
+        ((1,), [[1]]),
+        ((3, 5, 7), [[3, 5, 7]]),
+        ((ROWS, 1), [[ROWS], [1]]),
+        ((1, ROWS, 2), [[1, ROWS], [2]]),
+        ((2 * ROWS,), [[ROWS], [ROWS]]),
+    ],
+)
+def test_batches(counts: tuple[int, ...], batches: list[list[int]]) -> None:
+    queues = Queues(FULL)
+    memory = []
+    for cpu, count in enumerate(counts):
+        serials = np.arange(1, count + 1)
+        memory.append(make_rows(FULL, cpu, serials, serials))
+        queues.push(Batch(cpu, memory[-1], 0))
+    made = list(copies(queues.take(FOREVER_NS), Pool()))
+    for rows in memory:
+        rows.view(np.uint8)[:] = 0xDD
+    assert [[len(part) for part in batch.parts] for batch in made] == batches
+    found: dict[int, list[int]] = {cpu: [] for cpu in range(len(counts))}
+    for batch in made:
+        for part in batch.parts:
+            assert part.rows.flags.c_contiguous
+            found[part.cpu] += part.rows.view(FULL)["serial"].tolist()
+    assert found == {cpu: list(range(1, count + 1)) for cpu, count in enumerate(counts)}

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is used again, but never while anybody looks at it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.pool import PIECE_BYTES, Pool, even
+
+ROW = np.dtype(("V", 360))
+FULL = PIECE_BYTES // ROW.itemsize
+
+
+def address(rows: np.ndarray) -> int:
+    return rows.__array_interface__["data"][0]
+
+
+def test_memory_comes_back_when_the_last_view_is_gone():
+    pool = Pool()
+    rows = pool.rows(FULL, ROW)
+    assert rows.flags.c_contiguous and rows.flags.writeable
+    assert (len(rows), rows.dtype, pool.free) == (FULL, ROW, 0)
+    at = address(rows)
+    view = rows.view(np.uint8).data[10:20]
+    words = rows[3:].view(np.uint32)
+    del rows
+    assert pool.free == 0
+    del words
+    assert pool.free == 0
+    del view
+    assert pool.free == 1
+    assert address(pool.rows(FULL - 1, ROW)) == at
+
+
+def test_two_at_a_time_have_memory_of_their_own():
+    pool = Pool()
+    one, other = pool.rows(FULL, ROW), pool.rows(FULL, ROW)
+    assert not np.shares_memory(one, other)
+
+
+def test_small_and_large_ones_are_not_kept():
+    pool = Pool()
+    for count in (0, 1, FULL // 2 - 1, FULL + 1):
+        rows = pool.rows(count, ROW)
+        assert len(rows) == count
+        del rows
+    assert pool.free == 0
+
+
+def test_only_some_are_kept():
+    pool = Pool()
+    rows = [pool.rows(FULL, ROW) for _ in range(30)]
+    rows.clear()
+    assert 0 < pool.free < 30
+
+
+def test_another_thread_may_drop_it():
+    pool = Pool()
+    held = [pool.rows(FULL, ROW)]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert pool.free == 1
+
+
+def test_what_was_lent_outlives_the_pool():
+    rows = Pool().rows(FULL, ROW)
+    rows.view(np.uint8)[:] = 7
+    assert (rows.view(np.uint8) == 7).all()
+
+
+@given(st.integers(1, 10_000), st.integers(1, 3000))
+def test_pieces_are_alike(count, most):
+    step = even(count, most)
+    sizes = [min(step, count - at) for at in range(0, count, step)]
+    assert max(sizes) <= most
+    assert len(sizes) <= -(-count // most)

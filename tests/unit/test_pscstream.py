@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the stream into a PSC file hands to its spool: all of it, once, nothing of the rings."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from collector.ordered import Ordered
+from collector.pool import PIECE_BYTES
+from collector.pscstream import PscStream
+from collector.records import Batch
+from tests.unit.test_sequencer import FULL, LOSS, check_stream, make_rows
+
+ROWS = PIECE_BYTES // FULL.itemsize
+
+
+def make_stream() -> tuple[PscStream, list[Ordered]]:
+    put: list[Ordered] = []
+    layout = SimpleNamespace(dtype=FULL, entry_size=FULL.itemsize)
+    clocks = SimpleNamespace(to_epoch=lambda mono_ns: mono_ns + 10**18)
+    unused: Any = None
+    prepared: Any = SimpleNamespace(layout=layout)
+    stream = PscStream(unused, prepared, unused, clocks, None, unused)  # type: ignore[arg-type]
+    stream._spool = SimpleNamespace(put=put.append)  # type: ignore[assignment]
+    return stream, put
+
+
+def test_a_large_release_comes_in_pieces() -> None:
+    stream, put = make_stream()
+    serials = np.arange(1, 3 * ROWS)
+    rows = make_rows(FULL, 0, serials, serials)
+    stream.push([Batch(0, rows[: 2 * ROWS], 0), Batch(0, rows[2 * ROWS :], 0)])
+    stream.release(int(serials[-10]))
+    stream.settle()
+    rows.view(np.uint8)[:] = 0xDD
+    assert stream.records == len(serials) - 9
+    assert len(put) == 3
+    assert max(piece.nbytes for piece in put) <= PIECE_BYTES
+    stream.finish({0: 3 * ROWS + 1, 1: 5}, 10**9)
+    found = check_stream(put, FULL, first_seq=2)
+    assert found["serial"][found["location"] != LOSS].tolist() == serials.tolist()
+    assert found[found["location"] == LOSS]["callvalue"].tolist() == [0, 1]
+    assert stream.records == len(serials)
+    assert stream.order.lost == 2 + 5
