@@ -3,7 +3,7 @@
 
     attempts = filtered + unchanged + limited + written
                + ring full + no ring + other + table full + no slot
-    written  = in the file + late + queue full + disk full + write error (+ damaged, known by CPU)
+    written  = in the file + late + queue full + disk full + write error
     serials  = written + ring full + no ring + other, summed over a CPU's locations
 """
 
@@ -29,14 +29,13 @@ _KERNEL_CAUSES = {
     "no_slot": "no slot",
 }
 MISSED = "missed by a program"
-DAMAGED = "damaged"
 
 
 @dataclass(frozen=True)
 class Totals:
     """Sums of the books, for people and for --fail-on-loss; counts of records.
 
-    by_cause: every cause of loss, those of 0 too. missed and damaged are among them.
+    by_cause: every cause of loss, those of 0 too; missed is among them.
     """
 
     attempts: int
@@ -58,7 +57,7 @@ class Books:
     """All counts as they stood at one moment of the stream.
 
     ledger: (CPUs, rows) of collector.layout.ACCOUNT; serials: (CPUs,) given out by the kernel.
-    read, damaged, ring_lost are by CPU, late by (cpu, location); online: CPUs that have a ring.
+    read and ring_lost are by CPU, late by (cpu, location); online: CPUs that have a ring.
     What the writer dropped comes later, when the entries' turn to be written has come.
     """
 
@@ -66,7 +65,6 @@ class Books:
     serials: NDArray[Any]
     programs: tuple[Program, ...] = ()
     read: Mapping[int, int] = field(default_factory=dict)
-    damaged: Mapping[int, int] = field(default_factory=dict)
     late: Mapping[Place, int] = field(default_factory=dict)
     ring_lost: Mapping[int, int] = field(default_factory=dict)
     online: Set[int] = frozenset()
@@ -131,7 +129,6 @@ class Books:
         by_cause["queue full"] = written.queue_full.total()
         by_cause["disk full"] = written.disk_full.total()
         by_cause["write error"] = written.write_error.total()
-        by_cause[DAMAGED] = sum(self.damaged.values())
         by_cause[MISSED] = sum(p.missed + p.kprobe_missed for p in self.programs)
         return Totals(
             ledger["attempts"],
@@ -160,13 +157,13 @@ class Books:
                 cpu,
                 serials=int(serials),
                 read=self.read.get(cpu, 0),
-                damaged=self.damaged.get(cpu, 0),
+                damaged=0,  # no record can be: the programs write the rows that are read
                 late=late.get(cpu, 0),
                 online=int(cpu in self.online),
                 ring_lost=min(self.ring_lost.get(cpu, 0), 0xFFFFFFFF),
             )
             for cpu, serials in enumerate(self.serials)
-            if serials or cpu in self.online or self.read.get(cpu) or self.damaged.get(cpu)
+            if serials or cpu in self.online or self.read.get(cpu)
         ]
 
 

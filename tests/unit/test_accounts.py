@@ -44,7 +44,6 @@ def books() -> Books:
         np.array([500, 600], np.uint64),
         programs=(Program(1, 3, 4, 100, 2000), Program(2, 0, 0, 0, 0)),
         read={0: 490, 1: 580},
-        damaged={1: 2},
         late={(0, 1): 5, (0, 3): 1},
         ring_lost={1: 2**40},
         online=frozenset({0}),
@@ -64,7 +63,7 @@ def test_every_count_is_in_its_entry(books: Books, written: Written) -> None:
     assert Collector(0, 1, late=5, queue_full=2, disk_full=0, write_error=6, in_file=7) in group
     assert Collector(1, 5, late=0, queue_full=0, disk_full=4, write_error=0, in_file=0) in group
     assert Cpu(0, 500, 490, 0, 6, 1, 0) in group
-    assert Cpu(1, 600, 580, 2, 0, 0, 2**32 - 1) in group
+    assert Cpu(1, 600, 580, 0, 0, 0, 2**32 - 1) in group
     assert [e for e in group if isinstance(e, Program)] == list(books.programs)
 
 
@@ -91,7 +90,6 @@ def test_totals_are_the_sums(books: Books, written: Written) -> None:
         "queue full": 2,
         "disk full": 4,
         "write error": 6,
-        "damaged": 2,
         "missed by a program": 7,
     }
     assert totals.lost == sum(totals.by_cause.values())
