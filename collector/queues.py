@@ -269,8 +269,6 @@ class Queues:
         """Serials that were given out and never came."""
         self.late: Counter[tuple[int, int]] = Counter()
         """Records by (cpu, location) that came after their place was given up; dropped."""
-        self.damaged: Counter[int] = Counter()
-        self.reported_lost: Counter[int] = Counter()
 
     @property
     def read(self) -> dict[int, int]:
@@ -294,8 +292,6 @@ class Queues:
 
     def push(self, batch: Batch) -> None:
         """Take in what one drain of one ring brought; its memory is looked at until settle()."""
-        self.damaged[batch.cpu] += batch.damaged
-        self.reported_lost[batch.cpu] += batch.reported_lost
         if not len(batch.entries):
             return
         late = self.cpu(batch.cpu).push(batch.entries)

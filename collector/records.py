@@ -62,11 +62,9 @@ class Batch:
     """What one drain took from one CPU's ring; `entries` may be a view that ends with the drain.
 
     entries: (n,) of the capture's dtype, strided. read_before_ns: CLOCK_MONOTONIC before the ring
-    was looked at; what is not here is later than this. damaged: records of a wrong size.
+    was looked at; what is not here is later than this.
     """
 
     cpu: int
     entries: NDArray[Any]
     read_before_ns: int
-    damaged: int = 0
-    reported_lost: int = 0

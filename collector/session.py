@@ -292,7 +292,6 @@ class Session:
             serials=heads["serial"].copy(),
             programs=self._kernel.programs(heads),
             read=dict(order.read),
-            damaged=dict(order.damaged),
             late=dict(order.late),
             ring_lost=self._rings.lost(),
             online=frozenset(self._rings.cpus),

@@ -20,9 +20,6 @@ class Order(Protocol):
     def read(self) -> Mapping[int, int]: ...
 
     @property
-    def damaged(self) -> Mapping[int, int]: ...
-
-    @property
     def late(self) -> Mapping[tuple[int, int], int]: ...
 
     @property

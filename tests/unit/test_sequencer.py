@@ -352,10 +352,3 @@ def test_times_ascend_but_within_a_cpu(
     out = sequencer.finish({})
     assert (np.diff(out.entries["tv_usec"].astype(np.int64)) >= 0).all()
     assert out.span == sum(map(len, cpus))
-
-
-def test_batches_count_what_was_damaged() -> None:
-    sequencer = make_sequencer(FULL)
-    for _ in range(2):
-        sequencer.push(Batch(1, make_rows(FULL, 1, [], []), 0, damaged=2, reported_lost=3))
-    assert (sequencer.damaged[1], sequencer.reported_lost[1]) == (4, 6)
