@@ -28,7 +28,7 @@ from collector.logfolder import LogFolder
 from collector.logwriter import LogBatch, LogFile, LogWriter, make_dump
 from collector.pool import PIECE_BYTES, Pool
 from collector.preparing import Prepared, describe_kernel
-from collector.privilege import drop_capabilities
+from collector.privilege import begin_writing
 from collector.queues import FOREVER_NS, Part, Queues
 from collector.records import Batch
 from collector.request import Request
@@ -102,7 +102,7 @@ class LogStream:
         mixed = self._prepared.tcp is not None and bool(self._events.logged)
         self._writer = LogWriter(self._log, self._open_later, mixed)
         self.written = self._writer.written
-        self._spool: Spool[LogBatch] = Spool(self._writer, begin=lambda: drop_capabilities(()))
+        self._spool: Spool[LogBatch] = Spool(self._writer, begin=begin_writing)
         self._folder.clear()
         first = min(online_cpus())
         for cpu in sorted(online_cpus()):

@@ -43,7 +43,10 @@ _FILES = 65536
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def run_first(priority: int = 1) -> bool:
+READER_PRIORITY, WRITER_PRIORITY = 2, 1
+
+
+def run_first(priority: int = READER_PRIORITY) -> bool:
     """Give the calling thread SCHED_FIFO (its children not); False where that is not allowed."""
     try:
         os.sched_setscheduler(
@@ -52,6 +55,15 @@ def run_first(priority: int = 1) -> bool:
     except OSError:
         return False
     return True
+
+
+def begin_writing() -> None:
+    """What a thread that writes the file does first: it keeps no capability.
+
+    It shares Python's lock with the reader, which would wait with it while others run.
+    """
+    run_first(WRITER_PRIORITY)
+    drop_capabilities(())
 
 
 def run_as_others() -> bool:

@@ -12,7 +12,7 @@ from collector.ordered import Ordered
 from collector.output import Output
 from collector.preparing import Prepared
 from collector.printing import Printer
-from collector.privilege import drop_capabilities
+from collector.privilege import begin_writing
 from collector.queues import FOREVER_NS
 from collector.records import Batch
 from collector.request import Request
@@ -49,7 +49,7 @@ class PscStream:
             self._request, self._prepared, kernel, self._output, self._clocks
         )
         self.written = writer.written
-        self._spool = Spool(writer, begin=lambda: drop_capabilities(()))
+        self._spool = Spool(writer, begin=begin_writing)
 
     def start(self) -> None:
         self._spool.start()
