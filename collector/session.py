@@ -44,8 +44,8 @@ CHECKPOINT_S = 1.0
 WAIT_S = 0.2
 HURRY_S = 0.3
 SWITCH_S = 0.0005
-"""How long the writing thread may keep Python's lock when the reader waits for it: in the usual 5 ms
-a ring of 4 MiB can be half full."""
+"""How long the writing thread may keep Python's lock when the reader waits for it: in the usual
+5 ms a ring of 4 MiB can be half full."""
 
 
 def run(request: Request) -> int:

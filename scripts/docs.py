@@ -188,7 +188,9 @@ def locations_page(schema: Schema) -> str:
     return page(
         "# Locations",
         """The places in the kernel's TCP where a snapshot is taken. `collect --locations` chooses:
-        `default`, `all`, names with commas, or `-NAME` to take one away from the default. Each is
+        `default`, `all`, names with commas, or `-NAME` to take one away from the default. The
+        default records what the stack does; what comes with each call of the application is
+        recorded when it is asked for (`--locations default,SEND_CALL,RECEIVE_CALL`). Each is
         attached in the first of its ways that the running kernel offers, best first; where it
         offers none, a location that was asked for by name is reported, and the capture goes on
         without it. `tcpkmon doctor` tells which way it is here, `collect -v` which it was.""",
@@ -197,6 +199,9 @@ def locations_page(schema: Schema) -> str:
         tracepoint, `fentry` and `fexit` the begin and end of a function by trampoline, `kprobe` a
         breakpoint at its begin. With a kprobe, SEND_CALL and RECEIVE_CALL tell what was asked for
         instead of the result.""",
+        """The columns `pid` and `comm` tell who called last on the socket: connect, listen, accept
+        where fexit is allowed, and each send and receive, recorded or not. Where they are not, the
+        caller is looked at once a jiffy (1 to 10 ms), or at each call with `--pid`.""",
         "## Control entries",
         f"""They stand among the others, with the ports 0 and 0, and are described in
         [the file format](psc-format.md). EXISTING ({EXISTING}) is the exception: an ordinary

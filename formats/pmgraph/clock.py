@@ -10,16 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.errors import FileError, UsageError
+from formats.times import format_ns, format_utc
 
 if TYPE_CHECKING:
     from formats.psc import Capture
 
 Array = npt.NDArray[Any]
-
-_BILLION = 1_000_000_000
-_DIGITS = np.array([f"{number:03d}".encode() for number in range(1000)]).view(np.uint8)
-_DIGITS = _DIGITS.reshape(1000, 3)
-_WIDEST_SPAN_S = 100_000
 
 
 class Seconds:
@@ -81,36 +77,10 @@ class ClockText:
         if self._clock == "mono":
             return format_ns(times_ns.astype(np.int64), digits=9)
         if self._clock == "iso":
-            text = np.datetime_as_string(times_ns.astype("datetime64[ns]"), unit="us")
-            return np.char.add(text.astype("S"), b"Z")
+            return format_utc(times_ns)
         return format_ns(times_ns - self._zero)
 
     def at(self, start: int, stop: int) -> list[str]:
         """Times of the records start..stop."""
         texts = self.format(self._capture.column(self.column, start, stop))
         return [text.decode("ascii") for text in texts.tolist()]
-
-
-def format_ns(times_ns: Array, digits: int = 6) -> Array:
-    """Times in ns (int64) as seconds with `digits` (6 or 9) decimals, an array of bytes ('S')."""
-    if not len(times_ns):
-        return np.empty(0, "S1")
-    seconds, rest = np.divmod(times_ns, _BILLION)
-    low, high = int(seconds.min()), int(seconds.max())
-    if low < 0 or len(str(low)) != len(str(high)) or high - low > _WIDEST_SPAN_S:
-        return np.array([_format_one(value, digits) for value in times_ns.tolist()])
-    whole = np.arange(low, high + 1).astype("S").view(np.uint8).reshape(high - low + 1, -1)
-    width = len(str(low))
-    text = np.empty((len(times_ns), width + 1 + digits), np.uint8)
-    text[:, :width] = whole[seconds - low, :width]
-    text[:, width] = ord(".")
-    for place in range(digits // 3):
-        group = rest // (1_000_000, 1_000, 1)[place] % 1000
-        text[:, width + 1 + 3 * place : width + 4 + 3 * place] = _DIGITS[group]
-    return text.view(f"S{text.shape[1]}").ravel()
-
-
-def _format_one(value_ns: int, digits: int) -> bytes:
-    seconds, rest = divmod(abs(value_ns), _BILLION)
-    fraction = f"{rest:09d}"[:digits]
-    return f"{'-' if value_ns < 0 else ''}{seconds}.{fraction}".encode()

@@ -21,9 +21,11 @@ from formats.psc.columns import CLASSIC, CLASSIC_BYTES, TIME, entry_dtype
 from formats.psc.description import Description
 from formats.psc.header import HEADER_BYTES_MAX, Header, decode_header
 from formats.psc.sequence import Gap, Numbers
-from formats.psc.values import ORDERS, Rows, decode, native_dtype, words
+from formats.psc.values import ORDERS, Place, Rows, decode, native_dtype, words
 
 READ_BYTES = 8 << 20
+BLOCK_BYTES = 1 << 20
+"""What stays in the second-level cache while all its columns are taken out."""
 _CONTROL_COLUMNS = ("callvalue", "location", "lport", "rport")
 
 
@@ -68,7 +70,8 @@ class Capture(Description):
                 f"at offset {self._size - rest}: the last entry is cut short, "
                 f"{rest} of {size} bytes; it is left out"
             )
-        self._dtype = entry_dtype(header.columns, size, ORDERS[header.endian])
+        self.entry_dtype = entry_dtype(header.columns, size, ORDERS[header.endian])
+        """The type of an entry, see formats.psc.columns."""
         places = {
             column.name: (column.offset, column.length)
             for column in header.columns
@@ -108,11 +111,11 @@ class Capture(Description):
     def array(self) -> npt.NDArray[Any]:
         """The entries as they stand in the file: a read-only memory map of entry_dtype()."""
         if not self._rows:
-            empty = np.empty(0, self._dtype)
+            empty = np.empty(0, self.entry_dtype)
             empty.flags.writeable = False
             return empty
         try:
-            return np.memmap(self._file, self._dtype, "r", self._data_offset, (self._rows,))
+            return np.memmap(self._file, self.entry_dtype, "r", self._data_offset, (self._rows,))
         except (OSError, ValueError) as error:
             raise FileError(f"cannot map {self.path}: {error}") from error
 
@@ -124,10 +127,25 @@ class Capture(Description):
     def rows(self, start: int = 0, stop: int | None = None) -> Rows:
         """A copy of entries as they stand in the file, of entry_dtype(); all at once."""
         start, stop = self._range(start, stop)
-        found = np.empty(stop - start, self._dtype)
-        view = memoryview(found.view(np.uint8).data)
+        found = np.empty(stop - start, self.entry_dtype)
+        self.read_into(found, start)
+        return found
+
+    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        """The same, about BLOCK_BYTES at a time; each is valid until the next is asked for."""
+        start, stop = self._range(start, stop)
+        step = max(min(BLOCK_BYTES, READ_BYTES) // self.entry_dtype.itemsize, 1)
+        room = np.empty(min(step, stop - start), self.entry_dtype)
+        for low in range(start, stop, step):
+            rows = room[: stop - low]
+            self.read_into(rows, low)
+            yield rows
+
+    def read_into(self, rows: Rows, start: int) -> None:
+        """Read the entries from `start` on into `rows`, an array of entries."""
+        view = memoryview(rows.view(np.uint8).data)
         try:
-            self._file.seek(self._data_offset + start * self._dtype.itemsize)
+            self._file.seek(self._data_offset + start * self.entry_dtype.itemsize)
             done = 0
             while done < len(view):
                 count = self._file.readinto(view[done:])
@@ -136,17 +154,10 @@ class Capture(Description):
                 done += count
         except OSError as error:
             raise FileError(f"cannot read {self.path}: {error.strerror}") from error
-        return found
 
     def _range(self, start: int, stop: int | None) -> tuple[int, int]:
         start, stop, _ = slice(start, stop).indices(self._rows)
         return start, max(start, stop)
-
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
-        """Rows start to stop in pieces of at most READ_BYTES, each with where it starts."""
-        step = max(READ_BYTES // self._dtype.itemsize, 1)
-        for low in range(start, stop, step):
-            yield low, self.rows(low, min(low + step, stop))
 
     def columns(
         self, names: Iterable[str], start: int = 0, stop: int | None = None
@@ -158,10 +169,15 @@ class Capture(Description):
             name: np.empty(stop - start, native_dtype(column, self.is_signed(column)))
             for name, column in wanted.items()
         }
-        for low, rows in self._pieces(start, stop):
-            for name, column in wanted.items():
-                part = decode(rows, column, self.header.endian, self.is_signed(column))
-                found[name][low - start : low - start + len(rows)] = part
+        places = [
+            (Place(column, self.header.endian, self.entry_dtype.itemsize), found[name])
+            for name, column in wanted.items()
+        ]
+        low = 0
+        for rows in self.blocks(start, stop):
+            for place, values in places:
+                place.read(rows, values[low : low + len(rows)])
+            low += len(rows)
         return found
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
@@ -216,16 +232,26 @@ class Capture(Description):
         if not self._controls_fit:
             return np.zeros(stop - start, np.bool_)
         found = self.columns(("location", "lport", "rport"), start, stop)
-        ports = found["lport"] | found["rport"]
-        mask: npt.NDArray[np.bool_] = controls.is_control(found["location"]) & (ports == 0)
-        return mask
+        return _is_control(found["location"], found["lport"], found["rport"])
+
+    def control_of(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """The same of rows as rows() or blocks() gave them."""
+        if not self._controls_fit:
+            return np.zeros(len(rows), np.bool_)
+        return _is_control(rows["location"], rows["lport"], rows["rport"])
+
+    def snapshots_of(self, rows: Rows) -> Rows:
+        """The snapshots of such rows, without the control entries; the rows where all are."""
+        mask = self.control_of(rows)
+        # As plain bytes: of a structured row, numpy need not copy what belongs to no column.
+        return rows.view(f"V{rows.dtype.itemsize}")[~mask] if mask.any() else rows
 
     def controls(
         self, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, controls.Control]]:
         """The control entries with the row of each, in file order."""
         start, stop = self._range(start, stop)
-        step = max(READ_BYTES // self._dtype.itemsize, 1)
+        step = max(READ_BYTES // self.entry_dtype.itemsize, 1)
         for low in range(start, stop, step):
             at = np.flatnonzero(self.control(low, min(low + step, stop)))
             if not len(at):
@@ -253,3 +279,13 @@ class Capture(Description):
         from formats.psc.table import build_table
 
         return build_table(self, self.names if names is None else names)
+
+
+def _is_control(
+    location: npt.NDArray[Any], lport: npt.NDArray[Any], rport: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = controls.is_control(location)
+    # Most files have few: the ports are looked at only where the location says so.
+    at = np.flatnonzero(mask)
+    mask[at] = (lport[at] | rport[at]) == 0
+    return mask

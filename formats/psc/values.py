@@ -35,27 +35,55 @@ def decode(rows: Rows, column: Column, endian: Endian, signed: bool = False) -> 
     dtype = native_dtype(column, signed)
     if column.is_time:
         half = column.length // 2
-        time_ns = _integers(rows, column.offset, half, endian).astype(dtype)
+        time_ns = integers(rows, column.offset, half, endian).astype(dtype)
         time_ns *= 1_000_000
-        time_ns += _integers(rows, column.offset + half, half, endian).astype(dtype)
+        time_ns += integers(rows, column.offset + half, half, endian).astype(dtype)
         time_ns *= 1000
         return time_ns
     if column.is_integer:
         order = Endian.BIG if column.flags & FLAG_INT_NET else endian
-        return _integers(rows, column.offset, column.length, order).astype(dtype)
+        return integers(rows, column.offset, column.length, order).astype(dtype)
     raw: npt.NDArray[Any] = _strided(rows, column.offset, dtype).copy()
     return raw
+
+
+class Place:
+    """A present column in rows of `size` bytes: decode() for many pieces, into arrays given."""
+
+    def __init__(self, column: Column, endian: Endian, size: int, signed: bool = False) -> None:
+        self._column, self._endian, self._signed = column, endian, signed
+        self._forms: list[np.dtype[Any]] = []
+        offset, length = column.offset, column.length
+        order = Endian.BIG if column.is_integer and column.flags & FLAG_INT_NET else endian
+        if column.is_time and endian != Endian.PDP:
+            half = np.dtype(f"{ORDERS[order]}u{length // 2}")
+            self._forms = [_form(offset, half, size), _form(offset + length // 2, half, size)]
+        elif column.is_integer and length in (1, 2, 4, 8) and order != Endian.PDP:
+            self._forms = [_form(offset, np.dtype(f"{ORDERS[order]}u{length}"), size)]
+        elif not column.is_integer and not column.is_time:
+            self._forms = [_form(offset, native_dtype(column), size)]
+
+    def read(self, rows: Rows, out: npt.NDArray[Any]) -> None:
+        """Write the values of the rows into `out`, which is as long and of native_dtype()."""
+        if not self._forms:
+            out[:] = decode(rows, self._column, self._endian, self._signed)
+            return
+        out[:] = rows.view(self._forms[0])["it"]
+        if len(self._forms) == 2:
+            out *= 1_000_000
+            out += rows.view(self._forms[1])["it"].astype(np.int64)
+            out *= 1000
 
 
 def words(rows: Rows, endian: Endian) -> npt.NDArray[Any]:
     """The words w0..w9 of control entries, u32 of shape (len(rows), 10); see formats.control."""
     found = np.empty((len(rows), WORDS_COUNT), np.uint32)
     for place in range(WORDS_COUNT):
-        found[:, place] = _integers(rows, WORDS_OFFSET + 4 * place, 4, endian)
+        found[:, place] = integers(rows, WORDS_OFFSET + 4 * place, 4, endian)
     return found
 
 
-def _integers(rows: Rows, offset: int, length: int, endian: Endian) -> npt.NDArray[Any]:
+def integers(rows: Rows, offset: int, length: int, endian: Endian) -> npt.NDArray[Any]:
     """The unsigned integers of 1 to 8 bytes at an offset of the rows; a view where numpy can."""
     if length in (1, 2, 4, 8) and (endian != Endian.PDP or length <= 2):
         return _strided(rows, offset, np.dtype(f"{'>' if endian == Endian.BIG else '<'}u{length}"))
@@ -68,10 +96,13 @@ def _integers(rows: Rows, offset: int, length: int, endian: Endian) -> npt.NDArr
 
 def _strided(rows: Rows, offset: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """A view of what stands at an offset of the rows; copying it is one pass over them."""
-    size = rows.dtype.itemsize
-    form = np.dtype({"names": ["it"], "formats": [dtype], "offsets": [offset], "itemsize": size})
-    view: npt.NDArray[Any] = rows.view(form)["it"]
+    view: npt.NDArray[Any] = rows.view(_form(offset, dtype, rows.dtype.itemsize))["it"]
     return view
+
+
+def _form(offset: int, dtype: np.dtype[Any], size: int) -> np.dtype[Any]:
+    """A row of which one field is named, "it"."""
+    return np.dtype({"names": ["it"], "formats": [dtype], "offsets": [offset], "itemsize": size})
 
 
 def significance(length: int, endian: Endian) -> list[int]:

@@ -22,6 +22,7 @@ from scripts.benchmark import (
     machine,
     peers,
     rates,
+    reading,
     report,
     scale,
     sizes,
@@ -42,6 +43,7 @@ MEASURES: dict[str, Callable[[Context], None]] = {
     inkernel.NAME: inkernel.measure,
     startup.NAME: startup.measure,
     drain.NAME: drain.measure,
+    reading.NAME: reading.measure,
     sizes.NAME: sizes.measure,
     scale.NAME: scale.measure,
 }

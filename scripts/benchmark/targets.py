@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from scripts.benchmark import drain, rates, samples, sizes, slowdown, startup
+from scripts.benchmark import rates, reading, samples, sizes, slowdown, startup
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number, percent
 
@@ -57,8 +57,8 @@ def whole_cost_us(results: Results, case: str) -> float | None:
 
 def faster_than_perf(results: Results, case: str) -> float | None:
     """How many times as many records a second as perf script reads."""
-    ours = results.median(drain.NAME, "read, wall ns", case)
-    perf = results.median(drain.NAME, "read, wall ns", drain.PERF_SCRIPT)
+    ours = results.median(reading.NAME, reading.WALL, case)
+    perf = results.median(reading.NAME, reading.WALL, reading.PERF_SCRIPT)
     return perf / ours if ours and perf else None
 
 
@@ -71,7 +71,10 @@ def targets(results: Results) -> list[Target]:
         *_rate(results),
         _cost(results),
         *_start(results),
-        *(_reading(results, case) for case in (drain.READ, drain.PMGRAPH, drain.EXPORT)),
+        *(
+            _reading(results, case)
+            for case in (reading.READ, reading.LIKE, reading.TEXT, reading.PARQUET)
+        ),
         _parquet(results),
     ]
 
@@ -148,7 +151,7 @@ def _reading(results: Results, case: str) -> Target:
     wanted = f"{case}: at least 10 times perf script's records a second"
     times = faster_than_perf(results, case)
     if times is None:
-        reason = results.skipped.get(drain.NAME, {}).get(case)
+        reason = results.skipped.get(reading.NAME, {}).get(case)
         return Target(wanted, f"not measured{': ' + reason if reason else ''}", None)
     return Target(wanted, f"{number(times, 1)} times", times >= 10)
 
@@ -177,8 +180,8 @@ def too_slow(results: Results) -> list[str]:
     cost, other = (whole_cost_us(results, case) for case in (rates.LEAN, rates.PERF_LEAN))
     if cost is not None and other is not None and cost > 5 * max(other, 0.2):
         problems.append(f"a record of collect costs {number(cost)} us, perf's {number(other)}")
-    times = faster_than_perf(results, drain.READ)
-    read = results.median(drain.NAME, "read, records", drain.READ) or 0
+    times = faster_than_perf(results, reading.READ)
+    read = results.median(reading.NAME, reading.RECORDS, reading.READ) or 0
     if times is not None and times < 0.5 and read > ENOUGH_RECORDS:
         problems.append(f"reading a record takes {number(1 / times)} times as long as perf's")
     size = results.median(sizes.NAME, sizes.SUBJECT, samples.CLASSIC)

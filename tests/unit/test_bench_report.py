@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from test_bench_stats import add_lean, filled
 
-from scripts.benchmark import drain, inkernel, rates, scale, sizes, startup
+from scripts.benchmark import drain, inkernel, rates, reading, scale, sizes, startup
 from scripts.benchmark.main import MEASURES
 from scripts.benchmark.report import markdown, print_all, write_docs
 from scripts.benchmark.results import Results
@@ -31,13 +31,13 @@ def results() -> Results:
     found.add(inkernel.NAME, "SEGMENT_RECEIVED, btf", "recorded", 1020.0)
     found.add(inkernel.NAME, "SEGMENT_RECEIVED, btf", "filtered", 100.0)
     found.add(startup.NAME, startup.FIRST, startup.CACHED, 0.75)
-    found.add(drain.NAME, "read, wall ns", drain.PERF_SCRIPT, 5000.0)
-    found.add(drain.NAME, "read, wall ns", drain.READ, 100.0)
+    found.add(reading.NAME, reading.WALL, reading.PERF_SCRIPT, 5000.0)
+    found.add(reading.NAME, reading.WALL, reading.READ, 100.0)
     for step in drain.STEPS:
         found.add(drain.NAME, f"drain, {step}", "classic", 40.0)
     found.add(sizes.NAME, sizes.SUBJECT, sizes.PARQUET, 23.0)
     found.add(scale.NAME, scale.LOST, "100,000", 7)
-    found.skip(drain.NAME, drain.EXPORT, "no such command")
+    found.skip(reading.NAME, reading.PARQUET, "no such command")
     return found
 
 
@@ -71,7 +71,7 @@ def test_page_is_replaced_whole(results: Results, tmp_path: Path) -> None:
 
 def test_terminal_shows_the_same_tables(results: Results) -> None:
     shown = io.StringIO()
-    results.skip(drain.NAME, drain.DECODE, "bad \x1b[31m news")
+    results.skip(reading.NAME, reading.DECODE, "bad \x1b[31m news")
     print_all(results, Console(file=shown, width=200, markup=False, highlight=False))
     text = shown.getvalue()
     assert "SEGMENT_RECEIVED, btf" in text and "12.50" in text

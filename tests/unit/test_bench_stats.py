@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.benchmark import drain, rates, sizes, slowdown, startup
+from scripts.benchmark import rates, reading, sizes, slowdown, startup
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number, percent, ratios, slowdowns, spread
 from scripts.benchmark.targets import (
@@ -99,17 +99,17 @@ def test_start_reading_and_size_targets() -> None:
     results.add(startup.NAME, startup.FIRST, startup.CACHED, 0.9)
     results.add(startup.NAME, startup.FIRST, startup.FRESH, 3.0)
     results.add(startup.NAME, startup.MEMORY, startup.CACHED, 80.0)
-    results.add(drain.NAME, "read, wall ns", drain.PERF_SCRIPT, 5000.0)
-    results.add(drain.NAME, "read, wall ns", drain.READ, 100.0)
-    results.add(drain.NAME, "read, wall ns", drain.PMGRAPH, 1000.0)
-    results.skip(drain.NAME, drain.EXPORT, "no such command")
+    results.add(reading.NAME, reading.WALL, reading.PERF_SCRIPT, 5000.0)
+    results.add(reading.NAME, reading.WALL, reading.READ, 100.0)
+    results.add(reading.NAME, reading.WALL, reading.TEXT, 1000.0)
+    results.skip(reading.NAME, reading.PARQUET, "no such command")
     results.add(sizes.NAME, sizes.SUBJECT, sizes.PARQUET, 30.0)
     assert reached(results, "in the cache") is True
     assert reached(results, "compiled anew") is False
     assert reached(results, "200 MiB") is True
-    assert reached(results, drain.READ) is True
-    assert reached(results, drain.PMGRAPH) is False
-    assert reached(results, drain.EXPORT) is None
+    assert reached(results, reading.READ) is True
+    assert reached(results, reading.TEXT) is False
+    assert reached(results, reading.PARQUET) is None
     assert reached(results, "24 bytes") is False
 
 

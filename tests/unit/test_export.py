@@ -141,3 +141,44 @@ def test_a_file_that_is_there_stays_unless_forced(capture, tmp_path):
     assert run(capture, "-o", out) == 1 and out.read_text() == "mine"
     assert run(capture, "-o", capture, "--format", "csv", "--force") == 2
     assert run(capture, "-o", out, "--force") == 0 and out.read_text() != "mine"
+
+
+def test_places_in_memory_are_used_again_once_written(capture, tmp_path, monkeypatch):
+    with formats.open(capture) as found:
+        tables = list(export.Export(found, by_connection=True).tables(40))
+        plain = [row for table in tables for row in table.to_pylist()]
+    assert len(tables) > 5
+    monkeypatch.setattr(export, "ROWS", 40)
+    for name, read in (("x.parquet", pyarrow.parquet.read_table), ("x.arrow", read_arrow)):
+        assert run(capture, "-o", tmp_path / name, "--sort", "connection") == 0
+        assert read(tmp_path / name).to_pylist() == plain
+
+
+def read_arrow(path):
+    return pyarrow.ipc.open_file(path).read_all()
+
+
+def test_rows_without_an_id_stand_together_by_their_ports(tmp_path):
+    builder = Builder(tcpkmon=True)
+    for at in range(60):
+        builder.add(at / 10, 1000 + at % 3, 80 + at % 2, conn_id=0 if at % 4 else 7)
+    builder.end(7.0)
+    path = builder.write(tmp_path / "no_id.pm")
+    out = tmp_path / "x.parquet"
+    assert run(path, "-o", out) == 0
+    keys = ["conn_id", "rport", "lport", "seq_no"]
+    table = pyarrow.parquet.read_table(out, columns=keys)
+    rows = [tuple(row.values()) for row in table.to_pylist()]
+    assert len(rows) == 60 and rows == sorted(rows)
+
+
+def test_columns_are_encoded_by_what_they_hold():
+    table = pyarrow.table({
+        "few": pyarrow.array([1, 2] * 1000, pyarrow.uint32()),
+        "wide": pyarrow.array([1, 2] * 1000, pyarrow.uint64()),
+        "many": pyarrow.array(range(2000), pyarrow.uint64()),
+        "name": pyarrow.array(["a", "b"] * 1000).dictionary_encode(),
+    })  # fmt: skip
+    repeating, others = export._sort_columns(table)
+    assert repeating == ["wide", "name"]
+    assert others == {"few": "PLAIN", "many": "DELTA_BINARY_PACKED"}
