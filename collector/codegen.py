@@ -126,12 +126,13 @@ def _watch(layout: Layout, watch: Sequence[str]) -> list[str]:
     lines += [
         "static __always_inline int klogger_watch_changed(u8 *entry, struct klogger_watch *watch)",
         "{",
-        "\tint changed = 0;",
+        "\tu32 changed = 0;",
     ]
+    # No comparison: the verifier would walk what follows once for each answer.
     for index, (_, value) in enumerate(words):
         lines += [
-            f"\tchanged |= watch->word{index} != {value};",
+            f"\tchanged |= watch->word{index} ^ {value};",
             f"\twatch->word{index} = {value};",
         ]
-    lines += ["\treturn changed;", "}"]
+    lines += ["\treturn changed != 0;", "}"]
     return lines

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from collector.baseevents import EVERY_CPU, FIRST_CPU, Note
 from collector.eventlayout import FIRST_NUMBER, HEAD_BYTES
 from collector.layout import EXISTING
-from collector.ordered import LOCATION_WORD, count_by_place, head_words
+from collector.ordered import LOCATION_WORD, head_words
 from collector.queues import Part
 from collector.sinks import FileSink, cause_of
 from collector.writer import END_TRIES, RETRY_NS, Place, Written
@@ -35,6 +35,7 @@ from formats.klogger import (
     pack_events,
     pack_records,
 )
+from formats.klogger.table import NUMBERS
 
 DUMP_ROWS = 1 << 15
 _U64 = np.uint64
@@ -97,14 +98,19 @@ class LogWriter:
         self._files: dict[int, LogFile] = {}
         self._failed: OSError | None = None
         self._retry_ns = 0
+        self._cached = False
 
     def begin(self, cpu: int, file: LogFile) -> None:
         """Take over a file that has its first dump."""
         self._files[cpu] = file
 
-    def write(self, batch: LogBatch) -> None:
-        """Write a batch in dumps; those that do not go are counted as dropped, record by record."""
-        for part in batch.parts:
+    def write(self, *batches: LogBatch, cached: bool = False) -> None:
+        """Write batches in dumps; those that do not go are counted as dropped, record by record.
+
+        cached: see collector/sinks.py.
+        """
+        self._cached = cached
+        for part in (part for batch in batches for part in batch.parts):
             points = _points(part.rows)
             for start in range(0, len(points), DUMP_ROWS):
                 chosen = slice(start, start + DUMP_ROWS)
@@ -204,7 +210,7 @@ class LogWriter:
         self, file: LogFile, data: bytes, last: int, inserted: int, reserved: bool
     ) -> OSError | None:
         """Write a dump, all of it or nothing; serials go on only when it stands in the file."""
-        outcome = file.sink.write(data, whole=True, reserved=reserved)
+        outcome = file.sink.write(data, whole=True, reserved=reserved, cached=self._cached)
         self.written.error = self._failed = outcome.error
         if outcome.error is not None:
             self._retry_ns = self._now_ns() + RETRY_NS
@@ -254,4 +260,5 @@ def _points(rows: NDArray[Any]) -> NDArray[np.uint32]:
 
 
 def _counts(cpu: int, points: NDArray[np.uint32]) -> Counter[Place]:
-    return count_by_place(np.full(len(points), cpu, np.uint16), points)
+    counts = np.bincount(np.minimum(points, NUMBERS - 1))
+    return Counter({(cpu, point): int(counts[point]) for point in np.flatnonzero(counts).tolist()})

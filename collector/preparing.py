@@ -44,7 +44,8 @@ TCP = "tcp"
 IDENTITY = ("state_change", "destroy", "accepted")
 """Probes that run whatever is asked for: they tell connections apart, and whose they are."""
 OWNERS = ("send_call", "receive_call")
-"""The same with --pid: they tell whose a connection is."""
+"""The same where the owner is asked for: by --pid, or in these columns."""
+OWNER_COLUMNS = {"pid", "comm"}
 TIMER_LOCATIONS = {"RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "REO_TIMEOUT"}
 # A value of the wrong kind in klogger() is a mistake, not a warning.
 STRICT = ("-Werror=int-conversion", "-Werror=incompatible-pointer-types")
@@ -164,7 +165,7 @@ def prepare(wish: Wish) -> Prepared:
         usable | set(chosen) | ({"EXISTING"} if has_tcp and wish.existing else set()),
         probing.Probing(btf),
         btf,
-        always=_always(has_tcp, wish.by_inode),
+        always=_always(tcp, wish.by_inode),
         kinds=wish.kinds,
     )
     missing = dict(plan.missing)
@@ -276,10 +277,11 @@ def _prepare_tcp(wish: Wish, locations: tuple[str, ...], text: str, btf: Btf) ->
     return Snapshots(layout, facts, switches)
 
 
-def _always(has_tcp: bool, by_inode: bool) -> tuple[str, ...]:
-    if not has_tcp:
+def _always(tcp: Snapshots | None, by_inode: bool) -> tuple[str, ...]:
+    if tcp is None:
         return ()
-    return (*IDENTITY, *(OWNERS if by_inode else ()))
+    tells = any(column.name in OWNER_COLUMNS for column in tcp.layout.columns)
+    return (*IDENTITY, *(OWNERS if by_inode or tells else ()))
 
 
 def _number(

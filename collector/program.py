@@ -6,8 +6,8 @@ kprobe events, which the next start removes.
 
 The kernel never runs a program inside itself: an event that interrupts its own program would be
 lost. So each program that knows of it (its code holds the constant COPY_MARK) is loaded twice, the
-mark made 0 in the second copy, unless it hangs on system calls, which no interrupt makes. Both hang on the same target and the first runs first; the second
-records what the first was skipped for.
+mark made 0 in the second copy, unless it hangs where no interrupt comes by (NEVER_NESTED). Both
+hang on the same target and the first runs first; the second records what the first was skipped for.
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ from collector.syscalls import wait_for_running
 from formats.errors import KernelError, TcpkmonError
 
 COPY_MARK = 0x6B6C6F6767657231
+NEVER_NESTED = {
+    *("sys_enter", "sys_exit"),
+    *("sock_send_length", "sock_recv_length"),
+    "timer_expire_entry",
+}
+"""Tracepoints that a CPU passes in one context alone: that of a task that may sleep (system calls
+and calls on sockets), or that of the timers' softirq."""
 KINDS = ("btf", "raw", "fentry", "fexit", "kprobe", "kretprobe", "iter")
 _TYPES = {
     "btf": (bpfsys.BPF_PROG_TYPE_TRACING, bpfsys.BPF_TRACE_RAW_TP),
@@ -119,9 +126,7 @@ def attach_link(kind: str, target: str, prog_fd: int) -> int:
 
 def _never_interrupts_itself(spec: ProgramSpec) -> bool:
     """Whether no interrupt can bring a program to where it is already running on that CPU."""
-    return spec.kind == "iter" or (
-        spec.kind in {"btf", "raw"} and spec.target in {"sys_enter", "sys_exit"}
-    )
+    return spec.kind == "iter" or (spec.kind in {"btf", "raw"} and spec.target in NEVER_NESTED)
 
 
 def fill_maps(code: Code, fds: Mapping[str, int]) -> bytes:

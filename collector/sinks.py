@@ -3,6 +3,7 @@
 
 After a failed write the file is cut back to its last whole entry. Room for the last entries of a
 capture is kept free beyond the end of the file (fallocate), so that a full disk still takes them.
+Large writes go past the page cache where that can be (collector/direct.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import select
 import stat
 from dataclasses import dataclass
 
+from collector.direct import DirectWrites, Pieces
 from formats.control import LossCause
 from formats.errors import FileError
 
@@ -71,7 +73,8 @@ class FileSink:
     """Appends entries to a descriptor, which belongs to it. One thread uses it.
 
     The descriptor stands at the end of what was written before. `reserve_bytes` are kept free for
-    writes with reserved=True. BrokenPipeError goes to the caller; other errors are in the Outcome.
+    writes with reserved=True. direct: whether writes may go past the page cache; not where others
+    have the descriptor too. BrokenPipeError goes to the caller; other errors are in the Outcome.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class FileSink:
         entry_size: int,
         calls: Calls | None = None,
         reserve_bytes: int = RESERVE_BYTES,
+        direct: bool = True,
     ) -> None:
         self._fd = fd
         self._entry_size = entry_size
@@ -90,24 +94,31 @@ class FileSink:
         self._reserve = reserve_bytes if self.regular else 0
         self._allocated = 0
         self._ragged = False
+        self._direct = DirectWrites(fd) if direct and self.regular else None
 
     @property
     def end_bytes(self) -> int:
         """Where the file ends (0 for a pipe)."""
         return self._end
 
-    def write(self, data: bytes | memoryview, *, whole: bool = False, reserved: bool = False) -> (
-        Outcome
-    ):
-        """Append `data` (whole entries): as many of them as fit, or with `whole` all or none."""
+    def write(
+        self,
+        *pieces: bytes | memoryview,
+        whole: bool = False,
+        reserved: bool = False,
+        cached: bool = False,
+    ) -> Outcome:
+        """Append the pieces (whole entries, all in all): as many entries as fit, or with `whole`
+        all or none. cached: by the page cache, which takes a burst faster than a slow disk."""
         if self._ragged and (error := self._cut_back()) is not None:
             return Outcome(0, error)
-        view = memoryview(data).cast("B")
+        data = Pieces(pieces)
         done = 0
         failed: OSError | None = None
-        while done < len(view) and failed is None:
-            size, failed = (len(view) - done, None) if reserved else self._room(done, view, whole)
-            done, error = self._put(view, done, done + size)
+        direct = self._direct if not cached and self._direct and self._direct.possible else None
+        while done < len(data) and failed is None:
+            size, failed = (len(data) - done, None) if reserved else self._room(done, data, whole)
+            done, error = self._put(data, done, done + size, direct)
             failed = error or failed
         if failed is None:
             self._end += done
@@ -147,11 +158,18 @@ class FileSink:
             return failed or synced or error
         return failed or synced
 
-    def _put(self, view: memoryview, start: int, stop: int) -> tuple[int, OSError | None]:
+    def _put(
+        self, data: Pieces, start: int, stop: int, direct: DirectWrites | None
+    ) -> tuple[int, OSError | None]:
         """Write a range; how far it came."""
         while start < stop:
+            offset, length = self._end + start, stop - start
             try:
-                count = self._calls.write(self._fd, view[start:stop])
+                if direct and (size := direct.size(offset, length)):
+                    count = direct.write(data, start, size, self._calls.write)
+                else:
+                    size = direct.head(offset, length) if direct else length
+                    count = self._calls.write(self._fd, data.first(start, start + size))
             except InterruptedError:
                 continue
             except BlockingIOError:
@@ -160,15 +178,18 @@ class FileSink:
             except BrokenPipeError:
                 raise
             except OSError as error:
+                if direct and not direct.possible:  # it was refused just now
+                    direct = None
+                    continue
                 return start, error
             if not count:
                 return start, OSError(errno.EIO, "nothing was written")
             start += count
         return start, None
 
-    def _room(self, done: int, view: memoryview, whole: bool) -> tuple[int, OSError | None]:
+    def _room(self, done: int, data: Pieces, whole: bool) -> tuple[int, OSError | None]:
         """How many bytes from `done` on may be written so that the reserve stays free."""
-        want = len(view) - done
+        want = len(data) - done
         if not self._reserve:
             return want, None
         if self._end + done + want + self._reserve <= self._allocated:

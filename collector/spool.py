@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,15 @@ from formats.control import LossCause
 LIMIT_BYTES = 64 << 20
 CONTROL_COST_BYTES = 64 << 10
 """What a waiting control item counts for: about a copy of the kernel's ledger."""
+GATHER_BYTES = 2 << 20
+"""So much is written together if it comes within GATHER_S: a write has its price, whatever its
+size."""
+GATHER_S = 0.02
+BEHIND = 4
+"""When more than this part of the limit waits, the disk is too slow for writes that wait for it:
+then the page cache takes all, for CACHED_S at least and until only CAUGHT_UP's part waits."""
+CAUGHT_UP = 16
+CACHED_S = 1.0
 
 
 class Sized(Protocol):
@@ -40,7 +50,7 @@ class Writing(Protocol[BatchT_contra]):
 
     written: Written
 
-    def write(self, batch: BatchT_contra, /) -> None: ...
+    def write(self, *batches: BatchT_contra, cached: bool) -> None: ...
 
     def skip(self, cause: LossCause, numbers: int, counts: Counter[Place]) -> None: ...
 
@@ -79,14 +89,18 @@ class Spool(Generic[BatchT]):
         writer: Writing[BatchT],
         limit_bytes: int = LIMIT_BYTES,
         begin: Callable[[], None] = lambda: None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`begin` is what the thread does first: what is a thread's own, such as capabilities."""
         self._begin = begin
+        self._now_s = now_s
         self.written = writer.written
         self._writer = writer
         self._limit_bytes = limit_bytes
         self._queue: deque[BatchT | _Gap | _Entries] = deque()
         self._bytes = 0
+        self._wanted_bytes = 0
+        self._cached_until_s: float | None = None
         self._closing = False
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
@@ -158,7 +172,8 @@ class Spool(Generic[BatchT]):
     def _add(self, item: BatchT | _Entries, cost: int) -> None:
         self._queue.append(item)
         self._bytes += cost
-        self._changed.notify_all()
+        if self._bytes >= self._wanted_bytes or isinstance(item, _Entries):
+            self._changed.notify_all()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -167,20 +182,45 @@ class Spool(Generic[BatchT]):
     def _run(self) -> None:
         try:
             self._begin()
-            while (item := self._next()) is not None:
-                self._handle(item)
+            while self._handle(self._next()):
+                pass
             self._writer.close()
         except BaseException as failure:
             with self._changed:
                 self._failure = failure
 
-    def _next(self) -> BatchT | _Gap | _Entries | None:
+    def _next(self) -> list[BatchT] | _Gap | _Entries | None:
+        """What to write next, batches that wait together; waits for it, None: that was all."""
         with self._changed:
-            while not self._queue and not self._closing:
-                self._changed.wait()
-            return self._queue.popleft() if self._queue else None
+            if not self._queue and not self._closing:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                self._wanted_bytes = GATHER_BYTES
+                self._changed.wait_for(self._is_enough, GATHER_S)
+                self._wanted_bytes = 0
+            if not self._queue:
+                return None
+            item = self._queue.popleft()
+            if isinstance(item, (_Gap, _Entries)):
+                return item
+            batches, nbytes = [item], item.nbytes
+            while self._queue and not isinstance(item := self._queue[0], (_Gap, _Entries)):
+                nbytes += item.nbytes
+                if nbytes > GATHER_BYTES:
+                    break
+                batches.append(item)
+                self._queue.popleft()
+            return batches
 
-    def _handle(self, item: BatchT | _Gap | _Entries) -> None:
+    def _is_enough(self) -> bool:
+        """Whether it is no use to wait for more before what waits is written."""
+        if self._bytes >= GATHER_BYTES or self._closing:
+            return True
+        return isinstance(self._queue[-1], _Entries)
+
+    def _handle(self, item: list[BatchT] | _Gap | _Entries | None) -> bool:
+        """Write it, and hold on to nothing of it; False if there is nothing more to come."""
+        if item is None:
+            return False
         cost = CONTROL_COST_BYTES
         if isinstance(item, _Gap):
             cost = 0
@@ -190,7 +230,18 @@ class Spool(Generic[BatchT]):
             if item.sync:
                 self._writer.sync()
         else:
-            cost = item.nbytes
-            self._writer.write(item)
+            cost = sum(batch.nbytes for batch in item)
+            self._writer.write(*item, cached=self._is_behind())
         with self._changed:
             self._bytes -= cost
+        return True
+
+    def _is_behind(self) -> bool:
+        """Whether so much waits that the page cache shall take it, until next to nothing waits."""
+        if self._bytes > self._limit_bytes // BEHIND:
+            self._cached_until_s = self._now_s() + CACHED_S
+        elif self._cached_until_s is not None and (
+            self._bytes <= self._limit_bytes // CAUGHT_UP and self._now_s() >= self._cached_until_s
+        ):
+            self._cached_until_s = None
+        return self._cached_until_s is not None

@@ -60,6 +60,8 @@ def open_writer(
     stamp_control(first, np.array([1], np.int64), pair.mono_ns, clocks.to_epoch)
     output.begin(header + first.tobytes())
     reserve = reserve_bytes(cpus, len(prepared.plan.probes) + 4, layout.entry_size)
-    sink = FileSink(output.fd, layout.entry_size, reserve_bytes=reserve)
+    # Whoever redirected standard output may go on writing by the same descriptor.
+    direct = not output.is_stdout
+    sink = FileSink(output.fd, layout.entry_size, reserve_bytes=reserve, direct=direct)
     written = Written(entries=1, last_seq=1)
     return Writer(sink, layout.dtype, clocks.to_epoch, written)

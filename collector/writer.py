@@ -14,13 +14,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from collector.ordered import MonoToEpoch, Ordered, stamp_control
+from collector.ordered import (
+    LOCATION_WORD,
+    NO_CPU,
+    MonoToEpoch,
+    Ordered,
+    head_words,
+    stamp_control,
+)
 from collector.sinks import FileSink, cause_of
 from formats.control import ANY_CPU, Checkpoint, Control, Loss, LossCause, encode_many
 
 RETRY_NS = 100_000_000
 END_TRIES = 3
+TALLY_ENTRIES = 1 << 16
+_LOCATIONS = 256
 
 Place = tuple[int, int]
 """(cpu, location)"""
@@ -31,7 +41,7 @@ class Written:
     """What stands in the file, and what was dropped on the way to it; the writer keeps it.
 
     Read it from another thread only after close(), or for a display. Counters are of records (no
-    control entries) by (cpu, location).
+    control entries) by (cpu, location); in_file is up to date in control entries and after close().
     """
 
     entries: int = 0
@@ -62,6 +72,36 @@ class Written:
         }[cause]
 
 
+class Tally:
+    """Counts what was written, many batches at a time: for each alone, that costs more than giving
+    its entries their numbers. The counter is complete after settle()."""
+
+    def __init__(self, counter: Counter[Place]) -> None:
+        self._counter = counter
+        self._keys = np.empty(TALLY_ENTRIES, np.int64)
+        self._waiting = 0
+
+    def add(self, cpus: NDArray[np.uint16], locations: NDArray[np.uint32]) -> None:
+        """Count entries, but none of NO_CPU; the arrays stay the caller's."""
+        for start in range(0, len(cpus), TALLY_ENTRIES):
+            chosen = slice(start, start + TALLY_ENTRIES)
+            count = len(cpus[chosen])
+            if self._waiting + count > TALLY_ENTRIES:
+                self.settle()
+            keys = self._keys[self._waiting : self._waiting + count]
+            np.multiply(cpus[chosen], _LOCATIONS, out=keys, dtype=np.int64)
+            keys += np.minimum(locations[chosen], _LOCATIONS - 1)
+            self._waiting += count
+
+    def settle(self) -> None:
+        """Bring the counter up to date."""
+        keys = self._keys[: self._waiting]
+        self._waiting = 0
+        counts = np.bincount(keys[keys < NO_CPU * _LOCATIONS])
+        for key in np.flatnonzero(counts).tolist():
+            self._counter[key // _LOCATIONS, key % _LOCATIONS] += int(counts[key])
+
+
 Build = Callable[[Written], Sequence[Control]]
 """Makes control entries when their turn has come, from what stands in the file just before."""
 
@@ -85,30 +125,47 @@ class Writer:
         self._dtype = dtype
         self._mono_to_epoch = mono_to_epoch
         self._now_ns = now_ns
+        self.tally = Tally(written.in_file)
         self._gaps: list[tuple[LossCause, int]] = []
         self._failed: OSError | None = None
         self._retry_ns = 0
 
-    def write(self, ordered: Ordered) -> None:
-        """Write a batch, or as many of its entries as go; the rest is counted as dropped."""
-        if not len(ordered):
+    def write(self, *batches: Ordered, cached: bool = False) -> None:
+        """Write batches, or as many of their entries as go; the rest is counted as dropped.
+
+        cached: see collector/sinks.py.
+        """
+        batches = tuple(batch for batch in batches if len(batch))
+        if not batches:
             return
         if self._failed is not None and self._now_ns() < self._retry_ns:
-            self.drop(ordered, cause_of(self._failed))
+            self._drop_all(batches, cause_of(self._failed))
             return
-        if not self._write_losses(ordered.first_ns, reserved=False):
-            self._fail(ordered, 0)
+        if not self._write_losses(batches[0].first_ns, reserved=False):
+            self._fail(batches)
             return
-        ordered.renumber(self.written.last_seq + 1)
-        outcome = self._sink.write(ordered.entries.view(np.uint8).data)
+        first = self.written.last_seq + 1
+        locations = []
+        for batch in batches:
+            batch.renumber(first)
+            first += batch.span
+            # Now, while the entries' heads are in the CPU's cache.
+            locations.append(head_words(batch.entries)[:, LOCATION_WORD].copy())
+        outcome = self._sink.write(
+            *(batch.entries.view(np.uint8).data for batch in batches), cached=cached
+        )
         kept = outcome.kept_bytes // self._dtype.itemsize
         self.written.error = self._failed = outcome.error
-        if kept:
-            self.written.entries += kept
-            self.written.last_seq = int(ordered.seqs[kept - 1])
-            self.written.in_file.update(ordered.counts(0, kept))
-        if outcome.error is not None:
-            self._fail(ordered, kept)
+        self.written.entries += kept
+        for number, batch in enumerate(batches):
+            count = min(kept, len(batch))
+            if count:
+                self.written.last_seq = int(batch.seqs[count - 1])
+                self.tally.add(batch.cpus[:count], locations[number][:count])
+            if count < len(batch):
+                self._fail(batches[number:], count)
+                break
+            kept -= count
 
     def drop(self, ordered: Ordered, cause: LossCause, start: int = 0) -> None:
         """Count the entries of a batch from `start` on as lost; they keep their numbers."""
@@ -130,6 +187,7 @@ class Writer:
 
         Those of the end may use the sink's reserve, and are tried again at once when that fails.
         """
+        self.tally.settle()
         for _ in range(END_TRIES if reserved else 1):
             if self._write_losses(mono_ns, reserved) and self._append(
                 build(self.written), mono_ns, reserved
@@ -143,6 +201,7 @@ class Writer:
 
     def close(self) -> None:
         """Sync and close the sink."""
+        self.tally.settle()
         self.written.sync_error = self._sink.close() or self.written.sync_error
 
     def _write_losses(self, mono_ns: int, reserved: bool) -> bool:
@@ -175,9 +234,14 @@ class Writer:
         self.written.checkpoints += sum(isinstance(entry, Checkpoint) for entry in entries)
         return True
 
-    def _fail(self, ordered: Ordered, start: int) -> None:
-        """A write just failed: drop the rest of the batch, and for a while all that follows."""
+    def _fail(self, batches: Sequence[Ordered], start: int = 0) -> None:
+        """A write just failed: drop the rest of the batches, and for a while all that follows."""
         self._failed = self.written.error
         self._retry_ns = self._now_ns() + RETRY_NS
         if self._failed is not None:
-            self.drop(ordered, cause_of(self._failed), start)
+            self._drop_all(batches, cause_of(self._failed), start)
+
+    def _drop_all(self, batches: Sequence[Ordered], cause: LossCause, start: int = 0) -> None:
+        for batch in batches:
+            self.drop(batch, cause, start)
+            start = 0

@@ -48,10 +48,14 @@ BPF_HASH(filter_netns, u64, u32, 64);
 BPF_HASH(filter_cgroups, u64, u32, 64);
 BPF_HASH(filter_pids, u32, u32, 1024);
 
-static __always_inline int filter_port(u32 lport, u32 rport, u32 flags) {
-    u32 *local = filter_ports.lookup(&lport);
-    u32 *remote = filter_ports.lookup(&rport);
+static __always_inline int filter_ports_of(u32 flags, const struct endpoints *ends) {
+    u32 lport = ends->lport, rport = ends->rport;
+    u32 *local, *remote;
 
+    if (!(flags & FILTER_ANY_PORTS))
+        return 1;
+    local = filter_ports.lookup(&lport);
+    remote = filter_ports.lookup(&rport);
     if (local && (*local & flags & (FILTER_PORTS | FILTER_LOCAL_PORTS)))
         return 1;
     if (remote && (*remote & flags & (FILTER_PORTS | FILTER_REMOTE_PORTS)))
@@ -89,12 +93,8 @@ static __always_inline int is_v4(const struct endpoints *ends) {
            (ends->raddr[0] == 0 && (u32)ends->raddr[1] == MAPPED_PREFIX);
 }
 
-static __always_inline int filter_endpoints(const struct filter_settings *settings,
-                                            struct endpoints *ends) {
-    u32 flags = settings->flags;
-
-    if ((flags & FILTER_ANY_PORTS) && !filter_port(ends->lport, ends->rport, flags))
-        return 0;
+/* All that the ends tell but the ports. */
+static __always_inline int filter_addresses_of(u32 flags, struct endpoints *ends) {
     if ((flags & FILTER_V4) && !is_v4(ends))
         return 0;
     if ((flags & FILTER_V6) && is_v4(ends))

@@ -53,24 +53,50 @@ static __always_inline u32 saturate(u64 value) {
     return value > 0xffffffffull ? 0xffffffffu : value;
 }
 
+/* tcp_mem's pressure limit, read once a jiffy: an administrator changes it, if anybody. */
+struct pressure {
+    u64 looked; /* [jiffies] */
+    u64 pages;
+};
+
+BPF_ARRAY(pressure, struct pressure, 1);
+
+static __always_inline u64 pressure_pages(const int direct, struct proto *prot) {
+    u64 now = bpf_jiffies64(), pages = 0;
+    u32 zero = 0;
+    struct pressure *limit = pressure.lookup(&zero);
+
+    if (!limit)
+        return 0;
+    if (*(volatile u64 *)&limit->looked == now)
+        return limit->pages;
+    bpf_probe_read_kernel(&pages, sizeof(pages), (long *)READ(direct, prot, sysctl_mem) + 1);
+    *(volatile u64 *)&limit->pages = pages;
+    *(volatile u64 *)&limit->looked = now;
+    return pages;
+}
+
 /* What the whole system shares: TCP's memory. */
 static __always_inline void fill_system(const int direct, struct sock *sk, u8 *entry) {
     struct proto *prot = GET(sk, __sk_common.skc_prot);
-    long limits[3] = {};
-    long pages = 0;
 
     if (HAS(m_clused)) {
-        bpf_probe_read_kernel(&pages, sizeof(pages), (void *)READ(direct, prot, memory_allocated));
+        /* A pointer to a type without a name: GET() does not know its member. */
+        void *allocated = READ(direct, prot, memory_allocated);
+        long pages = 0;
+
+        if (direct)
+            pages = *(volatile long *)allocated;
+        else
+            bpf_probe_read_kernel(&pages, sizeof(pages), allocated);
         SET(m_clused, pages < 0 ? 0 : pages);
     }
     if (HAS(hiwat_fair_share)) {
         struct percpu_counter *counter = READ(direct, prot, sockets_allocated);
         long sockets = READ(direct, counter, count);
+        u64 bytes = pressure_pages(direct, prot) * KLOGGER_PAGE_SIZE;
 
-        bpf_probe_read_kernel(limits, sizeof(limits), (void *)READ(direct, prot, sysctl_mem));
-        if (sockets < 1)
-            sockets = 1;
-        SET(hiwat_fair_share, saturate((u64)limits[1] * KLOGGER_PAGE_SIZE / (u64)sockets));
+        SET(hiwat_fair_share, saturate(bytes / (u64)(sockets < 1 ? 1 : sockets)));
     }
 }
 
@@ -124,22 +150,23 @@ static __always_inline void fill_targets(const int direct, struct tcp_sock *tp, 
 
         SET(sb_target_hiwat, READ(direct, net, ipv4.sysctl_tcp_wmem[2]));
     }
-    if (HAS(ca_name))
-        COPY(ca_name, &ops->name);
+    if (HAS(ca_name)) {
+        if (direct)
+            SET(ca_name, (const volatile u64 *)(void *)&ops->name);
+        else
+            COPY(ca_name, &ops->name);
+    }
 }
 
 static __always_inline u32 highest_sacked(const int direct, struct tcp_sock *tp) {
     struct sk_buff *highest;
-    u32 seq = 0;
 
     if (!GET(tp, sacked_out))
         return GET(tp, snd_una);
     highest = GET(tp, highest_sack);
     if (!highest)
         return GET(tp, snd_nxt);
-    bpf_probe_read_kernel(&seq, sizeof(seq),
-                          (u8 *)highest + __builtin_offsetof(struct sk_buff, cb));
-    return seq;
+    return READ(direct, (struct tcp_skb_cb *)(void *)&highest->cb, seq);
 }
 
 /* Every column that the full socket tells; tp is readable, direct or a copy of ours. */
@@ -233,9 +260,9 @@ static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u
 }
 
 /* The segment's columns; returns what callvalue shall be. */
-static __always_inline u32 fill_segment(struct sk_buff *skb, u8 *entry, u32 callvalue,
-                                        const u32 flags) {
-    struct tcp_skb_cb control = {};
+static __always_inline u32 fill_segment(const int direct, struct sk_buff *skb, u8 *entry,
+                                        u32 callvalue, const u32 flags) {
+    struct tcp_skb_cb copy, *control = &copy;
     u32 seq, payload, bits;
 
     if (!(flags & SEGMENT) || !skb) {
@@ -245,16 +272,19 @@ static __always_inline u32 fill_segment(struct sk_buff *skb, u8 *entry, u32 call
         SET(seg_flags, 0);
         return callvalue;
     }
-    bpf_probe_read_kernel(&control, sizeof(control), (void *)&skb->cb);
-    seq = GET(&control, seq);
-    bits = GET(&control, tcp_flags);
-    payload = GET(&control, end_seq) - seq;
+    if (direct)
+        control = (struct tcp_skb_cb *)(void *)&skb->cb;
+    else
+        bpf_probe_read_kernel(&copy, sizeof(copy), (void *)&skb->cb);
+    seq = GET(control, seq);
+    bits = GET(control, tcp_flags);
+    payload = GET(control, end_seq) - seq;
     if (bits & FLAG_SYN)
         payload--;
     if (bits & FLAG_FIN)
         payload--;
     SET(seg_seq, seq);
-    SET(seg_ack, GET(&control, ack_seq));
+    SET(seg_ack, GET(control, ack_seq));
     SET(seg_len, payload);
     SET(seg_flags, bits);
     if (flags & PAYLOAD)

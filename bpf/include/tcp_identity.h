@@ -4,7 +4,7 @@ struct connection {
     u64 id;
     u32 pid;
     u32 watching;
-    u8 comm[16];
+    u64 comm[2];
     /* The ends as last seen whole: the kernel wipes them when a connect fails or the owner resets.
      */
     u64 laddr[2];
@@ -17,6 +17,8 @@ struct connection {
 
 BPF_TABLE("hash", u64, struct connection, connections, KLOGGER_CONNECTIONS);
 BPF_ARRAY(next_connection, u64, 1);
+/* Always zero; it would be too much for the stack. */
+BPF_ARRAY(blank_connection, struct connection, 1);
 /* Existing sockets of the process that --pid names: inode -> pid, filled by collector/existing.py.
  */
 BPF_HASH(existing_inodes, u64, u32, KLOGGER_INODES);
@@ -34,25 +36,47 @@ static __always_inline u64 cookie_of(const int direct, struct net *net) {
     return 0;
 }
 
-/* Fills in ends; skc is readable: direct, or a copy of ours of the socket at sk. */
-static __always_inline void endpoints_of(const int direct, struct sock_common *skc, struct sock *sk,
-                                         const int full, struct endpoints *ends) {
-    struct net *net = GET(skc, skc_net.net);
+/* Fills in what the kernel has wiped from a socket that is closed, as far as it is known; whether
+ * the addresses are among that.
+ */
+static __always_inline int recall_ends(struct sock *sk, int fresh, struct endpoints *ends) {
+    struct connection *known;
+    u64 key = (u64)sk;
 
-    ends->lport = GET(skc, skc_num);
-    ends->rport = bpf_ntohs(GET(skc, skc_dport));
-    ends->family = GET(skc, skc_family);
-    if (full && !ends->lport)
+    /* Requests and those in TIME_WAIT, which have no such member, always have their port. */
+    if (!ends->lport)
         ends->lport = bpf_ntohs(READ(0, (struct inet_sock *)sk, inet_sport));
+    if (ends->rport || ends->state != STATE_CLOSE || fresh)
+        return 0;
+    known = connections.lookup(&key);
+    if (!known || !known->rport)
+        return 0;
+    ends->lport = known->lport;
+    ends->rport = known->rport;
+    __builtin_memcpy(ends->laddr, known->laddr, 16);
+    __builtin_memcpy(ends->raddr, known->raddr, 16);
+    return 1;
+}
+
+/* Fills in family, addresses and namespace; skc is readable: direct, or a copy of ours. */
+static __always_inline void read_ends(const int direct, struct sock_common *skc, int recalled,
+                                      struct endpoints *ends) {
+    ends->family = GET(skc, skc_family);
+    ends->netns = cookie_of(direct, GET(skc, skc_net.net));
+    if (recalled)
+        return;
     if (ends->family == FAMILY_V6) {
-        bpf_probe_read_kernel(ends->laddr, 16,
-                              (void *)&((struct sock_common *)sk)->skc_v6_rcv_saddr);
-        bpf_probe_read_kernel(ends->raddr, 16, (void *)&((struct sock_common *)sk)->skc_v6_daddr);
+        const volatile u64 *local = (const volatile u64 *)(void *)&skc->skc_v6_rcv_saddr;
+        const volatile u64 *remote = (const volatile u64 *)(void *)&skc->skc_v6_daddr;
+
+        ends->laddr[0] = local[0];
+        ends->laddr[1] = local[1];
+        ends->raddr[0] = remote[0];
+        ends->raddr[1] = remote[1];
     } else {
         map_v4(ends->laddr, GET(skc, skc_rcv_saddr));
         map_v4(ends->raddr, GET(skc, skc_daddr));
     }
-    ends->netns = cookie_of(direct, net);
 }
 
 /* The dropped or answered packet's ends, seen from here: it came from the remote side. */
@@ -125,23 +149,47 @@ static __always_inline u64 new_id(void) {
     return next ? __sync_fetch_and_add(next, 1) + 1 : 0;
 }
 
-static __always_inline struct connection *connection_of(u64 key, const u32 flags) {
-    struct connection *known = connections.lookup(&key);
-    struct connection fresh = {};
+/* Begins a new identity for the socket at key; known is the one it had, or null. */
+static __always_inline struct connection *new_identity(u64 key, struct connection *known) {
+    u32 zero = 0;
+    struct connection *blank;
 
-    if (known && !(flags & FRESH))
+    forget(key);
+    if (known) {
+        known->id = new_id();
+        known->pid = known->watching = 0;
+        known->comm[0] = known->comm[1] = 0;
+        known->lport = known->rport = 0;
+        /* Once more: meanwhile another CPU may have entered what there was before. */
+        forget(key);
         return known;
-    fresh.id = new_id();
-    if (flags & FRESH)
-        connections.update(&key, &fresh);
-    else
-        connections.insert(&key, &fresh);
+    }
+    blank = blank_connection.lookup(&zero);
+    if (!blank)
+        return 0;
+    connections.insert(&key, blank);
     return connections.lookup(&key);
 }
 
+/* Gives a connection that has just begun its number: by whoever comes first. */
+static __always_inline void number_connection(struct connection *connection) {
+    if (!*(volatile u64 *)&connection->id)
+        __sync_val_compare_and_swap(&connection->id, 0, new_id());
+}
+
+/* Ends the identity of the socket at key. A look costs less than to delete what is not there. */
+static __always_inline void end_identity(u64 key) {
+    forget(key);
+    if (connections.lookup(&key))
+        connections.delete(&key);
+}
+
 static __always_inline void remember_ends(struct connection *connection, struct endpoints *ends) {
-    if (!ends->lport || !ends->rport ||
-        (connection->lport == ends->lport && connection->rport == ends->rport))
+    u32 now = (u32)ends->lport << 16 | ends->rport;
+    u32 before = (u32)connection->lport << 16 | connection->rport;
+
+    /* One question for both ports: the verifier walks what follows once for each answer. */
+    if (now == before || (u32)ends->lport * ends->rport == 0)
         return;
     connection->lport = ends->lport;
     connection->rport = ends->rport;
@@ -149,13 +197,57 @@ static __always_inline void remember_ends(struct connection *connection, struct 
     __builtin_memcpy(connection->raddr, ends->raddr, 16);
 }
 
-static __always_inline void recall_ends(u64 key, struct endpoints *ends) {
-    struct connection *known = ends->rport ? 0 : connections.lookup(&key);
+/* Enters who calls now as the connection's owner. */
+static __always_inline void note_owner(const int direct, struct connection *connection) {
+    struct caller caller;
 
-    if (!known || !known->rport)
+    read_caller(direct, &caller);
+    connection->pid = caller.pid;
+    connection->comm[0] = caller.comm[0];
+    connection->comm[1] = caller.comm[1];
+}
+
+/* Puts the connection of the socket at key where the next event finds it without a call. Who calls
+ * next is looked at unless that was done now.
+ */
+static __always_inline void enter(struct known *row, u64 number, u64 key, u32 ports, int looked,
+                                  struct connection *connection) {
+    u64 id = connection->id;
+    u64 differs = (row->sk ^ number) | (row->id ^ id) | (row->ports ^ ports) |
+                  (row->pid ^ connection->pid) | (row->comm[0] ^ connection->comm[0]) |
+                  (row->comm[1] ^ connection->comm[1]);
+
+    if (!differs)
         return;
-    ends->lport = known->lport;
-    ends->rport = known->rport;
-    __builtin_memcpy(ends->laddr, known->laddr, 16);
-    __builtin_memcpy(ends->raddr, known->raddr, 16);
+    if (!take_row(row, number))
+        return;
+    row->id = id;
+    row->pid = connection->pid;
+    row->comm[0] = connection->comm[0];
+    row->comm[1] = connection->comm[1];
+    row->ports = ports;
+    row->looked = bpf_jiffies64() - !looked;
+    let_go(row, number);
+    /* Another CPU may have begun a new identity before it could see the row. */
+    if (*(volatile u64 *)&connection->id != id)
+        forget(key);
+}
+
+/* What a record tells of its connection. */
+struct identity {
+    u64 id;
+    u64 comm[2];
+    u32 pid;
+};
+
+/* Reads it from the row; 0 where that is not this socket's, or not with these ends. */
+static __always_inline int recall(const struct known *row, u64 number, u32 ports,
+                                  struct identity *who) {
+    if (*(const volatile u64 *)&row->sk != number || row->ports != ports)
+        return 0;
+    who->id = *(const volatile u64 *)&row->id;
+    who->comm[0] = *(const volatile u64 *)&row->comm[0];
+    who->comm[1] = *(const volatile u64 *)&row->comm[1];
+    who->pid = *(const volatile u32 *)&row->pid;
+    return who->id && *(const volatile u64 *)&row->sk == number;
 }

@@ -1,14 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* The snapshot that every probe of tcp.bpf.c takes. */
-static __always_inline int owner_wanted(u64 key, const u32 flags) {
-    struct connection *known;
-
-    if (flags & OWNER)
-        return filter_pid(bpf_get_current_pid_tgid() >> 32);
-    known = connections.lookup(&key);
-    return known && filter_pid(known->pid);
-}
-
 /* Numbers, stamps and sends what stands in the row. */
 static __always_inline void commit(void *ctx, struct klogger_cpu *cpu,
                                    struct klogger_account *account, struct klogger_place *place,
@@ -32,6 +23,11 @@ static __always_inline void commit(void *ctx, struct klogger_cpu *cpu,
  */
 #define IN_SLOT(direct) (KLOGGER_WATCHING || !(direct))
 
+/* Whether this is the state of what is no full socket. */
+static __always_inline int is_mini(u32 state) {
+    return state == STATE_TIME_WAIT || state == STATE_NEW_SYN_RECV;
+}
+
 /*
  * Takes a snapshot: filters, builds the record, sends it. sk may be a full socket, a request or a
  * time-wait socket; with PACKET it is a listener or null. Otherwise it is not compared with null:
@@ -45,16 +41,18 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     struct klogger_account *account = &cpu->accounts[row];
     u64 common[(sizeof(struct sock_common) + 7) / 8];
     struct sock_common *skc = (struct sock_common *)sk;
-    u64 key = (u64)sk;
+    u64 key = (u64)sk, number = 0;
     struct connection *connection = 0;
+    struct identity who;
+    struct known *known = 0;
     struct endpoints ends = {};
     struct filter_settings *settings;
     struct klogger_slot *slot = 0;
     struct klogger_place place;
     struct tcp_sock *tp = 0;
-    u32 zero = 0;
+    u32 zero = 0, filters, ports;
     const int packet = flags & PACKET;
-    int mini = 0, unasked;
+    int mini = 0, recalled = 0, is_known, wanted, unasked;
     u8 *entry;
 
     if (!packet) {
@@ -64,74 +62,96 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
             skc = (struct sock_common *)common;
         }
         ends.state = GET(skc, skc_state);
-        mini = ends.state == STATE_TIME_WAIT || ends.state == STATE_NEW_SYN_RECV;
-        if (direct) {
-            tp = bpf_skc_to_tcp_sock(sk);
-            /* Raw sockets and some of netlink have the protocol's number too. */
-            if (tp ? GET((struct sock *)tp, sk_type) != TYPE_STREAM : !mini)
-                return;
-            mini = !tp;
-        } else if (!mini) {
-            if (READ(0, sk, sk_protocol) != PROTOCOL_TCP || READ(0, sk, sk_type) != TYPE_STREAM)
-                return;
-        }
+        mini = is_mini(ends.state);
+        /* Raw sockets and some of netlink have the protocol's number too. */
+        if (!mini && location != LOCATION_EXISTING &&
+            (READ(direct, sk, sk_protocol) != PROTOCOL_TCP ||
+             READ(direct, sk, sk_type) != TYPE_STREAM))
+            return;
+        ends.lport = GET(skc, skc_num);
+        ends.rport = bpf_ntohs(GET(skc, skc_dport));
+        if (!ends.lport || !ends.rport)
+            recalled = recall_ends(sk, flags & FRESH, &ends);
     }
-    unasked = (flags & UNASKED) || !klogger_enabled(location);
-    if (unasked && location != LOCATION_STATE_CHANGE && !(flags & OWNER)) {
-        if (flags & LAST)
-            connections.delete(&key);
-        return;
-    }
-    if (!unasked)
-        klogger_count(account->attempts);
-
     settings = filter_settings.lookup(&zero);
     if (!settings)
         return;
+    filters = settings->flags;
+    /* The ports before all else, without a call: most of what is left out goes here. */
+    wanted = packet || filter_ports_of(filters, &ends);
+    unasked = (flags & UNASKED) || !klogger_enabled(location);
+    if (unasked && location != LOCATION_STATE_CHANGE && !(flags & OWNER))
+        goto out;
+    if (!unasked)
+        klogger_count(account->attempts);
+    if (!wanted)
+        goto left_out;
     if (!packet) {
-        endpoints_of(direct, skc, sk, !mini, &ends);
-        if (ends.state == STATE_CLOSE && !(flags & FRESH))
-            recall_ends(key, &ends);
-    } else if (!skb || !endpoints_of_packet(skb, &ends)) {
-        if (!unasked)
-            klogger_count(account->filtered);
-        return;
-    } else if (sk) {
-        ends.netns = cookie_of(0, READ(0, sk, __sk_common.skc_net.net));
+        read_ends(direct, skc, recalled, &ends);
+    } else {
+        if (!skb || !endpoints_of_packet(skb, &ends) || !filter_ports_of(filters, &ends))
+            goto left_out;
+        if (sk)
+            ends.netns = cookie_of(0, READ(0, sk, __sk_common.skc_net.net));
     }
-    if (settings->flags) {
-        int wanted = filter_endpoints(settings, &ends), known = packet ? sk != 0 : 1;
-
-        if (wanted && (settings->flags & FILTER_CGROUPS))
-            wanted = known && !mini && in_cgroup(sk, settings->cgroup_level);
-        if (wanted && (settings->flags & FILTER_PIDS) && location != LOCATION_EXISTING)
-            wanted = known && owner_wanted(key, flags);
-        if (!wanted) {
-            if (!unasked)
-                klogger_count(account->filtered);
-            if (flags & (LAST | FRESH))
-                connections.delete(&key);
+    if (filters & ~FILTER_ANY_PORTS) {
+        if (!filter_addresses_of(filters, &ends))
+            goto left_out;
+        if ((filters & FILTER_CGROUPS) &&
+            ((packet && !sk) || mini || !in_cgroup(sk, settings->cgroup_level)))
+            goto left_out;
+    }
+    if (direct) {
+        number = number_of(key);
+        known = known_row(number);
+        if (!known)
             return;
-        }
     }
+    ports = (u32)ends.lport << 16 | ends.rport;
+    is_known = direct && !KLOGGER_WATCHING && !(flags & FRESH) && !(filters & FILTER_PIDS) &&
+               recall(known, number, ports, &who);
+    if (is_known && (flags & OWNER)) {
+        struct caller caller;
 
-    if (!packet && !mini && (ends.state != STATE_CLOSE || (flags & (FRESH | OWNER)))) {
-        connection = connection_of(key, flags);
-        if (!connection) {
-            if (!unasked)
-                klogger_count(account->table_full);
-            return;
-        }
-    } else if (!packet) {
-        connection = connections.lookup(&key);
+        read_caller(direct, &caller);
+        is_known = is_caller(known, &caller);
     }
-    if (connection)
-        remember_ends(connection, &ends);
-    if (connection && (flags & OWNER)) {
-        connection->pid = bpf_get_current_pid_tgid() >> 32;
-        /* Some kernels (6.1) write no further than the name's end. */
-        __builtin_memset(connection->comm, 0, sizeof(connection->comm));
-        bpf_get_current_comm(connection->comm, sizeof(connection->comm));
+    if (!is_known) {
+        if (!packet || sk)
+            connection = connections.lookup(&key);
+        if ((filters & FILTER_PIDS) && location != LOCATION_EXISTING) {
+            if ((flags & OWNER) ? !filter_pid(bpf_get_current_pid_tgid() >> 32)
+                                : !connection || !filter_pid(connection->pid))
+                goto left_out;
+        }
+        if (packet)
+            connection = 0;
+        else if (!mini && (ends.state != STATE_CLOSE || (flags & (FRESH | OWNER))) &&
+                 (!connection || (flags & FRESH))) {
+            connection = new_identity(key, connection);
+            if (!connection) {
+                if (!unasked)
+                    klogger_count(account->table_full);
+                return;
+            }
+        }
+        if (direct)
+            who.id = who.pid = who.comm[0] = who.comm[1] = 0;
+        if (connection) {
+            number_connection(connection);
+            remember_ends(connection, &ends);
+            if (flags & OWNER)
+                note_owner(direct, connection);
+            if (direct) {
+                who.id = connection->id;
+                who.pid = connection->pid;
+                who.comm[0] = connection->comm[0];
+                who.comm[1] = connection->comm[1];
+                enter(known, number, key, ports, flags & OWNER, connection);
+            } else if (flags & OWNER) {
+                forget(key);
+            }
+        }
     }
     if (unasked)
         return;
@@ -148,13 +168,14 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         if (!entry)
             goto give_back;
     }
-    if (direct)
-        klogger_forget(tp);
-    if (direct ? tp != 0 : !packet && !mini) {
-        if (!direct) {
-            bpf_probe_read_kernel(slot->copy, sizeof(struct tcp_sock), sk);
+    /* Of a copy the state is asked once more: the verifier walks what stands between only once. */
+    if (direct) {
+        tp = bpf_skc_to_tcp_sock(sk);
+    } else if (!packet && !bpf_probe_read_kernel(slot->copy, sizeof(struct tcp_sock), sk)) {
+        if (!is_mini(GET((struct sock *)slot->copy, __sk_common.skc_state)))
             tp = (struct tcp_sock *)slot->copy;
-        }
+    }
+    if (tp) {
         fill_socket(direct, tp, entry);
     } else {
         /* In words: a memset of packed bytes is stored byte by byte. */
@@ -163,13 +184,21 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
             ((u64 *)entry)[i] = 0;
     }
     fill_ends(&ends, entry);
-    callvalue = fill_segment(skb, entry, callvalue, flags);
+    callvalue = fill_segment(direct, skb, entry, callvalue, flags);
     SET(callvalue, callvalue);
     SET(sk_addr, key);
-    SET(conn_id, connection ? connection->id : 0);
-    SET(pid, connection ? connection->pid : 0);
+    /* Elsewhere there is no room on the stack for it. */
+    if (direct) {
+        SET(conn_id, who.id);
+        SET(pid, who.pid);
+    } else {
+        SET(conn_id, connection ? connection->id : 0);
+        SET(pid, connection ? connection->pid : 0);
+    }
     if (HAS(comm)) {
-        if (connection)
+        if (direct)
+            SET(comm, who.comm);
+        else if (connection)
             SET(comm, connection->comm);
         else
             __builtin_memset(entry + KLOGGER_AT_comm, 0, 16);
@@ -201,5 +230,42 @@ give_back:
         klogger_give_back(slot);
 out:
     if (flags & LAST)
-        connections.delete(&key);
+        end_identity(key);
+    return;
+
+left_out:
+    if (!unasked)
+        klogger_count(account->filtered);
+    if (flags & (LAST | FRESH))
+        end_identity(key);
+}
+
+/*
+ * What a call of the application tells where calls are not recorded: the owner. One copy of a
+ * program will do, since the next call tells what one was skipped for. Most calls on a socket are
+ * its owner's, so who calls is asked once a jiffy, for that costs as much as all the rest here; but
+ * each time where --pid chooses by the answer.
+ */
+static __always_inline void watch_owner(void *ctx, const int kind) {
+    struct sock *sk = (struct sock *)ARG(0);
+    u64 number = number_of((u64)sk);
+    struct known *row = known_row(number);
+    u32 now = bpf_jiffies64();
+    struct klogger_cpu *cpu;
+    struct caller caller;
+
+    if (!row)
+        return;
+    if (!KLOGGER_BY_INODE && row->sk == number && row->looked == now)
+        return;
+    read_caller(DIRECT, &caller);
+    if (row->sk == number && is_caller(row, &caller)) {
+        row->looked = now;
+        return;
+    }
+    cpu = klogger_this_cpu();
+    if (!cpu)
+        return;
+    snapshot(ctx, cpu, DIRECT, LOCATION_SEND_CALL, sk, 0, 0, OWNER | UNASKED);
+    enter_unwanted(row, number, &caller);
 }

@@ -16,6 +16,7 @@ struct percpu_counter;
 struct proto_accept_arg;
 struct sock_cgroup_data;
 struct socket_alloc;
+struct task_struct;
 struct tcp_options_received;
 enum skb_drop_reason;
 
@@ -41,6 +42,7 @@ enum skb_drop_reason;
 #define PACKET   128 /* there is no socket of the connection: the packet tells the ends */
 #define UNASKED  256 /* nothing is recorded: it is for the identity and the owner alone */
 
+#include "tcp_known.h"
 #include "tcp_identity.h"
 #include "tcp_columns.h"
 #include "tcp_snapshot.h"
@@ -187,28 +189,36 @@ PROBE(accepted, "", "fexit:inet_csk_accept")
 }
 #endif
 
-/* These two hang on also where they are not asked for, if --pid is: they tell the owner. */
-#if USE_send_call
+/* These two hang on also where they are not recorded, to tell the owner. */
+#if USE_send_call && KLOGGER_ENABLED_SEND_CALL
 PROBE(send_call, "SEND_CALL",
       "btf:sock_send_length raw:sock_send_length fexit:tcp_sendmsg kprobe:tcp_sendmsg")
 {
     /* fexit: (sk, msg, size) and the result; kprobe: the size that is asked for */
     u32 result = kind == KLOGGER_FEXIT ? ARG(3) : kind == KLOGGER_KPROBE ? ARG(2) : ARG(1);
 
-    snapshot(ctx, cpu, DIRECT, LOCATION_SEND_CALL, (struct sock *)ARG(0), 0, result,
-             OWNER | (KLOGGER_ENABLED_SEND_CALL ? 0 : UNASKED));
+    snapshot(ctx, cpu, DIRECT, LOCATION_SEND_CALL, (struct sock *)ARG(0), 0, result, OWNER);
+}
+#elif USE_send_call
+int send_call(void *ctx) {
+    watch_owner(ctx, KIND_send_call);
+    return 0;
 }
 #endif
 
-#if USE_receive_call
+#if USE_receive_call && KLOGGER_ENABLED_RECEIVE_CALL
 PROBE(receive_call, "RECEIVE_CALL",
       "btf:sock_recv_length raw:sock_recv_length fexit:tcp_recvmsg kprobe:tcp_recvmsg")
 {
     /* fexit: (sk, msg, len, flags, addr_len) and the result; kprobe: the room that is offered */
     u32 result = kind == KLOGGER_FEXIT ? ARG(5) : kind == KLOGGER_KPROBE ? ARG(2) : ARG(1);
 
-    snapshot(ctx, cpu, DIRECT, LOCATION_RECEIVE_CALL, (struct sock *)ARG(0), 0, result,
-             OWNER | (KLOGGER_ENABLED_RECEIVE_CALL ? 0 : UNASKED));
+    snapshot(ctx, cpu, DIRECT, LOCATION_RECEIVE_CALL, (struct sock *)ARG(0), 0, result, OWNER);
+}
+#elif USE_receive_call
+int receive_call(void *ctx) {
+    watch_owner(ctx, KIND_receive_call);
+    return 0;
 }
 #endif
 
@@ -221,7 +231,7 @@ PROBE(destroy, "DESTROY", "btf:tcp_destroy_sock raw:tcp_destroy_sock")
     if (KLOGGER_ENABLED_DESTROY)
         snapshot(ctx, cpu, DIRECT, LOCATION_DESTROY, (struct sock *)ARG(0), 0, 0, LAST);
     else
-        connections.delete(&key);
+        end_identity(key);
 }
 #endif
 
@@ -378,7 +388,9 @@ PROBE(existing, "EXISTING", "iter:tcp")
         pid = existing_inodes.lookup(&inode);
         if (!pid)
             return;
-        connection = connection_of(key, 0);
+        connection = connections.lookup(&key);
+        if (!connection)
+            connection = new_identity(key, 0);
         if (connection)
             connection->pid = *pid;
     }

@@ -78,7 +78,11 @@ def _was_given(parameter: str) -> bool:
     "--columns", default="default", show_default=True, metavar="SET|NAME,...",
     help="classic, default, all, or names: what is read in the kernel and stored.",
 )
-@click.option("--locations", metavar="NAME,...", help="Events: default, all, NAME or -NAME.")
+@click.option(
+    "--locations", metavar="NAME,...",
+    help="Events: default, all, NAME or -NAME. The default leaves out the calls of the application "
+    "(SEND_CALL, RECEIVE_CALL) and what comes with each (RCV_SPACE_ADJUST).",
+)
 @click.option(
     "--when-changed", metavar="COL,...",
     help="Record a segment only when one of these columns changed for its connection.",

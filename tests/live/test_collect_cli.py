@@ -261,7 +261,8 @@ def test_a_pipe_that_nobody_reads_any_more(space: Space) -> None:
 
 def test_printed_records(space: Space, folder: Path) -> None:
     with (folder / "text").open("wb") as stream, Collector(
-        "--netns", space.path, "--print", "-o", str(folder / "x.pm"), stdout=stream
+        "--netns", space.path, "--print", "-o", str(folder / "x.pm"),
+        "--locations", "default,SEND_CALL", stdout=stream,
     ).ready() as collector:
         port = space.run(exchange)
         done = collector.finish()

@@ -17,6 +17,7 @@ from collector.lab import Lab
 
 CONNECTIONS = 10
 LISTEN = 10
+CALLS = ("--locations", "default,SEND_CALL")
 
 
 @contextmanager
@@ -60,7 +61,7 @@ def check_existing(outcome: Outcome, ends: Counter[tuple[int, int]]) -> None:
 def test_open_connections_of_two_namespaces_are_recorded(tmp_path: Path, lab: Lab) -> None:
     with open_connections(lab) as pairs:
         ends = ends_of(pairs)
-        with capturing(tmp_path / "a.pm", *within(lab)) as run:
+        with capturing(tmp_path / "a.pm", *CALLS, *within(lab)) as run:
             for pair in pairs:
                 pair.exchange(1)
             outcome = run.stop()
@@ -76,7 +77,7 @@ def test_every_namespace_is_walked_unless_some_are_named(tmp_path: Path, lab: La
     with open_connections(lab) as pairs:
         ends = ends_of(pairs)
         chosen = ",".join(str(pair.server_port) for pair in pairs)
-        options = ("--ports", chosen, "--addr", "10.77.0.0/24", "--addr", "fd77::/64")
+        options = (*CALLS, "--ports", chosen, "--addr", "10.77.0.0/24", "--addr", "fd77::/64")
         with capturing(tmp_path / "a.pm", *options) as run:
             for pair in pairs:
                 pair.exchange(1)
@@ -112,7 +113,7 @@ def holding_process(lab: Lab) -> Iterator[None]:
 def test_open_connections_of_one_process_are_recorded(tmp_path: Path, lab: Lab) -> None:
     with holding_process(lab), open_connections(lab) as pairs:
         ends = ends_of(pairs)
-        options = ("--pid", str(os.getpid()), *within(lab))
+        options = (*CALLS, "--pid", str(os.getpid()), *within(lab))
         with capturing(tmp_path / "a.pm", *options) as run:
             for pair in pairs:
                 pair.exchange(1)

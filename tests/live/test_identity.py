@@ -41,7 +41,8 @@ def stray(source: int, target: int, local: str, remote: str) -> bytes:
 
 def test_sockets_that_only_have_the_protocol_number_of_tcp(tmp_path: Path, lab: Lab) -> None:
     """Raw sockets and netlink's 6 (XFRM) are no connections: no record, no identity."""
-    with capturing(tmp_path / "a.pm", "--netns", lab.a.name) as run:
+    calls = ("--locations", "default,SEND_CALL,RECEIVE_CALL")
+    with capturing(tmp_path / "a.pm", *calls, "--netns", lab.a.name) as run:
         with lab.a.run(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 6)) as raw:
             raw.sendto(stray(1, 2, "127.0.0.1", "127.0.0.1"), ("127.0.0.1", 0))
             raw.recv(100)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +33,8 @@ from collector.lab import Lab
 from collector.probing import Probing
 from collector.spaces import Side
 
-ALL = ("--columns", "all")
+CALLS = ("--locations", "default,SEND_CALL,RECEIVE_CALL,RCV_SPACE_ADJUST")
+ALL = ("--columns", "all", *CALLS)
 CLOSE, SYN_SENT, ESTABLISHED, NEW_SYN_RECV = 7, 2, 1, 12
 OPEN, LOSS = 0, 4
 RTO, WINDOW_PROBE, LOSS_PROBE = 1, 3, 5  # icsk_pending
@@ -269,6 +272,35 @@ def test_windows_and_buffers(tmp_path: Path, lab: Lab) -> None:
     adjusted = outcome.records.at("RCV_SPACE_ADJUST")
     assert adjusted["callvalue"].tolist() == adjusted["rcv_space"].tolist()
     assert len(set(adjusted.where(rport=slow)["callvalue"].tolist())) > 1
+
+
+def test_owners_where_calls_are_not_recorded(tmp_path: Path, lab: Lab) -> None:
+    """The default: calls tell the owner all the same, and its new name within a jiffy."""
+    name = Path("/proc/thread-self/comm")
+    before = name.read_text().strip()
+    with capturing(tmp_path / "a.pm", *within(lab)) as run:
+        try:
+            name.write_text("first")
+            with connected(lab) as pair:
+                port = pair.client_port
+                pair.exchange()
+                name.write_text("second")
+                deadline = time.monotonic() + 0.1
+                while time.monotonic() < deadline:
+                    pair.exchange()
+        finally:
+            name.write_text(before)
+        outcome = run.stop()
+    outcome.check_complete()
+    assert not outcome.records.counts().keys() & {"SEND_CALL", "RECEIVE_CALL"}
+    for end in (outcome.records.where(lport=port), outcome.records.where(rport=port)):
+        owners = end["pid"].tolist()
+        start = next(row for row, pid in enumerate(owners) if pid)
+        assert set(owners[start:]) == {os.getpid()}
+        # The first message finds the server's end without an owner, the next ones no more.
+        assert len(end.pick(end["pid"] == 0).at("SEGMENT_RECEIVED")) <= 2
+        assert end["comm"][start] == b"first"
+        assert end.last("comm") == b"second"
 
 
 def test_owners(tmp_path: Path, lab: Lab) -> None:

@@ -18,6 +18,7 @@ from capturing import Pair, Records, capturing, connected, look, wait_until, wit
 from collector.lab import Bottleneck, Lab, Side
 
 MOVING = re.compile(r"(?:lastsnd|lastrcv|lastack|ato):\d+|timer:\(\S+\)")
+EVERY = ("--columns", "all", "--locations", "default,SEND_CALL,RECEIVE_CALL")
 INFINITE = 0x7FFFFFFF
 SK_MEMINFO = ("r", "rb", "t", "tb", "f", "w", "o", "bl", "d")
 
@@ -102,7 +103,7 @@ def check_against_ss(records: Records, text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["btf", "raw"])
 def test_the_last_record_says_what_ss_says(tmp_path: Path, kind: str) -> None:
-    options = ("--columns", "all", "--buffer-size", "16")
+    options = (*EVERY, "--buffer-size", "16")
     with ExitStack() as stack:
         narrow = Bottleneck(rate_mbit=100, queue_bytes=50_000, loss_percent=4.0)
         lab = stack.enter_context(Lab(narrow))
@@ -224,7 +225,7 @@ def told_of(end: socket.socket) -> dict[str, Any]:
 
 
 def test_every_column_says_what_the_application_is_told(tmp_path: Path, lab: Lab) -> None:
-    options = ("--columns", "all", *within(lab))
+    options = (*EVERY, *within(lab))
     with capturing(tmp_path / "a.pm", *options) as run, connected(lab, "fd77::2") as pair:
         pair.client.setsockopt(socket.SOL_SOCKET, SO_MARK, MARK)
         for _ in range(20):

@@ -149,12 +149,14 @@ def test_capture_goes_on_when_there_is_room_again(tmp_path: Path) -> None:
         filler.write_bytes(b"x" * (room.f_bavail * room.f_frsize - 100_000))
         for _ in range(10):
             capture.writer.write(capture.records(200))
+        capture.writer.tally.settle()
         before = capture.writer.written.in_file.total()
         assert capture.writer.written.disk_full.total() > 0
         filler.unlink()
         capture.now_ns += RETRY_NS
         for _ in range(3):
             capture.writer.write(capture.records(200, lose=3))
+        capture.writer.tally.settle()
         assert capture.writer.written.in_file.total() == before + 1200
         spool = Spool(capture.writer)
         spool.start()

@@ -162,7 +162,8 @@ def test_snapshots_go_into_a_log_too(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-c", "from collector.commands.collect import main; main()",
-         "--format", "klogger", "-o", str(out), "-q", "--", sys.executable, "-c", talk],
+         "--format", "klogger", "-o", str(out), "-q", "--locations", "default,SEND_CALL", "--",
+         sys.executable, "-c", talk],
         cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S,
         check=True,
     )  # fmt: skip

@@ -40,9 +40,9 @@ DTYPE = FULL
 class Case:
     """A writer to a file whose calls may fail, and a sequencer that feeds it."""
 
-    def __init__(self, path: Path, first_lost: int = 0) -> None:
+    def __init__(self, path: Path, calls: FaultyCalls | None = None) -> None:
         self.path = path
-        self.calls = FaultyCalls()
+        self.calls = calls or FaultyCalls()
         self.now_ns = 10**12
         fd = os.open(path, os.O_RDWR | os.O_CREAT)
         self.sink = FileSink(fd, DTYPE.itemsize, self.calls, reserve_bytes=0)
@@ -72,6 +72,7 @@ class Case:
     def check(self) -> list[Control]:
         """The file is whole, its gaps stand before LOSS entries, and all records are accounted
         for; its control entries."""
+        self.writer.tally.settle()
         written = self.writer.written
         rows = np.frombuffer(self.path.read_bytes(), DTYPE)
         assert len(rows) == written.entries

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole blocks of a file, written past the page cache: for collector/sinks.py.
+
+Through the cache each 4 KiB cost a copy, a page and later the page's way to the disk; in a virtual
+machine a page that the host must first provide costs ten times the copy (docs/benchmark.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+BLOCK_BYTES = 4096
+LEAST_BYTES = 128 << 10
+"""Below this a write through the cache is the cheaper one."""
+PIECE_BYTES = 2 << 20
+"""Written at a time: a write costs some 40 us, whatever its size."""
+# Errors by which a file system refuses the way of writing, not the bytes.
+_REFUSED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
+_AT_EMPTY_PATH = 0x1000
+_STATX_DIOALIGN = 0x2000
+_MASK_AT, _ALIGNMENT_AT, _STATX_BYTES = 0, 152, 256
+_libc = ctypes.CDLL(None, use_errno=True)
+_local = threading.local()
+
+
+class Pieces:
+    """Buffers one after the other, as if they were one; they stay the caller's."""
+
+    def __init__(self, data: Sequence[bytes | memoryview]) -> None:
+        self._views = [memoryview(piece).cast("B") for piece in data if len(piece)]
+        self._stops = list(accumulate(len(view) for view in self._views))
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    def first(self, start: int, stop: int) -> memoryview:
+        """The bytes from `start` on that lie together, `stop` at most."""
+        which = bisect_right(self._stops, start)
+        view, end = self._views[which], self._stops[which]
+        offset = start - (end - len(view))
+        return view[offset : offset + min(stop, end) - start]
+
+    def copy(self, start: int, target: memoryview) -> None:
+        """Fill the target with the bytes from `start` on."""
+        done = 0
+        while done < len(target):
+            part = self.first(start + done, start + len(target))
+            # numpy lets other threads run meanwhile.
+            np.copyto(
+                np.frombuffer(target[done : done + len(part)], np.uint8),
+                np.frombuffer(part, np.uint8),
+            )
+            done += len(part)
+
+
+class DirectWrites:
+    """Direct writes to a regular file; the descriptor stays the caller's, and nobody else's.
+
+    They are made only where the kernel tells of them (statx, since Linux 6.1): tmpfs, for one,
+    takes the flag and uses the cache nonetheless.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        memory_bytes, self._block_bytes = alignment(fd)
+        self.possible = 0 < memory_bytes <= mmap.PAGESIZE and 0 < self._block_bytes <= PIECE_BYTES
+        # Of parts of the file system's blocks, the kernel would make one write after the other.
+        self._block_bytes = max(self._block_bytes, BLOCK_BYTES)
+
+    def size(self, offset: int, length: int) -> int:
+        """How many of the bytes to be written at this offset to write directly; 0: none."""
+        if not self.possible or length < LEAST_BYTES or offset % self._block_bytes:
+            return 0
+        return min(length, PIECE_BYTES) // self._block_bytes * self._block_bytes
+
+    def head(self, offset: int, length: int) -> int:
+        """How many bytes to write through the cache before size() says more than none."""
+        head = -offset % self._block_bytes
+        return head if head and self.size(offset + head, length - head) else length
+
+    def write(
+        self, data: Pieces, start: int, size: int, write: Callable[[int, memoryview], int]
+    ) -> int:
+        """Write bytes whose size() allowed it, where the descriptor stands; how far it came.
+
+        OSError as from write(2); when it is a refusal of direct writes, `possible` is no longer.
+        """
+        aligned = _memory()[:size]
+        data.copy(start, aligned)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, self._flags | os.O_DIRECT)
+            try:
+                return write(self._fd, aligned)
+            finally:
+                fcntl.fcntl(self._fd, fcntl.F_SETFL, self._flags)
+        except OSError as error:
+            if error.errno in _REFUSED:
+                self.possible = False
+            raise
+
+
+def alignment(fd: int) -> tuple[int, int]:
+    """What a file's direct writes must be multiples of: the memory's address, and offset and
+    length; (0, 0) where it has none or the kernel does not tell."""
+    result = ctypes.create_string_buffer(_STATX_BYTES)
+    with contextlib.suppress(AttributeError):  # a C library without statx
+        failed = _libc.statx(
+            ctypes.c_int(fd), b"", ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_DIOALIGN),
+            result,
+        )  # fmt: skip
+        (mask,) = struct.unpack_from("=I", result, _MASK_AT)
+        if not failed and mask & _STATX_DIOALIGN:
+            memory_bytes, offset_bytes = struct.unpack_from("=II", result, _ALIGNMENT_AT)
+            return memory_bytes, offset_bytes
+    return 0, 0
+
+
+def _memory() -> memoryview:
+    """Aligned memory to write from, one a thread: it is never in use between two writes."""
+    if not hasattr(_local, "memory"):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        _local.memory = memoryview(mmap.mmap(-1, PIECE_BYTES, flags=flags))
+    memory: memoryview = _local.memory
+    return memory

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The spool and slow disks: what waits is written together, by the page cache if it is much."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_direct import Watched
+from test_spool import DTYPE, Case, checkpoint
+
+from collector import spool as spool_module
+from collector import writer as writer_module
+from collector.direct import alignment
+from collector.ordered import NO_CPU
+from collector.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
+from collector.writer import Tally, Written
+from formats.control import LossCause
+
+WAIT_S = 120
+
+
+class Batch:
+    """A batch that is only counted."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.span = 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def counts(self) -> Counter[tuple[int, int]]:
+        return Counter({(0, 1): 1})
+
+
+class Slow:
+    """A writer that writes when it is told to, and notes what it was given."""
+
+    def __init__(self) -> None:
+        self.written = Written()
+        self.calls: list[tuple[list[int], bool]] = []
+        self.may = threading.Semaphore(0)
+        self.done = threading.Semaphore(0)
+
+    def write(self, *batches: Batch, cached: bool) -> None:
+        assert self.may.acquire(timeout=WAIT_S)
+        self.calls.append(([batch.nbytes for batch in batches], cached))
+        self.done.release()
+
+    def skip(self, cause: LossCause, numbers: int, counts: Counter[Any]) -> None:
+        self.written.dropped(cause).update(counts)
+
+    def control(self, build: Callable[[Written], Any], mono_ns: int, *, reserved: bool) -> bool:
+        self.calls.append(([], False))
+        return True
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_what_waits_is_written_together_but_not_across_control_entries() -> None:
+    writer = Slow()
+    spool = Spool(writer)
+    quarter = GATHER_BYTES // 4
+    for nbytes in (quarter, quarter, quarter, quarter, 8, quarter):
+        spool.put(Batch(nbytes))
+    spool.put_control(checkpoint, 5)
+    spool.put(Batch(3 * GATHER_BYTES))
+    spool.put(Batch(8))
+    writer.may.release(100)
+    spool.start()
+    assert spool.close(WAIT_S)
+    assert [sizes for sizes, _ in writer.calls] == [
+        [quarter] * 4, [8, quarter], [], [3 * GATHER_BYTES], [8],
+    ]  # fmt: skip
+    assert spool.waiting_bytes == 0
+
+
+def test_a_batch_that_comes_alone_waits_for_the_next_but_not_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spool_module, "GATHER_S", 60.0)
+    writer = Slow()
+    writer.may.release(100)
+    spool = Spool(writer)
+    spool.start()
+    spool.put(Batch(8))
+    time.sleep(0.05)
+    spool.put(Batch(GATHER_BYTES - 8))
+    assert writer.done.acquire(timeout=30)
+    assert writer.calls == [([8, GATHER_BYTES - 8], False)]
+    # Control entries, and the end, do not wait.
+    spool.put(Batch(8))
+    spool.put_control(checkpoint, 5)
+    assert writer.done.acquire(timeout=30)
+    spool.put(Batch(8))
+    assert spool.close(30)
+    writer.done.acquire()
+    monkeypatch.setattr(spool_module, "GATHER_S", 0.001)
+    spool = Spool(writer)
+    spool.start()
+    spool.put(Batch(8))
+    assert writer.done.acquire(timeout=WAIT_S)
+    assert spool.close(WAIT_S)
+
+
+def test_the_cache_takes_over_when_much_waits_and_until_little_does() -> None:
+    limit = 64 * GATHER_BYTES
+    writer, clock = Slow(), Clock()
+    spool = Spool(writer, limit, now_s=clock)
+    spool.start()
+    step = GATHER_BYTES
+
+    def write(count: int) -> list[bool]:
+        for _ in range(count):
+            writer.may.release()
+            assert writer.done.acquire(timeout=WAIT_S)
+        return [cached for _, cached in writer.calls[-count:]]
+
+    total = limit // BEHIND // step + 4
+    for _ in range(total):
+        assert spool.put(Batch(step))
+    # The first one was taken when not all of them were there, perhaps.
+    assert write(2)[1]
+    for _ in range(total):
+        assert spool.put(Batch(step))
+    # All that waits, down to the last one: the time is not over.
+    assert all(write(2 * total - 2))
+    clock.now_s += CACHED_S
+    nearly = limit // CAUGHT_UP // step
+    for _ in range(nearly + 3):
+        spool.put(Batch(step))
+    seen = write(nearly + 3)
+    assert not any(seen[-nearly + 1 :])
+    assert spool.close(WAIT_S)
+
+
+class SlowCalls(Watched):
+    """A disk on which each direct write takes long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        quick = self.write
+
+        def write(fd: int, data: memoryview) -> int:
+            before = len(self.direct)
+            count = quick(fd, data)
+            if len(self.direct) > before:
+                time.sleep(0.05)
+            return count
+
+        self.write = write  # type: ignore[method-assign]  # an instance's own
+
+
+def test_a_slow_disk_loses_nothing_that_the_cache_takes(tmp_path: Path) -> None:
+    """By direct writes alone, twice as much would wait as the queue has room for."""
+    calls = SlowCalls()
+    case = Case(tmp_path / "file", calls)
+    with case.path.open() as stream:
+        if alignment(stream.fileno()) == (0, 0):
+            pytest.skip("no direct writes on the file system of temporary files")
+    spool = Spool(case.writer, limit_bytes=16 << 20)
+    spool.start()
+    total = 0
+    while total < 64 << 20:
+        ordered = case.batch(4000)
+        total += ordered.nbytes
+        assert spool.put(ordered)
+        time.sleep(0.005)
+    assert spool.close(WAIT_S)
+    assert 0 < len(calls.direct) < 16
+    assert sum(calls.cached) > total / 2
+    assert case.check() == []
+
+
+def test_nothing_of_what_was_written_is_held(tmp_path: Path) -> None:
+    """Its memory may be used again, also when nothing more comes."""
+    case = Case(tmp_path / "file")
+    spool = Spool(case.writer)
+    spool.start()
+    gone = threading.Semaphore(0)
+    for _ in range(3):
+        ordered = case.batch(5000)
+        weakref.finalize(ordered.entries, gone.release)
+        spool.put(ordered)
+        del ordered
+        assert gone.acquire(timeout=WAIT_S)
+    assert spool.close(WAIT_S)
+    case.check()
+
+
+def test_several_batches_fail_as_one_would(tmp_path: Path) -> None:
+    """What stands in the file, what was lost and their numbers add up."""
+    for number in range(1, 40):
+        case = Case(tmp_path / str(number))
+        case.writer.write(case.batch(3))
+        room = 3 * number // 2
+        case.calls.limit_bytes = case.sink.end_bytes + DTYPE.itemsize * room + number
+        case.writer.write(case.batch(5, lose=1), case.batch(7), case.batch(0), case.batch(9))
+        case.check()
+        # 42 records, and 2 LOSS entries.
+        assert case.writer.written.entries == 6 + min(room, 44)
+        case.writer.write(case.batch(1), case.batch(2))
+        case.calls.heal()
+        case.later()
+        case.writer.write(case.batch(4), case.batch(4, lose=2))
+        case.check()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400), st.integers(0, 90)), max_size=60))
+def test_a_tally_counts_each_place(found: list[tuple[int, int, int]]) -> None:
+    """Of NO_CPU, none; of locations that no schema has, all as one."""
+    expected: Counter[tuple[int, int]] = Counter()
+    counter: Counter[tuple[int, int]] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer_module, "TALLY_ENTRIES", 100)
+        tally = Tally(counter)
+        for cpu, location, count in found:
+            cpus = np.full(2 * count, NO_CPU if cpu == 3 else cpu, np.uint16)
+            tally.add(cpus, np.full(2 * count, location, np.uint32))
+            if cpu != 3:
+                expected[cpu, min(location, 255)] += 2 * count
+        tally.settle()
+    assert counter == +expected
