@@ -28,11 +28,9 @@ from collector.syscalls import wait_for_running
 from formats.errors import KernelError, TcpkmonError
 
 COPY_MARK = 0x6B6C6F6767657231
-NEVER_NESTED = {
-    *("sys_enter", "sys_exit"),
-    *("sock_send_length", "sock_recv_length"),
-    "timer_expire_entry",
-}
+NEVER_NESTED = frozenset(
+    "sys_enter sys_exit sock_send_length sock_recv_length timer_expire_entry".split()
+)
 """Tracepoints that a CPU passes in one context alone: that of a task that may sleep (system calls
 and calls on sockets), or that of the timers' softirq."""
 KINDS = ("btf", "raw", "fentry", "fexit", "kprobe", "kretprobe", "iter")
