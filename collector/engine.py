@@ -10,7 +10,7 @@ import numpy as np
 
 from collector.layout import ACCOUNT, ROWS
 from collector.plan import Plan
-from collector.records import row_bytes
+from collector.records import PARTS, part_shift, row_bytes
 from formats.errors import KernelError, UsageError
 
 KINDS = {"btf": 1, "raw": 2, "fentry": 3, "fexit": 4, "kprobe": 5, "iter": 6}
@@ -68,6 +68,8 @@ class Engine:
             "#define __always_inline inline __attribute__((always_inline))",
             f"#define KLOGGER_RECORD_SIZE {self.record_size}",
             f"#define KLOGGER_ROW_SIZE {row_bytes(self.entry_size)}",
+            f"#define KLOGGER_PARTS {PARTS}",
+            f"#define KLOGGER_PART_SHIFT {part_shift(row_bytes(self.entry_size))}",
             f"#define KLOGGER_COPY_SIZE {(self.copy_size + 7) // 8 * 8}",
             f"#define KLOGGER_ROWS {self.rows}",
             f"#define KLOGGER_GUARDS {self.guards}",

@@ -23,13 +23,13 @@ from typing import NamedTuple, Protocol
 from collector import bpfsys
 from collector.compiler import Code, Image
 from collector.kprobes import KprobeEvent, Tracefs, remove_stale
-from collector.records import RINGS, make_rings
+from collector.records import make_ring_map
 from collector.syscalls import wait_for_running
 from formats.errors import KernelError, TcpkmonError
 
 COPY_MARK = 0x6B6C6F6767657231
 NEVER_NESTED = frozenset(
-    "sys_enter sys_exit sock_send_length sock_recv_length timer_expire_entry".split()
+    ["sys_enter", "sys_exit", "sock_send_length", "sock_recv_length", "timer_expire_entry"]
 )
 """Tracepoints that a CPU passes in one context alone: that of a task that may sleep (system calls
 and calls on sockets), or that of the timers' softirq."""
@@ -177,10 +177,8 @@ class Loaded:
                 count = entries.get(spec.name, spec.max_entries)
                 if spec.type == bpfsys.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
                     count = bpfsys.possible_cpus()
-                self.maps[spec.name] = (
-                    make_rings(spec.value_size)
-                    if spec.name == RINGS
-                    else bpfsys.map_create(
+                self.maps[spec.name] = make_ring_map(spec.name, spec.value_size) or (
+                    bpfsys.map_create(
                         spec.type, spec.key_size, spec.value_size, count, spec.flags, spec.name
                     )
                 )

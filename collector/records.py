@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layout of a CPU's ring, and what a drain takes from it.
 
-A ring is an array of rows of one size, made by bpf/include/klogger.h. Row 0 is its head, the others
-hold a record each; a position's row is 1 + position % rows:
+A ring is rows of one size, in arrays of one size (parts) that lie one after the other; position p
+is in row p % rows. Programs (bpf/include/klogger.h) build the records in them:
 
-     0          8       16     24        32                0            entry size    row - 8    row
-    +----------+-------+------+---------+------+          +-------------+-----------+------------+
-    | reserved | limit | rows | wake at | full |  ...     | the entry   | padding   | position+1 |
-    +----------+-------+------+---------+------+          +-------------+-----------+------------+
-     all u64                                               written last: the record is whole
+     0            entry size    row - 8        row
+    +-------------+-----------+--------------+
+    | the entry   | padding   | position + 1 |       the last is written last: the record is whole
+    +-------------+-----------+--------------+
 
-Programs write reserved and full, the collector limit (the first position that is not free) and
-wake_at (when that many positions are given out, the program rings the bell).
+A ring's head, all u64:
+
+     0          8       16     24        32     40
+    +----------+-------+------+---------+------+
+    | reserved | limit | rows | wake at | full |
+    +----------+-------+------+---------+------+
+
+Programs write reserved and full, the collector limit (the first position that is not free, 0: there
+is no ring) and wake_at (when that many positions are given out, the program rings the bell).
 """
 
 from __future__ import annotations
@@ -24,34 +30,54 @@ from numpy.typing import NDArray
 
 from collector import bpfsys
 
-RINGS, BELLS = "klogger_rings", "klogger_bells"
-"""Maps: the rings by CPU, and the perf events that wake the collector."""
+RINGS, HEADS, BELLS = "klogger_rings", "klogger_heads", "klogger_bells"
+"""Maps: the parts of the rings, their heads, and the perf events that wake the collector."""
+PARTS = 1024
+"""A ring has so many at most: CPU c's have the numbers from c * PARTS on."""
 RESERVED, LIMIT, ROWS, WAKE_AT, FULL = range(5)
 """Words of a ring's head."""
-HEAD_BYTES = 40
+HEAD_BYTES = 64
 MARK_BYTES = 8
+_PART_BYTES = 1 << 20
 
 
 def row_bytes(entry_size: int) -> int:
     """Bytes of a row that holds entries of this size."""
-    return max(HEAD_BYTES, (entry_size + 7) // 8 * 8 + MARK_BYTES)
+    return (entry_size + 7) // 8 * 8 + MARK_BYTES
 
 
-def make_ring(row_size: int, rows: int) -> int:
-    """A ring of one CPU: an array that programs and this process write to; its descriptor.
+def part_shift(row: int) -> int:
+    """A part has 2 to the power of this rows of so many bytes: whole pages, about a MiB."""
+    return max(9, (_PART_BYTES // row).bit_length() - 1)
 
-    rows: that of the head is one of them. KernelError when refused.
+
+def make_part(row: int) -> int:
+    """A part of a ring, which programs and this process write to; its descriptor.
+
+    KernelError when refused.
     """
-    flags = bpfsys.BPF_F_MMAPABLE | bpfsys.BPF_F_INNER_MAP
-    return bpfsys.map_create(bpfsys.BPF_MAP_TYPE_ARRAY, 4, row_size, rows, flags, "klogger_ring")
+    return bpfsys.map_create(
+        bpfsys.BPF_MAP_TYPE_ARRAY, 4, row, 1 << part_shift(row), bpfsys.BPF_F_MMAPABLE,
+        "klogger_part",
+    )  # fmt: skip
 
 
-def make_rings(row_size: int) -> int:
-    """The array of the rings of all possible CPUs, none of them in it yet; its descriptor."""
-    like = make_ring(row_size, 1)
+def make_ring_map(name: str, row: int) -> int:
+    """One of the two maps that the rings are in, with nothing in it; its descriptor.
+
+    0 for any other name. KernelError when refused.
+    """
+    cpus = bpfsys.possible_cpus()
+    if name == HEADS:
+        return bpfsys.map_create(
+            bpfsys.BPF_MAP_TYPE_ARRAY, 4, HEAD_BYTES, cpus, bpfsys.BPF_F_MMAPABLE, HEADS
+        )
+    if name != RINGS:
+        return 0
+    like = make_part(row)
     try:
         return bpfsys.map_create(
-            bpfsys.BPF_MAP_TYPE_ARRAY_OF_MAPS, 4, 4, bpfsys.possible_cpus(), 0, RINGS, like
+            bpfsys.BPF_MAP_TYPE_ARRAY_OF_MAPS, 4, 4, cpus * PARTS, 0, RINGS, like
         )
     finally:
         os.close(like)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import mmap
 import os
 import platform
 
@@ -20,8 +21,10 @@ PERF_FLAG_FD_CLOEXEC = 8
 _ARM64 = platform.machine() in {"aarch64", "arm64"}
 NR_BPF = 280 if _ARM64 else 321
 _NR_PERF_EVENT_OPEN = 241 if _ARM64 else 298
+_NR_MMAP = 222 if _ARM64 else 9
 _NR_MEMBARRIER = 283 if _ARM64 else 324
 _MEMBARRIER_CMD_GLOBAL = 1
+_MAP_FIXED = 16
 _LOG_LINES_SHOWN = 8
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -80,6 +83,16 @@ def perf_event_open(attributes: bytes, cpu: int, pid: int = -1) -> int:
     """perf_event_open(2) without a group; the event's descriptor, or OSError."""
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     return system_call(_NR_PERF_EVENT_OPEN, buffer, pid, cpu, -1, PERF_FLAG_FD_CLOEXEC)
+
+
+def map_over(memory: mmap.mmap, offset: int, length: int, fd: int) -> None:
+    """Put a file, from its start, in place of a part of an anonymous mapping; OSError.
+
+    Whole pages; they go when the mapping does.
+    """
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory, offset))
+    access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+    system_call(_NR_MMAP, start, length, access, flags, fd, 0)
 
 
 def wait_for_running() -> None:

@@ -58,16 +58,17 @@ struct klogger_slot {
 };
 
 /*
- * A CPU's ring is an array of rows, which the collector reads in place: row 0 is this, the others
- * hold a record each and, in their last 8 bytes, its position plus 1, written when it is complete.
- * collector/rings.py knows the layout.
+ * A CPU's ring is made of arrays of rows, which the collector reads in place. A row holds a record
+ * and, in its last 8 bytes, the record's position plus 1, written when it is complete. This is its
+ * head; collector/records.py has the layout.
  */
 struct klogger_ring {
     u64 reserved; /* positions given out: by programs */
-    u64 limit;    /* position that is not free yet: by the collector */
+    u64 limit;    /* position that is not free yet, 0 where there is no ring: by the collector */
     u64 rows;
     u64 wake_at; /* how many are to be given out when the collector wants to know of it */
     u64 full;    /* records that found no room */
+    u64 unused[3];
 };
 
 /* One CPU's memory; collector/layout.py knows the order of the first three members. */
@@ -82,10 +83,14 @@ struct klogger_cpu {
 
 /* Carries no records: an entry in it wakes the collector. */
 BPF_PERF_OUTPUT(klogger_bells);
-/* The rings, by CPU: collector/program.py makes this an array of maps with such rows. */
+/* The rings: their heads by CPU, and the arrays they are made of. collector/records.py makes the
+ * first one for the collector to map, and the second an array of maps with such rows. All of one
+ * size, so that the kernel needs no call to find a row.
+ */
 struct klogger_row {
     u8 bytes[KLOGGER_ROW_SIZE];
 };
+BPF_ARRAY(klogger_heads, struct klogger_ring, 1);
 BPF_ARRAY(klogger_rings, struct klogger_row, 1);
 BPF_PERCPU_ARRAY(klogger_cpus, struct klogger_cpu, 1);
 BPF_ARRAY(klogger_control, struct klogger_control, 1);
@@ -242,24 +247,25 @@ static __always_inline u64 klogger_number(struct klogger_cpu *cpu) {
 static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 row,
                                            struct klogger_place *place) {
     struct klogger_account *account = &cpu->accounts[row];
-    u32 number = bpf_get_smp_processor_id(), index = 0;
-    struct klogger_ring *ring;
-    u64 position;
+    u32 number = bpf_get_smp_processor_id(), index;
+    struct klogger_ring *ring = klogger_heads.lookup(&number);
+    u64 position, limit, at;
     void *rows;
 
-    rows = klogger_rings.lookup(&number);
-    if (!rows || !(ring = klogger_find_row(rows, &index))) {
-        klogger_count(account->no_ring);
-        klogger_number(cpu);
+    if (!ring)
         return 0;
-    }
-    /* Again only where an interrupt came in between, and took the position. */
+        /* Again only where an interrupt came in between, and took the position. */
 #pragma unroll
     for (int i = 0; i < KLOGGER_TRIES; i++) {
         position = *(volatile u64 *)&ring->reserved;
-        if (position >= *(volatile u64 *)&ring->limit) {
-            klogger_count(account->ring_full);
-            klogger_count(ring->full);
+        limit = *(volatile u64 *)&ring->limit;
+        if (position >= limit) {
+            if (limit) {
+                klogger_count(account->ring_full);
+                klogger_count(ring->full);
+            } else {
+                klogger_count(account->no_ring);
+            }
             klogger_number(cpu);
             return 0;
         }
@@ -270,7 +276,16 @@ static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 ro
     klogger_number(cpu);
     return 0;
 reserved:
-    index = 1 + position % *(volatile u64 *)&ring->rows;
+    at = position % *(volatile u64 *)&ring->rows;
+    index = number * KLOGGER_PARTS + (at >> KLOGGER_PART_SHIFT);
+    rows = klogger_rings.lookup(&index);
+    if (!rows) {
+        /* The collector took the ring away, and could not wait for this program. */
+        klogger_count(account->no_ring);
+        klogger_number(cpu);
+        return 0;
+    }
+    index = at & ((1 << KLOGGER_PART_SHIFT) - 1);
     place->ring = ring;
     place->position = position;
     place->row = klogger_find_row(rows, &index);

@@ -360,6 +360,8 @@ def test_close_leaves_nothing_open(source: Source) -> None:
 def test_refusals_are_errors_for_people(source: Source) -> None:
     with pytest.raises(UsageError, match="power of two"):
         Rings(source.maps, DTYPE, 3, PAGE)
-    with pytest.raises(KernelError):
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(UsageError, match="65536 MiB"):
         Rings(source.maps, DTYPE, 1 << 24, PAGE)
+    assert set(os.listdir("/proc/self/fd")) == before
     assert [pages_of(n) for n in (1, PAGE, 3 * PAGE, 4 << 20)] == [1, 1, 2, (4 << 20) // PAGE]
