@@ -43,8 +43,9 @@ SYMBOLS = ("tcp_write_timer",)
 TCP = "tcp"
 IDENTITY = ("state_change", "destroy", "accepted")
 """Probes that run whatever is asked for: they tell connections apart, and whose they are."""
-OWNERS = ("send_call", "receive_call")
-"""The same where the owner is asked for: by --pid, or in these columns."""
+OWNERS = ("receive_call", "send_call")
+"""The same with --pid. Where only these columns ask for the owner, the first is enough: what an
+application accepts it seldom only sends on, and each program costs all calls of the machine."""
 OWNER_COLUMNS = {"pid", "comm"}
 TIMER_LOCATIONS = {"RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "REO_TIMEOUT"}
 # A value of the wrong kind in klogger() is a mistake, not a warning.
@@ -281,7 +282,7 @@ def _always(tcp: Snapshots | None, by_inode: bool) -> tuple[str, ...]:
     if tcp is None:
         return ()
     tells = any(column.name in OWNER_COLUMNS for column in tcp.layout.columns)
-    return (*IDENTITY, *(OWNERS if by_inode or tells else ()))
+    return (*IDENTITY, *OWNERS[: 2 if by_inode else int(tells)])
 
 
 def _number(
