@@ -200,8 +200,8 @@ def locations_page(schema: Schema) -> str:
         breakpoint at its begin. With a kprobe, SEND_CALL and RECEIVE_CALL tell what was asked for
         instead of the result.""",
         """The columns `pid` and `comm` tell who called last on the socket: connect, listen, accept
-        where fexit is allowed, and each receive, recorded or not, and each send where it is recorded
-        or `--pid` is given. What is not recorded is looked at once a jiffy (1 to 10 ms), or at each
+        where fexit is allowed, each receive, recorded or not, and each send where it is recorded or
+        `--pid` is given. What is not recorded is looked at once a jiffy (1 to 10 ms), or at each
         call with `--pid`.""",
         "## Control entries",
         f"""They stand among the others, with the ports 0 and 0, and are described in

@@ -47,7 +47,7 @@ def _of_slowdown(results: Results) -> list[Table]:
         "How much longer the work takes",
         ("", "mean", "of perf's", *slowdown.WORK),
         rows,
-        "Each figure: how much longer the same work took than right before without the tool; the "
+        "Each figure: how much longer the same work took than around it without the tool; the "
         "median of the rounds, and the range. `of perf's`: the mean, divided by perf's.",
     )
     counts = [
