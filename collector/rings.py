@@ -200,7 +200,7 @@ def watermark_ns(batches: Iterable[Batch], slack_ns: int) -> int:
 
 
 def _explained(error: OSError, cpu: int, pages: int) -> KernelError | PrivilegeError:
-    kind = refused(error, f"opening the perf ring of CPU {cpu} ({pages} pages)")
+    kind = refused(error, f"opening the ring of CPU {cpu} ({pages} pages)")
     if error.errno in {errno.ENOMEM, errno.EPERM, errno.EAGAIN} and not kind.hint:
         return KernelError(kind.message, "try a smaller --buffer-size")
     return kind
