@@ -18,7 +18,6 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,8 +33,6 @@ SUFFIX = ".tcpkmon-image"
 # An emulated kernel takes 20 s for a large text.
 TIME_LIMIT_S = 300
 ERRORS_SHOWN = 3
-LEAST_FUNCTIONS = 4
-"""In a child of several: less is not worth reading the kernel's types once more."""
 INSTALL_HINT = "install it: apt install python3-bpfcc"
 # Where distributions put BCC: what lies there is part of the cache's key.
 _BCC_FILES = (
@@ -146,7 +143,7 @@ def compile_text(
     if key is not None:
         with contextlib.suppress(OSError, ValueError):
             return Image.from_json(folder.read(key).decode())
-    image = _run_children(text, wanted, flags, headers, user_schema)
+    image = _run_child(text, wanted, flags, headers, user_schema)
     if key is not None:
         with contextlib.suppress(OSError):
             folder.write(key, image.to_json().encode())
@@ -172,37 +169,6 @@ def _cache_key(
     for header in sorted(headers.rglob("*.h")):
         parts += (str(header), header.read_text(encoding="utf-8"))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _run_children(
-    text: str, functions: Sequence[str], flags: Sequence[str], headers: Path, user_schema: bool
-) -> Image:
-    """Compiles the functions in several children at once where there are many and CPUs to spare.
-
-    Each leaves out those of the others: those whose `#define USE_NAME 1` the text asks for.
-    """
-    apart = [name for name in functions if f"\n{_use(name)}\n" in text]
-    count = max(1, min(len(os.sched_getaffinity(0)), len(apart) // LEAST_FUNCTIONS))
-    shares = [apart[number::count] for number in range(count)]
-    shares[0] = [name for name in functions if name not in apart or name in shares[0]]
-
-    def compile_share(share: Sequence[str]) -> Image:
-        others = {_use(name) for name in apart if name not in share}
-        # The lines stay, so that what clang says of the others names the right ones.
-        lines = ["" if line in others else line for line in text.split("\n")]
-        return _run_child("\n".join(lines), share, flags, headers, user_schema)
-
-    with ThreadPoolExecutor(count) as pool:
-        images = list(pool.map(compile_share, shares))
-    maps = {spec.name: spec for image in images for spec in image.maps}
-    if any(maps[spec.name] != spec for image in images for spec in image.maps):
-        raise CompileError("a map of the program depends on which of its functions are there")
-    programs = {name: code for image in images for name, code in image.programs.items()}
-    return Image(tuple(maps[name] for name in sorted(maps)), programs)
-
-
-def _use(function: str) -> str:
-    return f"#define USE_{function} 1"
 
 
 def _run_child(
