@@ -97,7 +97,7 @@ def _first_record_ns(file: Path) -> int:
 
 @contextlib.contextmanager
 def trickle(lab: Lab) -> Iterator[None]:
-    """A receive call every two milliseconds at one end of the lab."""
+    """A segment every two milliseconds within one end of the lab."""
 
     def connect() -> tuple[socket.socket, socket.socket]:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -107,12 +107,12 @@ def trickle(lab: Lab) -> Iterator[None]:
     client, server = lab.a.run(connect)
     stop = threading.Event()
 
-    def receive() -> None:
+    def exchange() -> None:
         while not stop.wait(PAUSE_S):
-            with contextlib.suppress(BlockingIOError):
-                client.recv(1, socket.MSG_DONTWAIT)
+            server.sendall(b"x")
+            client.recv(1)
 
-    thread = threading.Thread(target=receive, daemon=True)
+    thread = threading.Thread(target=exchange, daemon=True)
     with client, server:
         thread.start()
         try:
