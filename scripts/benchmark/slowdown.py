@@ -81,17 +81,12 @@ def cpu_subject(subject: str) -> str:
 
 
 def measure(context: Context) -> None:
-    """Nothing, a tool, nothing, the next tool, and so on, under all the work.
-
-    Twice as many rounds as elsewhere: no other section is as much at the mercy of what else the
-    machine's host does.
-    """
+    """Nothing, a tool, nothing, the next tool, and so on, under all the work."""
     with context.lab() as (lab, load):
         wanted = find_tools(context, lab)
         failed: set[str] = set()
-        rounds = context.rounds * (1 if context.quick else 2)
-        for number in range(rounds):
-            context.say(f"{NAME}: round {number + 1} of {rounds}")
+        for number in range(context.rounds):
+            context.say(f"{NAME}: round {number + 1} of {context.rounds}")
             before = _run_work(context, load)
             for tool in wanted:
                 if tool.name in failed:
