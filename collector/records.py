@@ -32,8 +32,8 @@ from collector import bpfsys
 
 RINGS, HEADS, BELLS = "klogger_rings", "klogger_heads", "klogger_bells"
 """Maps: the parts of the rings, their heads, and the perf events that wake the collector."""
-PARTS = 1024
-"""A ring has so many at most: CPU c's have the numbers from c * PARTS on."""
+PARTS = 2048
+"""A ring has so many at most, which is 1 GiB: CPU c's have the numbers from c * PARTS on."""
 RESERVED, LIMIT, ROWS, WAKE_AT, FULL = range(5)
 """Words of a ring's head."""
 HEAD_BYTES = 64
@@ -47,7 +47,7 @@ def row_bytes(entry_size: int) -> int:
 
 
 def part_shift(row: int) -> int:
-    """A part has 2 to the power of this rows of so many bytes: whole pages, about a MiB."""
+    """A part has 2 to the power of this rows of so many bytes: whole pages, over half a MiB."""
     return max(9, (_PART_BYTES // row).bit_length() - 1)
 
 

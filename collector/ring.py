@@ -3,7 +3,7 @@
 
 A ring is memory that the programs and this process share (collector/records.py has its layout), so
 that a record is written once and read where it stands. perf's own rings would take the kernel
-0.33 us more for each record; no record goes through the perf event.
+some 0.3 us more for each record; no record goes through the perf event.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Bell:
 
 
 class Ring:
-    """One CPU's ring and its bell. OSError, KernelError or PrivilegeError where it is refused.
+    """One CPU's ring and its bell. OSError, KernelError or PrivilegeError where it is refused,
+    UsageError for one that is too large.
 
     head: the words of its head, which stay the caller's. Programs have it from open() on.
     """
@@ -100,7 +101,9 @@ class Ring:
         part_rows = 1 << part_shift(row)
         count = -(-self._rows // part_rows)
         if count > PARTS:
-            raise UsageError(f"a ring of {size_bytes >> 20} MiB", "try a smaller --buffer-size")
+            raise UsageError(
+                f"a ring of {size_bytes >> 20} MiB is too large", "take one of 1024 MiB at most"
+            )
         self._parts: list[int] = []
         memory = mmap.mmap(-1, count * part_rows * row, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:

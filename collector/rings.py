@@ -27,7 +27,7 @@ class Rings:
     `pages` per ring is a power of two; wait() returns when a ring holds `low_water_bytes` (at most
     half a ring). What drain() gives out are views of the rings: copy it, then free(). One thread
     uses it; only wake() may be called from anywhere. Raises KernelError or PrivilegeError when the
-    kernel refuses.
+    kernel refuses, UsageError for a size that cannot be.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Rings:
     def resize(self, pages: int, low_water_bytes: int) -> None:
         """Give every CPU a new ring; what the old ones hold comes with the next drain().
 
-        Raises KernelError or PrivilegeError when the kernel refuses: the old sizes are back then.
+        Raises what the constructor does: the old sizes are back then.
         """
         before = self._pages, self._low_water_bytes
         self._pages, self._low_water_bytes = pages, max(1, low_water_bytes)

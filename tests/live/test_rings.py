@@ -26,7 +26,7 @@ from collector.engine import make_engine
 from collector.ordered import NO_CPU
 from collector.plan import Plan
 from collector.program import Loaded, fill_maps, load_code
-from collector.records import row_bytes
+from collector.records import PARTS, part_shift, row_bytes
 from collector.rings import Rings, pages_of, watermark_ns
 from collector.schemata import read_texts
 from collector.sequencer import Sequencer
@@ -355,6 +355,12 @@ def test_close_leaves_nothing_open(source: Source) -> None:
     assert serials_of(kept, cpu) == [1, 2], "what was drained stays as long as it is looked at"
     del kept
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_ring_can_be_as_large_as_collect_takes_it() -> None:
+    for entry in range(8, 8192, 8):
+        part = row_bytes(entry) << part_shift(row_bytes(entry))
+        assert part % PAGE == 0 and part * PARTS >= 1024 << 20
 
 
 def test_refusals_are_errors_for_people(source: Source) -> None:
