@@ -12,6 +12,7 @@ from rich.console import Console
 
 from formats.escape import for_terminal
 from scripts.benchmark.results import Results
+from scripts.benchmark.stats import MANY
 from scripts.benchmark.tables import SECTIONS, Table, of_targets
 
 INTRODUCTION = """\
@@ -22,8 +23,8 @@ INTRODUCTION = """\
 Measured by `sudo scripts/bench`, which anybody can run: it installs what it needs, makes network
 namespaces of its own and takes less than a quarter of an hour. Every tool is measured in turn with
 the others, round by round, so that a machine that gets slower gets slower for all. Figures are
-medians of {rounds} rounds, with the lowest and the highest in brackets; trust the ratios, since the
-times are this machine's.
+medians of {rounds} rounds, with the lowest and the highest in brackets, of {many} rounds or more
+(what the targets compare) with the quartiles; trust the ratios, since the times are this machine's.
 """
 
 
@@ -48,7 +49,7 @@ def print_all(results: Results, console: Console) -> None:
 
 def markdown(results: Results) -> str:
     """docs/benchmark.md."""
-    lines = [INTRODUCTION.format(rounds=results.rounds)]
+    lines = [INTRODUCTION.format(rounds=results.rounds, many=MANY)]
     if results.quick:
         lines.append("**These figures are of a quick run: small sizes, few rounds.**\n")
     lines += ["## The machine\n", *_rows(("", ""), results.machine.items())]
@@ -80,8 +81,7 @@ def _sections(results: Results) -> Iterator[tuple[str, list[Table], list[str]]]:
         if name not in results.values and name not in results.skipped:
             continue
         remarks = [
-            f"Skipped: {case}: {reason}"
-            for case, reason in results.skipped.get(name, {}).items()
+            f"Skipped: {case}: {reason}" for case, reason in results.skipped.get(name, {}).items()
         ]
         tables = [table for table in make(results) if table.rows]
         yield title, tables, results.notes.get(name, []) + remarks

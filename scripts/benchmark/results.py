@@ -48,11 +48,9 @@ class Results:
         found = self.spread(section, subject, case)
         return None if found is None else found.median
 
-    def slowdown(self, section: str, subject: str, case: str, bare: str) -> Spread | None:
-        """How much longer the subject's work took in this case than in the bare one."""
-        return spread(
-            slowdowns(self.all(section, subject, case), self.all(section, subject, bare))
-        )
+    def slowdowns(self, section: str, subject: str, case: str, bare: str) -> list[float]:
+        """How much longer the subject's work took in this case than in the bare one, by rounds."""
+        return slowdowns(self.all(section, subject, case), self.all(section, subject, bare))
 
     def ratio(self, section: str, subject: str, case: str, other: str) -> Spread | None:
         """The subject's value in this case, divided by that in the other, round by round."""

@@ -8,10 +8,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MANY = 10
+"""Of so many rounds the lowest and the highest tell how often one looked, no more."""
+
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some rounds, and the lowest and highest of them."""
+    """The median of some rounds, and the lowest and highest of them (of MANY: the quartiles)."""
 
     median: float
     low: float
@@ -30,7 +33,18 @@ def spread(values: Sequence[float]) -> Spread | None:
     """None when nothing was measured."""
     if not values:
         return None
-    return Spread(statistics.median(values), min(values), max(values), len(values))
+    low, high = min(values), max(values)
+    if len(values) >= MANY:
+        low, _, high = statistics.quantiles(values, n=4)
+    return Spread(statistics.median(values), low, high, len(values))
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the median of these: from their quartiles, as if they were normally distributed."""
+    if len(values) < 2:
+        return math.nan
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 1.349 * math.sqrt(math.pi / 2 / len(values))
 
 
 def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:

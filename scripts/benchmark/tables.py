@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scripts.benchmark import drain, inkernel, rates, reading, scale, sizes, slowdown, startup
 from scripts.benchmark.results import Results
-from scripts.benchmark.stats import Spread, number, percent
+from scripts.benchmark.stats import MANY, Spread, number, percent, spread
 from scripts.benchmark.targets import faster_than_perf, mean_slowdown, targets, whole_cost_us
 
 NONE = "-"
@@ -37,18 +37,22 @@ def _of_slowdown(results: Results) -> list[Table]:
         if not results.all(slowdown.NAME, "records", case):
             continue
         mean = mean_slowdown(results, case)
-        cells = [case, _percent(mean)]
-        cells.append(number(mean / perf) if mean is not None and perf and perf > 0 else NONE)
+        cells = [case, NONE if mean is None else mean.text]
+        if mean is None or perf is None or perf.value <= 0:
+            cells.append(NONE)
+        else:
+            cells.append(number(mean.value / perf.value))
         for subject in slowdown.WORK:
-            found = results.slowdown(slowdown.NAME, subject, case, slowdown.bare(case))
-            cells.append(_percents(found))
+            found = results.slowdowns(slowdown.NAME, subject, case, slowdown.bare(case))
+            cells.append(_percents(spread(found)))
         rows.append(cells)
     ratios = Table(
         "How much longer the work takes",
         ("", "mean", "of perf's", *slowdown.WORK),
         rows,
         "Each figure: how much longer the same work took than around it without the tool; the "
-        "median of the rounds, and the range. `of perf's`: the mean, divided by perf's.",
+        f"median of the rounds, and the range (of {MANY} rounds and more, the middle half of "
+        "them). Mean: with its standard error. `of perf's`: the mean, divided by perf's.",
     )
     counts = [
         [case, *(_text(results.spread(slowdown.NAME, subject, case))
@@ -234,10 +238,6 @@ def _less(found: Spread | None, what: float) -> Spread | None:
 
 def _text(found: Spread | None, digits: int = 2, scale_by: float = 1.0) -> str:
     return NONE if found is None else found.text(digits, scale_by)
-
-
-def _percent(value: float | None) -> str:
-    return NONE if value is None else percent(value)
 
 
 def _percents(found: Spread | None) -> str:

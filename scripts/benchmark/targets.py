@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 
 from scripts.benchmark import rates, reading, samples, sizes, slowdown, startup
 from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number, percent
+from scripts.benchmark.stats import number, percent, standard_error
 
 ENOUGH_RECORDS = 50_000
 """With fewer, what is timed is the start of Python."""
@@ -23,14 +24,31 @@ class Target:
     reached: bool | None
 
 
-def mean_slowdown(results: Results, case: str) -> float | None:
+@dataclass(frozen=True)
+class Mean:
+    """A mean over all work, and its standard error (nan where there was but one round)."""
+
+    value: float
+    error: float
+
+    @property
+    def text(self) -> str:
+        """As `12.3 % ± 0.4`."""
+        more = "" if math.isnan(self.error) else f" \u00b1 {100 * self.error:.1f}"
+        return percent(self.value) + more
+
+
+def mean_slowdown(results: Results, case: str) -> Mean | None:
     """The mean over all work of its median slowdown."""
     found = [
-        results.slowdown(slowdown.NAME, subject, case, slowdown.bare(case))
+        values
         for subject in slowdown.WORK
+        if (values := results.slowdowns(slowdown.NAME, subject, case, slowdown.bare(case)))
     ]
-    medians = [one.median for one in found if one is not None]
-    return statistics.fmean(medians) if medians else None
+    if not found:
+        return None
+    error = math.hypot(*map(standard_error, found)) / len(found)
+    return Mean(statistics.fmean(map(statistics.median, found)), error)
 
 
 def mean_cpu(results: Results, case: str) -> float | None:
@@ -84,13 +102,14 @@ def _slowdown(results: Results, case: str, what: str) -> Target:
     ours, perf = mean_slowdown(results, case), mean_slowdown(results, slowdown.PERF)
     if ours is None or perf is None:
         return Target(wanted, "not measured", None)
-    measured = f"{percent(ours)} against {percent(perf)}"
+    measured = f"{ours.text} against {perf.text}"
     cpu, perf_cpu = mean_cpu(results, case), mean_cpu(results, slowdown.PERF)
     if cpu is not None and perf_cpu is not None:
         measured += f"; CPU of both ends {number(cpu)} against {number(perf_cpu)} times"
-    if perf <= 0:
+    if perf.value <= 0:
         return Target(wanted, measured, None)
-    return Target(wanted, f"{number(ours / perf)} ({measured})", ours <= 0.7 * perf)
+    ratio = ours.value / perf.value
+    return Target(wanted, f"{number(ratio)} ({measured})", ratio <= 0.7)
 
 
 def _filtered(results: Results) -> Target:
@@ -100,7 +119,7 @@ def _filtered(results: Results) -> Target:
         return Target(wanted, "not measured", None)
     cpu = mean_cpu(results, slowdown.FILTERED)
     more = "" if cpu is None else f"; CPU of both ends {number(cpu)} times"
-    return Target(wanted, percent(ours) + more, ours < 0.02)
+    return Target(wanted, ours.text + more, ours.value < 0.02)
 
 
 def _rate(results: Results) -> list[Target]:

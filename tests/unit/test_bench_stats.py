@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import math
+import random
+import statistics
+
 import pytest
 
 from scripts.benchmark import rates, reading, sizes, slowdown, startup
 from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number, percent, ratios, slowdowns, spread
+from scripts.benchmark.stats import number, percent, ratios, slowdowns, spread, standard_error
 from scripts.benchmark.targets import (
     mean_cpu,
     mean_slowdown,
@@ -26,6 +30,22 @@ def test_spread_is_median_and_range() -> None:
     single = spread([5.0])
     assert single is not None and single.text() == "5.00"
     assert spread([]) is None
+
+
+def test_of_many_rounds_the_quartiles_are_told() -> None:
+    found = spread([float(n) for n in range(11)])
+    assert found is not None and (found.low, found.median, found.high) == (2.0, 5.0, 8.0)
+
+
+def test_standard_error_is_that_of_the_median_of_normal_values() -> None:
+    random.seed(1)
+    medians, errors = [], []
+    for _ in range(400):
+        values = [random.gauss(3, 2) for _ in range(15)]
+        medians.append(statistics.median(values))
+        errors.append(standard_error(values))
+    assert statistics.fmean(errors) == pytest.approx(statistics.stdev(medians), rel=0.15)
+    assert math.isnan(standard_error([1.0]))
 
 
 def test_ratios_and_slowdowns_are_taken_round_by_round() -> None:
@@ -72,7 +92,8 @@ def reached(results: Results, words: str) -> bool | None:
 
 def test_slowdown_targets_compare_with_perf() -> None:
     results = filled(default=80.0, same=90.0, perf=80.0, filtered=99.0)
-    assert mean_slowdown(results, slowdown.DEFAULT) == pytest.approx(0.25)
+    mean = mean_slowdown(results, slowdown.DEFAULT)
+    assert mean is not None and mean.value == pytest.approx(0.25)
     assert mean_cpu(results, slowdown.DEFAULT) == pytest.approx(1.25)
     assert reached(results, "the default capture slows") is False
     assert reached(results, "the same events") is True
