@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examines this machine for tcpkmon doctor, and for the header of each capture."""
+"""Examines this machine for tcpkmon doctor."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collector.btf import Btf
 from collector.facts import measure
 from collector.layout import choose_locations, load_schema
 from collector.plan import absent_columns, find_probes, make_plan, read_text
+from collector.preparing import Wish, prepare
 from collector.probing import Probing
 from formats.errors import TcpkmonError
 
@@ -90,6 +91,8 @@ def examine() -> Report:
         Check("tracing", attachable, "programs attach" if attachable else "nothing attaches",
               "CONFIG_BPF_EVENTS and CONFIG_DEBUG_INFO_BTF are needed")
     )  # fmt: skip
+    if attachable:
+        checks.append(_check_program())
     kinds = {name: plan.kind_of(name) for name in everything}
     return Report(tuple(checks), kinds, plan.missing, tuple(absent))
 
@@ -105,6 +108,15 @@ def _check_bcc() -> Check:
     if asked.returncode:
         return Check("bcc", False, "not installed", "apt install python3-bpfcc")
     return Check("bcc", True, asked.stdout.strip())
+
+
+def _check_program() -> Check:
+    """Compiles what collect runs by default: it is in the cache then, when it is wanted."""
+    try:
+        prepare(Wish())
+    except TcpkmonError as error:
+        return Check("compiler", False, error.message, error.hint)
+    return Check("compiler", True, "the default capture compiles")
 
 
 def _check_perf() -> Check:

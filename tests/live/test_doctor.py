@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon doctor on this kernel: what it says is so, and it leaves the program ready to start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from collector.commands.doctor import command
+from collector.compiler import SUFFIX
+from collector.preparing import Wish, prepare
+
+
+def test_it_can_capture_and_the_program_is_in_the_cache_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("TCPKMON_CACHE", str(tmp_path))
+    asked = CliRunner().invoke(command, ["--json"], standalone_mode=False)
+    assert asked.return_value == 0
+    report = json.loads(asked.output)
+    assert report["able"] is True
+    assert {check["name"]: check["good"] for check in report["checks"]}["compiler"] is True
+    assert report["locations"]["SEGMENT_RECEIVED"] in {"btf:tcp_probe", "raw:tcp_probe"}
+    kept = list(tmp_path.glob(f"*{SUFFIX}"))
+    assert len(kept) == 1
+    made_ns = kept[0].stat().st_mtime_ns
+    prepare(Wish())
+    assert [file.stat().st_mtime_ns for file in tmp_path.glob(f"*{SUFFIX}")] == [made_ns]
+
+
+def test_a_program_that_does_not_compile_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "child.py"
+    broken.write_text("raise SystemExit('no compiler here')\n")
+    monkeypatch.setattr("collector.compiler.CHILD", broken)
+    monkeypatch.setenv("TCPKMON_CACHE", str(tmp_path))
+    asked = CliRunner().invoke(command, [], standalone_mode=False)
+    assert asked.return_value == 4
+    assert "no compiler here" in asked.output and "cannot capture here" in asked.output
