@@ -22,8 +22,9 @@ from collector.compiler import compile_text
 from collector.engine import Engine, make_engine
 from collector.eventgen import event_lines
 from collector.eventlayout import EventLayout, Slot, lay_out, ring_dtype
+from collector.patching import fill_maps
 from collector.plan import Plan
-from collector.program import Loaded, fill_maps, load_code
+from collector.program import Loaded, load_code
 from collector.rings import Rings, pages_of
 from collector.schemata import BASE, find_sources, load_schema_of, made_events, read_texts
 from collector.schemata import shipped_names as all_shipped

@@ -12,8 +12,8 @@ hang on the same target and the first runs first; the second records what the fi
 
 from __future__ import annotations
 
+import contextlib
 import os
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,13 +21,14 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from collector import bpfsys
-from collector.compiler import Code, Image
+from collector.btf import Kind
+from collector.compiler import Image
 from collector.kprobes import KprobeEvent, Tracefs, remove_stale
+from collector.patching import Cast, cast_freely, fill_maps, second_copy
 from collector.records import make_ring_map
 from collector.syscalls import wait_for_running
 from formats.errors import KernelError, TcpkmonError
 
-COPY_MARK = 0x6B6C6F6767657231
 NEVER_NESTED = frozenset(
     ["sys_enter", "sys_exit", "sock_send_length", "sock_recv_length", "timer_expire_entry"]
 )
@@ -51,6 +52,8 @@ class TypeIds(Protocol):
     def typedef(self, name: str) -> int | None: ...
 
     def func(self, name: str) -> int | None: ...
+
+    def find(self, kind: Kind, name: str) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,15 @@ def load_code(kind: str, code: bytes, name: str, btf_id: int) -> int:
     return bpfsys.prog_load(prog_type, code, name, btf_id, attach_type)
 
 
+def _load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | None) -> int:
+    """load_code() with casts that cost nothing, where this kernel takes them."""
+    quick = cast_freely(code, cast) if cast is not None else code
+    if quick != code:
+        with contextlib.suppress(KernelError):
+            return load_code(kind, quick, name, btf_id)
+    return load_code(kind, code, name, btf_id)
+
+
 def attach_link(kind: str, target: str, prog_fd: int) -> int:
     """Attach a program other than a kprobe; the descriptor whose closing detaches it."""
     if kind == "iter":
@@ -125,31 +137,6 @@ def attach_link(kind: str, target: str, prog_fd: int) -> int:
 def _never_interrupts_itself(spec: ProgramSpec) -> bool:
     """Whether no interrupt can bring a program to where it is already running on that CPU."""
     return spec.kind == "iter" or (spec.kind in {"btf", "raw"} and spec.target in NEVER_NESTED)
-
-
-def fill_maps(code: Code, fds: Mapping[str, int]) -> bytes:
-    """The code with map descriptors in place."""
-    filled = bytearray(code.instructions)
-    for index, name in code.map_refs:
-        struct.pack_into("=i", filled, index * 8 + 4, fds[name])
-    return bytes(filled)
-
-
-def second_copy(code: bytes) -> bytes | None:
-    """The code with the first COPY_MARK made 0, or None when it has none."""
-    index = 0
-    while index < len(code) // 8:
-        if code[index * 8] != bpfsys.BPF_LD_IMM64:
-            index += 1
-            continue
-        low, high = (struct.unpack_from("=I", code, index * 8 + at)[0] for at in (4, 12))
-        if low | high << 32 == COPY_MARK:
-            patched = bytearray(code)
-            for at in (4, 12):
-                struct.pack_into("=I", patched, index * 8 + at, 0)
-            return bytes(patched)
-        index += 2
-    return None
 
 
 class Loaded:
@@ -195,10 +182,13 @@ class Loaded:
             if spec.kind not in _TYPES or spec.function not in self._image.programs:
                 raise ValueError(f"no such kind or function: {spec}")
             found[spec.function] = self._copies(spec)
+        cast = Cast.find(self._btf)
         # The verifier takes tens of milliseconds for each, and runs on as many CPUs as it is asked.
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for copies in found.values():
-                copies.loading = [pool.submit(load_code, *copy) for copy in copies.copies]
+                copies.loading = [
+                    pool.submit(_load_quickest, *copy, cast) for copy in copies.copies
+                ]
         for copies in found.values():
             self._keep(copies)
         for copies in found.values():

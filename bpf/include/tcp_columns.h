@@ -118,18 +118,18 @@ static __always_inline void fill_times(struct tcp_sock *tp, u8 *entry) {
 }
 
 /* What tcp_sndbuf_expand() would ask for; bbr alone brings a factor of its own, three. */
-static __always_inline void fill_targets(const int direct, struct tcp_sock *tp, u8 *entry) {
+static __always_inline void fill_targets(const int direct, struct tcp_sock *tp, u32 mss, u32 cwnd,
+                                         u32 reordering, u8 *entry) {
     struct inet_connection_sock *icsk = (struct inet_connection_sock *)tp;
     struct tcp_congestion_ops *ops = GET(icsk, icsk_ca_ops);
-    u32 cwnd = GET(tp, snd_cwnd);
 
     if (HAS(sb_net_target)) {
         u32 per_mss = GET(tp, rx_opt.mss_clamp);
-        u32 segments = GET(tp, reordering) + 1;
+        u32 segments = reordering + 1;
         u32 factor = 2;
 
-        if (per_mss < GET(tp, mss_cache))
-            per_mss = GET(tp, mss_cache);
+        if (per_mss < mss)
+            per_mss = mss;
         per_mss += KLOGGER_MSS_OVERHEAD - 1;
         per_mss |= per_mss >> 1;
         per_mss |= per_mss >> 2;
@@ -158,14 +158,15 @@ static __always_inline void fill_targets(const int direct, struct tcp_sock *tp, 
     }
 }
 
-static __always_inline u32 highest_sacked(const int direct, struct tcp_sock *tp) {
+static __always_inline u32 highest_sacked(const int direct, struct tcp_sock *tp, u32 una,
+                                          u32 next) {
     struct sk_buff *highest;
 
     if (!GET(tp, sacked_out))
-        return GET(tp, snd_una);
+        return una;
     highest = GET(tp, highest_sack);
     if (!highest)
-        return GET(tp, snd_nxt);
+        return next;
     return READ(direct, (struct tcp_skb_cb *)(void *)&highest->cb, seq);
 }
 
@@ -178,15 +179,18 @@ static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u
     u32 next = GET(tp, snd_nxt);
     u32 write = GET(tp, write_seq);
     u32 cwnd = GET(tp, snd_cwnd);
+    u32 received = GET(tp, rcv_nxt);
+    u32 copied = GET(tp, copied_seq);
+    u32 reordering = GET(tp, reordering);
 
     SET(snd_cwnd, cwnd * mss);
     SET(snd_max, next);
     if (HAS(snd_fack))
-        SET(snd_fack, highest_sacked(direct, tp));
+        SET(snd_fack, highest_sacked(direct, tp, una, next));
     SET(sb_hiwat, GET(sk, sk_sndbuf));
     SET(snd_sb_cc, write - una);
-    SET(rcv_sb_cc, GET(tp, rcv_nxt) - GET(tp, copied_seq));
-    fill_targets(direct, tp, entry);
+    SET(rcv_sb_cc, received - copied);
+    fill_targets(direct, tp, mss, cwnd, reordering, entry);
     fill_system(direct, sk, entry);
 
     SET(bytes_acked, GET(tp, bytes_acked));
@@ -196,9 +200,9 @@ static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u
     SET(pacing_rate, GET(sk, sk_pacing_rate));
     SET(snd_una, una);
     SET(snd_nxt, next);
-    SET(rcv_nxt, GET(tp, rcv_nxt));
+    SET(rcv_nxt, received);
     SET(write_seq, write);
-    SET(copied_seq, GET(tp, copied_seq));
+    SET(copied_seq, copied);
     SET(snd_wnd, GET(tp, snd_wnd));
     SET(rcv_wnd, GET(tp, rcv_wnd));
     SET(snd_ssthresh, GET(tp, snd_ssthresh));
@@ -212,7 +216,7 @@ static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u
     SET(sacked_out, GET(tp, sacked_out));
     SET(lost_out, GET(tp, lost_out));
     SET(total_retrans, GET(tp, total_retrans));
-    SET(reordering, GET(tp, reordering));
+    SET(reordering, reordering);
     SET(delivered, GET(tp, delivered));
     SET(delivered_ce, GET(tp, delivered_ce));
     SET(mss, mss);

@@ -23,6 +23,14 @@ BPF_ARRAY(blank_connection, struct connection, 1);
  */
 BPF_HASH(existing_inodes, u64, u32, KLOGGER_INODES);
 
+/*
+ * A full TCP socket as what it is, or null: bpf_skc_to_tcp_sock(). The second argument is for
+ * bpf_rdonly_cast(), which collector/patching.py puts in its place where the kernel has that: a
+ * call that the verifier turns into a move, and that asks nothing of the socket.
+ */
+static struct tcp_sock *(*as_tcp_sock)(struct sock *sk, u32 type) = (void *)137;
+#define AS_TCP(sk) as_tcp_sock(sk, 0x74637073)
+
 static __always_inline void map_v4(u64 *address, u32 v4) {
     address[0] = 0;
     address[1] = (u64)v4 << 32 | MAPPED_PREFIX;
@@ -39,13 +47,18 @@ static __always_inline u64 cookie_of(const int direct, struct net *net) {
 /* Fills in what the kernel has wiped from a socket that is closed, as far as it is known; whether
  * the addresses are among that.
  */
-static __always_inline int recall_ends(struct sock *sk, int fresh, struct endpoints *ends) {
+static __always_inline int recall_ends(const int direct, struct sock *sk, int fresh,
+                                       struct endpoints *ends) {
     struct connection *known;
     u64 key = (u64)sk;
 
     /* Requests and those in TIME_WAIT, which have no such member, always have their port. */
-    if (!ends->lport)
-        ends->lport = bpf_ntohs(READ(0, (struct inet_sock *)sk, inet_sport));
+    if (!ends->lport) {
+        struct inet_sock *inet = direct ? (struct inet_sock *)AS_TCP(sk) : (struct inet_sock *)sk;
+
+        if (inet)
+            ends->lport = bpf_ntohs(READ(direct, inet, inet_sport));
+    }
     if (ends->rport || ends->state != STATE_CLOSE || fresh)
         return 0;
     known = connections.lookup(&key);
@@ -153,6 +166,7 @@ static __always_inline u64 new_id(void) {
 static __always_inline struct connection *new_identity(u64 key, struct connection *known) {
     u32 zero = 0;
     struct connection *blank;
+    struct known *row;
 
     forget(key);
     if (known) {
@@ -165,9 +179,13 @@ static __always_inline struct connection *new_identity(u64 key, struct connectio
         return known;
     }
     blank = blank_connection.lookup(&zero);
-    if (!blank)
+    row = known_row(number_of(key));
+    if (!blank || !row)
         return 0;
-    connections.insert(&key, blank);
+    /* First, so that it is never less than what is in the table. */
+    __sync_fetch_and_add(&row->entered, 1);
+    if (connections.insert(&key, blank))
+        __sync_fetch_and_add(&row->entered, -1);
     return connections.lookup(&key);
 }
 
@@ -177,11 +195,13 @@ static __always_inline void number_connection(struct connection *connection) {
         __sync_val_compare_and_swap(&connection->id, 0, new_id());
 }
 
-/* Ends the identity of the socket at key. A look costs less than to delete what is not there. */
+/* Ends the identity of the socket at key, if it has one. */
 static __always_inline void end_identity(u64 key) {
+    struct known *row = known_row(number_of(key));
+
     forget(key);
-    if (connections.lookup(&key))
-        connections.delete(&key);
+    if (row && *(volatile u32 *)&row->entered && !connections.delete(&key))
+        __sync_fetch_and_add(&row->entered, -1);
 }
 
 static __always_inline void remember_ends(struct connection *connection, struct endpoints *ends) {

@@ -20,11 +20,13 @@ struct known {
     u64 comm[2];
     u32 pid;
     u32 ports;
-    u32 looked; /* when its owner was last compared with who called [jiffies] */
-    u32 unused;
+    u32 looked;  /* when its owner was last compared with who called [jiffies] */
+    u32 entered; /* how many of the connections in the table have this place, at most */
+    u64 unused[2];
 };
 
-BPF_ARRAY(known_sockets, struct known, 1 << KNOWN_BITS);
+/* Mapped by nobody, but such a map begins with a page: each row has a cache line. */
+BPF_F_TABLE("array", u32, struct known, known_sockets, 1 << KNOWN_BITS, BPF_F_MMAPABLE);
 
 /* An address as a number: the verifier lets nobody multiply a pointer, but takes one whose bytes
  * were put in order, of which none moves, for a number.

@@ -71,7 +71,7 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         ends.lport = GET(skc, skc_num);
         ends.rport = bpf_ntohs(GET(skc, skc_dport));
         if (!ends.lport || !ends.rport)
-            recalled = recall_ends(sk, flags & FRESH, &ends);
+            recalled = recall_ends(direct, sk, flags & FRESH, &ends);
     }
     settings = filter_settings.lookup(&zero);
     if (!settings)
@@ -117,7 +117,9 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         is_known = is_caller(known, &caller);
     }
     if (!is_known) {
-        if (!packet || sk)
+        /* Where one begins there is seldom one yet. */
+        if ((!packet || sk) &&
+            (!direct || location != LOCATION_STATE_CHANGE || *(volatile u32 *)&known->entered))
             connection = connections.lookup(&key);
         if ((filters & FILTER_PIDS) && location != LOCATION_EXISTING) {
             if ((flags & OWNER) ? !filter_pid(bpf_get_current_pid_tgid() >> 32)
@@ -170,7 +172,9 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     }
     /* Of a copy the state is asked once more: the verifier walks what stands between only once. */
     if (direct) {
-        tp = bpf_skc_to_tcp_sock(sk);
+        /* Of those who tell of their socket directly, only a reset may be sent by no full one. */
+        if (location != LOCATION_RESET_SENT || !mini)
+            tp = AS_TCP(sk);
     } else if (!packet && !bpf_probe_read_kernel(slot->copy, sizeof(struct tcp_sock), sk)) {
         if (!is_mini(GET((struct sock *)slot->copy, __sk_common.skc_state)))
             tp = (struct tcp_sock *)slot->copy;

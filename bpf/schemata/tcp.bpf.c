@@ -141,10 +141,9 @@ PROBE(cong_state, "CONG_STATE", "btf:tcp_cong_state_set raw:tcp_cong_state_set")
 PROBE(rcv_space_adjust, "RCV_SPACE_ADJUST", "btf:tcp_rcv_space_adjust raw:tcp_rcv_space_adjust")
 {
     struct sock *sk = (struct sock *)ARG(0);
-    u32 space = 0;
+    struct tcp_sock *tp = DIRECT ? AS_TCP(sk) : (struct tcp_sock *)sk;
+    u32 space = tp ? READ(DIRECT, tp, rcvq_space.space) : 0;
 
-    bpf_probe_read_kernel(&space, sizeof(space),
-                          (void *)&((struct tcp_sock *)sk)->rcvq_space.space);
     snapshot(ctx, cpu, DIRECT, LOCATION_RCV_SPACE_ADJUST, sk, 0, space, 0);
 }
 #endif

@@ -9,7 +9,15 @@ import struct
 import pytest
 
 from collector.compiler import Code, Image, MapSpec
-from collector.program import COPY_MARK, fill_maps, second_copy
+from collector.patching import (
+    COPY_MARK,
+    TO_TCP_SOCK,
+    TYPE_MARK,
+    Cast,
+    cast_freely,
+    fill_maps,
+    second_copy,
+)
 
 COUNTS = MapSpec("counts", 2, 4, 8, 16, 0)
 EVENTS = MapSpec("events", 4, 4, 4, 2, 0)
@@ -71,3 +79,28 @@ def test_code_without_the_mark_has_no_second_copy() -> None:
     assert second_copy(load_constant(1, COPY_MARK + 1) + RETURN) is None
     # The second half of a wide load may look like an instruction; it is none.
     assert second_copy(load_constant(1, 0x18 << 32) + RETURN) is None
+
+
+def instruction(operation: int, registers: int, immediate: int) -> bytes:
+    return struct.pack("=BBhi", operation, registers, 0, immediate)
+
+
+TYPE = instruction(0xB7, 2, TYPE_MARK)
+HELPER = instruction(0x85, 0, TO_TCP_SOCK)
+
+
+def test_casts_take_the_place_of_the_helper() -> None:
+    code = load_constant(1, TYPE_MARK) + TYPE + HELPER + instruction(0x85, 0, 5) + RETURN
+    expected = (
+        load_constant(1, TYPE_MARK)
+        + instruction(0xB7, 2, 77)
+        + instruction(0x85, 0x20, 99)
+        + instruction(0x85, 0, 5)
+        + RETURN
+    )
+    assert cast_freely(code, Cast(function=99, socket=77)) == expected
+
+
+@pytest.mark.parametrize("code", [HELPER + RETURN, TYPE + HELPER + HELPER + RETURN, RETURN])
+def test_helpers_without_a_type_stay(code: bytes) -> None:
+    assert cast_freely(code, Cast(99, 77)) == code

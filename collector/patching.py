@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image's bytecode, made ready for one capture and this kernel: for collector/program.py."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from collector import bpfsys
+from collector.btf import Kind
+from collector.compiler import Code
+
+COPY_MARK = 0x6B6C6F6767657231
+"""What PROBE() of bpf/include/klogger.h holds in the first copy of a program."""
+TYPE_MARK = 0x74637073
+"""What AS_TCP() of bpf/include/tcp_identity.h says instead of struct tcp_sock's number in BTF."""
+TO_TCP_SOCK = 137
+"""The helper bpf_skc_to_tcp_sock()."""
+
+
+class Types(Protocol):
+    """What is asked of BTF (collector/btf.py)."""
+
+    def find(self, kind: Kind, name: str) -> int | None: ...
+
+
+class Cast(NamedTuple):
+    """BTF's numbers of bpf_rdonly_cast() and of struct tcp_sock."""
+
+    function: int
+    socket: int
+
+    @classmethod
+    def find(cls, btf: Types) -> Cast | None:
+        """None on kernels without that function (before Linux 6.2)."""
+        function, socket = btf.find(Kind.FUNC, "bpf_rdonly_cast"), btf.find(Kind.STRUCT, "tcp_sock")
+        return None if function is None or socket is None else cls(function, socket)
+
+
+def fill_maps(code: Code, fds: Mapping[str, int]) -> bytes:
+    """The code with map descriptors in place."""
+    filled = bytearray(code.instructions)
+    for index, name in code.map_refs:
+        struct.pack_into("=i", filled, index * 8 + 4, fds[name])
+    return bytes(filled)
+
+
+def second_copy(code: bytes) -> bytes | None:
+    """The code with the first COPY_MARK made 0, or None when it has none."""
+    index = 0
+    while index < len(code) // 8:
+        if code[index * 8] != bpfsys.BPF_LD_IMM64:
+            index += 1
+            continue
+        low, high = (struct.unpack_from("=I", code, index * 8 + at)[0] for at in (4, 12))
+        if low | high << 32 == COPY_MARK:
+            patched = bytearray(code)
+            for at in (4, 12):
+                struct.pack_into("=I", patched, index * 8 + at, 0)
+            return bytes(patched)
+        index += 2
+    return None
+
+
+def cast_freely(code: bytes, cast: Cast) -> bytes:
+    """The code with bpf_rdonly_cast() for bpf_skc_to_tcp_sock(): the verifier makes a move of it.
+
+    Code that calls the helper without saying the type is left as it is.
+    """
+    patched = bytearray(code)
+    types = calls = 0
+    for at in range(0, len(code), 8):
+        operation, registers, _, immediate = struct.unpack_from("=BBhi", code, at)
+        if operation == bpfsys.BPF_MOV64_IMM and immediate == TYPE_MARK:
+            types += 1
+            struct.pack_into("=i", patched, at + 4, cast.socket)
+        elif operation == bpfsys.BPF_CALL and registers == 0 and immediate == TO_TCP_SOCK:
+            calls += 1
+            patched[at + 1] = bpfsys.BPF_PSEUDO_KFUNC_CALL << 4
+            struct.pack_into("=i", patched, at + 4, cast.function)
+    return bytes(patched) if types == calls else code

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of connections in the kernel, and the rows in front of it that count what is there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from capturing import join, listening, wait_until
+
+from collector import bpfsys, program
+from collector.filters import parse
+from collector.kernel import Kernel
+from collector.lab import Lab
+from collector.patching import Cast, cast_freely
+from collector.preparing import Prepared, Wish, prepare
+
+ROWS = 1 << 14
+ROW = np.dtype([("sk", "=u8"), ("id", "=u8"), ("comm", "S16"), ("pid", "=u4"), ("ports", "=u4"),
+                ("looked", "=u4"), ("entered", "=u4"), ("unused", "=u8", 2)])  # fmt: skip
+"""struct known of bpf/include/tcp_known.h."""
+
+
+def started(prepared: Prepared, lab: Lab, ports: str | None = None) -> Kernel:
+    filters = parse(namespaces=[lab.a.name, lab.b.name], ports=ports)
+    kernel = Kernel(prepared, filters)
+    filters.close()
+    kernel.loaded.attach()
+    kernel.switch_on()
+    return kernel
+
+
+def in_table(kernel: Kernel) -> int:
+    spec = next(spec for spec in kernel._prepared.image.maps if spec.name == "connections")
+    fd = kernel.loaded.maps["connections"]
+    return len(bpfsys.map_entries(fd, spec.key_size, spec.value_size, 4096)[0])
+
+
+def counted(kernel: Kernel) -> int:
+    rows = bpfsys.map_entries(kernel.loaded.maps["known_sockets"], 4, ROW.itemsize, ROWS)[1]
+    return int(rows.copy().view(ROW)["entered"].sum())
+
+
+@pytest.mark.parametrize("kind", ["btf", "raw"])
+def test_the_rows_count_what_is_in_the_table(kind: str, lab: Lab) -> None:
+    prepared = prepare(Wish(existing=False, kinds=(kind,)))
+    with started(prepared, lab) as kernel, listening(lab.b, lab.b.address4) as listener:
+        # Two ends each, and the listener.
+        pairs = [join(lab.a, listener, lab.b.address4) for _ in range(20)]
+        assert in_table(kernel) == counted(kernel) == 41
+        for pair in pairs:
+            pair.close()
+        wait_until(lambda: in_table(kernel) == counted(kernel) == 1)
+
+
+def test_what_the_filter_leaves_out_is_not_in_the_table(lab: Lab) -> None:
+    prepared = prepare(Wish(existing=False))
+    with started(prepared, lab, ports="9") as kernel:
+        with listening(lab.b, lab.b.address4) as listener:
+            for _ in range(5):
+                join(lab.a, listener, lab.b.address4).close()
+        assert not in_table(kernel)
+        assert counted(kernel) == 0
+        accounts = kernel.heads()["accounts"]
+        assert accounts["attempts"].sum() > 50
+        assert np.array_equal(accounts["attempts"], accounts["filtered"])
+
+
+def test_casts_that_this_kernel_does_not_take(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> None:
+    """The helper takes their place."""
+    prepared = prepare(Wish(existing=False, locations="SEGMENT_RECEIVED", kinds=("btf",)))
+    found = Cast.find(prepared.btf)
+    if found is None:
+        pytest.skip("this kernel has no bpf_rdonly_cast()")
+    code = prepared.image.programs["segment_received"].instructions
+    assert cast_freely(code, found) != code
+    wrong = Cast(1 << 30, found.socket)
+    loads: list[bytes] = []
+    real = program.load_code
+
+    def noting(kind: str, code: bytes, name: str, btf_id: int) -> int:
+        fd = real(kind, code, name, btf_id)
+        loads.append(code)
+        return fd
+
+    monkeypatch.setattr(program, "load_code", noting)
+    for cast, freely in ((found, True), (wrong, False)):
+        monkeypatch.setattr(Cast, "find", classmethod(lambda cls, btf, cast=cast: cast))
+        loads.clear()
+        with started(prepared, lab) as kernel, listening(lab.b, lab.b.address4) as listener:
+            join(lab.a, listener, lab.b.address4).close()
+            wait_until(lambda: kernel.heads()["accounts"]["attempts"].sum() > 0)
+        assert any(cast_freely(code, found) != code for code in loads) == (not freely)
