@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from collector.lab import Lab
 from collector.spaces import Side
 from formats import control
 from formats.psc import Capture
+
+if TYPE_CHECKING:
+    from tests.live.forked import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 GUEST = "TCPKMON_GUEST" in os.environ
@@ -139,8 +143,28 @@ class Outcome:
         assert self.capture.lost == 0, self.ledger
 
 
+def _start(kinds: str, arguments: Sequence[str], told: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, kinds, "--ready-fd", str(told), *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=(told,),
+    )
+
+
+def _fork(kinds: str, arguments: Sequence[str], told: int) -> Forked:
+    from tests.live.forked import Forked
+
+    return Forked(kinds, arguments, Connection(os.dup(told), readable=False))
+
+
 class Running:
     """A capture under way."""
+
+    process: subprocess.Popen[str] | Forked
 
     def __init__(self, path: Path, arguments: Sequence[str], kinds: str) -> None:
         self.path = path
@@ -148,19 +172,9 @@ class Running:
         self._interrupted = False
         self._is_ready = False
         self._ready, told = os.pipe()
+        words = ("-o", str(path), *arguments)
         try:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", DRIVER, kinds),
-                    *("-o", str(path), "--ready-fd", str(told), *arguments),
-                ],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                pass_fds=(told,),
-            )
+            self.process = _fork(kinds, words, told) if GUEST else _start(kinds, words, told)
         except BaseException:
             os.close(self._ready)
             raise

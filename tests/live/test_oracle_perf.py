@@ -23,9 +23,9 @@ from collector import traffic
 from collector.lab import Bottleneck, Lab
 from collector.traffic import Workload
 
-# perf needs tracefs, which is mounted for it alone: in a mount namespace of its own.
+# perf needs tracefs. Where it is not mounted, perf gets it alone: in a mount namespace of its own.
 RECORD = (
-    "mount -t tracefs none /sys/kernel/tracing && "
+    "{ mountpoint -q /sys/kernel/tracing || mount -t tracefs none /sys/kernel/tracing; } && "
     'exec perf record -q -a -k CLOCK_MONOTONIC -e tcp:tcp_probe -m 1024 -D -1 "$@"'
 )
 COMPARED = ("snd_nxt", "snd_una", "snd_cwnd", "ssthresh", "snd_wnd", "srtt", "rcv_wnd")

@@ -2,7 +2,7 @@
 """A pytest plugin for scripts/vmtest: says test by test what came of it, and what was recorded.
 
 Into $TCPKMON_RESULTS: collected.json, the tests; outcomes.jsonl, a line for each when it is done;
-results.jsonl, a line for each file; failures.log; seen.json, for scripts/kernels.
+results.jsonl, a line for each file; failures.log; seen.json, for scripts/kernels. Times are s.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CAPTURING = ("capturing", "tests.live.capturing")
 class _Reporter:
     def __init__(self) -> None:
         self._file = ""
-        self._begun = time.monotonic()
+        self._begun = self._test_begun = time.monotonic()
         self._counts = dict.fromkeys(_OUTCOMES, 0)
         self._test = ""
         self._worst = "passed"
@@ -48,6 +48,7 @@ class _Reporter:
             self._flush()
             self._file = file
         self._test, self._worst = nodeid, ""
+        self._test_begun = time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome = str(report.outcome)
@@ -63,7 +64,9 @@ class _Reporter:
 
     def pytest_runtest_logfinish(self, nodeid: str, location: object) -> None:
         if self._worst:
-            _append("outcomes.jsonl", {"test": nodeid, "outcome": self._worst})
+            seconds = round(time.monotonic() - self._test_begun, 1)
+            row = {"test": nodeid, "outcome": self._worst, "seconds": seconds}
+            _append("outcomes.jsonl", row)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

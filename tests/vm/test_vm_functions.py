@@ -8,8 +8,10 @@ import fcntl
 import re
 import subprocess
 import termios
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from collector import traffic
@@ -17,38 +19,83 @@ from collector.lab import Lab
 from collector.probing import Probing
 from collector.traffic import Workload
 from formats.verify import verify_file
-from tests.live.capturing import capturing, connected, receive, wait_until, within
+from tests.live.capturing import (
+    Outcome,
+    Records,
+    capturing,
+    connected,
+    receive,
+    wait_until,
+    within,
+)
 
 EVERYTHING = ("--columns", "all", "--locations", "all")
 WAYS = {"typed": "btf,fentry,fexit,iter", "untyped": "raw,kprobe,iter"}
 UNDO_COUNTERS = ("TCPFullUndo", "TCPPartialUndo", "TCPDSACKUndo", "TCPLossUndo")
+LARGEST = 1 << 16
+"""Bytes that go out at once."""
 FUNCTION_KINDS = {"fentry", "fexit", "kprobe"}
 
 
-def _needs(probing: Probing, kinds: str, function: str) -> None:
+def _lacking(probing: Probing, kinds: str, function: str) -> str:
+    """Why no program can hang on it; empty where one can."""
     reasons = [probing.why_not(k, function) for k in kinds.split(",") if k in FUNCTION_KINDS]
-    if all(reasons):
-        pytest.skip(reasons[0])
+    return str(reasons[0]) if all(reasons) else ""
+
+
+def _records_of(outcome: Outcome, lab: Lab) -> Records:
+    spaces = [lab.a.namespace.cookie, lab.b.namespace.cookie]
+    return outcome.records.pick(np.isin(outcome.records["netns"], spaces))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_transmits_and_acknowledgements(
-    lab: Lab, tmp_path: Path, probing: Probing, way: str
-) -> None:
-    _needs(probing, WAYS[way], "__tcp_transmit_skb")
-    lab.drop(3.0)
+def test_functions(tmp_path: Path, probing: Probing, way: str) -> None:
+    """In one capture, since an emulated CPU takes long to start each; each has its own lab."""
+    kinds = WAYS[way]
     path = tmp_path / "a.pm"
-    with capturing(path, *EVERYTHING, *within(lab), kinds=WAYS[way]) as running:
-        workload = Workload(server=lab.b.address4, count=100, size=4_000, reply=10)
-        result = traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=300)
-    outcome = running.stop()
-    outcome.check_complete()
-    client = outcome.records.where(rport=result.port)
+    with Lab() as lossy, Lab() as plain, Lab() as late:
+        lossy.drop(3.0)
+        has_netem = _delay(late, "1ms")
+        labs = [*within(lossy), *within(plain), *within(late)]
+        with capturing(path, *EVERYTHING, *labs, kinds=kinds) as running:
+            work = Workload(server=lossy.b.address4, count=100, size=4_000, reply=10)
+            transmitted = _run(lossy, work)
+            work = Workload(
+                server=plain.b.address4, connections=2, count=30, size=700, reply=10
+            )  # fmt: skip
+            called = _run(plain, work)
+            if has_netem:
+                port = _be_late(late)
+        outcome = running.stop()
+        undone = _count_undone(str(late.run("a", ["cat", "/proc/net/netstat"])))
+        outcome.check_complete()
+        _check_calls(outcome, _records_of(outcome, plain), called)
+        # Events that a kprobe in an interrupt of another's handler did not see.
+        missed = Counter({one.name: one.recursion + one.kprobe for one in verify_file(path).missed})
+        lacking = _lacking(probing, kinds, "__tcp_transmit_skb")
+        if not lacking:
+            client = _records_of(outcome, lossy).where(rport=transmitted.port)
+            _check_transmits(outcome, client, missed["TRANSMIT"])
+        lacking = lacking or _lacking(probing, kinds, "tcp_undo_cwnd_reduction")
+        if has_netem and not lacking:
+            client = _records_of(outcome, late).where(lport=port)
+            assert undone
+            assert len(client.at("RTO"))
+            assert undone - missed["CWND_UNDO"] <= len(client.at("CWND_UNDO")) <= undone
+    if lacking or not has_netem:
+        pytest.skip(f"the rest was tested; {lacking or 'no netem here'}")
+
+
+def _run(lab: Lab, work: Workload) -> traffic.Result:
+    return traffic.run(work, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=300)
+
+
+def _check_transmits(outcome: Outcome, client: Records, missed: int) -> None:
     sent = client.at("TRANSMIT")
     final = client.at("DESTROY")
     # The kernel's own count of what went out, and ours, segment by segment.
     told = int(sent["callvalue"].sum())
-    assert told == final.last("bytes_sent") >= 100 * 4_000, verify_file(path).missed
+    assert 0 <= final.last("bytes_sent") - told <= missed * LARGEST
     assert final.last("bytes_sent") == final.last("bytes_retrans") + 100 * 4_000
     steps = client.at("SEGMENT_RECEIVED", "ACK_PROCESSED")
     assert outcome.capture.schema is not None
@@ -68,45 +115,39 @@ def test_transmits_and_acknowledgements(
     assert 0 <= last.last("snd_nxt") - last.last("snd_una") <= 1
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_calls_of_the_application(lab: Lab, tmp_path: Path, way: str) -> None:
-    with capturing(tmp_path / "a.pm", *EVERYTHING, *within(lab), kinds=WAYS[way]) as running:
-        workload = Workload(server=lab.b.address4, connections=2, count=30, size=700, reply=10)
-        result = traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd, timeout_s=300)
-    outcome = running.stop()
-    outcome.check_complete()
+def _check_calls(outcome: Outcome, records: Records, done: traffic.Result) -> None:
     ways = outcome.capture.settings["locations"]
-    missing = outcome.capture.settings["missing_locations"]
-    if "SEND_CALL" in missing:
-        pytest.skip(missing["SEND_CALL"])
-    sends = outcome.records.at("SEND_CALL")
-    assert len(sends) == result.client.sends + result.server.sends
+    if "SEND_CALL" in outcome.capture.settings["missing_locations"]:
+        return
+    sends = records.at("SEND_CALL")
+    assert len(sends) == done.client.sends + done.server.sends
     # A kprobe runs before the call and tells what was asked; all else tells what was done.
-    assert int(sends["callvalue"].sum()) == result.client.bytes_sent + result.server.bytes_sent
+    assert int(sends["callvalue"].sum()) == done.client.bytes_sent + done.server.bytes_sent
     if not ways["RECEIVE_CALL"].startswith("kprobe"):
-        receives = outcome.records.at("RECEIVE_CALL")
-        total = result.client.bytes_received + result.server.bytes_received
+        receives = records.at("RECEIVE_CALL")
+        total = done.client.bytes_received + done.server.bytes_received
         assert int(receives["callvalue"].sum()) == total
-        assert len(receives) == result.client.receives + result.server.receives
+        assert len(receives) == done.client.receives + done.server.receives
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_undone_reductions(lab: Lab, tmp_path: Path, probing: Probing, way: str) -> None:
-    """The delay leaps: the timer fires, then the ACKs of the originals tell that it was wrong."""
-    _needs(probing, WAYS[way], "tcp_undo_cwnd_reduction")
-    delay = ["tc", "qdisc", "replace", "dev", "veth0", "root", "netem", "delay"]
+def _delay(lab: Lab, delay: str) -> bool:
+    """What b sends takes so long; whether the kernel has netem."""
     try:
-        lab.run("b", [*delay, "1ms"])
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"netem: {error.stderr.strip()}")
-    with (
-        capturing(tmp_path / "a.pm", *EVERYTHING, *within(lab), kinds=WAYS[way]) as running,
-        connected(lab) as pair,
-    ):
-        port = pair.client_port
+        lab.run("b", ["tc", "qdisc", "replace", "dev", "veth0", "root", "netem", "delay", delay])
+    except subprocess.CalledProcessError:
+        return False
+    return True
+
+
+def _be_late(lab: Lab) -> int:
+    """The delay leaps: the timer fires, then the ACKs of the originals tell that it was wrong.
+
+    Returns the client's port.
+    """
+    with connected(lab) as pair:
         for _ in range(20):
             pair.exchange()
-        lab.run("b", [*delay, "3000ms"])
+        _delay(lab, "3000ms")
         for _ in range(5):
             pair.client.sendall(bytes(1000))
         receive(pair.server, 5000)
@@ -117,14 +158,8 @@ def test_undone_reductions(lab: Lab, tmp_path: Path, probing: Probing, way: str)
             return pending[0] == 0
 
         wait_until(all_acknowledged, timeout_s=300)
-        lab.run("b", [*delay, "1ms"])
-    outcome = running.stop()
-    outcome.check_complete()
-    undone = _count_undone(str(lab.run("a", ["cat", "/proc/net/netstat"])))
-    assert undone
-    client = outcome.records.where(lport=port)
-    assert len(client.at("RTO"))
-    assert len(client.at("CWND_UNDO")) == undone
+        _delay(lab, "1ms")
+        return pair.client_port
 
 
 def _count_undone(netstat: str) -> int:

@@ -22,7 +22,7 @@ from tests.vm.hotplug import (
 )
 
 
-@pytest.mark.usefixtures("compiled_here")
+@pytest.mark.usefixtures("machine_of_its_own", "compiled_here")
 def test_a_cpu_comes_on_late(tmp_path: Path) -> None:
     if "TCPKMON_LATE_CPU" not in os.environ:
         pytest.skip("needs a guest that booted with CPU 1 off: tests/vm/guest.sh tells")

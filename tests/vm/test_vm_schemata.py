@@ -10,7 +10,9 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -49,23 +51,45 @@ while True:
 
 
 @pytest.mark.parametrize(("kinds", "way"), [("", "fentry"), (KPROBES, "kprobe")])
-def test_sched(tmp_path: Path, kinds: str, way: str) -> None:
-    """As on the host; and a wake-up is seen of a process that is awake, one for each signal."""
-    with logging(tmp_path / "log", "sched", kinds=kinds) as running:
-        with sched.sleeper() as sleeper:
-            told, _ = sleeper.communicate("go\n")
-            assert sleeper.returncode == 0
-        with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as busy:
-            assert busy.stdout is not None
-            assert os.read(busy.stdout.fileno(), 1)
-            for _ in range(TIMES):
-                busy.send_signal(signal.SIGUSR1)
-                assert os.read(busy.stdout.fileno(), 1)
-            busy.kill()
+def test_all_three(tmp_path: Path, probing: Probing, kinds: str, way: str) -> None:
+    """In one capture, since an emulated CPU takes long to start each."""
+    with logging(tmp_path / "log", "sched", "locking", "stopwatch", kinds=kinds) as running:
+        wakeups = wake_up()
+        locks = use_locks(tmp_path)
+        numbers = press_all()
     log = running.finish()
+    check_wakeups(log, way, wakeups)
+    check_locks(log, way, locks)
+    if not probing.can("btf", "task_prctl_unknown"):  # that one the live tests try
+        check_presses(log, f"{way}:security_task_prctl", numbers)
+
+
+@dataclass(frozen=True)
+class Wakeups:
+    """Of a process that sleeps, with what it told, and of one that is never asleep."""
+
+    sleeper: int
+    told: str
+    busy: int
+
+
+def wake_up() -> Wakeups:
+    sleeper, told = sched.run_sleeper()
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as busy:
+        assert busy.stdout is not None
+        assert os.read(busy.stdout.fileno(), 1)
+        for _ in range(TIMES):
+            busy.send_signal(signal.SIGUSR1)
+            assert os.read(busy.stdout.fileno(), 1)
+        busy.kill()
+    return Wakeups(sleeper, told, busy.pid)
+
+
+def check_wakeups(log: Log, way: str, done: Wakeups) -> None:
+    """As on the host; and a wake-up is seen of a process that is awake, one for each signal."""
     assert log.ways["TRY_TO_WAKEUP"] == f"{way}:try_to_wake_up"
-    sched.check_sleeper(log, sleeper.pid, told, least=1)
-    tries = log.of("TRY_TO_WAKEUP", pid=busy.pid, waker=threading.get_native_id())
+    sched.check_sleeper(log, done.sleeper, done.told, least=1)
+    tries = log.of("TRY_TO_WAKEUP", pid=done.busy, waker=threading.get_native_id())
     awake = [one for one in tries if not one["wakes"]]
     # The last one is SIGKILL's.
     assert len(awake) == TIMES + 1
@@ -84,40 +108,51 @@ def make_locks() -> None:
         os.waitpid(child, 0)
 
 
-def check_made(log: Log, way: str) -> None:
-    me = {"tgid": os.getpid()}
-    made = {"&ctx->wqh": TIMES}
-    # One more pipe has the mutex that is waited for.
-    made |= dict.fromkeys(("&pipe->rd_wait", "&pipe->wr_wait", "&pipe->mutex"), TIMES + 1)
-    found = [one for one in log.of("SPINLOCK_INIT", **me) if one["name"] in made]
-    assert Counter(one["name"] for one in found) == made
-    assert {one["name"] for one in found if one["holder"] == "MUTEX_WAITERS"} == {"&pipe->mutex"}
-    assert len(log.of("RWLOCK_INIT", name="&mm->mmap_lock", type="RWSEM", **me)) == TIMES
-    assert log.ways["RWLOCK_INIT"] == f"{way}:__init_rwsem"
+@dataclass(frozen=True)
+class Locks:
+    """When locks were made, and who waited for which: event, thread, span, type of lock."""
+
+    made: locking.Span
+    waits: list[tuple[str, int, locking.Span, str]]
 
 
-@pytest.mark.parametrize(("kinds", "way"), [("", "fentry"), (KPROBES, "kprobe")])
-def test_locking(tmp_path: Path, kinds: str, way: str) -> None:
-    """A lock that was waited for is logged when it is released, and all are that are made."""
-    with logging(tmp_path / "log", "locking", kinds=kinds) as running:
-        make_locks()
-        pages = [HeldPage() for _ in range(3)]
-        write_span, writers = locking.wait_for_writers(tmp_path, pages[0])
-        read_span, writer, readers = locking.wait_for_readers(tmp_path, pages[1])
-        mutex_span, mutexes = locking.wait_for_mutex(pages[2])
-        for page in pages:
-            page.close()
-    log = running.finish()
-    check_made(log, way)
+def use_locks(folder: Path) -> Locks:
+    begin = time.monotonic_ns()
+    make_locks()
+    made = begin, time.monotonic_ns()
+    pages = [HeldPage() for _ in range(3)]
+    write_span, writers = locking.wait_for_writers(folder, pages[0])
+    read_span, writer, readers = locking.wait_for_readers(folder, pages[1])
+    mutex_span, mutexes = locking.wait_for_mutex(pages[2])
+    for page in pages:
+        page.close()
     waits = [("WRITELOCK_FINISH", pid, write_span, "RWSEM") for pid in writers]
     waits.append(("WRITELOCK_FINISH", writer, read_span, "RWSEM"))
     waits += [("READLOCK_FINISH", pid, read_span, "RWSEM") for pid in readers]
     waits += [("MUTEX_FINISH", pid, mutex_span, "MUTEX") for pid in mutexes]
-    for wait in waits:
+    return Locks(made, waits)
+
+
+def check_locks(log: Log, way: str, done: Locks) -> None:
+    """A lock that was waited for is logged when it is released, and all are that are made."""
+    check_made(log, way, done.made)
+    for wait in done.waits:
         record = locking.check_wait(log, *wait)
         assert record["moment"] == "RELEASED"
         assert record["acquired"] < record["time_ns"]
     assert log.missing["BKL_LOCK_FINISH"] == "no probe of its schema logs it"
+
+
+def check_made(log: Log, way: str, span: locking.Span) -> None:
+    made = {"&ctx->wqh": TIMES}
+    made |= dict.fromkeys(("&pipe->rd_wait", "&pipe->wr_wait", "&pipe->mutex"), TIMES)
+    inits = sched.between(log.of("SPINLOCK_INIT", tgid=os.getpid()), *span)
+    found = [one for one in inits if one["name"] in made]
+    assert Counter(one["name"] for one in found) == made
+    assert {one["name"] for one in found if one["holder"] == "MUTEX_WAITERS"} == {"&pipe->mutex"}
+    spaces = log.of("RWLOCK_INIT", name="&mm->mmap_lock", type="RWSEM", tgid=os.getpid())
+    assert len(sched.between(spaces, *span)) == TIMES
+    assert log.ways["RWLOCK_INIT"] == f"{way}:__init_rwsem"
 
 
 def test_a_release_that_is_not_seen(tmp_path: Path) -> None:
@@ -176,25 +211,28 @@ def test_spinlocks_that_are_waited_for(tmp_path: Path) -> None:
     assert {one["moment"] for records in found.values() for one in records} == {"RELEASED"}
 
 
-@pytest.mark.parametrize(("kinds", "way"), [
-    ("", "fentry:security_task_prctl"),
-    (KPROBES, "kprobe:security_task_prctl"),
-    ("btf,raw", "raw:sys_enter"),
-])  # fmt: skip
-def test_stopwatch(tmp_path: Path, kinds: str, way: str, probing: Probing) -> None:
-    if probing.can("btf", "task_prctl_unknown"):
-        pytest.skip("this kernel has a tracepoint for it, which the live tests try")
+def press_all() -> range:
     numbers = stopwatch.some_numbers(2)
-    with logging(tmp_path / "log", "stopwatch", kinds=kinds) as running:
-        for number in numbers:
-            stopwatch.press(stopwatch.EVENT_START, number)
-            stopwatch.press(stopwatch.THREAD_START, number)
-            stopwatch.press(stopwatch.THREAD_STOP, number)
-            stopwatch.press(stopwatch.EVENT_STOP, number)
-    log = running.finish()
+    for number in numbers:
+        stopwatch.press(stopwatch.EVENT_START, number)
+        stopwatch.press(stopwatch.THREAD_START, number)
+        stopwatch.press(stopwatch.THREAD_STOP, number)
+        stopwatch.press(stopwatch.EVENT_STOP, number)
+    return numbers
+
+
+def check_presses(log: Log, way: str, numbers: range) -> None:
     assert log.ways["EVENT_START"] == way
     for event in ("EVENT_START", "EVENT_STOP", "THREAD_START", "THREAD_STOP"):
         assert stopwatch.mine(log, event, numbers) == list(numbers)
     assert {one["pid"] for one in log.of("THREAD_STOP") if one["id"] in numbers} == {
         threading.get_native_id()
     }
+
+
+def test_stopwatch_without_functions(tmp_path: Path, probing: Probing) -> None:
+    if probing.can("btf", "task_prctl_unknown"):
+        pytest.skip("this kernel has a tracepoint for it, which the live tests try")
+    with logging(tmp_path / "log", "stopwatch", kinds="btf,raw") as running:
+        numbers = press_all()
+    check_presses(running.finish(), "raw:sys_enter", numbers)
