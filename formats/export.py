@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,16 +16,15 @@ import numpy.typing as npt
 
 from formats.errors import UsageError
 from formats.klogger.values import address_of, text_of
-from formats.psc.reader import BLOCK_BYTES, Capture
-from formats.psc.values import Place, native_dtype
+from formats.psc.reader import Capture
+from formats.psc.sequence import Losses
+from formats.psc.values import decode
 
 FORMS = ("parquet", "arrow", "csv", "json")
 ENDINGS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv"}
 ENDINGS |= {".json": "json", ".jsonl": "json", ".ndjson": "json"}
-ROWS = 1 << 17
-_LEVEL = 1
-_FEW = 256
-_SAMPLE_ROWS = 1 << 14
+ROWS = 1 << 16
+_STRIDE = 512
 
 
 def import_pyarrow() -> Any:
@@ -49,97 +47,86 @@ class Export:
     def __init__(
         self, capture: Capture, names: Sequence[str] | None = None, by_connection: bool = False
     ) -> None:
-        self._pyarrow = import_pyarrow()
         self.capture = capture
         self.names = list(capture.names if names is None else dict.fromkeys(names))
         for name in self.names:
             capture.find_column(name)
         self._by_connection = by_connection
+        self._keys = [
+            column.name
+            for column in map(capture.columns_by_name.get, ("lport", "rport", "conn_id"))
+            if by_connection and column is not None and column.is_integer
+        ]
+        self._places = capture.places(dict.fromkeys([*self.names, *self._keys]))
         self._enums = self._find_enums()
 
     def tables(self, rows: int | None = None, rooms: int = 0) -> Iterator[Any]:
         """The snapshots as pyarrow.Tables of at most so many rows (ROWS), dictionaries for texts.
 
         rooms: so many places in memory are used in turn; a table is valid until its place is used
-        again. 0: each has its own, and stays valid.
+        again. 0: each has its own, and stays valid. After the last, capture.lost is known.
         """
-        pyarrow = self._pyarrow
+        pyarrow = import_pyarrow()
+        column = self.capture.seq_column
+        losses = Losses(8 * column.length) if column is not None else None
         places = itertools.cycle([_Room() for _ in range(rooms)] or [None])
-        entries = _Room()
         for piece in list(self.capture.chunks(rows or ROWS)) or [slice(0, 0)]:
-            found = self._columns(piece, entries, next(places) or _Room())
+            found = self._columns(piece, next(places) or _Room(), losses)
+            if self._by_connection:
+                self._sort(found)
             arrays = [self._array(name, found[name]) for name in self.names]
             fields = [
                 pyarrow.field(name, array.type, nullable=False)
                 for name, array in zip(self.names, arrays, strict=True)
             ]
             yield pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields))
+        if losses is not None:
+            self.capture.lost = losses.lost
 
-    def _columns(self, piece: slice, entries: _Room, room: _Room) -> dict[str, npt.NDArray[Any]]:
-        """The columns of the snapshots of a piece of the file, in the order wanted."""
-        capture = self.capture
-        size = capture.header.entry_size
-        columns = [capture.find_column(name) for name in self.names]
-        signed = [capture.is_signed(column) for column in columns]
-        places = [
-            Place(column, capture.header.endian, size, is_signed)
-            for column, is_signed in zip(columns, signed, strict=True)
-        ]
-        kinds = [
-            native_dtype(column, is_signed)
-            for column, is_signed in zip(columns, signed, strict=True)
-        ]
-        arrays = room.arrays(kinds, piece.stop - piece.start)
+    def _columns(
+        self, piece: slice, room: _Room, losses: Losses | None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """The columns of the snapshots of a piece of the file, and those to sort by."""
+        capture, places = self.capture, self._places
+        rows = places.rows
+        arrays = room.arrays(places.kinds, piece.stop - piece.start)
         done = 0
-        for rows in self._ordered(piece, entries) if self._by_connection else self._kept(piece):
-            for place, values in zip(places, arrays, strict=True):
-                place.read(rows, values[done : done + len(rows)])
-            done += len(rows)
-        return {name: values[:done] for name, values in zip(self.names, arrays, strict=True)}
+        for low in range(piece.start, piece.stop, len(rows)):
+            some = rows[: piece.stop - low]
+            capture.read_into(some, low)
+            if losses is not None and capture.seq_column is not None:
+                losses.add(decode(some, capture.seq_column, capture.header.endian))
+            kept = capture.snapshots_of(some)
+            if len(kept) < len(some):
+                some[: len(kept)] = kept.view(some.dtype)
+            places.read(len(kept), arrays, done)
+            done += len(kept)
+        names = dict.fromkeys([*self.names, *self._keys])
+        return {name: values[:done] for name, values in zip(names, arrays, strict=True)}
 
-    def _kept(self, piece: slice) -> Iterator[npt.NDArray[Any]]:
-        """The snapshots in the order of the file, a few at a time."""
-        for rows in self.capture.blocks(piece.start, piece.stop):
-            yield self.capture.snapshots_of(rows)
-
-    def _ordered(self, piece: slice, entries: _Room) -> Iterator[npt.NDArray[Any]]:
-        """The snapshots by connection, each in the order of the file, a few at a time."""
-        capture = self.capture
-        size = capture.header.entry_size
-        keys = [
-            column
-            for column in map(capture.columns_by_name.get, ("lport", "rport", "conn_id"))
-            if column is not None and column.is_integer
-        ]
-        places = [Place(column, capture.header.endian, size) for column in keys]
-        count = piece.stop - piece.start
-        (rows,) = entries.arrays([capture.entry_dtype], count)
-        found = [np.empty(count, native_dtype(column)) for column in keys]
-        keep = np.empty(count, np.bool_)
-        step = max(BLOCK_BYTES // size, 1)
-        for low in range(0, count, step):
-            some = slice(low, min(low + step, count))
-            capture.read_into(rows[some], piece.start + low)
-            np.logical_not(capture.control_of(rows[some]), out=keep[some])
-            for place, values in zip(places, found, strict=True):
-                place.read(rows[some], values[some])
-        order = np.flatnonzero(keep)
-        if found and keys[-1].name == "conn_id" and found[-1][order].all():
-            del found[:-1]  # the ports tell apart only those without an id
-        for values in found:
+    def _sort(self, found: dict[str, npt.NDArray[Any]]) -> None:
+        """Bring the rows of a connection together, each in the order of the file."""
+        keys = [found[name] for name in self._keys]
+        if keys and self._keys[-1] == "conn_id" and keys[-1].all():
+            del keys[:-1]  # the ports tell apart only those without an id
+        order = np.arange(len(next(iter(found.values()))))
+        for values in keys:
             order = order[np.argsort(self._ranks(values)[order], kind="stable")]
-        # As plain bytes: of a structured row, numpy need not copy what belongs to no column.
-        plain = rows.view(f"V{size}")
-        room = np.empty(min(step, len(order)), plain.dtype)
-        for low in range(0, len(order), step):
-            which = order[low : low + step]
-            yield np.take(plain, which, out=room[: len(which)], mode="clip")
+        spare: dict[int, npt.NDArray[Any]] = {}
+        for name, values in found.items():
+            if not _is_constant(values):
+                size = values.itemsize
+                # The place of one column is the room for the next of its width.
+                room = spare[size].view(values.dtype) if size in spare else np.empty_like(values)
+                found[name] = np.take(values, order, out=room, mode="clip")
+                spare[size] = values
 
     def _ranks(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Numbers in the order of the values, 16 bits wide where these suffice (fast to sort)."""
-        if values.dtype.itemsize <= 2:
-            return values
-        encoded = self._pyarrow.array(values).dictionary_encode()
+        narrow = _narrow(values)
+        if narrow is not None:
+            return narrow
+        encoded = import_pyarrow().array(values).dictionary_encode()
         known = encoded.dictionary.to_numpy()
         if len(known) > 1 << 16:
             return values
@@ -173,9 +160,10 @@ class Export:
         return text_of if self.capture.is_text(name) else _bytes_of
 
     def _array(self, name: str, values: npt.NDArray[Any]) -> Any:
-        pyarrow = self._pyarrow
+        pyarrow = import_pyarrow()
         if self.capture.columns_by_name[name].is_time:
-            return pyarrow.array(values // 1000, pyarrow.timestamp("us", "UTC"))
+            values //= 1000
+            return pyarrow.array(values, pyarrow.timestamp("us", "UTC"))
         text = self.texts(name)
         if text is None:
             return pyarrow.array(values)
@@ -207,101 +195,71 @@ class _Room:
 def encode(values: npt.NDArray[Any]) -> Any:
     """Integers or raw bytes of one width as an Arrow dictionary array."""
     pyarrow = import_pyarrow()
+    values = np.ascontiguousarray(values)
+    starts = _find_runs(values)
+    if starts is None:
+        return _encode_each(values)
+    encoded = _encode_each(values[starts])
+    indices = np.repeat(encoded.indices.to_numpy(), np.diff(starts, append=len(values)))
+    return pyarrow.DictionaryArray.from_arrays(indices, encoded.dictionary, safe=False)
+
+
+def _encode_each(values: npt.NDArray[Any]) -> Any:
+    pyarrow = import_pyarrow()
     if values.dtype.kind in "iu":
         return pyarrow.array(values).dictionary_encode()
-    data = pyarrow.py_buffer(np.ascontiguousarray(values).view(np.uint8))
+    data = pyarrow.py_buffer(values.view(np.uint8))
     kind = pyarrow.binary(values.dtype.itemsize)
     whole = pyarrow.FixedSizeBinaryArray.from_buffers(kind, len(values), [None, data])
     return whole.dictionary_encode()
 
 
+def _find_runs(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """Where a value differs from the one before; None where that is often, or slow to tell."""
+    words = values[:, np.newaxis]
+    if values.dtype.kind not in "iu":
+        count, rest = divmod(values.dtype.itemsize, 8)
+        if rest:
+            return None
+        words = values.view(np.uint64).reshape(len(values), count)
+    differs = np.zeros(len(values), np.bool_)
+    differs[:1] = True
+    for place in range(words.shape[1]):
+        differs[1:] |= words[1:, place] != words[:-1, place]
+    return np.flatnonzero(differs) if 4 * np.count_nonzero(differs) < len(differs) else None
+
+
+def _is_constant(values: npt.NDArray[Any]) -> bool:
+    """Whether all integers are the same; False too where that takes long to tell."""
+    if values.dtype.kind not in "iu" or not len(values):
+        return not len(values)
+    some = values[::_STRIDE]
+    return bool((some == some[0]).all() and (values == some[0]).all())
+
+
+def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """Integers less the least of them, in 16 bits; None where these do not suffice."""
+    if not len(values):
+        return values
+    least = values.min()
+    is_narrow = int(values.max()) - int(least) < 1 << 16
+    return (values - least).astype(np.uint16) if is_narrow else None
+
+
 def write(export: Export, form: str, out: BinaryIO) -> None:
     """Write the snapshots in one of FORMS."""
     if form == "parquet":
-        _write_parquet(export, out)
+        from formats.exportfiles import write_parquet
+
+        write_parquet(export, out)
     elif form == "arrow":
-        _write_arrow(export, out)
+        from formats.exportfiles import write_arrow
+
+        write_arrow(export, out)
     else:
         from formats.exportlines import write_lines
 
         write_lines(export, form, out)
-
-
-def _ahead(tables: Iterator[Any]) -> Iterator[Any]:
-    """The same, each made in another thread while the one before it is used."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting: Future[Any] = pool.submit(next, tables, None)
-        while (table := waiting.result()) is not None:
-            waiting = pool.submit(next, tables, None)
-            yield table
-
-
-def _write_parquet(export: Export, out: BinaryIO) -> None:
-    from pyarrow import parquet
-
-    writer: Any = None
-    try:
-        for table in _ahead(export.tables(rooms=2)):
-            if writer is None:
-                repeating, others = _sort_columns(table)
-                writer = parquet.ParquetWriter(
-                    out,
-                    table.schema,
-                    compression="zstd",
-                    compression_level=_LEVEL,
-                    use_dictionary=repeating,
-                    column_encoding=others,
-                    write_statistics=False,
-                )
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-def _sort_columns(table: Any) -> tuple[list[str], dict[str, str]]:
-    """The columns with a dictionary, and how the others are encoded, by the first rows.
-
-    Numbers of a connection change little from row to row, and many nearly never: those cost least
-    as they are, as their pages are compressed anyway (but as 8 bytes that is slow).
-    """
-    pyarrow = import_pyarrow()
-    repeating: list[str] = []
-    others: dict[str, str] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if pyarrow.types.is_dictionary(column.type):
-            repeating.append(name)
-        elif pyarrow.compute.count_distinct(column.slice(0, _SAMPLE_ROWS)).as_py() > _FEW:
-            others[name] = "DELTA_BINARY_PACKED"
-        elif column.type.bit_width > 32:
-            repeating.append(name)
-        else:
-            others[name] = "PLAIN"
-    return repeating, others
-
-
-def _write_arrow(export: Export, out: BinaryIO) -> None:
-    pyarrow = import_pyarrow()
-    writer: Any = None
-    try:
-        for table in _ahead(export.tables(rooms=2)):
-            plain = _plain(table)
-            if writer is None:
-                writer = pyarrow.ipc.new_file(out, plain.schema)
-            writer.write_table(plain)
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-def _plain(table: Any) -> Any:
-    """The table without dictionaries, which differ from table to table."""
-    pyarrow = import_pyarrow()
-    fields = [
-        f.with_type(f.type.value_type) if pyarrow.types.is_dictionary(f.type) else f
-        for f in table.schema
-    ]
-    return table.cast(pyarrow.schema(fields))
 
 
 def _bytes_of(data: bytes) -> str:

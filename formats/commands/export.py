@@ -39,15 +39,17 @@ def command(
     end is missing; 5: it is damaged. What is good is exported in any case.
     """
     import formats
-    from formats.export import ENDINGS, Export, write
+    from formats.export import ENDINGS, Export, import_pyarrow, write
     from formats.pmgraph.output import create_file
 
     if form is None:
         form = ENDINGS.get(output.suffix.lower(), "") if output is not None else "csv"
         if not form:
             raise UsageError(f"{output}: its ending is of no known format", "add --format parquet")
-    if output is None and form in {"parquet", "arrow"}:
-        raise UsageError(f"{form} needs -o", "name a file")
+    if form in {"parquet", "arrow"}:
+        if output is None:
+            raise UsageError(f"{form} needs -o", "name a file")
+        import_pyarrow()
     names = [n.strip() for n in columns.split(",") if n.strip()] if columns is not None else None
     if names is not None and not names:
         raise UsageError("--columns names none", "tcpkmon columns lists them")

@@ -17,7 +17,7 @@ from formats.errors import UsageError
 from formats.klogger.batch import LogBatch
 from formats.klogger.clock import LogClock, Moment
 from formats.klogger.table import LogEvent, LogField, LogFormat
-from formats.klogger.values import describe_value, dictionary, native
+from formats.klogger.values import describe_value, native
 from formats.schema.model import suggest
 
 _CONDITION = re.compile(r"\s*([^\s=<>!]+)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
@@ -138,10 +138,9 @@ def _test(
         return found
     text = describe_value(batch.format, field)
     assert text is not None
-    encoded = dictionary(field, values)
-    right = [bool(compare(text(one), wanted)) for one in encoded.dictionary.to_pylist()]
-    matching: NDArray[np.bool_] = np.array(right, np.bool_)[encoded.indices.to_numpy()]
-    return matching
+    listed = values.tolist()
+    right = {value: compare(text(value), wanted) for value in set(listed)}
+    return np.array([right[value] for value in listed], np.bool_)
 
 
 def _wanted(log: LogFormat, field: LogField, condition: Condition) -> int | str:

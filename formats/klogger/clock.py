@@ -7,7 +7,6 @@ import datetime
 import re
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from formats.errors import UsageError
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import LogFormat
-from formats.klogger.values import import_pyarrow
 
 CLOCK_EVENT = "CLOCK"
 _FRACTION = re.compile(r"\.\d+", re.ASCII)
@@ -101,24 +99,3 @@ def parse_time(text: str, kind: str) -> Moment:
         moment = moment.replace(tzinfo=datetime.timezone.utc)
     since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
     return Moment((since.days * 86400 + since.seconds) * _BILLION + since.microseconds * 1000, True)
-
-
-def format_times(times_ns: NDArray[np.int64], kind: str) -> Any:
-    """Times (of LogClock.times) as an Arrow array of strings: see docs/klogger-format.md."""
-    pyarrow, compute = import_pyarrow()
-    text = pyarrow.string()
-    if kind == "mono":
-        return compute.cast(pyarrow.array(times_ns.view(np.uint64)), text)
-    if kind == "iso":
-        stamps = pyarrow.array(times_ns, pyarrow.timestamp("ns"))
-        dated = compute.cast(stamps, text)
-        return compute.binary_join_element_wise(
-            compute.binary_replace_slice(dated, 10, 11, b"T"), "Z", ""
-        )
-    seconds, rest = np.divmod(np.abs(times_ns), _BILLION)
-    # Nine digits: the tenth, a leading 1, is cut off.
-    digits = compute.cast(pyarrow.array(rest + _BILLION), text)
-    fraction = compute.utf8_replace_slice(digits, 0, 1, ".")
-    whole = compute.cast(pyarrow.array(seconds), text)
-    sign = pyarrow.array(["", "-"]).take(pyarrow.array((times_ns < 0).astype(np.int8)))
-    return compute.binary_join_element_wise(sign, whole, fraction, "")

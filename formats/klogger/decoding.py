@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import collections
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,9 +19,7 @@ from formats.klogger.lines import CsvStyle, JsonStyle, Lines, PerlStyle, Style
 from formats.klogger.merge import check_alike, merge_logs
 from formats.klogger.reader import LogReader
 from formats.klogger.table import LogEvent, LogFormat
-from formats.klogger.values import import_pyarrow
-
-_WORKERS_MAX = 4
+from formats.lines import write_pages
 
 Records = tuple[LogBatch, NDArray[np.int64]]
 """Records, and their times in ns of the clock asked for."""
@@ -85,29 +80,12 @@ class Decoding:
 
 def write_lines(decoding: Decoding, form: str, out: BinaryIO) -> None:
     """Write the records as perl, json or csv."""
-    import_pyarrow()
     style = make_style(decoding, form)
     out.write(style.begin.encode())
     for log, records in decoding.streams():
-        for text in _in_order(Lines(log, style).render, records):
-            out.write(text)
+        lines = Lines(log, style)
+        write_pages(lines.pages(records), lines.make_worker, out)
     out.write(style.end.encode())
-
-
-def _in_order(
-    render: Callable[[LogBatch, NDArray[np.int64]], memoryview], records: Iterator[Records]
-) -> Iterator[memoryview]:
-    """The texts of the records, a few batches ahead on other CPUs (numpy and Arrow let go of the
-    interpreter's lock)."""
-    workers = min(os.cpu_count() or 1, _WORKERS_MAX)
-    waiting: collections.deque[Future[memoryview]] = collections.deque()
-    with ThreadPoolExecutor(workers) as pool:
-        for batch, times in records:
-            waiting.append(pool.submit(render, batch, times))
-            if len(waiting) > workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
 
 
 def make_style(decoding: Decoding, form: str) -> Style:

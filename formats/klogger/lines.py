@@ -2,32 +2,31 @@
 """Records of Klogger logs as text: Perl hashes, JSON lines or CSV, a whole batch at a time.
 
 A style says for each event of which pieces its text consists: text as it is, and places where a
-value stands. Arrow then joins each event's pieces for all its records at once.
+value stands. formats.lines then writes each record by the plan of its event.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.escape import for_terminal
 from formats.klogger.batch import LogBatch
-from formats.klogger.clock import format_times
-from formats.klogger.table import LogEvent, LogField, LogFormat
-from formats.klogger.values import (
-    describe_value,
-    dictionary,
-    import_pyarrow,
-    mapped,
-    native,
-)
+from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
+from formats.klogger.values import describe_value
+from formats.lines import Cell, Kind, Plan, Rows, Source, make_writer
+from formats.lines.writing import Texts
+from formats.psc.columns import Endian
 
-SERIAL, TIME, CPU = "serial", "timestamp", "cpu"
+SERIAL, TIME, CPU = HEADS = "serial", "timestamp", "cpu"
+_PAGE_BYTES = 4 << 20
+_TIMES = {"mono": Kind.NUMBER, "rel": Kind.SECONDS, "epoch": Kind.SECONDS, "iso": Kind.UTC}
+_KEYS = ("conn_id", "lport", "rport")
+"""Records in which these are the same have much in common."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Style:
         raise NotImplementedError
 
     def quote(self, text: str) -> str:
-        """A text of the file as a value."""
+        """A text of the file (other than hex digits) as a value."""
         raise NotImplementedError
 
 
@@ -98,7 +97,8 @@ class JsonStyle(Style):
             found += [f',"{name}":{mark}', Head(name), mark]
         found.append("}")
         for field in event.fields:
-            found += [f",{json.dumps(field.name)}:", field]
+            mark = '"' if field.kind == "bytes" else ""
+            found += [f",{json.dumps(field.name)}:{mark}", field, mark]
         return [*found, "}\n"]
 
     def quote(self, text: str) -> str:
@@ -151,72 +151,78 @@ class Lines:
     """Writes the records of one log's format (or of logs that are alike) in a style."""
 
     def __init__(self, log: LogFormat, style: Style) -> None:
-        self._log = log
-        self._style = style
-        self._pieces: dict[int, list[Piece]] = {}
+        self._plans = [_plan(log, style, event) for event in log.events]
+        self._places = np.zeros(NUMBERS, np.uint16)
+        for place, event in enumerate(log.events):
+            self._places[event.number] = place
+        # So few that no header makes much text of them at a time.
+        self._page_rows = max(1, _PAGE_BYTES // max(map(_line_bytes, self._plans)))
 
-    def render(self, batch: LogBatch, times_ns: NDArray[np.int64]) -> memoryview:
-        """The text of the records, in their order. times_ns: (n,) of LogClock.times()."""
-        pyarrow, _ = import_pyarrow()
-        if not len(batch):
-            return memoryview(b"")
-        parts, places = [], []
-        for event in batch.events():
-            at = batch.where(event)
-            parts.append(self._render_event(event, batch, times_ns, at))
-            places.append(at)
-        lines = parts[0]
-        if len(parts) > 1:
-            order = np.empty(len(batch), np.int64)
-            order[np.concatenate(places)] = np.arange(len(batch))
-            lines = pyarrow.concat_arrays(parts).take(pyarrow.array(order))
-        _, offsets, data = lines.buffers()
-        ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-        return memoryview(data)[int(ends[0]) : int(ends[-1])]
+    def make_worker(self) -> Callable[[Rows], Texts]:
+        """What makes text of pages; for one thread at a time."""
+        return make_writer(self._plans).write
 
-    def _render_event(
-        self, event: LogEvent, batch: LogBatch, times_ns: NDArray[Any], at: NDArray[Any]
-    ) -> Any:
-        pyarrow, compute = import_pyarrow()
-        pieces = self._pieces.get(event.number)
-        if pieces is None:
-            pieces = self._pieces[event.number] = _join(self._style.pieces(event))
-        rows = batch.rows(event, at)
-        heads: dict[str, NDArray[Any]] = {SERIAL: batch.serials, CPU: batch.cpus}
-        parts: list[Any] = []
-        for piece in pieces:
-            if isinstance(piece, str):
-                parts.append(pyarrow.scalar(piece))
-            elif isinstance(piece, LogField):
-                parts.append(self._values(piece, rows[piece.name]))
-            elif piece.name == TIME:
-                parts.append(format_times(times_ns[at], self._style.clock))
-            else:
-                values = pyarrow.array(heads[piece.name][at])
-                parts.append(compute.cast(values, pyarrow.string()))
-        return compute.binary_join_element_wise(*parts, "")
-
-    def _values(self, field: LogField, values: NDArray[Any]) -> Any:
-        pyarrow, compute = import_pyarrow()
-        text = describe_value(self._log, field)
-        if text is None:
-            return compute.cast(pyarrow.array(native(values)), pyarrow.string())
-        quote = self._style.quote
-        known = self._log.enums.get(field.type, {}) if field.kind == "enum" else None
-
-        def write(value: Any) -> str:
-            # A number of an enum that has no name stays a number.
-            return str(value) if known is not None and value not in known else quote(text(value))
-
-        return mapped(dictionary(field, values), write, pyarrow.string())
+    def pages(self, records: Iterable[tuple[LogBatch, NDArray[np.int64]]]) -> Iterator[Rows]:
+        """The records in their order; with each batch (n,) times of LogClock.times()."""
+        for batch, times_ns in records:
+            data = batch.words.view(np.uint8)
+            offsets, plans = batch.starts * 8, self._places[batch.numbers]
+            heads = [batch.serials, times_ns, batch.cpus.astype(np.int64)]
+            for low in range(0, len(batch), self._page_rows):
+                page = slice(low, min(low + self._page_rows, len(batch)))
+                sides = [head[page] for head in heads]
+                yield Rows(data, page.stop - low, offsets[page], plans[page], sides)
 
 
-def _join(pieces: Sequence[Piece]) -> list[Piece]:
-    """Pieces with texts that follow each other made one."""
-    found: list[Piece] = []
-    for piece in pieces:
-        if isinstance(piece, str) and found and isinstance(found[-1], str):
-            found[-1] += piece
+def _plan(log: LogFormat, style: Style, event: LogEvent) -> Plan:
+    cells: list[Cell] = []
+    before = ""
+    for piece in style.pieces(event):
+        if isinstance(piece, str):
+            before += piece
+            continue
+        if isinstance(piece, Head):
+            cells.append(_head(style, piece, before))
         else:
-            found.append(piece)
-    return [piece for piece in found if piece != ""]
+            cells.append(_value(log, style, piece, before))
+        before = ""
+    keys = [(field.offset, field.length) for field in map(event.find_field, _KEYS) if field]
+    return Plan(cells, before, event.size, [key for key in keys if key[1] <= 8])
+
+
+def _line_bytes(plan: Plan) -> int:
+    """About how many bytes a line may have."""
+    return sum(len(cell.before) for cell in plan.cells) + len(plan.after) + 2 * plan.size
+
+
+def _head(style: Style, head: Head, before: str) -> Cell:
+    kind = _TIMES[style.clock] if head.name == TIME else Kind.NUMBER
+    return Cell(before, kind, HEADS.index(head.name), source=Source.SIDE, digits=9)
+
+
+def _value(log: LogFormat, style: Style, field: LogField, before: str) -> Cell:
+    place = (field.offset, field.length)
+    order = Endian.BIG if field.network or log.order == ">" else Endian.LITTLE
+    if field.kind == "int":
+        return Cell(before, Kind.NUMBER, *place, order, signed=field.signed)
+    if field.kind == "bytes":
+        return Cell(before, Kind.HEX, *place)
+    return Cell(before, Kind.TEXT, *place, text=_text(log, style, field, order))
+
+
+def _text(log: LogFormat, style: Style, field: LogField, order: Endian) -> Callable[[bytes], str]:
+    """What writes a string, an address or the value of an enum."""
+    text = describe_value(log, field)
+    assert text is not None
+    if field.kind != "enum":
+        return lambda data: style.quote(text(data))
+    known = log.enums.get(field.type, {})
+
+    def name(data: bytes) -> str:
+        # A number of an enum that has no name stays a number.
+        value = int.from_bytes(
+            data, "big" if order == Endian.BIG else "little", signed=field.signed
+        )
+        return style.quote(known[value]) if value in known else str(value)
+
+    return name

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from formats.klogger.batch import LogBatch
-from formats.klogger.table import LogFormat
+from formats.klogger.table import NUMBERS, LogFormat
 
 START = "KLOGGER_START"
 FINISH = "KLOGGER_FINISH"
@@ -45,9 +45,10 @@ class Losses:
         self._ledgers: dict[int, dict[str, int]] = {}
         self._damaged = 0
         self._missed: dict[bytes, int] = {}
-        self._ends = {
-            event.number for name in (START, FINISH) if (event := log.find_event(name)) is not None
-        }
+        self._is_end = np.zeros(NUMBERS, np.bool_)
+        for name in (START, FINISH):
+            if (event := log.find_event(name)) is not None:
+                self._is_end[event.number] = True
 
     def add(self, batch: LogBatch) -> None:
         """Take the next records of the file into account."""
@@ -60,7 +61,7 @@ class Losses:
         self.gaps += int(np.count_nonzero(steps != 1))
         self._last_serial = int(batch.serials[-1])
         for event in batch.events():
-            if event.number in self._ends:
+            if self._is_end[event.number]:
                 continue
             if event.name == LEDGER:
                 for row in _values(batch, LEDGER):
@@ -71,7 +72,7 @@ class Losses:
                 for row in _values(batch, PROGRAM_LEDGER):
                     missed = row.get("missed", 0) + row.get("kprobe_missed", 0)
                     self._missed[row.get("program", b"")] = missed
-        ends = np.flatnonzero(np.isin(batch.numbers, list(self._ends)))
+        ends = np.flatnonzero(self._is_end[batch.numbers])
         if len(ends):
             last = batch.format.event(int(batch.numbers[ends[-1]]))
             self.complete = last.name == FINISH

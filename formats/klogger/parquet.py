@@ -96,20 +96,21 @@ class ParquetFiles:
 
     def _flush(self, name: str) -> None:
         pyarrow, _ = import_pyarrow()
-        tables = self._waiting.pop(name)
+        table = pyarrow.concat_tables(self._waiting.pop(name))
         try:
             if name not in self._writers:
-                self._writers[name] = self._open(name, tables[0].schema)
-            self._writers[name].write_table(pyarrow.concat_tables(tables))
+                self._writers[name] = self._open(name, table)
+            self._writers[name].write_table(table)
         except OSError as error:
             raise FileError(f"cannot write {self._path(name)}: {error}") from error
 
     def _path(self, name: str) -> Path:
         return self._folder if self._single else self._folder / f"{name}.parquet"
 
-    def _open(self, name: str, schema: Any) -> Any:
+    def _open(self, name: str, table: Any) -> Any:
         from pyarrow import parquet
 
+        from formats.exportfiles import encodings
         from formats.pmgraph.output import already_there
 
         if not (name.isascii() and name.isidentifier()):
@@ -117,7 +118,7 @@ class ParquetFiles:
         path = self._path(name)
         if path.is_symlink() or (path.exists() and not self._force):
             raise already_there(path)
-        return parquet.ParquetWriter(path, schema)
+        return parquet.ParquetWriter(path, table.schema, **encodings(table))
 
 
 def _column(log: LogFormat, field: LogField, values: NDArray[Any]) -> Any:

@@ -9,7 +9,7 @@ import stat
 import struct
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +39,7 @@ BATCH_RECORDS = 1 << 16
 _BATCH_BYTES = 2 << 20
 _READ_BYTES = 1 << 20
 _PROBLEMS_MAX = 20
+Data = bytes | memoryview
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class LogReader:
         found = np.zeros(1 << 16, np.bool_)
         for head in self._heads([]):
             try:
-                found[self._numbers(head)] = True
+                found[self._numbers(head, self._read)] = True
             except DamagedError:
                 continue
         return frozenset(np.flatnonzero(found).tolist())
@@ -168,8 +169,8 @@ class LogReader:
         try:
             for head in self._heads(unread):
                 try:
-                    self._check_crc(head)
-                    for batch in self._records(head, records, most_bytes):
+                    read = self._open_body(head, most_bytes)
+                    for batch in self._records(head, read, records, most_bytes):
                         self.losses.add(batch)
                         yield batch
                 except DamagedError as error:
@@ -219,28 +220,38 @@ class LogReader:
             yield _Head(at, index, count, body, first, crc)
             at += body
 
-    def _check_crc(self, head: _Head) -> None:
+    def _open_body(self, head: _Head, most_bytes: int) -> Callable[[int, int], Data]:
+        """What reads bytes at an offset of a dump whose checksum was found right; a small one is
+        held in memory, so that it is read once."""
         crc, at, end = 0, head.offset, head.offset + head.body_bytes
-        while at < end:
-            piece = self._read(at, min(_READ_BYTES, end - at))
-            crc = zlib.crc32(piece, crc)
-            at += len(piece)
+        if head.body_bytes <= most_bytes:
+            body = memoryview(self._read(at, head.body_bytes))
+            crc = zlib.crc32(body)
+        else:
+            while at < end:
+                piece = self._read(at, min(_READ_BYTES, end - at))
+                crc = zlib.crc32(piece, crc)
+                at += len(piece)
         if crc != head.crc:
             raise DamagedError("the checksum is wrong; what was in it is unknown")
+        if head.body_bytes > most_bytes:
+            return self._read
+        return lambda at, size: body[at - head.offset : at - head.offset + size]
 
-    def _numbers(self, head: _Head) -> NDArray[Any]:
-        data = self._read(head.offset, 2 * head.count)
-        return np.frombuffer(data, f"{self.format.order}u2")
+    def _numbers(self, head: _Head, read: Callable[[int, int], Data]) -> NDArray[Any]:
+        return np.frombuffer(read(head.offset, 2 * head.count), f"{self.format.order}u2")
 
-    def _records(self, head: _Head, records: int, most_bytes: int) -> Iterator[LogBatch]:
+    def _records(
+        self, head: _Head, read: Callable[[int, int], Data], records: int, most_bytes: int
+    ) -> Iterator[LogBatch]:
         """The records of a dump whose checksum is right."""
-        numbers = self._numbers(head)
+        numbers = self._numbers(head, read)
         sizes = self.format.payload_sizes
-        if int(numbers.max()) >= len(sizes) or (sizes[np.unique(numbers)] < 0).any():
+        counts = np.bincount(numbers, minlength=len(sizes))
+        if len(counts) > len(sizes) or counts[sizes < 0].any():
             raise DamagedError("it lists an event that the header does not describe")
         lengths = (sizes + RECORD_HEAD_BYTES).astype(np.int64)
-        total = int(lengths @ np.bincount(numbers, minlength=len(sizes)))
-        if total + _list_bytes(head.count) != head.body_bytes:
+        if int(lengths @ counts) + _list_bytes(head.count) != head.body_bytes:
             raise DamagedError("its records do not fill it")
         for name, number in ((DUMP_BEGIN, numbers[0]), (DUMP_FINISH, numbers[-1])):
             event = self.format.find_event(name)
@@ -253,7 +264,7 @@ class LogReader:
             fit = max(int(np.searchsorted(ends, most_bytes, "right")), 1)
             some, ends = some[:fit], ends[:fit]
             size = int(ends[-1])
-            words = np.frombuffer(self._read(at, size), np.uint64)
+            words = np.frombuffer(read(at, size), np.uint64)
             yield self._parse(head, some, ends - lengths[some], words, first=not done)
             done += len(some)
             at += size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of a Klogger log's fields as Arrow arrays: numbers, and texts made once per value."""
+"""Values of a Klogger log's fields: as text, and as Arrow arrays for Parquet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def import_pyarrow() -> tuple[Any, Any]:
         from pyarrow import compute
     except ImportError as error:
         raise UsageError(
-            "decoding needs pyarrow, which is not installed", "pip install 'tcpkmon[export]'"
+            "Parquet needs pyarrow, which is not installed", "pip install 'tcpkmon[export]'"
         ) from error
     return pyarrow, compute
 

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from formats.errors import FileError, UsageError
+from formats.lines import Cell, Kind
+from formats.psc.lines import number_cell
 from formats.times import format_ns, format_utc
 
 if TYPE_CHECKING:
@@ -72,15 +74,21 @@ class ClockText:
         """The file's column that is printed."""
         return "time_ns" if self._clock == "mono" else "time"
 
-    def format(self, times_ns: Array) -> Array:
-        """Values of self.column as ASCII, an array of bytes ('S')."""
-        if self._clock == "mono":
-            return format_ns(times_ns.astype(np.int64), digits=9)
+    def cell(self, before: str) -> Cell:
+        """The cell of self.column, a time or a number of ns."""
+        column = self._capture.columns_by_name[self.column]
         if self._clock == "iso":
-            return format_utc(times_ns)
-        return format_ns(times_ns - self._zero)
+            return number_cell(self._capture, column, before, Kind.UTC)
+        digits = 9 if self._clock == "mono" else 6
+        return number_cell(
+            self._capture, column, before, Kind.SECONDS, zero=self._zero, digits=digits
+        )
 
-    def at(self, start: int, stop: int) -> list[str]:
-        """Times of the records start..stop."""
-        texts = self.format(self._capture.column(self.column, start, stop))
-        return [text.decode("ascii") for text in texts.tolist()]
+    def at(self, rows: Sequence[int]) -> list[str]:
+        """Times of records that are near each other, by their rows, as text."""
+        first = min(rows)
+        times = self._capture.column(self.column, first, max(rows) + 1)
+        chosen = times[np.array(rows) - first].astype(np.int64) - self._zero
+        if self._clock == "iso":
+            return format_utc(chosen)
+        return format_ns(chosen, 9 if self._clock == "mono" else 6)

@@ -39,10 +39,8 @@ def write_gaps(capture: Capture, out: BinaryIO, clock: str = "epoch", prefix: st
     text = ClockText(capture, clock)
     count = 0
     for gaps in _groups(capture):
-        first = gaps[0].row - 1
-        times = text.at(first, gaps[-1].row + 1)
-        for gap in gaps:
-            before, after = times[gap.row - 1 - first], times[gap.row - first]
+        times = text.at([row for gap in gaps for row in (gap.row - 1, gap.row)])
+        for gap, before, after in zip(gaps, times[::2], times[1::2], strict=True):
             line = f"{gap.seq_before}\t{gap.seq_after}\t{gap.missing}\t{before}\t{after}\n"
             out.write((prefix + line).encode("ascii"))
         count += len(gaps)

@@ -73,11 +73,16 @@ def _is_derived(capture: Capture, name: str) -> bool:
     return name == M_CLUSED_BYTES and name not in capture.columns_by_name
 
 
+def factor_of(capture: Capture, name: str) -> int:
+    """By what the values of source_of(capture, name) are multiplied to give those of `name`."""
+    return cluster_bytes(capture) if _is_derived(capture, name) else 1
+
+
 def derive(capture: Capture, name: str, columns: Mapping[str, Array]) -> Array:
     """Values of a column, or of m_clused_bytes, out of the file's columns."""
     values = columns[source_of(capture, name)]
     if _is_derived(capture, name):
-        values = values.astype(np.uint64) * np.uint64(cluster_bytes(capture))
+        values = values.astype(np.uint64) * np.uint64(factor_of(capture, name))
     return values
 
 

@@ -1,141 +1,117 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of text out of raw entries, for pmgraph -T and export: a page of rows at a time.
-
-entry    | seq_no    | location lport rport state | time_ns   | conn_id laddr raddr comm |
-group    | in two    | few distinct values        | in two    | few distinct values      |
-texts    | 51   0017 | 4,80,1042,1,               | 1834 4711 | ,9,10.0.0.1,10.0.0.2,ssh |
-line     510017,4,80,1042,1,18344711,9,10.0.0.1,10.0.0.2,ssh
-"""
+"""The entries of a PSC file as lines of text, for pmgraph -T and export."""
 
 from __future__ import annotations
 
-import collections
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
-from formats.psc.columns import Endian
-from formats.psc.linegroups import ROWS_EXPECTED, SAMPLE_ROWS, Cell, Group, Piece, group_cells
-from formats.psc.values import Rows
+from formats.lines import Cell, Kind, Plan, Rows, Source, make_writer, write_pages
+from formats.psc.columns import FLAG_INT_NET, Column, Endian
+from formats.psc.sequence import Losses
+from formats.psc.values import decode
 
-_PLAN_EVERY = 32
-_PLAN_AGAIN = 4
-_THREADS = min(os.cpu_count() or 1, 4)
-_LINES = 4096
-_PAGE_BYTES = 24 << 20
-_CELL_BYTES = 7
+if TYPE_CHECKING:
+    from formats.lines.writing import Texts
+    from formats.psc import Capture
 
+Mask = npt.NDArray[np.bool_]
 
-class Lines:
-    """Writes rows of `size` bytes as lines of these cells, each line ended by `after`."""
-
-    def __init__(self, cells: Sequence[Cell], after: str, endian: Endian, size: int) -> None:
-        self._cells = list(cells)
-        self._after = after
-        self._endian = endian
-        wide = max(size, sum(len(cell.before) + _CELL_BYTES for cell in cells))
-        self.rows = max(1, min(ROWS_EXPECTED, _PAGE_BYTES // wide))
-        """How many rows a page should have."""
-        self._groups: list[Group] = []
-        self._pages = 0
-
-    def page(self) -> Page:
-        """An empty page for self.rows rows at most; pages are filled one after the other."""
-        return Page(self)
-
-    def groups(self, sample: Rows) -> list[Group]:
-        """How the cells of a page are grouped: decided now and then by what its first rows hold."""
-        is_surprising = any(group.is_surprising for group in self._groups)
-        if not self._pages % (_PLAN_AGAIN if is_surprising else _PLAN_EVERY):
-            self._groups = group_cells(self._cells, sample[:SAMPLE_ROWS], self._endian)
-        self._pages += 1
-        return self._groups
-
-    def join(self, groups: Sequence[Group], keys: Sequence[Rows]) -> Iterator[memoryview]:
-        """The lines of rows, some at a time, given by the bytes of each group.
-
-        All texts stand one after the other, and are then taken line by line. A group that is
-        written directly gets the text before it from the group before.
-        """
-        import pyarrow
-        from pyarrow import compute
-
-        pieces: list[Piece] = []
-        for place, group in enumerate(groups):
-            following = groups[place + 1] if place + 1 < len(groups) else None
-            behind = self._after if following is None else ""
-            if following is not None and following.is_direct:
-                behind = following.cells[0].before
-            if group.is_direct and not place and group.cells[0].before:
-                pieces.append((pyarrow.array([group.cells[0].before]), None))
-            inside = "" if group.is_direct else behind
-            pieces += group.texts(keys[place], inside, self._endian)
-            if group.is_direct and behind:
-                pieces.append((pyarrow.array([behind]), None))
-        several = {id(texts): texts for texts, _ in pieces}  # the digits stand there once
-        whole = pyarrow.concat_arrays(list(several.values()))
-        starts = np.cumsum([0, *map(len, several.values())], dtype=np.int64)
-        first = dict(zip(several, starts.tolist(), strict=False))
-        bases = [first[id(texts)] for texts, _ in pieces]
-        for low in range(0, len(keys[0]), _LINES):
-            rows = min(_LINES, len(keys[0]) - low)
-            index = np.empty((rows, len(pieces)), np.int32)
-            for place, (_, which) in enumerate(pieces):
-                base = np.int32(bases[place])
-                index[:, place] = base if which is None else base + which[low : low + rows]
-            taken = compute.take(whole, pyarrow.array(index.reshape(-1)), boundscheck=False)
-            yield _data(taken)
+_PAGE_BYTES = 1 << 20
+_CONNECTION = ("conn_id", "lport", "rport")
 
 
-class Page:
-    """Rows to be written as lines: what their groups need of them, copied."""
-
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
-        self._rows = 0
-        self._groups: list[Group] = []
-        self._keys: list[Rows] = []
-
-    def add(self, rows: Rows) -> None:
-        """Add rows; they are not needed afterwards."""
-        if not len(rows):
-            return
-        if not self._keys:
-            self._groups = self._lines.groups(rows)
-            self._keys = [group.key.room(self._lines.rows) for group in self._groups]
-        for group, keys in zip(self._groups, self._keys, strict=True):
-            group.key.copy(rows, keys[self._rows : self._rows + len(rows)])
-        self._rows += len(rows)
-
-    def text(self) -> list[memoryview]:
-        """The lines of all rows; may be called in any thread, once."""
-        if not self._groups:
-            return []
-        lines = self._lines.join(self._groups, [keys[: self._rows] for keys in self._keys])
-        return list(lines)
+def number_cell(
+    capture: Capture, column: Column, before: str, kind: Kind = Kind.NUMBER, **how: Any
+) -> Cell:
+    """The cell of a column of numbers, or of the time; `how` as in Cell."""
+    order = capture.header.endian
+    if column.is_integer and column.flags & FLAG_INT_NET:
+        order = Endian.BIG
+    source = Source.TIMEVAL if column.is_time else Source.INTEGER
+    signed = capture.is_signed(column)
+    return Cell(before, kind, column.offset, column.length, order, source, signed, **how)
 
 
-def write_pages(pages: Iterable[Page], out: BinaryIO) -> None:
-    """Write the lines of pages in their order, made by several threads."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        waiting: collections.deque[Future[list[memoryview]]] = collections.deque()
-        try:
-            for page in pages:
-                waiting.append(pool.submit(page.text))
-                if len(waiting) > _THREADS:
-                    out.writelines(waiting.popleft().result())
-            while waiting:
-                out.writelines(waiting.popleft().result())
-        finally:
-            for future in waiting:
-                future.cancel()
+def text_cell(capture: Capture, column: Column, before: str, text: Callable[[Any], str]) -> Cell:
+    """The cell of a column of which text() tells each value, an int or bytes, as text."""
+    alone = Column(column.name, 0, column.length, flags=column.flags)
+    signed = capture.is_signed(column)
+
+    def text_of(value: bytes) -> str:
+        if not column.is_integer:
+            return text(value)
+        rows = np.frombuffer(value, f"V{len(value)}")
+        return text(int(decode(rows, alone, capture.header.endian, signed)[0]))
+
+    return Cell(before, Kind.TEXT, column.offset, column.length, text=text_of)
 
 
-def _data(strings: Any) -> memoryview:
-    """The bytes of an Arrow array of strings, one after the other."""
-    _, offsets, data = strings.buffers()
-    ends = np.frombuffer(offsets, np.int32)[strings.offset : strings.offset + len(strings) + 1]
-    return memoryview(data)[int(ends[0]) : int(ends[-1])]
+class _Worker:
+    """Reads some entries and makes lines of those that `choose` has in its mask (None: of all).
+
+    numbers: of the column `counted`, of the entries that it read last.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        plan: Plan,
+        choose: Callable[[Any], Mask | None],
+        rows: int,
+        counted: Column | None,
+    ) -> None:
+        self._capture = capture
+        self._choose = choose
+        self._room = np.empty(rows, capture.entry_dtype)
+        self._writer = make_writer([plan])
+        self._counted = counted
+        self.numbers: npt.NDArray[Any] = np.empty(0, np.uint64)
+
+    def __call__(self, piece: slice) -> Texts:
+        rows = self._room[: piece.stop - piece.start]
+        self._capture.read_into(rows, piece.start)
+        if self._counted is not None:
+            self.numbers = decode(rows, self._counted, self._capture.header.endian)
+        mask = self._choose(rows)
+        data = rows.view(np.uint8)
+        if mask is None or mask.all():
+            return self._writer.write(Rows(data, len(rows)))
+        at = np.flatnonzero(mask)
+        return self._writer.write(Rows(data, len(at), at * rows.dtype.itemsize))
+
+
+def write_entries(
+    capture: Capture,
+    cells: Sequence[Cell],
+    after: str,
+    choose: Callable[[Any], Mask | None],
+    out: BinaryIO,
+    with_losses: bool = False,
+) -> None:
+    """Write a line of these cells for each entry of the file, in bounded memory.
+
+    choose: which of some entries, as capture.blocks() gives them, are wanted; None: all.
+    with_losses: count what is missing meanwhile, so that capture.lost need not.
+    """
+    size = capture.header.entry_size
+    keys = [
+        (column.offset, column.length)
+        for column in map(capture.columns_by_name.get, _CONNECTION)
+        if column is not None and column.is_integer
+    ]
+    plan = Plan(cells, after, size, keys if size >= 8 else ())
+    rows = max(1, min(_PAGE_BYTES // size, len(capture)))
+    column = capture.seq_column if with_losses else None
+    losses = Losses(8 * column.length if column is not None else 64)
+    write_pages(
+        capture.chunks(rows),
+        lambda: _Worker(capture, plan, choose, rows, column),
+        out,
+        lambda worker: losses.add(worker.numbers),
+    )
+    if column is not None:
+        capture.lost = losses.lost

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from formats import control as controls
 from formats.errors import DamagedError, FileError, TcpkmonError, UsageError
-from formats.psc.columns import CLASSIC, CLASSIC_BYTES, TIME, entry_dtype
+from formats.psc.columns import CLASSIC, CLASSIC_BYTES, TIME, Column, entry_dtype
 from formats.psc.description import Description
 from formats.psc.header import HEADER_BYTES_MAX, Header, decode_header
 from formats.psc.sequence import Gap, Numbers
-from formats.psc.values import ORDERS, Place, Rows, decode, native_dtype, words
+from formats.psc.values import ORDERS, Places, Rows, decode, words
 
 READ_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20
@@ -38,8 +38,8 @@ class Capture(Description):
     """A PSC file, open for reading: `len()` is its number of entries.
 
     Rows are counted from 0. Every method that takes start and stop copies those rows out of the
-    file, reading at most READ_BYTES at a time; nothing read from the file is kept. Text from the
-    file (names, settings, strings) may hold anything: whoever prints it escapes it.
+    file, reading at most READ_BYTES at a time; of what was read, BLOCK_BYTES are kept. Text from
+    the file (names, settings, strings) may hold anything: whoever prints it escapes it.
 
     `warnings` is what a person should be told; `damaged` that entries may be missing for it.
     """
@@ -77,6 +77,7 @@ class Capture(Description):
             for column in header.columns
             if column.is_integer
         }
+        self._spare: dict[tuple[str, ...], Places] = {}
         self._controls_fit = size >= CLASSIC_BYTES and all(
             places.get(name) == CLASSIC[name] for name in _CONTROL_COLUMNS
         )
@@ -134,7 +135,7 @@ class Capture(Description):
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
         """The same, about BLOCK_BYTES at a time; each is valid until the next is asked for."""
         start, stop = self._range(start, stop)
-        step = max(min(BLOCK_BYTES, READ_BYTES) // self.entry_dtype.itemsize, 1)
+        step = self._block_rows()
         room = np.empty(min(step, stop - start), self.entry_dtype)
         for low in range(start, stop, step):
             rows = room[: stop - low]
@@ -142,13 +143,13 @@ class Capture(Description):
             yield rows
 
     def read_into(self, rows: Rows, start: int) -> None:
-        """Read the entries from `start` on into `rows`, an array of entries."""
+        """Read the entries from `start` on into `rows`, an array of entries; in any thread."""
         view = memoryview(rows.view(np.uint8).data)
+        offset = self._data_offset + start * self.entry_dtype.itemsize
         try:
-            self._file.seek(self._data_offset + start * self.entry_dtype.itemsize)
             done = 0
             while done < len(view):
-                count = self._file.readinto(view[done:])
+                count = os.preadv(self._file.fileno(), [view[done:]], offset + done)
                 if not count:
                     raise DamagedError(f"{self.path}: the file became shorter while it was read")
                 done += count
@@ -163,22 +164,29 @@ class Capture(Description):
         self, names: Iterable[str], start: int = 0, stop: int | None = None
     ) -> dict[str, npt.NDArray[Any]]:
         """Several columns in one pass over the file; see column()."""
-        wanted = {name: self.find_column(name) for name in names}
+        wanted = tuple(dict.fromkeys(names))
+        places = self._spare.pop(wanted, None) or self.places(wanted)
         start, stop = self._range(start, stop)
-        found = {
-            name: np.empty(stop - start, native_dtype(column, self.is_signed(column)))
-            for name, column in wanted.items()
-        }
-        places = [
-            (Place(column, self.header.endian, self.entry_dtype.itemsize), found[name])
-            for name, column in wanted.items()
-        ]
-        low = 0
-        for rows in self.blocks(start, stop):
-            for place, values in places:
-                place.read(rows, values[low : low + len(rows)])
-            low += len(rows)
-        return found
+        found = [np.empty(stop - start, kind) for kind in places.kinds]
+        step = len(places.rows)
+        for low in range(start, stop, step):
+            count = min(step, stop - low)
+            self.read_into(places.rows[:count], low)
+            places.read(count, found, low - start)
+        # Whoever reads a piece at a time asks for the same again.
+        self._spare.clear()
+        self._spare[wanted] = places
+        return dict(zip(wanted, found, strict=True))
+
+    def places(self, names: Iterable[str]) -> Places:
+        """What takes these columns out of BLOCK_BYTES of rows, for read_into()."""
+        columns = [self.find_column(name) for name in names]
+        signed = [self.is_signed(column) for column in columns]
+        rows = np.empty(self._block_rows(), self.entry_dtype)
+        return Places(columns, signed, self.header.endian, rows)
+
+    def _block_rows(self) -> int:
+        return max(min(BLOCK_BYTES, READ_BYTES) // self.entry_dtype.itemsize, 1)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """A column's values as a native array of stop - start rows.
@@ -195,14 +203,20 @@ class Capture(Description):
 
     @functools.cached_property
     def _numbers(self) -> Numbers:
-        column = self.columns_by_name.get("seq")
-        if column is None or not column.is_integer or column.length != 8:
-            column = self.columns_by_name.get("seq_no")
-        if column is None or not column.is_integer:
+        column = self.seq_column
+        if column is None:
             self.warnings.append("the file has no sequence numbers; gaps cannot be seen")
             return Numbers(lambda start, stop: np.arange(start + 1, stop + 1), self._rows, 64)
         read = functools.partial(self.column, column.name)
         return Numbers(read, self._rows, 8 * column.length)
+
+    @property
+    def seq_column(self) -> Column | None:
+        """What holds the sequence numbers, of 64 bits or fewer."""
+        column = self.columns_by_name.get("seq")
+        if column is None or not column.is_integer or column.length != 8:
+            column = self.columns_by_name.get("seq_no")
+        return column if column is not None and column.is_integer else None
 
     def gaps(self) -> Iterator[Gap]:
         """The gaps in the sequence numbers, in file order."""
@@ -210,7 +224,10 @@ class Capture(Description):
 
     @functools.cached_property
     def lost(self) -> int:
-        """How many sequence numbers are missing between the entries of the file."""
+        """How many sequence numbers are missing between the entries of the file.
+
+        Whoever reads the whole file anyway may count them and set it.
+        """
         return self._numbers.lost()
 
     def time_ns(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
@@ -238,7 +255,7 @@ class Capture(Description):
         """The same of rows as rows() or blocks() gave them."""
         if not self._controls_fit:
             return np.zeros(len(rows), np.bool_)
-        return _is_control(rows["location"], rows["lport"], rows["rport"])
+        return _is_control(np.ascontiguousarray(rows["location"]), rows["lport"], rows["rport"])
 
     def snapshots_of(self, rows: Rows) -> Rows:
         """The snapshots of such rows, without the control entries; the rows where all are."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 CHUNK_ROWS = 1 << 18
+_STEP_ROWS = 1 << 14
 
 ReadColumn = Callable[[int, int], npt.NDArray[Any]]
 
@@ -50,11 +51,8 @@ class Numbers:
     def _chunk(self, chunk: int) -> npt.NDArray[np.uint64]:
         """The numbers of one chunk; all before it have been passed. Remembers its last."""
         low = chunk * CHUNK_ROWS
-        raw = self._read(low, min(low + CHUNK_ROWS, self._rows)).astype(np.uint64)
-        before = np.array(self._lasts[chunk - 1 : chunk] if chunk else raw[:1], np.uint64)
-        spare = np.uint64(64 - self._bits)
-        steps = (np.diff(raw, prepend=before) << spare).view(np.int64) >> spare.astype(np.int64)
-        numbers = np.cumsum(steps).view(np.uint64) + before
+        raw = self._read(low, min(low + CHUNK_ROWS, self._rows))
+        numbers = _unwrap(raw, self._lasts[chunk - 1] if chunk else None, self._bits)
         if len(self._lasts) == chunk:
             self._lasts.append(int(numbers[-1]))
         return numbers
@@ -69,11 +67,10 @@ class Numbers:
 
     def lost(self) -> int:
         """How many sequence numbers are missing in all the gaps."""
-        total = 0
-        for _, before, after in self._jumps():
-            # Cannot pass 2**64: the gaps lie apart on the number line.
-            total += int((after - before - 1).view(np.uint64).sum())
-        return total
+        losses = Losses(self._bits)
+        for low in range(0, self._rows, _STEP_ROWS):
+            losses.add(self._read(low, min(low + _STEP_ROWS, self._rows)))
+        return losses.lost
 
     def disordered(self) -> int:
         """How many entries have a number that is not above all before them."""
@@ -86,8 +83,7 @@ class Numbers:
         self,
     ) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         for start, numbers, before in self._chunks():
-            # Not numbers - before > 1: that difference can pass 2**63 in a hostile file.
-            at = np.flatnonzero((numbers > before) & (numbers - 1 > before))
+            at = _find_jumps(numbers, before)
             if len(at):
                 yield at + start, before[at], numbers[at]
 
@@ -101,3 +97,53 @@ class Numbers:
             reached = np.maximum.accumulate(numbers)
             yield (low if highest is not None else low + 1), numbers[1:], reached[:-1]
             highest = reached[-1:]
+
+
+class Losses:
+    """Counts what is missing in the sequence numbers of a file, given from the first on.
+
+    They have `bits` bits and are unwrapped as in Numbers; `lost` is the count so far.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self._last: int | None = None
+        self._highest: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.lost = 0
+
+    def add(self, raw: npt.NDArray[Any]) -> None:
+        """Go on with these numbers as they stand in the file."""
+        if not len(raw):
+            return
+        numbers = _unwrap(raw, self._last, self._bits)
+        self._last = int(numbers[-1])
+        signed = np.concatenate((self._highest, numbers.view(np.int64)))
+        if signed[0] <= signed[-1] and (np.diff(signed) == 1).all():
+            self._highest = signed[-1:]
+            return
+        reached = np.maximum.accumulate(signed)
+        self._highest = reached[-1:]
+        after, before = signed[1:], reached[:-1]
+        at = _find_jumps(after, before)
+        # Cannot pass 2**64: the gaps lie apart on the number line.
+        self.lost += int((after[at] - before[at] - 1).view(np.uint64).sum())
+
+
+def _unwrap(raw: npt.NDArray[Any], last: int | None, bits: int) -> npt.NDArray[np.uint64]:
+    """Numbers of so many bits as 64 bits, those after `last`; None: they are the first."""
+    raw = raw.astype(np.uint64)
+    if bits == 64:
+        return raw
+    before = np.array(raw[:1] if last is None else [last], np.uint64)
+    spare = np.uint64(64 - bits)
+    steps = (np.diff(raw, prepend=before) << spare).view(np.int64) >> spare.astype(np.int64)
+    numbers: npt.NDArray[np.uint64] = np.cumsum(steps).view(np.uint64) + before
+    return numbers
+
+
+def _find_jumps(
+    numbers: npt.NDArray[np.int64], before: npt.NDArray[np.int64]
+) -> npt.NDArray[np.intp]:
+    """Where a number is more than one above the highest of all before it."""
+    # Not numbers - before > 1: that difference can pass 2**63 in a hostile file.
+    return np.flatnonzero((numbers > before) & (numbers - 1 > before))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,32 +48,47 @@ def decode(rows: Rows, column: Column, endian: Endian, signed: bool = False) -> 
     return raw
 
 
-class Place:
-    """A present column in rows of `size` bytes: decode() for many pieces, into arrays given."""
+class Places:
+    """Columns of the rows that an array, `rows`, is filled with again and again.
 
-    def __init__(self, column: Column, endian: Endian, size: int, signed: bool = False) -> None:
-        self._column, self._endian, self._signed = column, endian, signed
-        self._forms: list[np.dtype[Any]] = []
-        offset, length = column.offset, column.length
-        order = Endian.BIG if column.is_integer and column.flags & FLAG_INT_NET else endian
-        if column.is_time and endian != Endian.PDP:
-            half = np.dtype(f"{ORDERS[order]}u{length // 2}")
-            self._forms = [_form(offset, half, size), _form(offset + length // 2, half, size)]
-        elif column.is_integer and length in (1, 2, 4, 8) and order != Endian.PDP:
-            self._forms = [_form(offset, np.dtype(f"{ORDERS[order]}u{length}"), size)]
-        elif not column.is_integer and not column.is_time:
-            self._forms = [_form(offset, native_dtype(column), size)]
+    What decode() looks up each time is looked up once. The values go to arrays of `kinds`.
+    """
 
-    def read(self, rows: Rows, out: npt.NDArray[Any]) -> None:
-        """Write the values of the rows into `out`, which is as long and of native_dtype()."""
-        if not self._forms:
-            out[:] = decode(rows, self._column, self._endian, self._signed)
-            return
-        out[:] = rows.view(self._forms[0])["it"]
-        if len(self._forms) == 2:
-            out *= 1_000_000
-            out += rows.view(self._forms[1])["it"].astype(np.int64)
-            out *= 1000
+    def __init__(
+        self, columns: Sequence[Column], signed: Sequence[bool], endian: Endian, rows: Rows
+    ) -> None:
+        self.rows = rows
+        self._endian = endian
+        self._columns = list(zip(columns, signed, strict=True))
+        self.kinds = [native_dtype(column, is_signed) for column, is_signed in self._columns]
+        self._views = [_views(column, endian, rows) for column in columns]
+
+    def read(self, count: int, out: Sequence[npt.NDArray[Any]], low: int = 0) -> None:
+        """Write the values of the first rows into an array for each column, from `low` on."""
+        for views, values, column in zip(self._views, out, self._columns, strict=True):
+            some = values[low : low + count]
+            if not views:
+                some[:] = decode(self.rows[:count], column[0], self._endian, column[1])
+                continue
+            some[:] = views[0][:count]
+            if len(views) == 2:
+                some *= 1_000_000
+                some += views[1][:count].astype(np.int64)
+                some *= 1000
+
+
+def _views(column: Column, endian: Endian, rows: Rows) -> list[npt.NDArray[Any]]:
+    """What the values can be copied from: two for a time, none where it takes more than that."""
+    offset, length = column.offset, column.length
+    order = Endian.BIG if column.is_integer and column.flags & FLAG_INT_NET else endian
+    if column.is_time and endian != Endian.PDP:
+        half = np.dtype(f"{ORDERS[order]}u{length // 2}")
+        return [_strided(rows, offset, half), _strided(rows, offset + length // 2, half)]
+    if column.is_integer and length in (1, 2, 4, 8) and order != Endian.PDP:
+        return [_strided(rows, offset, np.dtype(f"{ORDERS[order]}u{length}"))]
+    if not column.is_integer and not column.is_time:
+        return [_strided(rows, offset, native_dtype(column))]
+    return []
 
 
 def words(rows: Rows, endian: Endian) -> npt.NDArray[Any]:

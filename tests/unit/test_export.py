@@ -6,15 +6,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 import formats
-from formats import cli, export
+from formats import cli, export, exportfiles
 from formats.commands.export import command
+from formats.lines import writing
+from formats.psc import lines
 from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
 
 
@@ -83,6 +87,27 @@ def test_json_lines_and_csv_hold_the_same(capture, tmp_path, capfdbinary):
         assert row["time"] == line["time"]
 
 
+def test_text_needs_no_pyarrow(capture, tmp_path, monkeypatch, capsys):
+    for name in ("x.csv", "x.json"):
+        assert run(capture, "-o", tmp_path / name) == 0
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name in ("y.csv", "y.json"):
+        assert run(capture, "-o", tmp_path / name) == 0
+        assert (tmp_path / name).read_text() == (tmp_path / name.replace("y", "x")).read_text()
+    assert run(capture, "-o", tmp_path / "x.parquet") == 2
+    assert "pyarrow is not installed" in capsys.readouterr().err
+    assert not (tmp_path / "x.parquet").exists()
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_text_is_the_same_without_a_compiler(capture, capfdbinary, monkeypatch, form):
+    assert run(capture, "--format", form) == 0
+    fast = capfdbinary.readouterr().out
+    monkeypatch.setattr(writing, "find_library", lambda: None)
+    assert run(capture, "--format", form) == 0
+    assert capfdbinary.readouterr().out == fast
+
+
 def test_chosen_columns_come_in_the_order_asked_for(capture, tmp_path):
     out = tmp_path / "x.csv"
     assert run(capture, "-o", out, "--columns", "snd_cwnd,lport") == 0
@@ -107,6 +132,26 @@ def test_losses_and_a_missing_end_are_told(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "5 records were lost" in said and "the end is missing" in said
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 1 + 21
+
+
+def test_losses_are_counted_while_the_file_is_read(tmp_path, monkeypatch):
+    builder = Builder(tcpkmon=True)
+    for lost in (7, 0, 70_000):
+        sawtooth(builder, 1055, 5050, 1, rounds=20)
+        builder.lose(lost, 1.0)
+    path = builder.write(tmp_path / "gaps.pm")
+    with formats.open(path) as found:
+        wanted = found.lost
+    for rows in (None, 7):
+        with formats.open(path) as found:
+            assert len(list(export.Export(found, ["lport"], True).tables(rows))) > 0
+            assert found.__dict__["lost"] == wanted == sum(gap.missing for gap in found.gaps())
+    monkeypatch.setattr(lines, "_PAGE_BYTES", 1000)
+    for form in ("csv", "json"):
+        with formats.open(path) as found:
+            export.write(export.Export(found), form, io.BytesIO())
+            assert found.__dict__["lost"] == wanted
+    assert wanted > 70_000
 
 
 def test_an_empty_capture_gives_an_empty_table(tmp_path):
@@ -174,11 +219,62 @@ def test_rows_without_an_id_stand_together_by_their_ports(tmp_path):
 
 def test_columns_are_encoded_by_what_they_hold():
     table = pyarrow.table({
-        "few": pyarrow.array([1, 2] * 1000, pyarrow.uint32()),
-        "wide": pyarrow.array([1, 2] * 1000, pyarrow.uint64()),
-        "many": pyarrow.array(range(2000), pyarrow.uint64()),
+        "same": pyarrow.array([7] * 2000, pyarrow.uint32()),
+        "few": pyarrow.array([1, 2] * 1000, pyarrow.uint64()),
+        "many": pyarrow.array(range(2000), pyarrow.timestamp("us", "UTC")),
         "name": pyarrow.array(["a", "b"] * 1000).dictionary_encode(),
     })  # fmt: skip
-    repeating, others = export._sort_columns(table)
-    assert repeating == ["wide", "name"]
-    assert others == {"few": "PLAIN", "many": "DELTA_BINARY_PACKED"}
+    chosen = exportfiles.encodings(table)
+    assert chosen["use_dictionary"] == ["name"]
+    assert chosen["column_encoding"] == {
+        "same": "PLAIN", "few": "PLAIN", "many": "DELTA_BINARY_PACKED"
+    }  # fmt: skip
+    codecs = {"same": "lz4", "few": "zstd", "many": "lz4", "name": "lz4"}
+    assert chosen["compression"] == codecs and chosen["compression_level"] == {"few": 1}
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.uint64, "S16", "V8", "S5"])
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_values_are_encoded_whether_they_repeat_or_not(kind, length):
+    for count in (0, 1, 2, 300):
+        numbers = np.arange(count) // length * 0x0101 % 0x5F5F
+        wide = numbers.astype("<u8") << 32 if kind != "S5" else numbers
+        raw = wide.astype("<u8").view("V8") if np.dtype(kind).kind in "SV" else numbers
+        values = np.zeros(count, kind)
+        if np.dtype(kind).kind in "SV":
+            size = np.dtype(kind).itemsize
+            places = slice(max(size - 8, 0), size)  # what differs stands last
+            values.view(np.uint8).reshape(count, size)[:, places] = raw.view(np.uint8).reshape(
+                count, 8
+            )[:, : min(size, 8)]
+        else:
+            values[:] = raw.astype(kind)
+        encoded = export.encode(values)
+        known = encoded.dictionary.to_pylist()
+        assert len(known) == len(set(known))
+        got = [known[place] for place in encoded.indices.to_pylist()]
+        wanted = values.tolist() if values.dtype.kind in "iu" else [bytes(v) for v in values]
+        if values.dtype.kind == "S":
+            wanted = [bytes(v).ljust(values.dtype.itemsize, b"\0") for v in values]
+        assert got == wanted
+
+
+def test_a_column_with_a_single_other_value_is_sorted_too(tmp_path):
+    builder = Builder(tcpkmon=True)
+    count = 2 * export.ROWS // 100
+    for at in range(count):
+        builder.add(at / 1e3, 1000, 80, conn_id=1 + at % 2, srtt_us=9 if at == 5 else 4)
+    builder.end(7.0)
+    with formats.open(builder.write(tmp_path / "one.pm")) as found:
+        (table,) = export.Export(found, ["seq_no", "srtt_us"], True).tables()
+    wanted = [4] * count
+    wanted[count // 2 + 2] = 9
+    assert table["srtt_us"].to_pylist() == wanted
+
+
+def test_a_full_disk_is_told(capture, capfd):
+    with formats.open(capture) as found, open("/dev/full", "wb", buffering=0) as full:
+        for form in ("parquet", "arrow"):
+            with pytest.raises(OSError, match="No space left"):
+                export.write(export.Export(found), form, full)
+    assert capfd.readouterr() == ("", "")

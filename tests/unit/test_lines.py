@@ -1,157 +1,244 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of text out of raw entries, however their columns are grouped: as written one by one."""
+"""Lines of text out of raw rows, by lines.c and without it: as written one value at a time."""
 
 from __future__ import annotations
 
 import io
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from formats.psc import linegroups, lines
-from formats.psc.columns import Column, Endian
-from formats.psc.linegroups import Cell, write_fixed, write_integers
-from formats.psc.lines import Lines, write_pages
-from formats.psc.values import decode
+from formats.errors import TcpkmonError
+from formats.lines import Cell, Kind, Plan, Rows, Source, native, plain, writing
+from formats.psc.columns import Endian
+from tests.unit.lines_fuzz import TELLING, lines_by_hand, random_case
 
-
-def write_hex(values: Any) -> Any:
-    return pyarrow.array([value.tobytes().hex() for value in values], pyarrow.string())
+ROOT = Path(__file__).resolve().parents[2]
+NUMBER = Cell("", Kind.NUMBER, 0, 4)
 
 
-@st.composite
-def entries(draw: st.DrawFn) -> tuple[list[Cell], Endian, np.ndarray]:
-    """Cells of columns in any place, and rows whose values repeat, or run, or are random."""
-    random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    count = draw(st.integers(0, 200))
-    columns, parts, offset = [], [], 0
-    for index in range(draw(st.integers(1, 9))):
-        gap = draw(st.integers(0, 2))
-        parts.append(random.integers(0, 256, (count, gap), np.uint8))
-        length = draw(st.sampled_from([1, 2, 3, 4, 4, 4, 7, 8, 8, 16]))
-        flags = draw(st.sampled_from([0, 0, 0, 1, 2]))
-        columns.append(Column(f"c{index}", offset + gap, length, flags=flags))
-        kind = draw(st.sampled_from(["constant", "few", "running", "random"]))
-        if kind == "running":
-            start = draw(st.sampled_from([0, 9_990, 99_999_990, 2**32 - 100]))
-            values = np.arange(start, start + count, dtype=np.uint64).astype("<u8")
-            bytes_of = np.zeros((count, 16), np.uint8)
-            bytes_of[:, :8] = values.view(np.uint8).reshape(count, 8)
-            parts.append(bytes_of[:, :length])
-        else:
-            distinct = {"constant": 1, "few": 3, "random": count + 1}[kind]
-            known = random.integers(0, 256, (distinct, length), np.uint8)
-            parts.append(known[random.integers(0, distinct, count)])
-        offset += gap + length
-    rows = np.ascontiguousarray(np.hstack(parts)).reshape(-1)
-    cells = []
-    for place, column in enumerate(draw(st.permutations(columns))):
-        before = draw(st.sampled_from(["", "\t", f',"{column.name}":'])) if place else "{"
-        signed = column.length in (1, 2, 4, 8) and draw(st.booleans())
-        write = write_integers if column.is_integer else write_hex
-        cells.append(Cell(column, signed, before, write))
-    return cells, draw(st.sampled_from(Endian)), rows.view(f"V{offset}")
+def make_native(plans: list[Plan]) -> native.NativeWriter:
+    library = native.find_library()
+    assert library is not None, "formats/lines/lines.c was not compiled: run scripts/setup"
+    return native.NativeWriter(plans, library)
 
 
-def one_by_one(cells: list[Cell], after: str, endian: Endian, rows: np.ndarray) -> str:
-    texts = []
-    for cell in cells:
-        values = decode(rows, cell.column, endian, cell.signed)
-        is_integer = cell.column.is_integer
-        listed = values.tolist() if is_integer else [value.tobytes().hex() for value in values]
-        texts.append([f"{cell.before}{value}" for value in listed])
-    return "".join("".join(line) + after for line in zip(*texts, strict=True))
+WRITERS = pytest.mark.parametrize("make", [make_native, plain.PlainWriter])
 
 
-@given(entries(), st.integers(1, 300), st.integers(1, 80), st.sampled_from(["\n", "}\n", ""]))
-@settings(max_examples=300, deadline=None)
-def test_lines_are_those_written_one_by_one(
-    entry: tuple[list[Cell], Endian, np.ndarray], page_rows: int, block: int, after: str
-) -> None:
-    cells, endian, rows = entry
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "_PLAN_EVERY", 2)
-        patch.setattr(lines, "_LINES", 17)
-        patch.setattr(linegroups, "SAMPLE_ROWS", 50)
-        patch.setattr(lines, "ROWS_EXPECTED", page_rows)
-        written = Lines(cells, after, endian, rows.dtype.itemsize)
-        assert written.rows == page_rows
-
-        def pages() -> Any:
-            for start in range(0, len(rows), page_rows):
-                page = written.page()
-                piece = rows[start : start + page_rows]
-                for low in range(0, len(piece), block):
-                    some = piece[low : low + block].copy()
-                    page.add(some)
-                    some.view(np.uint8)[:] = 0xAA  # not needed any more
-                yield page
-
-        out = io.BytesIO()
-        write_pages(pages(), out)
-    assert out.getvalue().decode() == one_by_one(cells, after, endian, rows)
+@WRITERS
+def test_lines_are_those_written_one_value_at_a_time(make: Any) -> None:
+    for seed in range(1000, 1080):
+        plans, rows = random_case(seed)
+        writer = make(plans)
+        for _ in range(2):
+            assert b"".join(writer.write(rows)) == lines_by_hand(plans, rows), seed
 
 
-def test_numbers_that_run_are_written_in_two_parts() -> None:
-    values = np.arange(123_450_000, 123_450_000 + 2000, dtype=np.uint32)
-    rows = values.view("V4")
-    cell = Cell(Column("seq", 0, 4), False, "", write_integers)
-    groups = linegroups.group_cells([cell], rows, Endian.LITTLE)
-    assert not groups[0].is_direct
-    noise = np.random.default_rng(1).integers(0, 2**32, 2000, np.uint32).view("V4")
-    assert linegroups.group_cells([cell], noise, Endian.LITTLE)[0].is_direct
+def test_nothing_outside_of_what_it_was_given_is_touched(tmp_path: Path) -> None:
+    """With the sanitizers of the compiler, which also warns of all that it can; and for any CPU."""
+    compiler = shutil.which("gcc")
+    assert compiler is not None
+    sanitizer = subprocess.run(
+        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    library = tmp_path / "lines.so"
+    subprocess.run(
+        [compiler, "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared",
+         "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U__SSE2__",
+         ROOT / "formats" / "lines" / "lines.c", "-o", library],
+        check=True,
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.lines_fuzz", library, "40"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "LD_PRELOAD": sanitizer, "ASAN_OPTIONS": "detect_leaks=0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
-def test_columns_that_change_together_are_one_group() -> None:
-    number = np.arange(2000, dtype=np.uint32)
-    rows = np.stack([number // 100, number // 100 * 7, number * 2654435761], 1).view("V12")[:, 0]
-    cells = [Cell(Column(f"c{n}", 4 * n, 4), False, "", write_integers) for n in range(3)]
-    groups = linegroups.group_cells(cells, rows, Endian.LITTLE)
-    assert [len(group.cells) for group in groups] == [2, 1]
+def test_an_installation_without_a_compiler_writes_plainly(monkeypatch: Any) -> None:
+    monkeypatch.setattr(writing, "find_library", lambda: None)
+    assert isinstance(writing.make_writer([Plan([NUMBER], "", 4)]), plain.PlainWriter)
 
 
-def test_texts_of_different_widths_are_told_apart() -> None:
-    assert write_fixed(np.array([b"ab", b"c", b""])).to_pylist() == ["ab", "c", ""]
-    assert write_fixed(np.array([b"ab", b"cd"])).to_pylist() == ["ab", "cd"]
-    assert write_fixed(np.array([], "S2")).to_pylist() == []
+def test_what_is_no_such_library_is_not_used(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    assert native.find_library.__wrapped__() is None
+    suffix = native.importlib.machinery.EXTENSION_SUFFIXES[0]
+    (tmp_path / f"_lines{suffix}").write_bytes(b"of another machine")
+    assert native.find_library.__wrapped__() is None
 
 
-def test_large_entries_make_short_pages() -> None:
-    cell = Cell(Column("c", 0, 4), False, "", write_integers)
-    assert Lines([cell], "\n", Endian.LITTLE, 65535).rows < 400
-    assert Lines([cell], "\n", Endian.LITTLE, 100 << 20).rows == 1
+def test_texts_are_asked_for_once_each() -> None:
+    asked: list[bytes] = []
+
+    def text(value: bytes) -> str:
+        asked.append(value)
+        return value.decode()
+
+    plan = Plan([Cell("", Kind.TEXT, 0, 2, text=text)], ";", 2)
+    data = np.frombuffer(b"aabbaaccbb" * 500, np.uint8)
+    writer = make_native([plan])
+    assert b"".join(writer.write(Rows(data, 2500))) == b"aa;bb;aa;cc;bb;" * 500
+    assert sorted(asked) == [b"aa", b"bb", b"cc"]
 
 
-def test_without_columns_or_rows_there_are_no_lines() -> None:
-    page = Lines([], "\n", Endian.LITTLE, 4).page()
-    page.add(np.zeros(3, "V4"))
-    assert page.text() == []
-    cell = Cell(Column("c", 0, 4), False, "", write_integers)
-    page = Lines([cell], "\n", Endian.LITTLE, 4).page()
-    page.add(np.zeros(0, "V4"))
-    assert page.text() == []
+def test_texts_of_a_file_without_end_do_not_fill_the_memory(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "_TEXTS_BYTES", 20_000)
+    plan = Plan([Cell("", Kind.TEXT, 0, 4, text=lambda value: value.hex())], "\n", 4)
+    writer = make_native([plan])
+    data = np.arange(20_000, dtype="<u4").view(np.uint8)
+    assert b"".join(writer.write(Rows(data, 20_000))).decode().split() == [
+        number.to_bytes(4, "little").hex() for number in range(20_000)
+    ]
+    assert writer._texts[0] < 40_000
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell("", Kind.NUMBER, 5, 4),
+        Cell("", Kind.NUMBER, 0, 9),
+        Cell("", Kind.NUMBER, -1, 2),
+        Cell("", Kind.HEX, 0, 0),
+        Cell("", Kind.HEX, 4, 5),
+        Cell("", Kind.SECONDS, 0, 4, source=Source.TIMEVAL),
+        Cell("", Kind.NUMBER, 16, 8, source=Source.SIDE),
+        Cell("", Kind.HEX, 0, 8, source=Source.SIDE),
+        Cell("", Kind.UTC, 0, 8, digits=7),
+        Cell("", Kind.TEXT, 0, 4),
+        Cell("", Kind.NUMBER, 0, 4, text=str),
+    ],
+)
+def test_cells_outside_of_the_row_cannot_be(cell: Cell) -> None:
+    with pytest.raises(ValueError, match="no such cell"):
+        Plan([cell], "", 8)
+
+
+@pytest.mark.parametrize("keys", [[(5, 4)], [(-1, 2)], [(0, 9)], [(0, 0)], [(0, 1)] * 5])
+def test_keys_outside_of_the_row_cannot_be(keys: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="no such keys"):
+        Plan([NUMBER], "", 8, keys)
+
+
+def test_rows_are_arrays_of_the_right_kind() -> None:
+    data = np.zeros(16, np.uint8)
+    of_two = np.zeros(2, np.int64)
+    Rows(data, 2, of_two, of_two.astype(np.uint16), [of_two])
+    for wrong in (
+        (data.view(np.uint16), 2),
+        (data[::2], 2),
+        (data, 2, of_two[:1]),
+        (data, 2, of_two.astype(np.int32)),
+        (data, 2, None, of_two.astype(np.uint16)),
+        (data, 2, None, None, [of_two[:1]]),
+    ):
+        with pytest.raises(ValueError, match="wrong kind"):
+            Rows(*wrong)  # type: ignore[arg-type]
+
+
+def test_rows_that_need_more_columns_beside_them_are_refused() -> None:
+    plan = Plan([Cell("", Kind.NUMBER, 1, source=Source.SIDE)], "", 4)
+    with pytest.raises(ValueError, match="wrong kind"):
+        make_native([plan]).write(Rows(np.zeros(4, np.uint8), 1, sides=[np.zeros(1, np.int64)]))
+
+
+@WRITERS
+def test_rows_may_have_no_bytes(make: Any) -> None:
+    plans = [
+        Plan([Cell("<", Kind.NUMBER, 0, source=Source.SIDE)], ">", 0),
+        Plan([Cell("", Kind.HEX, 1, 1)], ";", 2),
+    ]
+    sides = [np.array([2**64 - 1, 5, 6], np.uint64)]
+    places = np.array([4, 2, 0], np.int64)
+    numbers = np.array([0, 1, 0], np.uint16)
+    rows = Rows(np.arange(4, dtype=np.uint8), 3, places, numbers, sides)
+    assert b"".join(make(plans).write(rows)) == b"<18446744073709551615>03;<6>"
+
+
+def test_a_line_that_fits_no_memory_is_told(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "_LINE_MAX", 1000)
+    monkeypatch.setattr(native, "_OUT_BYTES", 100)
+    writer = make_native([Plan([Cell("x" * 1000, Kind.NUMBER, 0, 4)], "", 4)])
+    with pytest.raises(TcpkmonError, match="too long"):
+        writer.write(Rows(np.zeros(4, np.uint8), 1))
+
+
+def test_numbers_of_all_sizes_follow_each_other() -> None:
+    """What is written anew of a number depends on the one before it."""
+    ends = [10**digits + more for digits in range(20) for more in (-1, 0, 9999, 12345)]
+    numbers = [number for number in (*TELLING, *ends) if number < 2**64]
+    pairs = [number for pair in itertools.product(numbers, numbers) for number in pair]
+    data = np.array(pairs, "<u8").repeat(2).view(np.uint8)  # rows of 16 bytes: those compared
+    writer = make_native([Plan([Cell("", Kind.NUMBER, 0, 8)], "\n", 16)])
+    text = b"".join(writer.write(Rows(data, len(pairs))))
+    assert text.decode().split() == list(map(str, pairs))
+
+
+def test_order_of_bytes_of_ports() -> None:
+    cells = [Cell("", Kind.NUMBER, 0, 2, order) for order in Endian]
+    data = np.array([1, 2, 0], np.uint8)
+    for make in (make_native, plain.PlainWriter):
+        assert b"".join(make([Plan(cells, "", 3)]).write(Rows(data, 1))) == b"513258513"
+
+
+def test_pages_are_written_in_their_order_in_memory_used_again() -> None:
+    workers = []
+    slow = threading.Event()
+
+    def make_worker() -> Any:
+        room = bytearray(4)
+        workers.append(room)
+
+        def write(page: int) -> list[memoryview]:
+            if page == 0:
+                slow.wait(5)
+            if page == 1:
+                slow.set()
+            room[:] = b"%04d" % page
+            return [memoryview(room)]
+
+        return write
+
+    out = io.BytesIO()
+    writing.write_pages(range(1000), make_worker, out)
+    assert out.getvalue() == b"".join(b"%04d" % page for page in range(1000))
+    assert len(workers) == writing._THREADS + 1
+
+
+class Full(io.RawIOBase):
+    def write(self, _: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    def writelines(self, _: Any) -> None:
+        self.write(b"")
 
 
 def test_a_failing_output_ends_it() -> None:
-    class Full(io.RawIOBase):
-        def write(self, _: Any) -> int:
-            raise OSError(28, "No space left on device")
-
-        def writelines(self, _: Any) -> None:
-            self.write(b"")
-
-    cell = Cell(Column("c", 0, 4), False, "", write_integers)
-    written = Lines([cell], "\n", Endian.LITTLE, 4)
-
     def pages() -> Any:
         while True:
-            page = written.page()
-            page.add(np.zeros(10, "V4"))
-            yield page
+            yield 0
 
     with pytest.raises(OSError, match="No space"):
-        write_pages(pages(), Full())
+        writing.write_pages(pages(), lambda: lambda _: [b"text"], Full())
+
+
+def test_a_failing_worker_ends_it() -> None:
+    def write(page: int) -> list[bytes]:
+        if page == 5:
+            raise TcpkmonError("unreadable")
+        return [b"%d" % page]
+
+    out = io.BytesIO()
+    with pytest.raises(TcpkmonError, match="unreadable"):
+        writing.write_pages(range(100), lambda: write, out)
+    assert out.getvalue() == b"01234"

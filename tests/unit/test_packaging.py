@@ -77,6 +77,7 @@ def clone(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "setup", tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT / "formats" / "lines", tmp_path / "formats" / "lines")
     # Not a real environment: one whose python says what pip was asked for.
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
@@ -112,6 +113,14 @@ def test_setup_notices_a_changed_description(clone: Path) -> None:
     with (clone / "pyproject.toml").open("a") as description:
         description.write("# changed\n")
     assert len(set_up(clone)) == 1
+
+
+def test_setup_compiles_what_was_changed(clone: Path) -> None:
+    set_up(clone)
+    with (clone / "formats" / "lines" / "numbers.h").open("a") as source:
+        source.write("// changed\n")
+    assert len(set_up(clone)) == 1
+    assert set_up(clone) == []
 
 
 def test_setup_for_tests_adds_and_stays(clone: Path) -> None:

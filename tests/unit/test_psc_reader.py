@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +231,22 @@ def test_reading_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert capture.rows(2, 4).tobytes() == own_file()[-4 * OWN_SIZE : -2 * OWN_SIZE]
         assert capture.column("seq_no", 5, 2).tolist() == []
         assert capture.column("seq_no", -2).tolist() == [8, 9]
+
+
+def test_columns_are_read_in_turn_and_by_several_threads(tmp_path: Path) -> None:
+    with formats.open(save(tmp_path, own_file())) as capture:
+        whole = {name: capture.column(name).tolist() for name in capture.names}
+
+        def read(number: int) -> None:
+            names = [name for at, name in enumerate(capture.names) if (at + number) % 3]
+            for start in range(6):
+                found = capture.columns(names, start, start + 2)
+                assert {n: v.tolist() for n, v in found.items()} == {
+                    name: whole[name][start : start + 2] for name in names
+                }
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(read, range(60)))
 
 
 def test_without_end_the_tail_is_unknown(tmp_path: Path) -> None:

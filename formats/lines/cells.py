@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a line consists of, and the rows from which lines are made."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from formats.psc.columns import Endian
+
+SIDES_MAX = 16
+KEYS_MAX = 4
+
+
+class Kind(enum.IntEnum):
+    """How a value is written: a number in decimal, ns as seconds or as date and time in UTC, raw
+    bytes as hex digits, or the text that Cell.text() has for the bytes."""
+
+    NUMBER = 0
+    SECONDS = 1
+    UTC = 2
+    HEX = 3
+    TEXT = 4
+
+
+class Source(enum.IntEnum):
+    """Where a number or a time is: an integer of the row, its struct timeval (then ns), or a
+    column of numbers beside the rows."""
+
+    INTEGER = 0
+    TIMEVAL = 1
+    SIDE = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of a line: `before` it stands that text.
+
+    offset, length: its bytes in the row; of a SIDE, `offset` is its place in Rows.sides. signed: of
+    integers of 1, 2, 4 or 8 bytes. factor: a NUMBER is multiplied by it, modulo 2^64. zero: taken
+    off a time, ns. digits: decimals of a time, 6 or 9. between: date and time of UTC.
+    """
+
+    before: str
+    kind: Kind
+    offset: int
+    length: int = 8
+    order: Endian = Endian.LITTLE
+    source: Source = Source.INTEGER
+    signed: bool = False
+    factor: int = 1
+    zero: int = 0
+    digits: int = 6
+    between: str = "T"
+    text: Callable[[bytes], str] | None = None
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the number is signed: never one of 3, 5, 6 or 7 bytes."""
+        return self.signed and self.length in (1, 2, 4, 8)
+
+    def check(self, size: int) -> None:
+        """Raise ValueError for what cannot be in rows of so many bytes."""
+        is_raw = self.kind in (Kind.HEX, Kind.TEXT)
+        fits = self.offset >= 0 and 1 <= self.length <= size - self.offset
+        if self.source == Source.SIDE:
+            fits = not is_raw and 0 <= self.offset < SIDES_MAX and self.length == 8
+        elif self.source == Source.TIMEVAL:
+            fits = fits and not is_raw and self.length in (8, 16)
+        elif not is_raw:
+            fits = fits and self.length <= 8
+        if not fits or self.digits not in (6, 9) or (self.kind == Kind.TEXT) != bool(self.text):
+            raise ValueError(f"no such cell in rows of {size} bytes: {self}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a line is made of a row of `size` bytes: its cells, and the text `after` the last.
+
+    keys: (offset, length), four at most, of 1 to 8 bytes each, of what rows that have much in
+    common share, the ports of a connection, say: only what differs between them is written anew.
+    """
+
+    cells: Sequence[Cell]
+    after: str
+    size: int
+    keys: Sequence[tuple[int, int]] = field(default=())
+
+    def __post_init__(self) -> None:
+        for cell in self.cells:
+            cell.check(self.size)
+        fit = all(at >= 0 and 1 <= length <= min(8, self.size - at) for at, length in self.keys)
+        if not fit or len(self.keys) > KEYS_MAX or (self.keys and self.size < 8):
+            raise ValueError(f"no such keys in rows of {self.size} bytes: {self.keys}")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to be written as lines, in this order.
+
+    data: contiguous bytes (uint8). offsets: where each row begins there, int64; None: they stand
+    one after the other. plans: the number of each row's plan, uint16, where the offsets are given
+    too; None: all are of the first.
+    sides: columns of int64 (or uint64), as long as there are rows.
+    """
+
+    data: npt.NDArray[np.uint8]
+    count: int
+    offsets: npt.NDArray[np.int64] | None = None
+    plans: npt.NDArray[np.uint16] | None = None
+    sides: Sequence[npt.NDArray[Any]] = ()
+
+    def __post_init__(self) -> None:
+        arrays = [("int64", self.offsets), ("uint16", self.plans)]
+        arrays += [("int64", side.view(np.int64)) for side in self.sides]
+        given = [(np.dtype(kind), array) for kind, array in arrays if array is not None]
+        good = all(a.dtype == kind and a.shape == (self.count,) for kind, a in given)
+        flat = all(a.flags.c_contiguous for _, a in [*given, (None, self.data)])
+        good = good and (self.plans is None or self.offsets is not None)
+        if not good or not flat or self.data.dtype != np.uint8 or self.data.ndim != 1:
+            raise ValueError("rows of the wrong kind")

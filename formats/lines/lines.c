@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lines of text out of rows of bytes; formats/lines/native.py calls this, without Python's lock.
+//
+// A line is mostly that of an earlier row, of the same connection where there is one: only the
+// cells whose bytes differ are written anew, what stands between them is copied.
+//
+//   earlier row   | 17 | 4 | 10.0.0.1 | 28960 |     its line   17,4,10.0.0.1,28960
+//   this row      | 18 | 4 | 10.0.0.1 | 28970 |     differs in the first cell and the last
+//   this line     18 + ",4,10.0.0.1," of the earlier one + 28970
+//
+// Rows come from files that may hold anything: nothing outside of what was given is read or
+// written, whatever stands in them.
+#include "plan.h"
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum result { ALL_DONE, OUT_IS_FULL, TEXT_IS_MISSING, BAD_INPUT };
+
+// Which functions these are, and how they are called: native.py has the same number.
+EXPORT int lines_version(void) {
+    return 1;
+}
+
+EXPORT struct lines *lines_new(void) {
+    return calloc(1, sizeof(struct lines));
+}
+
+EXPORT void lines_free(struct lines *lines) {
+    for (uint32_t place = 0; place < lines->plan_count; place++)
+        free_plan(&lines->plans[place]);
+    for (uint32_t place = 0; place < lines->table_count; place++)
+        empty_table(&lines->tables[place]);
+    free(lines->plans);
+    free(lines->tables);
+    free(lines);
+}
+
+// Adds a table of texts for values of so many bytes; its number, -1 without memory.
+EXPORT int lines_table(struct lines *lines, uint32_t key_size) {
+    struct table *tables =
+        realloc(lines->tables, (lines->table_count + 1ULL) * sizeof(*lines->tables));
+    if (!tables)
+        return -1;
+    lines->tables = tables;
+    tables[lines->table_count] = (struct table){.key_size = key_size};
+    return (int)lines->table_count++;
+}
+
+// Adds the text of a value; 0, or -1 without memory.
+EXPORT int lines_text(struct lines *lines, uint32_t table, const uint8_t *key, const char *text,
+                      uint32_t size) {
+    return table < lines->table_count && add_text(&lines->tables[table], key, text, size) ? 0 : -1;
+}
+
+// Forgets the texts of a table.
+EXPORT void lines_forget(struct lines *lines, uint32_t table) {
+    if (table < lines->table_count)
+        empty_table(&lines->tables[table]);
+}
+
+// Adds a plan: how a line is made of a row of row_size bytes. `texts`: what stands before each
+// cell and after the last, one after the other. `keys`: (offset, size) of what tells rows apart
+// that have little in common, into 2^slot_bits classes. The plan's number; -1 if it makes no sense,
+// -2 without memory.
+EXPORT int lines_plan(struct lines *lines, uint32_t row_size, uint32_t count,
+                      const struct given *cells, const char *texts, uint32_t texts_size,
+                      uint32_t key_count, const uint32_t *keys, uint32_t slot_bits) {
+    uint64_t before = 0;
+    if (count > CELLS_MAX || texts_size > BYTES_MAX || row_size > BYTES_MAX ||
+        slot_bits > SLOT_BITS_MAX || key_count > KEYS_MAX || lines->plan_count >= PLANS_MAX)
+        return -1;
+    for (uint32_t place = 0; place < count; place++) {
+        before += cells[place].before;
+        if (!is_good(lines, &cells[place], row_size))
+            return -1;
+    }
+    if (before > texts_size)
+        return -1;
+    struct plan plan = {.size = row_size,
+                        .count = count,
+                        .slot_bits = slot_bits,
+                        .blank_size = texts_size,
+                        .longest = texts_size - before};
+    for (uint32_t place = 0; place < key_count; place++) {
+        const uint32_t *key = keys + 2 * place;
+        if (row_size < 8 || key[1] > 8 || (uint64_t)key[0] + key[1] > row_size)
+            return -1;
+        plan.key[plan.keys++] = find_key(key[0], key[1], row_size);
+    }
+    struct plan *plans = realloc(lines->plans, (lines->plan_count + 1ULL) * sizeof(*plans));
+    if (plans)
+        lines->plans = plans;
+    if (!plans || !make_plan(&plan, cells, texts)) {
+        free_plan(&plan);
+        return -2;
+    }
+    plans[lines->plan_count] = plan;
+    return (int)lines->plan_count++;
+}
+
+static inline uint64_t load_amount(const struct cell *cell, const uint8_t *row) {
+    return load_little(row + cell->at) << cell->shift >> cell->lead;
+}
+
+static inline uint64_t load_integer(const struct cell *cell, const uint8_t *row) {
+    if (!cell->is_plain) {
+        uint64_t value =
+            load_bytes(row + cell->given.offset, cell->given.size, (enum order)cell->given.order);
+        unsigned lead = 8 * (8 - cell->given.size);
+        return cell->given.is_signed ? (uint64_t)((int64_t)(value << lead) >> lead) : value;
+    }
+    uint64_t little = load_little(row + cell->at), big = __builtin_bswap64(little);
+    uint64_t value = (cell->given.order == BIG ? big : little) << cell->shift;
+    uint64_t extended = (uint64_t)((int64_t)value >> cell->lead);
+    return cell->given.is_signed ? extended : value >> cell->lead;
+}
+
+// Whether only the last four digits of a number may differ from those of an earlier row; these
+// four.
+static inline bool find_last_four(const struct cell *cell, const uint8_t *row,
+                                  const uint8_t *earlier, uint32_t *four) {
+    if (!cell->is_amount)
+        return false;
+    uint64_t value = load_amount(cell, row), front = value / 10000;
+    *four = (uint32_t)(value - 10000 * front);
+    return front && load_amount(cell, earlier) / 10000 == front;
+}
+
+// Writes the value of a cell; NULL if its text is not known.
+static inline char *put_value(const struct lines *lines, const struct cell *cell,
+                              const uint8_t *row, const int64_t *side, char *to) {
+    const struct given *given = &cell->given;
+    if (cell->is_amount)
+        return put_number(to, load_amount(cell, row));
+    if (given->kind == HEX)
+        return put_hex(to, row + given->offset, given->size);
+    if (given->kind == TEXT) {
+        uint32_t size;
+        const char *text = find_text(&lines->tables[given->table], row + given->offset, &size);
+        if (!text)
+            return NULL;
+        copy(to, text, size);
+        return to + size;
+    }
+    uint64_t value;
+    if (given->source == INTEGER)
+        value = load_integer(cell, row);
+    else if (given->source == SIDE)
+        value = (uint64_t)*side;
+    else
+        value = load_timeval(row + given->offset, given->size, (enum order)given->order);
+    if (given->kind == NUMBER) {
+        value *= given->factor;
+        if (given->is_signed)
+            to = put_sign(to, &value);
+        return put_number(to, value);
+    }
+    value -= given->zero;
+    if (given->kind == UTC)
+        return put_utc(to, value, given->digits, (char)given->between);
+    return put_seconds(to, value, given->digits);
+}
+
+static inline struct slot *choose_slot(const struct plan *plan, const uint8_t *row) {
+    uint64_t hash = 0, word;
+    for (uint32_t place = 0; place < plan->keys; place++) {
+        memcpy(&word, row + plan->key[place].at, sizeof(word));
+        hash = (hash ^ (word & plan->key[place].mask)) * 0x9E3779B97F4A7C15ULL;
+        hash ^= hash >> 32;
+    }
+    return &plan->slots[hash & ((1ULL << plan->slot_bits) - 1)];
+}
+
+// Which of the four parts of a block differ, as bits.
+static inline uint32_t compare_block(const uint8_t *one, const uint8_t *other) {
+#ifdef __SSE2__
+    __m128i same = _mm_cmpeq_epi32(_mm_loadu_si128((const __m128i *)one),
+                                   _mm_loadu_si128((const __m128i *)other));
+    return (uint32_t)_mm_movemask_ps(_mm_castsi128_ps(same)) ^ 15;
+#else
+    uint32_t parts = 0;
+    for (uint32_t part = 0; part < 4; part++)
+        parts |= (uint32_t)(memcmp(one + 4 * part, other + 4 * part, 4) != 0) << part;
+    return parts;
+#endif
+}
+
+// Which of 64 cells may differ between two rows.
+static inline uint64_t find_changed(const struct plan *plan, uint32_t group, const uint8_t *row,
+                                    const uint8_t *earlier) {
+    uint32_t left = plan->count - 64 * group;
+    if (!earlier)
+        return left < 64 ? (1ULL << left) - 1 : ~0ULL;
+    uint64_t changed = plan->always[group];
+    const struct block *end = plan->blocks + plan->ends_of_blocks[group];
+    const struct block *block = plan->blocks + (group ? plan->ends_of_blocks[group - 1] : 0);
+    for (; block < end; block++)
+        changed |= block->cells[compare_block(row + block->at, earlier + block->at)];
+    return changed;
+}
+
+static inline uint32_t *ends_of(const struct plan *plan, const struct slot *slot) {
+    return plan->ends + (size_t)(slot - plan->slots) * (plan->count + 1ULL);
+}
+
+// Begins with the last row's line, or with one that has no values.
+static void begin_slot(const struct plan *plan, struct slot *slot, uint32_t *ends) {
+    const uint32_t *from = plan->blank_ends;
+    *slot = (struct slot){NULL, plan->blank, plan->blank_size};
+    if (plan->latest) {
+        *slot = *plan->latest;
+        from = ends_of(plan, plan->latest);
+    }
+    memcpy(ends, from, (plan->count + 1ULL) * sizeof(*ends));
+}
+
+static inline void shift_ends(uint32_t *ends, uint32_t from, uint32_t to, uint32_t by) {
+    for (uint32_t place = from; place <= to; place++)
+        ends[place] += by;
+}
+
+// Writes the line of a row; NULL if the text of the cell `missing` is not known.
+static char *put_line(const struct lines *lines, struct plan *plan, const uint8_t *row,
+                      const int64_t *const *sides, uint64_t number, char *const line,
+                      uint64_t *missing) {
+    struct slot *slot = choose_slot(plan, row);
+    uint32_t *ends = ends_of(plan, slot);
+    if (!slot->row)
+        begin_slot(plan, slot, ends);
+    plan->latest = slot;
+    const uint8_t *earlier = slot->row;
+    const char *from = slot->line;
+    char *to = line;
+    uint32_t next = 0;   // the first cell of which nothing was done yet
+    uint32_t copied = 0; // of the earlier line
+    uint32_t by = 0;     // how much farther on than in that line a cell ends, modulo 2^32
+    for (uint32_t group = 0; group < plan->groups; group++) {
+        uint32_t limit = group + 1 < plan->groups ? 64 * (group + 1) : plan->count;
+        uint64_t changed = find_changed(plan, group, row, earlier);
+        if (group)
+            shift_ends(ends, 64 * group + 1, limit, by);
+        for (; changed; changed &= changed - 1) {
+            uint32_t place = 64 * group + (uint32_t)__builtin_ctzll(changed);
+            const struct cell *cell = &plan->cells[place];
+            // Where the value begins and ends in the earlier line.
+            uint32_t begin = (next < place ? ends[place] - by : copied) + cell->given.before;
+            uint32_t end = ends[place + 1] - by, four;
+            bool is_alike = earlier && end - begin > 4 && find_last_four(cell, row, earlier, &four);
+            uint32_t kept = (is_alike ? end - 4 : begin) - copied;
+            copy(to, from + copied, kept);
+            to += kept;
+            copied = end;
+            next = place + 1;
+            if (is_alike) {
+                to = put_four(to, four);
+                continue;
+            }
+            bool is_side = cell->given.source == SIDE;
+            to = put_value(lines, cell, row, is_side ? &sides[cell->given.offset][number] : NULL,
+                           to);
+            if (!to) {
+                *missing = place;
+                return NULL;
+            }
+            uint32_t longer = (uint32_t)(to - line) - ends[place + 1];
+            if (longer) {
+                shift_ends(ends, place + 1, limit, longer);
+                by += longer;
+            }
+        }
+    }
+    copy(to, from + copied, slot->size - copied);
+    to += slot->size - copied;
+    *slot = (struct slot){row, line, (uint32_t)(to - line)};
+    return to;
+}
+
+// How long a line of this plan can be.
+static uint64_t longest_line(const struct lines *lines, const struct plan *plan) {
+    uint64_t size = plan->longest;
+    for (uint32_t place = 0; place < plan->count; place++)
+        if (plan->cells[place].given.kind == TEXT)
+            size += lines->tables[plan->cells[place].given.table].longest;
+    return size;
+}
+
+// Writes the lines of the rows from done[0] on, of `count` rows that stand in `size` bytes of data,
+// into `room` bytes at `out`. offsets: of each row; NULL: they stand one after the other, all of
+// the first plan. plans: the plan of each row; NULL: all of the first. sides: arrays of `count`
+// numbers.
+//
+// done: the next row, the bytes that were written; where a text is missing, the cell; where there
+// is no room for one more line, how much it may take.
+EXPORT int lines_write(struct lines *lines, const uint8_t *data, uint64_t size, uint64_t count,
+                       const int64_t *offsets, const uint16_t *plans, const int64_t *const *sides,
+                       uint32_t side_count, char *out, uint64_t room, uint64_t done[3]) {
+    char *to = out;
+    uint64_t first = done[0], row;
+    done[1] = done[2] = 0;
+    for (uint32_t place = 0; place < lines->plan_count; place++) {
+        struct plan *plan = &lines->plans[place];
+        memset(plan->slots, 0, sizeof(*plan->slots) << plan->slot_bits);
+        plan->latest = NULL;
+        plan->line_room = longest_line(lines, plan) + SLACK;
+    }
+    for (row = first; row < count; row++) {
+        uint32_t which = plans ? plans[row] : 0;
+        if (which >= lines->plan_count)
+            return BAD_INPUT;
+        struct plan *plan = &lines->plans[which];
+        uint64_t at = offsets ? (uint64_t)offsets[row] : row * plan->size;
+        if (at > size || size - at < plan->size || plan->sides > side_count)
+            return BAD_INPUT;
+        done[0] = row;
+        done[1] = (uint64_t)(to - out);
+        if (room - done[1] < plan->line_room || plan->line_room > UINT32_MAX) {
+            done[2] = plan->line_room;
+            return OUT_IS_FULL;
+        }
+        char *end = put_line(lines, plan, data + at, sides, row, to, &done[2]);
+        if (!end)
+            return TEXT_IS_MISSING;
+        to = end;
+    }
+    done[0] = row;
+    done[1] = (uint64_t)(to - out);
+    return ALL_DONE;
+}
