@@ -28,6 +28,7 @@ from tests.live.faults import (
     environment,
     run,
     verify,
+    verify_by_command,
     wait_until,
 )
 
@@ -226,6 +227,7 @@ def test_stop_after(space: Space, folder: Path) -> None:
     assert done.code == 0, done.stderr
     assert "SEGMENT_RECEIVED by " in done.stderr
     report = verify(path, 0)
+    assert report == verify_by_command(path, 0)
     assert report["end_reason"] == "count"
     assert report["totals"]["in_file"] >= 10
 
