@@ -26,10 +26,10 @@ from collector.heading import package_version
 from collector.kernel import Kernel
 from collector.logfolder import LogFolder
 from collector.logwriter import LogBatch, LogFile, LogWriter, make_dump
-from collector.pool import PIECE_BYTES, Pool
+from collector.pool import Pool
 from collector.preparing import Prepared, describe_kernel
 from collector.privilege import begin_writing
-from collector.queues import FOREVER_NS, Part, Queues
+from collector.queues import COPY_BYTES, FOREVER_NS, Part, Queues
 from collector.records import Batch
 from collector.request import Request
 from collector.sinks import FileSink
@@ -50,14 +50,14 @@ NOTE_BYTES = 256
 
 
 def copies(parts: Iterable[Part], pool: Pool) -> Iterator[LogBatch]:
-    """Batches of about PIECE_BYTES that outlive the memory of the rings."""
+    """Batches of about COPY_BYTES that outlive the memory of the rings."""
     pieces: list[Part] = []
     size = 0
     for part in parts:
         for piece in part.copies(pool):
             pieces.append(piece)
             size += piece.rows.nbytes
-            if size >= PIECE_BYTES // 2:
+            if size >= COPY_BYTES // 2:
                 yield LogBatch(pieces)
                 pieces, size = [], 0
     if pieces:
@@ -126,6 +126,7 @@ class LogStream:
 
     def settle(self) -> None:
         self.order.settle()
+        self._spool.flush()
 
     def clock(self, entry: Clock) -> None:
         self._note([clock_note(entry)])

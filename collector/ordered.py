@@ -27,23 +27,34 @@ _LOCATIONS = 256
 @dataclass
 class Numbering:
     """What the writer tells the sequencer: how far the file's numbers are ahead of its own, for
-    what it did not know of. If it is late, the writer has to number the entries anew."""
+    what it did not know of, and the file's bytes. If the one is late, the writer has to number the
+    entries anew; if the other is, to copy them before a direct write."""
 
     ahead: int = 0
+    ahead_bytes: int = 0
+
+
+@dataclass
+class Origin:
+    """A CPU's records in a batch: their places, and their locations."""
+
+    cpu: int
+    where: I64
+    locations: NDArray[np.uint32]
 
 
 @dataclass
 class Ordered:
     """Entries ready to be written: (n,) contiguous rows of the capture's dtype.
 
-    seqs: their sequence numbers; they rise by more than one where records were lost. cpus: the
-    CPU of each, NO_CPU for control entries. The batch takes the numbers first_seq up to
-    first_seq + span; the last one is its last entry's.
+    seqs: their sequence numbers; they rise by more than one where records were lost. origins: of
+    all records; what is at no place of them is a control entry. The batch takes the numbers
+    first_seq up to first_seq + span; the last one is its last entry's.
     """
 
     entries: NDArray[Any]
     seqs: I64
-    cpus: NDArray[np.uint16]
+    origins: Sequence[Origin]
     first_seq: int
     span: int
     first_ns: int = 0
@@ -51,6 +62,8 @@ class Ordered:
     numbering: Numbering | None = None
     ahead: int = 0
     """What it told when these numbers were given."""
+    start_bytes: int = 0
+    """How many bytes the sequencer gave out before this."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -62,7 +75,15 @@ class Ordered:
     @property
     def records(self) -> int:
         """Entries that are records."""
-        return int(np.count_nonzero(self.cpus != NO_CPU))
+        return sum(len(origin.where) for origin in self.origins)
+
+    @property
+    def cpus(self) -> NDArray[np.uint16]:
+        """The CPU of each entry, NO_CPU for control entries."""
+        cpus = np.full(len(self), NO_CPU, np.uint16)
+        for origin in self.origins:
+            cpus[origin.where] = origin.cpu
+        return cpus
 
     def renumber(self, first_seq: int) -> None:
         """Give it other numbers, in the entries too."""
@@ -158,10 +179,11 @@ def join_rows(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[An
 
 def joined(one: Ordered, other: Ordered) -> Ordered:
     """Two batches as one; `other` has the numbers right after `one`."""
+    moved = [Origin(o.cpu, o.where + len(one), o.locations) for o in other.origins]
     return Ordered(
         join_rows((one.entries, other.entries), one.entries.dtype),
         np.concatenate((one.seqs, other.seqs)),
-        np.concatenate((one.cpus, other.cpus)),
+        [*one.origins, *moved],
         one.first_seq,
         one.span + other.span,
         one.first_ns if len(one) else other.first_ns,

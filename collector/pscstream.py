@@ -49,6 +49,7 @@ class PscStream:
             self._request, self._prepared, kernel, self._output, self._clocks
         )
         self.written = writer.written
+        self.order.warm()
         self._spool = Spool(writer, begin=begin_writing)
 
     def start(self) -> None:
@@ -64,6 +65,7 @@ class PscStream:
 
     def settle(self) -> None:
         self.order.settle()
+        self._spool.flush()
 
     def clock(self, entry: Clock) -> None:
         self._spool.put_control(lambda _: [entry], entry.mono_ns, reserved=True)

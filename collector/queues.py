@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.ordered import I64, LOCATION_WORD, count_by_place, opaque
-from collector.pool import PIECE_BYTES, Pool, even
+from collector.pool import Pool, even
 from collector.records import Batch
 
 FOREVER_NS = 2**63 - 1
+COPY_BYTES = 1 << 20
+"""About a core's second-level cache: what was copied is still there when it is packed."""
 _TIME_OFFSET = 4
+_WORD, _TIME = np.dtype("=u4"), np.dtype("=i8")
 
 
 @dataclass
@@ -95,10 +97,10 @@ class Part:
         return np.diff(self.serials, prepend=self.before) - 1
 
     def copies(self, pool: Pool) -> Iterator[Part]:
-        """The same in pieces of the pool's, each with its rows in one place of their own."""
+        """The same in pieces of COPY_BYTES, each with its rows in one place of their own."""
         kind = self.chunks[0].rows.dtype
         before, total = self.before, len(self)
-        step = even(total, max(1, PIECE_BYTES // kind.itemsize))
+        step = even(total, max(1, COPY_BYTES // kind.itemsize))
         serials, times_ns, keys_ns = self.serials, self.times_ns, self.keys_ns
         for start in range(0, total, step):
             which = slice(start, min(start + step, total))
@@ -130,7 +132,7 @@ class CpuQueue:
     def push(self, entries: NDArray[Any]) -> NDArray[Any]:
         """Take in what a drain brought, in any order; rows that came too late, or twice."""
         serials, steady = self._serials(entries)
-        times_ns = overlay(entries, "=i8", _TIME_OFFSET).copy()
+        times_ns = entries.getfield(_TIME, _TIME_OFFSET).copy()
         rows = entries.view(self.opaque)
         self.pushed += len(rows)
         self.waiting += len(rows)
@@ -175,8 +177,8 @@ class CpuQueue:
 
     def _serials(self, entries: NDArray[Any]) -> tuple[I64, bool]:
         """The serials, of which the classic head has the low half; whether they rise by one."""
-        low = overlay(entries, "=u4", 0).copy()
-        steady = bool((low[1:] - low[:-1] == 1).all())
+        low = entries.getfield(_WORD, 0)
+        steady = int(low[-1]) - int(low[0]) == len(low) - 1 and bool((low[1:] > low[:-1]).all())
         if "serial" in (entries.dtype.names or ()):
             wide = entries["serial"]
             first = int(wide[0])
@@ -239,19 +241,6 @@ def cut(arrays: Sequence[NDArray[Any]], start: int, stop: int) -> Iterator[NDArr
         stop -= len(array)
 
 
-def overlay(entries: NDArray[Any], kind: str, offset: int) -> NDArray[Any]:
-    """A value at an offset of each row, aligned or not, as a view."""
-    value: NDArray[Any] = entries.view(_one_field(kind, offset, entries.dtype.itemsize))["value"]
-    return value
-
-
-@cache
-def _one_field(kind: str, offset: int, itemsize: int) -> np.dtype[Any]:
-    return np.dtype(
-        {"names": ["value"], "formats": [kind], "offsets": [offset], "itemsize": itemsize}
-    )
-
-
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     joined: NDArray[Any] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     return joined
@@ -297,7 +286,7 @@ class Queues:
         late = self.cpu(batch.cpu).push(batch.entries)
         if len(late):
             cpus = np.full(len(late), batch.cpu, np.uint16)
-            self.late.update(count_by_place(cpus, overlay(late, "=u4", 4 * LOCATION_WORD)))
+            self.late.update(count_by_place(cpus, late.getfield(_WORD, 4 * LOCATION_WORD)))
 
     def settle(self) -> None:
         """Copy what waits still: after this, what push() was given may be overwritten."""

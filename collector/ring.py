@@ -37,6 +37,10 @@ from collector.records import (
 from collector.syscalls import map_over, perf_event_open, wait_for_running
 from formats.errors import KernelError, PrivilegeError, UsageError
 
+CALM_NS, IDLE_NS = 20_000_000, 200_000_000
+"""Half a ring is let fill up where the other half lasts CALM_NS longer: waking up costs as much as
+some thousand records. Not where the low-water mark is not reached within IDLE_NS: what comes next
+may be a burst."""
 _PERF_TYPE_SOFTWARE = 1
 _PERF_COUNT_SW_BPF_OUTPUT = 10
 _PERF_SAMPLE_RAW = 1 << 10
@@ -95,6 +99,8 @@ class Ring:
         self._rows = max(2, size_bytes // row)
         self._low_water = max(1, min(self._rows // 2, low_water_bytes // row))
         self._read = 0
+        self._due_at = self._low_water
+        self._freed, self._freed_ns = 0, 0
         self._whole_ns = 0
         self.held_up = False
         """Whether the last drain came to a record that was not whole yet."""
@@ -117,7 +123,6 @@ class Ring:
         self._marks: NDArray[np.uint64] = np.ndarray(
             (self._rows,), np.uint64, memory, row - MARK_BYTES, (row,)
         )
-        self._first_marks = np.arange(1, self._rows + 1, dtype=np.uint64)
 
     def open(self, cpu: int, bell: Bell, maps: Mapping[str, int]) -> None:
         """Give it to the programs of this CPU, which have none. The bell belongs to it then."""
@@ -129,7 +134,8 @@ class Ring:
         self.bell = bell
         self._head[:] = 0
         self._head[ROWS] = self._rows
-        self.free()
+        self._freed_ns = time.monotonic_ns()
+        self._give(self._low_water)
 
     def retire(self, maps: Mapping[str, int]) -> None:
         """Take it from the programs, and wait until none is at work in it."""
@@ -142,9 +148,9 @@ class Ring:
     @property
     def is_due(self) -> bool:
         """Whether there is enough to be read, as far as is known."""
-        return (
-            not self.held_up and int(self._head[RESERVED]) - self._read >= self._low_water
-        )
+        if self.held_up:
+            return int(self._marks[self._read % self._rows]) > self._read
+        return int(self._head[RESERVED]) >= self._due_at
 
     def drain(self) -> list[Batch]:
         """What is whole and was not read yet, as views of the ring: seldom more than two."""
@@ -156,15 +162,13 @@ class Ring:
         whole = True
         while whole and self._read < reserved:
             start = self._read % self._rows
-            wanted = taken = min(reserved - self._read, self._rows - start)
-            marks = self._marks[start : start + wanted]
-            wrong = marks != self._first_marks[start : start + wanted] + np.uint64(
-                self._read - start
-            )
-            if wrong.any():
+            taken = min(reserved - self._read, self._rows - start)
+            marks = self._marks[start : start + taken]
+            # What a row had before is at least a whole ring behind, and so below all of these.
+            if int(marks.min()) <= self._read:
                 # A program has reserved that row and is under way. It may be done by now: look
                 # again. If not, wait for it, as all that stands behind it does.
-                taken = int(np.argmax(wrong))
+                taken = int(np.argmax(marks <= self._read))
                 whole = taken > 0
             if taken:
                 found.append(self._entries[start : start + taken])
@@ -178,8 +182,18 @@ class Ring:
 
     def free(self) -> None:
         """Give what was read back to the programs."""
+        now_ns = time.monotonic_ns()
+        rows, passed_ns = self._read - self._freed, now_ns - self._freed_ns
+        self._freed, self._freed_ns = self._read, now_ns
+        half = self._rows // 2
+        calm = rows * CALM_NS <= half * passed_ns and rows * IDLE_NS >= self._low_water * passed_ns
+        self._give(half if calm else self._low_water)
+
+    def _give(self, wanted: int) -> None:
+        """Have all rows filled but what waits to be read; the bell rings for so many."""
+        self._due_at = self._read + wanted
         self._head[LIMIT] = self._read + self._rows
-        self._head[WAKE_AT] = self._read + self._low_water
+        self._head[WAKE_AT] = self._due_at
         self.bell.quiet()
 
     def lost(self) -> int:

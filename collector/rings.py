@@ -8,6 +8,7 @@ import errno
 import mmap
 import os
 import select
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from collector.ring import Bell, Ring
 from collector.syscalls import online_cpus, possible_cpus, refused
 from formats.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
 
-_HELD_UP_S = 0.001
+_HELD_UP_S, _HELD_UP_MOST_S = 0.001, 0.008
 
 
 class Rings:
@@ -63,18 +64,37 @@ class Rings:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for data above the low-water mark or for wake(); False when the time is over."""
-        ready = any(ring.is_due for ring in self._rings.values())
-        if any(ring.held_up for ring in self._rings.values()):
-            # Not to spin: the program may be waiting for this very CPU.
-            timeout_s = min(timeout_s, _HELD_UP_S)
-        events = self._epoll.poll(0 if ready else timeout_s)
+        until_s = time.monotonic() + timeout_s
+        pause_s = _HELD_UP_S
+        while True:
+            ready = self._is_due()
+            if not ready and any(ring.held_up for ring in self._rings.values()):
+                # Not to spin: the program may be waiting for this very CPU.
+                timeout_s = min(timeout_s, pause_s)
+                pause_s = min(2 * pause_s, _HELD_UP_MOST_S)
+            events = self._epoll.poll(0 if ready else timeout_s)
+            # A bell may have rung for what the last drain took already.
+            if self._are_calls(events) or ready or self._is_due():
+                return True
+            timeout_s = until_s - time.monotonic()
+            if timeout_s <= 0:
+                return False
+
+    def _is_due(self) -> bool:
+        return any(ring.is_due for ring in self._rings.values())
+
+    def _are_calls(self, events: list[tuple[int, int]]) -> bool:
+        """Whether anything else than bells was heard."""
+        found = False
         for fd, mask in events:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
+                found = True
             elif mask & (select.EPOLLHUP | select.EPOLLERR):
                 # Its CPU is gone for good: refresh() takes it away; until then, do not spin.
                 self._epoll.unregister(fd)
-        return ready or bool(events)
+                found = True
+        return found
 
     def wake(self) -> None:
         """End the wait() that is on, or the next one. For signal handlers and other threads."""

@@ -7,19 +7,20 @@ serial takes a sequence number where it happened; a LOSS entry stands after each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.merging import Share, flows, put, put_rows
+from collector.merging import Share, flows, pick, put, put_rows
 from collector.ordered import (
     I64,
-    NO_CPU,
+    LOCATION_WORD,
     MonoToEpoch,
     Numbering,
     Ordered,
+    Origin,
     fill_losses,
     head_words,
     joined,
@@ -57,7 +58,12 @@ class Sequencer(Queues):
         self._mono_to_epoch = mono_to_epoch
         self._next_seq = first_seq
         self._numbering, self._ahead = Numbering(), 0
+        self._bytes = 0
         self._pool = Pool()
+
+    def warm(self) -> None:
+        """Have memory ready, before the first records come."""
+        self._pool.warm()
 
     def release(self, watermark_ns: int) -> Ordered:
         """All records up to this time, ordered and numbered, with a LOSS entry after each gap.
@@ -99,18 +105,25 @@ class Sequencer(Queues):
         self._ahead = ahead
         return self._next_seq
 
+    def _rows(self, count: int) -> NDArray[Any]:
+        """Memory for so many entries that lies as in the file, so that it need not be copied."""
+        return self._pool.rows(count, self._opaque, self._bytes + self._numbering.ahead_bytes)
+
     def _ordered(
-        self, rows: NDArray[Any], seqs: I64, cpus: NDArray[np.uint16], first_ns: int
+        self, rows: NDArray[Any], seqs: I64, origins: Sequence[Origin], first_ns: int
     ) -> Ordered:
         """Entries that take all numbers up to their last."""
         first, self._next_seq = self._next_seq, int(seqs[-1]) + 1 if len(seqs) else self._next_seq
+        start, self._bytes = self._bytes, self._bytes + rows.nbytes
         span = self._next_seq - first
-        return Ordered(rows, seqs, cpus, first, span, first_ns, self._numbering, self._ahead)
+        return Ordered(
+            rows, seqs, origins, first, span, first_ns, self._numbering, self._ahead, start
+        )
 
     def _control(self, entries: Iterable[Control], seqs: I64, mono_ns: int) -> Ordered:
         rows = encode_many(entries, self._dtype)
         stamp_control(rows, seqs, mono_ns, self._mono_to_epoch)
-        return self._ordered(rows, seqs, np.full(len(rows), NO_CPU, np.uint16), mono_ns)
+        return self._ordered(rows, seqs, (), mono_ns)
 
     def _merge(self, parts: list[Part], piece_bytes: int) -> Iterator[Ordered]:
         """One stream of several CPUs' parts, in pieces."""
@@ -130,18 +143,17 @@ class Sequencer(Queues):
 
     def _steady(self, shares: list[Share], count: int) -> Ordered:
         """A piece in which nothing is missing."""
-        whole = self._pool.rows(count, self._opaque)
+        whole = self._rows(count)
         mono_ns = np.empty(count, np.int64)
-        cpus = np.empty(count, np.uint16)
         for share in shares:
             put(mono_ns, share.where, share.times_ns)
-            put(cpus, share.where, share.cpu)
             put_rows(whole, share.where, share.rows)
         first = self._first()
         seqs = np.arange(first, first + count, dtype=np.int64)
         entries: NDArray[Any] = whole.view(self._dtype)
         stamp(entries, seqs, mono_ns, self._mono_to_epoch)
-        return self._ordered(entries, seqs, cpus, int(mono_ns[0]))
+        places = [(share.cpu, share.where) for share in shares]
+        return self._ordered(entries, seqs, _origins(entries, places), int(mono_ns[0]))
 
     def _with_losses(self, shares: list[Share], count: int) -> Ordered:
         """A piece with LOSS entries after its gaps."""
@@ -159,13 +171,12 @@ class Sequencer(Queues):
         losses = place[after_gap] - 1
 
         total = count + len(losses)
-        whole = self._pool.rows(total, self._opaque)
+        whole = self._rows(total)
         for share in shares:
             put_rows(whole, place[share.where], share.rows)
         entries: NDArray[Any] = whole.view(self._dtype)
         seqs, mono_ns = np.empty((2, total), np.int64)
-        cpus = np.full(total, NO_CPU, np.uint16)
-        seqs[place], mono_ns[place], cpus[place] = numbers, times_ns, cpus_of
+        seqs[place], mono_ns[place] = numbers, times_ns
         missing = gaps[after_gap]
         fill_losses(
             head_words(entries), losses, cpus_of[after_gap], serials[after_gap] - missing, missing
@@ -175,4 +186,11 @@ class Sequencer(Queues):
         if "time_ns" in (self._dtype.names or ()):
             entries["time_ns"][losses] = mono_ns[losses]
         stamp(entries, seqs, mono_ns, self._mono_to_epoch)
-        return self._ordered(entries, seqs, cpus, int(times_ns[0]))
+        places = [(share.cpu, place[share.where]) for share in shares]
+        return self._ordered(entries, seqs, _origins(entries, places), int(times_ns[0]))
+
+
+def _origins(entries: NDArray[Any], places: Sequence[tuple[int, I64]]) -> list[Origin]:
+    # Now, while the entries' heads are in the CPU's cache.
+    locations = head_words(entries)[:, LOCATION_WORD].copy()
+    return [Origin(cpu, where, pick(locations, where)) for cpu, where in places]

@@ -17,9 +17,8 @@ LIMIT_BYTES = 64 << 20
 CONTROL_COST_BYTES = 64 << 10
 """What a waiting control item counts for: about a copy of the kernel's ledger."""
 GATHER_BYTES = 2 << 20
-"""So much is written together if it comes within GATHER_S: a write has its price, whatever its
-size."""
-GATHER_S = 0.02
+"""So much is written together if it waits: a write has its price, whatever its size. When so much
+waits, it is written before flush() asks for it."""
 BEHIND = 4
 """When more than this part of the limit waits, the disk is too slow for writes that wait for it:
 then the page cache takes all, for CACHED_S at least and until only CAUGHT_UP's part waits."""
@@ -81,7 +80,7 @@ class Spool(Generic[BatchT]):
     """A writer in a thread of its own behind a queue of at most about `limit_bytes`.
 
     put() and put_control() return at once, and raise what ended the thread (BrokenPipeError when
-    nobody reads the output any more).
+    nobody reads the output any more). One thread calls them, flush() and close().
     """
 
     def __init__(
@@ -99,11 +98,14 @@ class Spool(Generic[BatchT]):
         self._limit_bytes = limit_bytes
         self._queue: deque[BatchT | _Gap | _Entries] = deque()
         self._bytes = 0
-        self._wanted_bytes = 0
+        self._quiet_bytes = 0
         self._cached_until_s: float | None = None
         self._closing = False
         self._failure: BaseException | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._no_news = threading.Lock()
+        """The thread has it while it knows of all, and sleeps where it takes it once more."""
+        self._no_news.acquire()
         self._thread = threading.Thread(target=self._run, name="tcpkmon-spool", daemon=True)
 
     def start(self) -> None:
@@ -115,7 +117,7 @@ class Spool(Generic[BatchT]):
 
         A batch larger than the whole queue is taken when the queue is empty.
         """
-        with self._changed:
+        with self._lock:
             self._raise_failure()
             if not len(ordered):
                 return True
@@ -143,7 +145,7 @@ class Spool(Generic[BatchT]):
         build is called in the writer's thread, and makes what its control() takes. reserved: those
         of the end, which are always taken and may use the reserve on the disk. sync: fsync after.
         """
-        with self._changed:
+        with self._lock:
             self._raise_failure()
             if not reserved and self._bytes + CONTROL_COST_BYTES > self._limit_bytes:
                 return False
@@ -155,9 +157,9 @@ class Spool(Generic[BatchT]):
 
         Raises what ended the thread. The result is in `written`: error and sync_error too.
         """
-        with self._changed:
+        with self._lock:
             self._closing = True
-            self._changed.notify_all()
+        self._wake()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return False
@@ -169,11 +171,22 @@ class Spool(Generic[BatchT]):
         """What stands in the queue."""
         return self._bytes
 
+    def flush(self) -> None:
+        """Have written what was put: after the last of several batches, since waking up costs."""
+        if self._queue:
+            self._wake()
+
     def _add(self, item: BatchT | _Entries, cost: int) -> None:
         self._queue.append(item)
         self._bytes += cost
-        if self._bytes >= self._wanted_bytes or isinstance(item, _Entries):
-            self._changed.notify_all()
+        self._quiet_bytes += cost
+        if self._quiet_bytes >= GATHER_BYTES or isinstance(item, _Entries):
+            self._wake()
+
+    def _wake(self) -> None:
+        self._quiet_bytes = 0
+        if self._no_news.locked():
+            self._no_news.release()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -186,36 +199,31 @@ class Spool(Generic[BatchT]):
                 pass
             self._writer.close()
         except BaseException as failure:
-            with self._changed:
+            with self._lock:
                 self._failure = failure
 
     def _next(self) -> list[BatchT] | _Gap | _Entries | None:
         """What to write next, batches that wait together; waits for it, None: that was all."""
-        with self._changed:
-            if not self._queue and not self._closing:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                self._wanted_bytes = GATHER_BYTES
-                self._changed.wait_for(self._is_enough, GATHER_S)
-                self._wanted_bytes = 0
-            if not self._queue:
-                return None
-            item = self._queue.popleft()
-            if isinstance(item, (_Gap, _Entries)):
-                return item
-            batches, nbytes = [item], item.nbytes
-            while self._queue and not isinstance(item := self._queue[0], (_Gap, _Entries)):
-                nbytes += item.nbytes
-                if nbytes > GATHER_BYTES:
-                    break
-                batches.append(item)
-                self._queue.popleft()
-            return batches
+        while True:
+            with self._lock:
+                if self._queue:
+                    return self._take()
+                if self._closing:
+                    return None
+            self._no_news.acquire()
 
-    def _is_enough(self) -> bool:
-        """Whether it is no use to wait for more before what waits is written."""
-        if self._bytes >= GATHER_BYTES or self._closing:
-            return True
-        return isinstance(self._queue[-1], _Entries)
+    def _take(self) -> list[BatchT] | _Gap | _Entries:
+        item = self._queue.popleft()
+        if isinstance(item, (_Gap, _Entries)):
+            return item
+        batches, nbytes = [item], item.nbytes
+        while self._queue and not isinstance(item := self._queue[0], (_Gap, _Entries)):
+            nbytes += item.nbytes
+            if nbytes > GATHER_BYTES:
+                break
+            batches.append(item)
+            self._queue.popleft()
+        return batches
 
     def _handle(self, item: list[BatchT] | _Gap | _Entries | None) -> bool:
         """Write it, and hold on to nothing of it; False if there is nothing more to come."""
@@ -232,7 +240,7 @@ class Spool(Generic[BatchT]):
         else:
             cost = sum(batch.nbytes for batch in item)
             self._writer.write(*item, cached=self._is_behind())
-        with self._changed:
+        with self._lock:
             self._bytes -= cost
         return True
 

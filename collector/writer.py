@@ -8,7 +8,7 @@ entry tells so before writing goes on.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.ordered import (
-    LOCATION_WORD,
-    NO_CPU,
     MonoToEpoch,
+    Numbering,
     Ordered,
-    head_words,
     stamp_control,
 )
 from collector.sinks import FileSink, cause_of
@@ -78,28 +76,24 @@ class Tally:
 
     def __init__(self, counter: Counter[Place]) -> None:
         self._counter = counter
-        self._keys = np.empty(TALLY_ENTRIES, np.int64)
+        self._by_cpu: defaultdict[int, list[NDArray[np.uint32]]] = defaultdict(list)
         self._waiting = 0
 
-    def add(self, cpus: NDArray[np.uint16], locations: NDArray[np.uint32]) -> None:
-        """Count entries, but none of NO_CPU; the arrays stay the caller's."""
-        for start in range(0, len(cpus), TALLY_ENTRIES):
-            chosen = slice(start, start + TALLY_ENTRIES)
-            count = len(cpus[chosen])
-            if self._waiting + count > TALLY_ENTRIES:
-                self.settle()
-            keys = self._keys[self._waiting : self._waiting + count]
-            np.multiply(cpus[chosen], _LOCATIONS, out=keys, dtype=np.int64)
-            keys += np.minimum(locations[chosen], _LOCATIONS - 1)
-            self._waiting += count
+    def add(self, cpu: int, locations: NDArray[np.uint32]) -> None:
+        """Count a CPU's records."""
+        self._by_cpu[cpu].append(locations)
+        self._waiting += len(locations)
+        if self._waiting > TALLY_ENTRIES:
+            self.settle()
 
     def settle(self) -> None:
         """Bring the counter up to date."""
-        keys = self._keys[: self._waiting]
+        for cpu, found in self._by_cpu.items():
+            counts = np.bincount(np.minimum(np.concatenate(found), _LOCATIONS - 1))
+            for location in np.flatnonzero(counts).tolist():
+                self._counter[cpu, location] += int(counts[location])
+        self._by_cpu.clear()
         self._waiting = 0
-        counts = np.bincount(keys[keys < NO_CPU * _LOCATIONS])
-        for key in np.flatnonzero(counts).tolist():
-            self._counter[key // _LOCATIONS, key % _LOCATIONS] += int(counts[key])
 
 
 Build = Callable[[Written], Sequence[Control]]
@@ -129,6 +123,8 @@ class Writer:
         self._gaps: list[tuple[LossCause, int]] = []
         self._failed: OSError | None = None
         self._retry_ns = 0
+        self._numbering: Numbering | None = None
+        self._given_bytes = 0
 
     def write(self, *batches: Ordered, cached: bool = False) -> None:
         """Write batches, or as many of their entries as go; the rest is counted as dropped.
@@ -145,12 +141,9 @@ class Writer:
             self._fail(batches)
             return
         first = self.written.last_seq + 1
-        locations = []
         for batch in batches:
             batch.renumber(first)
             first += batch.span
-            # Now, while the entries' heads are in the CPU's cache.
-            locations.append(head_words(batch.entries)[:, LOCATION_WORD].copy())
         outcome = self._sink.write(
             *(batch.entries.view(np.uint8).data for batch in batches), cached=cached
         )
@@ -158,14 +151,19 @@ class Writer:
         self.written.error = self._failed = outcome.error
         self.written.entries += kept
         for number, batch in enumerate(batches):
-            count = min(kept, len(batch))
-            if count:
-                self.written.last_seq = int(batch.seqs[count - 1])
-                self.tally.add(batch.cpus[:count], locations[number][:count])
-            if count < len(batch):
-                self._fail(batches[number:], count)
+            if kept < len(batch):
+                if kept:
+                    self.written.last_seq = int(batch.seqs[kept - 1])
+                    self.written.in_file.update(batch.counts(0, kept))
+                self._fail(batches[number:], kept)
                 break
-            kept -= count
+            self.written.last_seq = batch.first_seq + batch.span - 1
+            for origin in batch.origins:
+                self.tally.add(origin.cpu, origin.locations)
+            kept -= len(batch)
+        self._numbering = batches[-1].numbering
+        self._given_bytes = batches[-1].start_bytes + batches[-1].nbytes
+        self._tell_place()
 
     def drop(self, ordered: Ordered, cause: LossCause, start: int = 0) -> None:
         """Count the entries of a batch from `start` on as lost; they keep their numbers."""
@@ -192,6 +190,7 @@ class Writer:
             if self._write_losses(mono_ns, reserved) and self._append(
                 build(self.written), mono_ns, reserved
             ):
+                self._tell_place()
                 return True
         return False
 
@@ -203,6 +202,11 @@ class Writer:
         """Sync and close the sink."""
         self.tally.settle()
         self.written.sync_error = self._sink.close() or self.written.sync_error
+
+    def _tell_place(self) -> None:
+        """Tell the sequencer where in the file comes what it gives out next."""
+        if self._numbering is not None:
+            self._numbering.ahead_bytes = self._sink.end_bytes - self._given_bytes
 
     def _write_losses(self, mono_ns: int, reserved: bool) -> bool:
         """The LOSS entries that are due; False when they cannot be written yet."""

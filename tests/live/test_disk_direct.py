@@ -104,10 +104,15 @@ def test_the_same_bytes_on_every_file_system(tmp_path: Path, kind: str) -> None:
         assert possible == (kind != "tmpfs")
         sink = FileSink(fd, ENTRY_BYTES, calls)
         for turn in range(60):
-            most = (2 * LEAST_BYTES, LEAST_BYTES, 3 * PIECE_BYTES)[turn % 3] // ENTRY_BYTES
+            most = (2 * LEAST_BYTES, LEAST_BYTES, 3 * PIECE_BYTES // 2)[turn % 3] // ENTRY_BYTES
             size = int(random.integers(1, most)) * ENTRY_BYTES
             start = int(random.integers(0, len(source) - size))
             piece = source[start : start + size]
+            if turn % 2:
+                # Where the disk can take it from.
+                begin = written % mmap.PAGESIZE
+                memory = np.frombuffer(mmap.mmap(-1, begin + size), np.uint8)
+                memory[begin:], piece = piece, memory[begin:]
             expected.append(piece.tobytes())
             assert sink.write(piece.data).error is None
             written += size

@@ -20,12 +20,14 @@ import numpy as np
 import pytest
 
 from collector import kheader
+from collector import ring as ring_module
 from collector.btf import Btf
 from collector.compiler import compile_text
 from collector.engine import make_engine
 from collector.ordered import NO_CPU
+from collector.patching import fill_maps
 from collector.plan import Plan
-from collector.program import Loaded, fill_maps, load_code
+from collector.program import Loaded, load_code
 from collector.records import PARTS, part_shift, row_bytes
 from collector.rings import Rings, pages_of, watermark_ns
 from collector.schemata import read_texts
@@ -214,10 +216,13 @@ def test_what_is_not_complete_holds_up_the_watermark(source: Source) -> None:
             rings.free()
         ring = rings._rings[cpu]
         assert ring.held_up
-        started_s = time.monotonic()
-        assert not rings.wait(60), "it looks again soon, and lets others run before"
-        assert time.monotonic() - started_s < 30
-        ring._marks[5] = 6
+        used_s = time.thread_time()
+        assert not rings.wait(0.2), "there is nothing to be read"
+        assert time.thread_time() - used_s < 0.1, "and others can run"
+        timer = threading.Timer(0.05, ring._marks.__setitem__, (5, 6))
+        timer.start()
+        assert rings.wait(60), "it looks again soon"
+        timer.join()
         begun_ns = time.monotonic_ns()
         batches = rings.drain()
         assert serials_of(batches, cpu) == [6, 7, 8, 9, 10]
@@ -225,7 +230,10 @@ def test_what_is_not_complete_holds_up_the_watermark(source: Source) -> None:
         assert (times_of(batches[0].entries) > whole_ns).all()
 
 
-def test_wait_wakes_at_the_low_water_mark_and_when_told(source: Source) -> None:
+def test_wait_wakes_at_the_low_water_mark_and_when_told(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_module, "CALM_NS", 10**18)
     with Rings(source.maps, DTYPE, 16, 4 * PAGE) as rings:
         cpu = rings.cpus[-1]
         assert not rings.wait(0)
@@ -248,6 +256,49 @@ def test_wait_wakes_at_the_low_water_mark_and_when_told(source: Source) -> None:
         waker.join()
         assert not rings.wait(0)
         rings.wake()
+        assert rings.wait(60)
+
+
+def test_a_ring_that_fills_slowly_is_let_fill_to_the_half(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 10**18
+    monkeypatch.setattr(ring_module.time, "monotonic_ns", lambda: now_ns)
+    rows = 4 * PAGE // ROW
+    with Rings(source.maps, DTYPE, 16, rows * ROW) as rings:
+        cpu = rings.cpus[0]
+        half = 16 * PAGE // ROW // 2
+        # Records, the milliseconds in which they came, and how many wake after that.
+        for count, passed_ms, due in (
+            (rows, 30, half), (half, 21, half), (half, 19, rows), (rows, 9, rows),
+            (rows, 11, half), (half, 380, half), (half, 420, rows), (1, 2, rows), (rows, 150, half),
+            (0, 50, rows),
+        ):  # fmt: skip
+            source.send(cpu, count)
+            now_ns += passed_ms * 1_000_000
+            rings.drain()
+            rings.free()
+            assert source.send(cpu, due - 1) == 0
+            assert not rings.wait(0)
+            assert source.send(cpu, 1) == 0
+            assert rings.wait(60)
+            rings.drain()
+            rings.free()
+
+
+def test_a_bell_is_not_heard_for_what_was_read_already(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_module, "CALM_NS", 10**18)
+    with Rings(source.maps, DTYPE, 16, 4 * PAGE) as rings:
+        for cpu in rings.cpus:
+            source.send(cpu, 4 * PAGE // ROW)
+        assert sum(len(batch.entries) for batch in rings.drain()) >= 4 * PAGE // ROW
+        rings.free()
+        begun_s = time.monotonic()
+        assert not rings.wait(0.1)
+        assert time.monotonic() - begun_s >= 0.09
+        source.send(rings.cpus[0], 4 * PAGE // ROW)
         assert rings.wait(60)
 
 

@@ -32,6 +32,14 @@ def entries(count: int, first: int = 0) -> bytes:
     return words.astype(np.uint64).tobytes()
 
 
+def lying(data: bytes, place: int) -> memoryview:
+    """The bytes where a direct write at this place of a file can take them from."""
+    memory = mmap.mmap(-1, len(data) + 2 * BLOCK_BYTES)
+    start = place % BLOCK_BYTES
+    memory[start : start + len(data)] = data
+    return memoryview(memory)[start : start + len(data)]
+
+
 class Watched(FaultyCalls):
     """Notes of each write whether it was a direct one, and its size. `short`: so many of the next
     direct ones come to an end within a block, as on a disk with smaller sectors."""
@@ -129,6 +137,30 @@ def test_several_pieces_are_written_together(case: Case) -> None:
     assert case.data == b"".join(parts)
     assert len(case.calls.direct) == 1
     assert case.sink.write().kept_bytes == 0
+
+
+def test_what_lies_right_is_not_copied(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    real = Pieces.copy
+
+    def copy(pieces: Pieces, start: int, target: memoryview) -> None:
+        copied.append(len(target))
+        real(pieces, start, target)
+
+    monkeypatch.setattr(Pieces, "copy", copy)
+    count = 2 * PIECE_BYTES // SIZE
+    known = b""
+    for number in range(3):
+        known += (some := entries(count, number))
+        assert case.sink.write(lying(some, case.sink.end_bytes)).error is None
+        assert case.data == known
+        assert not copied and len(case.calls.direct) == 2 * (number + 1)
+    # Elsewhere, or little at a time, it is.
+    for parts in ([lying(entries(count), case.sink.end_bytes + 8)], [entries(20)] * 100):
+        assert case.sink.write(*parts).error is None
+        known += b"".join(parts)
+        assert case.data == known and copied
+        copied.clear()
 
 
 def test_small_writes_go_through_the_cache(case: Case) -> None:
@@ -290,9 +322,12 @@ def test_any_course_leaves_what_the_outcomes_say(
     case = Case(tmp_path / "file", reserve_bytes)
     known, number = b"", 0
     for counts, whole, cached, code, at in steps:
-        pieces = []
+        pieces: list[bytes | memoryview] = []
         for count in counts:
-            pieces.append(entries(count, number))
+            piece: bytes | memoryview = entries(count, number)
+            if number % 2:
+                piece = lying(piece, case.sink.end_bytes + sum(map(len, pieces)))
+            pieces.append(piece)
             number += count
         case.calls.heal()
         if code == errno.EINVAL and not cached:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from collector.logstream import copies
-from collector.pool import PIECE_BYTES, Pool
-from collector.queues import FOREVER_NS, Queues
+from collector.pool import Pool
+from collector.queues import COPY_BYTES, FOREVER_NS, Queues
 from collector.records import Batch
 from tests.unit.test_sequencer import FULL, make_rows
 
-ROWS = PIECE_BYTES // FULL.itemsize
+ROWS = COPY_BYTES // FULL.itemsize
 
 
 @pytest.mark.parametrize(

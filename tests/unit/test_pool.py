@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import threading
+from unittest import mock
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.pool import PIECE_BYTES, Pool, even
+from collector import pool as pool_module
+from collector.pool import LEAST_BYTES, PAGE_BYTES, PIECE_BYTES, Pool, even
 
 ROW = np.dtype(("V", 360))
 FULL = PIECE_BYTES // ROW.itemsize
+POOL = Pool()
 
 
 def address(rows: np.ndarray) -> int:
@@ -44,7 +47,7 @@ def test_two_at_a_time_have_memory_of_their_own():
 
 def test_small_and_large_ones_are_not_kept():
     pool = Pool()
-    for count in (0, 1, FULL // 2 - 1, FULL + 1):
+    for count in (0, 1, LEAST_BYTES // ROW.itemsize, FULL + 1):
         rows = pool.rows(count, ROW)
         assert len(rows) == count
         del rows
@@ -53,9 +56,29 @@ def test_small_and_large_ones_are_not_kept():
 
 def test_only_some_are_kept():
     pool = Pool()
-    rows = [pool.rows(FULL, ROW) for _ in range(30)]
-    rows.clear()
-    assert 0 < pool.free < 30
+    for _ in range(2):
+        rows = [pool.rows(FULL, ROW) for _ in range(30)]
+        assert len({address(one) for one in rows}) == 30
+        rows.clear()
+        assert 0 < pool.free < 10
+
+
+def test_what_is_needed_first_is_there_before():
+    pool = Pool()
+    pool.warm()
+    free = pool.free
+    assert free == 2
+    with mock.patch.object(pool_module, "_new_memory", None):
+        rows = [pool.rows(FULL, ROW) for _ in range(free)]
+    assert pool.free == 0 and len({address(one) for one in rows}) == free
+
+
+@given(st.integers(LEAST_BYTES // ROW.itemsize + 1, FULL), st.integers(0, 1 << 40))
+def test_memory_lies_as_in_the_file(count, place_bytes):
+    rows = POOL.rows(count, ROW, place_bytes)
+    assert (address(rows) - place_bytes) % PAGE_BYTES == 0
+    rows.view(np.uint8)[:] = 7
+    assert (len(rows), POOL.free) == (count, 0)
 
 
 def test_another_thread_may_drop_it():

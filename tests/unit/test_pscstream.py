@@ -24,7 +24,7 @@ def make_stream() -> tuple[PscStream, list[Ordered]]:
     unused: Any = None
     prepared: Any = SimpleNamespace(layout=layout)
     stream = PscStream(unused, prepared, unused, clocks, None, unused)  # type: ignore[arg-type]
-    stream._spool = SimpleNamespace(put=put.append)  # type: ignore[assignment]
+    stream._spool = SimpleNamespace(put=put.append, flush=lambda: None)  # type: ignore[assignment]
     return stream, put
 
 

@@ -204,7 +204,7 @@ def test_copies_of_a_part(rows: int, sizes: list[int]) -> None:
         for view in ring.lend(make_rows(FULL, 3, serials, serials)):
             waiting.push(Batch(3, view, 0))
     (part,) = waiting.take(FOREVER_NS)
-    with mock.patch.object(queues, "PIECE_BYTES", rows * FULL.itemsize):
+    with mock.patch.object(queues, "COPY_BYTES", rows * FULL.itemsize):
         pieces = list(part.copies(Pool()))
     expected = (part.gaps.tolist(), part.times_ns.tolist())
     ring.free()

@@ -285,6 +285,7 @@ def test_full_queue_drops_and_counts_in_its_place(case: Case) -> None:
     spool = Spool(case.writer, limit_bytes=3 * size)
     spool.start()
     assert spool.put(case.batch(100))
+    spool.flush()
     assert gate.reached.wait(120)
     assert spool.put(case.batch(100))
     assert spool.put(case.batch(100))

@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 from test_direct import Watched
 from test_spool import DTYPE, Case, checkpoint
 
-from collector import spool as spool_module
 from collector import writer as writer_module
-from collector.direct import alignment
-from collector.ordered import NO_CPU
+from collector.direct import Pieces, alignment
 from collector.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
 from collector.writer import Tally, Written
 from formats.control import LossCause
@@ -94,32 +92,52 @@ def test_what_waits_is_written_together_but_not_across_control_entries() -> None
     assert spool.waiting_bytes == 0
 
 
-def test_a_batch_that_comes_alone_waits_for_the_next_but_not_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(spool_module, "GATHER_S", 60.0)
+def test_batches_wait_until_they_are_many_or_all() -> None:
     writer = Slow()
     writer.may.release(100)
     spool = Spool(writer)
     spool.start()
+
+    def next_call() -> list[int]:
+        assert writer.done.acquire(timeout=WAIT_S)
+        return writer.calls[-1][0]
+
+    spool.flush()
+    spool.put(Batch(8))
+    spool.put(Batch(16))
+    time.sleep(0.05)
+    assert not writer.calls
+    spool.flush()
+    assert next_call() == [8, 16]
+    # Much is not kept waiting, nor are control entries, nor the end.
     spool.put(Batch(8))
     time.sleep(0.05)
     spool.put(Batch(GATHER_BYTES - 8))
-    assert writer.done.acquire(timeout=30)
-    assert writer.calls == [([8, GATHER_BYTES - 8], False)]
-    # Control entries, and the end, do not wait.
+    assert next_call() == [8, GATHER_BYTES - 8]
     spool.put(Batch(8))
     spool.put_control(checkpoint, 5)
-    assert writer.done.acquire(timeout=30)
+    assert next_call() in ([8], [])
     spool.put(Batch(8))
-    assert spool.close(30)
-    writer.done.acquire()
-    monkeypatch.setattr(spool_module, "GATHER_S", 0.001)
+    assert spool.close(WAIT_S)
+    assert sum(map(sum, (sizes for sizes, _ in writer.calls))) == GATHER_BYTES + 40
+
+
+def test_no_news_is_missed() -> None:
+    """Whatever the thread is about when they come."""
+    writer = Slow()
+    writer.may.release(1 << 20)
     spool = Spool(writer)
     spool.start()
-    spool.put(Batch(8))
-    assert writer.done.acquire(timeout=WAIT_S)
+    for number in range(1, 3000):
+        spool.put(Batch(8))
+        spool.flush()
+        if number % 7 == 0:
+            time.sleep(0)
+        if number % 3 == 0:
+            while spool.waiting_bytes:
+                time.sleep(0)
     assert spool.close(WAIT_S)
+    assert sum(len(sizes) for sizes, _ in writer.calls) == 2999
 
 
 def test_the_cache_takes_over_when_much_waits_and_until_little_does() -> None:
@@ -191,6 +209,30 @@ def test_a_slow_disk_loses_nothing_that_the_cache_takes(tmp_path: Path) -> None:
     assert case.check() == []
 
 
+def test_records_lie_where_they_can_be_written_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind control entries, and behind what was dropped."""
+    calls = Watched()
+    case = Case(tmp_path / "file", calls)
+    if alignment(case.sink._fd) == (0, 0):
+        pytest.skip("no direct writes on the file system of temporary files")
+    monkeypatch.setattr(Pieces, "copy", None)
+    for number in range(1, 4):
+        case.writer.write(case.batch(5000, lose=number))
+        assert len(calls.direct) == 2 * number - 1
+        assert case.writer.control(checkpoint, 5)
+        dropped = case.batch(5000 + number)
+        case.writer.skip(LossCause.QUEUE_FULL, dropped.span, dropped.counts())
+        assert case.writer.control(checkpoint, 6)
+        case.writer.control(lambda _: [], 7)
+        small = case.batch(1)
+        case.writer.write(small)
+        case.writer.write(case.batch(4000 + number))
+        assert len(calls.direct) == 2 * number
+    case.check()
+
+
 def test_nothing_of_what_was_written_is_held(tmp_path: Path) -> None:
     """Its memory may be used again, also when nothing more comes."""
     case = Case(tmp_path / "file")
@@ -201,6 +243,7 @@ def test_nothing_of_what_was_written_is_held(tmp_path: Path) -> None:
         ordered = case.batch(5000)
         weakref.finalize(ordered.entries, gone.release)
         spool.put(ordered)
+        spool.flush()
         del ordered
         assert gone.acquire(timeout=WAIT_S)
     assert spool.close(WAIT_S)
@@ -227,16 +270,17 @@ def test_several_batches_fail_as_one_would(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400), st.integers(0, 90)), max_size=60))
 def test_a_tally_counts_each_place(found: list[tuple[int, int, int]]) -> None:
-    """Of NO_CPU, none; of locations that no schema has, all as one."""
+    """Of locations that no schema has, all as one."""
     expected: Counter[tuple[int, int]] = Counter()
     counter: Counter[tuple[int, int]] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "TALLY_ENTRIES", 100)
         tally = Tally(counter)
         for cpu, location, count in found:
-            cpus = np.full(2 * count, NO_CPU if cpu == 3 else cpu, np.uint16)
-            tally.add(cpus, np.full(2 * count, location, np.uint32))
-            if cpu != 3:
-                expected[cpu, min(location, 255)] += 2 * count
+            locations = np.full(2 * count, location, np.uint32)
+            locations[::2] = cpu
+            tally.add(cpu, locations)
+            expected[cpu, min(location, 255)] += count
+            expected[cpu, cpu] += count
         tally.settle()
     assert counter == +expected
