@@ -19,6 +19,7 @@ from collector.counters import OpenCounters
 from collector.existing import find_namespaces
 from collector.kernel import Kernel
 from collector.layout import EXISTING, row_of
+from collector.placing import Placing
 from collector.preparing import Prepared, check_privilege, prepare, wish_of
 from collector.privilege import (
     drop_capabilities,
@@ -98,6 +99,7 @@ class Session:
         self._stopping = stopping
         self._stack = stack
         self._clocks = Clocks()
+        self._placing = Placing()
         dtype = prepared.dtype
         pages = pages_of(request.buffer_bytes)
         kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
@@ -238,6 +240,7 @@ class Session:
     def _step(self) -> None:
         """One round: drain, order, hand over; once a second the clock and the books."""
         self._drain()
+        self._placing.move()
         if time.monotonic() >= self._next_checkpoint:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
             self._rings.refresh()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A SCHED_FIFO thread leaves a CPU that is full of work for one that is idle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from collector import placing
+from collector.placing import Placing
+from collector.privilege import run_as_others, run_first
+
+CPUS = sorted(os.sched_getaffinity(0))
+SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+
+pytestmark = pytest.mark.skipif(len(CPUS) != 2, reason="all but one are to be busy: two CPUs")
+
+
+@contextmanager
+def busy(cpu: int) -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", SPIN, str(cpu)]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def wakes_up(seconds: float) -> Iterator[int]:
+    """Where a thread that begins on the first CPU and wakes up every 20 ms is each time."""
+    os.sched_setaffinity(0, CPUS[:1])
+    os.sched_setaffinity(0, CPUS)
+    moving = Placing()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        moving.move()
+        yield placing._this_cpu()
+        time.sleep(0.02)
+
+
+@contextmanager
+def running_first() -> Iterator[None]:
+    assert run_first()
+    try:
+        yield
+    finally:
+        assert run_as_others()
+
+
+def test_it_goes_where_it_disturbs_nobody() -> None:
+    with busy(CPUS[0]), running_first():
+        # Others may use the second CPU for a while.
+        assert any(cpu != CPUS[0] for cpu in wakes_up(20.0))
+    assert os.sched_getaffinity(0) == set(CPUS)
+
+
+def test_it_stays_where_all_are_busy() -> None:
+    with busy(CPUS[0]), busy(CPUS[1]), running_first():
+        assert set(wakes_up(1.0)) == {CPUS[0]}
