@@ -275,15 +275,13 @@ class LogReader:
     ) -> LogBatch:  # fmt: skip
         order = self.format.order
         starts = offsets // 8
-        kind = np.dtype(
-            [("number", f"{order}u4"), ("size", f"{order}u4")]
-            + [(name, f"{order}u8") for name in ("serial", "time")]
+        heads = words.take(starts).view(f"{order}u4").reshape(-1, 2)
+        serials, times = (
+            words.take(starts + place).view(f"{order}u8").astype(np.uint64, copy=False)
+            for place in (1, 2)
         )
-        heads = words[starts[:, None] + np.arange(3)].view(kind).reshape(len(starts))
-        serials = heads["serial"].astype(np.uint64)
-        times = heads["time"].astype(np.uint64)
         sizes = self.format.payload_sizes[numbers] + RECORD_HEAD_BYTES
-        if (heads["number"] != numbers).any() or (heads["size"] != sizes).any():
+        if (heads[:, 0] != numbers).any() or (heads[:, 1] != sizes).any():
             raise DamagedError("a record is not what the dump lists")
         if first and serials[0] != head.first_serial:
             raise DamagedError("its first serial is not that of its head")

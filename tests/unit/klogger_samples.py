@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,6 +119,23 @@ class LogMaker:
         self.serial += 1
         self.time_ns = self.time_ns + 1000 if at is None else CLOCK[0] + at
         return pack_event(self.format, name, values, self.serial, self.time_ns)
+
+
+def write_big_endian(path: Path, header: Mapping[str, Any], name: str, payload: bytes) -> Path:
+    """The log of a big-endian machine with one event, serial 2 at 2^40 ns."""
+    numbers = {event["name"]: event["number"] for event in header["events"]}
+    names = ("DUMP_BEGIN", name, "DUMP_FINISH")
+    payloads = (struct.pack(">II", 0, 0), payload, struct.pack(">Q", 128))
+    body = struct.pack(">4H", *(numbers[one] for one in names), 0)
+    for serial, (one, data) in enumerate(zip(names, payloads, strict=True), 1):
+        body += struct.pack(">IIQQ", numbers[one], 24 + len(data), serial, 1 << 40) + data
+    start = struct.pack(">8sIIQQI", b"KLOGDUMP", 0, 3, len(body), 1, zlib.crc32(body))
+    dump = start + struct.pack(">IQ", zlib.crc32(start), 0) + body
+    text = json.dumps({**header, "byteorder": "big"}).encode()
+    text += b" " * (-len(text) % 8)
+    preamble = struct.pack(">8sIIQ", b"KERNLOG\x01", len(text), zlib.crc32(text), 0)
+    path.write_bytes(preamble + text + dump)
+    return path
 
 
 def ring_rows(payloads: Sequence[bytes], entry_size: int, gap: int = 16) -> NDArray[Any]:

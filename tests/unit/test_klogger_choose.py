@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from formats.errors import UsageError
 from formats.klogger import LogReader, merge_logs
 from formats.klogger.choose import Choice, parse_condition
-from formats.klogger.clock import LogClock, Moment, format_times, parse_time
+from formats.klogger.clock import LogClock, Moment, parse_time
 from formats.klogger.decoding import Decoding
 from tests.unit.klogger_samples import CLOCK, LogMaker
 
@@ -137,32 +136,6 @@ def test_a_log_without_a_clock_has_only_its_own_time(tmp_path: Path) -> None:
             serials(path, clock=clock)
     with pytest.raises(UsageError, match="no clock pair"):
         serials(path, since=Moment(5, True))
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("mono", ["0", "1", "1732200000000000009"]),
-        ("epoch", ["0.000000000", "0.000000001", "1732200000.000000009"]),
-        ("rel", ["0.000000000", "0.000000001", "1732200000.000000009"]),
-        (
-            "iso",
-            [
-                "1970-01-01T00:00:00.000000000Z",
-                "1970-01-01T00:00:00.000000001Z",
-                "2024-11-21T14:40:00.000000009Z",
-            ],
-        ),
-    ],
-)
-def test_times_as_text(kind: str, expected: list[str]) -> None:
-    times = np.array([0, 1, 1_732_200_000_000_000_009])
-    assert format_times(times, kind).to_pylist() == expected
-
-
-def test_times_before_the_start_are_negative() -> None:
-    times = np.array([-1, -1_500_000_000])
-    assert format_times(times, "rel").to_pylist() == ["-0.000000001", "-1.500000000"]
 
 
 # Merging

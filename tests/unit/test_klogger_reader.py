@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 from formats.errors import DamagedError, FileError, TcpkmonError
 from formats.klogger import LogBatch, LogReader, encode_preamble
 from formats.klogger.table import LogFormat
-from tests.unit.klogger_samples import CLOCK, LogMaker, ring_rows, sample_header
+from tests.unit.klogger_samples import (
+    CLOCK,
+    LogMaker,
+    ring_rows,
+    sample_header,
+    write_big_endian,
+)
 
 PREAMBLE_BYTES = 24
 
@@ -338,27 +344,9 @@ def test_a_file_that_becomes_shorter_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_file_of_a_big_endian_machine(tmp_path: Path) -> None:
-    header = {**sample_header(), "byteorder": "big"}
-    names = {event["name"]: event for event in header["events"]}
-    head = struct.Struct(">IIQQ")
-
-    def make(name: str, serial: int, payload: bytes) -> bytes:
-        return head.pack(names[name]["number"], 24 + len(payload), serial, 1 << 40) + payload
-
-    records = [
-        make("DUMP_BEGIN", 1, struct.pack(">II", 0, 0)),
-        make("COUNTED", 2, struct.pack(">iIQ", -5, 0, 1 << 50)),
-        make("DUMP_FINISH", 3, struct.pack(">Q", 128)),
-    ]
-    listed = [names[name]["number"] for name in ("DUMP_BEGIN", "COUNTED", "DUMP_FINISH")]
-    body = struct.pack(">4H", *listed, 0) + b"".join(records)
-    start = struct.pack(">8sIIQQI", b"KLOGDUMP", 0, 3, len(body), 1, zlib.crc32(body))
-    dump = start + struct.pack(">IQ", zlib.crc32(start), 0) + body
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    preamble = struct.pack(">8sIIQ", b"KERNLOG\x01", len(text), zlib.crc32(text), 0)
-    log = tmp_path / "log"
-    log.write_bytes(preamble + text + dump)
+    log = write_big_endian(
+        tmp_path / "log", sample_header(), "COUNTED", struct.pack(">iIQ", -5, 0, 1 << 50)
+    )
     reader, [batch] = read(log)
     assert reader.damage == ""
     assert batch.serials.tolist() == [1, 2, 3]

@@ -7,7 +7,9 @@ import csv
 import io
 import json
 import shutil
+import struct
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from hypothesis import strategies as st
 
 from formats.errors import UsageError
 from formats.klogger import LogReader
-from formats.klogger.choose import ALL, Choice
-from formats.klogger.decoding import Decoding, write_lines
+from formats.klogger.choose import ALL, Choice, parse_condition
+from formats.klogger.decoding import Decoding, write_lines, write_parquet
 from formats.klogger.lines import perl_text
-from tests.unit.klogger_samples import LogMaker
+from formats.lines import writing
+from tests.unit.klogger_samples import LogMaker, sample_header, write_big_endian
 
 HOWTO_SCHEDOUT = """{
     header => {
@@ -213,21 +216,83 @@ def test_an_empty_choice_is_an_empty_array(tmp_path: Path) -> None:
     assert decode([log], "json", Choice(("SCHEDOUT",))) == ""
 
 
-def test_many_events_of_all_kinds_keep_their_order(tmp_path: Path) -> None:
+def test_many_events_of_all_kinds_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("formats.klogger.lines._PAGE_BYTES", 5000)
     maker = LogMaker()
     names = ["SCHEDOUT", "COUNTED", "EMPTY", "EVERY"]
     for number in range(400):
         maker.add(names[number * number % 7 % 4])
-    lines = [json.loads(line) for line in decode([maker.write(tmp_path / "log")], "json").split()]
-    assert [line["header"]["serial"] for line in lines] == list(range(1, 403))
-    types = [line["header"]["type"] for line in lines[1:-1]]
+    text = decode([maker.write(tmp_path / "log")], "json")
+    heads = [json.loads(line)["header"] for line in text.splitlines()]
+    assert [head["serial"] for head in heads] == list(range(1, 403))
+    types = [head["type"] for head in heads[1:-1]]
     assert types == [names[number * number % 7 % 4] for number in range(400)]
 
 
-def test_without_pyarrow_it_says_what_to_install(
+def test_a_table_without_pyarrow_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     log = LogMaker().add("EMPTY").write(tmp_path / "log")
+    assert decode([log], "json", Choice(conditions=(parse_condition("text!=x"),))) == ""
     with pytest.raises(UsageError, match=r"pip install 'tcpkmon\[export\]'"):
-        decode([log], "json")
+        write_parquet(Decoding([LogReader(log)]), tmp_path / "tables")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("mono", ["400000000", "1000000000", "1000000001", "3600000000009"]),
+        ("rel", ["-0.600000000", "0.000000000", "0.000000001", "3599.000000009"]),
+        (
+            "epoch",
+            [
+                "1732199999.400000000", "1732200000.000000000", "1732200000.000000001",
+                "1732203599.000000009",
+            ],
+        ),
+        (
+            "iso",
+            [
+                "2024-11-21T14:39:59.400000000Z", "2024-11-21T14:40:00.000000000Z",
+                "2024-11-21T14:40:00.000000001Z", "2024-11-21T15:39:59.000000009Z",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_times_as_text(tmp_path: Path, kind: str, expected: list[str]) -> None:
+    maker = LogMaker()
+    for at in (-600_000_000, 0, 1, 3_599_000_000_009):
+        maker.add("EMPTY", at=at)
+    log = maker.write(tmp_path / "log")
+    rows = csv.DictReader(decode([log], "csv", Choice(("EMPTY",)), clock=kind).splitlines())
+    assert [row["timestamp"] for row in rows] == expected
+
+
+def test_values_of_a_big_endian_machine(tmp_path: Path) -> None:
+    header = sample_header("""
+        enum policy { BATCH = -3 }
+        event IT { int a; ulonglong b; policy how; ushort port; ushort net; string8 text }
+    """)
+    [event] = [event for event in header["events"] if event["name"] == "IT"]
+    next(field for field in event["fields"] if field["name"] == "port")["network"] = True
+    payload = struct.pack(">i4xQiHH8s", -3, 1 << 63, -3, 80, 81, b"ab\0x")
+    log = write_big_endian(tmp_path / "log", header, "IT", payload)
+    [line] = decode([log], "json", Choice(("IT",))).splitlines()
+    assert json.loads(line) == {
+        "header": {"type": "IT", "serial": 2, "timestamp": 1 << 40, "cpu": 0},
+        "a": -3, "b": 1 << 63, "how": "BATCH", "port": 80, "net": 81, "text": "ab",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("clock", ["mono", "rel", "epoch", "iso"])
+@pytest.mark.parametrize("form", ["perl", "json", "csv"])
+def test_without_the_compiled_formatter_the_text_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, clock: str
+) -> None:
+    log = nasty_log(tmp_path)
+    compiled = decode([log, log], form, clock=clock)
+    monkeypatch.setattr(writing, "find_library", lambda: None)
+    assert decode([log, log], form, clock=clock) == compiled
