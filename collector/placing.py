@@ -18,6 +18,7 @@ ENOUGH = 0.25
 """Share of a CPU's time that another one must have more to spare to be worth moving."""
 MOST = 0.005
 """Share of the time that looking may take: /proc/stat is long where there are many CPUs."""
+_CPUS_MAX = 8192
 _IDLE, _IOWAIT = 4, 5
 _CPU_FIELD = 36
 """Of /proc/thread-self/stat, behind the name: the CPU that the thread ran on last."""
@@ -28,6 +29,9 @@ class Placing:
 
     def __init__(self) -> None:
         self._allowed = os.sched_getaffinity(0)
+        if len(self._allowed) == os.cpu_count():
+            # Nobody pinned it: CPUs that come online later are allowed too.
+            self._allowed = set(range(_CPUS_MAX))
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
         self._next = 0.0
         self._idle_s: dict[int, float] = {}
@@ -36,7 +40,7 @@ class Placing:
     def move(self) -> None:
         """Goes to the idlest CPU of those that this thread may use, if that is worth it."""
         now = time.monotonic()
-        if now < self._next or len(self._allowed) < 2:
+        if now < self._next:
             return
         before_s, self._idle_s = self._idle_s, self._read_idle()
         since_s, self._looked = now - self._looked, now

@@ -56,7 +56,20 @@ def test_it_goes_where_it_disturbs_nobody() -> None:
     with busy(CPUS[0]), running_first():
         # Others may use the second CPU for a while.
         assert any(cpu != CPUS[0] for cpu in wakes_up(20.0))
-    assert os.sched_getaffinity(0) == set(CPUS)
+        assert os.sched_getaffinity(0) == set(CPUS)
+
+
+def test_it_stays_where_it_was_pinned() -> None:
+    os.sched_setaffinity(0, CPUS[:1])
+    try:
+        moving = Placing()
+        with busy(CPUS[0]):
+            for _ in range(3):
+                moving.move()
+                assert os.sched_getaffinity(0) == set(CPUS[:1])
+                time.sleep(placing.INTERVAL_S)
+    finally:
+        os.sched_setaffinity(0, CPUS)
 
 
 def test_it_stays_where_all_are_busy() -> None:
