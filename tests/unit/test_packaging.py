@@ -77,7 +77,9 @@ def clone(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "setup", tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    shutil.copytree(ROOT / "formats" / "lines", tmp_path / "formats" / "lines")
+    lines = tmp_path / "formats" / "lines"
+    shutil.copytree(ROOT / "formats" / "lines", lines, ignore=shutil.ignore_patterns("*.so"))
+    (lines / "_lines.so").touch()
     # Not a real environment: one whose python says what pip was asked for.
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
@@ -121,6 +123,12 @@ def test_setup_compiles_what_was_changed(clone: Path) -> None:
         source.write("// changed\n")
     assert len(set_up(clone)) == 1
     assert set_up(clone) == []
+
+
+def test_setup_compiles_again_what_was_cleared_away(clone: Path) -> None:
+    set_up(clone)
+    (clone / "formats" / "lines" / "_lines.so").unlink()
+    assert len(set_up(clone)) == 1
 
 
 def test_setup_for_tests_adds_and_stays(clone: Path) -> None:
