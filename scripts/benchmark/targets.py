@@ -91,7 +91,8 @@ def targets(results: Results) -> list[Target]:
         *_start(results),
         *(
             _reading(results, case)
-            for case in (reading.READ, reading.LIKE, reading.TEXT, reading.PARQUET)
+            for case in reading.CASES
+            if case not in (reading.PERF_SCRIPT, reading.TCPDUMP_READ)
         ),
         _parquet(results),
     ]
