@@ -93,7 +93,7 @@ def _was_given(parameter: str) -> bool:
 )
 @click.option(
     "--low-water", type=click.IntRange(1, 99), default=75, show_default=True, metavar="PCT",
-    help="Wake up when less than this share of a ring is free (or half, while records come slowly).",
+    help="Wake up when less than this share of a ring is free, or half while records come slowly.",
 )
 @click.option("--print", "show", is_flag=True, help="Print each record on stdout too.")
 @click.option("--format", "file_format", type=click.Choice(["psc", "klogger"]), default="psc",

@@ -15,7 +15,8 @@ from formats.errors import TcpkmonError
 def command(percent: int | None, collector: int | None) -> int:
     """Print the low-water mark, or set it: the free share of a ring below which it is emptied.
 
-    While records come slowly it is half a ring. It can be set only while logging as a whole is off (`tcpkmon disable`).
+    While records come slowly it is half a ring. It can be set only while logging as a whole is off
+    (`tcpkmon disable`).
     """
     client = ask(collector)
     if percent is not None:
