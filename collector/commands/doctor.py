@@ -17,7 +17,10 @@ from formats.errors import KernelError
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(as_json: bool) -> int:
-    """Say what can be captured on this machine; exit with 4 if nothing can."""
+    """Say what can be captured on this machine; exit with 4 if nothing can.
+
+    It compiles what collect needs by default, so that the first capture starts at once.
+    """
     report = examine()
     if as_json:
         click.echo(json.dumps(report.as_dict(), indent=2))

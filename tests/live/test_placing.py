@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from collector import placing
 from collector.placing import Placing
 from collector.privilege import run_as_others, run_first
+from tests.live.capturing import capturing, wait_until
 
 CPUS = sorted(os.sched_getaffinity(0))
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
@@ -57,6 +59,20 @@ def test_it_goes_where_it_disturbs_nobody() -> None:
         # Others may use the second CPU for a while.
         assert any(cpu != CPUS[0] for cpu in wakes_up(20.0))
         assert os.sched_getaffinity(0) == set(CPUS)
+
+
+def test_collect_leaves_a_busy_cpu(tmp_path: Path) -> None:
+    with capturing(tmp_path / "a.pm", "--ports", "9") as running:
+        stat = Path(f"/proc/{running.process.pid}/stat")
+
+        def cpu() -> int:
+            return int(stat.read_text().rpartition(")")[2].split()[placing._CPU_FIELD])
+
+        first = cpu()
+        # A SCHED_FIFO thread would stay there.
+        with busy(first):
+            wait_until(lambda: cpu() != first, 20)
+        running.stop()
 
 
 def test_it_stays_where_it_was_pinned() -> None:
