@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same lines by numpy and Python, where lines.c could not be compiled: more than ten times slower."""
+"""The same lines by numpy and Python, where lines.c was not compiled: over ten times slower."""
 
 from __future__ import annotations
 
