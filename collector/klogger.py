@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Controls Klogger captures from Python: start and stop them, mark, switch, run a workload inside.
 
-What was the control half of Klogger's Perl module; formats/klogger/analysis.py is the other. A
+What was the control half of Klogger's Perl module; formats/analysis/log.py is the other. A
 capture is a `collect` of its own, which is asked through its control socket.
 """
 
@@ -19,14 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from collector import controlling
-from formats.errors import (
-    DamagedError,
-    KernelError,
-    LossError,
-    TcpkmonError,
-    UsageError,
-)
+from collector.control import client
+from formats.base.errors import DamagedError, KernelError, LossError, TcpkmonError, UsageError
 
 # The same modules as here, and none from the folder that it happens to run in.
 _COLLECT = """
@@ -77,13 +71,13 @@ class Control:
         """Empty the buffers when less than this share of one is free. After disable()."""
         self._client().set_low_water(percent)
 
-    def _client(self) -> controlling.Client:
-        return controlling.Client(controlling.choose(self.pid))
+    def _client(self) -> client.Client:
+        return client.Client(client.choose(self.pid))
 
 
 def attach(pid: int | None = None) -> Control:
     """The capture of that PID, or the only one that runs. UsageError when that is not clear."""
-    return Control(controlling.choose(pid).pid)
+    return Control(client.choose(pid).pid)
 
 
 @dataclass(frozen=True)

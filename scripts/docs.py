@@ -21,7 +21,8 @@ import click
 from collector.commands import collect, tcpkmon
 from collector.commands import schema as schema_command
 from collector.commands.columns import sets_of
-from collector.layout import (
+from collector.loader.tcp_info import TOLD
+from collector.plan.columns import (
     EVENT,
     EXISTING,
     FIRST_CONTROL,
@@ -30,11 +31,10 @@ from collector.layout import (
     load_schema,
     make_layout,
 )
-from collector.plan import find_probes, read_text
-from collector.tcpinfo import TOLD
-from formats.cli import run
+from collector.plan.probes import find_probes, read_text
+from formats.base.cli import run
+from formats.base.errors import TcpkmonError
 from formats.commands import decode
-from formats.errors import TcpkmonError
 from formats.psc.columns import CLASSIC
 from formats.schema import Schema, field_type
 

@@ -2,7 +2,7 @@
 /*
  * The engine under every schema: rings to build records in, serial numbers, the ledger.
  *
- * The text that stands before this file is generated (collector/codegen.py, collector/eventgen.py):
+ * The text that stands before this file is generated (collector/plan/tcp_codegen.py, collector/plan/event_codegen.py):
  * the kernel's types, the sizes, KIND_probe and INDEX_probe, and what logs each event. Everything
  * here runs with migration off, so a CPU's memory is this program's but for what interrupts it.
  */
@@ -60,7 +60,7 @@ struct klogger_slot {
 /*
  * A CPU's ring is made of arrays of rows, which the collector reads in place. A row holds a record
  * and, in its last 8 bytes, the record's position plus 1, written when it is complete. This is its
- * head; collector/records.py has the layout.
+ * head; collector/ring/layout.py has the layout.
  */
 struct klogger_ring {
     u64 reserved; /* positions given out: by programs */
@@ -71,7 +71,7 @@ struct klogger_ring {
     u64 unused[3];
 };
 
-/* One CPU's memory; collector/layout.py knows the order of the first three members. */
+/* One CPU's memory; collector/plan/columns.py knows the order of the first three members. */
 struct klogger_cpu {
     u64 serial;
     struct klogger_guard guards[KLOGGER_GUARDS];
@@ -83,7 +83,7 @@ struct klogger_cpu {
 
 /* Carries no records: an entry in it wakes the collector. */
 BPF_PERF_OUTPUT(klogger_bells);
-/* The rings: their heads by CPU, and the arrays they are made of. collector/records.py makes the
+/* The rings: their heads by CPU, and the arrays they are made of. collector/ring/layout.py makes the
  * first one for the collector to map, and the second an array of maps with such rows. All of one
  * size, so that the kernel needs no call to find a row.
  */
@@ -175,7 +175,7 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
     }                                                                                              \
     static __always_inline void name##_body(void *ctx, const int kind, struct klogger_cpu *cpu)
 
-/* For collector/codegen.py alone: a column is absent where the kernel lacks one of these members.
+/* For collector/plan/tcp_codegen.py alone: a column is absent where the kernel lacks one of these members.
  */
 #define NEEDS(column, members)
 
@@ -318,7 +318,7 @@ static __always_inline void klogger_commit(void *ctx, struct klogger_account *ac
 #define KLOGGER_ENABLED(event) (KLOGGER_ENABLED_##event)
 
 /* Numbers, stamps and sends an event's record; the layout of its head stands in
- * collector/eventlayout.py.
+ * collector/plan/event_layout.py.
  */
 static __always_inline void klogger_send(void *ctx, struct klogger_cpu *cpu, const u32 point,
                                          struct klogger_place *place) {

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from formats.escape import for_terminal
+from formats.base.escape import for_terminal
 
 
 @click.command("benchmark")
@@ -31,12 +31,12 @@ def command(
     is attached; the medians of nine rounds are told. What the probe around it costs, and what its
     values cost to get, comes on top. Every record must get into the ring, or it is an error.
     """
-    from collector import benchmark
-    from collector.preparing import check_privilege
-    from formats.cli import say
+    from collector.commands import event_cost
+    from collector.loader.prepare import check_privilege
+    from formats.base.cli import say
 
     check_privilege()
-    costs = list(benchmark.measure(events, schemata, iterations))
+    costs = list(event_cost.measure(events, schemata, iterations))
     if as_json:
         click.echo(json.dumps([asdict(cost) for cost in costs], indent=2))
         return 0
@@ -53,5 +53,5 @@ def command(
         )  # fmt: skip
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False,
             highlight=False).print(table)  # fmt: skip
-    say(f"{iterations} calls in each of {benchmark.ROUNDS} rounds")
+    say(f"{iterations} calls in each of {event_cost.ROUNDS} rounds")
     return 0

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from formats.cli import run as run_command
-from formats.errors import UsageError
+from formats.base.cli import run as run_command
+from formats.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from collector.request import Request
+    from collector.plan.request import Request
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -159,8 +159,8 @@ def command(
     """
     if schemata and schemata != ("tcp",) and not _was_given("file_format"):
         file_format = "klogger"
-    from collector.filters import parse
-    from collector.request import Request
+    from collector.plan.filters import parse
+    from collector.plan.request import Request
 
     if only4 and only6:
         raise UsageError("-4 and -6 together leave nothing to record")
@@ -205,8 +205,8 @@ def command(
 
 
 def run(request: Request) -> int:
-    """collector.session.run, imported when it is needed."""
-    from collector import session
+    """collector.session.session.run, imported when it is needed."""
+    from collector.session import session
 
     return session.run(request)
 
@@ -216,7 +216,7 @@ def import_quietly() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    import collector.session  # noqa: F401
+    import collector.session.session  # noqa: F401
 
     signal.signal(signal.SIGINT, handler)
 

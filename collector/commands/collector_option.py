@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from collector.controlling import Client
+    from collector.control.client import Client
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -24,6 +24,6 @@ def collector_option(function: _Function) -> _Function:
 
 def ask(pid: int | None) -> Client:
     """The collector of that PID, or the only one. Raises UsageError."""
-    from collector.controlling import Client, choose
+    from collector.control.client import Client, choose
 
     return Client(choose(pid))

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from collector.layout import EVENT, load_schema
+from collector.plan.columns import EVENT, load_schema
 from formats.schema import field_type
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collector.btf import Btf
-from collector.facts import measure
-from collector.layout import choose_locations, load_schema
-from collector.plan import absent_columns, find_probes, make_plan, read_text
-from collector.preparing import Wish, prepare
-from collector.probing import Probing
-from formats.errors import TcpkmonError
+from collector.linux.btf import Btf
+from collector.linux.kernel_constants import measure
+from collector.loader.attach_trials import Probing
+from collector.loader.prepare import Wish, prepare
+from collector.plan.columns import choose_locations, load_schema
+from collector.plan.probes import absent_columns, find_probes, make_plan, read_text
+from formats.base.errors import TcpkmonError
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 MOUNTS = Path("/proc/mounts")

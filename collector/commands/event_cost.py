@@ -16,19 +16,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collector import bpfsys, kheader
-from collector.btf import Btf
-from collector.compiler import compile_text
-from collector.engine import Engine, make_engine
-from collector.eventgen import event_lines
-from collector.eventlayout import EventLayout, Slot, lay_out, ring_dtype
-from collector.patching import fill_maps
-from collector.plan import Plan
-from collector.program import Loaded, load_code
-from collector.rings import Rings, pages_of
-from collector.schemata import BASE, find_sources, load_schema_of, made_events, read_texts
-from collector.schemata import shipped_names as all_shipped
-from formats.errors import KernelError, TcpkmonError, UsageError
+from collector.linux import bpf
+from collector.linux.btf import Btf
+from collector.loader.bytecode import fill_maps
+from collector.loader.compiler import compile_text
+from collector.loader.programs import Loaded, load_code
+from collector.plan import kernel_types
+from collector.plan.engine_config import Engine, make_engine
+from collector.plan.event_codegen import event_lines
+from collector.plan.event_layout import EventLayout, Slot, lay_out, ring_dtype
+from collector.plan.probes import Plan
+from collector.plan.schema_sources import (
+    BASE,
+    find_sources,
+    load_schema_of,
+    made_events,
+    read_texts,
+)
+from collector.plan.schema_sources import shipped_names as all_shipped
+from collector.ring.rings import Rings, pages_of
+from formats.base.errors import KernelError, TcpkmonError, UsageError
 from formats.schema.model import suggest
 
 ITERATIONS = 1000
@@ -91,7 +98,7 @@ def measure(
     if not known:
         raise UsageError("these schemata log no events with klogger()")
     btf = Btf.from_kernel()
-    where = bpfsys.online_cpus()[-1] if cpu is None else cpu
+    where = bpf.online_cpus()[-1] if cpu is None else cpu
     for group, layout, slots in chosen:
         if slots:
             with _Bench(layout, slots, btf, where) as bench:
@@ -128,7 +135,7 @@ def program_text(layout: EventLayout, slots: Sequence[Slot], engine: Engine, btf
             for number, place in enumerate(slot.places, 1)
         )
         programs.append(_program(_function(slot), f"klogger({slot.name}{values})"))
-    return "\n".join([kheader.make(btf, text), *lines, text, *programs]) + "\n"
+    return "\n".join([kernel_types.make(btf, text), *lines, text, *programs]) + "\n"
 
 
 def _function(slot: Slot) -> str:
@@ -177,7 +184,7 @@ class _Bench:
         self._fds: dict[str, int] = {}
         try:
             text = b"x" * (sizes["klogger_benchmark_texts"] - 1) + b"\0"
-            bpfsys.map_update(self._loaded.maps["klogger_benchmark_texts"], _ZERO, text)
+            bpf.map_update(self._loaded.maps["klogger_benchmark_texts"], _ZERO, text)
             for function in functions:
                 code = fill_maps(image.programs[function], self._loaded.maps)
                 self._fds[function] = load_code("raw", code, function, 0)
@@ -229,7 +236,7 @@ class _Bench:
         while left:
             calls = min(left, _BATCH)
             left -= calls
-            bpfsys.map_update(
+            bpf.map_update(
                 self._loaded.maps["klogger_benchmark_calls"], _ZERO, struct.pack("=Q", calls)
             )
             total_ns += self._run(_function(slot)) - self._run(_EMPTY)
@@ -238,19 +245,19 @@ class _Bench:
         return total_ns / iterations
 
     def _run(self, function: str) -> int:
-        if bpfsys.prog_test_run(self._fds[function], self._cpu):
+        if bpf.prog_test_run(self._fds[function], self._cpu):
             raise KernelError(f"the program {function} found no maps")
-        raw = bpfsys.map_lookup(self._loaded.maps["klogger_benchmark_ns"], _ZERO, 8)
+        raw = bpf.map_lookup(self._loaded.maps["klogger_benchmark_ns"], _ZERO, 8)
         assert raw is not None  # an array's element is always there
         return int(struct.unpack("=Q", raw)[0])
 
     def _switch(self, slot: Slot, on: bool) -> None:
         self._control[slot.number] = on
-        bpfsys.map_update(self._loaded.maps["klogger_control"], _ZERO, bytes(self._control))
+        bpf.map_update(self._loaded.maps["klogger_control"], _ZERO, bytes(self._control))
 
     def _written(self, slot: Slot) -> int:
         maps = self._loaded.maps
-        raw = bpfsys.map_lookup_percpu(maps["klogger_cpus"], _ZERO, self._cpu_bytes)
+        raw = bpf.map_lookup_percpu(maps["klogger_cpus"], _ZERO, self._cpu_bytes)
         assert raw is not None
         head = np.ascontiguousarray(raw[:, : self._engine.head.itemsize]).view(self._engine.head)
         return int(head["accounts"]["written"][:, 0, slot.number].sum())

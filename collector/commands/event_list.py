@@ -8,12 +8,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collector.btf import Btf
-from collector.layout import FIRST_CONTROL, LOCATIONS, load_schema
-from collector.plan import find_probes, make_plan
-from collector.preparing import TCP, lay_out_events
-from collector.probing import Probing
-from collector.schemata import BASE, find_sources, read_texts
+from collector.linux.btf import Btf
+from collector.loader.attach_trials import Probing
+from collector.loader.prepare import TCP, lay_out_events
+from collector.plan.columns import FIRST_CONTROL, LOCATIONS, load_schema
+from collector.plan.probes import find_probes, make_plan
+from collector.plan.schema_sources import BASE, find_sources, read_texts
 
 
 @dataclass(frozen=True)

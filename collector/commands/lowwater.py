@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import click
 
-from collector.commands.asking import ask, collector_option
-from formats.errors import TcpkmonError
+from collector.commands.collector_option import ask, collector_option
+from formats.base.errors import TcpkmonError
 
 
 @click.command("lowwater")

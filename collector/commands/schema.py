@@ -10,14 +10,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from collector.calls import read_checked
-from collector.counters import list_counters
-from collector.eventlayout import lay_out
-from collector.preparing import Wish, check_privilege, prepare
-from collector.schemata import BASE, find_sources, made_events
-from collector.showing import describe, summary, text_lines
-from formats.cli import say
-from formats.escape import for_terminal
+from collector.commands.schema_view import describe, summary, text_lines
+from collector.loader.perf_counters import list_counters
+from collector.loader.prepare import Wish, check_privilege, prepare
+from collector.plan.event_layout import lay_out
+from collector.plan.schema_lint import read_checked
+from collector.plan.schema_sources import BASE, find_sources, made_events
+from formats.base.cli import say
+from formats.base.escape import for_terminal
 
 
 @click.group("schema")

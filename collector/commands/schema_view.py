@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from collector.eventlayout import EventLayout, Slot
-from collector.schemata import Source
+from collector.plan.event_layout import EventLayout, Slot
+from collector.plan.schema_sources import Source
 from formats.schema import Enum, Field, LogLevel, format_schema
 from formats.schema.placement import Place
 

@@ -11,9 +11,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from collector.commands.asking import ask, collector_option
 from collector.commands.buffer_size import describe
-from formats.escape import for_terminal
+from collector.commands.collector_option import ask, collector_option
+from formats.base.escape import for_terminal
 
 _COLUMNS = ("number", "name", "enabled", "attempts", "limited", "written", "lost")
 _TEXT = frozenset({"name", "enabled"})

@@ -20,7 +20,7 @@ from collector.commands import (
     schema,
     status,
 )
-from formats.cli import run
+from formats.base.cli import run
 from formats.commands import decode, export, repair, verify
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where collectors listen and who may speak to them: under collector/control_socket.py."""
+"""Where collectors listen and who may speak to them: under collector/control/server.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.errors import FileError, PrivilegeError, TcpkmonError, UsageError
+from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
 FOLDER = "/run/tcpkmon"
 _NAME = re.compile(r"([1-9][0-9]{0,9})\.sock", re.ASCII)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks running collectors: finds their sockets and speaks to collector/control_socket.py.
+"""Asks running collectors: finds their sockets and speaks to collector/control/server.py.
 
 Used by the commands status, enable, disable, mark, buffer-size and lowwater.
 """
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.control_place import control_folder, exists, group_name, socket_pid
-from formats.errors import (
+from collector.control.access import control_folder, exists, group_name, socket_pid
+from formats.base.errors import (
     DamagedError,
     KernelError,
     LossError,
@@ -121,7 +121,7 @@ class Client:
         return self.ask({"op": "lowwater", "percent": percent})
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request as collector/control_socket.py describes it; its result."""
+        """One request as collector/control/server.py describes it; its result."""
         name = f"the collector {self.collector.pid}"
         try:
             line = self._exchange(json.dumps(request).encode() + b"\n")

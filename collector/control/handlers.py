@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may be changed while a capture runs: switches, marks, buffers. The session's main thread.
 
-collector/control_socket.py brings the requests of others here.
+collector/control/server.py brings the requests of others here.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from collector.kernel import Kernel
-from collector.layout import COUNTERS, row_of
-from collector.queues import FOREVER_NS
-from collector.request import Request
-from collector.rings import Rings, pages_of
-from collector.streams import Stream
-from collector.syscalls import wait_for_running
-from formats.control import Mark
-from formats.errors import TcpkmonError, UsageError
+from collector.linux.syscalls import wait_for_running
+from collector.loader.capture_maps import Kernel
+from collector.plan.columns import COUNTERS, row_of
+from collector.plan.request import Request
+from collector.ring.rings import Rings, pages_of
+from collector.sequencer.cpu_queue import FOREVER_NS
+from collector.writer.stream import Stream
+from formats.base.control import Mark
+from formats.base.errors import TcpkmonError, UsageError
 from formats.schema.model import suggest
 
 _LOST = ("ring_full", "no_ring", "other", "table_full", "no_slot")
 
 
 class Switching:
-    """Carries out requests (collector/control_socket.py, Controls). All refusals are TcpkmonErrors.
+    """Carries out requests (collector/control/server.py, Controls). All refusals are TcpkmonErrors.
 
     losses: what was lost so far, by cause.
     """

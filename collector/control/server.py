@@ -4,7 +4,7 @@
 One line of JSON asks, one line answers, and the connection ends:
     {"op": "enable", "events": ["SCHEDIN"]}  ->  {"ok": true, "result": {...}}
                                              or  {"ok": false, "error": {"message", "hint", "code"}}
-A thread of its own, without any privilege, talks to the clients; collector/controlling.py is one.
+A thread of its own, without any privilege, talks to the clients; control/client.py is one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from collector.control_place import Peer, control_folder, find_group, listen, peer_of
-from collector.privilege import drop_capabilities, forbid_new_privileges
-from formats.errors import PrivilegeError, TcpkmonError, UsageError
+from collector.control.access import Peer, control_folder, find_group, listen, peer_of
+from collector.linux.privileges import drop_capabilities, forbid_new_privileges
+from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 REQUEST_BYTES = 4096
 CLIENTS = 16

@@ -20,13 +20,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from collector import traffic
-from collector.demo_report import print_next, print_plot, print_table, read_flows
-from collector.lab import Bottleneck, Lab
-from collector.peers import can_use_congestion
-from collector.traffic import Workload
-from formats import cli
-from formats.errors import TcpkmonError
+from collector.lab import traffic
+from collector.lab.demo_report import print_next, print_plot, print_table, read_flows
+from collector.lab.endpoint import can_use_congestion
+from collector.lab.lab import Bottleneck, Lab
+from collector.lab.traffic import Workload
+from formats.base import cli
+from formats.base.errors import TcpkmonError
 
 FIRST_PORT = 5001
 BOTTLENECK = Bottleneck(rate_mbit=20, queue_bytes=120_000, loss_percent=0.04, delay_ms=10)
@@ -218,7 +218,7 @@ def demo(output: Path, seconds: float) -> int:
 
 
 def main() -> None:
-    """The entry point of `python -m collector.demo`."""
+    """The entry point of `python -m collector.lab.demo`."""
     sys.exit(cli.run(demo, prog="demo"))
 
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 import formats
-from formats.cli import use_colours
-from formats.errors import TcpkmonError
+from formats.base.cli import use_colours
+from formats.base.errors import TcpkmonError
 from formats.pmgraph.options import select
 from formats.pmgraph.pages import build_pages
 from formats.pmgraph.terminal import BINS, draw_text

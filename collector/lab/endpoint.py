@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of a traffic.Workload, each run as a process: `python -m collector.peers`."""
+"""The two ends of a traffic.Workload, each run as a process: `python -m collector.lab.endpoint`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from collector.netns import set_namespace
-from collector.traffic import TIMEOUT_S, Connection, Tally, Workload
+from collector.lab.traffic import TIMEOUT_S, Connection, Tally, Workload
+from collector.linux.netns import set_namespace
 
 BLOCK_BYTES = 1 << 16
 
@@ -193,7 +193,7 @@ def _describe(stream: socket.socket) -> Connection:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m collector.peers server|client NETNS_FD WORKLOAD_JSON`; the tally on stdout."""
+    """Arguments: server|client NETNS_FD WORKLOAD_JSON. Prints the tally."""
     role, netns, text = arguments
     if netns != "-":
         set_namespace(int(netns))

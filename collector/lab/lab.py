@@ -30,9 +30,9 @@ from typing import Any, TypeVar
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from collector import spaces
-from collector.spaces import Side, remove_stale
-from formats.errors import KernelError, PrivilegeError
+from collector.lab import namespaces
+from collector.lab.namespaces import Side, remove_stale
+from formats.base.errors import KernelError, PrivilegeError
 
 __all__ = ["Bottleneck", "Lab", "Side", "remove_stale"]
 
@@ -112,7 +112,7 @@ class Lab:
         while self._sides:
             self._sides.pop().namespace.close()
         while self._names:
-            spaces.remove(self._names.pop())
+            namespaces.remove(self._names.pop())
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
@@ -128,7 +128,7 @@ class Lab:
     def _make_side(self, letter: str, number: int) -> Side:
         name = f"tcpkmon-{os.getpid()}-{self._serial}-{letter}"
         self._names.append(name)
-        side = Side(spaces.make(name), f"10.77.0.{number}", f"fd77::{number}")
+        side = Side(namespaces.make(name), f"10.77.0.{number}", f"fd77::{number}")
         self._sides.append(side)
         side.run(_prepare)
         return side

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
 
-from collector.netns import NAMED, Namespace, enter, resolve, run_inside
-from formats.errors import TcpkmonError
+from collector.linux.netns import NAMED, Namespace, enter, resolve, run_inside
+from formats.base.errors import TcpkmonError
 
 T = TypeVar("T")
 

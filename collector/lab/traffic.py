@@ -16,10 +16,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from formats.errors import TcpkmonError
+from formats.base.errors import TcpkmonError
 
 TIMEOUT_S = 120.0
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Exchange:
             [
                 sys.executable,
                 "-m",
-                "collector.peers",
+                "collector.lab.endpoint",
                 role,
                 "-" if netns is None else str(netns),
                 json.dumps(asdict(workload)),

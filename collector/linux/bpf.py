@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.syscalls import (
+from collector.linux.syscalls import (
     NR_BPF,
     address,
     bpf,

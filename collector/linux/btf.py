@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from collector.btfblob import (
+from collector.linux.btf_raw import (
     COMPOSITE,
     DEEPEST,
     ELEMENT_WORDS,
@@ -23,7 +23,7 @@ from collector.btfblob import (
     Struct,
     damaged,
 )
-from formats.errors import KernelError
+from formats.base.errors import KernelError
 
 __all__ = ["COMPOSITE", "ENUMS", "QUALIFIERS", "Btf", "Integer", "Kind", "Member", "Struct"]
 

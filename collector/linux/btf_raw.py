@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BTF by type id: the raw blob behind collector.btf, checked as it is read."""
+"""BTF by type id: the raw blob behind collector.linux.btf, checked as it is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from formats.errors import KernelError
+from formats.base.errors import KernelError
 
 POINTER_BYTES = struct.calcsize("P")
 MAGIC = 0xEB9F

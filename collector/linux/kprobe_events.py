@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from collector.bpfsys import PERF_EVENT_IOC_SET_BPF, PERF_TYPE_TRACEPOINT
-from collector.syscalls import c_string, online_cpus, perf_event_open, refused, system_call
-from formats.errors import KernelError
+from collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, PERF_TYPE_TRACEPOINT
+from collector.linux.syscalls import c_string, online_cpus, perf_event_open, refused, system_call
+from formats.base.errors import KernelError
 
 # The same on all machines: they came after the tables were joined.
 NR_FSOPEN, NR_FSCONFIG, NR_FSMOUNT = 430, 431, 432

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from formats.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
+from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
 
 T = TypeVar("T")
 

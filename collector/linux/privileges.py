@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from formats.errors import PrivilegeError
+from formats.base.errors import PrivilegeError
 
 # linux/capability.h
 CAPABILITIES: dict[str, int] = {

@@ -15,7 +15,7 @@ import mmap
 import os
 import platform
 
-from formats.errors import KernelError, PrivilegeError
+from formats.base.errors import KernelError, PrivilegeError
 
 PERF_FLAG_FD_CLOEXEC = 8
 _ARM64 = platform.machine() in {"aarch64", "arm64"}

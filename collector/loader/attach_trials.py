@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this kernel lets us attach to, found by trying: asked by collector/plan.py and the doctor.
+"""What this kernel lets us attach to, found by trying: for plan/probes.py and the doctor.
 
 A trial loads a program of two instructions and attaches it for an instant. What a configuration
 says is never believed: kernels list functions that they then refuse.
@@ -11,10 +11,10 @@ import contextlib
 import os
 import re
 
-from collector import bpfsys
-from collector.kprobes import Tracefs, has_kprobes
-from collector.program import KINDS, TypeIds, attach_link, attach_type_id, load_code
-from formats.errors import KernelError, TcpkmonError
+from collector.linux import bpf
+from collector.linux.kprobe_events import Tracefs, has_kprobes
+from collector.loader.programs import KINDS, TypeIds, attach_link, attach_type_id, load_code
+from formats.base.errors import KernelError, TcpkmonError
 
 KALLSYMS = "/proc/kallsyms"
 
@@ -90,6 +90,6 @@ def _try_to_attach(kind: str, target: str, btf: TypeIds) -> None:
     """Load and attach a program that does nothing; the refusal is raised."""
     btf_id = attach_type_id(btf, kind, target)
     with contextlib.ExitStack() as opened:
-        prog_fd = load_code(kind, bpfsys.RETURN_ZERO, "tcpkmon_trial", btf_id)
+        prog_fd = load_code(kind, bpf.RETURN_ZERO, "tcpkmon_trial", btf_id)
         opened.callback(os.close, prog_fd)
         opened.callback(os.close, attach_link(kind, target, prog_fd))

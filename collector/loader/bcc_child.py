@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiler's child, and the only program that imports bcc: C text in, bytecode and maps out.
 
-Run by collector/compiler.py as `/usr/bin/python3 -I compile_child.py` with BCC_KERNEL_SOURCE set.
+collector/loader/compiler.py runs it: `/usr/bin/python3 -I bcc_child.py`, BCC_KERNEL_SOURCE set.
 stdin: JSON {"text", "functions", "flags"}. stdout: one JSON object, {"maps", "programs"} or
 {"error": "bcc" | "compile" | "function" | "code", "detail"}. Clang writes to stderr. BCC makes the
 maps for real while it compiles; they go when this process ends. No program is loaded here.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image's bytecode, made ready for one capture and this kernel: for collector/program.py."""
+"""An image's bytecode, made ready for one capture and this kernel: for programs.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from collector import bpfsys
-from collector.btf import Kind
-from collector.compiler import Code
+from collector.linux import bpf
+from collector.linux.btf import Kind
+from collector.loader.compiler import Code
 
 COPY_MARK = 0x6B6C6F6767657231
 """What PROBE() of bpf/include/klogger.h holds in the first copy of a program."""
@@ -20,7 +20,7 @@ TO_TCP_SOCK = 137
 
 
 class Types(Protocol):
-    """What is asked of BTF (collector/btf.py)."""
+    """What is asked of BTF (collector/linux/btf.py)."""
 
     def find(self, kind: Kind, name: str) -> int | None: ...
 
@@ -50,7 +50,7 @@ def second_copy(code: bytes) -> bytes | None:
     """The code with the first COPY_MARK made 0, or None when it has none."""
     index = 0
     while index < len(code) // 8:
-        if code[index * 8] != bpfsys.BPF_LD_IMM64:
+        if code[index * 8] != bpf.BPF_LD_IMM64:
             index += 1
             continue
         low, high = (struct.unpack_from("=I", code, index * 8 + at)[0] for at in (4, 12))
@@ -72,11 +72,11 @@ def cast_freely(code: bytes, cast: Cast) -> bytes:
     types = calls = 0
     for at in range(0, len(code), 8):
         operation, registers, _, immediate = struct.unpack_from("=BBhi", code, at)
-        if operation == bpfsys.BPF_MOV64_IMM and immediate == TYPE_MARK:
+        if operation == bpf.BPF_MOV64_IMM and immediate == TYPE_MARK:
             types += 1
             struct.pack_into("=i", patched, at + 4, cast.socket)
-        elif operation == bpfsys.BPF_CALL and registers == 0 and immediate == TO_TCP_SOCK:
+        elif operation == bpf.BPF_CALL and registers == 0 and immediate == TO_TCP_SOCK:
             calls += 1
-            patched[at + 1] = bpfsys.BPF_PSEUDO_KFUNC_CALL << 4
+            patched[at + 1] = bpf.BPF_PSEUDO_KFUNC_CALL << 4
             struct.pack_into("=i", patched, at + 4, cast.function)
     return bytes(patched) if types == calls else code

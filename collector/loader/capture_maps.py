@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector import bpfsys
-from collector.engine import POINTS
-from collector.existing import Walk, name_inodes
-from collector.filters import Filters
-from collector.plan import Chosen
-from collector.preparing import Prepared
-from collector.program import Loaded, ProgramSpec
-from formats.control import EXISTING, Program
+from collector.linux import bpf
+from collector.loader.prepare import Prepared
+from collector.loader.programs import Loaded, ProgramSpec
+from collector.loader.socket_iterator import Walk, name_inodes
+from collector.plan.engine_config import POINTS
+from collector.plan.filters import Filters
+from collector.plan.probes import Chosen
+from formats.base.control import EXISTING, Program
 
 _FIRST = struct.pack("=I", 0)
 _CONTROL = np.dtype([("enabled", "=u1", POINTS), ("limit", "=u4", POINTS)])
@@ -98,8 +98,8 @@ class Kernel:
         return Walk(lambda: self.loaded.open_iter("existing"), namespaces, step)
 
     def heads(self) -> NDArray[Any]:
-        """The head of each possible CPU's memory, (CPUs,) of collector.engine.Engine.head."""
-        raw = bpfsys.map_lookup_percpu(self.loaded.maps["klogger_cpus"], _FIRST, self._cpu_bytes)
+        """The head of each possible CPU's memory: (CPUs,) of Engine.head."""
+        raw = bpf.map_lookup_percpu(self.loaded.maps["klogger_cpus"], _FIRST, self._cpu_bytes)
         assert raw is not None  # an array's element is always there
         dtype = self._prepared.engine.head
         head = np.ascontiguousarray(raw[:, : dtype.itemsize])
@@ -110,7 +110,7 @@ class Kernel:
         """How many connections were given an identity so far."""
         if "next_connection" not in self.loaded.maps:
             return 0
-        value = bpfsys.map_lookup(self.loaded.maps["next_connection"], _FIRST, 8)
+        value = bpf.map_lookup(self.loaded.maps["next_connection"], _FIRST, 8)
         return int(_U64.unpack(value)[0]) if value else 0
 
     def switch(self, names: Iterable[str], on: bool) -> None:
@@ -121,7 +121,7 @@ class Kernel:
 
     def switch_on(self) -> None:
         """Have the switches in force: until then nothing is recorded."""
-        bpfsys.map_update(self.loaded.maps["klogger_control"], _FIRST, self._control.tobytes())
+        bpf.map_update(self.loaded.maps["klogger_control"], _FIRST, self._control.tobytes())
 
     def states(self) -> dict[str, tuple[int, int]]:
         """All that was asked for: its number, and 1 on, 0 off, -1 not on this kernel."""

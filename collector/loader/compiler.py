@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """C text to an image of bytecode and maps: by BCC in a child process, or from the cache.
 
-The generated text comes in from collector/codegen.py, the image goes on to collector/program.py.
-A compiled image is kept in /var/cache/tcpkmon (or $TCPKMON_CACHE), so that a start with an
-unchanged text needs no BCC at all.
+The generated text comes in from collector/plan/tcp_codegen.py, the image goes on to
+collector/loader/programs.py. A compiled image is kept in /var/cache/tcpkmon (or
+$TCPKMON_CACHE), so that a start with an unchanged text needs no BCC at all.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from collector.folder import PrivateFolder
-from formats.errors import KernelError, PrivilegeError
+from collector.loader.image_cache import PrivateFolder
+from formats.base.errors import KernelError, PrivilegeError
 
 CACHE_FOLDER = "/var/cache/tcpkmon"
 PYTHON = "/usr/bin/python3"
-CHILD = Path(__file__).with_name("compile_child.py")
-STUB_HEADERS = Path(__file__).parents[1] / "bpf" / "include" / "stub"
+CHILD = Path(__file__).with_name("bcc_child.py")
+STUB_HEADERS = Path(__file__).parents[2] / "bpf" / "include" / "stub"
 FORMAT = "tcpkmon-image-1"
 SUFFIX = ".tcpkmon-image"
 # An emulated kernel takes 20 s for a large text.

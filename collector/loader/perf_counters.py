@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The counters that a schema's `arch` binds: perf events, from their names to what programs read.
 
-collector/schemata.py binds them and puts their C text before the program's, the session opens them
-and sets them into the program's maps. docs/counters.md tells what each one means.
+collector/loader/prepare.py binds them and puts their C text before the program's, the session
+opens them and sets them into the program's maps. docs/counters.md tells what each one means.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from collector.bpfsys import map_delete, map_update, online_cpus, perf_event_open
-from collector.counter_names import ANY, MACHINES, Counter, find_counter, table
-from collector.syscalls import refused
-from formats.errors import KernelError, PrivilegeError, Problem, SchemaError
+from collector.linux.bpf import map_delete, map_update, online_cpus, perf_event_open
+from collector.linux.syscalls import refused
+from collector.plan.counter_names import ANY, MACHINES, Counter, find_counter, table
+from formats.base.errors import KernelError, PrivilegeError, Problem, SchemaError
 from formats.schema.model import Arch, suggest
 
 _ATTR_BYTES = 64
@@ -190,7 +190,7 @@ def _unavailable(function: str) -> str:
 class OpenCounters:
     """The counters of all CPUs, open and set into a program's maps. Close it after use.
 
-    `maps` is collector.program.Loaded.maps. Raises KernelError or PrivilegeError when the kernel
+    `maps` is Loaded.maps (programs.py). Raises KernelError or PrivilegeError when the kernel
     refuses, KernelError too when the hardware cannot count all of them at once.
     """
 

@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from collector import bpfsys
-from collector.btf import Kind
-from collector.compiler import Image
-from collector.kprobes import KprobeEvent, Tracefs, remove_stale
-from collector.patching import Cast, cast_freely, fill_maps, second_copy
-from collector.records import make_ring_map
-from collector.syscalls import wait_for_running
-from formats.errors import KernelError, TcpkmonError
+from collector.linux import bpf
+from collector.linux.btf import Kind
+from collector.linux.kprobe_events import KprobeEvent, Tracefs, remove_stale
+from collector.linux.syscalls import wait_for_running
+from collector.loader.bytecode import Cast, cast_freely, fill_maps, second_copy
+from collector.loader.compiler import Image
+from collector.ring.layout import make_ring_map
+from formats.base.errors import KernelError, TcpkmonError
 
 NEVER_NESTED = frozenset(
     ["sys_enter", "sys_exit", "sock_send_length", "sock_recv_length", "timer_expire_entry"]
@@ -36,18 +36,18 @@ NEVER_NESTED = frozenset(
 and calls on sockets), or that of the timers' softirq."""
 KINDS = ("btf", "raw", "fentry", "fexit", "kprobe", "kretprobe", "iter")
 _TYPES = {
-    "btf": (bpfsys.BPF_PROG_TYPE_TRACING, bpfsys.BPF_TRACE_RAW_TP),
-    "raw": (bpfsys.BPF_PROG_TYPE_RAW_TRACEPOINT, 0),
-    "fentry": (bpfsys.BPF_PROG_TYPE_TRACING, bpfsys.BPF_TRACE_FENTRY),
-    "fexit": (bpfsys.BPF_PROG_TYPE_TRACING, bpfsys.BPF_TRACE_FEXIT),
-    "kprobe": (bpfsys.BPF_PROG_TYPE_KPROBE, 0),
-    "kretprobe": (bpfsys.BPF_PROG_TYPE_KPROBE, 0),
-    "iter": (bpfsys.BPF_PROG_TYPE_TRACING, bpfsys.BPF_TRACE_ITER),
+    "btf": (bpf.BPF_PROG_TYPE_TRACING, bpf.BPF_TRACE_RAW_TP),
+    "raw": (bpf.BPF_PROG_TYPE_RAW_TRACEPOINT, 0),
+    "fentry": (bpf.BPF_PROG_TYPE_TRACING, bpf.BPF_TRACE_FENTRY),
+    "fexit": (bpf.BPF_PROG_TYPE_TRACING, bpf.BPF_TRACE_FEXIT),
+    "kprobe": (bpf.BPF_PROG_TYPE_KPROBE, 0),
+    "kretprobe": (bpf.BPF_PROG_TYPE_KPROBE, 0),
+    "iter": (bpf.BPF_PROG_TYPE_TRACING, bpf.BPF_TRACE_ITER),
 }
 
 
 class TypeIds(Protocol):
-    """What is asked of BTF (collector/btf.py): the number of a named type, or None."""
+    """What is asked of BTF (collector/linux/btf.py): the number of a named type, or None."""
 
     def typedef(self, name: str) -> int | None: ...
 
@@ -115,7 +115,7 @@ def attach_type_id(btf: TypeIds, kind: str, target: str) -> int:
 def load_code(kind: str, code: bytes, name: str, btf_id: int) -> int:
     """Load bytecode (map descriptors filled in) as a program of this kind; its descriptor."""
     prog_type, attach_type = _TYPES[kind]
-    return bpfsys.prog_load(prog_type, code, name, btf_id, attach_type)
+    return bpf.prog_load(prog_type, code, name, btf_id, attach_type)
 
 
 def _load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | None) -> int:
@@ -130,8 +130,8 @@ def _load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | 
 def attach_link(kind: str, target: str, prog_fd: int) -> int:
     """Attach a program other than a kprobe; the descriptor whose closing detaches it."""
     if kind == "iter":
-        return bpfsys.link_create(prog_fd, bpfsys.BPF_TRACE_ITER)
-    return bpfsys.raw_tracepoint_open(target if kind == "raw" else None, prog_fd)
+        return bpf.link_create(prog_fd, bpf.BPF_TRACE_ITER)
+    return bpf.raw_tracepoint_open(target if kind == "raw" else None, prog_fd)
 
 
 def _never_interrupts_itself(spec: ProgramSpec) -> bool:
@@ -162,10 +162,10 @@ class Loaded:
         try:
             for spec in image.maps:
                 count = entries.get(spec.name, spec.max_entries)
-                if spec.type == bpfsys.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
-                    count = bpfsys.possible_cpus()
+                if spec.type == bpf.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
+                    count = bpf.possible_cpus()
                 self.maps[spec.name] = make_ring_map(spec.name, spec.value_size) or (
-                    bpfsys.map_create(
+                    bpf.map_create(
                         spec.type, spec.key_size, spec.value_size, count, spec.flags, spec.name
                     )
                 )
@@ -268,7 +268,7 @@ class Loaded:
         program = self._programs.get(function)
         if program is None or not program.link_fds:
             raise ValueError(f"{function} is no attached iterator")
-        return bpfsys.iter_create(program.link_fds[0])
+        return bpf.iter_create(program.link_fds[0])
 
     def attached(self) -> tuple[ProgramSpec, ...]:
         """The programs that are attached now."""
@@ -282,7 +282,7 @@ class Loaded:
         """Function -> counters; good after detach() too, until close()."""
         found = {}
         for function, program in self._programs.items():
-            infos = [bpfsys.prog_info(fd) for fd in program.prog_fds]
+            infos = [bpf.prog_info(fd) for fd in program.prog_fds]
             found[function] = Missed(
                 infos[0].recursion_misses,
                 sum(info.recursion_misses for info in infos[1:]),

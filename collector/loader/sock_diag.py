@@ -25,13 +25,13 @@ from pyroute2.netlink.diag import SOCK_DIAG_BY_FAMILY, DiagSocket, inet_diag_req
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.marshal import Marshal
 
-from collector.existing import socket_inodes
-from collector.filters import Address, Filters, Flag
-from collector.layout import EXISTING, Layout
-from collector.netns import cookie_of, run_inside
-from collector.records import Batch
-from collector.tcpinfo import ECN, FROM_INFO, FROM_MEMORY, MEMORY_WORDS, TCP_INFO
-from formats.errors import KernelError
+from collector.linux.netns import cookie_of, run_inside
+from collector.loader.socket_iterator import socket_inodes
+from collector.loader.tcp_info import ECN, FROM_INFO, FROM_MEMORY, MEMORY_WORDS, TCP_INFO
+from collector.plan.columns import EXISTING, Layout
+from collector.plan.filters import Address, Filters, Flag
+from collector.ring.layout import Batch
+from formats.base.errors import KernelError
 
 AF_INET, AF_INET6 = 2, 10
 _TCP = 6

@@ -13,9 +13,9 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from collector import bpfsys
-from collector.netns import NAMED, run_inside
-from formats.errors import TcpkmonError
+from collector.linux import bpf
+from collector.linux.netns import NAMED, run_inside
+from formats.base.errors import TcpkmonError
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
@@ -96,4 +96,4 @@ def name_inodes(fd: int, pids: Iterable[int], room: int) -> None:
     if len(rows) > room:
         raise TcpkmonError(f"--pid: {len(rows)} sockets are more than the {room} there is room for")
     for inode, pid in rows:
-        bpfsys.map_update(fd, struct.pack("=Q", inode), struct.pack("=I", pid))
+        bpf.map_update(fd, struct.pack("=Q", inode), struct.pack("=I", pid))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sock_diag tells of a TCP socket, and the columns that it fills: tables of collector.diag."""
+"""What sock_diag tells of a TCP socket, and the columns that it fills: tables of sock_diag.py."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ _OTHERS = """
     ca_name snd_cwnd ecn_flags
 """
 TOLD = frozenset({*_OTHERS.split(), *FROM_INFO, *FROM_MEMORY})
-"""All columns that collector.diag fills."""
+"""All columns that collector.loader.sock_diag fills."""

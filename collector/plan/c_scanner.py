@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C text as collector/calls.py looks at it: uses of macros with their arguments, and places.
+"""C text as schema_lint.py looks at it: uses of macros with their arguments, and places.
 
 No preprocessor: what stands in any branch of an #if is looked at, comments and strings are not.
 """
@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from formats.errors import Problem
+from formats.base.errors import Problem
 
 _PIECE = re.compile(
     r"""(?P<comment>//(?:\\\n|[^\n])*|/\*.*?(?:\*/|\Z))

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.psc import Column, columns_of
 from formats.psc.columns import CLASSIC, entry_dtype
 from formats.schema import Event, Field, Schema, field_type, load
 
-SCHEMATA = Path(__file__).resolve().parent.parent / "bpf" / "schemata"
+SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"
 EVENT = "SNAPSHOT"
 LOCATIONS = "location"
 FIRST_CONTROL = 224

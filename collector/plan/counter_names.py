@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of counters, and which perf event each one is: the table under collector/counters.py.
+"""The names of counters, and which perf event each one is: the table of loader/perf_counters.py.
 
 Numbers are those of linux/perf_event.h.
 """

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from collector.layout import ACCOUNT, ROWS
-from collector.plan import Plan
-from collector.records import PARTS, part_shift, row_bytes
-from formats.errors import KernelError, UsageError
+from collector.plan.columns import ACCOUNT, ROWS
+from collector.plan.probes import Plan
+from collector.ring.layout import PARTS, part_shift, row_bytes
+from formats.base.errors import KernelError, UsageError
 
 KINDS = {"btf": 1, "raw": 2, "fentry": 3, "fexit": 4, "kprobe": 5, "iter": 6}
 POINTS = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from collector.eventlayout import HEAD_BYTES, EventLayout, Slot
+from collector.plan.event_layout import HEAD_BYTES, EventLayout, Slot
 from formats.schema.placement import Place
 
 UNROLLED_BYTES = 512

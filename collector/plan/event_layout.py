@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from collector.engine import POINTS
-from collector.layout import FIRST_CONTROL
-from formats.errors import UsageError
+from collector.plan.columns import FIRST_CONTROL
+from collector.plan.engine_config import POINTS
+from formats.base.errors import UsageError
 from formats.schema import Event, Schema
 from formats.schema.placement import Place, place_fields
 

@@ -18,8 +18,8 @@ from enum import IntFlag
 from pathlib import Path
 from typing import Any
 
-from collector import netns
-from formats.errors import KernelError, PrivilegeError, UsageError
+from collector.linux import netns
+from formats.base.errors import KernelError, PrivilegeError, UsageError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -120,7 +120,7 @@ class Filters:
 
     def apply(self, maps: dict[str, int]) -> None:
         """Fills the (fresh) BPF maps; `maps` gives the descriptor of each by name."""
-        from collector.bpfsys import map_update
+        from collector.linux.bpf import map_update
 
         for name, rows in self.entries().items():
             for key, value in rows:

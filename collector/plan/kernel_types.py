@@ -29,8 +29,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from collector.btf import COMPOSITE, ENUMS, QUALIFIERS, Btf, Kind, Member
-from collector.btfblob import DEEPEST, damaged
+from collector.linux.btf import COMPOSITE, ENUMS, QUALIFIERS, Btf, Kind, Member
+from collector.linux.btf_raw import DEEPEST, damaged
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"' + r"|'(?:\\.|[^'\\\n])*'")
@@ -109,7 +109,7 @@ class _Header:
     def render(self) -> str:
         for type_id in self.wanted:
             self._emit(type_id, 0)
-        head = ["/* Made from this kernel's BTF by tcpkmon (collector/kheader.py). */"]
+        head = ["/* Made from this kernel's BTF by tcpkmon (collector/plan/kernel_types.py). */"]
         head += [f"{tag} {name};" for name, tag in self.forward.items()]
         return "\n".join([*head, *self._enum_lines(), *self.lines]) + "\n"
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from collector.btf import Btf
-from collector.cscan import blank_comments
-from collector.layout import SCHEMATA
-from formats.errors import KernelError
+from collector.linux.btf import Btf
+from collector.plan.c_scanner import blank_comments
+from collector.plan.columns import SCHEMATA
+from formats.base.errors import KernelError
 
 INCLUDES = SCHEMATA.parent / "include"
 TRACEPOINT_KINDS = ("btf", "raw")
@@ -22,7 +22,7 @@ _INCLUDE = re.compile(r'^#include "(\w+\.h)"$', re.MULTILINE)
 
 
 class Prober(Protocol):
-    """Tells what this kernel offers; collector/probing.py is the real one."""
+    """Tells what this kernel offers; collector/loader/attach_trials.py is the real one."""
 
     def can(self, kind: str, target: str) -> bool: ...
 

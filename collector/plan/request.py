@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
-from collector.filters import Filters
-from formats.errors import UsageError
+from collector.plan.filters import Filters
+from formats.base.errors import UsageError
 
 
 @dataclass(frozen=True)

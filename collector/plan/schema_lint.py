@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector import counters
-from collector.cscan import CText, Use
-from collector.engine import KINDS
-from collector.layout import LOCATIONS, SCHEMATA
-from collector.plan import find_probes
-from collector.schemata import ENGINE, TEXT_SUFFIX, Source, made_events, paste_texts
-from formats.errors import Problem, SchemaError
+from collector.loader import perf_counters
+from collector.plan.c_scanner import CText, Use
+from collector.plan.columns import LOCATIONS, SCHEMATA
+from collector.plan.engine_config import KINDS
+from collector.plan.probes import find_probes
+from collector.plan.schema_sources import ENGINE, TEXT_SUFFIX, Source, made_events, paste_texts
+from formats.base.errors import Problem, SchemaError
 from formats.schema import Event, Schema, load_partly
 from formats.schema.cursor import C_WORDS
 from formats.schema.model import suggest
@@ -50,7 +50,7 @@ def check_sources(sources: Sequence[Source]) -> Checked:
     partial = load_partly([source.conf for source in sources])
     schema = partial.schema
     text, pasted = paste_texts(sources)
-    problems = [*partial.problems, *counters.check(schema.arches), *pasted]
+    problems = [*partial.problems, *perf_counters.check(schema.arches), *pasted]
     # A .conf of which nothing could be read would make every call a mistake.
     read = {event.position.file for event in schema.events}
     broken = {problem.file for problem in partial.problems} - read

@@ -3,7 +3,7 @@
 
 A user's schema is a folder with NAME.conf and NAME.bpf.c. What it holds runs in the kernel, so a
 capture takes it only from where nobody but root can write. From here the declarations go to
-formats/schema, the C text to collector/calls.py, to kheader and to the compiler.
+formats/schema, the C text to collector/plan/schema_lint.py, to kheader and to the compiler.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.cscan import blank_comments
-from collector.layout import SCHEMATA
-from collector.plan import INCLUDES
-from formats.errors import FileError, PrivilegeError, Problem, SchemaError, UsageError
+from collector.plan.c_scanner import blank_comments
+from collector.plan.columns import SCHEMATA
+from collector.plan.probes import INCLUDES
+from formats.base.errors import FileError, PrivilegeError, Problem, SchemaError, UsageError
 from formats.schema import Schema, load, read_text, schema_name
 from formats.schema.model import suggest
 from formats.schema.parser import MAX_TEXT_BYTES

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collector.facts import Facts
-from collector.layout import LOCATIONS, ROWS, Layout
-from formats.errors import UsageError
+from collector.linux.kernel_constants import Facts
+from collector.plan.columns import LOCATIONS, ROWS, Layout
+from formats.base.errors import UsageError
 
 WATCH_WORDS = 16
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from collector import bpfsys
+from collector.linux import bpf
 
 RINGS, HEADS, BELLS = "klogger_rings", "klogger_heads", "klogger_bells"
 """Maps: the parts of the rings, their heads, and the perf events that wake the collector."""
@@ -56,8 +56,8 @@ def make_part(row: int) -> int:
 
     KernelError when refused.
     """
-    return bpfsys.map_create(
-        bpfsys.BPF_MAP_TYPE_ARRAY, 4, row, 1 << part_shift(row), bpfsys.BPF_F_MMAPABLE,
+    return bpf.map_create(
+        bpf.BPF_MAP_TYPE_ARRAY, 4, row, 1 << part_shift(row), bpf.BPF_F_MMAPABLE,
         "klogger_part",
     )  # fmt: skip
 
@@ -67,17 +67,17 @@ def make_ring_map(name: str, row: int) -> int:
 
     0 for any other name. KernelError when refused.
     """
-    cpus = bpfsys.possible_cpus()
+    cpus = bpf.possible_cpus()
     if name == HEADS:
-        return bpfsys.map_create(
-            bpfsys.BPF_MAP_TYPE_ARRAY, 4, HEAD_BYTES, cpus, bpfsys.BPF_F_MMAPABLE, HEADS
+        return bpf.map_create(
+            bpf.BPF_MAP_TYPE_ARRAY, 4, HEAD_BYTES, cpus, bpf.BPF_F_MMAPABLE, HEADS
         )
     if name != RINGS:
         return 0
     like = make_part(row)
     try:
-        return bpfsys.map_create(
-            bpfsys.BPF_MAP_TYPE_ARRAY_OF_MAPS, 4, 4, cpus * PARTS, 0, RINGS, like
+        return bpf.map_create(
+            bpf.BPF_MAP_TYPE_ARRAY_OF_MAPS, 4, 4, cpus * PARTS, 0, RINGS, like
         )
     finally:
         os.close(like)

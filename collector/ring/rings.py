@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from collector.records import HEAD_BYTES, HEADS, Batch
-from collector.ring import Bell, Ring
-from collector.syscalls import online_cpus, possible_cpus, refused
-from formats.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
+from collector.linux.syscalls import online_cpus, possible_cpus, refused
+from collector.ring.layout import HEAD_BYTES, HEADS, Batch
+from collector.ring.shared_ring import Bell, Ring
+from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
 
 _HELD_UP_S, _HELD_UP_MOST_S = 0.001, 0.008
 

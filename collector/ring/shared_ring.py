@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One CPU's ring, for collector/rings.py, and the perf event that wakes this process.
+"""One CPU's ring, for collector/ring/rings.py, and the perf event that wakes this process.
 
-A ring is memory that the programs and this process share (collector/records.py has its layout), so
-that a record is written once and read where it stands. perf's own rings would take the kernel
-some 0.3 us more for each record; no record goes through the perf event.
+A ring is memory that the programs and this process share (layout.py has its layout), so that a
+record is written once and read where it stands. perf's own rings would take the kernel some 0.3 us
+more for each record; no record goes through the perf event.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.bpfsys import map_delete, map_update
-from collector.records import (
+from collector.linux.bpf import map_delete, map_update
+from collector.linux.syscalls import map_over, perf_event_open, wait_for_running
+from collector.ring.layout import (
     BELLS,
     FULL,
     LIMIT,
@@ -34,8 +35,7 @@ from collector.records import (
     part_shift,
     row_bytes,
 )
-from collector.syscalls import map_over, perf_event_open, wait_for_running
-from formats.errors import KernelError, PrivilegeError, UsageError
+from formats.base.errors import KernelError, PrivilegeError, UsageError
 
 CALM_NS, IDLE_NS = 20_000_000, 200_000_000
 """Half a ring is let fill up where the other half lasts CALM_NS longer: waking up costs as much as

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.ordered import I64, LOCATION_WORD, count_by_place, opaque
-from collector.pool import Pool, even
-from collector.records import Batch
+from collector.ring.layout import Batch
+from collector.sequencer.buffer_pool import Pool, even
+from collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_by_place, opaque
 
 FOREVER_NS = 2**63 - 1
 COPY_BYTES = 1 << 20

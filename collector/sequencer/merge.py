@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.ordered import I64
-from collector.queues import Part, cut
+from collector.sequencer.cpu_queue import Part, cut
+from collector.sequencer.ordered_batch import I64
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.control import WORDS_OFFSET, Loss
+from formats.base.control import WORDS_OFFSET, Loss
 
 I64 = NDArray[np.int64]
 MonoToEpoch = Callable[[I64], I64]
@@ -156,7 +156,7 @@ def _number(entries: NDArray[Any], seqs: I64) -> None:
 def fill_losses(
     raw: NDArray[np.uint32], rows: I64, cpus: NDArray[np.uint16], first_serial: I64, count: I64
 ) -> None:
-    """formats.control.Loss of cause 0, many at once, in rows of u32 words."""
+    """formats.base.control.Loss of cause 0, many at once, in rows of u32 words."""
     raw[rows] = 0
     raw[rows, _CALLVALUE] = cpus
     raw[rows, LOCATION_WORD] = Loss.location

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.merging import Share, flows, pick, put, put_rows
-from collector.ordered import (
+from collector.sequencer.buffer_pool import PIECE_BYTES, Pool, even
+from collector.sequencer.cpu_queue import FOREVER_NS, Part, Queues
+from collector.sequencer.merge import Share, flows, pick, put, put_rows
+from collector.sequencer.ordered_batch import (
     I64,
     LOCATION_WORD,
     MonoToEpoch,
@@ -27,9 +29,7 @@ from collector.ordered import (
     stamp,
     stamp_control,
 )
-from collector.pool import PIECE_BYTES, Pool, even
-from collector.queues import FOREVER_NS, Part, Queues
-from formats.control import Control, Loss, encode_many
+from formats.base.control import Control, Loss, encode_many
 
 SLACK_NS = 100_000
 """How far the clocks of two CPUs may be apart. A record's place in its ring is reserved before it

@@ -14,10 +14,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.netns import enter
-from formats.errors import TcpkmonError, UsageError
+from collector.linux.netns import enter
+from formats.base.errors import TcpkmonError, UsageError
 
-_GATE = Path(__file__).with_name("gate.py")
+_GATE = Path(__file__).with_name("command_gate.py")
 _START_S = 60.0
 
 

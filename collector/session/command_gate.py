@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for a command until capture is attached, then becomes it; collector.workload runs it.
+"""Stands in for a command until capture is attached, then becomes it: see command.py.
 
-    python -I -S gate.py GATE_FD STATUS_FD UID GID GROUPS COMMAND...
+    python -I -S command_gate.py GATE_FD STATUS_FD UID GID GROUPS COMMAND...
 
 Drops to the user, looks for the command as that user, writes "ready" to STATUS_FD, waits for a
 byte from GATE_FD and executes the command: same process, so same PID. Anything that fails is

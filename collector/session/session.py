@@ -12,34 +12,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.accounts import Books, Totals
-from collector.clocks import Clocks
-from collector.control_socket import ControlServer
-from collector.counters import OpenCounters
-from collector.existing import find_namespaces
-from collector.kernel import Kernel
-from collector.layout import EXISTING, row_of
-from collector.placing import Placing
-from collector.preparing import Prepared, check_privilege, prepare, wish_of
-from collector.privilege import (
+from collector.control.handlers import Switching
+from collector.control.server import ControlServer
+from collector.linux.cpu_affinity import Placing
+from collector.linux.privileges import (
     drop_capabilities,
     forbid_new_privileges,
     needed_capabilities,
     raise_limits,
     run_first,
 )
-from collector.records import row_bytes
-from collector.reporting import describe, report, say
-from collector.request import Request, check_request
-from collector.rings import Rings, pages_of, watermark_ns
-from collector.sequencer import SLACK_NS
-from collector.status import Status
-from collector.stopping import Stopping
-from collector.switching import Switching
-from collector.targets import Target
-from collector.workload import Command, find_caller
-from formats.control import EndReason, Mark
-from formats.errors import TcpkmonError
+from collector.loader.capture_maps import Kernel
+from collector.loader.perf_counters import OpenCounters
+from collector.loader.prepare import Prepared, check_privilege, prepare, wish_of
+from collector.loader.socket_iterator import find_namespaces
+from collector.plan.columns import EXISTING, row_of
+from collector.plan.request import Request, check_request
+from collector.ring.layout import row_bytes
+from collector.ring.rings import Rings, pages_of, watermark_ns
+from collector.sequencer.clock_pairs import Clocks
+from collector.sequencer.sequencer import SLACK_NS
+from collector.session.command import Command, find_caller
+from collector.session.status_line import Status
+from collector.session.stop_signals import Stopping
+from collector.session.summary import describe, report, say
+from collector.writer.ledger import Books, Totals
+from collector.writer.target import Target
+from formats.base.control import EndReason, Mark
+from formats.base.errors import TcpkmonError
 
 CHECKPOINT_S = 1.0
 WAIT_S = 0.2
@@ -222,7 +222,7 @@ class Session:
     def _list(self, namespaces: list[int]) -> None:
         """Without an iterator: takes the open connections from sock_diag, as a CPU of its own."""
         # pyroute2 takes a while to import, and hardly a kernel needs it.
-        from collector.diag import list_batch
+        from collector.loader.sock_diag import list_batch
 
         cpu = len(self._kernel.heads())
         layout, filters = self._prepared.layout, self._request.filters

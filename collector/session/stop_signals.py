@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from formats.control import EndReason
+from formats.base.control import EndReason
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

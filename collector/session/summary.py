@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from collector.accounts import Totals
-from collector.request import Request
-from collector.status import describe_losses, human_bytes
-from collector.writer import Written
-from formats.cli import say as say_line
-from formats.errors import FileError, LossError, TcpkmonError
+from collector.plan.request import Request
+from collector.session.status_line import describe_losses, human_bytes
+from collector.writer.ledger import Totals
+from collector.writer.psc_writer import Written
+from formats.base.cli import say as say_line
+from formats.base.errors import FileError, LossError, TcpkmonError
 
 
 def say(text: str) -> None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.accounts import Books
-from collector.filters import Filters
-from collector.layout import COUNTERS
-from collector.plan import Chosen
-from collector.writer import Written
-from formats.control import Clock, EndReason, Program
+from collector.plan.columns import COUNTERS
+from collector.plan.filters import Filters
+from collector.plan.probes import Chosen
+from collector.writer.ledger import Books
+from collector.writer.psc_writer import Written
+from formats.base.control import Clock, EndReason, Program
 
 EVERY_CPU = -1
 FIRST_CPU = -2
@@ -102,7 +102,7 @@ def process_notes() -> Iterator[Note]:
 def socket_notes(namespaces: Iterable[int]) -> Iterator[Note]:
     """Each TCP socket of these network namespaces (descriptors), as sock_diag tells it."""
     # pyroute2 takes a while to import, and other captures need it hardly ever.
-    from collector.diag import list_connections
+    from collector.loader.sock_diag import list_connections
 
     for one in list_connections(namespaces, Filters(), every=True):
         values: dict[str, int | str | bytes] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole blocks of a file, written past the page cache: for collector/sinks.py.
+"""Whole blocks of a file, written past the page cache: for collector/writer/file_sink.py.
 
 Through the cache each 4 KiB cost a copy, a page and later the page's way to the disk; in a virtual
 machine a page that the host must first provide costs ten times the copy (docs/benchmark.md).

@@ -3,7 +3,7 @@
 
 After a failed write the file is cut back to its last whole entry. Room for the last entries of a
 capture is kept free beyond the end of the file (fallocate), so that a full disk still takes them.
-Large writes go past the page cache where that can be (collector/direct.py).
+Large writes go past the page cache where that can be (collector/writer/direct_io.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import select
 import stat
 from dataclasses import dataclass
 
-from collector.direct import DirectWrites, Pieces
-from formats.control import LossCause
-from formats.errors import FileError
+from collector.writer.direct_io import DirectWrites, Pieces
+from formats.base.control import LossCause
+from formats.base.errors import FileError
 
 RESERVE_BYTES = 64 << 10
 AHEAD_BYTES = 8 << 20

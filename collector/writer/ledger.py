@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.layout import COUNTERS, location_of, row_of
-from collector.writer import Place, Written
-from formats.control import Checkpoint, Collector, Control, Cpu, Ledger, Losses, Program
+from collector.plan.columns import COUNTERS, location_of, row_of
+from collector.writer.psc_writer import Place, Written
+from formats.base.control import Checkpoint, Collector, Control, Cpu, Ledger, Losses, Program
 
 # The kernel's counters of records that it could not hand over, and what to call them.
 _KERNEL_CAUSES = {
@@ -56,7 +56,7 @@ class Totals:
 class Books:
     """All counts as they stood at one moment of the stream.
 
-    ledger: (CPUs, rows) of collector.layout.ACCOUNT; serials: (CPUs,) given out by the kernel.
+    ledger: (CPUs, rows) of plan.columns.ACCOUNT; serials: (CPUs,) given out by the kernel.
     read and ring_lost are by CPU, late by (cpu, location); online: CPUs that have a ring.
     What the writer dropped comes later, when the entries' turn to be written has come.
     """

@@ -9,8 +9,8 @@ import re
 import stat
 from pathlib import Path
 
-from collector.output import STDOUT, Output
-from formats.errors import FileError, UsageError
+from collector.writer.output_file import STDOUT, Output
+from formats.base.errors import FileError, UsageError
 
 MODE = 0o750
 NAME = "kernlog.dump.cpu"
@@ -45,7 +45,7 @@ class LogFolder:
             raise FileError(f"{self.path} holds a log already ({old[0]})", "use --force")
 
     def output(self, cpu: int) -> Output:
-        """The file of a CPU, which has no name yet: see collector/output.py."""
+        """The file of a CPU, which has no name yet: see collector/writer/output_file.py."""
         made = Output(os.path.join(self.path, f"{NAME}{cpu}"), self._force)
         self._outputs[cpu] = made
         return made

@@ -7,8 +7,16 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from collector.accounts import Books
-from collector.baseevents import (
+from collector.linux.privileges import begin_writing
+from collector.linux.syscalls import online_cpus
+from collector.loader.capture_maps import Kernel
+from collector.loader.prepare import Prepared, describe_kernel
+from collector.plan.request import Request
+from collector.ring.layout import Batch
+from collector.sequencer.buffer_pool import Pool
+from collector.sequencer.clock_pairs import Clocks
+from collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Part, Queues
+from collector.writer.base_events import (
     DISABLED,
     Note,
     clock_note,
@@ -21,22 +29,14 @@ from collector.baseevents import (
     socket_notes,
     start_note,
 )
-from collector.clocks import Clocks
-from collector.heading import package_version
-from collector.kernel import Kernel
-from collector.logfolder import LogFolder
-from collector.logwriter import LogBatch, LogFile, LogWriter, make_dump
-from collector.pool import Pool
-from collector.preparing import Prepared, describe_kernel
-from collector.privilege import begin_writing
-from collector.queues import COPY_BYTES, FOREVER_NS, Part, Queues
-from collector.records import Batch
-from collector.request import Request
-from collector.sinks import FileSink
-from collector.spool import Spool
-from collector.starting import settings_of
-from collector.syscalls import online_cpus
-from formats.control import Clock, EndReason, Mark
+from collector.writer.file_sink import FileSink
+from collector.writer.ledger import Books
+from collector.writer.log_folder import LogFolder
+from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
+from collector.writer.psc_header import settings_of
+from collector.writer.psc_heading import package_version
+from collector.writer.spool import Spool
+from formats.base.control import Clock, EndReason, Mark
 from formats.klogger import (
     LogFormat,
     describe_event,
@@ -65,7 +65,7 @@ def copies(parts: Iterable[Part], pool: Pool) -> Iterator[LogBatch]:
 
 
 class LogStream:
-    """See collector/streams.py. namespaces: those whose sockets the log's beginning tells."""
+    """See collector/writer/stream.py. namespaces: those whose sockets the log's beginning tells."""
 
     def __init__(
         self,

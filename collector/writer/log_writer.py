@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.baseevents import EVERY_CPU, FIRST_CPU, Note
-from collector.eventlayout import FIRST_NUMBER, HEAD_BYTES
-from collector.layout import EXISTING
-from collector.ordered import LOCATION_WORD, head_words
-from collector.queues import Part
-from collector.sinks import FileSink, cause_of
-from collector.writer import END_TRIES, RETRY_NS, Place, Written
-from formats.control import LossCause
-from formats.errors import TcpkmonError
+from collector.plan.columns import EXISTING
+from collector.plan.event_layout import FIRST_NUMBER, HEAD_BYTES
+from collector.sequencer.cpu_queue import Part
+from collector.sequencer.ordered_batch import LOCATION_WORD, head_words
+from collector.writer.base_events import EVERY_CPU, FIRST_CPU, Note
+from collector.writer.file_sink import FileSink, cause_of
+from collector.writer.psc_writer import END_TRIES, RETRY_NS, Place, Written
+from formats.base.control import LossCause
+from formats.base.errors import TcpkmonError
 from formats.klogger import (
     SNAPSHOT_NUMBER,
     LogFormat,
@@ -43,7 +43,7 @@ _U64 = np.uint64
 
 @dataclass(frozen=True)
 class LogBatch:
-    """Records of several CPUs, each CPU's in order of its serials, for collector/spool.py."""
+    """Records of several CPUs, each CPU's in order of its serials, for spool.py."""
 
     parts: Sequence[Part]
 
@@ -107,7 +107,7 @@ class LogWriter:
     def write(self, *batches: LogBatch, cached: bool = False) -> None:
         """Write batches in dumps; those that do not go are counted as dropped, record by record.
 
-        cached: see collector/sinks.py.
+        cached: see collector/writer/file_sink.py.
         """
         self._cached = cached
         for part in (part for batch in batches for part in batch.parts):

@@ -10,8 +10,8 @@ import stat
 import sys
 from pathlib import Path
 
-from collector.sinks import Calls
-from formats.errors import FileError
+from collector.writer.file_sink import Calls
+from formats.base.errors import FileError
 
 MODE = 0o640
 STDOUT = "-"

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from collector.accounts import reserve_bytes
-from collector.clocks import Clocks
-from collector.heading import make_header, package_version
-from collector.kernel import Kernel
-from collector.ordered import stamp_control
-from collector.output import Output
-from collector.preparing import Prepared
-from collector.request import Request
-from collector.sinks import FileSink
-from collector.writer import Writer, Written
-from formats.control import Start, encode_many
+from collector.loader.capture_maps import Kernel
+from collector.loader.prepare import Prepared
+from collector.plan.request import Request
+from collector.sequencer.clock_pairs import Clocks
+from collector.sequencer.ordered_batch import stamp_control
+from collector.writer.file_sink import FileSink
+from collector.writer.ledger import reserve_bytes
+from collector.writer.output_file import Output
+from collector.writer.psc_heading import make_header, package_version
+from collector.writer.psc_writer import Writer, Written
+from formats.base.control import Start, encode_many
 
 
 def settings_of(request: Request, prepared: Prepared, kernel: Kernel) -> dict[str, Any]:

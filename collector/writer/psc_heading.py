@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from collector.clocks import ClockPair
-from collector.layout import SCHEMATA
-from collector.preparing import Prepared, describe_kernel
+from collector.loader.prepare import Prepared, describe_kernel
+from collector.plan.columns import SCHEMATA
+from collector.sequencer.clock_pairs import ClockPair
 from formats.psc import encode_header, writer_header
 from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from collector.accounts import Books
-from collector.clocks import Clocks
-from collector.kernel import Kernel
-from collector.ordered import Ordered
-from collector.output import Output
-from collector.preparing import Prepared
-from collector.printing import Printer
-from collector.privilege import begin_writing
-from collector.queues import FOREVER_NS
-from collector.records import Batch
-from collector.request import Request
-from collector.sequencer import Sequencer
-from collector.spool import Spool
-from collector.starting import open_writer
-from collector.writer import Writer
-from formats.control import Clock, Control, End, EndReason, Mark
+from collector.linux.privileges import begin_writing
+from collector.loader.capture_maps import Kernel
+from collector.loader.prepare import Prepared
+from collector.plan.request import Request
+from collector.ring.layout import Batch
+from collector.sequencer.clock_pairs import Clocks
+from collector.sequencer.cpu_queue import FOREVER_NS
+from collector.sequencer.ordered_batch import Ordered
+from collector.sequencer.sequencer import Sequencer
+from collector.writer.ledger import Books
+from collector.writer.output_file import Output
+from collector.writer.psc_header import open_writer
+from collector.writer.psc_writer import Writer
+from collector.writer.record_printer import Printer
+from collector.writer.spool import Spool
+from formats.base.control import Clock, Control, End, EndReason, Mark
 
 
 class PscStream:
-    """See collector/streams.py. `fail` is told when standard output takes no more lines."""
+    """See collector/writer/stream.py. `fail` is told when standard output takes no more lines."""
 
     def __init__(
         self,

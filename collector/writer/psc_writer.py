@@ -16,14 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.ordered import (
-    MonoToEpoch,
-    Numbering,
-    Ordered,
-    stamp_control,
-)
-from collector.sinks import FileSink, cause_of
-from formats.control import ANY_CPU, Checkpoint, Control, Loss, LossCause, encode_many
+from collector.sequencer.ordered_batch import MonoToEpoch, Numbering, Ordered, stamp_control
+from collector.writer.file_sink import FileSink, cause_of
+from formats.base.control import ANY_CPU, Checkpoint, Control, Loss, LossCause, encode_many
 
 RETRY_NS = 100_000_000
 END_TRIES = 3
@@ -129,7 +124,7 @@ class Writer:
     def write(self, *batches: Ordered, cached: bool = False) -> None:
         """Write batches, or as many of their entries as go; the rest is counted as dropped.
 
-        cached: see collector/sinks.py.
+        cached: see collector/writer/file_sink.py.
         """
         batches = tuple(batch for batch in batches if len(batch))
         if not batches:

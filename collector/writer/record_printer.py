@@ -11,9 +11,9 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from collector.layout import LOCATIONS, Layout
-from formats.control import is_control
-from formats.escape import for_terminal
+from collector.plan.columns import LOCATIONS, Layout
+from formats.base.control import is_control
+from formats.base.escape import for_terminal
 from formats.schema import field_type
 
 _HIDDEN = {

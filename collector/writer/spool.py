@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from collector.writer import Place, Written
-from formats.control import LossCause
+from collector.writer.psc_writer import Place, Written
+from formats.base.control import LossCause
 
 LIMIT_BYTES = 64 << 20
 CONTROL_COST_BYTES = 64 << 10
@@ -45,7 +45,7 @@ BatchT_contra = TypeVar("BatchT_contra", bound=Sized, contravariant=True)
 
 
 class Writing(Protocol[BatchT_contra]):
-    """What writes, in the spool's thread: collector/writer.py, collector/logwriter.py."""
+    """What writes, in the spool's thread: psc_writer.py, log_writer.py."""
 
     written: Written
 

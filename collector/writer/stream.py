@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from collector.accounts import Books
-from collector.kernel import Kernel
-from collector.records import Batch
-from collector.writer import Written
-from formats.control import Clock, EndReason, Mark
+from collector.loader.capture_maps import Kernel
+from collector.ring.layout import Batch
+from collector.writer.ledger import Books
+from collector.writer.psc_writer import Written
+from formats.base.control import Clock, EndReason, Mark
 
 
 class Order(Protocol):

@@ -6,15 +6,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from collector.clocks import Clocks
-from collector.logfolder import LogFolder
-from collector.logstream import LogStream
-from collector.output import Output
-from collector.preparing import Prepared
-from collector.printing import Printer
-from collector.pscstream import PscStream
-from collector.request import Request
-from collector.streams import Stream
+from collector.loader.prepare import Prepared
+from collector.plan.request import Request
+from collector.sequencer.clock_pairs import Clocks
+from collector.writer.log_folder import LogFolder
+from collector.writer.log_stream import LogStream
+from collector.writer.output_file import Output
+from collector.writer.psc_stream import PscStream
+from collector.writer.record_printer import Printer
+from collector.writer.stream import Stream
 
 
 class Target:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.klogger.batch import LogBatch
 from formats.klogger.values import text_of
 
 if TYPE_CHECKING:
-    from formats.klogger.analysis import Event, Log
+    from formats.analysis.log import Event, Log
 
 CPU = "cpu"
 COMM = "comm"

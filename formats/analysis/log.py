@@ -2,7 +2,7 @@
 """Klogger logs for analysis scripts: one log or those of all CPUs, event by event in time order.
 
 What was the log analysis half of Klogger's Perl module; docs/analysis.md has a worked example. Many
-events are faster as arrays: see Log.batches() and formats/klogger/intervals.py.
+events are faster as arrays: see Log.batches() and formats/analysis/intervals.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from formats.errors import FileError
-from formats.klogger.batch import LogBatch
-from formats.klogger.choose import ALL, Choice, parse_condition
-from formats.klogger.clock import LogClock, Moment, parse_time
-from formats.klogger.intervals import (
+from formats.analysis.intervals import (
     Interval,
     Intervals,
     ProcessTime,
@@ -27,6 +23,10 @@ from formats.klogger.intervals import (
     cpu_times,
     match_pairs,
 )
+from formats.base.errors import FileError
+from formats.klogger.batch import LogBatch
+from formats.klogger.choose import ALL, Choice, parse_condition
+from formats.klogger.clock import LogClock, Moment, parse_time
 from formats.klogger.merge import merge_logs
 from formats.klogger.reader import LogReader
 from formats.klogger.table import LogEvent, LogField, LogFormat

@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import click
 
-from formats.errors import FileError, TcpkmonError, UsageError
-from formats.escape import for_terminal
+from formats.base.errors import FileError, TcpkmonError, UsageError
+from formats.base.escape import for_terminal
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell would say
 BROKEN_PIPE = 141  # 128 + SIGPIPE

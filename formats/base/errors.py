@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that people see: raised anywhere in tcpkmon, printed only by formats.cli."""
+"""The errors that people see: raised anywhere in tcpkmon, printed only by formats.base.cli."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from formats.cli import say
-from formats.errors import DamagedError, LossError, UsageError
+from formats.base.cli import say
+from formats.base.errors import DamagedError, LossError, UsageError
 from formats.pmgraph.options import CLOCKS
 
 if TYPE_CHECKING:
-    from formats.klogger.decoding import Decoding
+    from formats.export.log_text import Decoding
     from formats.klogger.reader import LogReader
 
 FORMATS = ("perl", "json", "csv", "parquet")
@@ -80,9 +80,9 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
     damaged is told on stderr, and everything that is good is decoded. Exit code 3: events were
     lost, or the end of a log is unknown after a crash; 5: a log is damaged.
     """
+    from formats.export.log_text import Decoding
     from formats.klogger.choose import Choice, parse_condition
     from formats.klogger.clock import parse_time
-    from formats.klogger.decoding import Decoding
     from formats.klogger.reader import LogReader
 
     clock = asked["clock"]
@@ -115,7 +115,7 @@ def _check_output(files: tuple[Path, ...], output: Path | None, form: str) -> No
 
 
 def _write(decoding: Decoding, form: str, output: Path | None, force: bool) -> None:
-    from formats.klogger.decoding import write_lines, write_parquet
+    from formats.export.log_text import write_lines, write_parquet
     from formats.pmgraph.output import already_there, replace_file
 
     if output is None:

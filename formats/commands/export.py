@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from formats.cli import say
-from formats.errors import DamagedError, LossError, UsageError
+from formats.base.cli import say
+from formats.base.errors import DamagedError, LossError, UsageError
 
 _FORMS = ("parquet", "arrow", "csv", "json")
 
@@ -39,7 +39,7 @@ def command(
     end is missing; 5: it is damaged. What is good is exported in any case.
     """
     import formats
-    from formats.export import ENDINGS, Export, import_pyarrow, write
+    from formats.export.columns import ENDINGS, Export, import_pyarrow, write
     from formats.pmgraph.output import create_file
 
     if form is None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import formats
-from formats import cli
-from formats.errors import DamagedError, UsageError
-from formats.escape import for_terminal
+from formats.base import cli
+from formats.base.errors import DamagedError, UsageError
+from formats.base.escape import for_terminal
 from formats.pmgraph import options
 from formats.pmgraph.options import CLOCKS, PARAMETERS, Selection, parse_names, select
 

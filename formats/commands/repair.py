@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from formats.cli import use_colours
+from formats.base.cli import use_colours
 
 if TYPE_CHECKING:
     from formats.verify.report import Report
@@ -46,10 +46,10 @@ def command(file: str, output: str, quiet: bool) -> int:
 
 def _repair(file: str, output: str) -> tuple[str, Report]:
     """What was done, for a person, and what verify says of the new file."""
-    from formats.verifylog.structure import is_log
+    from formats.verify.log_structure import is_log
 
     if is_log(file):
-        from formats.verifylog import repair_log
+        from formats.verify.log_repair import repair_log
 
         log = repair_log(file, output)
         return (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from formats.cli import use_colours
-from formats.errors import FileError
+from formats.base.cli import use_colours
+from formats.base.errors import FileError
 
 if TYPE_CHECKING:
     from formats.verify.report import Report
@@ -53,13 +53,13 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
 def _verify(path: str) -> list[Report]:
     """What kind of file it is tells its beginning, not its name."""
     if os.path.isdir(path):
-        from formats.verifylog import verify_folder
+        from formats.verify.log_whole import verify_folder
 
         return verify_folder(path)
-    from formats.verifylog.structure import is_log
+    from formats.verify.log_structure import is_log
 
     if is_log(path):
-        from formats.verifylog import verify_log
+        from formats.verify.log_check import verify_log
 
         return [verify_log(path)]
     from formats.verify import verify_file

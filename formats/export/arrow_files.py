@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from formats.export import ROWS, Export, import_pyarrow
+from formats.export.columns import ROWS, Export, import_pyarrow
 
 _FEW = 128
 _SAMPLE_ROWS = 1024

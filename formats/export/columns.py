@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.klogger.values import address_of, text_of
 from formats.psc.reader import Capture
 from formats.psc.sequence import Losses
@@ -249,15 +249,15 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
 def write(export: Export, form: str, out: BinaryIO) -> None:
     """Write the snapshots in one of FORMS."""
     if form == "parquet":
-        from formats.exportfiles import write_parquet
+        from formats.export.arrow_files import write_parquet
 
         write_parquet(export, out)
     elif form == "arrow":
-        from formats.exportfiles import write_arrow
+        from formats.export.arrow_files import write_arrow
 
         write_arrow(export, out)
     else:
-        from formats.exportlines import write_lines
+        from formats.export.text_lines import write_lines
 
         write_lines(export, form, out)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import FileError, UsageError
+from formats.base.errors import FileError, UsageError
 from formats.klogger.batch import LogBatch
 from formats.klogger.lines import CPU, SERIAL, TIME
 from formats.klogger.table import LogEvent, LogField, LogFormat
@@ -110,7 +110,7 @@ class ParquetFiles:
     def _open(self, name: str, table: Any) -> Any:
         from pyarrow import parquet
 
-        from formats.exportfiles import encodings
+        from formats.export.arrow_files import encodings
         from formats.pmgraph.output import already_there
 
         if not (name.isascii() and name.isidentifier()):

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.klogger.batch import LogBatch
 from formats.klogger.choose import ALL, Choice
 from formats.klogger.clock import LogClock
@@ -103,7 +103,7 @@ def make_style(decoding: Decoding, form: str) -> Style:
 def write_parquet(decoding: Decoding, to: Path, force: bool = False) -> None:
     """Write the records as Parquet files into the folder `to`; into the file `to` if its name ends
     with .parquet, which can hold one event only. Raises UsageError, FileError."""
-    from formats.klogger.parquet import ParquetFiles
+    from formats.export.log_parquet import ParquetFiles
 
     single = to.suffix == ".parquet"
     if single and len(decoding.choice.events or ()) != 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snapshots of a PSC file as CSV or JSON lines, for formats.export."""
+"""The snapshots of a PSC file as CSV or JSON lines, for formats.export.columns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from formats.escape import for_terminal
+from formats.base.escape import for_terminal
 from formats.lines import Cell, Kind
 from formats.psc.lines import number_cell, text_cell, write_entries
 
 if TYPE_CHECKING:
-    from formats.export import Export
+    from formats.export.columns import Export
 
 _TEXTS_KEPT = 1 << 16
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.klogger.batch import LogBatch
 from formats.klogger.clock import LogClock, Moment
 from formats.klogger.table import LogEvent, LogField, LogFormat

@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import LogFormat
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, LogEvent, LogField, LogFormat
 
 MAGIC = b"KERNLOG\x01"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.escape import for_terminal
+from formats.base.escape import for_terminal
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
 from formats.klogger.values import describe_value

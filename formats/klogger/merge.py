@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.klogger.batch import LogBatch, join_batches
 from formats.klogger.reader import BATCH_RECORDS, LogReader
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import DamagedError, FileError, TcpkmonError
+from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.klogger.batch import LogBatch
 from formats.klogger.encode import (
     DUMP_BYTES_MAX,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.errors import DamagedError, TcpkmonError, UsageError
+from formats.base.errors import DamagedError, TcpkmonError, UsageError
 from formats.psc.columns import FLAG_INT_NET, FLAG_STRING, TIME, Column
 from formats.schema import Event, Schema, field_type, format_schema, parse
 from formats.schema.model import suggest

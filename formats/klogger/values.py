@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.klogger.table import LogField, LogFormat
 
 

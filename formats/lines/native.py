@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.errors import TcpkmonError
+from formats.base.errors import TcpkmonError
 from formats.lines.cells import Cell, Kind, Plan, Rows
 
 _VERSION = 1

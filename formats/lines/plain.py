@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from formats.base.times import format_ns, format_utc
 from formats.lines.cells import Cell, Kind, Plan, Rows, Source
 from formats.psc.values import integers
-from formats.times import format_ns, format_utc
 
 
 class PlainWriter:

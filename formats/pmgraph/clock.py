@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.errors import FileError, UsageError
+from formats.base.errors import FileError, UsageError
+from formats.base.times import format_ns, format_utc
 from formats.lines import Cell, Kind
 from formats.psc.lines import number_cell
-from formats.times import format_ns, format_utc
 
 if TYPE_CHECKING:
     from formats.psc import Capture

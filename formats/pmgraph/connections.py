@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.escape import for_terminal
+from formats.base.escape import for_terminal
 from formats.pmgraph.quantities import is_number
 
 if TYPE_CHECKING:

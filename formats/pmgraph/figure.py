@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from formats.errors import FileError, UsageError
+from formats.base.errors import FileError, UsageError
 from formats.pmgraph.marks import mark_events, shade_losses
 from formats.pmgraph.output import replace_file
 from formats.pmgraph.pages import Page, Panel

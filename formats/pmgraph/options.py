@@ -7,8 +7,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from formats.errors import UsageError
-from formats.escape import for_terminal
+from formats.base.errors import UsageError
+from formats.base.escape import for_terminal
 
 M_CLUSED_BYTES = "m_clused_bytes"
 """Derived column of -m: m_clused times the cluster size that KIND_MCLSIZE gives."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.errors import FileError
-from formats.escape import for_terminal
+from formats.base.errors import FileError
+from formats.base.escape import for_terminal
 from formats.pmgraph import quantities
 from formats.pmgraph.clock import Seconds
 from formats.pmgraph.connections import Connection, algorithm_of, find_connections, title_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.errors import FileError, UsageError
+from formats.base.errors import FileError, UsageError
 from formats.pmgraph.options import M_CLUSED_BYTES, PARAMETERS
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy.typing as npt
 
-from formats.escape import for_terminal
+from formats.base.escape import for_terminal
 from formats.lines import Cell, Kind
 from formats.pmgraph.clock import ClockText
 from formats.pmgraph.connections import key_columns, match_ports

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from formats.escape import for_terminal
+from formats.base.escape import for_terminal
 from formats.pmgraph.clock import Seconds
 from formats.pmgraph.connections import Connection, Finder, find_connections, key_columns
 from formats.pmgraph.options import Selection

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 
 if TYPE_CHECKING:
     from formats.schema import Event, Field, Schema

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formats import control as controls
-from formats.errors import DamagedError, TcpkmonError, UsageError
+from formats.base import control as controls
+from formats.base.errors import DamagedError, TcpkmonError, UsageError
 from formats.psc.columns import FLAG_STRING, Column
 from formats.psc.header import KIND_CLOCK, KIND_SCHEMA, KIND_SETTINGS, Header
 

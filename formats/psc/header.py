@@ -42,7 +42,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from formats.errors import DamagedError, UsageError
+from formats.base.errors import DamagedError, UsageError
 from formats.psc.columns import (
     COLUMNS_MAX,
     MODS_RENO,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats import control as controls
-from formats.errors import DamagedError, FileError, TcpkmonError, UsageError
+from formats.base import control as controls
+from formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
 from formats.psc.columns import CLASSIC, CLASSIC_BYTES, TIME, Column, entry_dtype
 from formats.psc.description import Description
 from formats.psc.header import HEADER_BYTES_MAX, Header, decode_header
@@ -244,7 +244,7 @@ class Capture(Description):
         return self.column("time_ns", start, stop).astype(np.int64)
 
     def control(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.bool_]:
-        """Which rows are control entries (see formats.control) and not snapshots."""
+        """Which rows are control entries (see formats.base.control) and not snapshots."""
         start, stop = self._range(start, stop)
         if not self._controls_fit:
             return np.zeros(stop - start, np.bool_)

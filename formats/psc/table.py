@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 
 if TYPE_CHECKING:
     from formats.psc.reader import Capture

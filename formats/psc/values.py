@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats.control import WORDS_COUNT, WORDS_OFFSET
+from formats.base.control import WORDS_COUNT, WORDS_OFFSET
 from formats.psc.columns import FLAG_INT_NET, FLAG_STRING, Column, Endian
 
 ORDERS = {Endian.LITTLE: "<", Endian.BIG: ">", Endian.PDP: "pdp"}
@@ -92,7 +92,7 @@ def _views(column: Column, endian: Endian, rows: Rows) -> list[npt.NDArray[Any]]
 
 
 def words(rows: Rows, endian: Endian) -> npt.NDArray[Any]:
-    """The words w0..w9 of control entries, u32 of shape (len(rows), 10); see formats.control."""
+    """The words w0..w9 of control entries, u32 of shape (len(rows), 10); see base/control.py."""
     found = np.empty((len(rows), WORDS_COUNT), np.uint32)
     for place in range(WORDS_COUNT):
         found[:, place] = integers(rows, WORDS_OFFSET + 4 * place, 4, endian)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from formats.errors import Problem, SchemaError
+from formats.base.errors import Problem, SchemaError
 from formats.schema.model import (
     Arch,
     Enum,

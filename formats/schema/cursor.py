@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.errors import Problem, SchemaError
+from formats.base.errors import Problem, SchemaError
 from formats.schema.lexer import Token, tokens
 from formats.schema.model import Position, nearest
 

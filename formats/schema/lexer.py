@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from formats.errors import Problem
+from formats.base.errors import Problem
 from formats.schema.comments import comment_lines
 from formats.schema.model import Position
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.errors import FileError, Problem, SchemaError
+from formats.base.errors import FileError, Problem, SchemaError
 from formats.schema.grammar import Grammar
 from formats.schema.model import Schema
 from formats.schema.resolve import check, merge

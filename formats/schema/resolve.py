@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from formats.errors import Problem
+from formats.base.errors import Problem
 from formats.schema.cursor import MAX_PROBLEMS
 from formats.schema.model import (
     Arch,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.schema.model import Field, Schema, suggest
 
 MAX_STRING_BYTES = 4096

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from formats import control
+from formats.base import control
 from formats.verify.entries import I64, U64, ControlRows
 from formats.verify.ledger import IN_FLIGHT, LOCATIONS, Snapshot, by_cpu
 from formats.verify.report import COLLECTOR_CAUSES, DAMAGED, KERNEL_CAUSES, Missed, Problems, Row

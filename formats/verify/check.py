@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import formats
-from formats import control
-from formats.errors import DamagedError
+from formats.base import control
+from formats.base.errors import DamagedError
 from formats.verify import balance, ledger
 from formats.verify.clock import ClockCheck
 from formats.verify.entries import I64, NO_ROWS, ControlRows, Mask, Segment, is_number, is_ours

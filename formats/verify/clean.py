@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from formats import control
+from formats.base import control
 from formats.psc.columns import Endian
 from formats.verify.entries import I64, U64, Mask, Segment, is_number
 from formats.verify.ledger import MOST_CPUS

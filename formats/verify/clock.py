@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats import control
+from formats.base import control
 from formats.verify.entries import I64, ControlRows, Mask
 from formats.verify.report import Problems
 from formats.verify.serials import NESTING_TOLERANCE_NS

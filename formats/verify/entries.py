@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from formats import control
+from formats.base import control
 from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Endian
 from formats.psc.header import KIND_SCHEMA, KIND_SETTINGS
 from formats.psc.values import decode, words

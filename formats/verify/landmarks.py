@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats import control
+from formats.base import control
 from formats.verify import balance, ledger
 from formats.verify.entries import I64, U64, ControlRows, Mask, Segment
 from formats.verify.report import Problems

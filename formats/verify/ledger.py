@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from formats import control
+from formats.base import control
 from formats.verify.entries import I64, U64, ControlRows
 from formats.verify.report import Problems
 

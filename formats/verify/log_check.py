@@ -8,15 +8,15 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import DamagedError
+from formats.base.errors import DamagedError
 from formats.klogger import LogBatch, LogFormat, LogReader
 from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, SNAPSHOT
+from formats.verify.log_books import I64, Group, build_rows, check_group, integers, missed, quiet
+from formats.verify.log_clock import CLOCK, ClockPairs
+from formats.verify.log_pauses import FINISH, START, Pauses
+from formats.verify.log_structure import Dumps, find_dumps, place_of
 from formats.verify.report import Problems, Report
 from formats.verify.serials import NESTING_TOLERANCE_NS
-from formats.verifylog.books import I64, Group, build_rows, check_group, integers, missed, quiet
-from formats.verifylog.clock import CLOCK, ClockPairs
-from formats.verifylog.pauses import FINISH, START, Pauses
-from formats.verifylog.structure import Dumps, find_dumps, place_of
 
 BEGIN, DUMP_FINISH = "DUMP_BEGIN", "DUMP_FINISH"
 LEDGERS = ("LEDGER", "CPU_LEDGER", "PROGRAM_LEDGER")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from formats.klogger import LogBatch
 from formats.verify.clock import STEP_NS, STEP_TOLERANCE_NS
-from formats.verifylog.books import integers
+from formats.verify.log_books import integers
 
 CLOCK = "CLOCK"
 _MOST = 50

@@ -7,12 +7,12 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-from formats.errors import FileError, UsageError
+from formats.base.errors import FileError, UsageError
 from formats.klogger import LogReader
+from formats.verify.log_check import verify_log
+from formats.verify.log_structure import find_dumps, place_of
 from formats.verify.repair import new_file
 from formats.verify.report import Report
-from formats.verifylog.check import verify_log
-from formats.verifylog.structure import find_dumps, place_of
 
 _COPY_BYTES = 1 << 20
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from formats.errors import FileError
+from formats.base.errors import FileError
 from formats.klogger.encode import (
     DUMP_BYTES_MAX,
     DUMP_HEAD,

@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from formats.errors import DamagedError, FileError
+from formats.base.errors import DamagedError, FileError
 from formats.klogger import LogReader
+from formats.verify.log_check import verify_log
 from formats.verify.report import Problem, Report, Row
-from formats.verifylog.check import verify_log
 
 NAME = re.compile(r"kernlog\.dump\.cpu(\d{1,5})\Z")
 _SAME = ("schema", "host", "kernel", "settings", "events")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import formats
-from formats.errors import FileError, UsageError
+from formats.base.errors import FileError, UsageError
 from formats.verify.check import verify_file
 from formats.verify.clean import Cleaned, Cleaner
 from formats.verify.entries import is_ours

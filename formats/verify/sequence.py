@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from formats import control
+from formats.base import control
 from formats.verify.entries import U64, ControlRows, Mask, Segment, is_number
 from formats.verify.report import Problems
 

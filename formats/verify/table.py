@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from formats.escape import for_terminal
+from formats.base.escape import for_terminal
 from formats.verify.report import CAUSES, Problem, Report, Row
 
 PLAIN_WIDTH = 79

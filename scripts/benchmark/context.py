@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.lab import Lab
-from formats.errors import TcpkmonError
+from collector.lab.lab import Lab
+from formats.base.errors import TcpkmonError
 from scripts.benchmark.results import Results
 
 ROOT = Path(__file__).absolute().parents[2]

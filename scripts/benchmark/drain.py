@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.clocks import Clocks
-from collector.filters import parse
-from collector.kernel import Kernel
-from collector.preparing import Wish, prepare
-from collector.privilege import raise_limits
-from collector.records import Batch, row_bytes
-from collector.rings import Rings, pages_of
-from collector.sequencer import Sequencer
-from collector.sinks import FileSink
-from collector.writer import Writer, Written
+from collector.linux.privileges import raise_limits
+from collector.loader.capture_maps import Kernel
+from collector.loader.prepare import Wish, prepare
+from collector.plan.filters import parse
+from collector.ring.layout import Batch, row_bytes
+from collector.ring.rings import Rings, pages_of
+from collector.sequencer.clock_pairs import Clocks
+from collector.sequencer.sequencer import Sequencer
+from collector.writer.file_sink import FileSink
+from collector.writer.psc_writer import Writer, Written
 from scripts.benchmark.context import BenchError, Context, cpus
 
 NAME = "drain"

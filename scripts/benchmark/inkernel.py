@@ -12,16 +12,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collector import bpfsys
-from collector.btf import Btf
-from collector.filters import parse
-from collector.kernel import Kernel
-from collector.plan import Chosen
-from collector.preparing import Prepared, Wish, prepare
-from collector.privilege import raise_limits
-from collector.program import attach_link, attach_type_id, load_code
-from collector.rings import Rings, pages_of
-from formats.errors import TcpkmonError
+from collector.linux import bpf
+from collector.linux.btf import Btf
+from collector.linux.privileges import raise_limits
+from collector.loader.capture_maps import Kernel
+from collector.loader.prepare import Prepared, Wish, prepare
+from collector.loader.programs import attach_link, attach_type_id, load_code
+from collector.plan.filters import parse
+from collector.plan.probes import Chosen
+from collector.ring.rings import Rings, pages_of
+from formats.base.errors import TcpkmonError
 from scripts.benchmark.context import Context, Load, cpus
 
 NAME = "in-kernel"
@@ -54,7 +54,7 @@ class Runs:
 def measure(context: Context) -> None:
     """Round by round: each way to attach, each state, under the same mixed traffic."""
     raise_limits()
-    stats_fd = bpfsys.enable_stats()
+    stats_fd = bpf.enable_stats()
     ways = dict(list(WAYS.items())[: 1 if context.quick else None])
     try:
         with context.lab() as (_, load), empty_program() as empty_fd:
@@ -121,7 +121,7 @@ def _runs(kernel: Kernel, probes: list[Chosen], empty_fd: int) -> dict[str, Runs
         " ".join(probe.locations): Runs(missed[probe.name].run_cnt, missed[probe.name].run_ns)
         for probe in probes
     }
-    info = bpfsys.prog_info(empty_fd)
+    info = bpf.prog_info(empty_fd)
     found[EMPTY] = Runs(info.run_cnt, info.run_time_ns)
     return found
 
@@ -131,7 +131,7 @@ def empty_program() -> Iterator[int]:
     """A program that does nothing at tcp_probe."""
     btf_id = attach_type_id(Btf.from_kernel(), "btf", "tcp_probe")
     with contextlib.ExitStack() as opened:
-        fd = load_code("btf", bpfsys.RETURN_ZERO, "bench_empty", btf_id)
+        fd = load_code("btf", bpf.RETURN_ZERO, "bench_empty", btf_id)
         opened.callback(os.close, fd)
         opened.callback(os.close, attach_link("btf", "tcp_probe", fd))
         yield fd

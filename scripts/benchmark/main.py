@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from collector.preparing import check_privilege
-from formats.cli import run as run_command
-from formats.errors import FileError, TcpkmonError, UsageError
+from collector.loader.prepare import check_privilege
+from formats.base.cli import run as run_command
+from formats.base.errors import FileError, TcpkmonError, UsageError
 from scripts.benchmark import (
     drain,
     inkernel,

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.errors import TcpkmonError
+from formats.base.errors import TcpkmonError
 from scripts.benchmark import tools
 from scripts.benchmark.context import Context, Done, Load, cpus
 from scripts.benchmark.tools import Tool

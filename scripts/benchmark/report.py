@@ -10,7 +10,7 @@ from pathlib import Path
 import rich.table
 from rich.console import Console
 
-from formats.escape import for_terminal
+from formats.base.escape import for_terminal
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import MANY
 from scripts.benchmark.tables import SECTIONS, Table, of_targets

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 
-from formats.errors import TcpkmonError
+from formats.base.errors import TcpkmonError
 from scripts.benchmark import tools
 from scripts.benchmark.context import Context, Load, Pair, Sample, cpus
 from scripts.benchmark.tools import Tool

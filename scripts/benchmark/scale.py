@@ -8,13 +8,13 @@ import os
 import resource
 import time
 
-from collector import bpfsys
-from collector.filters import parse
-from collector.kernel import Kernel
-from collector.lab import Lab
-from collector.preparing import Prepared, Wish, prepare
-from collector.privilege import raise_limits
-from collector.rings import Rings, pages_of
+from collector.lab.lab import Lab
+from collector.linux import bpf
+from collector.linux.privileges import raise_limits
+from collector.loader.capture_maps import Kernel
+from collector.loader.prepare import Prepared, Wish, prepare
+from collector.plan.filters import parse
+from collector.ring.rings import Rings, pages_of
 from scripts.benchmark import tools
 from scripts.benchmark.context import Context, Load, cpus, many_ports
 from scripts.benchmark.tools import Tool
@@ -93,7 +93,7 @@ def _time_programs(
     context: Context, loads: list[Load], lab: Lab, prepared: Prepared, place: str
 ) -> float:
     """The programs' time per run; every connection is known to them before."""
-    stats_fd = bpfsys.enable_stats()
+    stats_fd = bpf.enable_stats()
     pages = pages_of(RING_BYTES)
     try:
         with (

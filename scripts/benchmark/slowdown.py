@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import subprocess
 
-from collector.lab import Lab
-from formats.errors import TcpkmonError
+from collector.lab.lab import Lab
+from formats.base.errors import TcpkmonError
 from scripts.benchmark import tools
 from scripts.benchmark.context import Context, Done, Load, cpus
 from scripts.benchmark.tools import Tool

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 import formats
-from collector.lab import Lab
-from formats.control import EXISTING
+from collector.lab.lab import Lab
+from formats.base.control import EXISTING
 from scripts.benchmark.context import BenchError, Context
 from scripts.benchmark.tools import COLLECT, WAIT_S
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.lab import Side
+from collector.lab.lab import Side
 from scripts.benchmark import peers
 from scripts.benchmark.context import ROOT, BenchError
 

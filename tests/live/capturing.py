@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import formats
-from collector.lab import Lab
-from collector.spaces import Side
-from formats import control
+from collector.lab.lab import Lab
+from collector.lab.namespaces import Side
+from formats.base import control
 from formats.psc import Capture
 
 if TYPE_CHECKING:

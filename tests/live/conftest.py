@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab import Lab
+from collector.lab.lab import Lab
 
 HERE = Path(__file__).parent
 GUEST = "TCPKMON_GUEST" in os.environ

@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 import formats
-from collector.netns import CLONE_NEWNET, run_inside
-from collector.syscalls import bpf
+from collector.linux.netns import CLONE_NEWNET, run_inside
+from collector.linux.syscalls import bpf
 from formats.verify import verify_file
 from tests.live.flooding import CALLS, MEMORY_BYTES, PERIOD, STOP
 

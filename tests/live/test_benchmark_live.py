@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from collector import benchmark, bpfsys
-from collector.benchmark import measure, shipped_names
+from collector.commands import event_cost
+from collector.commands.event_cost import measure, shipped_names
 from collector.commands.tcpkmon import command
-from formats.cli import run
-from formats.errors import KernelError, PrivilegeError, UsageError
+from collector.linux import bpf
+from formats.base.cli import run
+from formats.base.errors import KernelError, PrivilegeError, UsageError
 
 ALL_TYPES = """
 enum colour { RED = -1, GREEN }
@@ -56,12 +57,12 @@ def schema(tmp_path: Path) -> str:
 def test_a_program_runs_where_it_is_told() -> None:
     # r0 = bpf_get_smp_processor_id(); exit
     code = struct.pack("=BBhiBBhi", 0x85, 0, 0, 8, 0x95, 0, 0, 0)
-    fd = bpfsys.prog_load(bpfsys.BPF_PROG_TYPE_RAW_TRACEPOINT, code, "where")
+    fd = bpf.prog_load(bpf.BPF_PROG_TYPE_RAW_TRACEPOINT, code, "where")
     try:
-        for cpu in bpfsys.online_cpus():
-            assert bpfsys.prog_test_run(fd, cpu) == cpu
+        for cpu in bpf.online_cpus():
+            assert bpf.prog_test_run(fd, cpu) == cpu
         with pytest.raises(KernelError, match="running a BPF program on CPU 100000"):
-            bpfsys.prog_test_run(fd, 100000)
+            bpf.prog_test_run(fd, 100000)
     finally:
         os.close(fd)
 
@@ -89,7 +90,7 @@ def test_any_type_and_any_size(schema: str) -> None:
 
 
 def test_a_record_that_is_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "_RING_BYTES", 4096)
+    monkeypatch.setattr(event_cost, "_RING_BYTES", 4096)
     with pytest.raises(KernelError, match=r"of 200 calls for EVENT_START [0-9]+ were written"):
         list(measure(["EVENT_START"], ["stopwatch"], iterations=100, rounds=1))
 
@@ -115,7 +116,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command, [*words, "--json"], "tcpkmon") == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["event"] == "EVENT_START"
-    assert told["written"] == 10 * (benchmark.ROUNDS + 1)
+    assert told["written"] == 10 * (event_cost.ROUNDS + 1)
     assert run(command, ["benchmark", "--iterations", "0"], "tcpkmon") == UsageError.exit_code
 
 

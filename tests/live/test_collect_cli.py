@@ -43,7 +43,7 @@ main()
 WITHOUT_CAPABILITIES = """
 import sys
 from collector.commands.collect import import_quietly, main
-from collector.privilege import drop_capabilities
+from collector.linux.privileges import drop_capabilities
 import_quietly()
 drop_capabilities(())
 sys.argv[0] = "collect"

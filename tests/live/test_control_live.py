@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from collector.control_place import group_name
-from collector.control_socket import ControlServer
-from collector.controlling import Client, choose
-from collector.privilege import capability_sets
-from formats.errors import TcpkmonError, UsageError
+from collector.control.access import group_name
+from collector.control.client import Client, choose
+from collector.control.server import ControlServer
+from collector.linux.privileges import capability_sets
+from formats.base.errors import TcpkmonError, UsageError
 from tests.live.capturing import wait_until
 from tests.live.schema_logs import logging
 
@@ -94,7 +94,7 @@ def session(folder: Path) -> Iterator[Session]:
 # Imported while it is root: the tests' own folder need not be one that others may read.
 AS_USER = """
 import os, sys
-import collector.controlling
+import collector.control.client
 from collector.commands.tcpkmon import main
 uid, gid, *groups = [int(word) for word in sys.argv.pop(1).split(",")]
 os.setgroups(groups)

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from collector import bpfsys
-from collector.btf import Btf
-from collector.compiler import Image, UserCompileError, compile_text
-from collector.counter_names import SOFTWARE, table
-from collector.counters import Bound, OpenCounters, bind, c_text, list_counters
-from collector.probing import Probing
-from collector.program import Loaded, ProgramSpec
+from collector.linux import bpf
+from collector.linux.btf import Btf
+from collector.loader.attach_trials import Probing
+from collector.loader.compiler import Image, UserCompileError, compile_text
+from collector.loader.perf_counters import Bound, OpenCounters, bind, c_text, list_counters
+from collector.loader.programs import Loaded, ProgramSpec
+from collector.plan.counter_names import SOFTWARE, table
 from formats.schema import parse
 
 KINDS = ("raw", "btf", "fentry", "kprobe")
@@ -83,7 +83,7 @@ class Sampler:
 
     def choose(self, name: str, kind: str = "raw", target: str = "inet_sock_set_state") -> None:
         number = SOFTWARE_NAMES.index(name) + 1
-        bpfsys.map_update(self.loaded.maps["which"], bytes(4), struct.pack("=Q", number))
+        bpf.map_update(self.loaded.maps["which"], bytes(4), struct.pack("=Q", number))
         self.attach("sample", kind, target)
 
     def values(self) -> list[int]:
@@ -97,11 +97,11 @@ class Sampler:
         # A listening socket changes its state twice; the first is the sample.
         assert self._read("taken", 0) > before
         value = self._read("samples", before)
-        bpfsys.map_update(self.loaded.maps["taken"], bytes(4), bytes(8))
+        bpf.map_update(self.loaded.maps["taken"], bytes(4), bytes(8))
         return value
 
     def _read(self, name: str, index: int) -> int:
-        raw = bpfsys.map_lookup(self.loaded.maps[name], struct.pack("=I", index), 8)
+        raw = bpf.map_lookup(self.loaded.maps[name], struct.pack("=I", index), 8)
         assert raw is not None
         return int(struct.unpack("=Q", raw)[0])
 
@@ -241,7 +241,7 @@ def test_page_faults_are_counted(
 
 
 def test_migrations_are_counted_where_tasks_arrive(sampler: Sampler) -> None:
-    cpus = bpfsys.online_cpus()
+    cpus = bpf.online_cpus()
     if len(cpus) < 2:
         pytest.skip("there is one CPU only")
     sampler.choose("cpu_migrations")
@@ -284,7 +284,7 @@ def test_an_unbound_counter_is_refused_by_name() -> None:
 
 
 def test_cpus_come_and_go(sampler: Sampler) -> None:
-    cpus = bpfsys.online_cpus()
+    cpus = bpf.online_cpus()
     if len(cpus) < 2:
         pytest.skip("there is one CPU only")
     here, there = cpus[:2]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import formats
-from collector import netns
-from collector.demo_report import read_flows
+from collector.lab.demo_report import read_flows
+from collector.linux import netns
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 280.0
@@ -22,7 +22,7 @@ WAIT_S = 280.0
 
 def start(output: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "collector.demo", "--output", str(output), "--seconds", "1.5"],
+        [sys.executable, "-m", "collector.lab.demo", "--output", str(output), "--seconds", "1.5"],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"]},
         stdin=subprocess.DEVNULL,

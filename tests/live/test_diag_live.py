@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from collector import diag
-from collector.diag import Connection, list_connections, make_entries
-from collector.filters import Filters, parse
-from collector.lab import Lab, Side
-from collector.layout import EXISTING, Layout, choose_columns, load_schema, make_layout
-from formats.errors import KernelError
+from collector.lab.lab import Lab, Side
+from collector.loader import sock_diag
+from collector.loader.sock_diag import Connection, list_connections, make_entries
+from collector.plan.columns import EXISTING, Layout, choose_columns, load_schema, make_layout
+from collector.plan.filters import Filters, parse
+from formats.base.errors import KernelError
 
 TIMEOUT_S = 60.0
 MARK = 7_654_321
@@ -286,6 +286,6 @@ def test_many_connections_are_each_there_once(lab: Lab) -> None:
 
 def test_a_refusal_by_the_kernel(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A protocol that nobody lists, as TCP is where tcp_diag is missing."""
-    monkeypatch.setattr(diag, "_TCP", 253)
+    monkeypatch.setattr(sock_diag, "_TCP", 253)
     with pytest.raises(KernelError, match=r"does not list its connections: \w+"):
         list_connections([lab.b.namespace.fd], Filters())

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.direct import LEAST_BYTES, PIECE_BYTES, alignment
-from collector.sinks import Calls, FileSink
-from collector.spool import Spool
+from collector.writer.direct_io import LEAST_BYTES, PIECE_BYTES, alignment
+from collector.writer.file_sink import Calls, FileSink
+from collector.writer.spool import Spool
 from formats.verify.check import verify_file
 from tests.live.faults import Collector, Flood, Space, check_flood, cpus, verify, wait_until
 from tests.live.test_output_live import CPUS, Capture, finish

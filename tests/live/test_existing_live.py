@@ -13,7 +13,7 @@ from pathlib import Path
 
 from capturing import Outcome, Pair, capturing, join, listening, within
 
-from collector.lab import Lab
+from collector.lab.lab import Lab
 
 CONNECTIONS = 10
 LISTEN = 10

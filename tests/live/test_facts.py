@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from collector import facts
-from collector.btf import Btf
+from collector.linux import kernel_constants
+from collector.linux.btf import Btf
 
 
 @pytest.fixture(scope="module")
-def measured() -> facts.Facts:
-    return facts.measure(Btf.from_kernel())
+def measured() -> kernel_constants.Facts:
+    return kernel_constants.measure(Btf.from_kernel())
 
 
-def test_hz_is_the_configured_one(measured: facts.Facts) -> None:
+def test_hz_is_the_configured_one(measured: kernel_constants.Facts) -> None:
     config = Path("/proc/config.gz")
     boot = Path(f"/boot/config-{os.uname().release}")
     if config.exists():
@@ -34,43 +34,43 @@ def test_hz_is_the_configured_one(measured: facts.Facts) -> None:
     assert measured.hz == int(found[1])
 
 
-def test_page_and_buffer_sizes(measured: facts.Facts) -> None:
+def test_page_and_buffer_sizes(measured: kernel_constants.Facts) -> None:
     assert measured.page_size == os.sysconf("SC_PAGE_SIZE")
     btf = Btf.from_kernel()
     assert measured.skb_size % 64 == 0
     assert 0 <= measured.skb_size - btf.struct("sk_buff").size_bytes < 64
 
 
-def test_overhead_predicts_the_send_buffer(measured: facts.Facts) -> None:
+def test_overhead_predicts_the_send_buffer(measured: kernel_constants.Facts) -> None:
     """Of connections with other sizes of segment than those that it was measured with."""
     overhead = measured.mss_overhead
     if overhead is None:
         pytest.skip("tcp_wmem or the loopback here do not let it be measured")
     assert overhead > (Btf.from_kernel().struct("skb_shared_info").size_bytes + 63) & -64
-    largest = int(facts.TCP_WMEM.read_text().split()[2])
+    largest = int(kernel_constants.TCP_WMEM.read_text().split()[2])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sizes = [8192 - overhead, 8193 - overhead, 16384 - overhead, 16385 - overhead, 5000]
-        seen = {mss: facts._sndbuf(listener, mss) for mss in sizes}
+        seen = {mss: kernel_constants._sndbuf(listener, mss) for mss in sizes}
     for mss, (size, before) in seen.items():
         room = 1 << (mss + overhead - 1).bit_length()
         assert size == max(before, min(largest, 2 * 10 * (room + measured.skb_size))), mss
 
 
-def test_nothing_is_left_behind(measured: facts.Facts) -> None:
+def test_nothing_is_left_behind(measured: kernel_constants.Facts) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=8) as listener:
         port = listener.getsockname()[1]
-        facts._sndbuf(listener, 1000)
+        kernel_constants._sndbuf(listener, 1000)
     table = Path("/proc/self/net/tcp").read_text()
     assert f":{port:04X} " not in table
 
 
 def test_what_cannot_be_measured_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "tcp_wmem").write_text("4096 16384 20000\n")
-    monkeypatch.setattr(facts, "TCP_WMEM", tmp_path / "tcp_wmem")
-    assert facts.measure_mss_overhead(256) is None
-    monkeypatch.setattr(facts, "TCP_WMEM", tmp_path / "none")
-    assert facts.measure_mss_overhead(256) is None
+    monkeypatch.setattr(kernel_constants, "TCP_WMEM", tmp_path / "tcp_wmem")
+    assert kernel_constants.measure_mss_overhead(256) is None
+    monkeypatch.setattr(kernel_constants, "TCP_WMEM", tmp_path / "none")
+    assert kernel_constants.measure_mss_overhead(256) is None
 
 
 def test_another_reckoning_is_not_believed() -> None:
-    assert facts.measure_mss_overhead(4711) is None
+    assert kernel_constants.measure_mss_overhead(4711) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""collector.filters against real BPF maps: the kernel takes the entries and finds them again."""
+"""plan/filters.py against real BPF maps: the kernel takes the entries and finds them again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from collector import bpfsys
-from collector.filters import parse
-from collector.lab import Lab
+from collector.lab.lab import Lab
+from collector.linux import bpf
+from collector.plan.filters import parse
 
 HASH, ARRAY, LPM_TRIE = 1, 2, 11
 NO_PREALLOC = 1
@@ -31,7 +31,7 @@ SHAPES = {
 
 @pytest.fixture
 def maps() -> Iterator[dict[str, int]]:
-    made = {name: bpfsys.map_create(*shape) for name, shape in SHAPES.items()}
+    made = {name: bpf.map_create(*shape) for name, shape in SHAPES.items()}
     yield made
     for fd in made.values():
         os.close(fd)
@@ -53,15 +53,15 @@ def test_the_kernel_takes_every_filter(maps: dict[str, int], lab: Lab) -> None:
     ports = {
         port: struct.unpack("=I", value)[0]
         for port in range(65536)
-        if (value := bpfsys.map_lookup(maps["filter_ports"], struct.pack("=I", port), 4))
+        if (value := bpf.map_lookup(maps["filter_ports"], struct.pack("=I", port), 4))
         not in (None, bytes(4))
     }
     assert ports == {5001: 3, **dict.fromkeys(range(5201, 5211), 1)}
     cookie = struct.pack("=Q", lab.a.namespace.cookie)
-    assert bpfsys.map_lookup(maps["filter_netns"], cookie, 4) == struct.pack("=I", 1)
+    assert bpf.map_lookup(maps["filter_netns"], cookie, 4) == struct.pack("=I", 1)
     other = struct.pack("=Q", lab.b.namespace.cookie)
-    assert bpfsys.map_lookup(maps["filter_netns"], other, 4) is None
-    settings = bpfsys.map_lookup(maps["filter_settings"], bytes(4), 8)
+    assert bpf.map_lookup(maps["filter_netns"], other, 4) is None
+    settings = bpf.map_lookup(maps["filter_settings"], bytes(4), 8)
     assert settings == struct.pack("=II", 1 | 2 | 8 | 32 | 128 | 512, 0)
 
 
@@ -84,7 +84,7 @@ def test_prefixes_match_in_the_kernel_as_here(
         mapped = bytes(10) + b"\xff\xff" if address.version == 4 else b""
         packed = mapped + address.packed
         key = struct.pack("=I", 128) + packed
-        found = bpfsys.map_lookup(maps["filter_addresses"], key, 4)
+        found = bpf.map_lookup(maps["filter_addresses"], key, 4)
         assert (found is not None) is expected
         neither = ipaddress.ip_address("::1")
         assert given.accepts(address, 1, neither, 2) is expected

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from capturing import join, listening, wait_until
 
-from collector import bpfsys, program
-from collector.filters import parse
-from collector.kernel import Kernel
-from collector.lab import Lab
-from collector.patching import Cast, cast_freely
-from collector.preparing import Prepared, Wish, prepare
+from collector.lab.lab import Lab
+from collector.linux import bpf
+from collector.loader import programs
+from collector.loader.bytecode import Cast, cast_freely
+from collector.loader.capture_maps import Kernel
+from collector.loader.prepare import Prepared, Wish, prepare
+from collector.plan.filters import parse
 
 ROWS = 1 << 14
 ROW = np.dtype([("sk", "=u8"), ("id", "=u8"), ("comm", "S16"), ("pid", "=u4"), ("ports", "=u4"),
@@ -32,11 +33,11 @@ def started(prepared: Prepared, lab: Lab, ports: str | None = None) -> Kernel:
 def in_table(kernel: Kernel) -> int:
     spec = next(spec for spec in kernel._prepared.image.maps if spec.name == "connections")
     fd = kernel.loaded.maps["connections"]
-    return len(bpfsys.map_entries(fd, spec.key_size, spec.value_size, 4096)[0])
+    return len(bpf.map_entries(fd, spec.key_size, spec.value_size, 4096)[0])
 
 
 def counted(kernel: Kernel) -> int:
-    rows = bpfsys.map_entries(kernel.loaded.maps["known_sockets"], 4, ROW.itemsize, ROWS)[1]
+    rows = bpf.map_entries(kernel.loaded.maps["known_sockets"], 4, ROW.itemsize, ROWS)[1]
     return int(rows.copy().view(ROW)["entered"].sum())
 
 
@@ -75,14 +76,14 @@ def test_casts_that_this_kernel_does_not_take(monkeypatch: pytest.MonkeyPatch, l
     assert cast_freely(code, found) != code
     wrong = Cast(1 << 30, found.socket)
     loads: list[bytes] = []
-    real = program.load_code
+    real = programs.load_code
 
     def noting(kind: str, code: bytes, name: str, btf_id: int) -> int:
         fd = real(kind, code, name, btf_id)
         loads.append(code)
         return fd
 
-    monkeypatch.setattr(program, "load_code", noting)
+    monkeypatch.setattr(programs, "load_code", noting)
     for cast, freely in ((found, True), (wrong, False)):
         monkeypatch.setattr(Cast, "find", classmethod(lambda cls, btf, cast=cast: cast))
         loads.clear()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collector import kheader
-from collector.btf import Btf
+from collector.linux.btf import Btf
+from collector.plan import kernel_types
 
 STUB = Path(__file__).parents[2] / "bpf/include/stub"
 NAMED = [
@@ -74,7 +74,7 @@ def text_naming(*names: str) -> str:
 
 def test_a_program_compiles_and_its_loads_are_single(btf: Btf) -> None:
     text = text_naming(*NAMED, "pt_regs") + "enum tcp_ca_state; enum skb_drop_reason;\n" + PROGRAM
-    header = kheader.make(btf, text)
+    header = kernel_types.make(btf, text)
     for name in NAMED:
         assert f"#define HAVE_struct_{name} 1\n" in header
     for name in ("sock_sk_rcvbuf", "tcp_sock_snd_cwnd", "TCP_CA_Loss", "enum_skb_drop_reason"):
@@ -105,7 +105,7 @@ def test_every_member_asked_by_name_is_where_btf_has_it(btf: Btf) -> None:
         offset = btf.member_offset("tcp_sock", path)
         where = f"__builtin_offsetof(struct tcp_sock, {path})"
         text += f'_Static_assert({where} == {offset}, "{path}");\n'
-    done = build(kheader.make(btf, text) + text)
+    done = build(kernel_types.make(btf, text) + text)
     assert done.returncode == 0, done.stderr
 
 
@@ -123,13 +123,13 @@ def test_bitfields_are_cut_out_of_their_container(btf: Btf) -> None:
     _Static_assert({name}(5ULL << {first}) == 5, "value");
     _Static_assert({first} + {member.bitfield_bits} <= 8 * {name}_SIZE, "fits");
     """
-    done = build(kheader.make(btf, text) + text)
+    done = build(kernel_types.make(btf, text) + text)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_wrong_offset_does_not_compile(btf: Btf) -> None:
     text = text_naming("sock_common")
-    header = kheader.make(btf, text)
+    header = kernel_types.make(btf, text)
     offset = btf.member_offset("sock_common", "skc_family")
     pad = "u8 pad__skc_family[{}];"
     assert pad.format(offset) in header
@@ -141,7 +141,7 @@ def test_a_wrong_offset_does_not_compile(btf: Btf) -> None:
 def test_types_of_bcc_do_not_collide(btf: Btf) -> None:
     text = text_naming("bpf_map", "bpf_sock", "__sk_buff", "xdp_md", "btf_ptr", "bpf_timer")
     text += "struct sock { int mine; }; enum bpf_map_type; enum xdp_action; union bpf_attr;\n"
-    done = build(kheader.make(btf, text) + text)
+    done = build(kernel_types.make(btf, text) + text)
     assert done.returncode == 0, done.stderr
 
 
@@ -153,6 +153,6 @@ def test_hundreds_of_types_compile_together(btf: Btf) -> None:
         if tag in ("struct", "union", "enum") and name.isidentifier():
             text += f"{tag} {name};\n"
     assert text.count("\n") > 200
-    done = build(kheader.make(btf, text) + text)
+    done = build(kernel_types.make(btf, text) + text)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "warning" not in done.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import formats
-from formats import control
+from formats.base import control
 from tests.live.faults import (
     COUNTED,
     FULL,

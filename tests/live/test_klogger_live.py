@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from collector import klogger
-from formats.errors import TcpkmonError, UsageError
-from formats.klogger.analysis import match_pairs, open_log
-from formats.verifylog import verify_folder
+from formats.analysis.log import match_pairs, open_log
+from formats.base.errors import TcpkmonError, UsageError
+from formats.verify import verify_folder
 from tests.live.faults import WAIT_S, environment
 from tests.unit.test_analysis_example import programs
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from collector import netns, traffic
-from collector.lab import Bottleneck, Lab, remove_stale
-from collector.traffic import Workload
-from formats.errors import PrivilegeError, TcpkmonError, UsageError
+from collector.lab import traffic
+from collector.lab.lab import Bottleneck, Lab, remove_stale
+from collector.lab.traffic import Workload
+from collector.linux import netns
+from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 120.0
@@ -59,7 +60,7 @@ def test_a_lab_cleans_up_after_an_error() -> None:
 
 SLEEPER = """
 import signal, sys
-from collector.lab import Lab
+from collector.lab.lab import Lab
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with Lab() as lab:
     print(lab.a.name, lab.b.name, flush=True)

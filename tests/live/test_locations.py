@@ -28,10 +28,10 @@ from capturing import (
 )
 from test_oracle_ss import tcp_info
 
-from collector.btf import Btf
-from collector.lab import Lab
-from collector.probing import Probing
-from collector.spaces import Side
+from collector.lab.lab import Lab
+from collector.lab.namespaces import Side
+from collector.linux.btf import Btf
+from collector.loader.attach_trials import Probing
 
 CALLS = ("--locations", "default,SEND_CALL,RECEIVE_CALL,RCV_SPACE_ADJUST")
 ALL = ("--columns", "all", *CALLS)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import formats
-from formats.control import Mark
+from formats.base.control import Mark
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 120.0

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.accounts import Books, reserve_bytes
-from collector.clocks import Clocks
-from collector.layout import ACCOUNT, ROWS, choose_columns, load_schema, make_layout
-from collector.ordered import stamp_control
-from collector.output import Output
-from collector.records import Batch
-from collector.sequencer import Sequencer
-from collector.sinks import FileSink
-from collector.spool import Spool
-from collector.writer import RETRY_NS, Writer, Written
-from formats.control import End, Start, encode_many
-from formats.errors import FileError
+from collector.plan.columns import ACCOUNT, ROWS, choose_columns, load_schema, make_layout
+from collector.ring.layout import Batch
+from collector.sequencer.clock_pairs import Clocks
+from collector.sequencer.ordered_batch import stamp_control
+from collector.sequencer.sequencer import Sequencer
+from collector.writer.file_sink import FileSink
+from collector.writer.ledger import Books, reserve_bytes
+from collector.writer.output_file import Output
+from collector.writer.psc_writer import RETRY_NS, Writer, Written
+from collector.writer.spool import Spool
+from formats.base.control import End, Start, encode_many
+from formats.base.errors import FileError
 from formats.psc import encode_header, writer_header
 from formats.verify.check import verify_file
 
@@ -221,8 +221,8 @@ def test_a_reader_without_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     code = (
         "import os, sys; sys.path.insert(0, '.')\n"
-        "from collector.output import Output\n"
-        "from formats.errors import FileError\n"
+        "from collector.writer.output_file import Output\n"
+        "from formats.base.errors import FileError\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "try:\n"
         "    Output('/proc/out')\n"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from collector import placing
-from collector.placing import Placing
-from collector.privilege import run_as_others, run_first
+from collector.linux import cpu_affinity
+from collector.linux.cpu_affinity import Placing
+from collector.linux.privileges import run_as_others, run_first
 from tests.live.capturing import capturing, wait_until
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -41,7 +41,7 @@ def wakes_up(seconds: float) -> Iterator[int]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         moving.move()
-        yield placing._this_cpu()
+        yield cpu_affinity._this_cpu()
         time.sleep(0.02)
 
 
@@ -66,7 +66,7 @@ def test_collect_leaves_a_busy_cpu(tmp_path: Path) -> None:
         stat = Path(f"/proc/{running.process.pid}/stat")
 
         def cpu() -> int:
-            return int(stat.read_text().rpartition(")")[2].split()[placing._CPU_FIELD])
+            return int(stat.read_text().rpartition(")")[2].split()[cpu_affinity._CPU_FIELD])
 
         first = cpu()
         # A SCHED_FIFO thread would stay there.
@@ -83,7 +83,7 @@ def test_it_stays_where_it_was_pinned() -> None:
             for _ in range(3):
                 moving.move()
                 assert os.sched_getaffinity(0) == set(CPUS[:1])
-                time.sleep(placing.INTERVAL_S)
+                time.sleep(cpu_affinity.INTERVAL_S)
     finally:
         os.sched_setaffinity(0, CPUS)
 

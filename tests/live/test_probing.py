@@ -8,9 +8,10 @@ import time
 
 import pytest
 
-from collector import bpfsys, probing
-from collector.btf import Btf
-from collector.probing import Probing
+from collector.linux import bpf
+from collector.linux.btf import Btf
+from collector.loader import attach_trials
+from collector.loader.attach_trials import Probing
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +48,8 @@ def test_answers_are_kept(btf: Btf, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("asked the kernel again")
 
-    monkeypatch.setattr(probing, "_try_to_attach", refuse)
-    monkeypatch.setattr(bpfsys, "prog_load", refuse)
+    monkeypatch.setattr(attach_trials, "_try_to_attach", refuse)
+    monkeypatch.setattr(bpf, "prog_load", refuse)
     assert [asked.can(*target) for target in targets] == before
     assert asked.can("btf", "tcp_destroy_sock"), "one trial stands for all BTF tracepoints"
 

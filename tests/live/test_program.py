@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from collector import bpfsys, kprobes
-from collector.btf import Btf
-from collector.compiler import CompileError, Image, compile_text
-from collector.kprobes import Tracefs, has_kprobes, remove_stale
-from collector.probing import Probing
-from collector.program import Loaded, ProgramSpec
-from collector.syscalls import bpf, wait_for_running
-from formats.errors import KernelError
+from collector.linux import bpf, kprobe_events
+from collector.linux.btf import Btf
+from collector.linux.kprobe_events import Tracefs, has_kprobes, remove_stale
+from collector.linux.syscalls import bpf as call_bpf
+from collector.linux.syscalls import wait_for_running
+from collector.loader.attach_trials import Probing
+from collector.loader.compiler import CompileError, Image, compile_text
+from collector.loader.programs import Loaded, ProgramSpec
+from formats.base.errors import KernelError
 
 FIRST, AGAIN, NUMBER, FIRST_AT, AGAIN_AT, PLAIN, ITEMS = range(7)
 
@@ -127,7 +128,7 @@ def listen_times(times: int = TIMES) -> None:
 
 
 def counter(loaded: Loaded, which: int) -> int:
-    value = bpfsys.map_lookup(loaded.maps["seen"], struct.pack("=I", which), 8)
+    value = bpf.map_lookup(loaded.maps["seen"], struct.pack("=I", which), 8)
     assert value is not None
     return int(struct.unpack("=Q", value)[0])
 
@@ -195,7 +196,7 @@ def test_what_this_kernel_refuses_is_refused_cleanly(
 
 
 def test_counters_of_programs(loaded: Loaded) -> None:
-    statistics = bpfsys.enable_stats()
+    statistics = bpf.enable_stats()
     try:
         loaded.load([ProgramSpec("twice", "raw", "inet_sock_set_state", required=True)])
         loaded.attach()
@@ -229,14 +230,14 @@ def test_iterators_see_own_sockets(loaded: Loaded, probing: Probing) -> None:
 
 def test_nothing_is_left_behind(image: Image, btf: Btf, monkeypatch: pytest.MonkeyPatch) -> None:
     ids: list[int] = []
-    real = bpfsys.prog_load
+    real = bpf.prog_load
 
     def noting(*arguments: Any) -> int:
         fd = real(*arguments)
-        ids.append(bpfsys.prog_info(fd).id)
+        ids.append(bpf.prog_info(fd).id)
         return fd
 
-    monkeypatch.setattr(bpfsys, "prog_load", noting)
+    monkeypatch.setattr(bpf, "prog_load", noting)
     before = set(os.listdir("/proc/self/fd"))
     with Loaded(image, btf) as loaded:
         loaded.load(
@@ -263,7 +264,7 @@ def test_nothing_is_left_behind(image: Image, btf: Btf, monkeypatch: pytest.Monk
 def exists(prog_id: int) -> bool:
     """Whether a program of this number is loaded (BPF_PROG_GET_FD_BY_ID)."""
     try:
-        os.close(bpf(13, struct.pack("=III", prog_id, 0, 0))[0])
+        os.close(call_bpf(13, struct.pack("=III", prog_id, 0, 0))[0])
     except OSError as error:
         assert error.errno == errno.ENOENT
         return False
@@ -277,9 +278,9 @@ def test_sizes_of_maps(image: Image, btf: Btf) -> None:
     assert declared["table"].max_entries == 1000
     with Loaded(image, btf, sizes={"table": 2}) as loaded:
         for key in range(2):
-            bpfsys.map_update(loaded.maps["table"], struct.pack("=I", key), bytes(8))
+            bpf.map_update(loaded.maps["table"], struct.pack("=I", key), bytes(8))
         with pytest.raises(KernelError, match="E2BIG"):
-            bpfsys.map_update(loaded.maps["table"], struct.pack("=I", 2), bytes(8))
+            bpf.map_update(loaded.maps["table"], struct.pack("=I", 2), bytes(8))
     with pytest.raises(ValueError, match="no such map: tables"):
         Loaded(image, btf, sizes={"tables": 2})
 
@@ -304,7 +305,7 @@ def test_a_cached_image_loads(
     monkeypatch.setenv("TCPKMON_CACHE", str(tmp_path / "cache"))
     flags = [f"-DMY_PID={os.getpid()}"]
     assert compile_text(TEXT, FUNCTIONS, flags=flags) == image
-    monkeypatch.setattr("collector.compiler.PYTHON", "/nonexistent")
+    monkeypatch.setattr("collector.loader.compiler.PYTHON", "/nonexistent")
     cached = compile_text(TEXT, FUNCTIONS, flags=flags)
     assert cached == image
     with Loaded(cached, btf) as loaded:
@@ -316,7 +317,7 @@ def test_a_cached_image_loads(
 
 def test_tracefs_is_found_or_mounted_for_us_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = Path("/proc/self/mounts").read_text()
-    monkeypatch.setattr(kprobes, "MOUNTS", os.devnull)
+    monkeypatch.setattr(kprobe_events, "MOUNTS", os.devnull)
     with Tracefs() as tracefs:
         assert str(tracefs.path).startswith("/proc/self/fd/")
         assert (tracefs.path / "trace").exists()

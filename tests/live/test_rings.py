@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector import kheader
-from collector import ring as ring_module
-from collector.btf import Btf
-from collector.compiler import compile_text
-from collector.engine import make_engine
-from collector.ordered import NO_CPU
-from collector.patching import fill_maps
-from collector.plan import Plan
-from collector.program import Loaded, load_code
-from collector.records import PARTS, part_shift, row_bytes
-from collector.rings import Rings, pages_of, watermark_ns
-from collector.schemata import read_texts
-from collector.sequencer import Sequencer
-from collector.syscalls import address, bpf, online_cpus
-from formats.control import Loss, words_view
-from formats.errors import KernelError, UsageError
+from collector.linux.btf import Btf
+from collector.linux.syscalls import address, bpf, online_cpus
+from collector.loader.bytecode import fill_maps
+from collector.loader.compiler import compile_text
+from collector.loader.programs import Loaded, load_code
+from collector.plan import kernel_types
+from collector.plan.engine_config import make_engine
+from collector.plan.probes import Plan
+from collector.plan.schema_sources import read_texts
+from collector.ring import shared_ring as ring_module
+from collector.ring.layout import PARTS, part_shift, row_bytes
+from collector.ring.rings import Rings, pages_of, watermark_ns
+from collector.sequencer.ordered_batch import NO_CPU
+from collector.sequencer.sequencer import Sequencer
+from formats.base.control import Loss, words_view
+from formats.base.errors import KernelError, UsageError
 
 ENTRY = 112
 DTYPE = np.dtype(
@@ -104,7 +104,7 @@ class Source:
         btf = Btf.from_kernel()
         engine = make_engine(ENTRY, Plan((), {}))
         text = read_texts(())
-        lines = [kheader.make(btf, text), *engine.lines(Plan((), {})), text, PROGRAM]
+        lines = [kernel_types.make(btf, text), *engine.lines(Plan((), {})), text, PROGRAM]
         image = compile_text("\n".join(lines) + "\n", ["rings_test"])
         self._loaded = Loaded(image, btf)
         self.maps = self._loaded.maps
@@ -325,7 +325,7 @@ def test_a_cpu_that_is_off_has_no_ring(source: Source, monkeypatch: pytest.Monke
     with Rings(source.maps, DTYPE, 8, PAGE) as rings:
         source.send(cpu, 10)
         others = tuple(c for c in online_cpus() if c != cpu)
-        monkeypatch.setattr("collector.rings.online_cpus", lambda: others)
+        monkeypatch.setattr("collector.ring.rings.online_cpus", lambda: others)
         rings.refresh()
         assert rings.cpus == others
         assert source.send(cpu, 5) == 5

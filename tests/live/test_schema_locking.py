@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from collector import bpfsys
-from collector.btf import Btf
-from collector.compiler import compile_text
-from collector.program import Loaded, ProgramSpec
-from collector.syscalls import address, bpf
+from collector.linux import bpf
+from collector.linux.btf import Btf
+from collector.linux.syscalls import address
+from collector.linux.syscalls import bpf as call_bpf
+from collector.loader.compiler import compile_text
+from collector.loader.programs import Loaded, ProgramSpec
 from tests.live.capturing import wait_until
 from tests.live.held_page import (
     SYS_GETDENTS64,
@@ -247,7 +248,7 @@ def test_spinlocks_that_are_waited_for(tmp_path: Path) -> None:
         fighters = fight(fd)
         counted = {}
         for fighter in fighters:
-            value = bpfsys.map_lookup(oracle.maps["counts"], struct.pack("=I", fighter), 8)
+            value = bpf.map_lookup(oracle.maps["counts"], struct.pack("=I", fighter), 8)
             counted[fighter] = struct.unpack("=Q", value)[0] if value else 0
     os.close(fd)
     log = running.finish()
@@ -294,7 +295,8 @@ class Tracepoints:
                 line.split(":", 1) for line in info.read_text().splitlines() if ":" in line
             )
             if "prog_id" in lines and "link_id" not in lines:
-                fd, _ = bpf(BPF_PROG_GET_FD_BY_ID, struct.pack("=III", int(lines["prog_id"]), 0, 0))
+                wanted = struct.pack("=III", int(lines["prog_id"]), 0, 0)
+                fd, _ = call_bpf(BPF_PROG_GET_FD_BY_ID, wanted)
                 self._fds.setdefault(_name(fd), []).append(fd)
 
     def hit(self, name: str, *arguments: int) -> None:
@@ -305,7 +307,7 @@ class Tracepoints:
             "=IIIIQQIIIIQQIII", fd, 0, 0, 0, 0, 0, 0, 0, 8 * len(arguments), 0, address(context),
             0, TEST_RUN_ON_CPU, self._cpu, 0,
         )  # fmt: skip
-        bpf(BPF_PROG_TEST_RUN, attributes)
+        call_bpf(BPF_PROG_TEST_RUN, attributes)
 
     def close(self) -> None:
         os.sched_setaffinity(0, self._cpus)
@@ -315,7 +317,7 @@ class Tracepoints:
 
 def _name(fd: int) -> str:
     info = ctypes.create_string_buffer(80)
-    bpf(BPF_OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", fd, len(info), address(info)))
+    call_bpf(BPF_OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", fd, len(info), address(info)))
     return info.raw[64:80].split(b"\0")[0].decode()
 
 

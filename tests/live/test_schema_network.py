@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.layout import SCHEMATA
+from collector.plan.columns import SCHEMATA
 from formats.schema import Schema, load
 from tests.live import network_checks as checks
 from tests.live import network_workload as workload

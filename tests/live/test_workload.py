@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab import Lab
-from collector.workload import Command, Identity, find_caller
-from formats.errors import UsageError
+from collector.lab.lab import Lab
+from collector.session.command import Command, Identity, find_caller
+from formats.base.errors import UsageError
 
 WAIT_S = 60.0
 

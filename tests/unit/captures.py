@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from formats import control
+from formats.base import control
 from formats.psc.columns import CLASSIC, FLAG_INT_NET, Column, Endian, entry_dtype
 from formats.psc.header import Header, encode_header, writer_header
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.accounts import Books, reserve_bytes
-from collector.layout import ACCOUNT, COUNTERS, EXISTING, ROWS
-from collector.writer import Written
-from formats.control import Checkpoint, Collector, Cpu, Ledger, Losses, Program
+from collector.plan.columns import ACCOUNT, COUNTERS, EXISTING, ROWS
+from collector.writer.ledger import Books, reserve_bytes
+from collector.writer.psc_writer import Written
+from formats.base.control import Checkpoint, Collector, Cpu, Ledger, Losses, Program
 
 
 def make_ledger() -> np.ndarray[Any, Any]:

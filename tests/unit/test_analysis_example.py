@@ -102,12 +102,12 @@ def test_the_pairs(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_what_the_tables_name_is_there() -> None:
     from collector import klogger
-    from formats.klogger import analysis
+    from formats.analysis import log
 
     text = DOCUMENT.read_text()
     for name in re.findall(r"^\| `(\w+)\(", text, re.M):
-        assert hasattr(klogger, name) or hasattr(analysis, name), name
+        assert hasattr(klogger, name) or hasattr(log, name), name
     for name in re.findall(r"`(?:capture)?\.(\w+)\(", text):
-        assert hasattr(klogger.Capture, name) or hasattr(analysis.Intervals, name), name
+        assert hasattr(klogger.Capture, name) or hasattr(log.Intervals, name), name
     for name in re.findall(r"`(?:intervals)\.(\w+)", text):
-        assert name in analysis.Intervals.__dataclass_fields__ or hasattr(analysis.Intervals, name)
+        assert name in log.Intervals.__dataclass_fields__ or hasattr(log.Intervals, name)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.calls import check_calls, check_sources, find_oddities, read_checked
-from collector.cscan import blank_comments
-from collector.engine import KINDS
-from collector.schemata import Source, find_sources, shipped_names
-from formats.errors import SchemaError
+from collector.plan.c_scanner import blank_comments
+from collector.plan.engine_config import KINDS
+from collector.plan.schema_lint import check_calls, check_sources, find_oddities, read_checked
+from collector.plan.schema_sources import Source, find_sources, shipped_names
+from formats.base.errors import SchemaError
 from formats.schema import Schema, load, parse
 
 CONF = """

@@ -7,27 +7,27 @@ import re
 
 import pytest
 
-from collector import codegen, engine, layout
-from collector.facts import Facts
-from collector.plan import Chosen, Plan
-from formats.errors import UsageError
+from collector.linux.kernel_constants import Facts
+from collector.plan import columns, engine_config, tcp_codegen
+from collector.plan.probes import Chosen, Plan
+from formats.base.errors import UsageError
 
-SCHEMA = layout.load_schema()
-EVENT = SCHEMA.event(layout.EVENT)
+SCHEMA = columns.load_schema()
+EVENT = SCHEMA.event(columns.EVENT)
 FACTS = Facts(hz=250, page_size=4096, skb_size=256, mss_overhead=512)
 PLAN = Plan((Chosen("timer", ("RTO",), "raw", "timer_expire_entry"),), {}, {"kfree_skb": 4})
 
 
-def header(columns: str, watch: tuple[str, ...] = ()) -> str:
-    made = layout.make_layout(SCHEMA, layout.choose_columns(EVENT, columns), ())
-    switches = codegen.Switches(("RTO",), watch)
-    lines = engine.make_engine(made.entry_size, PLAN, 2600).lines(PLAN)
-    lines += codegen.snapshot_lines(made, FACTS, switches, {"tcp_write_timer": 0x10})
+def header(chosen: str, watch: tuple[str, ...] = ()) -> str:
+    made = columns.make_layout(SCHEMA, columns.choose_columns(EVENT, chosen), ())
+    switches = tcp_codegen.Switches(("RTO",), watch)
+    lines = engine_config.make_engine(made.entry_size, PLAN, 2600).lines(PLAN)
+    lines += tcp_codegen.snapshot_lines(made, FACTS, switches, {"tcp_write_timer": 0x10})
     return "\n".join(lines) + "\n"
 
 
 def test_setters_store_at_the_column_s_place_and_width():
-    made = layout.make_layout(SCHEMA, layout.choose_columns(EVENT, "all"), ())
+    made = columns.make_layout(SCHEMA, columns.choose_columns(EVENT, "all"), ())
     text = header("all")
     for column in made.columns:
         if made.is_string(column.name):

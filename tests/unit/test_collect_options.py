@@ -10,12 +10,13 @@ import signal
 import numpy as np
 import pytest
 
-from collector import layout, status
 from collector.commands.collect import parse_duration
-from collector.printing import Printer, address_text
-from collector.stopping import Stopping
-from formats.control import EndReason
-from formats.errors import UsageError
+from collector.plan import columns
+from collector.session import status_line
+from collector.session.stop_signals import Stopping
+from collector.writer.record_printer import Printer, address_text
+from formats.base.control import EndReason
+from formats.base.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -73,10 +74,10 @@ def test_the_duration_counts_from_its_start():
 
 
 def test_status_texts():
-    assert status.human_bytes(512) == "512 B"
-    assert status.human_bytes(3.5 * 2**20) == "3.5 MiB"
-    assert status.describe_losses({"ring full": 1200, "late": 0}) == "ring full 1,200"
-    assert status.describe_losses({"late": 0}) == "none"
+    assert status_line.human_bytes(512) == "512 B"
+    assert status_line.human_bytes(3.5 * 2**20) == "3.5 MiB"
+    assert status_line.describe_losses({"ring full": 1200, "late": 0}) == "ring full 1,200"
+    assert status_line.describe_losses({"late": 0}) == "none"
 
 
 def test_addresses():
@@ -85,9 +86,9 @@ def test_addresses():
 
 
 def test_printed_records_are_one_harmless_line_each():
-    schema = layout.load_schema()
-    chosen = layout.choose_columns(schema.event(layout.EVENT), "default")
-    made = layout.make_layout(schema, chosen, ())
+    schema = columns.load_schema()
+    chosen = columns.choose_columns(schema.event(columns.EVENT), "default")
+    made = columns.make_layout(schema, chosen, ())
     entries = np.zeros(3, made.dtype)
     entries["location"] = [14, 228, 9]
     entries["callvalue"] = [2, 0, 2**32 - 11]

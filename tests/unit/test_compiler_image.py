@@ -8,8 +8,7 @@ import struct
 
 import pytest
 
-from collector.compiler import Code, Image, MapSpec
-from collector.patching import (
+from collector.loader.bytecode import (
     COPY_MARK,
     TO_TCP_SOCK,
     TYPE_MARK,
@@ -18,6 +17,7 @@ from collector.patching import (
     fill_maps,
     second_copy,
 )
+from collector.loader.compiler import Code, Image, MapSpec
 
 COUNTS = MapSpec("counts", 2, 4, 8, 16, 0)
 EVENTS = MapSpec("events", 4, 4, 4, 2, 0)

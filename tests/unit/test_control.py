@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats import control
+from formats.base import control
 from formats.psc import CLASSIC, Column, entry_dtype
 
 BIG = 2**40 + 3  # low word 3, high word 256

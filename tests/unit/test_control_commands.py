@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from collector import controlling
 from collector.commands.tcpkmon import command
-from collector.control_socket import ControlServer
-from collector.controlling import Client, choose, find_collectors
-from formats.cli import run
-from formats.errors import KernelError, TcpkmonError, UsageError
+from collector.control.client import Client, choose, find_collectors
+from collector.control.server import ControlServer
+from formats.base.cli import run
+from formats.base.errors import KernelError, TcpkmonError, UsageError
 
 EVENTS = [
     {"number": 32, "name": "SCHEDIN", "enabled": True, "attempts": 5, "written": 4, "lost": 1},
@@ -268,7 +267,7 @@ def test_the_group_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(client, "_exchange", refuse)
         with pytest.raises(TcpkmonError, match="listens to root only"):
             client.status()
-        monkeypatch.setattr(controlling, "group_name", lambda gid: f"group{gid}")
+        monkeypatch.setattr("collector.control.client.group_name", lambda gid: f"group{gid}")
         server.path.chmod(0o660)
         with pytest.raises(TcpkmonError, match=f"members of the group group{os.getegid()}; "):
             client.status()

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from collector import control_place, control_socket
-from collector.control_place import Peer, listen, peer_of
-from collector.control_socket import CLIENTS, REQUEST_BYTES, ControlServer
-from formats.errors import FileError, UsageError
+from collector.control import access, server
+from collector.control.access import Peer, listen, peer_of
+from collector.control.server import CLIENTS, REQUEST_BYTES, ControlServer
+from formats.base.errors import FileError, UsageError
 
 LIMIT_S = 60.0
 
@@ -200,7 +200,7 @@ def test_too_many_at_once_are_told_so(running: Running) -> None:
 
 
 def test_the_silent_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_socket, "TIME_LIMIT_S", 0.05)
+    monkeypatch.setattr(server, "TIME_LIMIT_S", 0.05)
     running = Running(tmp_path)
     with running.server, running.connect() as connection:
         assert connection.recv(1) == b""
@@ -221,7 +221,7 @@ def test_others_are_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -
     def stranger(connection: socket.socket) -> Peer:
         return dataclasses.replace(peer_of(connection), uid=os.geteuid() + 1)
 
-    monkeypatch.setattr(control_socket, "peer_of", stranger)
+    monkeypatch.setattr(server, "peer_of", stranger)
     with running.connect() as connection:
         answer = answer_of(connection)
     assert answer["error"]["message"] == "only root may ask this"
@@ -273,7 +273,7 @@ def make_stale(folder: Path, name: str) -> Path:
 
 
 def test_sockets_of_the_dead_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_place, "exists", lambda pid: pid == os.getppid())
+    monkeypatch.setattr(access, "exists", lambda pid: pid == os.getppid())
     gone = make_stale(tmp_path, "999999999.sock")
     stay = [
         make_stale(tmp_path, f"{os.getppid()}.sock"),

@@ -9,10 +9,10 @@ import struct
 
 import pytest
 
-from collector import counters
-from collector.counter_names import CACHE, HARDWARE, RAW, SOFTWARE, find_counter, table
-from collector.counters import Bound, OpenCounters, bind, c_text, check
-from formats.errors import KernelError, PrivilegeError, SchemaError
+from collector.loader import perf_counters
+from collector.loader.perf_counters import Bound, OpenCounters, bind, c_text, check
+from collector.plan.counter_names import CACHE, HARDWARE, RAW, SOFTWARE, find_counter, table
+from formats.base.errors import KernelError, PrivilegeError, SchemaError
 from formats.schema import parse
 from formats.schema.model import Arch
 
@@ -26,7 +26,7 @@ TABLE_2 = [
 @pytest.fixture
 def rich_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has every counter."""
-    monkeypatch.setattr(counters, "why_not", lambda counter: "")
+    monkeypatch.setattr(perf_counters, "why_not", lambda counter: "")
 
 
 def arches(text: str) -> tuple[Arch, ...]:
@@ -73,7 +73,7 @@ def test_numbers_are_the_kernels(name: str, kind: int, config: int) -> None:
     counter = find_counter(name)
     assert counter is not None
     assert (counter.type, counter.config) == (kind, config)
-    head = struct.unpack("=IIQQQQQ", counters._attributes(counter)[:48])
+    head = struct.unpack("=IIQQQQQ", perf_counters._attributes(counter)[:48])
     exclude = (name.endswith("_os") << 4) | (name.endswith("_user") << 5)
     assert head == (kind, 64, config, 0, 0, 3, exclude | (counter.hardware << 2))
 
@@ -113,12 +113,12 @@ def test_all_mistakes_come_at_once() -> None:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, code: int, kinds: set[int]) -> None:
-    def open_(counter: counters.Counter, cpu: int) -> int:
+    def open_(counter: perf_counters.Counter, cpu: int) -> int:
         if counter.type in kinds:
             raise OSError(code, os.strerror(code))
         return os.open(os.devnull, os.O_RDONLY)
 
-    monkeypatch.setattr(counters, "_open", open_)
+    monkeypatch.setattr(perf_counters, "_open", open_)
 
 
 def test_what_the_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

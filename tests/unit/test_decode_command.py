@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from collector.commands.tcpkmon import command as tcpkmon
-from formats.cli import run
+from formats.base.cli import run
 from formats.klogger import encode_preamble
 from tests.unit.klogger_samples import CLOCK, ROOT, LogMaker
 
@@ -199,7 +199,7 @@ def test_a_long_log_is_decoded_in_little_memory(tmp_path: Path) -> None:
             out.write(maker.end_dump().dumps[-1])
             maker.dumps[-1] = b""
     script = (
-        "import re, sys; from formats.cli import run; "
+        "import re, sys; from formats.base.cli import run; "
         "from formats.commands.decode import command; "
         "code = run(command, sys.argv[1:]); "
         # Not getrusage(): its peak is that of this process, from before the child's exec.

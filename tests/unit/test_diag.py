@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 
-from collector import diag
-from collector.diag import Connection, list_connections, make_entries
-from collector.filters import Filters
-from collector.layout import EXISTING, choose_columns, load_schema, make_layout
-from collector.tcpinfo import FROM_INFO, FROM_MEMORY, TCP_INFO, TOLD
-from formats.errors import KernelError
+from collector.loader import sock_diag
+from collector.loader.sock_diag import Connection, list_connections, make_entries
+from collector.loader.tcp_info import FROM_INFO, FROM_MEMORY, TCP_INFO, TOLD
+from collector.plan.columns import EXISTING, choose_columns, load_schema, make_layout
+from collector.plan.filters import Filters
+from formats.base.errors import KernelError
 
 MONO_NS = 0x1_2345_6789_ABCD
 V6 = bytes(range(0x20, 0x30))
@@ -38,7 +38,7 @@ def tcp_info(length: int = 280, **members: int) -> bytes:
 def connection(**changes: Any) -> Connection:
     values: dict[str, Any] = {
         "cookie": 7, "netns": 2**63 + 5, "family": 2, "state": 1,
-        "local": diag._MAPPED + b"\n\0\0\1", "remote": diag._MAPPED + b"\n\0\0\2",
+        "local": sock_diag._MAPPED + b"\n\0\0\1", "remote": sock_diag._MAPPED + b"\n\0\0\2",
         "local_port": 0x1234, "remote_port": 5001,
         "receive_queue_bytes": 11, "send_queue_bytes": 12, "inode": 99, "pid": 321,
         "info": tcp_info(snd_cwnd=10, snd_mss=1448, rcv_wnd=65), "congestion": b"cubic", "mark": 5,
@@ -70,15 +70,15 @@ def answer(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> None:
     parts = [
         (item["data"], item["offsets"])
         for data in datagrams
-        for item in diag._Whole().parse(data)
+        for item in sock_diag._Whole().parse(data)
         if "data" in item
     ]
 
     def run_inside(fd: int, call: Callable[[], Any]) -> Any:
         return parts
 
-    monkeypatch.setattr(diag, "run_inside", run_inside)
-    monkeypatch.setattr(diag, "cookie_of", lambda fd: 77)
+    monkeypatch.setattr(sock_diag, "run_inside", run_inside)
+    monkeypatch.setattr(sock_diag, "cookie_of", lambda fd: 77)
 
 
 def test_the_layout_is_that_of_the_uapi_header() -> None:
@@ -97,7 +97,7 @@ def test_the_layout_is_that_of_the_uapi_header() -> None:
 def test_every_named_column_exists() -> None:
     names = {field.name for field in load_schema().event("SNAPSHOT").fields}
     assert set(FROM_INFO) | set(FROM_MEMORY) <= names
-    assert {name for name, _ in diag._columns([connection()], 1)} == TOLD
+    assert {name for name, _ in sock_diag._columns([connection()], 1)} == TOLD
     assert names >= TOLD
     assert set(FROM_INFO.values()) <= set(TCP_INFO.names or ())
 
@@ -124,7 +124,7 @@ def test_an_entry_byte_by_byte() -> None:
     assert {name: int(one[name]) for name in expected} == expected
     assert one["laddr"].tobytes() == bytes(10) + b"\xff\xff\n\0\0\1"
     assert one["ca_name"].tobytes() == b"cubic".ljust(16, b"\0")
-    told = {name for name, _ in diag._columns([connection()], 1)}
+    told = {name for name, _ in sock_diag._columns([connection()], 1)}
     for name in where.dtype.names or ():
         if name not in told | {"tv_sec", "tv_usec"}:
             assert not any(one[name].tobytes()), name
@@ -198,20 +198,20 @@ def test_damaged_messages_end_the_datagram() -> None:
     endless = struct.pack("=IHHII", 0, 20, 2, 1, 0) + bytes(64)
     too_long = struct.pack("=IHHII", 4000, 20, 2, 1, 0) + bytes(64)
     for damaged in (endless, too_long, b"\x01"):
-        items = list(diag._Whole().parse(good + damaged))
+        items = list(sock_diag._Whole().parse(good + damaged))
         assert [item["offsets"] for item in items] == [[0]]
     short = struct.pack("=IHHII", 80, 20, 2, 1, 0) + bytes(64)
-    assert diag._parse(short, 0, 0, {}) == (None, 0)
+    assert sock_diag._parse(short, 0, 0, {}) == (None, 0)
     cut = message(2, 1, {2: tcp_info()}, cookie=3)
     cut = cut[:88] + struct.pack("=HH", 9999, 2) + cut[92:]
-    assert diag._parse(cut, 0, 0, {}) == (None, 0)
+    assert sock_diag._parse(cut, 0, 0, {}) == (None, 0)
 
 
 def test_the_end_of_a_dump_tells_its_error() -> None:
-    (last,) = diag._Whole().parse(DONE)
+    (last,) = sock_diag._Whole().parse(DONE)
     assert last["header"]["error"] is None
     refused = struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -2) + bytes(16)
-    (last,) = diag._Whole().parse(refused)
+    (last,) = sock_diag._Whole().parse(refused)
     assert isinstance(last["header"]["error"], NetlinkError)
     assert last["header"]["error"].code == 2
 
@@ -220,6 +220,6 @@ def test_a_kernel_without_sock_diag(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise OSError(93, "Protocol not supported")
 
-    monkeypatch.setattr(diag, "DiagSocket", refuse)
+    monkeypatch.setattr(sock_diag, "DiagSocket", refuse)
     with pytest.raises(KernelError, match="does not list its connections: Protocol not supported"):
-        diag._dump()
+        sock_diag._dump()

@@ -18,9 +18,9 @@ from failing_calls import SHORT, FaultyCalls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector import direct
-from collector.direct import BLOCK_BYTES, LEAST_BYTES, PIECE_BYTES, Pieces, alignment
-from collector.sinks import Calls, FileSink
+from collector.writer import direct_io
+from collector.writer.direct_io import BLOCK_BYTES, LEAST_BYTES, PIECE_BYTES, Pieces, alignment
+from collector.writer.file_sink import Calls, FileSink
 
 SIZE = 360
 SECTOR_BYTES = 512
@@ -207,7 +207,7 @@ def test_a_refused_flag_too(case: Case, monkeypatch: pytest.MonkeyPatch) -> None
             raise OSError(errno.EINVAL, "no")
         return int(real(fd, command, argument))
 
-    monkeypatch.setattr(direct.fcntl, "fcntl", refusing)
+    monkeypatch.setattr(direct_io.fcntl, "fcntl", refusing)
     assert case.sink.write(entries(10_000)).error is None
     assert case.data == entries(10_000)
     assert not case.calls.direct
@@ -316,9 +316,9 @@ def test_any_course_leaves_what_the_outcomes_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[Any], reserve_bytes: int
 ) -> None:
     """With small pieces, so that many of them meet."""
-    monkeypatch.setattr(direct, "LEAST_BYTES", 2 * BLOCK_BYTES)
-    monkeypatch.setattr(direct, "PIECE_BYTES", 5 * BLOCK_BYTES)
-    monkeypatch.setattr(direct, "_local", threading.local())
+    monkeypatch.setattr(direct_io, "LEAST_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(direct_io, "PIECE_BYTES", 5 * BLOCK_BYTES)
+    monkeypatch.setattr(direct_io, "_local", threading.local())
     case = Case(tmp_path / "file", reserve_bytes)
     known, number = b"", 0
     for counts, whole, cached, code, at in steps:

@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
-from formats.cli import run, use_colours
-from formats.errors import (
+from formats.base.cli import run, use_colours
+from formats.base.errors import (
     DamagedError,
     FileError,
     KernelError,
@@ -24,7 +24,7 @@ from formats.errors import (
     TcpkmonError,
     UsageError,
 )
-from formats.escape import for_markup, for_svg, for_terminal
+from formats.base.escape import for_markup, for_svg, for_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -146,7 +146,8 @@ def test_usage_error(args: list[str], line: str, capfd: pytest.CaptureFixture[st
 
 def script(body: str) -> list[str]:
     lines = (
-        f"import click, sys\nfrom formats.cli import run\n@click.command()\ndef main():\n{body}\n"
+        "import click, sys\nfrom formats.base.cli import run\n"
+        f"@click.command()\ndef main():\n{body}\n"
     )
     return [sys.executable, "-c", lines + "sys.exit(run(main, [], 'prog'))"]
 

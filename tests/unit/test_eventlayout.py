@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from collector import eventgen, eventlayout
-from formats.errors import UsageError
+from collector.plan import event_codegen, event_layout
+from formats.base.errors import UsageError
 from formats.schema import parse
 
 SCHEMA = parse(
@@ -18,11 +18,11 @@ SCHEMA = parse(
     "loglevel high < include low omit RARE event FULL { int y } >\n"
     "using high\n"
 )
-LAYOUT = eventlayout.lay_out(SCHEMA, ["MADE"])
+LAYOUT = event_layout.lay_out(SCHEMA, ["MADE"])
 
 
 def text() -> str:
-    return "\n".join(eventgen.event_lines(LAYOUT))
+    return "\n".join(event_codegen.event_lines(LAYOUT))
 
 
 def test_numbers_run_through_all_events_and_levels_choose_what_is_logged():
@@ -38,7 +38,7 @@ def test_fields_stand_where_a_c_compiler_puts_them():
     assert places == {"a": 0, "b": 8, "c": 16, "text": 20, "ip": 40}
     assert LAYOUT.slot("LARGE").size == 56
     assert LAYOUT.entry_size == 24 + 56
-    dtype = eventlayout.ring_dtype(LAYOUT.entry_size)
+    dtype = event_layout.ring_dtype(LAYOUT.entry_size)
     assert dtype.itemsize == 80
     assert (dtype.fields["time"][1], dtype.fields["location"][1]) == (4, 16)
 
@@ -46,7 +46,7 @@ def test_fields_stand_where_a_c_compiler_puts_them():
 def test_more_events_than_numbers_are_refused():
     many = parse("\n".join(f"event E{n} {{ int x }}" for n in range(193)))
     with pytest.raises(UsageError, match="193 events"):
-        eventlayout.lay_out(many, [])
+        event_layout.lay_out(many, [])
 
 
 def test_values_are_stored_by_their_type():
@@ -80,5 +80,5 @@ def test_records_are_built_in_the_ring():
 
 
 def test_names_that_klogger_does_not_log_are_left_out():
-    lines = "\n".join(eventgen.event_lines(LAYOUT, {"SMALL"}))
+    lines = "\n".join(event_codegen.event_lines(LAYOUT, {"SMALL"}))
     assert "klogger_log_SMALL" not in lines and "klogger_log_LARGE" in lines

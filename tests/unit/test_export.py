@@ -15,8 +15,9 @@ import pyarrow.parquet
 import pytest
 
 import formats
-from formats import cli, export, exportfiles
+from formats.base import cli
 from formats.commands.export import command
+from formats.export import arrow_files, columns
 from formats.lines import writing
 from formats.psc import lines
 from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
@@ -116,8 +117,8 @@ def test_chosen_columns_come_in_the_order_asked_for(capture, tmp_path):
 
 def test_pieces_make_the_same_whole(capture, monkeypatch):
     with formats.open(capture) as found:
-        whole = list(export.Export(found).tables())
-        parts = list(export.Export(found).tables(7))
+        whole = list(columns.Export(found).tables())
+        parts = list(columns.Export(found).tables(7))
     assert len(whole) == 1 and len(parts) > 50
     plain = [table.to_pylist() for table in parts]
     assert [row for rows in plain for row in rows] == whole[0].to_pylist()
@@ -144,12 +145,12 @@ def test_losses_are_counted_while_the_file_is_read(tmp_path, monkeypatch):
         wanted = found.lost
     for rows in (None, 7):
         with formats.open(path) as found:
-            assert len(list(export.Export(found, ["lport"], True).tables(rows))) > 0
+            assert len(list(columns.Export(found, ["lport"], True).tables(rows))) > 0
             assert found.__dict__["lost"] == wanted == sum(gap.missing for gap in found.gaps())
     monkeypatch.setattr(lines, "_PAGE_BYTES", 1000)
     for form in ("csv", "json"):
         with formats.open(path) as found:
-            export.write(export.Export(found), form, io.BytesIO())
+            columns.write(columns.Export(found), form, io.BytesIO())
             assert found.__dict__["lost"] == wanted
     assert wanted > 70_000
 
@@ -190,10 +191,10 @@ def test_a_file_that_is_there_stays_unless_forced(capture, tmp_path):
 
 def test_places_in_memory_are_used_again_once_written(capture, tmp_path, monkeypatch):
     with formats.open(capture) as found:
-        tables = list(export.Export(found, by_connection=True).tables(40))
+        tables = list(columns.Export(found, by_connection=True).tables(40))
         plain = [row for table in tables for row in table.to_pylist()]
     assert len(tables) > 5
-    monkeypatch.setattr(export, "ROWS", 40)
+    monkeypatch.setattr(columns, "ROWS", 40)
     for name, read in (("x.parquet", pyarrow.parquet.read_table), ("x.arrow", read_arrow)):
         assert run(capture, "-o", tmp_path / name, "--sort", "connection") == 0
         assert read(tmp_path / name).to_pylist() == plain
@@ -224,7 +225,7 @@ def test_columns_are_encoded_by_what_they_hold():
         "many": pyarrow.array(range(2000), pyarrow.timestamp("us", "UTC")),
         "name": pyarrow.array(["a", "b"] * 1000).dictionary_encode(),
     })  # fmt: skip
-    chosen = exportfiles.encodings(table)
+    chosen = arrow_files.encodings(table)
     assert chosen["use_dictionary"] == ["name"]
     assert chosen["column_encoding"] == {
         "same": "PLAIN", "few": "PLAIN", "many": "DELTA_BINARY_PACKED"
@@ -249,7 +250,7 @@ def test_values_are_encoded_whether_they_repeat_or_not(kind, length):
             )[:, : min(size, 8)]
         else:
             values[:] = raw.astype(kind)
-        encoded = export.encode(values)
+        encoded = columns.encode(values)
         known = encoded.dictionary.to_pylist()
         assert len(known) == len(set(known))
         got = [known[place] for place in encoded.indices.to_pylist()]
@@ -261,12 +262,12 @@ def test_values_are_encoded_whether_they_repeat_or_not(kind, length):
 
 def test_a_column_with_a_single_other_value_is_sorted_too(tmp_path):
     builder = Builder(tcpkmon=True)
-    count = 2 * export.ROWS // 100
+    count = 2 * columns.ROWS // 100
     for at in range(count):
         builder.add(at / 1e3, 1000, 80, conn_id=1 + at % 2, srtt_us=9 if at == 5 else 4)
     builder.end(7.0)
     with formats.open(builder.write(tmp_path / "one.pm")) as found:
-        (table,) = export.Export(found, ["seq_no", "srtt_us"], True).tables()
+        (table,) = columns.Export(found, ["seq_no", "srtt_us"], True).tables()
     wanted = [4] * count
     wanted[count // 2 + 2] = 9
     assert table["srtt_us"].to_pylist() == wanted
@@ -276,5 +277,5 @@ def test_a_full_disk_is_told(capture, capfd):
     with formats.open(capture) as found, open("/dev/full", "wb", buffering=0) as full:
         for form in ("parquet", "arrow"):
             with pytest.raises(OSError, match="No space left"):
-                export.write(export.Export(found), form, full)
+                columns.write(columns.Export(found), form, full)
     assert capfd.readouterr() == ("", "")

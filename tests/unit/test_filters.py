@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""collector.filters: what the options mean, and the bytes that reach the BPF maps."""
+"""collector.plan.filters: what the options mean, and the bytes that reach the BPF maps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from collector import bpfsys, filters
-from collector.filters import Filters, Flag, parse
-from formats.errors import KernelError, UsageError
+from collector.linux import bpf
+from collector.plan import filters
+from collector.plan.filters import Filters, Flag, parse
+from formats.base.errors import KernelError, UsageError
 
 
 def address(text: str) -> filters.Address:
@@ -181,7 +182,7 @@ def test_apply_writes_settings_last(monkeypatch: pytest.MonkeyPatch) -> None:
     def update(fd: int, key: bytes, value: bytes) -> None:
         written.append((fd, key, value))
 
-    monkeypatch.setattr(bpfsys, "map_update", update)
+    monkeypatch.setattr(bpf, "map_update", update)
     given = parse(ports="7-8", family=4)
     descriptors = {name: number for number, name in enumerate(given.entries(), start=50)}
     given.apply(descriptors)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from collector import kheader
-from collector.btf import Btf
-from formats.errors import KernelError
+from collector.linux.btf import Btf
+from collector.plan import kernel_types
+from formats.base.errors import KernelError
 from tests.unit.btf_builder import Builder, sample
 
 
 def made_for(text: str, order: str = "<") -> str:
-    return kheader.make(Btf(sample(order).data()), text)
+    return kernel_types.make(Btf(sample(order).data()), text)
 
 
 def test_names_come_from_code_in_order_and_not_from_strings() -> None:
@@ -22,7 +22,7 @@ def test_names_come_from_code_in_order_and_not_from_strings() -> None:
     struct __attribute__((packed)) own { int x; };
     /* enum quiet, "struct loud" */ struct a again;
     """
-    assert kheader.named_types(text) == [
+    assert kernel_types.named_types(text) == [
         ("struct", "a"),
         ("union", "c"),
         ("enum", "d"),
@@ -51,7 +51,7 @@ def test_the_texts_own_types_and_those_of_bpf_h_are_left_out() -> None:
     made = Builder()
     made.struct("bpf_sock", 4, ("family", 1, 0))
     made.struct("__sk_buff", 4, ("len", 1, 0))
-    header = kheader.make(Btf(made.data()), "struct bpf_sock *s; struct __sk_buff *b;")
+    header = kernel_types.make(Btf(made.data()), "struct bpf_sock *s; struct __sk_buff *b;")
     assert "struct bpf_sock {" not in header
     assert "struct __sk_buff {" not in header
 
@@ -133,7 +133,7 @@ def test_signed_and_nested_bitfields() -> None:
     made = Builder()
     ack = made.struct("", 4, ("ato", 1, 0, 8), ("mark", 2, 8, 3))
     made.struct("icsk", 8, ("ack", ack, 32), ("many", made.array(ack, 0), 64))
-    header = kheader.make(Btf(made.data()), "struct icsk;")
+    header = kernel_types.make(Btf(made.data()), "struct icsk;")
     assert "#define BITS_icsk_ack_ato_OFFSET 4\n" in header
     assert "#define BITS_icsk_ack_mark_OFFSET 5\n" in header
     assert "#define BITS_icsk_ack_mark(raw) ((s64)((u64)(raw) << 61) >> 61)" in header
@@ -155,7 +155,7 @@ def test_a_constant_of_two_enums_is_declared_once() -> None:
     made = Builder()
     made.enum("first", {"SAME": 1})
     made.enum("second", {"SAME": 2, "OTHER": 3})
-    header = kheader.make(Btf(made.data()), "enum first a; enum second b;")
+    header = kernel_types.make(Btf(made.data()), "enum first a; enum second b;")
     assert header.count("SAME = ") == 1
     assert "\tOTHER = 3," in header
 
@@ -164,9 +164,9 @@ def test_a_struct_within_itself_is_damage() -> None:
     made = Builder()
     made.struct("loop", 4, ("again", made.count + 1, 0))
     with pytest.raises(KernelError, match="contains itself"):
-        kheader.make(Btf(made.data()), "struct loop;")
+        kernel_types.make(Btf(made.data()), "struct loop;")
     made = Builder()
     made.struct("", 4, ("again", made.count + 1, 0))
     made.struct("loop", 4, ("inner", made.count, 0))
     with pytest.raises(KernelError, match="contains itself"):
-        kheader.make(Btf(made.data()), "struct loop;")
+        kernel_types.make(Btf(made.data()), "struct loop;")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
+from formats.export.log_text import Decoding
 from formats.klogger import LogReader, merge_logs
 from formats.klogger.choose import Choice, parse_condition
 from formats.klogger.clock import LogClock, Moment, parse_time
-from formats.klogger.decoding import Decoding
 from tests.unit.klogger_samples import CLOCK, LogMaker
 
 SECOND = 1_000_000_000

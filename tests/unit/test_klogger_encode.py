@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import DamagedError, UsageError
+from formats.base.errors import DamagedError, UsageError
 from formats.klogger import (
     DUMP_BYTES_MAX,
     SNAPSHOT_NUMBER,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formats.errors import DamagedError, FileError, TcpkmonError
+from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.klogger import LogBatch, LogReader, encode_preamble
 from formats.klogger.table import LogFormat
 from tests.unit.klogger_samples import (

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
+from formats.export.log_text import Decoding, write_lines, write_parquet
 from formats.klogger import LogReader
 from formats.klogger.choose import ALL, Choice, parse_condition
-from formats.klogger.decoding import Decoding, write_lines, write_parquet
 from formats.klogger.lines import perl_text
 from formats.lines import writing
 from tests.unit.klogger_samples import LogMaker, sample_header, write_big_endian

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from collector.bpfsys import kernel_name
-from collector.kprobes import KprobeEvent, parse_profile, remove_stale, stale_events
-from collector.syscalls import cpu_list, refused
-from formats.errors import KernelError, PrivilegeError
+from collector.linux.bpf import kernel_name
+from collector.linux.kprobe_events import KprobeEvent, parse_profile, remove_stale, stale_events
+from collector.linux.syscalls import cpu_list, refused
+from formats.base.errors import KernelError, PrivilegeError
 
 NOBODY = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
 

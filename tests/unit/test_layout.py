@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from collector import layout
-from formats.errors import UsageError
+from collector.plan import columns
+from formats.base.errors import UsageError
 from formats.psc.columns import CLASSIC
 
-SCHEMA = layout.load_schema()
-EVENT = SCHEMA.event(layout.EVENT)
+SCHEMA = columns.load_schema()
+EVENT = SCHEMA.event(columns.EVENT)
 
 
 def test_classic_is_the_tpm_entry_of_2000():
-    made = layout.make_layout(SCHEMA, layout.choose_columns(EVENT, "classic"), ())
+    made = columns.make_layout(SCHEMA, columns.choose_columns(EVENT, "classic"), ())
     assert made.entry_size == 64
     assert [(c.name, c.offset, c.length) for c in made.columns] == [
         (name, *place) for name, place in CLASSIC.items()
@@ -23,7 +23,7 @@ def test_classic_is_the_tpm_entry_of_2000():
 
 @pytest.mark.parametrize("text", ["classic", "default", "all", "srtt_us", "cpu,netns,comm"])
 def test_every_column_is_aligned_and_apart(text):
-    made = layout.make_layout(SCHEMA, layout.choose_columns(EVENT, text), ())
+    made = columns.make_layout(SCHEMA, columns.choose_columns(EVENT, text), ())
     end = 0
     for column in made.columns:
         assert column.offset >= end
@@ -34,16 +34,16 @@ def test_every_column_is_aligned_and_apart(text):
 
 
 def test_sets_grow():
-    sets = [set(layout.choose_columns(EVENT, name)) for name in ("classic", "default", "all")]
+    sets = [set(columns.choose_columns(EVENT, name)) for name in ("classic", "default", "all")]
     assert sets[0] < sets[1] < sets[2]
     assert sets[2] == {field.name for field in EVENT.fields}
-    assert set(layout.choose_columns(EVENT, "srtt_us")) == sets[0] | {"srtt_us"}
+    assert set(columns.choose_columns(EVENT, "srtt_us")) == sets[0] | {"srtt_us"}
 
 
 def test_absent_columns_take_no_room():
-    chosen = layout.choose_columns(EVENT, "srtt_us,min_rtt_us")
-    full = layout.make_layout(SCHEMA, chosen, ())
-    less = layout.make_layout(SCHEMA, chosen, ("min_rtt_us", "sb_net_target", "lost"))
+    chosen = columns.choose_columns(EVENT, "srtt_us,min_rtt_us")
+    full = columns.make_layout(SCHEMA, chosen, ())
+    less = columns.make_layout(SCHEMA, chosen, ("min_rtt_us", "sb_net_target", "lost"))
     assert less.absent == ("min_rtt_us", "sb_net_target")
     assert "min_rtt_us" not in (less.dtype.names or ())
     assert full.dtype.fields["srtt_us"][1] == less.dtype.fields["srtt_us"][1]
@@ -52,25 +52,25 @@ def test_absent_columns_take_no_room():
 @pytest.mark.parametrize("text", ["nonsense", "classic,snd_cwdn", "-srtt_us"])
 def test_unknown_columns_are_named(text):
     with pytest.raises(UsageError, match="no such column"):
-        layout.choose_columns(EVENT, text)
+        columns.choose_columns(EVENT, text)
 
 
 def test_locations():
-    default = layout.choose_locations(SCHEMA, None)
+    default = columns.choose_locations(SCHEMA, None)
     assert "SEGMENT_RECEIVED" in default and "TRANSMIT" not in default
-    assert set(layout.choose_locations(SCHEMA, "all")) == set(layout.locations_of(SCHEMA))
-    assert layout.choose_locations(SCHEMA, "rto,retransmit") == ("RETRANSMIT", "RTO")
-    assert set(layout.choose_locations(SCHEMA, "-RTO")) == set(default) - {"RTO"}
-    assert set(layout.choose_locations(SCHEMA, "default,transmit")) == {*default, "TRANSMIT"}
+    assert set(columns.choose_locations(SCHEMA, "all")) == set(columns.locations_of(SCHEMA))
+    assert columns.choose_locations(SCHEMA, "rto,retransmit") == ("RETRANSMIT", "RTO")
+    assert set(columns.choose_locations(SCHEMA, "-RTO")) == set(default) - {"RTO"}
+    assert set(columns.choose_locations(SCHEMA, "default,transmit")) == {*default, "TRANSMIT"}
     for bad in ("nothing", "START", "all,-all"):
         with pytest.raises(UsageError):
-            layout.choose_locations(SCHEMA, bad)
+            columns.choose_locations(SCHEMA, bad)
 
 
 def test_location_numbers_are_stable():
     numbers = {m.name: m.value for m in SCHEMA.enum("location").members}
     assert numbers["SEGMENT_RECEIVED"] == 1 and numbers["REO_TIMEOUT"] == 20
     assert numbers["START"] == 224 and numbers["EXISTING"] == 226 and numbers["COLLECTOR"] == 235
-    rows = [layout.row_of(number) for number in (*range(1, 21), 226)]
-    assert len(set(rows)) == 21 and max(rows) < layout.ROWS
-    assert [layout.location_of(row) for row in rows] == [*range(1, 21), 226]
+    rows = [columns.row_of(number) for number in (*range(1, 21), 226)]
+    assert len(set(rows)) == 21 and max(rows) < columns.ROWS
+    assert [columns.location_of(row) for row in rows] == [*range(1, 21), 226]

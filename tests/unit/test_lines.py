@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.errors import TcpkmonError
+from formats.base.errors import TcpkmonError
 from formats.lines import Cell, Kind, Plan, Rows, Source, native, plain, writing
 from formats.psc.columns import Endian
 from tests.unit.lines_fuzz import TELLING, lines_by_hand, random_case

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.logstream import copies
-from collector.pool import Pool
-from collector.queues import COPY_BYTES, FOREVER_NS, Queues
-from collector.records import Batch
+from collector.ring.layout import Batch
+from collector.sequencer.buffer_pool import Pool
+from collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Queues
+from collector.writer.log_stream import copies
 from tests.unit.test_sequencer import FULL, make_rows
 
 ROWS = COPY_BYTES // FULL.itemsize

@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.accounts import Books
-from collector.baseevents import FIRST_CPU, Note, ledger_notes
-from collector.eventlayout import lay_out, ring_dtype
-from collector.layout import ACCOUNT
-from collector.logfolder import LogFolder
-from collector.logwriter import LogBatch, LogFile, LogWriter
-from collector.queues import FOREVER_NS, Queues
-from collector.records import Batch
-from collector.schemata import find_sources
-from collector.sinks import Calls, FileSink
-from collector.writer import Written
-from formats.control import LossCause
-from formats.errors import FileError, UsageError
+from collector.plan.columns import ACCOUNT
+from collector.plan.event_layout import lay_out, ring_dtype
+from collector.plan.schema_sources import find_sources
+from collector.ring.layout import Batch
+from collector.sequencer.cpu_queue import FOREVER_NS, Queues
+from collector.writer.base_events import FIRST_CPU, Note, ledger_notes
+from collector.writer.file_sink import Calls, FileSink
+from collector.writer.ledger import Books
+from collector.writer.log_folder import LogFolder
+from collector.writer.log_writer import LogBatch, LogFile, LogWriter
+from collector.writer.psc_writer import Written
+from formats.base.control import LossCause
+from formats.base.errors import FileError, UsageError
 from formats.klogger import LogFormat, describe_event, encode_preamble, make_header
 from formats.klogger.reader import LogReader
 from formats.schema.parser import load

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from failing_calls import FaultyCalls
 
-from collector.output import Output
-from formats.errors import FileError
+from collector.writer.output_file import Output
+from formats.base.errors import FileError
 
 NO_TMPFILE = [None, errno.EOPNOTSUPP]
 

@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from collector import layout, plan
-from formats.errors import KernelError
+from collector.plan import columns, probes
+from formats.base.errors import KernelError
 
-TEXT = plan.read_text()
-PROBES = plan.find_probes(TEXT)
-SCHEMA = layout.load_schema()
-ALL = {*layout.locations_of(SCHEMA), "EXISTING"}
+TEXT = probes.read_text()
+PROBES = probes.find_probes(TEXT)
+SCHEMA = columns.load_schema()
+ALL = {*columns.locations_of(SCHEMA), "EXISTING"}
 
 
 class Offers:
@@ -42,14 +42,14 @@ class Types:
         return f"{struct}.{member}" not in self.missing
 
 
-def make(*offers: str, enabled: set[str] = ALL, **more) -> plan.Plan:
-    return plan.make_plan(PROBES, enabled, Offers(*offers), Types(), **more)
+def make(*offers: str, enabled: set[str] = ALL, **more) -> probes.Plan:
+    return probes.make_plan(PROBES, enabled, Offers(*offers), Types(), **more)
 
 
 def test_every_location_has_a_probe_and_every_probe_a_location():
     served = [location for probe in PROBES for location in probe.locations]
     assert sorted(served) == sorted(ALL)
-    assert len(PROBES) <= layout.ROWS
+    assert len(PROBES) <= columns.ROWS
     guarded = set(re.findall(r"^#if USE_(\w+)", TEXT, re.MULTILINE))
     assert guarded == {probe.name for probe in PROBES}
 
@@ -67,8 +67,8 @@ def test_what_is_not_offered_is_missing_by_name():
     assert set(made.missing) == {"CWND_UNDO", "ACK_PROCESSED", "TRANSMIT", "EXISTING"}
     assert "fentry:tcp_undo_cwnd_reduction" in made.missing["CWND_UNDO"]
     with pytest.raises(KernelError, match="CWND_UNDO"):
-        plan.require_any(made, {"CWND_UNDO", "TRANSMIT"})
-    plan.require_any(made, {"CWND_UNDO", "RTO"})
+        probes.require_any(made, {"CWND_UNDO", "TRANSMIT"})
+    probes.require_any(made, {"CWND_UNDO", "RTO"})
 
 
 def test_only_what_is_enabled_is_attached():
@@ -78,10 +78,10 @@ def test_only_what_is_enabled_is_attached():
 
 
 def test_columns_whose_members_are_gone_are_absent():
-    assert plan.absent_columns(TEXT, Types()) == ()
-    gone = plan.absent_columns(TEXT, Types("tcp_sock.chrono_stat", "proto.sockets_allocated"))
+    assert probes.absent_columns(TEXT, Types()) == ()
+    gone = probes.absent_columns(TEXT, Types("tcp_sock.chrono_stat", "proto.sockets_allocated"))
     assert set(gone) == {"busy_us", "rwnd_limited_us", "sndbuf_limited_us", "hiwat_fair_share"}
-    names = {field.name for field in SCHEMA.event(layout.EVENT).fields}
+    names = {field.name for field in SCHEMA.event(columns.EVENT).fields}
     needed = set(re.findall(r"^NEEDS\((\w+)", TEXT, re.MULTILINE))
     assert needed <= names
 
@@ -91,5 +91,5 @@ def test_every_column_is_filled_somewhere():
     filled = set(re.findall(r"(?:SET|COPY)\((\w+),", TEXT))
     filled |= set(re.findall(r"KLOGGER_SET_(\w+)\(", TEXT))
     collector_fills = {"time", "seq"}
-    names = {field.name for field in SCHEMA.event(layout.EVENT).fields}
+    names = {field.name for field in SCHEMA.event(columns.EVENT).fields}
     assert names - filled == collector_fills

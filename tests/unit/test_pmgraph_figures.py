@@ -12,9 +12,9 @@ import pytest
 from pmgraph_capture import CLASSIC, Builder, mapped, merge, sawtooth
 
 import formats
-from formats import cli
+from formats.base import cli
+from formats.base.errors import FileError
 from formats.commands.pmgraph import command
-from formats.errors import FileError
 from formats.pmgraph import figure as figures
 from formats.pmgraph.options import Selection
 from formats.pmgraph.pages import Page, build_pages

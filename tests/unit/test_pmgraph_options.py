@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pmgraph_capture import CLASSIC, Builder, merge, sawtooth
 
-from formats import cli
+from formats.base import cli
+from formats.base.errors import UsageError
 from formats.commands.pmgraph import command
-from formats.errors import UsageError
 from formats.pmgraph.options import parse_connection, parse_names, parse_scale, select
 
 REPORT = {

@@ -15,7 +15,7 @@ import pytest
 from pmgraph_capture import Builder, merge, sawtooth
 
 import formats
-from formats import cli
+from formats.base import cli
 from formats.commands.pmgraph import command
 from formats.pmgraph import terminal
 from formats.pmgraph.options import Selection

@@ -22,7 +22,7 @@ from pmgraph_capture import (
     sawtooth,
 )
 
-from formats import cli
+from formats.base import cli
 from formats.commands.pmgraph import command
 from formats.lines import writing
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from collector.privilege import KEPT, needed_capabilities
+from collector.linux.privileges import KEPT, needed_capabilities
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", "from collector.privilege import *; import os\n" + code],
+        [sys.executable, "-c", "from collector.linux.privileges import *; import os\n" + code],
         cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
         check=False,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats.errors import UsageError
+from formats.base.errors import UsageError
 from formats.psc import (
     CLASSIC,
     Column,

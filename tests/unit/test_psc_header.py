@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.errors import DamagedError, UsageError
+from formats.base.errors import DamagedError, UsageError
 from formats.psc import Column, Endian, Header, decode_header, encode_header, writer_header
 from tests.unit.psc_samples import END, describe, entry_size, from_hex, record
 

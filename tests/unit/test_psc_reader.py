@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import formats
-from formats import control
-from formats.errors import DamagedError, FileError, TcpkmonError, UsageError
+from formats.base import control
+from formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
 from formats.psc import (
     CLASSIC,
     Capture,

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from collector.ordered import Ordered
-from collector.pool import PIECE_BYTES
-from collector.pscstream import PscStream
-from collector.records import Batch
+from collector.ring.layout import Batch
+from collector.sequencer.buffer_pool import PIECE_BYTES
+from collector.sequencer.ordered_batch import Ordered
+from collector.writer.psc_stream import PscStream
 from tests.unit.test_sequencer import FULL, LOSS, check_stream, make_rows
 
 ROWS = PIECE_BYTES // FULL.itemsize

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector import queues, sequencer
-from collector.ordered import Ordered
-from collector.pool import Pool
-from collector.queues import FOREVER_NS, CpuQueue, Queues, cut
-from collector.records import Batch
-from collector.sequencer import Sequencer
+from collector.ring.layout import Batch
+from collector.sequencer import cpu_queue, sequencer
+from collector.sequencer.buffer_pool import Pool
+from collector.sequencer.cpu_queue import FOREVER_NS, CpuQueue, Queues, cut
+from collector.sequencer.ordered_batch import Ordered
+from collector.sequencer.sequencer import Sequencer
 from tests.unit.test_sequencer import CLASSIC, FULL, LOSS, check_stream, make_rows
 
 GARBAGE = 0xDD
@@ -204,7 +204,7 @@ def test_copies_of_a_part(rows: int, sizes: list[int]) -> None:
         for view in ring.lend(make_rows(FULL, 3, serials, serials)):
             waiting.push(Batch(3, view, 0))
     (part,) = waiting.take(FOREVER_NS)
-    with mock.patch.object(queues, "COPY_BYTES", rows * FULL.itemsize):
+    with mock.patch.object(cpu_queue, "COPY_BYTES", rows * FULL.itemsize):
         pieces = list(part.copies(Pool()))
     expected = (part.gaps.tolist(), part.times_ns.tolist())
     ring.free()

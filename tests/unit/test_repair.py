@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 
 import formats
-from formats import control
-from formats.errors import DamagedError, FileError, UsageError
+from formats.base import control
+from formats.base.errors import DamagedError, FileError, UsageError
 from formats.psc.header import encode_header
 from formats.verify import verify_file
 from formats.verify.clean import increasing

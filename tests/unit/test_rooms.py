@@ -60,7 +60,7 @@ def test_formats_needs_neither_the_collector_nor_the_kernel() -> None:
 def test_only_one_module_imports_bcc() -> None:
     files = modules("collector") + modules("scripts")
     guilty = {path.name for path in files if "bcc" in imported(path)}
-    assert guilty == {"compile_child.py"}
+    assert guilty == {"bcc_child.py"}
 
 
 def test_no_module_imports_tests() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from collector.commands import schema as commands
 from collector.commands import tcpkmon
-from collector.counter_names import table
-from collector.counters import Listed
-from collector.schemata import find_sources, load_schema_of
-from formats.cli import run
+from collector.loader.perf_counters import Listed
+from collector.plan.counter_names import table
+from collector.plan.schema_sources import find_sources, load_schema_of
+from formats.base.cli import run
 from formats.schema import parse
 
 CONF = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.errors import FileError, SchemaError, UsageError
+from formats.base.errors import FileError, SchemaError, UsageError
 from formats.schema import (
     Arch,
     Enum,

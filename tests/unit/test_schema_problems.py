@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.errors import SchemaError
+from formats.base.errors import SchemaError
 from formats.schema import parse
 from formats.schema.cursor import C_WORDS, KEYWORDS
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.layout import SCHEMATA
-from collector.schemata import (
+from collector.plan.columns import SCHEMATA
+from collector.plan.schema_sources import (
     ENGINE,
     Source,
     find_sources,
@@ -18,7 +18,7 @@ from collector.schemata import (
     read_texts,
     shipped_names,
 )
-from formats.errors import FileError, PrivilegeError, SchemaError, TcpkmonError, UsageError
+from formats.base.errors import FileError, PrivilegeError, SchemaError, TcpkmonError, UsageError
 
 BASE = Source("base", SCHEMATA / "base.conf", None, True)
 
@@ -86,7 +86,8 @@ def test_what_is_no_schema(
     word: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("collector.schemata.shipped_names", lambda: ("base", "sched", "tcp"))
+    shipped = "collector.plan.schema_sources.shipped_names"
+    monkeypatch.setattr(shipped, lambda: ("base", "sched", "tcp"))
     with pytest.raises(UsageError, match=message) as caught:
         find_sources([word])
     assert hint == "" or caught.match(hint)

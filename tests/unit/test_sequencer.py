@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.ordered import NO_CPU
-from collector.records import Batch
-from collector.sequencer import Sequencer
-from formats.control import Loss, Mark, decode, words_view
+from collector.ring.layout import Batch
+from collector.sequencer.ordered_batch import NO_CPU
+from collector.sequencer.sequencer import Sequencer
+from formats.base.control import Loss, Mark, decode, words_view
 
 EPOCH_NS = 1_700_000_000_000_000_000
 LOSS = Loss.location

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from failing_calls import SHORT, FaultyCalls
 
-from collector.sinks import Calls, FileSink, cause_of
-from formats.control import LossCause
+from collector.writer.file_sink import Calls, FileSink, cause_of
+from formats.base.control import LossCause
 
 SIZE = 96
 

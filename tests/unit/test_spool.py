@@ -17,21 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_sequencer import FULL, make_rows, make_sequencer
 
-from collector.ordered import Ordered
-from collector.records import Batch
-from collector.sinks import FileSink
-from collector.spool import Spool
-from collector.writer import RETRY_NS, Writer, Written
-from formats.control import (
-    Checkpoint,
-    Control,
-    End,
-    Loss,
-    LossCause,
-    Mark,
-    decode,
-    is_control,
-)
+from collector.ring.layout import Batch
+from collector.sequencer.ordered_batch import Ordered
+from collector.writer.file_sink import FileSink
+from collector.writer.psc_writer import RETRY_NS, Writer, Written
+from collector.writer.spool import Spool
+from formats.base.control import Checkpoint, Control, End, Loss, LossCause, Mark, decode, is_control
 
 # The word columns, which a capture's entries have too, so that numpy copies them.
 DTYPE = FULL

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from test_direct import Watched
 from test_spool import DTYPE, Case, checkpoint
 
-from collector import writer as writer_module
-from collector.direct import Pieces, alignment
-from collector.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
-from collector.writer import Tally, Written
-from formats.control import LossCause
+from collector.writer import psc_writer as writer_module
+from collector.writer.direct_io import Pieces, alignment
+from collector.writer.psc_writer import Tally, Written
+from collector.writer.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
+from formats.base.control import LossCause
 
 WAIT_S = 120
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats.cli import run
+from formats.base.cli import run
 from formats.commands.repair import command as repair
 from formats.commands.verify import command as verify
 from formats.psc.header import Header, encode_header

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats import control
-from formats.errors import DamagedError
+from formats.base import control
+from formats.base.errors import DamagedError
 from formats.verify import verify_file
 from formats.verify.repair import repair_file
 from tests.unit.captures import CaptureBuilder, full_capture

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from formats import control
+from formats.base import control
 from formats.verify import verify_file
 from formats.verify.report import CAUSES, Report
 from tests.unit.captures import (

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from formats.verify import verify_log
 from formats.verify.report import COLLECTOR_CAUSES, DAMAGED, KERNEL_CAUSES, Report
-from formats.verifylog import verify_log
 from tests.unit.log_builder import (
     COLLECTOR,
     FIELDS,

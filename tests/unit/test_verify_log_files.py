@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from formats.cli import run
+from formats.base.cli import run
 from formats.commands.repair import command as repair
 from formats.commands.verify import command as verify
 from formats.klogger.encode import DUMP_HEAD_BYTES, PREAMBLE
+from formats.verify import repair_log, verify_folder, verify_log
+from formats.verify.log_structure import find_dumps, is_log
 from formats.verify.report import Report
-from formats.verifylog import repair_log, verify_folder, verify_log
-from formats.verifylog.structure import find_dumps, is_log
 from tests.unit.log_builder import LOST_EACH, LogBuilder, clean_log, lossy_log
 
 FULL = os.environ.get("TCPKMON_FULL") == "1"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""collector.workload: who runs the command, whether there is one, and how it ends."""
+"""collector.session.command: who runs the command, whether there is one, and how it ends."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from collector import workload
-from collector.workload import Command, Identity, find_caller
-from formats.errors import UsageError
+from collector.session.command import Command, Identity, find_caller
+from formats.base.errors import UsageError
 
 WAIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload, "_in_foreground", lambda: False)
+    monkeypatch.setattr("collector.session.command._in_foreground", lambda: False)
 
 
 def python(script: str) -> list[str]:
@@ -109,7 +108,7 @@ def test_the_gate_ends_with_the_collector(tmp_path: Path) -> None:
     """A collector that is killed before it attached must not leave a command waiting."""
     mark = tmp_path / "mark"
     script = (
-        "import os, sys; from collector.workload import Command\n"
+        "import os, sys; from collector.session.command import Command\n"
         f"c = Command(['touch', {str(mark)!r}]); print(c.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     # Its standard output is the gate's too: the end of file says that both are gone.
@@ -163,7 +162,7 @@ def test_signals_have_their_defaults_and_are_forwarded() -> None:
 
 
 def test_a_terminals_interrupt_is_not_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload, "_in_foreground", lambda: True)
+    monkeypatch.setattr("collector.session.command._in_foreground", lambda: True)
     with Command(["sleep", "600"]) as command:
         command.go()
         sent: list[int] = []

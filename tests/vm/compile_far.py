@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for collector/compile_child.py in a guest: has the host compile, 20 times as fast.
+"""Stands in for collector/loader/bcc_child.py in a guest: has the host compile, 20 times as fast.
 
 tests/vm/guest.sh binds it over that file, and that file to NEAR. The request on stdin goes into
 FOLDER, where scripts/vmtest runs the host's compile_child.py on it and leaves the answer. If HERE

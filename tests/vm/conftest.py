@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.btf import Btf
-from collector.lab import Lab
-from collector.probing import Probing
+from collector.lab.lab import Lab
+from collector.linux.btf import Btf
+from collector.loader.attach_trials import Probing
 from tests.vm.compile_far import HERE
 
 FOLDER = Path(__file__).parent

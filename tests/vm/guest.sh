@@ -38,8 +38,8 @@ mkdir -p $TMPDIR && cd "$root" || exit 94
 # See compile_far.py.
 far=/run/tcpkmon-vm
 mkdir -p $far/compile && mount --bind "$results/compile" $far/compile &&
-    cp collector/compile_child.py $far/compile_child.py &&
-    mount --bind tests/vm/compile_far.py collector/compile_child.py || exit 95
+    cp collector/loader/bcc_child.py $far/compile_child.py &&
+    mount --bind tests/vm/compile_far.py collector/loader/bcc_child.py || exit 95
 # The machine boots with its second CPU off, which one test needs so.
 case " ${arguments[*]} " in
     *test_vm_latecpu.py*) export TCPKMON_LATE_CPU=1 ;;

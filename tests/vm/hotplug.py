@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import formats
-from formats import control
+from formats.base import control
 from tests.live.faults import COUNTED, PERIOD, RECEIVE_CALL, Flood, Space, balance, verify
 
 RATE = 500

@@ -105,9 +105,9 @@ class _Reporter:
 
 def _describe() -> dict[str, Any]:
     """This kernel: the ways to each location, and why some do not work."""
-    from collector.btf import Btf
-    from collector.plan import absent_columns, find_probes, read_text
-    from collector.probing import Probing
+    from collector.linux.btf import Btf
+    from collector.loader.attach_trials import Probing
+    from collector.plan.probes import absent_columns, find_probes, read_text
 
     btf = Btf.from_kernel()
     probing = Probing(btf)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import formats
-from collector.lab import Lab
-from formats.control import Clock
+from collector.lab.lab import Lab
+from formats.base.control import Clock
 from tests.live.capturing import capturing, connected, wait_until, within
 from tests.live.faults import verify
 

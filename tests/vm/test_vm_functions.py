@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector import traffic
-from collector.lab import Lab
-from collector.probing import Probing
-from collector.traffic import Workload
+from collector.lab import traffic
+from collector.lab.lab import Lab
+from collector.lab.traffic import Workload
+from collector.loader.attach_trials import Probing
 from formats.verify import verify_file
 from tests.live.capturing import (
     Outcome,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from collector.btf import Btf
-from collector.compiler import compile_text
-from collector.kprobes import KprobeEvent, Tracefs, remove_stale
-from collector.lab import Lab
-from collector.probing import Probing
-from collector.program import Loaded, ProgramSpec
+from collector.lab.lab import Lab
+from collector.linux.btf import Btf
+from collector.linux.kprobe_events import KprobeEvent, Tracefs, remove_stale
+from collector.loader.attach_trials import Probing
+from collector.loader.compiler import compile_text
+from collector.loader.programs import Loaded, ProgramSpec
 from tests.live.capturing import capturing, connected, within
 
 EVERYTHING = ("--columns", "all", "--locations", "all")

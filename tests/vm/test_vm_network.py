@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.layout import SCHEMATA
-from collector.probing import Probing
+from collector.loader.attach_trials import Probing
+from collector.plan.columns import SCHEMATA
 from formats.schema import load
 from tests.live import network_checks as checks
 from tests.live import network_workload as workload

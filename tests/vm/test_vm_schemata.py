@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from collector import bpfsys
-from collector.btf import Btf
-from collector.compiler import compile_text
-from collector.probing import Probing
-from collector.program import Loaded, ProgramSpec
+from collector.linux import bpf
+from collector.linux.btf import Btf
+from collector.loader.attach_trials import Probing
+from collector.loader.compiler import compile_text
+from collector.loader.programs import Loaded, ProgramSpec
 from tests.live import test_schema_locking as locking
 from tests.live import test_schema_sched as sched
 from tests.live import test_schema_stopwatch as stopwatch
@@ -201,7 +201,7 @@ def test_spinlocks_that_are_waited_for(tmp_path: Path) -> None:
         fighters = locking.fight(fd)
         counted = {}
         for fighter in fighters:
-            value = bpfsys.map_lookup(oracle.maps["counts"], struct.pack("=I", fighter), 8)
+            value = bpf.map_lookup(oracle.maps["counts"], struct.pack("=I", fighter), 8)
             counted[fighter] = struct.unpack("=Q", value)[0] if value else 0
     os.close(fd)
     log = running.finish()

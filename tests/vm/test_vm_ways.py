@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from collector import traffic
-from collector.lab import Lab
-from collector.plan import find_probes, read_text
-from collector.probing import Probing
-from collector.traffic import Workload
+from collector.lab import traffic
+from collector.lab.lab import Lab
+from collector.lab.traffic import Workload
+from collector.loader.attach_trials import Probing
+from collector.plan.probes import find_probes, read_text
 from formats.verify import verify_file
 from tests.live.capturing import (
     Outcome,
