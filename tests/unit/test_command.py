@@ -192,6 +192,6 @@ def test_no_descriptor_reaches_the_command(tmp_path: Path) -> None:
 
 def test_another_user_needs_root() -> None:
     if os.geteuid() == 0:
-        pytest.skip("this is root; tests/live/test_workload.py changes the user")
+        pytest.skip("this is root; tests/live/test_command_live.py changes the user")
     with pytest.raises(UsageError, match="not permitted"):
         Command(["true"], Identity(0, 0, (0,), "root", "/root"))
