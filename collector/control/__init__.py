@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""room control."""
+"""The control plane: a socket that takes requests, its client, and what carries them out."""
+
+__all__ = ["client", "handlers", "server"]

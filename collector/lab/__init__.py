@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""room lab."""
+"""Namespaces, a bottleneck and counted traffic: for the demo, the benchmark and the tests."""
+
+__all__ = ["endpoint", "lab", "namespaces", "traffic"]

@@ -1,2 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""room linux."""
+"""What Linux offers, by ctypes, /proc and BTF; nothing here knows tcpkmon."""
+
+__all__ = [
+    "bpf",
+    "btf",
+    "btf_raw",
+    "cpu_affinity",
+    "kernel_constants",
+    "kprobe_events",
+    "netns",
+    "privileges",
+    "syscalls",
+]

@@ -1,2 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""room loader."""
+"""Compiles, loads and attaches the programs, and reads their maps and the kernel's sockets."""
+
+__all__ = [
+    "attach_trials",
+    "bytecode",
+    "capture_maps",
+    "compiler",
+    "perf_counters",
+    "prepare",
+    "programs",
+    "sock_diag",
+    "socket_iterator",
+    "tcp_info",
+]

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""room ring."""
+"""The ring buffers between the BPF programs and this process."""
+
+__all__ = ["layout", "rings"]

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""room sequencer."""
+"""Merges the records of all CPUs into one numbered stream."""
+
+__all__ = ["buffer_pool", "clock_pairs", "cpu_queue", "ordered_batch", "sequencer"]

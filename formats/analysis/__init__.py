@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""room analysis."""
+"""Klogger logs in Python: events as objects, intervals, statistics."""
+
+__all__ = ["intervals", "log"]

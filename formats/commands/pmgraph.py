@@ -21,7 +21,7 @@ from formats.pmgraph.options import CLOCKS, PARAMETERS, Selection, parse_names, 
 if TYPE_CHECKING:
     from formats.psc import Capture
 
-_CHOSEN = "formats.pmgraph.columns"
+_CHOSEN = "tcpkmon.pmgraph.chosen"
 
 
 def _choose(context: click.Context, parameter: click.Parameter, value: Any) -> None:

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""room export."""
+"""Captures and logs as tables and text: Parquet, Arrow, CSV, JSON lines."""
+
+__all__ = ["columns", "log_text"]

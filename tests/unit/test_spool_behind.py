@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_direct import Watched
+from test_direct_io import Watched
 from test_spool import DTYPE, Case, checkpoint
 
 from collector.writer import psc_writer as writer_module
