@@ -2,9 +2,10 @@
 /*
  * The engine under every schema: rings to build records in, serial numbers, the ledger.
  *
- * The text that stands before this file is generated (collector/plan/tcp_codegen.py, collector/plan/event_codegen.py):
- * the kernel's types, the sizes, KIND_probe and INDEX_probe, and what logs each event. Everything
- * here runs with migration off, so a CPU's memory is this program's but for what interrupts it.
+ * The text that stands before this file is generated (collector/plan/tcp_codegen.py,
+ * collector/plan/event_codegen.py): the kernel's types, the sizes, KIND_probe and INDEX_probe, and
+ * what logs each event. Everything here runs with migration off, so a CPU's memory is this
+ * program's but for what interrupts it.
  */
 #define KLOGGER_BTF    1
 #define KLOGGER_RAW    2
@@ -16,7 +17,6 @@
 /* How deep programs may nest on a CPU: task, softirq, interrupt, and one to spare. */
 #define KLOGGER_SLOTS  4 /* klogger_take() masks with one less */
 #define KLOGGER_POINTS 256
-#define KLOGGER_TRIES  4
 
 struct klogger_account {
     u64 attempts;
@@ -57,20 +57,6 @@ struct klogger_slot {
 #endif
 };
 
-/*
- * A CPU's ring is made of arrays of rows, which the collector reads in place. A row holds a record
- * and, in its last 8 bytes, the record's position plus 1, written when it is complete. This is its
- * head; collector/ring/layout.py has the layout.
- */
-struct klogger_ring {
-    u64 reserved; /* positions given out: by programs */
-    u64 limit;    /* position that is not free yet, 0 where there is no ring: by the collector */
-    u64 rows;
-    u64 wake_at; /* how many are to be given out when the collector wants to know of it */
-    u64 full;    /* records that found no room */
-    u64 unused[3];
-};
-
 /* One CPU's memory; collector/plan/columns.py knows the order of the first three members. */
 struct klogger_cpu {
     u64 serial;
@@ -81,22 +67,8 @@ struct klogger_cpu {
     struct klogger_slot slots[KLOGGER_SLOTS];
 };
 
-/* Carries no records: an entry in it wakes the collector. */
-BPF_PERF_OUTPUT(klogger_bells);
-/* The rings: their heads by CPU, and the arrays they are made of. collector/ring/layout.py makes the
- * first one for the collector to map, and the second an array of maps with such rows. All of one
- * size, so that the kernel needs no call to find a row.
- */
-struct klogger_row {
-    u8 bytes[KLOGGER_ROW_SIZE];
-};
-BPF_ARRAY(klogger_heads, struct klogger_ring, 1);
-BPF_ARRAY(klogger_rings, struct klogger_row, 1);
 BPF_PERCPU_ARRAY(klogger_cpus, struct klogger_cpu, 1);
 BPF_ARRAY(klogger_control, struct klogger_control, 1);
-
-/* A row of one CPU's ring: bpf_map_lookup_elem(), which BCC knows for maps with a name only. */
-static void *(*klogger_find_row)(void *rows, const u32 *index) = (void *)1;
 
 static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
     u32 zero = 0;
@@ -175,7 +147,8 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
     }                                                                                              \
     static __always_inline void name##_body(void *ctx, const int kind, struct klogger_cpu *cpu)
 
-/* For collector/plan/tcp_codegen.py alone: a column is absent where the kernel lacks one of these members.
+/* For collector/plan/tcp_codegen.py alone: a column is absent where the kernel lacks one of these
+ * members.
  */
 #define NEEDS(column, members)
 
@@ -239,75 +212,21 @@ static __always_inline u64 klogger_number(struct klogger_cpu *cpu) {
 }
 
 /*
- * Reserves the next place in this CPU's ring, where the record is to be built; null when there is
- * none, which goes into that row of the ledger. Reserve first, stamp then: so what was stamped
- * before the collector looked at the ring stands in it. A reserved row must be sent: all that
- * follow wait for it.
+ * The ring transport: a header of its own (ring_NAME.h), which comes after this one and defines
+ * these two. collector/ring/transport.py describes the other side.
+ *
+ * klogger_reserve() returns where to build the next record of KLOGGER_RECORD_SIZE bytes, and fills
+ * in `place`. Where there is no room it counts the reason in that row of the ledger, takes a serial
+ * number, and returns null. Reserve first, stamp then: so the ring holds every record that was
+ * stamped before the collector read it. Every reserved record must be committed: those after it
+ * wait.
+ *
+ * klogger_commit() passes a whole record on to the collector, and counts it as written.
  */
 static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 row,
-                                           struct klogger_place *place) {
-    struct klogger_account *account = &cpu->accounts[row];
-    u32 number = bpf_get_smp_processor_id(), index;
-    struct klogger_ring *ring = klogger_heads.lookup(&number);
-    u64 position, limit, at;
-    void *rows;
-
-    if (!ring)
-        return 0;
-        /* Again only where an interrupt came in between, and took the position. */
-#pragma unroll
-    for (int i = 0; i < KLOGGER_TRIES; i++) {
-        position = *(volatile u64 *)&ring->reserved;
-        limit = *(volatile u64 *)&ring->limit;
-        if (position >= limit) {
-            if (limit) {
-                klogger_count(account->ring_full);
-                klogger_count(ring->full);
-            } else {
-                klogger_count(account->no_ring);
-            }
-            klogger_number(cpu);
-            return 0;
-        }
-        if (__sync_val_compare_and_swap(&ring->reserved, position, position + 1) == position)
-            goto reserved;
-    }
-    klogger_count(account->other);
-    klogger_number(cpu);
-    return 0;
-reserved:
-    at = position % *(volatile u64 *)&ring->rows;
-    index = number * KLOGGER_PARTS + (at >> KLOGGER_PART_SHIFT);
-    rows = klogger_rings.lookup(&index);
-    if (!rows) {
-        /* The collector took the ring away, and could not wait for this program. */
-        klogger_count(account->no_ring);
-        klogger_number(cpu);
-        return 0;
-    }
-    index = at & ((1 << KLOGGER_PART_SHIFT) - 1);
-    place->ring = ring;
-    place->position = position;
-    place->row = klogger_find_row(rows, &index);
-    return place->row;
-}
-
-/* Hands a row over that holds a whole record, and enters it in the ledger. */
+                                           struct klogger_place *place);
 static __always_inline void klogger_commit(void *ctx, struct klogger_account *account,
-                                           struct klogger_place *place) {
-    u64 taken = place->position + 1;
-
-#if defined(__TARGET_ARCH_arm64)
-    /* An exchange is ordered behind the stores before it. */
-    __sync_lock_test_and_set((u64 *)(place->row + KLOGGER_ROW_SIZE - 8), taken);
-#else
-    asm volatile("" ::: "memory");
-    *(volatile u64 *)(place->row + KLOGGER_ROW_SIZE - 8) = taken;
-#endif
-    klogger_count(account->written);
-    if (taken == *(volatile u64 *)&place->ring->wake_at)
-        klogger_bells.perf_submit(ctx, &taken, sizeof(taken));
-}
+                                           struct klogger_place *place);
 
 /*
  * klogger(EVENT, v1, ..., vn) logs an event: a value for each of its fields, in order. It stands in

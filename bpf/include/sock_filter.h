@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Which sockets are recorded: maps that collector/plan/filters.py fills, asked before any field is read.
+ * Which sockets are recorded: maps that collector/plan/filters.py fills, asked before any field is
+ * read.
  */
 #define FILTER_PORTS        1
 #define FILTER_LOCAL_PORTS  2

@@ -19,14 +19,15 @@ BPF_TABLE("hash", u64, struct connection, connections, KLOGGER_CONNECTIONS);
 BPF_ARRAY(next_connection, u64, 1);
 /* Always zero; it would be too much for the stack. */
 BPF_ARRAY(blank_connection, struct connection, 1);
-/* Existing sockets of the process that --pid names: inode -> pid, filled by collector/loader/socket_iterator.py.
+/* Existing sockets of the process that --pid names: inode -> pid, filled by
+ * collector/loader/socket_iterator.py.
  */
 BPF_HASH(existing_inodes, u64, u32, KLOGGER_INODES);
 
 /*
  * A full TCP socket as what it is, or null: bpf_skc_to_tcp_sock(). The second argument is for
- * bpf_rdonly_cast(), which collector/loader/bytecode.py puts in its place where the kernel has that: a
- * call that the verifier turns into a move, and that asks nothing of the socket.
+ * bpf_rdonly_cast(), which collector/loader/bytecode.py puts in its place where the kernel has
+ * that: a call that the verifier turns into a move, and that asks nothing of the socket.
  */
 static struct tcp_sock *(*as_tcp_sock)(struct sock *sk, u32 type) = (void *)137;
 #define AS_TCP(sk) as_tcp_sock(sk, 0x74637073)

@@ -44,7 +44,7 @@ class Kernel:
         self._cpu_bytes = next(
             spec.value_size for spec in prepared.image.maps if spec.name == "klogger_cpus"
         )
-        self.loaded = Loaded(prepared.image, prepared.btf)
+        self.loaded = Loaded(prepared.image, prepared.btf, transport=prepared.engine.transport)
         try:
             if prepared.tcp is not None:
                 filters.apply(self.loaded.maps)

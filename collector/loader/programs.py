@@ -26,7 +26,8 @@ from collector.linux.kprobe_events import KprobeEvent, Tracefs, remove_stale
 from collector.linux.syscalls import wait_for_running
 from collector.loader.bytecode import Cast, cast_freely, fill_maps, second_copy
 from collector.loader.compiler import Image
-from collector.ring.layout import make_ring_map
+from collector.ring.rings import DEFAULT_TRANSPORT
+from collector.ring.transport import Transport
 from formats.base.errors import KernelError, TcpkmonError
 
 NEVER_NESTED = frozenset(
@@ -146,7 +147,13 @@ class Loaded:
     why. Use as a context manager, or close().
     """
 
-    def __init__(self, image: Image, btf: TypeIds, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        image: Image,
+        btf: TypeIds,
+        sizes: Mapping[str, int] | None = None,
+        transport: Transport = DEFAULT_TRANSPORT,
+    ) -> None:
         """Makes the maps. `sizes` overrides max_entries by name; a perf array always has an entry
         for each possible CPU. KernelError when the kernel refuses one."""
         self._image = image
@@ -164,7 +171,7 @@ class Loaded:
                 count = entries.get(spec.name, spec.max_entries)
                 if spec.type == bpf.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
                     count = bpf.possible_cpus()
-                self.maps[spec.name] = make_ring_map(spec.name, spec.value_size) or (
+                self.maps[spec.name] = transport.make_map(spec.name, spec.value_size) or (
                     bpf.map_create(
                         spec.type, spec.key_size, spec.value_size, count, spec.flags, spec.name
                     )

@@ -30,7 +30,7 @@ from collector.loader.socket_iterator import socket_inodes
 from collector.loader.tcp_info import ECN, FROM_INFO, FROM_MEMORY, MEMORY_WORDS, TCP_INFO
 from collector.plan.columns import EXISTING, Layout
 from collector.plan.filters import Address, Filters, Flag
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from formats.base.errors import KernelError
 
 AF_INET, AF_INET6 = 2, 10

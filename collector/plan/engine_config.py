@@ -10,7 +10,8 @@ import numpy as np
 
 from collector.plan.columns import ACCOUNT, ROWS
 from collector.plan.probes import Plan
-from collector.ring.layout import PARTS, part_shift, row_bytes
+from collector.ring.rings import DEFAULT_TRANSPORT
+from collector.ring.transport import Transport
 from formats.base.errors import KernelError, UsageError
 
 KINDS = {"btf": 1, "raw": 2, "fentry": 3, "fexit": 4, "kprobe": 5, "iter": 6}
@@ -44,6 +45,7 @@ class Engine:
     copy_size: int = 0
     rows: int = ROWS
     guards: int = ROWS
+    transport: Transport = DEFAULT_TRANSPORT
 
     @property
     def record_size(self) -> int:
@@ -67,9 +69,7 @@ class Engine:
             "#undef __always_inline",
             "#define __always_inline inline __attribute__((always_inline))",
             f"#define KLOGGER_RECORD_SIZE {self.record_size}",
-            f"#define KLOGGER_ROW_SIZE {row_bytes(self.entry_size)}",
-            f"#define KLOGGER_PARTS {PARTS}",
-            f"#define KLOGGER_PART_SHIFT {part_shift(row_bytes(self.entry_size))}",
+            *self.transport.c_text(self.entry_size),
             f"#define KLOGGER_COPY_SIZE {(self.copy_size + 7) // 8 * 8}",
             f"#define KLOGGER_ROWS {self.rows}",
             f"#define KLOGGER_GUARDS {self.guards}",
@@ -88,7 +88,13 @@ class Engine:
         return lines
 
 
-def make_engine(entry_size: int, plan: Plan, copy_size: int = 0, points: int = 0) -> Engine:
+def make_engine(
+    entry_size: int,
+    plan: Plan,
+    copy_size: int = 0,
+    points: int = 0,
+    transport: Transport = DEFAULT_TRANSPORT,
+) -> Engine:
     """The sizes for a plan; `points`: the highest event number.
 
     Raises KernelError for more programs than the engine takes, UsageError for too large events.
@@ -103,6 +109,7 @@ def make_engine(entry_size: int, plan: Plan, copy_size: int = 0, points: int = 0
         copy_size,
         rows=max(ROWS, _round(points + 1)),
         guards=max(ROWS, _round(len(plan.probes))),
+        transport=transport,
     )
     slot_bytes = 8 + engine.record_size + (copy_size + 7) // 8 * 8
     fixed_bytes = engine.head.itemsize + engine.rows * _RATE_BYTES + 8

@@ -20,6 +20,7 @@ from pathlib import Path
 from collector.plan.c_scanner import blank_comments
 from collector.plan.columns import SCHEMATA
 from collector.plan.probes import INCLUDES
+from collector.ring.rings import DEFAULT_TRANSPORT
 from formats.base.errors import FileError, PrivilegeError, Problem, SchemaError, UsageError
 from formats.schema import Schema, load, read_text, schema_name
 from formats.schema.model import suggest
@@ -84,22 +85,25 @@ def made_events(schema: Schema) -> tuple[str, ...]:
     return tuple(event.name for event in schema.events if event.position.file == base)
 
 
-def read_texts(sources: Sequence[Source]) -> str:
-    """The C text of all: the engine, then each file with what it includes in place, once each.
+def read_texts(sources: Sequence[Source], ring: str = DEFAULT_TRANSPORT.header) -> str:
+    """The C text of all: the engine, the ring transport's header, then each file, with what it
+    includes in place, once each.
 
     #line directives tell the compiler where each line comes from. SchemaError for headers that are
     not there, FileError.
     """
-    text, problems = paste_texts(sources)
+    text, problems = paste_texts(sources, ring)
     if problems:
         raise SchemaError(problems)
     return text
 
 
-def paste_texts(sources: Sequence[Source]) -> tuple[str, list[Problem]]:
+def paste_texts(
+    sources: Sequence[Source], ring: str = DEFAULT_TRANSPORT.header
+) -> tuple[str, list[Problem]]:
     """As `read_texts`, with the problems as a value: the text is then as good as it can be."""
     pasting = _Pasting()
-    parts = [pasting.paste(ENGINE)]
+    parts = [pasting.paste(ENGINE), pasting.paste(INCLUDES / ring)]
     parts += [pasting.paste(source.text) for source in sources if source.text is not None]
     return "\n".join(parts) + "\n", pasting.problems
 

@@ -9,40 +9,48 @@ import mmap
 import os
 import select
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from collector.linux.syscalls import online_cpus, possible_cpus, refused
-from collector.ring.layout import HEAD_BYTES, HEADS, Batch
-from collector.ring.shared_ring import Bell, Ring
+from collector.linux.syscalls import online_cpus, refused
+from collector.ring.batch import Batch
+from collector.ring.shared_ring import Shared
+from collector.ring.transport import CpuRing, Transport
 from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
+
+TRANSPORTS: dict[str, Transport] = {each.name: each for each in (Shared(),)}
+DEFAULT_TRANSPORT = TRANSPORTS["shared"]
 
 _HELD_UP_S, _HELD_UP_MOST_S = 0.001, 0.008
 
 
 class Rings:
-    """The rings of all CPUs that are up, set into the maps of a capture. Close it after use.
+    """The rings of all CPUs that are online, in the maps of a capture. Close it after use.
 
     `pages` per ring is a power of two; wait() returns when a ring holds `low_water_bytes` (at most
-    half a ring). What drain() gives out are views of the rings: copy it, then free(). One thread
+    half a ring). What drain() returns are views of the rings: copy it, then free(). One thread
     uses it; only wake() may be called from anywhere. Raises KernelError or PrivilegeError when the
     kernel refuses, UsageError for a size that cannot be.
     """
 
     def __init__(
-        self, maps: Mapping[str, int], dtype: np.dtype[Any], pages: int, low_water_bytes: int
+        self,
+        maps: Mapping[str, int],
+        dtype: np.dtype[Any],
+        pages: int,
+        low_water_bytes: int,
+        transport: Transport = DEFAULT_TRANSPORT,
     ) -> None:
         if pages < 1 or pages & (pages - 1):
             raise UsageError(f"a ring cannot have {pages} pages", "take a power of two")
+        self.transport = transport
         self._maps = maps
         self._dtype = dtype
         self._pages = pages
         self._low_water_bytes = max(1, low_water_bytes)
-        heads = mmap.mmap(maps[HEADS], possible_cpus() * HEAD_BYTES)
-        self._heads = np.frombuffer(heads, np.uint64).reshape(-1, HEAD_BYTES // 8)
-        self._rings: dict[int, Ring] = {}
+        self._rings: dict[int, CpuRing] = {}
         self._left: list[Batch] = []
         self._lost_before: dict[int, int] = {}
         self.refused: dict[int, str] = {}
@@ -62,6 +70,11 @@ class Rings:
         """The CPUs that have a ring now."""
         return tuple(sorted(self._rings))
 
+    @property
+    def rows(self) -> int:
+        """How many records a CPU's ring holds."""
+        return self._pages * mmap.PAGESIZE // self.transport.row_bytes(self._dtype.itemsize)
+
     def wait(self, timeout_s: float) -> bool:
         """Wait for data above the low-water mark or for wake(); False when the time is over."""
         until_s = time.monotonic() + timeout_s
@@ -73,8 +86,8 @@ class Rings:
                 timeout_s = min(timeout_s, pause_s)
                 pause_s = min(2 * pause_s, _HELD_UP_MOST_S)
             events = self._epoll.poll(0 if ready else timeout_s)
-            # A bell may have rung for what the last drain took already.
-            if self._are_calls(events) or ready or self._is_due():
+            # A wake-up may be for what the last drain returned.
+            if self._is_called(events) or ready or self._is_due():
                 return True
             timeout_s = until_s - time.monotonic()
             if timeout_s <= 0:
@@ -83,42 +96,42 @@ class Rings:
     def _is_due(self) -> bool:
         return any(ring.is_due for ring in self._rings.values())
 
-    def _are_calls(self, events: list[tuple[int, int]]) -> bool:
-        """Whether anything else than bells was heard."""
+    def _is_called(self, events: list[tuple[int, int]]) -> bool:
+        """Whether any event is not a ring's wake-up."""
         found = False
         for fd, mask in events:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 found = True
             elif mask & (select.EPOLLHUP | select.EPOLLERR):
-                # Its CPU is gone for good: refresh() takes it away; until then, do not spin.
+                # Its CPU is gone for good: refresh() retires the ring; until then, do not spin.
                 self._epoll.unregister(fd)
                 found = True
         return found
 
     def wake(self) -> None:
-        """End the wait() that is on, or the next one. For signal handlers and other threads."""
+        """End the current wait(), or the next one. For signal handlers and other threads."""
         os.eventfd_write(self._wake_fd, 1)
 
     def drain(self) -> list[Batch]:
-        """What came into the rings since the last time, at least a Batch each, empty or not."""
+        """The records since the last drain, at least one Batch a ring, which may be empty."""
         left, self._left = self._left, []
         for _, ring in sorted(self._rings.items()):
             left += ring.drain()
         return left
 
     def free(self) -> None:
-        """Give back what the drains gave out: the views of it are no longer good."""
+        """Release what the drains returned: the views of it are no longer valid."""
         for ring in self._rings.values():
             ring.free()
 
     def refresh(self) -> None:
-        """Take away rings of CPUs that went off and give new ones to those that came on.
+        """Retire the rings of CPUs that went offline, open rings for those that came online.
 
-        Call it about once a second. A CPU that went off and on between two calls is noticed too.
+        Call it about once a second. It notices a CPU that did both between two calls.
         """
         online = online_cpus()
-        for cpu in [c for c, ring in self._rings.items() if ring.bell.is_dead() or c not in online]:
+        for cpu in [c for c, ring in self._rings.items() if ring.is_dead() or c not in online]:
             self._retire(cpu)
         for cpu in online:
             if cpu not in self._rings:
@@ -129,9 +142,9 @@ class Rings:
                     self.refused[cpu] = error.message
 
     def resize(self, pages: int, low_water_bytes: int) -> None:
-        """Give every CPU a new ring; what the old ones hold comes with the next drain().
+        """Give every CPU a new ring; the next drain() returns what the old ones hold.
 
-        Raises what the constructor does: the old sizes are back then.
+        Raises what the constructor does; then the rings have their old sizes.
         """
         before = self._pages, self._low_water_bytes
         self._pages, self._low_water_bytes = pages, max(1, low_water_bytes)
@@ -156,10 +169,9 @@ class Rings:
         return totals
 
     def close(self) -> None:
-        """Take the rings out of the map and free them; what is still in them is gone."""
+        """Retire and close the rings; the records that are still in them are lost."""
         for cpu in list(self._rings):
             self._remove(cpu).close()
-        self._heads = self._heads[:0].copy()
         if not self._epoll.closed:
             self._epoll.close()
             os.close(self._wake_fd)
@@ -173,36 +185,25 @@ class Rings:
     def _open(self, cpu: int) -> None:
         size_bytes = self._pages * mmap.PAGESIZE
         try:
-            bell = Bell(cpu)
+            ring = self.transport.open(
+                self._maps, cpu, self._dtype, size_bytes, self._low_water_bytes
+            )
         except OSError as error:
             if error.errno == errno.ENODEV:
-                return  # it went off meanwhile
+                return  # it went offline meanwhile
             raise _explained(error, cpu, self._pages) from error
-        try:
-            ring = Ring(self._heads[cpu], self._dtype, size_bytes, self._low_water_bytes)
-        except OSError as error:
-            bell.close()
-            raise _explained(error, cpu, self._pages) from error
-        except TcpkmonError:
-            bell.close()
-            raise
-        try:
-            ring.open(cpu, bell, self._maps)
-        except TcpkmonError:
-            ring.close()
-            raise
         self._rings[cpu] = ring
-        self._epoll.register(bell.fd, select.EPOLLIN)
+        self._epoll.register(ring.fd, select.EPOLLIN)
 
-    def _remove(self, cpu: int) -> Ring:
+    def _remove(self, cpu: int) -> CpuRing:
         ring = self._rings.pop(cpu)
-        ring.retire(self._maps)
+        ring.retire()
         with contextlib.suppress(FileNotFoundError):  # wait() may have done it
-            self._epoll.unregister(ring.bell.fd)
+            self._epoll.unregister(ring.fd)
         return ring
 
     def _retire(self, cpu: int) -> None:
-        """Take a ring away; what it holds stays for the next drain()."""
+        """Retire a ring; the next drain() returns what it holds."""
         ring = self._remove(cpu)
         self._left += ring.drain()
         self._lost_before[cpu] = self._lost_before.get(cpu, 0) + ring.lost()
@@ -212,11 +213,6 @@ class Rings:
 def pages_of(buffer_bytes: int) -> int:
     """The largest power of two of pages that fits in so many bytes, at least 1."""
     return 1 << max(0, (buffer_bytes // mmap.PAGESIZE).bit_length() - 1)
-
-
-def watermark_ns(batches: Iterable[Batch], slack_ns: int) -> int:
-    """The time up to which all rings were read, less slack for records under way; 0 if none."""
-    return max(0, min((batch.read_before_ns for batch in batches), default=0) - slack_ns)
 
 
 def _explained(error: OSError, cpu: int, pages: int) -> KernelError | PrivilegeError:

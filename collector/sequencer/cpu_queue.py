@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from collector.sequencer.buffer_pool import Pool, even
 from collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_by_place, opaque
 

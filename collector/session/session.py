@@ -28,8 +28,8 @@ from collector.loader.prepare import Prepared, check_privilege, prepare, wish_of
 from collector.loader.socket_iterator import find_namespaces
 from collector.plan.columns import EXISTING, row_of
 from collector.plan.request import Request, check_request
-from collector.ring.layout import row_bytes
-from collector.ring.rings import Rings, pages_of, watermark_ns
+from collector.ring.batch import watermark_ns
+from collector.ring.rings import Rings, pages_of
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import SLACK_NS
 from collector.session.command import Command, find_caller
@@ -105,9 +105,11 @@ class Session:
         kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
         kernel.low_water_percent = request.low_water_percent
         wakeup = max(1, kernel.buffer_bytes * (100 - request.low_water_percent) // 100)
-        self._rings = stack.enter_context(Rings(kernel.loaded.maps, dtype, pages, wakeup))
+        transport = prepared.engine.transport
+        rings = Rings(kernel.loaded.maps, dtype, pages, wakeup, transport)
+        self._rings = stack.enter_context(rings)
         self._counters = stack.enter_context(OpenCounters(kernel.loaded.maps, prepared.counters))
-        self._walk_step = max(1, kernel.buffer_bytes // row_bytes(dtype.itemsize) // 2)
+        self._walk_step = max(1, self._rings.rows // 2)
         self._failure: TcpkmonError | OSError | None = None
         self._listed = 0
         self._marked = 0
@@ -263,7 +265,7 @@ class Session:
         """Empties the rings and hands over what is old enough."""
         batches = self._rings.drain()
         self._stream.push(batches)
-        self._stream.release(watermark_ns(batches, SLACK_NS))
+        self._stream.release(watermark_ns(batches, SLACK_NS + self._rings.transport.slack_ns))
         self._stream.settle()
         self._rings.free()
         stop_after = self._request.stop_after

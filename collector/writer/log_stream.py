@@ -12,7 +12,7 @@ from collector.linux.syscalls import online_cpus
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared, describe_kernel
 from collector.plan.request import Request
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from collector.sequencer.buffer_pool import Pool
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Part, Queues

@@ -9,7 +9,7 @@ from collector.linux.privileges import begin_writing
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared
 from collector.plan.request import Request
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import FOREVER_NS
 from collector.sequencer.ordered_batch import Ordered

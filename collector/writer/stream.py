@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from collector.loader.capture_maps import Kernel
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from collector.writer.ledger import Books
 from collector.writer.psc_writer import Written
 from formats.base.control import Clock, EndReason, Mark

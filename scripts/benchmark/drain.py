@@ -15,8 +15,8 @@ from collector.linux.privileges import raise_limits
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Wish, prepare
 from collector.plan.filters import parse
-from collector.ring.layout import Batch, row_bytes
-from collector.ring.rings import Rings, pages_of
+from collector.ring.batch import Batch
+from collector.ring.rings import DEFAULT_TRANSPORT, Rings, pages_of
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import Sequencer
 from collector.writer.file_sink import FileSink
@@ -40,7 +40,7 @@ def measure(context: Context) -> None:
         context.say(f"{NAME}: round {number + 1} of {context.rounds}")
         for columns, (dtype, raw) in recorded.items():
             for step, seconds in replay(dtype, raw, context.folder / "replayed").items():
-                per_record = seconds / (len(raw) // row_bytes(dtype.itemsize))
+                per_record = seconds / (len(raw) // DEFAULT_TRANSPORT.row_bytes(dtype.itemsize))
                 context.results.add(NAME, f"drain, {step}", columns, 1e9 * per_record)
             (context.folder / "replayed").unlink()
 
@@ -60,7 +60,8 @@ def record(context: Context, columns: str) -> tuple[np.dtype[Any], NDArray[np.ui
             entries = max((batch.entries for batch in rings.drain()), key=len)
             if not len(entries):
                 raise BenchError("the flood left nothing in the rings")
-            rows = np.zeros((len(entries), row_bytes(prepared.dtype.itemsize)), np.uint8)
+            row = DEFAULT_TRANSPORT.row_bytes(prepared.dtype.itemsize)
+            rows = np.zeros((len(entries), row), np.uint8)
             whole = np.ascontiguousarray(entries).view(np.uint8)
             rows[:, : prepared.dtype.itemsize] = whole.reshape(len(entries), -1)
     return prepared.dtype, rows.reshape(-1)
@@ -77,7 +78,7 @@ def replay(dtype: np.dtype[Any], raw: NDArray[np.uint8], path: Path) -> dict[str
         Written(),
     )
     spent = dict.fromkeys(STEPS, 0.0)
-    row = row_bytes(dtype.itemsize)
+    row = DEFAULT_TRANSPORT.row_bytes(dtype.itemsize)
     for start in range(0, len(raw), PIECE_BYTES // row * row):
         piece = raw[start : start + PIECE_BYTES // row * row]
         entries: NDArray[Any] = np.ndarray((len(piece) // row,), dtype, piece.data, 0, (row,))

@@ -28,9 +28,10 @@ from collector.plan import kernel_types
 from collector.plan.engine_config import make_engine
 from collector.plan.probes import Plan
 from collector.plan.schema_sources import read_texts
-from collector.ring import shared_ring as ring_module
-from collector.ring.layout import PARTS, part_shift, row_bytes
-from collector.ring.rings import Rings, pages_of, watermark_ns
+from collector.ring import shared_ring
+from collector.ring.batch import watermark_ns
+from collector.ring.rings import DEFAULT_TRANSPORT, TRANSPORTS, Rings, pages_of
+from collector.ring.transport import Transport
 from collector.sequencer.ordered_batch import NO_CPU
 from collector.sequencer.sequencer import Sequencer
 from formats.base.control import Loss, words_view
@@ -46,7 +47,7 @@ DTYPE = np.dtype(
     }
 )
 PER_RUN = 100
-ROW = row_bytes(ENTRY)
+ROW = DEFAULT_TRANSPORT.row_bytes(ENTRY)
 PAGE = os.sysconf("SC_PAGESIZE")
 _PERF_EVENT_IOC_DISABLE = 0x2401
 _BPF_PROG_TEST_RUN, _ON_CPU = 10, 1
@@ -100,13 +101,14 @@ int rings_test(void *ctx)
 class Source:
     """Sends counted records with serials of their own on each CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
         btf = Btf.from_kernel()
-        engine = make_engine(ENTRY, Plan((), {}))
-        text = read_texts(())
+        engine = make_engine(ENTRY, Plan((), {}), transport=transport)
+        text = read_texts((), transport.header)
         lines = [kernel_types.make(btf, text), *engine.lines(Plan((), {})), text, PROGRAM]
         image = compile_text("\n".join(lines) + "\n", ["rings_test"])
-        self._loaded = Loaded(image, btf)
+        self._loaded = Loaded(image, btf, transport=transport)
         self.maps = self._loaded.maps
         try:
             code = fill_maps(image.programs["rings_test"], self.maps)
@@ -116,6 +118,10 @@ class Source:
             raise
         self.serials = dict.fromkeys(online_cpus(), 0)
         self.failed = dict.fromkeys(online_cpus(), 0)
+
+    def rings(self, pages: int, low_water_bytes: int) -> Rings:
+        """The rings that it fills."""
+        return Rings(self.maps, DTYPE, pages, low_water_bytes, self.transport)
 
     def send(self, cpu: int, count: int, hold: bool = False) -> int:
         """Make `count` attempts on a CPU; how many found no place. `hold`: the first stays open."""
@@ -144,9 +150,9 @@ class Source:
         self._loaded.close()
 
 
-@pytest.fixture
-def source() -> Iterator[Source]:
-    made = Source()
+@pytest.fixture(params=TRANSPORTS)
+def source(request: pytest.FixtureRequest) -> Iterator[Source]:
+    made = Source(TRANSPORTS[request.param])
     yield made
     made.close()
 
@@ -160,7 +166,7 @@ def times_of(entries: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def test_all_records_of_all_cpus_come_whole(source: Source) -> None:
-    with Rings(source.maps, DTYPE, 128, PAGE) as rings:
+    with source.rings(128, PAGE) as rings:
         assert rings.cpus == online_cpus()
         # More than a ring holds, in pieces, so that some drains come to its end.
         views = 0
@@ -186,7 +192,7 @@ def test_all_records_of_all_cpus_come_whole(source: Source) -> None:
 
 
 def test_a_full_ring_loses_and_counts(source: Source) -> None:
-    with Rings(source.maps, DTYPE, 2, PAGE) as rings:
+    with source.rings(2, PAGE) as rings:
         cpu = rings.cpus[0]
         failed = source.send(cpu, 500)
         fits = 2 * PAGE // ROW
@@ -202,7 +208,7 @@ def test_a_full_ring_loses_and_counts(source: Source) -> None:
 
 
 def test_what_is_not_complete_holds_up_the_watermark(source: Source) -> None:
-    with Rings(source.maps, DTYPE, 8, PAGE) as rings:
+    with source.rings(8, PAGE) as rings:
         cpu = rings.cpus[0]
         assert source.send(cpu, 3) == 0
         whole_ns = watermark_ns(rings.drain(), 0)
@@ -233,8 +239,8 @@ def test_what_is_not_complete_holds_up_the_watermark(source: Source) -> None:
 def test_wait_wakes_at_the_low_water_mark_and_when_told(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ring_module, "CALM_NS", 10**18)
-    with Rings(source.maps, DTYPE, 16, 4 * PAGE) as rings:
+    monkeypatch.setattr(shared_ring, "CALM_NS", 10**18)
+    with source.rings(16, 4 * PAGE) as rings:
         cpu = rings.cpus[-1]
         assert not rings.wait(0)
         source.send(cpu, 2 * PAGE // ROW)
@@ -245,7 +251,7 @@ def test_wait_wakes_at_the_low_water_mark_and_when_told(
         rings.drain()
         rings.free()
         assert not rings.wait(0)
-        for _ in range(300):  # more than there is room for in the bell's own ring
+        for _ in range(300):  # more than the wake-up event itself has room for
             assert source.send(cpu, 4 * PAGE // ROW) == 0
             assert rings.wait(60)
             rings.drain()
@@ -259,13 +265,13 @@ def test_wait_wakes_at_the_low_water_mark_and_when_told(
         assert rings.wait(60)
 
 
-def test_a_ring_that_fills_slowly_is_let_fill_to_the_half(
+def test_the_threshold_of_a_ring_that_fills_slowly_is_half_of_it(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = 10**18
-    monkeypatch.setattr(ring_module.time, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(shared_ring.time, "monotonic_ns", lambda: now_ns)
     rows = 4 * PAGE // ROW
-    with Rings(source.maps, DTYPE, 16, rows * ROW) as rings:
+    with source.rings(16, rows * ROW) as rings:
         cpu = rings.cpus[0]
         half = 16 * PAGE // ROW // 2
         # Records, the milliseconds in which they came, and how many wake after that.
@@ -286,11 +292,11 @@ def test_a_ring_that_fills_slowly_is_let_fill_to_the_half(
             rings.free()
 
 
-def test_a_bell_is_not_heard_for_what_was_read_already(
+def test_no_wake_up_for_what_was_read_already(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ring_module, "CALM_NS", 10**18)
-    with Rings(source.maps, DTYPE, 16, 4 * PAGE) as rings:
+    monkeypatch.setattr(shared_ring, "CALM_NS", 10**18)
+    with source.rings(16, 4 * PAGE) as rings:
         for cpu in rings.cpus:
             source.send(cpu, 4 * PAGE // ROW)
         assert sum(len(batch.entries) for batch in rings.drain()) >= 4 * PAGE // ROW
@@ -303,11 +309,11 @@ def test_a_bell_is_not_heard_for_what_was_read_already(
 
 
 def test_a_ring_that_died_is_drained_and_comes_back(source: Source) -> None:
-    with Rings(source.maps, DTYPE, 2, PAGE) as rings:
+    with source.rings(2, PAGE) as rings:
         rings.refresh()
         cpu = rings.cpus[0]
         refused = source.send(cpu, 100)
-        event = rings._rings[cpu].bell.fd
+        event = rings._rings[cpu].fd
         # As when the CPU goes off: the event no longer runs.
         fcntl.ioctl(event, _PERF_EVENT_IOC_DISABLE, 0)
         rings.refresh()  # reads its time for the last time
@@ -322,7 +328,7 @@ def test_a_ring_that_died_is_drained_and_comes_back(source: Source) -> None:
 
 def test_a_cpu_that_is_off_has_no_ring(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = online_cpus()[-1]
-    with Rings(source.maps, DTYPE, 8, PAGE) as rings:
+    with source.rings(8, PAGE) as rings:
         source.send(cpu, 10)
         others = tuple(c for c in online_cpus() if c != cpu)
         monkeypatch.setattr("collector.ring.rings.online_cpus", lambda: others)
@@ -338,18 +344,18 @@ def test_a_cpu_that_is_off_has_no_ring(source: Source, monkeypatch: pytest.Monke
 
 
 def test_living_rings_survive_a_refresh(source: Source) -> None:
-    with Rings(source.maps, DTYPE, 8, PAGE) as rings:
-        before = {cpu: ring.bell.fd for cpu, ring in rings._rings.items()}
+    with source.rings(8, PAGE) as rings:
+        before = {cpu: ring.fd for cpu, ring in rings._rings.items()}
         for _ in range(20):
             rings.refresh()
-        assert {cpu: ring.bell.fd for cpu, ring in rings._rings.items()} == before
+        assert {cpu: ring.fd for cpu, ring in rings._rings.items()} == before
 
 
 def test_overload_through_the_sequencer_is_exact(source: Source) -> None:
     sequencer = Sequencer(DTYPE, lambda mono_ns: mono_ns)
     entries = losses = records = 0
     previous = 0
-    with Rings(source.maps, DTYPE, 8, PAGE) as rings:
+    with source.rings(8, PAGE) as rings:
         outs = []
         for turn in range(200):
             for cpu in rings.cpus:
@@ -381,7 +387,7 @@ def test_overload_through_the_sequencer_is_exact(source: Source) -> None:
 
 
 def test_drain_takes_900_000_records_a_second(source: Source) -> None:
-    with Rings(source.maps, DTYPE, pages_of(4 << 20), 1 << 20) as rings:
+    with source.rings(pages_of(4 << 20), 1 << 20) as rings:
         cpu = rings.cpus[0]
         best = 0.0
         for _ in range(10):
@@ -396,7 +402,7 @@ def test_drain_takes_900_000_records_a_second(source: Source) -> None:
 
 def test_close_leaves_nothing_open(source: Source) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    rings = Rings(source.maps, DTYPE, 8, PAGE)
+    rings = source.rings(8, PAGE)
     cpu = online_cpus()[0]
     assert source.send(cpu, 2) == 0
     kept = rings.drain()
@@ -410,15 +416,16 @@ def test_close_leaves_nothing_open(source: Source) -> None:
 
 def test_a_ring_can_be_as_large_as_collect_takes_it() -> None:
     for entry in range(8, 8192, 8):
-        part = row_bytes(entry) << part_shift(row_bytes(entry))
-        assert part % PAGE == 0 and part * PARTS >= 1024 << 20
+        row = DEFAULT_TRANSPORT.row_bytes(entry)
+        part = row << shared_ring._part_shift(row)
+        assert part % PAGE == 0 and part * shared_ring._PARTS >= 1024 << 20
 
 
 def test_refusals_are_errors_for_people(source: Source) -> None:
     with pytest.raises(UsageError, match="power of two"):
-        Rings(source.maps, DTYPE, 3, PAGE)
+        source.rings(3, PAGE)
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(UsageError, match="65536 MiB"):
-        Rings(source.maps, DTYPE, 1 << 24, PAGE)
+        source.rings(1 << 24, PAGE)
     assert set(os.listdir("/proc/self/fd")) == before
     assert [pages_of(n) for n in (1, PAGE, 3 * PAGE, 4 << 20)] == [1, 1, 2, (4 << 20) // PAGE]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from collector.sequencer import cpu_queue, sequencer
 from collector.sequencer.buffer_pool import Pool
 from collector.sequencer.cpu_queue import FOREVER_NS, CpuQueue, Queues, cut

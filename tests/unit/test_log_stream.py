@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from collector.sequencer.buffer_pool import Pool
 from collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Queues
 from collector.writer.log_stream import copies

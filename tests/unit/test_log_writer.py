@@ -14,7 +14,7 @@ import pytest
 from collector.plan.columns import ACCOUNT
 from collector.plan.event_layout import lay_out, ring_dtype
 from collector.plan.schema_sources import find_sources
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from collector.sequencer.cpu_queue import FOREVER_NS, Queues
 from collector.writer.base_events import FIRST_CPU, Note, ledger_notes
 from collector.writer.file_sink import Calls, FileSink

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from collector.sequencer.buffer_pool import PIECE_BYTES
 from collector.sequencer.ordered_batch import Ordered
 from collector.writer.psc_stream import PscStream

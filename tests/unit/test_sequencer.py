@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from collector.sequencer.ordered_batch import NO_CPU
 from collector.sequencer.sequencer import Sequencer
 from formats.base.control import Loss, Mark, decode, words_view

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_sequencer import FULL, make_rows, make_sequencer
 
-from collector.ring.layout import Batch
+from collector.ring.batch import Batch
 from collector.sequencer.ordered_batch import Ordered
 from collector.writer.file_sink import FileSink
 from collector.writer.psc_writer import RETRY_NS, Writer, Written
