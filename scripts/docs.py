@@ -5,7 +5,7 @@
     scripts/docs --check    fails when one of them is out of date
     scripts/docs --folder F [--check]    elsewhere than in docs/
 
-What is written by hand stands in docs/man/*.1.in (all but the options) and in the tables below.
+What is written by hand is in docs/man/*.1.in (all but the options) and in the texts below.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ GIVEN = frozenset({"seq_no", "time", "seq", "serial", "cpu", "callvalue"})
 """Columns that the collector gives to entries from sock_diag, or that are 0 by right."""
 BY_SCRIPT = "Made by scripts/docs; do not edit."
 
-# Of each column of struct tpm_entry: what it was in 2000 (the report's comment), and which values
-# of the Linux kernel stand for it.
+# Of each column of struct tpm_entry: what it was in 2000 (the report's comment), and which value of
+# the Linux kernel it has now.
 ON_LINUX = {
-    "seq_no": ("tpm entry number", "given by the collector when it has merged the CPUs; a lost "
-               "record takes one too"),
-    "time": ("time of entry", "CLOCK_MONOTONIC at the probe, made time of day with the clock "
-             "pairs of the file"),
+    "seq_no": ("tpm entry number", "given by the collector after it merged the CPUs; a lost "
+               "record has one too"),
+    "time": ("time of entry", "CLOCK_MONOTONIC at the probe, converted to time of day with "
+             "the clock pairs of the file"),
     "callvalue": ("used for debugging", "the location's own argument, see "
                   "[locations](locations.md)"),
     "location": ("unique value identifying triggering code point", "the number of the location, "
                  "see [locations](locations.md)"),
-    "lport": ("local port number", "skc_num; inet_sport where that is 0 already"),
+    "lport": ("local port number", "skc_num; inet_sport if that is 0 already"),
     "rport": ("remote port number", "skc_dport"),
     "snd_cwnd": ("congestion window", "snd_cwnd (segments) x mss_cache"),
-    "snd_max": ("highest sequence number sent", "snd_nxt, which Linux never takes back"),
-    "snd_fack": ("highest sequence number (s)acked", "tcp_highest_sack_seq(): where what is not "
-                 "sacked begins after the highest sacked segment; snd_una when nothing is sacked"),
-    "sb_hiwat": ("send socket buffer hi water mark", "sk_sndbuf, which counts the kernel's "
-                 "overhead too"),
+    "snd_max": ("highest sequence number sent", "snd_nxt, which Linux never decreases"),
+    "snd_fack": ("highest sequence number (s)acked", "tcp_highest_sack_seq(): the sequence "
+                 "number after the highest sacked segment; snd_una if nothing is sacked"),
+    "sb_hiwat": ("send socket buffer hi water mark", "sk_sndbuf, which includes the kernel's "
+                 "overhead"),
     "snd_sb_cc": ("space used in send socket buf", "write_seq - snd_una: payload only"),
     "rcv_sb_cc": ("space used in rcv socket buf", "rcv_nxt - copied_seq: payload only"),
     "sb_target_hiwat": ("sb_mem_target for same", "net.ipv4.tcp_wmem[2] of the connection's "
@@ -86,7 +86,7 @@ CONTROL_CALLVALUES = {
     "START": "1, the version of the control entries",
     "CLOCK": "0",
     "EXISTING": "0",
-    "LOSS": "the CPU; 65535 when the losses are of several",
+    "LOSS": "the CPU; 65535 if the losses may be of several",
     "CHECKPOINT": "its number, from 0",
     "MARK": "the mark's own number",
     "END": "why: 0 asked, 1 duration, 2 count, 3 the command ended, 4 an error",
@@ -102,7 +102,7 @@ CONTROL_CALLVALUES = {
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; numbers (a heading that ends with a colon) stand on the right."""
+    """A Markdown table; numbers (a heading that ends with a colon) are right-aligned."""
     lines = ["| " + " | ".join(heading.rstrip(":") for heading in headings) + " |"]
     lines.append("|" + "|".join("--:" if h.endswith(":") else "---" for h in headings) + "|")
     lines += ["| " + " | ".join(cell(text) for text in row) + " |" for row in rows]
@@ -151,20 +151,20 @@ def columns_page(schema: Schema) -> str:
     untold = ", ".join(code(f.name) for f in event.fields if f.name not in TOLD | GIVEN)
     return page(
         "# Columns",
-        f"""What `collect --columns` chooses from: the sets `classic`, `default` (which holds
+        f"""`collect --columns` selects the columns: the sets `classic`, `default` (which includes
         classic) and `all`, or names with commas. The sixteen of classic are always stored. Bytes
         of an entry: {stored}.""",
-        """Numbers are in the byte order of the file, but the ports, which are in network order;
+        """Numbers are in the byte order of the file, except ports, which are in network order;
         `laddr`, `raddr`, `comm` and `ca_name` are raw bytes, addresses in network order, names
-        filled up with NUL. A column is absent (its length in the file is 0) on a kernel that
+        padded with NUL. A column is absent (its length in the file is 0) on a kernel that
         lacks a member in the last column of the table.""",
         f"""Entries of the location EXISTING come from a BPF socket iterator. On a kernel without
-        one they come from sock_diag, which does not tell these columns, so that they are 0 in such
+        one they come from sock_diag, which does not report these columns, so they are 0 in such
         entries: {untold}.""",
         table(["column", "bytes:", "set", "unit", "meaning", "needs"], rows),
         "## The sixteen columns of 2000",
         """`struct tpm_entry` of the PSC kernel monitor (CMU-PSC-TR-2000-0001, section 7.2), with a
-        `u_long` of 4 bytes, begins every entry. On Linux these values stand for its own:""",
+        `u_long` of 4 bytes, begins every entry. On Linux its columns have these values:""",
         table(["column", "offset:", "bytes:", "in 2000", "on Linux"], classic),
     )
 
@@ -187,25 +187,25 @@ def locations_page(schema: Schema) -> str:
             control.append([str(member.value), code(member.name), meaning, value])
     return page(
         "# Locations",
-        """The places in the kernel's TCP where a snapshot is taken. `collect --locations` chooses:
-        `default`, `all`, names with commas, or `-NAME` to take one away from the default. The
-        default records what the stack does; what comes with each call of the application is
-        recorded when it is asked for (`--locations default,SEND_CALL,RECEIVE_CALL`). Each is
-        attached in the first of its ways that the running kernel offers, best first; where it
-        offers none, a location that was asked for by name is reported, and the capture goes on
-        without it. `tcpkmon doctor` tells which way it is here, `collect -v` which it was.""",
+        """The places in the kernel's TCP where a snapshot is made. `collect --locations` selects:
+        `default`, `all`, names with commas, or `-NAME` to remove one from the default. The
+        default records what the stack does; calls of the application are recorded on request
+        (`--locations default,SEND_CALL,RECEIVE_CALL`). Each location is attached in the first of
+        its ways that the running kernel offers, best first. If it offers none, a location that
+        was selected by name is reported, and the capture continues without it. `tcpkmon doctor`
+        reports the way on this kernel, `collect -v` the way of a capture.""",
         table(["number:", "location", "default", "meaning", "callvalue", "attached as"], events),
         """Ways: `btf` is a tracepoint with BTF types (fields are plain loads), `raw` a raw
         tracepoint, `fentry` and `fexit` the begin and end of a function by trampoline, `kprobe` a
-        breakpoint at its begin. With a kprobe, SEND_CALL and RECEIVE_CALL tell what was asked for
-        instead of the result.""",
-        """The columns `pid` and `comm` tell who called last on the socket: connect, listen, accept
-        where fexit is allowed, each receive, recorded or not, and each send where it is recorded or
-        `--pid` is given. What is not recorded is looked at once a jiffy (1 to 10 ms), or at each
-        call with `--pid`.""",
+        breakpoint at its begin. With a kprobe, SEND_CALL and RECEIVE_CALL have the requested
+        bytes instead of the result.""",
+        """The columns `pid` and `comm` are the last caller on the socket: connect, listen, accept
+        if fexit is allowed, each receive, recorded or not, and each send if it is recorded or
+        `--pid` is given. Calls that are not recorded are checked once a jiffy (1 to 10 ms), or
+        each with `--pid`.""",
         "## Control entries",
-        f"""They stand among the others, with the ports 0 and 0, and are described in
-        [the file format](psc-format.md). EXISTING ({EXISTING}) is the exception: an ordinary
+        f"""They are among the other entries, with the ports 0 and 0; [the file
+        format](psc-format.md) describes them. EXISTING ({EXISTING}) is the exception: an ordinary
         snapshot, with ports, of a connection that was open when the capture began
         ({ways["EXISTING"]}, else sock_diag).""",
         table(["number:", "location", "meaning", "callvalue"], control),
