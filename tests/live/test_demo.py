@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo as a newcomer runs it, and interrupted."""
+"""The demo as a newcomer runs it: from the checkout, from a wheel, and interrupted."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -17,13 +20,16 @@ from collector.lab.demo_report import read_flows
 from collector.linux import netns
 
 ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
 WAIT_S = 280.0
 
 
-def start(output: Path) -> subprocess.Popen[str]:
+def start(
+    output: Path, tcpkmon: Path = BIN / "tcpkmon", folder: Path = ROOT
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "collector.lab.demo", "--output", str(output), "--seconds", "1.5"],
-        cwd=ROOT,
+        [str(tcpkmon), "demo", "--output", str(output), "--seconds", "1.5"],
+        cwd=folder,
         env={"PATH": os.environ["PATH"]},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -57,6 +63,42 @@ def test_the_demo_shows_real_transfers(tmp_path: Path) -> None:
     with formats.open(tmp_path / "out" / "demo.pm") as capture:
         assert capture.complete
         assert not capture.damaged
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """An environment with tcpkmon from a wheel; what it depends on comes from this one."""
+    source, place = tmp_path / "source", tmp_path / "environment"
+    without = shutil.ignore_patterns(".*", "build", "*.egg-info", "*.so")
+    shutil.copytree(ROOT, source, ignore=without)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
+    subprocess.run([*pip, *build], check=True, stdin=subprocess.DEVNULL)
+    shutil.rmtree(source)
+    venv.create(place, system_site_packages=True, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
+    # Folders named in a .pth file come last, and their own .pth files (our checkout) do not count.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (wheel,) = tmp_path.glob("tcpkmon-*.whl")
+    python = str(place / "bin" / "python")
+    install = ["--python", python, "install", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([*pip, *install], check=True, stdin=subprocess.DEVNULL)
+    return place / "bin" / "tcpkmon"
+
+
+def test_the_demo_of_a_wheel(tmp_path: Path, installed: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    ask = [str(installed.with_name("python")), "-c", "from collector import lab; print(lab.__file__)"]
+    found = subprocess.check_output(ask, cwd=elsewhere, text=True)
+    assert Path(found).is_relative_to(installed.parents[1])
+    process = start(Path("out"), installed, elsewhere)
+    told, complained = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, complained
+    assert f"{os.path.relpath(installed.parent, elsewhere)}/pmgraph out/demo.pm" in told
+    assert (elsewhere / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    with formats.open(elsewhere / "out" / "demo.pm") as capture:
+        assert capture.complete
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
