@@ -89,8 +89,8 @@ def installed(tmp_path: Path) -> Path:
 def test_the_demo_of_a_wheel(tmp_path: Path, installed: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    ask = [str(installed.with_name("python")), "-c", "from collector import lab; print(lab.__file__)"]
-    found = subprocess.check_output(ask, cwd=elsewhere, text=True)
+    python, ask = installed.with_name("python"), "import collector; print(collector.__file__)"
+    found = subprocess.check_output([str(python), "-c", ask], cwd=elsewhere, text=True)
     assert Path(found).is_relative_to(installed.parents[1])
     process = start(Path("out"), installed, elsewhere)
     told, complained = process.communicate(timeout=WAIT_S)
