@@ -5,7 +5,7 @@
     scripts/docs --check    fails when one of them is out of date
     scripts/docs --folder F [--check]    elsewhere than in docs/
 
-What is written by hand stands in docs/man/*.1.in (all but the options) and in the tables below.
+Written by hand are docs/man/*.1.in (all but the options) and the tables below.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ COMMANDS: dict[str, click.Command] = {
 }
 NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
 GIVEN = frozenset({"seq_no", "time", "seq", "serial", "cpu", "callvalue"})
-"""Columns that the collector gives to entries from sock_diag, or that are 0 by right."""
+"""Columns of entries from sock_diag that the collector fills, or that are rightly 0."""
 BY_SCRIPT = "Made by scripts/docs; do not edit."
 
-# Of each column of struct tpm_entry: what it was in 2000 (the report's comment), and which values
-# of the Linux kernel stand for it.
+# For each column of struct tpm_entry: its meaning in 2000 (the report's comment), and the values of
+# the Linux kernel that replace it.
 ON_LINUX = {
-    "seq_no": ("tpm entry number", "given by the collector when it has merged the CPUs; a lost "
-               "record takes one too"),
-    "time": ("time of entry", "CLOCK_MONOTONIC at the probe, made time of day with the clock "
-             "pairs of the file"),
+    "seq_no": ("tpm entry number", "the collector numbers the records after it has merged the "
+               "CPUs; a lost record has a number too"),
+    "time": ("time of entry", "CLOCK_MONOTONIC at the probe, converted to the time of day "
+             "with the clock pairs of the file"),
     "callvalue": ("used for debugging", "the location's own argument, see "
                   "[locations](locations.md)"),
     "location": ("unique value identifying triggering code point", "the number of the location, "
@@ -64,9 +64,9 @@ ON_LINUX = {
     "lport": ("local port number", "skc_num; inet_sport where that is 0 already"),
     "rport": ("remote port number", "skc_dport"),
     "snd_cwnd": ("congestion window", "snd_cwnd (segments) x mss_cache"),
-    "snd_max": ("highest sequence number sent", "snd_nxt, which Linux never takes back"),
-    "snd_fack": ("highest sequence number (s)acked", "tcp_highest_sack_seq(): where what is not "
-                 "sacked begins after the highest sacked segment; snd_una when nothing is sacked"),
+    "snd_max": ("highest sequence number sent", "snd_nxt, which never decreases on Linux"),
+    "snd_fack": ("highest sequence number (s)acked", "tcp_highest_sack_seq(): the start of the "
+                 "data after the highest sacked segment; snd_una when nothing is sacked"),
     "sb_hiwat": ("send socket buffer hi water mark", "sk_sndbuf, which counts the kernel's "
                  "overhead too"),
     "snd_sb_cc": ("space used in send socket buf", "write_seq - snd_una: payload only"),
@@ -102,7 +102,7 @@ CONTROL_CALLVALUES = {
 
 
 def table(headings: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; numbers (a heading that ends with a colon) stand on the right."""
+    """A Markdown table; a heading that ends with a colon aligns its column to the right."""
     lines = ["| " + " | ".join(heading.rstrip(":") for heading in headings) + " |"]
     lines.append("|" + "|".join("--:" if h.endswith(":") else "---" for h in headings) + "|")
     lines += ["| " + " | ".join(cell(text) for text in row) + " |" for row in rows]
@@ -110,7 +110,7 @@ def table(headings: list[str], rows: list[list[str]]) -> str:
 
 
 def page(*parts: str) -> str:
-    """A Markdown page of titles and tables, as they are, and paragraphs, which are filled."""
+    """A Markdown page: titles and tables stay as they are, paragraphs are filled."""
     head = f"<!-- SPDX-License-Identifier: Apache-2.0 -->\n<!-- {BY_SCRIPT} -->\n"
     return head + "\n\n".join(part if part[0] in "#|" else fill(part) for part in parts) + "\n"
 
@@ -154,17 +154,18 @@ def columns_page(schema: Schema) -> str:
         f"""What `collect --columns` chooses from: the sets `classic`, `default` (which holds
         classic) and `all`, or names with commas. The sixteen of classic are always stored. Bytes
         of an entry: {stored}.""",
-        """Numbers are in the byte order of the file, but the ports, which are in network order;
-        `laddr`, `raddr`, `comm` and `ca_name` are raw bytes, addresses in network order, names
-        filled up with NUL. A column is absent (its length in the file is 0) on a kernel that
-        lacks a member in the last column of the table.""",
+        """Numbers are in the byte order of the file; ports are in network order. `laddr`, `raddr`,
+        `comm` and `ca_name` are raw bytes: addresses in network order, names padded with NUL. A
+        column is absent (its length in the file is 0) on a kernel that lacks one of the members
+        in the table's last column.""",
         f"""Entries of the location EXISTING come from a BPF socket iterator. On a kernel without
-        one they come from sock_diag, which does not tell these columns, so that they are 0 in such
+        one they come from sock_diag, which does not report these columns; they are 0 in such
         entries: {untold}.""",
         table(["column", "bytes:", "set", "unit", "meaning", "needs"], rows),
         "## The sixteen columns of 2000",
-        """`struct tpm_entry` of the PSC kernel monitor (CMU-PSC-TR-2000-0001, section 7.2), with a
-        `u_long` of 4 bytes, begins every entry. On Linux these values stand for its own:""",
+        """Every entry begins with `struct tpm_entry` of the PSC kernel monitor
+        (CMU-PSC-TR-2000-0001, section 7.2), with a `u_long` of 4 bytes. On Linux its columns have
+        these values:""",
         table(["column", "offset:", "bytes:", "in 2000", "on Linux"], classic),
     )
 
@@ -188,24 +189,24 @@ def locations_page(schema: Schema) -> str:
     return page(
         "# Locations",
         """The places in the kernel's TCP where a snapshot is taken. `collect --locations` chooses:
-        `default`, `all`, names with commas, or `-NAME` to take one away from the default. The
-        default records what the stack does; what comes with each call of the application is
-        recorded when it is asked for (`--locations default,SEND_CALL,RECEIVE_CALL`). Each is
-        attached in the first of its ways that the running kernel offers, best first; where it
-        offers none, a location that was asked for by name is reported, and the capture goes on
-        without it. `tcpkmon doctor` tells which way it is here, `collect -v` which it was.""",
+        `default`, `all`, names with commas, or `-NAME` to remove one from the default. The default
+        records what the stack does. The calls of the application are recorded on request
+        (`--locations default,SEND_CALL,RECEIVE_CALL`). Each location is attached in the first of
+        its ways, best first, that the running kernel offers. If the kernel offers none, the
+        capture goes on without the location, and reports it if it was asked for by name. `tcpkmon
+        doctor` prints the way on this machine, `collect -v` the way of a capture.""",
         table(["number:", "location", "default", "meaning", "callvalue", "attached as"], events),
         """Ways: `btf` is a tracepoint with BTF types (fields are plain loads), `raw` a raw
         tracepoint, `fentry` and `fexit` the begin and end of a function by trampoline, `kprobe` a
-        breakpoint at its begin. With a kprobe, SEND_CALL and RECEIVE_CALL tell what was asked for
-        instead of the result.""",
-        """The columns `pid` and `comm` tell who called last on the socket: connect, listen, accept
-        where fexit is allowed, each receive, recorded or not, and each send where it is recorded or
-        `--pid` is given. What is not recorded is looked at once a jiffy (1 to 10 ms), or at each
-        call with `--pid`.""",
+        breakpoint at its begin. With a kprobe, SEND_CALL and RECEIVE_CALL record the requested
+        bytes instead of the result.""",
+        """The columns `pid` and `comm` name the process that made the socket's last call: connect,
+        listen, accept (where fexit is allowed), each receive, and each send if sends are recorded
+        or `--pid` is given. Calls that are not recorded are observed once a jiffy (1 to 10 ms);
+        with `--pid`, each of them.""",
         "## Control entries",
-        f"""They stand among the others, with the ports 0 and 0, and are described in
-        [the file format](psc-format.md). EXISTING ({EXISTING}) is the exception: an ordinary
+        f"""They are between the other entries, with the ports 0 and 0; [the file
+        format](psc-format.md) describes them. EXISTING ({EXISTING}) is the exception: an ordinary
         snapshot, with ports, of a connection that was open when the capture began
         ({ways["EXISTING"]}, else sock_diag).""",
         table(["number:", "location", "meaning", "callvalue"], control),
@@ -216,7 +217,7 @@ def locations_page(schema: Schema) -> str:
 
 
 def roff(text: str) -> str:
-    """Text for a man page: `code` becomes bold, what roff would take for its own is escaped."""
+    """Text for a man page: `code` becomes bold, roff's own characters are escaped."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     text = re.sub(r"`([^`]*)`", r"\\fB\1\\fR", " ".join(text.split()))
     return "\\&" + text if text[:1] in (".", "'") else text
@@ -255,7 +256,7 @@ def describe_options(command: click.Command) -> str:
 
 
 def describe_help(text: str) -> str:
-    """A command's help text: paragraphs, and after \\b lines as they are."""
+    """A command's help text: paragraphs are filled; after \\b, lines stay as they are."""
     parts = []
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         lines = paragraph.strip().splitlines()
@@ -285,7 +286,7 @@ def describe_commands(group: click.Command) -> str:
 
 
 def commands_of(group: click.Group) -> Iterator[tuple[str, click.Command]]:
-    """The commands of a group, and those of the groups in it, by what is typed."""
+    """The commands of a group and of the groups in it, by the words that the user types."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from ((f"{name} {inner}", part) for inner, part in commands_of(command))
@@ -294,7 +295,7 @@ def commands_of(group: click.Group) -> Iterator[tuple[str, click.Command]]:
 
 
 def man_page(name: str) -> str:
-    """docs/man/NAME.1: the text by hand, with the options put in."""
+    """docs/man/NAME.1: the handwritten text with the generated options."""
     command = COMMANDS[name]
     text = (ROOT / "docs" / "man" / f"{name}.1.in").read_text(encoding="utf-8")
     text = text.replace("@VERSION@", version()).replace("@MADE@", BY_SCRIPT)
@@ -305,7 +306,7 @@ def man_page(name: str) -> str:
 
 
 def version() -> str:
-    """The version that pyproject.toml gives; what is installed may be older."""
+    """The version in pyproject.toml; the installed one may be older."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     found = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
     if found is None:
@@ -314,7 +315,7 @@ def version() -> str:
 
 
 def make_pages() -> dict[str, str]:
-    """The text of each generated file, by its path below docs/."""
+    """The text of each generated file, by its path in docs/."""
     schema = load_schema()
     pages = {"columns.md": columns_page(schema), "locations.md": locations_page(schema)}
     pages.update({f"man/{name}.1": man_page(name) for name in COMMANDS})
