@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 
 import formats
+from collector.commands.demo import command
+from collector.lab.demo import CAPTURE, PICTURE, prepare_folder
 from collector.lab.demo_report import read_flows
 from collector.linux import netns
+from formats.base.cli import run
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -99,6 +102,36 @@ def test_the_demo_of_a_wheel(tmp_path: Path, installed: Path) -> None:
     assert (elsewhere / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
     with formats.open(elsewhere / "out" / "demo.pm") as capture:
         assert capture.complete
+
+
+def test_under_sudo_what_is_new_belongs_to_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_UID", "65534")
+    monkeypatch.setenv("SUDO_GID", "65534")
+    folder = tmp_path / "new" / "newer"
+    with pytest.raises(ZeroDivisionError), prepare_folder(folder):
+        (folder / CAPTURE).touch()
+        raise ZeroDivisionError
+    for path in (folder.parent, folder, folder / CAPTURE):
+        assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
+    with prepare_folder(tmp_path):
+        (tmp_path / PICTURE).touch()
+    assert (tmp_path / PICTURE).stat().st_uid == 65534
+    assert tmp_path.stat().st_uid == 0
+
+
+def test_what_is_in_the_way_is_reported_before_anything_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / PICTURE).mkdir()
+    assert run(command, ["--output", str(tmp_path)], prog="demo") == 1
+    said = capfd.readouterr().err
+    assert said == f"demo: {tmp_path / PICTURE}: Is a directory\n"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert run(command, ["--output", str(tmp_path / "none")], prog="demo") == 1
+    assert capfd.readouterr().err == "demo: the demo needs root; run it with sudo\n"
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
