@@ -47,7 +47,7 @@ COMMANDS: dict[str, click.Command] = {
 }
 NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
 GIVEN = frozenset({"seq_no", "time", "seq", "serial", "cpu", "callvalue"})
-"""Columns that the collector gives to entries from sock_diag, or that are 0 by right."""
+"""Columns of entries from sock_diag that the collector fills, or that are rightly 0."""
 BY_SCRIPT = "Made by scripts/docs; do not edit."
 
 # Of each column of struct tpm_entry: what it was in 2000 (the report's comment), and which value of
@@ -110,7 +110,7 @@ def table(headings: list[str], rows: list[list[str]]) -> str:
 
 
 def page(*parts: str) -> str:
-    """A Markdown page of titles and tables, as they are, and paragraphs, which are filled."""
+    """A Markdown page: titles and tables stay as they are, paragraphs are filled."""
     head = f"<!-- SPDX-License-Identifier: Apache-2.0 -->\n<!-- {BY_SCRIPT} -->\n"
     return head + "\n\n".join(part if part[0] in "#|" else fill(part) for part in parts) + "\n"
 
@@ -216,7 +216,7 @@ def locations_page(schema: Schema) -> str:
 
 
 def roff(text: str) -> str:
-    """Text for a man page: `code` becomes bold, what roff would take for its own is escaped."""
+    """Text for a man page: `code` becomes bold, roff's own characters are escaped."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     text = re.sub(r"`([^`]*)`", r"\\fB\1\\fR", " ".join(text.split()))
     return "\\&" + text if text[:1] in (".", "'") else text
@@ -255,7 +255,7 @@ def describe_options(command: click.Command) -> str:
 
 
 def describe_help(text: str) -> str:
-    """A command's help text: paragraphs, and after \\b lines as they are."""
+    """A command's help text: paragraphs are filled; after \\b, lines stay as they are."""
     parts = []
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         lines = paragraph.strip().splitlines()
@@ -285,7 +285,7 @@ def describe_commands(group: click.Command) -> str:
 
 
 def commands_of(group: click.Group) -> Iterator[tuple[str, click.Command]]:
-    """The commands of a group, and those of the groups in it, by what is typed."""
+    """The commands of a group and of the groups in it, by the words that the user types."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from ((f"{name} {inner}", part) for inner, part in commands_of(command))
@@ -294,7 +294,7 @@ def commands_of(group: click.Group) -> Iterator[tuple[str, click.Command]]:
 
 
 def man_page(name: str) -> str:
-    """docs/man/NAME.1: the text by hand, with the options put in."""
+    """docs/man/NAME.1: the handwritten text with the generated options."""
     command = COMMANDS[name]
     text = (ROOT / "docs" / "man" / f"{name}.1.in").read_text(encoding="utf-8")
     text = text.replace("@VERSION@", version()).replace("@MADE@", BY_SCRIPT)
@@ -305,7 +305,7 @@ def man_page(name: str) -> str:
 
 
 def version() -> str:
-    """The version that pyproject.toml gives; what is installed may be older."""
+    """The version in pyproject.toml; the installed one may be older."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     found = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
     if found is None:
@@ -314,7 +314,7 @@ def version() -> str:
 
 
 def make_pages() -> dict[str, str]:
-    """The text of each generated file, by its path below docs/."""
+    """The text of each generated file, by its path in docs/."""
     schema = load_schema()
     pages = {"columns.md": columns_page(schema), "locations.md": locations_page(schema)}
     pages.update({f"man/{name}.1": man_page(name) for name in COMMANDS})

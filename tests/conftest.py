@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hypothesis as the tests use it: no deadlines, since the machines are slow and shared.
+"""For all tests: a lab, and Hypothesis without deadlines, as the machines are slow and shared.
 
 In CI the examples are always the same, so that a run says something about the change it tests.
 """
@@ -7,11 +7,26 @@ In CI the examples are always the same, so that a run says something about the c
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collector.lab.lab import Lab
 
 settings.register_profile(
     "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 settings.register_profile("ci", settings.get_profile("shared-machine"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "shared-machine")
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """Two namespaces, a and b, joined by a plain veth pair."""
+    from collector.lab.lab import Lab  # the unit tests do without it
+
+    with Lab() as made:
+        yield made

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon: everything but capturing and drawing, a subcommand each."""
+"""The command tcpkmon: a subcommand for everything but capturing and drawing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collector.commands import (
     benchmark,
     buffer_size,
     columns,
+    demo,
     disable,
     doctor,
     enable,
@@ -33,13 +34,11 @@ def command() -> None:
     """
 
 
-for _part in (doctor.command, events.command, columns.command, verify.command, repair.command):
-    command.add_command(_part)
-command.add_command(schema.command)
-command.add_command(decode.command)
-command.add_command(export.command)
-for _control in (status, enable, disable, mark, buffer_size, lowwater, benchmark):
-    command.add_command(_control.command)
+for _part in (
+    *(demo, doctor, events, columns, verify, repair, schema, decode, export),
+    *(status, enable, disable, mark, buffer_size, lowwater, benchmark),
+):
+    command.add_command(_part.command)
 
 
 def main() -> None:

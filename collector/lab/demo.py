@@ -1,50 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/demo: captures transfers of its own through a bottleneck and shows them."""
+"""What `tcpkmon demo` does: it captures transfers of its own through a bottleneck and draws them.
+
+record() makes the lab, the traffic and the capture; demo_report prints; draw() makes the picture.
+`collect` and `pmgraph` run as programs, the way a user would run them.
+"""
 
 from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from collector.lab import traffic
-from collector.lab.demo_report import print_next, print_plot, print_table, read_flows
+from collector.lab.demo_report import Recording, read_flows
 from collector.lab.endpoint import can_use_congestion
-from collector.lab.lab import Bottleneck, Lab
+from collector.lab.lab import Bottleneck, Lab, check_root
 from collector.lab.traffic import Workload
-from formats.base import cli
 from formats.base.errors import TcpkmonError
 
 FIRST_PORT = 5001
 BOTTLENECK = Bottleneck(rate_mbit=20, queue_bytes=120_000, loss_percent=0.04, delay_ms=10)
 ALGORITHMS = ("reno", "cubic", "bbr")
-START_S = 300.0  # compiling takes long on a slow machine
+START_S = 300.0
+"""A slow machine compiles for minutes."""
 STOP_S = 120.0
-_BIN = Path(sys.executable).parent
+CAPTURE, PICTURE = "demo.pm", "demo.png"
+
+
+@contextmanager
+def prepare_folder(folder: Path) -> Iterator[None]:
+    """Makes the folder, without an old picture in it.
+
+    Under sudo, what was made belongs to the caller at the end, whatever ends it.
+    Errors: PrivilegeError without root, OSError when the folder cannot be made.
+    """
+    check_root("the demo")
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PICTURE).unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        _give_to_caller(*new, folder / CAPTURE, folder / PICTURE)
+
+
+def record(folder: Path, seconds: float, console: Console) -> Recording:
+    """Captures transfers of so many seconds into `folder`; the console shows the progress.
+
+    Everything happens in namespaces that are removed at the end, whatever ends it.
+    Raises TcpkmonError when the lab, the traffic or `collect` fails.
+    """
+    capture = folder / CAPTURE
+    with ExitStack() as stack:
+        with _stage(console, "two network namespaces and a bottleneck"):
+            lab = stack.enter_context(Lab(BOTTLENECK))
+        flows = _choose_flows(lab, seconds)
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))
+        ports = f"{min(flows)}-{max(flows)}"
+        options = ["--ports", ports, "--netns", lab.a.name, "-o", str(capture), "--force"]
+        with _stage(console, "collect: compiling and attaching"):
+            recorder = Recorder(options, log)
+            stack.callback(recorder.close)
+            recorder.await_attached()
+        _transfer(lab, flows, console, seconds)
+        with _stage(console, "collect: finishing the file"):
+            recorder.finish()
+        dropped = lab.dropped()
+    names = {port: workload.congestion for port, workload in flows.items()}
+    return Recording(capture, folder / PICTURE, read_flows(capture, names), dropped)
+
+
+def draw(recording: Recording, console: Console) -> None:
+    """Draws the congestion windows with `pmgraph`; raises TcpkmonError when that fails."""
+    chosen = [word for ports in recording.ports for word in ("-p", ports)]
+    command = [str(find_command("pmgraph")), str(recording.capture), "-P", *chosen, "-c"]
+    with _stage(console, "pmgraph: drawing"):
+        done = subprocess.run(
+            [*command, "-o", str(recording.picture)],
+            check=False,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+    if done.returncode:
+        raise TcpkmonError(f"the picture could not be drawn: {done.stderr.strip()}")
+
+
+def find_command(name: str) -> Path:
+    """The path of an installed command: beside the running Python, else from PATH."""
+    own = (os.path.dirname(sys.executable), sysconfig.get_path("scripts"))
+    found = shutil.which(name, path=os.pathsep.join(own)) or shutil.which(name)
+    if found is None:
+        raise TcpkmonError(f"there is no command {name} here", "install tcpkmon again")
+    return Path(found)
 
 
 class Recorder:
-    """`collect` as a user would run it, around the demo's traffic."""
+    """`collect` around the demo's traffic."""
 
     def __init__(self, options: Sequence[str], log: IO[str]) -> None:
         self._log = log
         self._ready, theirs = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [str(_BIN / "collect"), *options, "-q", "--ready-fd", str(theirs)],
+                [str(find_command("collect")), *options, "-q", "--ready-fd", str(theirs)],
                 pass_fds=(theirs,),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -60,7 +133,7 @@ class Recorder:
             self._complain("did not start")
 
     def finish(self) -> None:
-        """Lets it drain its buffers and close the file."""
+        """Stops it: it empties its buffers and closes the file."""
         self._process.send_signal(signal.SIGINT)
         try:
             code = self._process.wait(STOP_S)
@@ -70,7 +143,7 @@ class Recorder:
             self._complain(f"ended with {code}")
 
     def close(self) -> None:
-        """Ends it, if something went wrong before finish()."""
+        """Ends it, if something failed before finish()."""
         os.close(self._ready)
         if self._process.poll() is None:
             self._process.terminate()
@@ -83,12 +156,12 @@ class Recorder:
     def _complain(self, what: str) -> None:
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
-        raise TcpkmonError(f"collect {what}: {lines[-1] if lines else 'it said nothing'}")
+        raise TcpkmonError(f"collect {what}: {lines[-1] if lines else 'without a message'}")
 
 
 @contextmanager
 def _stage(console: Console, text: str, seconds: float | None = None) -> Iterator[Progress]:
-    """Shows that something goes on; with `seconds`, how far it is."""
+    """Shows a stage on the console; with `seconds`, a bar of its progress."""
     columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
     if seconds is not None:
         columns.insert(2, BarColumn(bar_width=30))
@@ -102,11 +175,11 @@ def _stage(console: Console, text: str, seconds: float | None = None) -> Iterato
 
 
 def _choose_flows(lab: Lab, seconds: float) -> dict[int, Workload]:
-    """For each port what goes there: one transfer for each algorithm that the kernel has."""
+    """The transfers by port: one for each algorithm that the kernel has."""
     names = [name for name in ALGORITHMS if lab.a.run(partial(can_use_congestion, name))]
     flows = {}
     for port, name in enumerate(names or [""], start=FIRST_PORT):
-        # One of them over IPv6, because there it is no different.
+        # One of them over IPv6, to show that too.
         server = lab.b.address6 if name == "cubic" else lab.b.address4
         flows[port] = Workload(server, port=port, duration_s=seconds, congestion=name)
     return flows
@@ -124,103 +197,19 @@ def _transfer(lab: Lab, flows: dict[int, Workload], console: Console, seconds: f
             start = time.monotonic()
             for exchange in exchanges:
                 exchange.go()
-            # The wait is for the clients; the bar is only painted meanwhile.
-            while any(exchange.client.poll() is None for exchange in exchanges):
-                spent = time.monotonic() - start
-                progress.update(progress.task_ids[0], completed=min(spent, seconds))
-                if spent > seconds + traffic.TIMEOUT_S:
-                    break
-                _pause(exchanges[0], 0.1)
+            spent_s = 0.0
+            while spent_s < seconds + traffic.TIMEOUT_S and any(e.is_running for e in exchanges):
+                time.sleep(0.1)
+                spent_s = time.monotonic() - start
+                progress.update(progress.task_ids[0], completed=min(spent_s, seconds))
         for exchange in exchanges:
             exchange.finish()
 
 
-def _pause(exchange: traffic.Exchange, most_s: float) -> None:
-    try:
-        exchange.client.wait(most_s)
-    except subprocess.TimeoutExpired:
-        return
-    time.sleep(most_s)  # that one is done; the others soon are
-
-
-def _draw(capture: Path, connections: Sequence[str], picture: Path) -> None:
-    """pmgraph as a user would run it."""
-    chosen = [word for connection in connections for word in ("-p", connection)]
-    picture.unlink(missing_ok=True)
-    done = subprocess.run(
-        [str(_BIN / "pmgraph"), str(capture), "-P", *chosen, "-c", "-o", str(picture)],
-        check=False,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        raise TcpkmonError(f"pmgraph failed: {done.stderr.strip()}")
-
-
 def _give_to_caller(*paths: Path) -> None:
-    """Under sudo, what was made belongs to who called it."""
+    """Under sudo, gives these files to the user who called it."""
     uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
     if uid.isdecimal() and gid.isdecimal():
         for path in paths:
-            os.chown(path, int(uid), int(gid), follow_symlinks=False)
-
-
-@click.command()
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("tcpkmon-demo"),
-    show_default=True,
-    help="The folder for the capture and the picture.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.5, 600),
-    default=6.0,
-    show_default=True,
-    help="How long the transfers take.",
-)
-def demo(output: Path, seconds: float) -> int:
-    """Captures TCP transfers between two network namespaces and shows them.
-
-    Everything happens in namespaces that are removed at the end, also on Ctrl-C.
-    """
-    console = Console(stderr=True, highlight=False)
-    output.mkdir(exist_ok=True, parents=True)
-    capture, picture = output / "demo.pm", output / "demo.png"
-    with ExitStack() as stack:
-        with _stage(console, "two network namespaces and a bottleneck"):
-            lab = stack.enter_context(Lab(BOTTLENECK))
-        flows = _choose_flows(lab, seconds)
-        log = stack.enter_context(tempfile.TemporaryFile("w+"))
-        wanted = f"{min(flows)}-{max(flows)}"
-        options = ["--ports", wanted, "--netns", lab.a.name, "-o", str(capture), "--force"]
-        with _stage(console, "collect: compiling and attaching"):
-            recorder = Recorder(options, log)
-            stack.callback(recorder.close)
-            recorder.await_attached()
-        _transfer(lab, flows, console, seconds)
-        with _stage(console, "collect: finishing the file"):
-            recorder.finish()
-        dropped = lab.dropped()
-    names = {port: workload.congestion for port, workload in flows.items()}
-    with _stage(console, "pmgraph: drawing"):
-        found = read_flows(capture, names)
-        ports = [flow.ports for flow in found]
-        _draw(capture, ports, picture)
-    _give_to_caller(output, capture, picture)
-    told = Console(highlight=False)
-    print_table(told, capture, found, dropped)
-    print_plot(told, capture, ports)
-    print_next(told, capture, picture, found, _BIN)
-    return 0
-
-
-def main() -> None:
-    """The entry point of `python -m collector.lab.demo`."""
-    sys.exit(cli.run(demo, prog="demo"))
-
-
-if __name__ == "__main__":
-    main()
+            with suppress(FileNotFoundError):
+                os.chown(path, int(uid), int(gid), follow_symlinks=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo tells at its end: a table of the connections, read from the file."""
+"""What the demo prints at its end: a table of the connections, a plot, and what to try next."""
 
 from __future__ import annotations
 
@@ -49,6 +49,22 @@ class Flow:
         return self.acked_bytes * 8 / length_s / 1e6 if length_s > 0 else 0.0
 
 
+@dataclass(frozen=True)
+class Recording:
+    """What the demo made."""
+
+    capture: Path
+    picture: Path
+    flows: Sequence[Flow]
+    dropped: int
+    """Packets that the lab's nftables rule dropped."""
+
+    @property
+    def ports(self) -> list[str]:
+        """Each flow's ports, as pmgraph's -p takes them."""
+        return [flow.ports for flow in self.flows]
+
+
 def read_flows(path: Path, names: Mapping[int, str]) -> list[Flow]:
     """The connections to the ports of `names` (port: congestion control), in that order.
 
@@ -85,37 +101,31 @@ def read_flows(path: Path, names: Mapping[int, str]) -> list[Flow]:
     return flows
 
 
-def print_table(console: Console, capture: Path, flows: Sequence[Flow], dropped: int) -> None:
-    """The connections, and what was lost on the way: in the capture, and by nftables."""
-    console.print(make_table(flows))
-    with formats.open(capture) as opened:
-        losses = f"{opened.lost} lost" if opened.complete else "tail unknown"
-        console.print(f"{len(opened)} entries in the file, {losses}.", end=" ")
-    console.print(f"nftables dropped {dropped} packets.\n")
-
-
-def print_plot(console: Console, capture: Path, connections: Sequence[str]) -> None:
-    """The congestion windows as `pmgraph CAPTURE -P -p ... -c` draws them, terminal or not."""
-    wanted = select(["snd_cwnd"], tuple(connections), (), True)
-    ascii_only = not (console.encoding or "").lower().startswith("utf")
-    with formats.open(capture) as opened:
-        pages, _ = build_pages(opened, wanted, BINS)
+def print_summary(console: Console, recording: Recording) -> None:
+    """The connections as a table, what was lost on the way, and the plot of their windows."""
+    console.print(make_table(recording.flows))
+    with formats.open(recording.capture) as capture:
+        losses = f"{capture.lost} lost" if capture.complete else "tail unknown"
+        console.print(f"{len(capture)} entries in the file, {losses}.", end=" ")
+        console.print(f"nftables dropped {recording.dropped} packets.\n")
+        # As `pmgraph CAPTURE -P -p ... -c` draws them, on a terminal or not.
+        wanted = select(["snd_cwnd"], tuple(recording.ports), (), True)
+        ascii_only = not (console.encoding or "").lower().startswith("utf")
+        pages, _ = build_pages(capture, wanted, BINS)
         for line in draw_text(pages, min(console.width, 100), use_colours(), ascii_only):
             print(line)
 
 
-def print_next(
-    console: Console, capture: Path, picture: Path, flows: Sequence[Flow], commands: Path
-) -> None:
+def print_next(console: Console, recording: Recording, commands: Path) -> None:
     """Where the files are and what to try next; `commands` is the folder of collect."""
     folder = _short(commands)
-    words = shlex.quote(str(capture))
+    words = shlex.quote(str(recording.capture))
     console.print(
         f"""
-The capture:  {capture}
-The picture:  {picture}
+The capture:  {recording.capture}
+The picture:  {recording.picture}
 
-Look at it:   {folder}/pmgraph {words} -p {flows[0].ports} -c -H
+Look at it:   {folder}/pmgraph {words} -p {recording.ports[0]} -c -H
               {folder}/pmgraph {words} -T | less -S
 Your own:     sudo {folder}/collect --ports 443 --duration 10s -o my.pm
               sudo {folder}/collect --ports 443 -o my.pm -- curl -sO https://HOST/FILE""",
@@ -148,6 +158,6 @@ def make_table(flows: Sequence[Flow]) -> Table:
 
 
 def _short(path: Path) -> str:
-    """A path as one would type it here."""
+    """The shortest way to type a path here."""
     relative = os.path.relpath(path)
     return shlex.quote(min(relative, str(path), key=len))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of a traffic.Workload, each run as a process: `python -m collector.lab.endpoint`."""
+"""The two ends of a traffic.Workload: each is a process, `python -m collector.lab.endpoint`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK_BYTES = 1 << 16
 
 
 def serve(workload: Workload, listener: socket.socket) -> Tally:
-    """The server's part on a socket that listens: takes all connections, then returns."""
+    """The server's part on a listening socket: accepts and serves all connections."""
     tally = Tally(os.getpid())
     threads = []
     for _ in range(workload.connections):
@@ -40,7 +40,7 @@ def serve(workload: Workload, listener: socket.socket) -> Tally:
 
 
 def open_listener(workload: Workload) -> socket.socket:
-    """A socket that listens as the workload says; close it."""
+    """The server's listening socket; the caller closes it."""
     address = workload.listen or workload.server
     listener = socket.socket(_family(address), socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,7 +54,7 @@ def open_listener(workload: Workload) -> socket.socket:
 
 
 def connect_all(workload: Workload) -> Tally:
-    """The client's part: makes all connections, sends, reads, closes."""
+    """The client's part: opens all connections, sends, reads, closes."""
     tally = Tally(os.getpid())
     todo = iter(range(workload.connections))
     lock = threading.Lock()
@@ -115,7 +115,7 @@ def _converse(workload: Workload, worker: int, tally: Tally, lock: threading.Loc
 
 def _answer(workload: Workload, stream: socket.socket, seen: Connection) -> None:
     expected = workload.count * workload.size
-    owed = 0
+    unanswered = 0
     reply = bytes(workload.reply)
     with stream:
         while not (workload.server_closes and seen.bytes_received >= expected):
@@ -126,9 +126,9 @@ def _answer(workload: Workload, stream: socket.socket, seen: Connection) -> None
                 return
             if not got:
                 return
-            owed += got
-            while reply and not workload.duration_s and owed >= workload.size:
-                owed -= workload.size
+            unanswered += got
+            while reply and not workload.duration_s and unanswered >= workload.size:
+                unanswered -= workload.size
                 _send_all(stream, reply, seen)
 
 
@@ -165,7 +165,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _bound_waits(stream: socket.socket) -> None:
-    """Limits waits in the kernel: Python's own time-outs would cut one send() into several."""
+    """Sets time-outs in the kernel: Python's own would split one send() into several."""
     limit = struct.pack("ll", int(TIMEOUT_S), 0)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -177,7 +177,7 @@ def _choose_congestion(stream: socket.socket, name: str) -> None:
 
 
 def can_use_congestion(name: str) -> bool:
-    """Whether sockets of the calling thread's namespace can take this congestion control."""
+    """Whether sockets of the calling thread's namespace can use this congestion control."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             _choose_congestion(probe, name)

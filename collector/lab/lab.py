@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab for tests and the demo: two network namespaces, and a bottleneck between them if wanted.
+"""The lab: two network namespaces and, if wanted, a bottleneck between them.
 
 Lab():
            a --veth0==========================================veth0-- b
     10.77.0.1 fd77::1                                  10.77.0.2 fd77::2
 
-Lab(Bottleneck(...)): a router r stands between, so that the queue is not the sender's own, which
-TCP would be told of (TCP small queues, local congestion); a and b do not notice it.
+Lab(Bottleneck(...)): a router r holds the queue. In a queue of the sender's own host, TCP would
+see each drop at once (TCP small queues, local congestion). The addresses of a and b are the same.
 
            a --veth0====left-- r --[tbf]right====veth0--[nftables drop] b
                                          <- netem delay, where the kernel has it
@@ -20,6 +20,7 @@ import itertools
 import os
 import re
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,8 +40,9 @@ __all__ = ["Bottleneck", "Lab", "Side", "remove_stale"]
 T = TypeVar("T")
 
 DEVICE = "veth0"
+"""The device in a and in b that leads to the other."""
 SMALL_BYTES = 200  # packets up to this size (acknowledgements, handshakes) are never dropped
-_NODAD = 0x02  # IFA_F_NODAD: an IPv6 address that can be used at once
+_NODAD = 0x02  # IFA_F_NODAD: the IPv6 address can be used at once
 _PERMANENT = 0x80  # NUD_PERMANENT
 _LINK = 253  # RT_SCOPE_LINK
 _serials = itertools.count()
@@ -48,28 +50,29 @@ _serials = itertools.count()
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What the path from a to b does to data."""
+    """What the path from a to b does to packets."""
 
     rate_mbit: float = 20.0
     queue_bytes: int = 60_000
     loss_percent: float = 0.0
-    """Random, of packets larger than SMALL_BYTES."""
+    """Dropped at random, of the packets larger than SMALL_BYTES."""
     delay_ms: float = 0.0
-    """On the way back, by netem; 0 in Lab.delay_ms where the kernel has none."""
+    """From b to a, by netem. Lab.delay_ms stays 0 where the kernel has no netem."""
 
 
 class Lab:
-    """Two namespaces `a` and `b` that exist for the length of a `with`, whatever ends it.
+    """Two namespaces `a` and `b` that exist inside a `with`, whatever ends it.
 
-    While it is open in the main thread, SIGTERM and SIGHUP end the program as an exception
-    would, so that nothing is left behind. Labs of processes that died are removed first.
-    Errors: PrivilegeError without root, KernelError where namespaces or veth are missing.
+    Opened in the main thread, it makes SIGTERM and SIGHUP raise SystemExit, so that nothing is
+    left behind. It first removes the labs of processes that died.
+    Errors: PrivilegeError without root, KernelError where the kernel lacks namespaces, veth or
+    nf_tables, TcpkmonError where the commands ip or nft are missing.
     """
 
     a: Side
     b: Side
     router: Side | None = None
-    """Where the queue is, if there is a bottleneck."""
+    """The namespace with the queue, if there is a bottleneck."""
 
     def __init__(self, bottleneck: Bottleneck | None = None) -> None:
         self.bottleneck = bottleneck
@@ -80,8 +83,7 @@ class Lab:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Lab:
-        if os.geteuid() != 0:
-            raise PrivilegeError("a lab of network namespaces needs root", "run it with sudo")
+        check_root("a lab of network namespaces")
         remove_stale()
         atexit.register(self.close)
         self._catch_signals()
@@ -108,7 +110,7 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Removes the namespaces, and with them all that is in them; may be called again."""
+        """Removes the namespaces and all that is in them; may be called again."""
         while self._sides:
             self._sides.pop().namespace.close()
         while self._names:
@@ -119,7 +121,7 @@ class Lab:
         atexit.unregister(self.close)
 
     def run(self, side: str, what: Callable[[], T] | Sequence[str]) -> T | str:
-        """Side.run or Side.command of "a" or "b", by what is given."""
+        """Side.run() with a callable, Side.command() with words; `side` is "a" or "b"."""
         place: Side = getattr(self, side)
         return place.run(what) if callable(what) else place.command(what)
 
@@ -163,7 +165,7 @@ class Lab:
             _index(router, "right"),
             0x10000,
             rate=rate,
-            # A burst below a large segment makes tbf cut it into packets, as a real link would.
+            # tbf splits a segment that is larger than the burst, as a real link would.
             burst=max(4096, rate // 250),
             limit=wanted.queue_bytes,
         )
@@ -190,7 +192,7 @@ class Lab:
                 self.delay_ms = delay_ms
 
     def drop(self, loss_percent: float) -> None:
-        """From now on b loses this share of the large packets that come from a (0: none)."""
+        """From now on b drops this share of the large packets that come from a (0: none)."""
         rules = ["add table inet lab", "flush table inet lab"]
         if loss_percent > 0:
             share = max(1, round(loss_percent * 100))
@@ -199,13 +201,21 @@ class Lab:
                 f"add rule inet lab losses meta l4proto tcp meta length > {SMALL_BYTES} "
                 f"numgen random mod 10000 < {share} counter drop",
             ]
-        self.b.command(["nft", "\n".join(rules)])
+        self._nft("\n".join(rules))
 
     def dropped(self) -> int:
-        """Packets that drop() has lost so far."""
-        text = self.b.command(["nft", "list", "table", "inet", "lab"])
+        """Packets dropped so far by the rule of drop()."""
+        text = self._nft("list", "table", "inet", "lab")
         found = re.search(r"counter packets (\d+)", text)
         return int(found.group(1)) if found else 0
+
+    def _nft(self, *arguments: str) -> str:
+        try:
+            return self.b.command(["nft", *arguments])
+        except subprocess.CalledProcessError as error:
+            raise KernelError(
+                f"nft failed in the lab: {error.stderr.strip()}", "does this kernel have nf_tables?"
+            ) from None
 
     # Ending
 
@@ -217,12 +227,18 @@ class Lab:
                 self._handlers[number] = signal.signal(number, _leave)
 
 
+def check_root(what: str) -> None:
+    """Raises PrivilegeError, which says that `what` needs root, when this is not root."""
+    if os.geteuid() != 0:
+        raise PrivilegeError(f"{what} needs root", "run it with sudo")
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
 def _prepare() -> None:
-    """Settings of a namespace before it has devices: no waiting for IPv6 addresses."""
+    """Settings of a namespace that has no devices yet: IPv6 addresses can be used at once."""
     ipv6 = Path("/proc/sys/net/ipv6/conf")
     if ipv6.is_dir():
         (ipv6 / "default/accept_dad").write_text("0")
@@ -255,7 +271,7 @@ def _hardware(side: Side, device: str) -> str:
 
 
 def _add_neighbours(routes: IPRoute, device: str, other: Side, hardware: str) -> None:
-    """Neighbours are told, not found out: a lost solicitation would cost a second and a SYN."""
+    """Static neighbours: a lost solicitation would cost a second and a SYN."""
     for address in (other.address4, other.address6):
         routes.neigh(
             "replace",

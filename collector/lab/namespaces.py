@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The named network namespaces that a lab is made of: made, entered, removed."""
+"""The named network namespaces of a lab: makes them, enters them, removes them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from collector.linux.netns import NAMED, Namespace, enter, resolve, run_inside
 from formats.base.errors import TcpkmonError
 
 T = TypeVar("T")
+_PACKAGES = {"ip": "iproute2", "nft": "nftables", "tc": "iproute2"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Side:
 
     @property
     def mapped(self) -> str:
-        """The IPv4 address as an IPv6 socket says it."""
+        """The IPv4 address in the form of an IPv6 socket."""
         return f"::ffff:{self.address4}"
 
     def run(self, call: Callable[[], T]) -> T:
@@ -43,9 +44,9 @@ class Side:
 
     @contextmanager
     def routes(self) -> Iterator[IPRoute]:
-        """The kernel's network settings of this namespace.
+        """A netlink socket for the network settings of this namespace.
 
-        IPRoute(netns=...) would fork to get there, and a fork of a process with threads can hang.
+        IPRoute(netns=...) would fork, and a fork of a process with threads can hang.
         """
         with enter(self.namespace.fd), IPRoute() as routes:
             yield routes
@@ -57,34 +58,26 @@ class Side:
             return subprocess.Popen(list(command), **options)
 
     def command(self, command: Sequence[str], timeout_s: float = 120.0) -> str:
-        """Runs a command inside this namespace and returns what it printed.
+        """Runs a command inside this namespace and returns its standard output.
 
-        Raises subprocess.CalledProcessError when it fails.
+        Errors: subprocess.CalledProcessError when it fails, TcpkmonError when it is not installed.
         """
         with enter(self.namespace.fd):
-            return subprocess.run(
-                list(command),
-                check=True,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                env=_environment(),
-                timeout=timeout_s,
-            ).stdout
+            return _run(command, timeout_s)
 
 
 def make(name: str) -> Namespace:
-    """A new namespace of that name; one that a dead process left there is removed."""
+    """Makes a namespace of that name; removes first what a dead process left there."""
     if (NAMED / name).exists():
         remove(name)
-    # A new /run/netns must be one that others can look into, whatever the umask.
+    # This may create /run/netns: others must be able to read it, whatever the umask.
     with _umask(0o022):
         _ip("netns", "add", name)
     return resolve(name)
 
 
 def remove_stale() -> None:
-    """Removes the labs of processes that are gone (killed, or the power failed)."""
+    """Removes the labs of processes that no longer exist."""
     with suppress(FileNotFoundError):
         for entry in sorted(os.listdir(NAMED)):
             found = re.fullmatch(r"tcpkmon-(\d+)-\d+-[abr]", entry)
@@ -93,8 +86,8 @@ def remove_stale() -> None:
 
 
 def remove(name: str) -> None:
-    """Removes it; its processes keep what they use of it."""
-    # Another start may remove the same stale one: it is gone then, and all is well.
+    """Removes the name; the kernel frees the namespace when no process uses it any more."""
+    # Another program may remove the same stale namespace at the same time: no error.
     with suppress(TcpkmonError):
         _ip("netns", "delete", name)
     with suppress(FileNotFoundError):
@@ -103,22 +96,30 @@ def remove(name: str) -> None:
 
 def _ip(*arguments: str) -> None:
     try:
-        done = subprocess.run(
-            ["ip", *arguments],
-            check=False,
+        _run(["ip", *arguments])
+    except subprocess.CalledProcessError as error:
+        raise TcpkmonError(f"ip {' '.join(arguments)}: {error.stderr.strip()}") from None
+
+
+def _run(command: Sequence[str], timeout_s: float = 120.0) -> str:
+    try:
+        return subprocess.run(
+            list(command),
+            check=True,
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
             env=_environment(),
-        )
+            timeout=timeout_s,
+        ).stdout
     except FileNotFoundError:
-        raise TcpkmonError("there is no command ip here", "apt install iproute2") from None
-    if done.returncode:
-        raise TcpkmonError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        name = command[0]
+        hint = f"apt install {_PACKAGES[name]}" if name in _PACKAGES else ""
+        raise TcpkmonError(f"there is no command {name} here", hint) from None
 
 
 def _environment() -> dict[str, str]:
-    """This one's, with the folders where ip, tc and nft are, which sudo and cron may leave out."""
+    """This process's, with the folders of ip, tc and nft, which sudo and cron may leave out."""
     return {**os.environ, "PATH": f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"}
 
 

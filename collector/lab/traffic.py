@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counted TCP traffic for tests and the demo: starts both ends and brings back what each did.
+"""Counted TCP traffic: starts both ends and returns what each of them did.
 
-A Workload says what happens; start() launches both ends, each in a process and, if wanted, a
-network namespace of its own; Exchange.finish() returns what each end counted. Every count is of
-system calls that were made, one for one, so that a capture can be held against it.
+A Workload describes the traffic. start() launches both ends, each in a process of its own and, if
+wanted, in a network namespace. Exchange.finish() returns the counts of each end. They count
+system calls, one for one, so that a capture can be compared with them.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ import select
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from formats.base.errors import TcpkmonError
 
 TIMEOUT_S = 120.0
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[2]  # the repository, or site-packages
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the client and the server do with each other.
+    """The traffic between a client and a server.
 
-    The client makes `connections` of them, `parallel` at a time, and on each sends `count` times
-    `size` bytes with one send() each (or blocks for `duration_s`, if that is not 0), and after
-    each send reads `reply` bytes, if any. Then it closes; with `reset` by an RST.
+    The client opens `connections`, `parallel` at a time. On each one it sends `count` messages of
+    `size` bytes, one send() each; if `duration_s` is not 0, it sends blocks for so long instead.
+    After each message it reads `reply` bytes. Then it closes; with `reset`, by an RST.
     """
 
     server: str
     """Where the client connects: an IPv4 or IPv6 address, or an IPv4-mapped one (::ffff:...)."""
     port: int = 0
-    """0: one that is free."""
+    """0: any free port."""
     listen: str = ""
     """Where the server listens; `server` if empty ("::" takes both families)."""
     client: str = ""
     """The client's own address; any if empty."""
     client_port: int = 0
-    """The client's own port, taken for every connection anew (worker n: plus n); 0: any."""
+    """The client's own port, the same for every connection (plus n for worker n); 0: any."""
     connections: int = 1
     parallel: int = 1
     count: int = 1
@@ -52,7 +52,7 @@ class Workload:
     server_closes: bool = False
     """The server closes first, once it has all `count` messages."""
     congestion: str = ""
-    """Congestion control of both ends; the namespace's default if empty."""
+    """Congestion control of both ends; if empty, the namespace's default."""
 
     def __post_init__(self) -> None:
         if self.reset and self.size and self.count and not self.reply:
@@ -70,9 +70,9 @@ class Connection:
     remote: str
     remote_port: int
     sends: int = 0
-    """send() calls that gave bytes to the kernel."""
+    """send() calls that sent something."""
     receives: int = 0
-    """recv() calls, with the one that found the end."""
+    """recv() calls, with the one that returned the end of the stream."""
     bytes_sent: int = 0
     bytes_received: int = 0
     was_reset: bool = False
@@ -80,7 +80,7 @@ class Connection:
 
 @dataclass
 class Tally:
-    """What one end did, connections in the order in which they began."""
+    """What one end did; the connections in the order of their beginning."""
 
     pid: int = 0
     connections: list[Connection] = field(default_factory=list)
@@ -119,21 +119,26 @@ class Exchange:
         try:
             self.server = self._spawn("server", workload, server_netns)
             self.port = int(_line(self.server))
-            told = Workload(**{**asdict(workload), "port": self.port})
-            self.client = self._spawn("client", told, client_netns)
+            known = replace(workload, port=self.port)
+            self.client = self._spawn("client", known, client_netns)
             _line(self.client)
         except BaseException:
             self.stop()
             raise
 
     def go(self) -> None:
-        """Lets the client connect."""
+        """Makes the client connect."""
         assert self.client.stdin is not None
         self.client.stdin.write("go\n")
         self.client.stdin.flush()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the client has not ended yet."""
+        return self.client.poll() is None
+
     def finish(self, timeout_s: float = TIMEOUT_S) -> Result:
-        """Waits for both ends; raises TcpkmonError with what an end complained of."""
+        """Waits for both ends; raises TcpkmonError with the message of an end that failed."""
         try:
             client = _collect(self.client, "client", timeout_s)
             server = _collect(self.server, "server", timeout_s)
@@ -142,7 +147,7 @@ class Exchange:
         return Result(client, server, self.port)
 
     def stop(self) -> None:
-        """Ends both processes if they still run."""
+        """Kills what still runs of both processes."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -177,7 +182,7 @@ class Exchange:
 def start(
     workload: Workload, client_netns: int | None = None, server_netns: int | None = None
 ) -> Exchange:
-    """Launches both ends, in the namespaces of these descriptors or the caller's (None)."""
+    """Launches both ends, in the namespaces of these descriptors or (None) in the caller's."""
     return Exchange(workload, client_netns, server_netns)
 
 

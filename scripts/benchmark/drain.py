@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Section 5: the way from the ring to the file alone."""
+"""What a record costs on its way from the ring to the file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.linux.privileges import raise_limits
-from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Wish, prepare
 from collector.plan.filters import parse
 from collector.ring.batch import Batch
-from collector.ring.rings import DEFAULT_TRANSPORT, Rings, pages_of
+from collector.ring.rings import DEFAULT_TRANSPORT
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import Sequencer
 from collector.writer.file_sink import FileSink
 from collector.writer.psc_writer import Writer, Written
-from scripts.benchmark.context import BenchError, Context, cpus
+from scripts.benchmark.capture import capturing
+from scripts.benchmark.context import Context, cpus
+from scripts.benchmark.load import BenchError
 
 NAME = "drain"
 TITLE = "From the ring to the file"
@@ -29,15 +30,14 @@ COLUMNS = ("classic", "default", "all")
 STEPS = ("order", "write")
 RING_BYTES = 128 << 20
 PIECE_BYTES = 1 << 20
-"""What one wake-up finds in a ring of 4 MiB at the default low-water mark."""
+"""What a wake-up finds in a ring of 4 MiB at the default low-water mark."""
 
 
 def measure(context: Context) -> None:
     """Records real rings once, then replays them."""
     raise_limits()
     recorded = {columns: record(context, columns) for columns in COLUMNS}
-    for number in range(context.rounds):
-        context.say(f"{NAME}: round {number + 1} of {context.rounds}")
+    for _ in context.each_round(NAME):
         for columns, (dtype, raw) in recorded.items():
             for step, seconds in replay(dtype, raw, context.folder / "replayed").items():
                 per_record = seconds / (len(raw) // DEFAULT_TRANSPORT.row_bytes(dtype.itemsize))
@@ -46,29 +46,25 @@ def measure(context: Context) -> None:
 
 
 def record(context: Context, columns: str) -> tuple[np.dtype[Any], NDArray[np.uint8]]:
-    """The rows that stand in a ring after a flood."""
+    """The rows of the fullest ring after a flood, as bytes."""
     seconds = context.pick(0.3, 0.1)
     prepared = prepare(Wish(columns=columns, locations="RECEIVE_CALL", existing=False))
-    with context.lab() as (_, load), Kernel(prepared, parse()) as kernel:
+    with context.lab() as (_, load), capturing(prepared, parse(), RING_BYTES) as (kernel, rings):
         load.pin(cpus()[1], cpus()[1])
-        pages = pages_of(RING_BYTES)
-        with Rings(kernel.loaded.maps, prepared.dtype, pages, RING_BYTES // 2) as rings:
-            kernel.loaded.attach()
-            kernel.switch(prepared.numbers, True)
-            load.run(f"receive {seconds} 0")
-            kernel.loaded.detach()
-            entries = max((batch.entries for batch in rings.drain()), key=len)
-            if not len(entries):
-                raise BenchError("the flood left nothing in the rings")
-            row = DEFAULT_TRANSPORT.row_bytes(prepared.dtype.itemsize)
-            rows = np.zeros((len(entries), row), np.uint8)
-            whole = np.ascontiguousarray(entries).view(np.uint8)
-            rows[:, : prepared.dtype.itemsize] = whole.reshape(len(entries), -1)
+        load.run(f"receive {seconds} 0")
+        kernel.loaded.detach()
+        entries = max((batch.entries for batch in rings.drain()), key=len)
+        if not len(entries):
+            raise BenchError("the flood left nothing in the rings")
+        row = DEFAULT_TRANSPORT.row_bytes(prepared.dtype.itemsize)
+        rows = np.zeros((len(entries), row), np.uint8)
+        whole = np.ascontiguousarray(entries).view(np.uint8)
+        rows[:, : prepared.dtype.itemsize] = whole.reshape(len(entries), -1)
     return prepared.dtype, rows.reshape(-1)
 
 
 def replay(dtype: np.dtype[Any], raw: NDArray[np.uint8], path: Path) -> dict[str, float]:
-    """CPU seconds by step; order is with the copy out of the ring."""
+    """CPU seconds by step; `order` includes the copy out of the ring."""
     clocks = Clocks()
     sequencer = Sequencer(dtype, clocks.to_epoch)
     writer = Writer(

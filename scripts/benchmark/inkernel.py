@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Section 3: nanoseconds in the kernel per event, by location and by the way it is attached.
+"""Nanoseconds in the kernel per event, by location and by the way to attach.
 
-The kernel measures itself (BPF_ENABLE_STATS). That costs too, and is part of each number: the
-figure of an empty program, measured at the same time, tells how much.
+The kernel measures itself (BPF_ENABLE_STATS). That has a cost too, which is part of each number:
+an empty program, measured at the same time, shows how much it is.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from collector.loader.prepare import Prepared, Wish, prepare
 from collector.loader.programs import attach_link, attach_type_id, load_code
 from collector.plan.filters import parse
 from collector.plan.probes import Chosen
-from collector.ring.rings import Rings, pages_of
 from formats.base.errors import TcpkmonError
-from scripts.benchmark.context import Context, Load, cpus
+from scripts.benchmark.capture import capturing, discard
+from scripts.benchmark.context import Context, cpus
+from scripts.benchmark.load import Load
 
 NAME = "in-kernel"
 TITLE = "Time in the kernel per event"
@@ -36,10 +37,9 @@ WAYS = {
 REASON_CHARACTERS = 160
 STATES = ("recorded", "unchanged", "disabled", "filtered")
 WATCHED = ("SEGMENT_RECEIVED", "ACK_PROCESSED", "TRANSMIT")
-"""To these --when-changed applies."""
+"""The locations to which --when-changed applies."""
 ENOUGH_RUNS = 300
 """Rarer events have no figure."""
-RING_BYTES = 64 << 20
 OTHER_PORTS = "9"
 
 
@@ -52,15 +52,14 @@ class Runs:
 
 
 def measure(context: Context) -> None:
-    """Round by round: each way to attach, each state, under the same mixed traffic."""
+    """In each round: each way to attach, in each state, under the same mixed traffic."""
     raise_limits()
     stats_fd = bpf.enable_stats()
     ways = dict(list(WAYS.items())[: 1 if context.quick else None])
     try:
         with context.lab() as (_, load), empty_program() as empty_fd:
             load.pin(cpus()[0], cpus()[-1])
-            for number in range(context.rounds):
-                context.say(f"{NAME}: round {number + 1} of {context.rounds}")
+            for _ in context.each_round(NAME):
                 for way, kinds in list(ways.items()):
                     try:
                         prepared = prepare(Wish(locations="all", existing=False, kinds=kinds))
@@ -84,28 +83,24 @@ def _one_way(
     empty_fd: int,
     states: tuple[str, ...] = ("recorded", "disabled", "filtered"),
 ) -> None:
-    with Kernel(prepared, parse()) as kernel:
-        pages = pages_of(RING_BYTES)
-        with Rings(kernel.loaded.maps, prepared.dtype, pages, RING_BYTES // 2) as rings:
-            kernel.loaded.attach()
-            attached = {spec.function for spec in kernel.loaded.attached()}
-            probes = [p for p in prepared.plan.probes if p.name in attached and p.locations]
-            for state in states:
-                kernel.switch(prepared.numbers, state != "disabled")
-                filters = parse(ports=OTHER_PORTS) if state == "filtered" else parse()
-                filters.apply(kernel.loaded.maps)
-                before = _runs(kernel, probes, empty_fd)
-                _traffic(context, load)
-                after = _runs(kernel, probes, empty_fd)
-                rings.drain()
-                rings.free()
-                for name, runs in after.items():
-                    count = runs.count - before[name].count
-                    if state == "unchanged" and name not in WATCHED:
-                        continue
-                    if count >= ENOUGH_RUNS:
-                        ns = (runs.ns - before[name].ns) / count
-                        context.results.add(NAME, f"{name}, {way}", state, ns)
+    with capturing(prepared, parse()) as (kernel, rings):
+        attached = {spec.function for spec in kernel.loaded.attached()}
+        probes = [p for p in prepared.plan.probes if p.name in attached and p.locations]
+        for state in states:
+            kernel.switch(prepared.numbers, state != "disabled")
+            filters = parse(ports=OTHER_PORTS) if state == "filtered" else parse()
+            filters.apply(kernel.loaded.maps)
+            before = _runs(kernel, probes, empty_fd)
+            _traffic(context, load)
+            after = _runs(kernel, probes, empty_fd)
+            discard(rings)
+            for name, runs in after.items():
+                count = runs.count - before[name].count
+                if state == "unchanged" and name not in WATCHED:
+                    continue
+                if count >= ENOUGH_RUNS:
+                    ns = (runs.ns - before[name].ns) / count
+                    context.results.add(NAME, f"{name}, {way}", state, ns)
 
 
 def _traffic(context: Context, load: Load) -> None:
@@ -115,7 +110,7 @@ def _traffic(context: Context, load: Load) -> None:
 
 
 def _runs(kernel: Kernel, probes: list[Chosen], empty_fd: int) -> dict[str, Runs]:
-    """By program, told by its locations: runs of the first copy, and the time of both."""
+    """By the locations of a program: the runs of its first copy, and the time of both copies."""
     missed = kernel.loaded.missed()
     found = {
         " ".join(probe.locations): Runs(missed[probe.name].run_cnt, missed[probe.name].run_ns)

@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* clang-format off */
 /*
- * The load of scripts/bench: TCP traffic between two network namespaces, and floods of system
- * calls.
+ * The load of scripts/bench: TCP traffic between two network namespaces, and floods of system calls.
  *
  *     load CLIENT_NETNS_FD SERVER_NETNS_FD ADDRESS PORT
  *
- * The server is a child, which takes nine ports from PORT on. Orders come on standard input, one a
- * line; each is answered by a line "COUNT SECONDS CPU_SECONDS", the last of both ends together: pin
- * CLIENT_CPU SERVER_CPU      from now on pingpong CONNECTIONS SECONDS   64 bytes to and fro; COUNT:
- * round trips bulk SECONDS                   COUNT: bytes churn SECONDS                  connect,
- * 64 bytes to and fro, close; COUNT: connections open CONNECTIONS               opens them and
- * leaves them open; COUNT: how many are open robin SECONDS                  64 bytes to and fro on
- * each open one in turn; COUNT: round trips getppid SECONDS RATE           system calls, at most
- * RATE a second (0: any); COUNT: calls receive SECONDS RATE           recv() that finds nothing,
- * the same way
+ * The server is a child process, which uses nine ports from PORT on. Orders come on standard input,
+ * one a line. The answer to each is a line "COUNT SECONDS CPU_SECONDS", the last of both ends:
+ *
+ *     pin CLIENT_CPU SERVER_CPU      from now on
+ *     pingpong CONNECTIONS SECONDS   64 bytes there and back; COUNT: round trips
+ *     bulk SECONDS                   COUNT: bytes
+ *     churn SECONDS                  connect, 64 bytes there and back, close; COUNT: connections
+ *     open CONNECTIONS               opens them and keeps them open; COUNT: open connections
+ *     robin SECONDS                  64 bytes there and back on each in turn; COUNT: round trips
+ *     getppid SECONDS RATE           system calls, at most RATE a second (0: any); COUNT: calls
+ *     receive SECONDS RATE           recv() that finds nothing, the same way
  */
+/* clang-format on */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -34,7 +37,7 @@
 #include <unistd.h>
 
 enum { ECHO_PORTS = 8, MESSAGE = 64, BATCH = 256, CHUNK = 64, OPENED_AT_ONCE = 512 };
-/* What stands in an epoll event beside the descriptor. */
+/* The kind of a descriptor, in the upper half of its epoll event. */
 enum { ECHO, SINK, LISTENER };
 
 static char buffer[1 << 18];

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that a benchmark ran on, in words, for its results."""
+"""The machine of a benchmark, in words, for its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def describe(root: Path) -> dict[str, str]:
-    """What can make a difference, by name, in the order in which it is shown."""
+    """What can make a difference, by name, in the order of the report."""
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     model = _first(r"^model name\s*:\s*(.*)$", cpu) or "unknown"
     megahertz = _first(r"^cpu MHz\s*:\s*(.*)$", cpu) or "?"
@@ -36,12 +36,6 @@ def describe(root: Path) -> dict[str, str]:
 
 
 VERSIONS = (("perf", "--version"), ("tcpdump", "--version"), ("bpftrace", "--version"))
-
-
-def cpu_hz() -> float | None:
-    """The CPUs' clock as the kernel tells it; None where it does not."""
-    text = _first(r"^cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    return float(text) * 1e6 if text else None
 
 
 def _load() -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command scripts/bench, once there is an environment to run it in: measures and reports."""
+"""The command scripts/bench, inside the environment: measures and reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from scripts.benchmark import (
     startup,
     targets,
 )
-from scripts.benchmark.context import ROOT, Context, compile_load
+from scripts.benchmark.context import ROOT, Context
+from scripts.benchmark.load import compile_load
 from scripts.benchmark.results import Results
 
 ROUNDS = 5
@@ -121,7 +122,7 @@ def _measure(
             try:
                 MEASURES[name](context)
             except (TcpkmonError, ValueError, OSError, subprocess.SubprocessError) as error:
-                # What was measured until then is not thrown away.
+                # The values so far are kept.
                 context.say(f"{name}: {error}")
                 results.skip(name, UNFINISHED, str(error))
             results.seconds[name] = round(time.monotonic() - begun, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peers: what they print, taken apart, and whether each can be had here; without the lab."""
+"""The peers: parses what they print, and installs what is missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ APT = ("apt-get", "-qq", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use
 def parse_perf_stats(text: str) -> tuple[int, int]:
     """Samples, and lost ones, from `perf report --stats`.
 
-    Only in the part of the event itself is LOST_SAMPLES a number of samples; before, of notices.
+    LOST_SAMPLES counts samples only in the part of the event itself; before, it counts notices.
     """
     whole, *own = re.split(r"^(?!Aggregated)\S.* stats:$", text, maxsplit=1, flags=re.MULTILINE)
     if "Aggregated stats:" not in whole:
@@ -41,7 +41,7 @@ def parse_perf_stats(text: str) -> tuple[int, int]:
 
 
 def parse_collect(text: str) -> tuple[int, int]:
-    """Records in the output, and the events that should be there and are not, from the summary."""
+    """Records in the output, and events that should be there and are not, by the summary."""
     records = re.search(r"^collect: ([\d,]+) records ", text, re.MULTILINE)
     line = re.search(r"^collect: ([\d,]+) events seen, (.*); lost: ", text, re.MULTILINE)
     if records is None or line is None:
@@ -56,7 +56,7 @@ def _plain(number: str) -> int:
 
 
 def parse_tcpdump(text: str) -> tuple[int, int]:
-    """Packets captured, and dropped by the kernel, from what tcpdump says at its end."""
+    """Packets captured, and dropped by the kernel, from the end of tcpdump's output."""
     captured = _last(r"^(\d+) packets? captured", text)
     if captured is None:
         raise ValueError("tcpdump tells no number of packets")
@@ -64,12 +64,12 @@ def parse_tcpdump(text: str) -> tuple[int, int]:
 
 
 def parse_trace_cmd_lost(text: str) -> int:
-    """Events that found a buffer of trace-cmd full, all CPUs together."""
+    """Events that a full buffer of trace-cmd lost, all CPUs together."""
     return sum(int(n) for n in re.findall(r"^\s*(?:commit )?overrun: (\d+)", text, re.MULTILINE))
 
 
 def complaint(said: Path) -> str:
-    """The line in which a program says why it gave up: the last, or the first with a reason."""
+    """The line with the reason why a program ended: the first with a known word, or the last."""
     text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"(?i)unable|not permitted|cannot|can't", line)]
@@ -77,7 +77,7 @@ def complaint(said: Path) -> str:
 
 
 def parse_bpftrace_lost(text: str) -> int:
-    """Events that bpftrace says it lost."""
+    """Events that bpftrace lost, by its own count."""
     return sum(int(n) for n in re.findall(r"^Lost (\d+) events", text, re.MULTILINE))
 
 
@@ -87,7 +87,7 @@ def _last(pattern: str, text: str) -> int | None:
 
 
 def install(wanted: Sequence[str], say: Callable[[str], None]) -> dict[str, str]:
-    """Installs the missing ones of these programs by apt; what is still missing, and why."""
+    """Installs missing programs by apt; returns what is still missing, and why."""
     missing = [name for name in wanted if not shutil.which(name)]
     if not missing:
         return {}
@@ -109,7 +109,7 @@ def install(wanted: Sequence[str], say: Callable[[str], None]) -> dict[str, str]
 
 
 def _apt(*arguments: str) -> str:
-    """Runs it; the last line of what it complained of."""
+    """Runs apt-get; returns the last line of its errors."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     done = subprocess.run(
         [*APT, *arguments],

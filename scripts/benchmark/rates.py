@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Section 2: how many records a second each tool takes from a flood, and what each one costs."""
+"""How many records a second each tool takes from a flood, and what a record costs."""
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.base.errors import TcpkmonError
 from scripts.benchmark import tools
-from scripts.benchmark.context import Context, Done, Load, cpus
+from scripts.benchmark.context import Context, cpus
+from scripts.benchmark.load import Done, Load
 from scripts.benchmark.tools import Tool
 
 NAME = "rates"
@@ -21,13 +20,13 @@ CLASSIC = "collect --columns classic"
 DEFAULT = "collect"
 PERF_LEAN = "perf record sys_enter_getppid"
 PERF_SOCKET = "perf record sock_recv_length"
-# Flood -> the tools that record each call of it, and nothing else.
+# By flood: the tools that record each of its calls, and nothing else.
 FLOODS = {"getppid": (LEAN, PERF_LEAN), "receive": (CLASSIC, DEFAULT, PERF_SOCKET)}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """So many cores flood, each at this rate (calls a second; 0: as fast as it goes)."""
+    """How many cores flood, and the rate of each (calls a second; 0: as fast as it can)."""
 
     name: str
     cores: int
@@ -38,57 +37,43 @@ ANY = Setting("one core, any rate", 1, 0)
 BOTH = Setting("both cores, any rate", 2, 0)
 PACED = (Setting("one core, 500,000/s", 1, 500e3), Setting("one core, 1,000,000/s", 1, 1e6))
 SETTINGS = (ANY, *PACED, BOTH)
-METRICS = ("calls", "records", "lost", "cpu_us", "kernel_us", "bytes")
+METRICS = ("calls", "records", "lost", "cpu_us", "kernel_us")
 
 
 def subject(flood: str, setting: Setting, metric: str) -> str:
     return f"{flood}, {setting.name}: {metric}"
 
 
-def find_tools() -> dict[str, Tool]:
+def find_tools(context: Context) -> list[Tool]:
+    """Those that can be used here."""
     one_place = ("--locations", "RECEIVE_CALL", "--no-existing")
-    return {
-        LEAN: tools.collect(LEAN, "--schema", str(LEAN_FOLDER), "--format", "klogger"),
-        CLASSIC: tools.collect(CLASSIC, "--columns", "classic", *one_place),
-        DEFAULT: tools.collect(DEFAULT, *one_place),
-        PERF_LEAN: tools.perf(PERF_LEAN, "syscalls:sys_enter_getppid"),
-        PERF_SOCKET: tools.perf(PERF_SOCKET, "sock:sock_recv_length"),
-    }
+    wanted = (
+        tools.collect(LEAN, "--schema", str(LEAN_FOLDER), "--format", "klogger"),
+        tools.collect(CLASSIC, "--columns", "classic", *one_place),
+        tools.collect(DEFAULT, *one_place),
+        tools.perf(PERF_LEAN, "syscalls:sys_enter_getppid"),
+        tools.perf(PERF_SOCKET, "sock:sock_recv_length"),
+    )
+    return tools.usable(context, NAME, wanted)
 
 
 def measure(context: Context) -> None:
     """Each flood at each setting, without a tool and with each in turn."""
-    known = find_tools()
+    known = find_tools(context)
     with contextlib.ExitStack() as stack:
         loads = [stack.enter_context(context.lab())[1] for _ in range(2)]
         for load, cpu in zip(loads, cpus(), strict=True):
             load.pin(cpu, cpu)
-        for number in range(context.rounds):
-            context.say(f"{NAME}: round {number + 1} of {context.rounds}")
+        for _ in context.each_round(NAME):
             for flood, names in FLOODS.items():
                 if context.quick and flood == "receive":
                     continue
                 paced = PACED if flood == "getppid" else ()
                 for setting in (ANY,) if context.quick else (ANY, *paced, BOTH):
-                    _one_setting(context, loads, flood, setting, [known[n] for n in names])
-
-
-def _one_setting(
-    context: Context, loads: list[Load], flood: str, setting: Setting, wanted: list[Tool]
-) -> None:
-    for tool in wanted:
-        if tool.name in context.results.skipped.get(NAME, {}):
-            continue
-        if tool.name.startswith("perf") and "perf" in context.missing:
-            context.results.skip(NAME, tool.name, context.missing["perf"])
-            continue
-        try:
-            _one_tool(context, loads, flood, setting, tool)
-        except (TcpkmonError, ValueError, subprocess.SubprocessError) as error:
-            # A peer that ceases to work is told of; the others go on.
-            if tool.name.startswith("collect"):
-                raise
-            context.results.skip(NAME, tool.name, str(error)[:200])
+                    for tool in known:
+                        if tool.name in names and not context.results.is_skipped(NAME, tool.name):
+                            with tools.tolerating(context, NAME, tool):
+                                _one_tool(context, loads, flood, setting, tool)
 
 
 def _one_tool(
@@ -107,7 +92,7 @@ def _one_tool(
         "bytes": outcome.bytes / records,
     }
     if bare:
-        # CPU time, not the clock's: others may have had the CPU meanwhile.
+        # CPU time, not wall time: others may have used the CPU.
         found["kernel_us"] = _cpu_us(with_tool) - _cpu_us(bare)
     for metric, value in found.items():
         context.results.add(NAME, subject(flood, setting, metric), tool.name, value)
@@ -123,5 +108,5 @@ def _flood(context: Context, loads: list[Load], flood: str, setting: Setting) ->
 
 
 def _cpu_us(flood: list[Done]) -> float:
-    """CPU time of a call."""
+    """CPU time of a call, in us."""
     return 1e6 * sum(done.cpu_s for done in flood) / sum(done.count for done in flood)

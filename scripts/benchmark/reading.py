@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast files are read, printed and exported again, beside perf script and tcpdump -r."""
+"""How fast files are read, printed and exported, beside perf script and tcpdump -r."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.benchmark import samples
-from scripts.benchmark.context import ROOT, Context
+from scripts.benchmark.context import BIN, Context
 
 NAME = "reading"
 TITLE = "Reading, text and export"
@@ -35,7 +35,7 @@ TCP_PROBE = (
     "comm", "pid", "cpu", "location", "family", "laddr", "raddr", "seg_len", "snd_nxt", "snd_una",
     "snd_cwnd_segs", "snd_ssthresh", "snd_wnd", "srtt_us", "rcv_wnd", "conn_id",
 )  # fmt: skip
-"""What perf script prints of tcp_probe, beside the time and the ports, which -T always prints."""
+"""The columns that perf script prints of tcp_probe; -T always prints the time and the ports."""
 READER = """
 import sys, formats
 with formats.open(sys.argv[1]) as capture:
@@ -46,7 +46,7 @@ with formats.open(sys.argv[1]) as capture:
 
 @dataclass(frozen=True)
 class Command:
-    """A command on a file with few records, and on one with so many more."""
+    """A command on a file with few records, and on one with `records` more."""
 
     few: list[str]
     many: list[str]
@@ -54,16 +54,15 @@ class Command:
 
 
 def measure(context: Context) -> None:
-    """Each command in turn with the others, as often as there are rounds."""
+    """All commands, one after the other, in each round."""
     commands = _commands(context)
-    for number in range(context.rounds):
-        context.say(f"{NAME}: round {number + 1} of {context.rounds}")
+    for _ in context.each_round(NAME):
         for case, command in commands.items():
             _read(context, case, command)
 
 
 def _read(context: Context, case: str, command: Command) -> None:
-    """The start is what the command takes for next to nothing; a record, what more takes more."""
+    """The start: the time for the nearly empty file. A record: the difference, divided."""
     start, whole = timed(command.few), timed(command.many)
     records = max(1, command.records)
     add = context.results.add
@@ -74,7 +73,7 @@ def _read(context: Context, case: str, command: Command) -> None:
 
 
 def timed(argv: Sequence[str]) -> tuple[float, float]:
-    """Runs it, its output thrown away; its wall and CPU seconds. Raises CalledProcessError."""
+    """Runs it without output; its wall and CPU seconds. Raises CalledProcessError."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.monotonic()
     subprocess.run(
@@ -90,11 +89,9 @@ def timed(argv: Sequence[str]) -> tuple[float, float]:
 
 
 def _commands(context: Context) -> dict[str, Command]:
-    """By case; those that do not work here are skipped."""
+    """The commands by case; those that fail here are skipped."""
     made = samples.make(context, NAME)
-    bins = ROOT / ".venv" / "bin"
-    tcpkmon, pmgraph = str(bins / "tcpkmon"), str(bins / "pmgraph")
-    python = str(bins / "python")
+    tcpkmon, pmgraph, python = (str(BIN / name) for name in ("tcpkmon", "pmgraph", "python"))
 
     def export(path: Path, form: str) -> list[str]:
         to = ["-o", str(context.folder / f"exported.{form}"), "--force"]

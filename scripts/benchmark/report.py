@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables on the terminal and as docs/benchmark.md: the end of the benchmark's flow."""
+"""Prints the tables, or writes them as docs/benchmark.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ medians of {rounds} rounds, with the lowest and the highest in brackets, of {man
 
 
 def print_all(results: Results, console: Console) -> None:
-    """Every table, what was skipped and why, and the machine."""
+    """Every table, every skipped case with its reason, and the machine."""
     for title, tables, remarks in _sections(results):
         console.rule(title, align="left")
         for table in tables:
@@ -98,6 +98,6 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _tried() -> str:
-    """What was tried and what came of it: kept by hand, beside this module."""
+    """What was tried, with which effect: tried.md, written by hand."""
     text = Path(__file__).with_name("tried.md").read_text(encoding="utf-8")
-    return text.partition("\n")[2]  # without its licence: the page has one
+    return text.partition("\n")[2]  # without its licence line

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured: filled by the sections, kept as JSON, read by the report and the targets."""
+"""The results: the sections add to them, the report and the targets read them; kept as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts.benchmark.stats import Spread, ratios, slowdowns, spread
 class Results:
     """Values by section, subject and case, one a round; notes and skipped cases by section.
 
-    machine: what it ran on. seconds: how long each section took.
+    machine: its description. seconds: the duration of each section.
     """
 
     machine: dict[str, str] = field(default_factory=dict)
@@ -37,6 +37,9 @@ class Results:
     def skip(self, section: str, case: str, reason: str) -> None:
         self.skipped.setdefault(section, {})[case] = reason
 
+    def is_skipped(self, section: str, case: str) -> bool:
+        return case in self.skipped.get(section, {})
+
     def all(self, section: str, subject: str, case: str) -> list[float]:
         """The rounds' values; [] when it was not measured."""
         return self.values.get(section, {}).get(subject, {}).get(case, [])
@@ -49,7 +52,7 @@ class Results:
         return None if found is None else found.median
 
     def slowdowns(self, section: str, subject: str, case: str, bare: str) -> list[float]:
-        """How much longer the subject's work took in this case than in the bare one, by rounds."""
+        """By round, how much longer the subject's work took in this case than in the bare one."""
         return slowdowns(self.all(section, subject, case), self.all(section, subject, bare))
 
     def ratio(self, section: str, subject: str, case: str, other: str) -> Spread | None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same traffic as each tool writes it down: for the sections that read files and weigh them."""
+"""Files of the same traffic from each tool: for the sections about reading and sizes."""
 
 from __future__ import annotations
 
 import itertools
 
-from formats.base.errors import TcpkmonError
 from scripts.benchmark import tools
-from scripts.benchmark.context import Context, Load, Pair, Sample, cpus
+from scripts.benchmark.context import Context, Pair, Sample, cpus
+from scripts.benchmark.load import Load
 from scripts.benchmark.tools import Tool
 
 CLASSIC = "PSC, --columns classic"
@@ -20,38 +20,29 @@ _numbers = itertools.count()
 
 
 def make(context: Context, section: str) -> dict[str, Pair]:
-    """By name: few records and many; made once, for all sections.
+    """The samples by name; made once, for all sections.
 
-    What cannot be made is a skipped case of `section`.
+    A peer that fails is a skipped case of `section`.
     """
     if context.samples:
         return context.samples
     context.say("samples: one file of each tool, of the same traffic")
     with context.lab() as (lab, load):
         load.pin(*cpus())
-        wanted: dict[str, Tool] = {
-            CLASSIC: tools.collect(CLASSIC, "--columns", "classic"),
-            DEFAULT: tools.collect(DEFAULT),
-            ALL: tools.collect(ALL, "--columns", "all"),
-            KLOGGER: tools.collect(KLOGGER, "--format", "klogger"),
-            PERF: tools.perf(PERF, "tcp:tcp_probe"),
-            TCPDUMP: tools.tcpdump(TCPDUMP, lab.a),
-        }
-        for name, tool in wanted.items():
-            reason = context.missing.get({PERF: "perf", TCPDUMP: "tcpdump"}.get(name, ""))
-            if reason:
-                context.results.skip(section, name, reason)
-                continue
-            try:
+        wanted = (
+            tools.collect(CLASSIC, "--columns", "classic"),
+            tools.collect(DEFAULT),
+            tools.collect(ALL, "--columns", "all"),
+            tools.collect(KLOGGER, "--format", "klogger"),
+            tools.perf(PERF, "tcp:tcp_probe"),
+            tools.tcpdump(TCPDUMP, lab.a),
+        )
+        for tool in tools.usable(context, section, wanted):
+            with tools.tolerating(context, section, tool):
                 few = _record(context, load, tool, 0)
                 # Ours are read faster: more records, so that a run takes long enough.
-                many = _record(context, load, tool, 2 if name == DEFAULT else 1)
-            except TcpkmonError as error:
-                if name in {DEFAULT, CLASSIC}:
-                    raise
-                context.results.skip(section, name, error.message)
-                continue
-            context.samples[name] = Pair(few, many)
+                many = _record(context, load, tool, 2 if tool.name == DEFAULT else 1)
+                context.samples[tool.name] = Pair(few, many)
     return context.samples
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Section 7: whether a record costs more when there are very many connections."""
+"""Whether a record costs more when there are very many connections."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from collector.linux.privileges import raise_limits
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared, Wish, prepare
 from collector.plan.filters import parse
-from collector.ring.rings import Rings, pages_of
 from scripts.benchmark import tools
-from scripts.benchmark.context import Context, Load, cpus, many_ports
+from scripts.benchmark.capture import capturing, discard
+from scripts.benchmark.context import Context, cpus, many_ports
+from scripts.benchmark.load import Load
 from scripts.benchmark.tools import Tool
 
 NAME = "scale"
@@ -28,22 +29,21 @@ READER_US = "reader's CPU, us a record"
 LOST = "lost"
 READY = "ready, seconds"
 COUNTS = (10, 1_000, 100_000)
-RING_BYTES = 64 << 20
 WALK_STEP = 4096
 SPARE_FILES = 100
 MOST_PORTS = 50_000
-"""Connections of a load: some are left of a port's 64,000, of which each server has eight."""
+"""Connections of one load; a client has some 64,000 ports."""
 
 
 def measure(context: Context) -> None:
-    """Opens more and more connections and lets each speak in turn, with a capture and without."""
+    """Opens more and more connections and uses each in turn, with a capture and without."""
     raise_limits()
     prepared = prepare(Wish())
     for count in COUNTS[: 2 if context.quick else None]:
         with Lab() as lab, contextlib.ExitStack() as stack:
             lab.a.run(many_ports)
             loads = _open(context, lab, stack, count)
-            # The other end's sockets are here as well, and would take as much room again.
+            # Without --netns, the capture would hold the sockets of the other end too.
             place = f"/proc/{os.getpid()}/fd/{lab.a.namespace.fd}"
             tool = tools.collect("collect", "--netns", place)
             for _ in range(context.rounds):
@@ -53,7 +53,7 @@ def measure(context: Context) -> None:
 
 
 def _open(context: Context, lab: Lab, stack: contextlib.ExitStack, count: int) -> list[Load]:
-    """So many connections, over as many loads as the limit of open files makes necessary."""
+    """Opens `count` connections, over as many loads as the limit of open files needs."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1] - SPARE_FILES
     number = -(-count // min(limit, MOST_PORTS))
     loads = []
@@ -84,7 +84,7 @@ def _capture(context: Context, loads: list[Load], tool: Tool, case: str) -> None
         cpu_s = it.cpu_s()
         outcome = it.end()
     add(NAME, LOST, case, outcome.lost)
-    # Those that were open already come before, and are not what the reader's CPU was spent on.
+    # The records of open connections come first; the reader's CPU time begins after them.
     live = outcome.records - int(case.replace(",", ""))
     add(NAME, READER_US, case, 1e6 * cpu_s / max(1, live))
 
@@ -92,20 +92,13 @@ def _capture(context: Context, loads: list[Load], tool: Tool, case: str) -> None
 def _time_programs(
     context: Context, loads: list[Load], lab: Lab, prepared: Prepared, place: str
 ) -> float:
-    """The programs' time per run; every connection is known to them before."""
+    """The programs' ns per run, once they know every connection."""
     stats_fd = bpf.enable_stats()
-    pages = pages_of(RING_BYTES)
     try:
-        with (
-            Kernel(prepared, parse(namespaces=[place])) as kernel,
-            Rings(kernel.loaded.maps, prepared.dtype, pages, RING_BYTES // 2) as rings,
-        ):
-            kernel.loaded.attach()
-            kernel.switch(prepared.numbers, True)
+        with capturing(prepared, parse(namespaces=[place])) as (kernel, rings):
             walk = kernel.walk([lab.a.namespace.fd], WALK_STEP)
             while walk is not None and walk.step():
-                rings.drain()
-                rings.free()
+                discard(rings)
             before = _runs(kernel)
             _robin(loads, context.pick(0.4, 0.2))
             after = _runs(kernel)
@@ -117,9 +110,9 @@ def _time_programs(
 
 
 def _runs(kernel: Kernel) -> tuple[int, int]:
-    """Runs and ns of what each round trip calls at this end: at a segment, and at a receive call.
+    """Runs and ns of two programs that run in each round trip: a segment, a receive call.
 
-    The other end's runs are counted too: filtered, the same number at every size.
+    The runs at the other end, which are filtered, count too: their share is always the same.
     """
     missed = kernel.loaded.missed()
     chosen = [missed[name] for name in ("segment_received", "receive_call")]

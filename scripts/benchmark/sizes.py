@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Section 6: bytes on the disk per record, by format."""
+"""Bytes on the disk per record, by format."""
 
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
-import formats
 from scripts.benchmark import samples
-from scripts.benchmark.context import ROOT, Context
+from scripts.benchmark.context import BIN, Context
 
 NAME = "sizes"
 TITLE = "Disk space per record"
 SUBJECT = "bytes a record"
 PARQUET = "Parquet, --columns all"
-TABLE_PARQUET = "Parquet (pyarrow, zstd), all columns"
 
 
 def measure(context: Context) -> None:
-    """Weighs the samples, each of the same traffic, and the Parquet file of one."""
+    """The sizes of the samples, all of the same traffic, and of one as Parquet."""
     made = samples.make(context, NAME)
     for name, pair in made.items():
         sample = pair.many
@@ -26,24 +23,11 @@ def measure(context: Context) -> None:
     if samples.ALL in made:
         sample = made[samples.ALL].many
         target = context.folder / "weighed.parquet"
-        case = _export(sample.path, target)
-        context.results.add(NAME, SUBJECT, case, target.stat().st_size / max(1, sample.records))
+        subprocess.run(
+            [str(BIN / "tcpkmon"), "export", str(sample.path), "-o", str(target)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+        )
+        context.results.add(NAME, SUBJECT, PARQUET, target.stat().st_size / max(1, sample.records))
         target.unlink()
-
-
-def _export(source: Path, target: Path) -> str:
-    """Writes it as Parquet; by which way."""
-    tcpkmon = ROOT / ".venv" / "bin" / "tcpkmon"
-    done = subprocess.run(
-        [str(tcpkmon), "export", str(source), "-o", str(target)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode == 0 and target.is_file():
-        return PARQUET
-    from pyarrow import parquet
-
-    with formats.open(source) as capture:
-        parquet.write_table(capture.table(), target, compression="zstd")
-    return TABLE_PARQUET

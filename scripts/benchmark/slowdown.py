@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Section 1: by how much each tool slows TCP traffic down, beside the same traffic without it."""
+"""How much each tool slows TCP traffic down, compared with the same traffic without it."""
 
 from __future__ import annotations
 
-import subprocess
-
 from collector.lab.lab import Lab
-from formats.base.errors import TcpkmonError
 from scripts.benchmark import tools
-from scripts.benchmark.context import Context, Done, Load, cpus
+from scripts.benchmark.context import Context, cpus
+from scripts.benchmark.load import Done, Load
 from scripts.benchmark.tools import Tool
 
 NAME = "slowdown"
@@ -25,14 +23,14 @@ TCPDUMP = "tcpdump -s 96"
 TRACE_CMD = "trace-cmd record tcp:tcp_probe"
 TCPSTATES = "bcc tcpstates"
 TCPTOP = "bcc tcptop"
-# What the targets compare is measured in so many times the rounds: single ones differ by 10 %.
+# The targets compare these, so they get more rounds: single ones differ by 10 %.
 MAIN = (DEFAULT, SAME, FILTERED, PERF)
 MORE_ROUNDS = 3
 CASES = (DEFAULT, SAME, ALL, CHANGED, FILTERED, PERF, BPFTRACE, TCPDUMP,
          TRACE_CMD, TCPSTATES, TCPTOP)  # fmt: skip
 
-# Subject -> (order to the load, whether both ends share a CPU). One exchange at a time never uses
-# two CPUs at once; on two, it measures how fast a sleeping virtual CPU wakes up.
+# By subject: the order to the load, and whether both ends share a CPU. One exchange at a time
+# never uses two CPUs at once; on two, it would measure how fast a sleeping virtual CPU wakes up.
 WORK = {
     "ping-pong, 1 connection": ("pingpong 1", True),
     "ping-pong, 16 connections": ("pingpong 16", False),
@@ -45,8 +43,8 @@ UNIT = ("round trips/s", 1.0)
 
 
 def find_tools(context: Context, lab: Lab) -> list[Tool]:
-    """All but the bare case; of the peers those that are here."""
-    # A port below those that the load's own ends are given.
+    """Those that can be used here."""
+    # The ports of the load are higher.
     other = ("--ports", "9")
     found = [
         tools.collect(DEFAULT),
@@ -58,28 +56,23 @@ def find_tools(context: Context, lab: Lab) -> list[Tool]:
     if context.quick:
         found = [tool for tool in found if tool.name in {DEFAULT, SAME, FILTERED}]
     peers = [
-        ("perf", tools.perf(PERF, "tcp:tcp_probe")),
-        ("bpftrace", tools.bpftrace(BPFTRACE)),
-        ("tcpdump", tools.tcpdump(TCPDUMP, lab.a)),
-        ("trace-cmd", tools.trace_cmd(TRACE_CMD)),
-        ("tcpstates-bpfcc", tools.bcc(TCPSTATES, "tcpstates", "SKADDR")),
-        ("tcpstates-bpfcc", tools.bcc(TCPTOP, "tcptop", "Tracing")),
+        tools.perf(PERF, "tcp:tcp_probe"),
+        tools.bpftrace(BPFTRACE),
+        tools.tcpdump(TCPDUMP, lab.a),
+        tools.trace_cmd(TRACE_CMD),
+        tools.bcc(TCPSTATES, "tcpstates", "SKADDR"),
+        tools.bcc(TCPTOP, "tcptop", "Tracing"),
     ]
-    for program, tool in peers[: 1 if context.quick else None]:
-        if program in context.missing:
-            context.results.skip(NAME, tool.name, context.missing[program])
-        else:
-            found.append(tool)
-    return found
+    return tools.usable(context, NAME, found + peers[: 1 if context.quick else None])
 
 
 def bare(case: str) -> str:
-    """The name of what was measured without a tool, around this one."""
+    """The case without a tool, measured before and after this one."""
     return f"{BARE} around {case}"
 
 
 def cpu_subject(subject: str) -> str:
-    """CPU microseconds of both ends for each round trip, byte or connection."""
+    """The subject's CPU microseconds of both ends, for each round trip, byte or connection."""
     return f"{subject}, CPU us"
 
 
@@ -87,33 +80,25 @@ def measure(context: Context) -> None:
     """Nothing, a tool, nothing, the next tool, and so on, under all the work."""
     with context.lab() as (lab, load):
         wanted = find_tools(context, lab)
-        failed: set[str] = set()
-        rounds = context.rounds * (1 if context.quick else MORE_ROUNDS)
-        for number in range(rounds):
-            context.say(f"{NAME}: round {number + 1} of {rounds}")
+        for number in context.each_round(NAME, 1 if context.quick else MORE_ROUNDS):
             before = _run_work(context, load)
             for tool in wanted:
-                if tool.name in failed or (number >= context.rounds and tool.name not in MAIN):
+                if context.results.is_skipped(NAME, tool.name):
                     continue
-                try:
+                if number >= context.rounds and tool.name not in MAIN:
+                    continue
+                with tools.tolerating(context, NAME, tool):
                     with tool.running(context.folder, lambda: load.run("pingpong 1 0.02")) as it:
                         during = _run_work(context, load)
                         outcome = it.end()
-                except (TcpkmonError, ValueError, subprocess.SubprocessError) as error:
-                    # A peer that ceases to work is told of; the others go on.
-                    if tool.name.startswith("collect"):
-                        raise
-                    failed.add(tool.name)
-                    context.results.skip(NAME, tool.name, str(error)[:200])
-                    continue
-                after = _run_work(context, load)
-                _add(context, tool.name, before, during, after)
-                before = after
-                add = context.results.add
-                add(NAME, "records", tool.name, outcome.records)
-                add(NAME, "lost", tool.name, outcome.lost)
-                add(NAME, "cpu_us", tool.name, 1e6 * outcome.cpu_s / max(1, outcome.records))
-                add(NAME, "bytes", tool.name, outcome.bytes / max(1, outcome.records))
+                    after = _run_work(context, load)
+                    _add(context, tool.name, before, during, after)
+                    before = after
+                    add = context.results.add
+                    add(NAME, "records", tool.name, outcome.records)
+                    add(NAME, "lost", tool.name, outcome.lost)
+                    add(NAME, "cpu_us", tool.name, 1e6 * outcome.cpu_s / max(1, outcome.records))
+                    add(NAME, "bytes", tool.name, outcome.bytes / max(1, outcome.records))
 
 
 def _run_work(context: Context, load: Load) -> dict[str, Done]:
@@ -133,7 +118,7 @@ def _add(
     during: dict[str, Done],
     after: dict[str, Done],
 ) -> None:
-    """The work with a tool, and its mean without it, as the machine's pace changes meanwhile."""
+    """The work with the tool; and without it, the mean of before and after (the machine drifts)."""
     add = context.results.add
     for subject, work in during.items():
         around = before[subject], after[subject]

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Section 4: from the command to its first record, and the memory that a capture takes."""
+"""The time from the command to its first record, and the memory of a capture."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import select
 import shutil
-import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +18,9 @@ import numpy as np
 import formats
 from collector.lab.lab import Lab
 from formats.base.control import EXISTING
-from scripts.benchmark.context import BenchError, Context
-from scripts.benchmark.tools import COLLECT, WAIT_S
+from scripts.benchmark import tools
+from scripts.benchmark.context import Context
+from scripts.benchmark.load import BenchError
 
 NAME = "start-up"
 TITLE = "Start-up and memory"
@@ -36,12 +34,11 @@ PAUSE_S = 0.002
 
 
 def measure(context: Context) -> None:
-    """Captures traffic that runs all the time, from a filled cache and from an empty one."""
+    """Captures steady traffic, with a filled cache and with an empty one."""
     cache = context.folder / "cache"
     with Lab() as lab, trickle(lab):
         _start(context, cache)
-        for number in range(context.rounds):
-            context.say(f"{NAME}: round {number + 1} of {context.rounds}")
+        for _ in context.each_round(NAME):
             cached = _start(context, cache)
             shutil.rmtree(cache)
             fresh = _start(context, cache)
@@ -52,35 +49,18 @@ def measure(context: Context) -> None:
 
 
 def _start(context: Context, cache: Path) -> dict[str, float]:
-    """One capture with default rings, stopped once it is ready."""
-    file = context.folder / "start.pm"
-    ready, answer = os.pipe()
+    """One capture with default rings, stopped a moment after it is ready."""
+    tool = replace(tools.collect("collect"), environment={"TCPKMON_CACHE": str(cache)})
     begun_ns = time.monotonic_ns()
-    command = [str(COLLECT), "-q", "--force", "-o", str(file), "--ready-fd", str(answer)]
-    with subprocess.Popen(
-        command,
-        pass_fds=(answer,),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "TCPKMON_CACHE": str(cache)},
-    ) as process:
-        os.close(answer)
-        try:
-            if not select.select([ready], [], [], WAIT_S)[0] or not os.read(ready, 1):
-                process.kill()
-                raise BenchError(f"collect does not start: {process.communicate()[1]!r}")
-            ready_s = (time.monotonic_ns() - begun_ns) / 1e9
-            # Long enough for the rings to be read and written out some times.
-            time.sleep(context.pick(0.5, 0.3))
-            status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
-            process.send_signal(signal.SIGINT)
-            process.wait(WAIT_S)
-        finally:
-            os.close(ready)
-            process.kill()
+    with tool.running(context.folder) as it:
+        ready_s = (time.monotonic_ns() - begun_ns) / 1e9
+        # Long enough for the rings to be read and written out some times.
+        time.sleep(context.pick(0.5, 0.3))
+        status = Path(f"/proc/{it.process.pid}/status").read_text(encoding="ascii")
+        it.end()
+        first_s = (_first_record_ns(it.file) - begun_ns) / 1e9
     peak = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
     assert peak is not None
-    first_s = (_first_record_ns(file) - begun_ns) / 1e9
     return {FIRST: first_s, READY: ready_s, MEMORY: int(peak[1]) / 1024}
 
 

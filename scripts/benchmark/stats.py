@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medians, spreads and ratios of rounds: between the sections, which measure, and the report."""
+"""Medians, spreads and ratios of the rounds' values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MANY = 10
-"""Of so many rounds the lowest and the highest tell how often one looked, no more."""
+"""From so many rounds on, quartiles: the extremes would grow with the number of rounds."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some rounds, and the lowest and highest of them (of MANY: the quartiles)."""
+    """The median of some rounds, with the lowest and the highest (from MANY on: the quartiles)."""
 
     median: float
     low: float
@@ -40,7 +40,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the median of these: from their quartiles, as if they were normally distributed."""
+    """The standard error of their median, from the quartiles, for a normal distribution."""
     if len(values) < 2:
         return math.nan
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -48,12 +48,12 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Round by round: what drifts over minutes hits both of a round alike. Zeros are left out."""
+    """The ratio in each round, so that a slow drift does not count; without zero divisors."""
     return [a / b for a, b in zip(values, others, strict=False) if b]
 
 
 def slowdowns(values: Sequence[float], bare: Sequence[float]) -> list[float]:
-    """By how much the work of each round took longer than the bare round's: 0.25 is a quarter.
+    """How much longer the work of each round took than the bare round's: 0.25 is a quarter.
 
     Both are rates (work per second).
     """
@@ -61,7 +61,7 @@ def slowdowns(values: Sequence[float], bare: Sequence[float]) -> list[float]:
 
 
 def number(value: float, digits: int = 2) -> str:
-    """A number for people: thousands apart, so many digits after the point, none from 1000 on."""
+    """A number for people: with thousands separators; from 1000 on without decimals."""
     if math.isnan(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}f}"

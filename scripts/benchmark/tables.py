@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as tables, a function a section: between the results and the report, which draws them."""
+"""The results as tables, a function for each section; the report draws them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _of_rates(results: Results) -> list[Table]:
             for name in names:
                 cells = [
                     results.spread(rates.NAME, rates.subject(flood, setting, metric), name)
-                    for metric in rates.METRICS[:-1]
+                    for metric in rates.METRICS
                 ]
                 if cells[0] is not None:
                     calls, records, lost, cpu_us, kernel_us = cells

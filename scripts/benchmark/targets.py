@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was to be reached, and what was: made of results for the report; and the limits of CI."""
+"""The targets and whether the results reach them; and the limits of CI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number, percent, standard_error
 
 ENOUGH_RECORDS = 50_000
-"""With fewer, what is timed is the start of Python."""
+"""With fewer, the time is mostly the start of Python."""
 
 
 @dataclass(frozen=True)
@@ -185,17 +185,16 @@ def _reading(results: Results, case: str) -> Target:
 
 def _parquet(results: Results) -> Target:
     wanted = "at most 24 bytes a record in Parquet with every column"
-    for case in (sizes.PARQUET, sizes.TABLE_PARQUET):
-        found = results.median(sizes.NAME, sizes.SUBJECT, case)
-        if found is not None:
-            return Target(wanted, f"{number(found, 1)} bytes ({case})", found <= 24)
-    return Target(wanted, "not measured", None)
+    found = results.median(sizes.NAME, sizes.SUBJECT, sizes.PARQUET)
+    if found is None:
+        return Target(wanted, "not measured", None)
+    return Target(wanted, f"{number(found, 1)} bytes ({sizes.PARQUET})", found <= 24)
 
 
 def too_slow(results: Results) -> list[str]:
-    """What has become several times slower than it was: for CI, beside perf on the same machine.
+    """For CI: what has become several times slower, compared with perf on the same machine.
 
-    Margins are wide, as the machines of CI are shared; without perf nothing is judged.
+    The margins are wide, as the machines of CI are shared. Without perf there is no verdict.
     """
     problems = []
     ours, perf = mean_cpu(results, slowdown.SAME), mean_cpu(results, slowdown.PERF)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tools under measurement: each is started, waited for, and asked what it caught and lost."""
+"""The tools under measurement: starts each, waits for it, counts what it recorded and lost."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.lab.lab import Side
+from formats.base.errors import TcpkmonError
 from scripts.benchmark import peers
-from scripts.benchmark.context import ROOT, BenchError
+from scripts.benchmark.context import BIN, Context
+from scripts.benchmark.load import BenchError
 
-COLLECT = ROOT / ".venv" / "bin" / "collect"
 RING_PAGES = 1024
-"""4 MiB a CPU, as collect has by default: every tool gets the same."""
+"""4 MiB a CPU for every tool: the default of collect."""
 WAIT_S = 60.0
-# perf and bpftrace need tracefs, which is mounted for them alone.
+REASON_CHARACTERS = 200
+# perf and bpftrace need tracefs: a mount that only they see.
 IN_TRACEFS = (
     *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
     'mount -t tracefs none /sys/kernel/tracing 2>/dev/null; exec "$@"',
@@ -33,7 +35,7 @@ IN_TRACEFS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a tool caught, lost by its own count, and wrote; and its CPU time while it ran."""
+    """What a tool recorded, lost by its own count and wrote, and its CPU time meanwhile."""
 
     records: int
     lost: int
@@ -61,7 +63,7 @@ class Running:
         return cpu_seconds(self.process.pid) - self._cpu_before_s
 
     def end(self) -> Outcome:
-        """Stops it, once, and counts; BenchError when it ended otherwise."""
+        """Stops it, once, and counts; BenchError when it does not end."""
         if self._outcome is None:
             cpu_s = self.cpu_s()
             self.process.send_signal(self._signal)
@@ -82,28 +84,30 @@ class Tool:
     name: str
     argv: Callable[[Path], Sequence[str]]
     count: Callable[[Path, str], tuple[int, int]]
+    program: str = ""
+    """What peers.install() looked for; empty for collect."""
     signal: int = signal.SIGINT
     ready: str = ""
-    """What it prints on standard error when it runs; else a byte on the descriptor in argv."""
+    """What it prints when it is ready; if empty, it writes a byte to the descriptor in argv."""
     side: Side | None = None
-    """The end of the lab in which it runs; else where the benchmark does."""
+    """The end of the lab in which it runs; None: where the benchmark runs."""
     said_in_file: bool = False
-    """What it prints goes into its file."""
+    """It prints into its file."""
     file_grows: bool = False
-    """It is ready when its file grows under traffic, which `warm` makes."""
+    """It is ready when its file grows; `warm` makes the traffic for that."""
     environment: dict[str, str] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def running(
         self, folder: Path, warm: Callable[[], object] = lambda: None
     ) -> Iterator[Running]:
-        """From ready to ended; what it wrote is removed afterwards."""
+        """Runs it from ready to ended; removes what it wrote."""
         file, said = folder / "output", folder / "said"
         order, orders = os.pipe()
         answers, answer = os.pipe()
         words = {"ORDER": str(order), "ANSWER": str(answer)}
         argv = [re.sub("ORDER|ANSWER", lambda m: words[m[0]], a) for a in self.argv(file)]
-        # Opened for the child alone: what it says does not fill a pipe that nobody empties.
+        # A file, not a pipe: nobody reads what it prints while it runs.
         with said.open("wb") as sink:
             start = self.side.start if self.side is not None else subprocess.Popen
             process: subprocess.Popen[bytes] = start(  # type: ignore[assignment]
@@ -151,6 +155,25 @@ class Tool:
         raise BenchError(f"{self.name} does not start: {peers.complaint(where)}")
 
 
+def usable(context: Context, section: str, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools whose programs are here; the others become skipped cases of the section."""
+    for tool in tools:
+        if tool.program in context.missing:
+            context.results.skip(section, tool.name, context.missing[tool.program])
+    return [tool for tool in tools if tool.program not in context.missing]
+
+
+@contextlib.contextmanager
+def tolerating(context: Context, section: str, tool: Tool) -> Iterator[None]:
+    """A peer that fails becomes a skipped case of the section; an error of collect is raised."""
+    try:
+        yield
+    except (TcpkmonError, ValueError, subprocess.SubprocessError) as error:
+        if not tool.program:
+            raise
+        context.results.skip(section, tool.name, str(error)[:REASON_CHARACTERS])
+
+
 def size_of(file: Path) -> int:
     """Bytes of a file, or of all the files in a folder."""
     inside = file.iterdir() if file.is_dir() else [file]
@@ -158,7 +181,7 @@ def size_of(file: Path) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The CPU time of a process, all its threads, to the nanosecond: its CPU-time clock."""
+    """The CPU time of a process with all its threads: its CPU-time clock (clock_getcpuclockid)."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
@@ -166,7 +189,7 @@ def collect(name: str, *options: str) -> Tool:
     """A capture with these options."""
 
     def argv(file: Path) -> Sequence[str]:
-        return [str(COLLECT), "--force", "-o", str(file), "--ready-fd", "ANSWER", *options]
+        return [str(BIN / "collect"), "--force", "-o", str(file), "--ready-fd", "ANSWER", *options]
 
     def count(_file: Path, said: str) -> tuple[int, int]:
         return peers.parse_collect(said)
@@ -192,7 +215,7 @@ def perf(name: str, event: str) -> Tool:
         )
         return peers.parse_perf_stats(done.stdout)
 
-    return Tool(name, argv, count, signal.SIGTERM)
+    return Tool(name, argv, count, "perf", signal.SIGTERM)
 
 
 def tcpdump(name: str, side: Side) -> Tool:
@@ -207,7 +230,7 @@ def tcpdump(name: str, side: Side) -> Tool:
     def count(_file: Path, said: str) -> tuple[int, int]:
         return peers.parse_tcpdump(said)
 
-    return Tool(name, argv, count, ready="listening on", side=side)
+    return Tool(name, argv, count, "tcpdump", ready="listening on", side=side)
 
 
 def trace_cmd(name: str) -> Tool:
@@ -222,11 +245,11 @@ def trace_cmd(name: str) -> Tool:
         )
         return done.stdout.count(" tcp_probe: "), peers.parse_trace_cmd_lost(said)
 
-    return Tool(name, argv, count, ready="Hit Ctrl^C")
+    return Tool(name, argv, count, "trace-cmd", ready="Hit Ctrl^C")
 
 
 def bcc(name: str, program: str, ready: str) -> Tool:
-    """A tool of BCC, which prints lines; what it says is what it caught."""
+    """A tool of BCC; each line that it prints is a record."""
 
     def argv(file: Path) -> Sequence[str]:
         script = 'exec /usr/bin/python3 -u "$1" >"$2" 2>&1'
@@ -236,7 +259,7 @@ def bcc(name: str, program: str, ready: str) -> Tool:
         with file.open("rb") as lines:
             return sum(1 for _ in lines), 0
 
-    return Tool(name, argv, count, ready=ready, said_in_file=True)
+    return Tool(name, argv, count, "tcpstates-bpfcc", ready=ready, said_in_file=True)
 
 
 def bpftrace(name: str) -> Tool:
@@ -250,10 +273,10 @@ def bpftrace(name: str) -> Tool:
             printed = sum(line.startswith(b"probe ") for line in lines)
         return printed, peers.parse_bpftrace_lost(said + _tail(file))
 
-    return Tool(name, argv, count, file_grows=True)
+    return Tool(name, argv, count, "bpftrace", file_grows=True)
 
 
 def _tail(file: Path) -> str:
-    """The lines of the file that tell of losses; they may stand anywhere."""
+    """The lines about losses, anywhere in the file."""
     with file.open(encoding="utf-8", errors="replace") as lines:
         return "".join(line for line in lines if line.startswith("Lost "))

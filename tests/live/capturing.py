@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `collect` around a live test's own traffic, and hands out the records that it wrote."""
+"""Runs `collect` around a live test's own traffic, and reads the records that it wrote."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GUEST = "TCPKMON_GUEST" in os.environ
 WAIT_S = 240.0 if GUEST else 120.0
 """An emulated CPU compiles for a minute and more."""
 OBSERVERS: list[Callable[[Outcome], None]] = []
-"""Told of each capture that has ended in order: tests/vm/reporting.py keeps what was seen."""
+"""Called with each capture that has ended in order; tests/vm/reporting.py adds one."""
 
 # The command line's own entry; the first argument narrows the ways to attach (or is empty).
 DRIVER = """
@@ -54,7 +54,7 @@ collect.main()
 
 
 def wait_until(what: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
-    """Asks until the answer is true, and returns it."""
+    """Calls `what` until its result is true, and returns that."""
     pause = threading.Event()
     deadline = time.monotonic() + timeout_s
     while not (answer := what()):
@@ -80,7 +80,7 @@ class Records:
         return self.columns[name]
 
     def one(self, name: str) -> Any:
-        """The value of the only record there is."""
+        """The column's value in the only record."""
         assert len(self) == 1, f"{len(self)} records, not one"
         return self.columns[name][0].item()
 
@@ -125,7 +125,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A capture that has ended: its records, and the books of its last checkpoint."""
+    """A capture that has ended: its records, and the ledger of its last checkpoint."""
 
     capture: Capture
     records: Records
@@ -138,7 +138,7 @@ class Outcome:
         return self.ledger.get(location, none)
 
     def check_complete(self) -> None:
-        """Nothing is missing, and the file ended in order: then counts may be compared."""
+        """Nothing is lost, and the file ended in order: only then may counts be compared."""
         assert self.capture.complete, self.errors
         assert self.capture.lost == 0, self.ledger
 
@@ -204,8 +204,8 @@ class Running:
             _, errors = self.process.communicate(timeout=WAIT_S)
             assert self.process.returncode == expected, errors
             self._outcome = read(self.path, errors)
-            for tell in OBSERVERS:
-                tell(self._outcome)
+            for observe in OBSERVERS:
+                observe(self._outcome)
         return self._outcome
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class Running:
 
 @contextmanager
 def capturing(path: Path, *arguments: str, kinds: str = "") -> Iterator[Running]:
-    """Runs collect from before the body until after it; call stop() for what was captured."""
+    """Runs collect around the body; stop() returns what it captured."""
     running = Running(path, arguments, kinds)
     try:
         running.wait_until_ready()
@@ -251,7 +251,7 @@ def capturing_each(folder: Path, options: dict[str, Sequence[str]]) -> Iterator[
 
 
 def within(lab: Lab) -> tuple[str, ...]:
-    """The options that leave everybody else's traffic out."""
+    """The options that leave all other traffic out."""
     return ("--netns", lab.a.name, "--netns", lab.b.name)
 
 
@@ -266,7 +266,7 @@ def read(path: Path, errors: str = "") -> Outcome:
 
 
 def _final_books(capture: Capture) -> dict[str, dict[str, int]]:
-    """The ledger of the last checkpoint: every row of it stands behind that."""
+    """The ledger of the last checkpoint; its rows follow that entry."""
     rows = [entry for _, entry in capture.controls()]
     starts = [n for n, entry in enumerate(rows) if isinstance(entry, control.Checkpoint)]
     books: dict[str, dict[str, int]] = {}
@@ -375,6 +375,6 @@ def receive(end: socket.socket, size: int) -> None:
 
 
 def look(end: socket.socket) -> None:
-    """A receive call that finds nothing: the kernel tells the state at rest, and changes none."""
+    """A receive call that finds nothing: it records the state and does not change it."""
     with suppress(BlockingIOError):
         assert not end.recv(1, socket.MSG_DONTWAIT)

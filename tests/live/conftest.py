@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all live tests share: they need root, get a second try, and may ask for a lab."""
+"""For all live tests: they need root, and run again when they fail."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from collector.lab.lab import Lab
 
 HERE = Path(__file__).parent
 GUEST = "TCPKMON_GUEST" in os.environ
@@ -32,10 +29,3 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if PROMISED:
             pytest.fail("TCPKMON_LIVE=1 was promised, but this is not root", pytrace=False)
         pytest.skip("needs root")
-
-
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    """Two namespaces, a and b, joined by a plain veth pair."""
-    with Lab() as made:
-        yield made

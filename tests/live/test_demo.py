@@ -1,29 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo as a newcomer runs it, and interrupted."""
+"""The demo as a newcomer runs it: from the checkout, from a wheel, and interrupted."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
 
 import formats
+from collector.commands.demo import command
+from collector.lab.demo import CAPTURE, PICTURE, prepare_folder
 from collector.lab.demo_report import read_flows
 from collector.linux import netns
+from formats.base.cli import run
 
 ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
 WAIT_S = 280.0
 
 
-def start(output: Path) -> subprocess.Popen[str]:
+def start(
+    output: Path, tcpkmon: Path = BIN / "tcpkmon", folder: Path = ROOT
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "collector.lab.demo", "--output", str(output), "--seconds", "1.5"],
-        cwd=ROOT,
+        [str(tcpkmon), "demo", "--output", str(output), "--seconds", "1.5"],
+        cwd=folder,
         env={"PATH": os.environ["PATH"]},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -57,6 +66,72 @@ def test_the_demo_shows_real_transfers(tmp_path: Path) -> None:
     with formats.open(tmp_path / "out" / "demo.pm") as capture:
         assert capture.complete
         assert not capture.damaged
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """An environment with tcpkmon from a wheel; what it depends on comes from this one."""
+    source, place = tmp_path / "source", tmp_path / "environment"
+    without = shutil.ignore_patterns(".*", "build", "*.egg-info", "*.so")
+    shutil.copytree(ROOT, source, ignore=without)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
+    subprocess.run([*pip, *build], check=True, stdin=subprocess.DEVNULL)
+    shutil.rmtree(source)
+    venv.create(place, system_site_packages=True, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
+    # Folders named in a .pth file come last, and their own .pth files (our checkout) do not count.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (wheel,) = tmp_path.glob("tcpkmon-*.whl")
+    python = str(place / "bin" / "python")
+    install = ["--python", python, "install", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([*pip, *install], check=True, stdin=subprocess.DEVNULL)
+    return place / "bin" / "tcpkmon"
+
+
+def test_the_demo_of_a_wheel(tmp_path: Path, installed: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    python, ask = installed.with_name("python"), "import collector; print(collector.__file__)"
+    found = subprocess.check_output([str(python), "-c", ask], cwd=elsewhere, text=True)
+    assert Path(found).is_relative_to(installed.parents[1])
+    process = start(Path("out"), installed, elsewhere)
+    told, complained = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, complained
+    assert f"{os.path.relpath(installed.parent, elsewhere)}/pmgraph out/demo.pm" in told
+    assert (elsewhere / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    with formats.open(elsewhere / "out" / "demo.pm") as capture:
+        assert capture.complete
+
+
+def test_under_sudo_what_is_new_belongs_to_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_UID", "65534")
+    monkeypatch.setenv("SUDO_GID", "65534")
+    folder = tmp_path / "new" / "newer"
+    with pytest.raises(ZeroDivisionError), prepare_folder(folder):
+        (folder / CAPTURE).touch()
+        raise ZeroDivisionError
+    for path in (folder.parent, folder, folder / CAPTURE):
+        assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
+    with prepare_folder(tmp_path):
+        (tmp_path / PICTURE).touch()
+    assert (tmp_path / PICTURE).stat().st_uid == 65534
+    assert tmp_path.stat().st_uid == 0
+
+
+def test_what_is_in_the_way_is_reported_before_anything_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / PICTURE).mkdir()
+    assert run(command, ["--output", str(tmp_path)], prog="demo") == 1
+    said = capfd.readouterr().err
+    assert said == f"demo: {tmp_path / PICTURE}: Is a directory\n"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert run(command, ["--output", str(tmp_path / "none")], prog="demo") == 1
+    assert capfd.readouterr().err == "demo: the demo needs root; run it with sudo\n"
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab and its traffic: what later tests rely on is itself checked here, against the kernel."""
+"""The lab and its traffic, checked against the kernel: other tests rely on them."""
 
 from __future__ import annotations
 

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import time
 from collections.abc import Callable, Sequence
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from scripts.vm import guests, kernels, main
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vmtest"
 KERNEL = ("6.1.0-1-amd64", Path("/nowhere"))
@@ -22,15 +22,9 @@ Boot = tuple[dict[str, str], str]
 
 @pytest.fixture
 def vmtest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    loader = SourceFileLoader("vmtest_script", str(SCRIPT))
-    spec = importlib.util.spec_from_loader("vmtest_script", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
-    monkeypatch.setitem(__import__("sys").modules, "vmtest_script", module)
-    loader.exec_module(module)
+    """The main module, with a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return module
+    return main
 
 
 @pytest.fixture
@@ -52,7 +46,7 @@ def boots(vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             (results / "outcomes.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"te')
             return broken
 
-        monkeypatch.setattr(vmtest, "boot", boot)
+        monkeypatch.setattr(guests, "boot", boot)
         return asked
 
     return make
@@ -138,7 +132,7 @@ def test_what_cannot_be_had_is_not_tested(
     def get_tools() -> None:
         raise vmtest.Failure("apt-get failed: no network")
 
-    monkeypatch.setattr(vmtest, "get_tools", get_tools)
+    monkeypatch.setattr(kernels, "get_tools", get_tools)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
     said = capsys.readouterr().out
@@ -156,8 +150,8 @@ def test_a_kernel_that_cannot_be_had_is_left_out(
         return KERNEL
 
     boots((ALL, ""))
-    monkeypatch.setattr(vmtest, "get_tools", lambda: None)
-    monkeypatch.setattr(vmtest, "get_kernel", get_kernel)
+    monkeypatch.setattr(kernels, "get_tools", lambda: None)
+    monkeypatch.setattr(kernels, "get_kernel", get_kernel)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci", "--", *TESTS]) == 0
     said = capsys.readouterr().out
@@ -165,20 +159,20 @@ def test_a_kernel_that_cannot_be_had_is_left_out(
     assert said.splitlines()[-1] == "vmtest: 3 passed, 0 failed, 0 skipped"
 
 
-def test_a_panic_is_seen_and_a_program_that_crashed_is_none(vmtest: ModuleType) -> None:
-    assert vmtest.BROKEN.search("[ 1.0] Oops: int3: 0000 [#1]")
-    assert vmtest.BROKEN.search("[ 1.0] BUG: kernel NULL pointer dereference")
-    assert not vmtest.BROKEN.search("watchdog: BUG: soft lockup - CPU#0 stuck")
-    assert not vmtest.BROKEN.search("traps: python[9] general protection fault ip:7f00")
+def test_a_panic_is_seen_and_a_program_that_crashed_is_none() -> None:
+    assert guests.BROKEN.search("[ 1.0] Oops: int3: 0000 [#1]")
+    assert guests.BROKEN.search("[ 1.0] BUG: kernel NULL pointer dereference")
+    assert not guests.BROKEN.search("watchdog: BUG: soft lockup - CPU#0 stuck")
+    assert not guests.BROKEN.search("traps: python[9] general protection fault ip:7f00")
 
 
-def test_the_newest_of_a_series(vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_of_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["6.1.0-9-amd64", "6.1.0-56-amd64", "6.12.117+deb12-amd64"]
-    monkeypatch.setattr(vmtest, "list_kernels", lambda: names)
-    assert vmtest.find_release("6.1") == "6.1.0-56-amd64"
-    assert vmtest.find_release("6.12") == "6.12.117+deb12-amd64"
-    with pytest.raises(vmtest.Failure, match=r"linux-image-5\.10"):
-        vmtest.find_release("5.10")
+    monkeypatch.setattr(kernels, "list_kernels", lambda: names)
+    assert kernels.find_release("6.1") == "6.1.0-56-amd64"
+    assert kernels.find_release("6.12") == "6.12.117+deb12-amd64"
+    with pytest.raises(kernels.Failure, match=r"linux-image-5\.10"):
+        kernels.find_release("5.10")
 
 
 def test_the_tests_for_guests_are_there(vmtest: ModuleType) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for collector/loader/bcc_child.py in a guest: has the host compile, 20 times as fast.
+"""Replaces collector/loader/bcc_child.py in a guest: the host compiles, 20 times as fast.
 
 tests/vm/guest.sh binds it over that file, and that file to NEAR. The request on stdin goes into
 FOLDER, where scripts/vmtest runs the host's compile_child.py on it and leaves the answer. If HERE
@@ -23,7 +23,7 @@ STEP_S = 0.1
 
 
 def ask(request: str, headers: str) -> dict[str, str] | None:
-    """What the host's compiler says, or nothing."""
+    """The answer of the host's compiler, or nothing."""
     if HERE.exists() or not headers.endswith("/bpf/include/stub") or not FOLDER.is_dir():
         return None
     name = f"{os.getpid()}-{time.monotonic_ns()}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests on other kernels share: who may run them, a second try, a lab.
+"""For the tests on other kernels: they need root, and run again when they fail.
 
 scripts/vmtest runs them in guests, and (`scripts/vmtest host`) on this kernel.
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab.lab import Lab
 from collector.linux.btf import Btf
 from collector.loader.attach_trials import Probing
 from tests.vm.compile_far import HERE
@@ -35,21 +34,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def machine_of_its_own() -> None:
-    """For what nobody may do to a machine that others use, whatever the environment says."""
+    """For tests that change the whole machine: they never run on the host."""
     if "TCPKMON_GUEST" not in os.environ or "virtme" not in Path("/proc/cmdline").read_text():
         pytest.skip("needs a guest: the host's CPUs and its clock are not ours to change")
 
 
 @pytest.fixture
-def lab() -> Iterator[Lab]:
-    """Two namespaces, a and b, joined by a plain veth pair."""
-    with Lab() as made:
-        yield made
-
-
-@pytest.fixture
 def compiled_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is taken from a cache or from the host's compiler."""
+    """Neither a cache nor the host's compiler is used."""
     cache = tmp_path / "cache"
     cache.mkdir()
     monkeypatch.setenv("TCPKMON_CACHE", str(cache))

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Inside a guest that scripts/vmtest booted: makes a writable copy of the host's files and runs
-# pytest in it. Nothing that is written there outlives the guest but what goes into RESULTS.
+# pytest in it. Only what goes into RESULTS outlives the guest.
 #
 #   guest.sh ROOT RESULTS       RESULTS/arguments: pytest's arguments, one a line
 #
-# The host's files come twice: as the root that virtme-ng made, and under the tag `cached`, with a
-# cache, which makes importing Python ten times as fast. The overlay is laid over the second.
+# The host's files are mounted twice: as the root that virtme-ng made, and under the tag `cached`,
+# with a cache, which makes imports of Python ten times as fast. The overlay uses the second.
 set -u
 root=$1 results=$2
 if [ "${TCPKMON_STAGE:-}" != chroot ]; then
@@ -40,7 +40,7 @@ far=/run/tcpkmon-vm
 mkdir -p $far/compile && mount --bind "$results/compile" $far/compile &&
     cp collector/loader/bcc_child.py $far/compile_child.py &&
     mount --bind tests/vm/compile_far.py collector/loader/bcc_child.py || exit 95
-# The machine boots with its second CPU off, which one test needs so.
+# The guest boots with its second CPU off: one test needs that.
 case " ${arguments[*]} " in
     *test_vm_latecpu.py*) export TCPKMON_LATE_CPU=1 ;;
     *) echo 1 >/sys/devices/system/cpu/cpu1/online ;;

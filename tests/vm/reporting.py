@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for scripts/vmtest: says test by test what came of it, and what was recorded.
+"""A pytest plugin for scripts/vmtest: writes the outcome of each test, and what was recorded.
 
 Into $TCPKMON_RESULTS: collected.json, the tests; outcomes.jsonl, a line for each when it is done;
 results.jsonl, a line for each file; failures.log; seen.json, for scripts/kernels. Times are s.
@@ -55,7 +55,7 @@ class _Reporter:
         if report.when == "call" or outcome != "passed":
             outcome = outcome if outcome in self._counts else "failed"
             self._counts[outcome] += 1
-            # Tried again, a test is what it is in the end.
+            # The last run of a test counts.
             if outcome != "rerun" and self._worst != "failed":
                 self._worst = outcome
         if outcome in {"failed", "rerun"}:
@@ -127,7 +127,7 @@ def _describe() -> dict[str, Any]:
 
 
 def _write(name: str, value: object) -> None:
-    """As a whole: a guest may end at any moment."""
+    """Writes the file at once: a guest may end at any moment."""
     new = RESULTS / f".{name}"
     new.write_text(json.dumps(value, indent=1) + "\n")
     new.rename(RESULTS / name)

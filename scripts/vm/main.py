@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests in guests and on this kernel, and sums up: the program behind scripts/vmtest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from scripts.vm import guests, kernels
+from scripts.vm.guests import OUTCOMES, TIME_IS_UP, Verdict
+from scripts.vm.kernels import ROOT, Failure, say
+
+SERIES = ("6.1", "6.12")
+LIMIT_S = 5400.0
+"""All guests together,"""
+CI_LIMIT_S = 960.0
+"""and with --ci."""
+LEAST_S = 90.0
+"""With less time left than this, there is no second boot."""
+HOST_TESTS = (
+    *sorted(f"tests/vm/{path.name}" for path in (ROOT / "tests/vm").glob("test_*")),
+    "tests/live/test_locations.py",
+)
+GUEST_TESTS = (
+    "tests/vm/test_vm_latecpu.py",  # first: the guest's second CPU is off until then
+    "tests/vm/test_vm_hotplug.py",
+    "tests/vm/test_vm_ways.py",
+    "tests/live/test_locations.py",
+    "tests/vm/test_vm_functions.py",
+    "tests/vm/test_vm_kprobes.py",
+    "tests/vm/test_vm_netem.py",
+    "tests/vm/test_vm_clocks.py",
+    "tests/vm/test_vm_schemata.py",
+    "tests/vm/test_vm_network.py",
+    "tests/live/test_overload.py",
+    "tests/live/test_disk.py",
+    "tests/live/test_kill.py",
+    "tests/live/test_many_connections.py",
+    "tests/live/test_signals.py::test_a_signal_during_a_full_drain",
+    "tests/live/test_signals.py::test_a_second_signal",
+    "tests/live/test_hostile_names.py",
+    "tests/live/test_counted.py::test_a_port_that_is_used_again_at_once_is_another_connection",
+    "tests/live/test_programs.py",
+    "tests/live/test_rings.py",
+    "tests/live/test_attach_trials.py",
+    "tests/live/test_bpf.py",
+    "tests/live/test_kernel_constants.py",
+)
+"""What an emulated CPU does in minutes; the most important first."""
+MORE_TESTS = (
+    "tests/live/test_counted.py::test_numbers_never_jump",
+    "tests/live/test_counted.py::test_a_socket_that_connects_again_is_another_connection",
+    "tests/live/test_counted.py::test_resets_are_counted",
+    "tests/live/test_kernel_types_compile.py",
+    "tests/live/test_oracle_ss.py",
+)
+"""Left out with --ci."""
+
+
+def test_guest(kernel: tuple[str, Path], tests: Sequence[str], logs: Path, until: float) -> Verdict:
+    """Runs tests on a kernel: in one boot, and what did not pass again in a second one."""
+    release, folder = kernel
+    verdict = Verdict(release)
+    begun = time.monotonic()
+    todo = list(tests)
+    ended_in = ""
+    for attempt in (1, 2):
+        results = logs / f"{release}-{attempt}"
+        verdict.broken = guests.boot(release, folder, todo, results, until)
+        guests.keep_seen(release, results)
+        outcomes, verdict.unreached = guests.read_results(results, todo)
+        verdict.outcomes.update(outcomes)
+        guests.show_failures(release, results)
+        if verdict.broken and verdict.unreached and (results / "collected.json").exists():
+            if ended_in == verdict.unreached[0]:
+                verdict.outcomes[ended_in] = "failed"  # it ended the guest twice
+            if verdict.broken != TIME_IS_UP:
+                ended_in = verdict.unreached[0]
+        if verdict.good or guests.stopping.is_set() or until - time.monotonic() < LEAST_S:
+            break
+        if attempt == 1:
+            todo = [*verdict.having("failed"), *verdict.unreached]
+            say(f"{release}  {verdict.broken or 'tests failed'}; another boot for what is left")
+    if verdict.unreached and until - time.monotonic() < LEAST_S:
+        verdict.broken = TIME_IS_UP
+    verdict.report(time.monotonic() - begun)
+    say(f"{release}  logs: {logs}/{release}-*")
+    return verdict
+
+
+def test_host(tests: Sequence[str], logs: Path) -> Verdict:
+    """Runs tests on this kernel, directly."""
+    release = os.uname().release
+    results = logs / f"{release}-1"
+    results.mkdir(parents=True)
+    environment = {**os.environ, "TCPKMON_RESULTS": str(results), "TCPKMON_LIVE": "1"}
+    python = str(ROOT / ".venv/bin/python")
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.vm.reporting"]
+    begun = time.monotonic()
+    with (results / "guest.log").open("wb") as log:
+        done = subprocess.run(
+            [*command, *tests], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=log, check=False,
+        )  # fmt: skip
+    guests.print_new(release, results, 0)
+    outcomes, unreached = guests.read_results(results, tests)
+    broken = "" if done.returncode in {0, 1} else f"pytest ended with {done.returncode}"
+    verdict = Verdict(release, outcomes, unreached, broken)
+    guests.show_failures(release, results)
+    verdict.report(time.monotonic() - begun)
+    guests.keep_seen(release, results)
+    return verdict
+
+
+def prepare(names: Sequence[str], is_ci: bool) -> dict[str, tuple[str, Path]]:
+    """Fetches the guests' kernels; with --ci, reports and leaves out what cannot be fetched."""
+    ready: dict[str, tuple[str, Path]] = {}
+    wanted = [kernel for kernel in names if kernel != "host"]
+    try:
+        if os.getuid() != 0:
+            raise Failure("needs root (sudo)")
+        with kernels.alone():
+            kernels.get_tools()
+            for kernel in wanted:
+                try:
+                    ready[kernel] = kernels.get_kernel(kernel)
+                except Failure as failure:
+                    if not is_ci:
+                        raise
+                    say(f"vmtest: the VM kernel {kernel} was NOT tested: {failure}")
+    except Failure as failure:
+        if not is_ci:
+            raise
+        say(f"vmtest: the VM kernels {' and '.join(wanted)} were NOT tested: {failure}")
+    return ready
+
+
+def test_all(
+    names: Sequence[str], arguments: Sequence[str], is_ci: bool, parallel: bool
+) -> list[Verdict]:
+    """Runs the tests (or pytest with `arguments`) on each kernel; `parallel`: all at once."""
+    ready = prepare(names, is_ci)
+    logs = kernels.cache() / "vm-logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    until = time.monotonic() + (CI_LIMIT_S if is_ci else LIMIT_S)
+    tests = GUEST_TESTS if is_ci else (*GUEST_TESTS, *MORE_TESTS)
+    jobs = [
+        partial(test_host, arguments or HOST_TESTS, logs)
+        if wanted == "host"
+        else partial(test_guest, ready[wanted], arguments or tests, logs, until)
+        for wanted in dict.fromkeys(names)
+        if wanted == "host" or wanted in ready
+    ]
+    with ThreadPoolExecutor(len(jobs) or 1 if parallel else 1) as pool:
+        try:
+            futures = [pool.submit(job) for job in jobs]
+            return [future.result() for future in futures]
+        except BaseException:
+            guests.stopping.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def main(arguments: list[str], usage: str = "") -> int:
+    """The exit code; Failure or OSError when the tests could not be run."""
+    more: list[str] = []
+    if "--" in arguments:
+        at = arguments.index("--")
+        arguments, more = arguments[:at], arguments[at + 1 :]
+    if {"-h", "--help"} & set(arguments):
+        print(usage)
+        return 0
+    options = {word for word in arguments if word.startswith("-")}
+    names = [word for word in arguments if word not in options] or list(SERIES)
+    if unknown := options - {"--ci", "--fetch", "--list", "--parallel"}:
+        print(f"vmtest: unknown option {min(unknown)}; try --help", file=sys.stderr)
+        return 2
+    if "--list" in options:
+        print("\n".join(kernels.list_kernels()))
+        return 0
+    if "--fetch" in options:
+        with kernels.alone():
+            kernels.get_tools()
+            for wanted in names:
+                kernels.link_kernel(wanted, *kernels.get_kernel(wanted))
+        return 0
+    is_ci = "--ci" in options
+    verdicts = test_all(names, more, is_ci, is_ci or "--parallel" in options)
+    if is_ci:
+        good = all(verdict.bearable for verdict in verdicts)
+        for verdict in verdicts:
+            if verdict.bearable and not verdict.good:
+                why = verdict.broken or "not all tests were reached"
+                say(f"vmtest: {verdict.release} was NOT tested to the end: {why}")
+    else:
+        good = all(verdict.good for verdict in verdicts)
+    sums = [sum(len(v.having(name)) for v in verdicts) for name in OUTCOMES[:3]]
+    if any(sums):
+        say(f"vmtest: {sums[0]} passed, {sums[1]} failed, {sums[2]} skipped")
+    return 0 if good else 1
