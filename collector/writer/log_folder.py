@@ -58,7 +58,7 @@ class LogFolder:
                     os.unlink(os.path.join(self.path, name))
 
     def discard(self) -> None:
-        """Leaves nothing behind of a log that did not begin."""
+        """Leaves nothing behind of a log that did not begin; no effect on files that did."""
         for output in self._outputs.values():
             output.discard()
         if self._made:

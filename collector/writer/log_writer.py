@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.plan.columns import EXISTING
-from collector.plan.event_layout import FIRST_NUMBER, HEAD_BYTES
+from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
 from collector.sequencer.cpu_queue import Part
 from collector.sequencer.ordered_batch import LOCATION_WORD, head_words
 from collector.writer.base_events import EVERY_CPU, FIRST_CPU, Note
 from collector.writer.file_sink import FileSink, cause_of
 from collector.writer.psc_writer import END_TRIES, RETRY_NS, Place, Written
-from formats.base.control import LossCause
+from formats.base.control import EXISTING, LossCause
 from formats.base.errors import TcpkmonError
 from formats.klogger import (
     SNAPSHOT_NUMBER,
@@ -224,18 +223,18 @@ class LogWriter:
         self, points: NDArray[Any], rows: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any], int]:
         """Event numbers, rows, and where in a row the payload begins."""
-        snapshots = (points < FIRST_NUMBER) | (points == EXISTING)
+        snapshots = (points < FIRST_EVENT) | (points == EXISTING)
         if not snapshots.any():
-            return points, rows, HEAD_BYTES
+            return points, rows, EVENT_HEAD_BYTES
         numbers = np.where(snapshots, SNAPSHOT_NUMBER, points)
         if not self._mixed:
             return numbers, rows, 0
         size = rows.dtype.itemsize
-        moved = np.zeros((len(rows), HEAD_BYTES + size), np.uint8)
+        moved = np.zeros((len(rows), EVENT_HEAD_BYTES + size), np.uint8)
         table = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), size)
-        moved[snapshots, HEAD_BYTES:] = table[snapshots]
+        moved[snapshots, EVENT_HEAD_BYTES:] = table[snapshots]
         moved[~snapshots, :size] = table[~snapshots]
-        return numbers, moved.view(f"V{HEAD_BYTES + size}")[:, 0], HEAD_BYTES
+        return numbers, moved.view(f"V{EVENT_HEAD_BYTES + size}")[:, 0], EVENT_HEAD_BYTES
 
 
 def make_dump(

@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from collector.sequencer.ordered_batch import MonoToEpoch, Numbering, Ordered, stamp_control
 from collector.writer.file_sink import FileSink, cause_of
-from formats.base.control import ANY_CPU, Checkpoint, Control, Loss, LossCause, encode_many
+from formats.base.control import (
+    ANY_CPU,
+    COLLECTOR_LOSSES,
+    Checkpoint,
+    Control,
+    Loss,
+    LossCause,
+    encode_many,
+)
 
 RETRY_NS = 100_000_000
 END_TRIES = 3
@@ -56,13 +64,22 @@ class Written:
         """Sequence numbers up to last_seq that no entry of the file has."""
         return self.last_seq - self.entries
 
+    @property
+    def drops(self) -> dict[str, Counter[Place]]:
+        """What did not get into the file, by cause: a field of formats.base.control.Collector."""
+        return {
+            "queue_full": self.queue_full,
+            "disk_full": self.disk_full,
+            "write_error": self.write_error,
+        }
+
     def dropped(self, cause: LossCause) -> Counter[Place]:
         """The counter of one cause."""
-        return {
-            LossCause.QUEUE_FULL: self.queue_full,
-            LossCause.DISK_FULL: self.disk_full,
-            LossCause.WRITE_ERROR: self.write_error,
-        }[cause]
+        return self.drops[cause.name.lower()]
+
+    def losses(self) -> dict[str, int]:
+        """How much was dropped, by the causes' words."""
+        return {COLLECTOR_LOSSES[name]: n.total() for name, n in self.drops.items()}
 
 
 class Tally:

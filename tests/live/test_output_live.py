@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.plan.columns import ACCOUNT, ROWS, choose_columns, load_schema, make_layout
+from collector.plan.columns import choose_columns, load_schema, make_layout
 from collector.ring.batch import Batch
+from collector.ring.points import ACCOUNT, ROWS
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.ordered_batch import stamp_control
 from collector.sequencer.sequencer import Sequencer
