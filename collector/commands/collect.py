@@ -160,7 +160,7 @@ def command(
     collect --ports 5201 -o run.pm -- iperf3 -c 192.0.2.1
     """
     if schemata and schemata != ("tcp",) and not _was_given("file_format"):
-        file_format = next(name for name, one in FORMATS.items() if one.takes_events)
+        file_format = next(name for name, one in FORMATS.items() if one.any_schema)
     from collector.plan.filters import parse
     from collector.plan.request import Request
 

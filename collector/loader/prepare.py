@@ -129,7 +129,7 @@ def wish_of(request: Request) -> Wish:
         existing=request.existing,
         by_inode=bool(request.filters.pids),
         kinds=request.kinds,
-        klogger=request.format.takes_events,
+        klogger=request.format.any_schema,
         limits=dict(request.limits),
         using=request.using,
     )

@@ -59,14 +59,14 @@ def check_request(request: Request) -> None:
     """Raises UsageError for what makes no sense together, or with this process."""
     if request.show and request.output == "-":
         raise UsageError("--print and -o - both want standard output", "choose one of them")
-    if request.show and not request.format.shows:
+    if request.show and not request.format.can_print:
         raise UsageError("--print shows the records of a PSC file", "tcpkmon decode shows a log")
     stdout: TextIO | None = sys.stdout
     if request.show and stdout is None:
         raise UsageError("--print: standard output is closed")
-    if request.schemata != ("tcp",) and not request.format.takes_events:
+    if request.schemata != ("tcp",) and not request.format.any_schema:
         raise UsageError("a PSC file holds the schema tcp alone", "add --format klogger")
-    if request.using and not request.format.takes_events:
+    if request.using and not request.format.any_schema:
         raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")
     if request.filters.flags and not request.has_tcp:
         raise UsageError(

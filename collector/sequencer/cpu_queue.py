@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from collector.ring.batch import Batch
 from collector.sequencer.buffer_pool import Pool, even
-from collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_by_place, opaque
+from collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_places, opaque
 
 FOREVER_NS = 2**63 - 1
 COPY_BYTES = 1 << 20
@@ -285,8 +285,7 @@ class Queues:
             return
         late = self.cpu(batch.cpu).push(batch.entries)
         if len(late):
-            cpus = np.full(len(late), batch.cpu, np.uint16)
-            self.late.update(count_by_place(cpus, late.getfield(_WORD, 4 * LOCATION_WORD)))
+            self.late.update(count_places(batch.cpu, late.getfield(_WORD, 4 * LOCATION_WORD)))
 
     def settle(self) -> None:
         """Copy what waits still: after this, what push() was given may be overwritten."""

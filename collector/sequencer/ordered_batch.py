@@ -21,7 +21,7 @@ NO_CPU = 0xFFFF
 # The classic head of an entry as u32 words; see the table in formats/psc/columns.py.
 _SEQ, _SECONDS, _MICROSECONDS, _CALLVALUE, LOCATION_WORD = 0, 1, 2, 3, 4
 _W = WORDS_OFFSET // 4
-_LOCATIONS = 256
+_POINTS = 256
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Numbering:
 
 @dataclass
 class Origin:
-    """A CPU's records in a batch: their places, and their locations."""
+    """A CPU's records in a batch: their places, which rise, and their locations."""
 
     cpu: int
     where: I64
@@ -98,8 +98,11 @@ class Ordered:
 
     def counts(self, start: int = 0, stop: int | None = None) -> Counter[tuple[int, int]]:
         """Records (not control entries) of a range, by (cpu, location)."""
-        which = slice(start, stop)
-        return count_by_place(self.cpus[which], head_words(self.entries[which])[:, LOCATION_WORD])
+        total: Counter[tuple[int, int]] = Counter()
+        for origin in self.origins:
+            first, last = origin.where.searchsorted((start, len(self) if stop is None else stop))
+            total.update(count_places(origin.cpu, origin.locations[first:last]))
+        return total
 
 
 def head_words(entries: NDArray[Any]) -> NDArray[np.uint32]:
@@ -107,18 +110,10 @@ def head_words(entries: NDArray[Any]) -> NDArray[np.uint32]:
     return entries.view(np.uint32).reshape(len(entries), entries.dtype.itemsize // 4)
 
 
-def count_by_place(
-    cpus: NDArray[np.uint16], locations: NDArray[np.uint32]
-) -> Counter[tuple[int, int]]:
-    """How many there are of each (cpu, location), without those of NO_CPU."""
-    if not len(cpus):
-        return Counter()
-    key = cpus.astype(np.uint32) * _LOCATIONS + np.minimum(locations, _LOCATIONS - 1)
-    if cpus.max() == NO_CPU:
-        key = key[cpus != NO_CPU]
-    counts = np.bincount(key)
-    found = np.flatnonzero(counts)
-    return Counter({divmod(int(k), _LOCATIONS): int(counts[k]) for k in found})
+def count_places(cpu: int, points: NDArray[np.uint32]) -> Counter[tuple[int, int]]:
+    """How many there are of each (cpu, point), of one CPU's records."""
+    counts = np.bincount(np.minimum(points, _POINTS - 1))
+    return Counter({(cpu, point): int(counts[point]) for point in np.flatnonzero(counts).tolist()})
 
 
 def stamp(entries: NDArray[Any], seqs: I64, mono_ns: I64, mono_to_epoch: MonoToEpoch) -> None:

@@ -36,6 +36,7 @@ from collector.session.summary import describe, report, say
 from collector.writer.base_stream import Stream
 from collector.writer.ledger import Books, Totals
 from collector.writer.record_printer import Printer
+from collector.writer.stream import STREAMS
 from formats.base.control import EndReason, Mark
 from formats.base.errors import TcpkmonError
 
@@ -59,7 +60,7 @@ def run(request: Request) -> int:
     sys.setswitchinterval(SWITCH_S)
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
-        stream = request.format.open(request.output, request.force)
+        stream = STREAMS[request.file_format](request.output, request.force)
         stack.callback(stream.discard)
         status.tell("preparing: types, columns, programs")
         prepared = prepare(wish_of(request))

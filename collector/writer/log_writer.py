@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
 from collector.sequencer.cpu_queue import Part
-from collector.sequencer.ordered_batch import LOCATION_WORD, head_words
+from collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_words
 from collector.writer.base_events import EVERY_CPU, FIRST_CPU, Note
 from collector.writer.file_sink import FileSink, cause_of
 from collector.writer.psc_writer import END_TRIES, RETRY_NS, Place, Written
@@ -34,7 +34,6 @@ from formats.klogger import (
     pack_events,
     pack_records,
 )
-from formats.klogger.table import NUMBERS
 
 DUMP_ROWS = 1 << 15
 _U64 = np.uint64
@@ -62,7 +61,7 @@ class LogBatch:
         """Records by (cpu, point)."""
         total: Counter[Place] = Counter()
         for part in self.parts:
-            total.update(_counts(part.cpu, _points(part.rows)))
+            total.update(count_places(part.cpu, _points(part.rows)))
         return total
 
 
@@ -113,7 +112,7 @@ class LogWriter:
             points = _points(part.rows)
             for start in range(0, len(points), DUMP_ROWS):
                 chosen = slice(start, start + DUMP_ROWS)
-                counts = _counts(part.cpu, points[chosen])
+                counts = count_places(part.cpu, points[chosen])
                 error = self._records(part, chosen, points[chosen])
                 if error is None:
                     self.written.in_file.update(counts)
@@ -256,8 +255,3 @@ def _points(rows: NDArray[Any]) -> NDArray[np.uint32]:
         return head_words(rows)[:, LOCATION_WORD]
     points: NDArray[np.uint32] = rows.getfield(np.dtype(np.uint32), 4 * LOCATION_WORD)
     return points
-
-
-def _counts(cpu: int, points: NDArray[np.uint32]) -> Counter[Place]:
-    counts = np.bincount(np.minimum(points, NUMBERS - 1))
-    return Counter({(cpu, point): int(counts[point]) for point in np.flatnonzero(counts).tolist()})

@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.sequencer.ordered_batch import MonoToEpoch, Numbering, Ordered, stamp_control
+from collector.sequencer.ordered_batch import (
+    MonoToEpoch,
+    Numbering,
+    Ordered,
+    count_places,
+    stamp_control,
+)
 from collector.writer.file_sink import FileSink, cause_of
 from formats.base.control import (
     ANY_CPU,
@@ -31,7 +37,6 @@ from formats.base.control import (
 RETRY_NS = 100_000_000
 END_TRIES = 3
 TALLY_ENTRIES = 1 << 16
-_LOCATIONS = 256
 
 Place = tuple[int, int]
 """(cpu, location)"""
@@ -101,9 +106,7 @@ class Tally:
     def settle(self) -> None:
         """Bring the counter up to date."""
         for cpu, found in self._by_cpu.items():
-            counts = np.bincount(np.minimum(np.concatenate(found), _LOCATIONS - 1))
-            for location in np.flatnonzero(counts).tolist():
-                self._counter[cpu, location] += int(counts[location])
+            self._counter.update(count_places(cpu, np.concatenate(found)))
         self._by_cpu.clear()
         self._waiting = 0
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file formats that a capture can be written in: a row in FORMATS and a stream each.
+"""Which stream writes a file format: a new format has a row here.
 
-Importing this is cheap, for the command line: streams are imported when one is opened.
+Importing this is cheap, for the command line: a stream is imported when one is opened.
 """
 
 from __future__ import annotations
@@ -12,19 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collector.writer.base_stream import Stream
-
-
-@dataclass(frozen=True)
-class FileFormat:
-    """A format: how to open a stream into a place (its name, whether to replace what is there)."""
-
-    open: Callable[[str, bool], Stream[Any]]
-    suffix: str
-    """Of a name that nobody chose."""
-    takes_events: bool
-    """Events of all schemata go into it; else the snapshots of the schema tcp alone."""
-    shows: bool
-    """Its stream can show the entries that it writes (--print)."""
 
 
 def _open_psc(path: str, force: bool) -> Stream[Any]:
@@ -39,8 +26,25 @@ def _open_klogger(path: str, force: bool) -> Stream[Any]:
     return LogStream(path, force)
 
 
-FORMATS = {
-    "psc": FileFormat(_open_psc, suffix=".pm", takes_events=False, shows=True),
-    "klogger": FileFormat(_open_klogger, suffix="", takes_events=True, shows=False),
+STREAMS: dict[str, Callable[[str, bool], Stream[Any]]] = {
+    "psc": _open_psc,
+    "klogger": _open_klogger,
 }
-"""By name, as collect --format takes it; the first is the default."""
+"""By the format's name: opens a stream into a place (its name, and whether to replace what is
+there). Raises FileError or UsageError for a place that cannot be written to."""
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """What the command line and the plan know of a format."""
+
+    suffix: str = ""
+    """Of a name that nobody chose."""
+    any_schema: bool = False
+    """It can hold other schemata than tcp, and choose among their events."""
+    can_print: bool = False
+    """collect can print the records (--print) while it writes them."""
+
+
+FORMATS = {"psc": FileFormat(".pm", can_print=True), "klogger": FileFormat(any_schema=True)}
+"""The place of the registry of formats: the names of STREAMS; the first is the default."""
