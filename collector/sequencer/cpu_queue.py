@@ -270,11 +270,6 @@ class Queues:
         return sum(cpu.waiting for cpu in self._cpus.values())
 
     @property
-    def last_serial(self) -> dict[int, int]:
-        """By CPU, the serial up to which all were released or counted as lost."""
-        return {number: cpu.decided for number, cpu in self._cpus.items()}
-
-    @property
     def last_ns(self) -> int:
         """The time of the last record that was taken; 0 without one."""
         return max((cpu.key_ns for cpu in self._cpus.values()), default=0)

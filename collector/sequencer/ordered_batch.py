@@ -17,7 +17,6 @@ I64 = NDArray[np.int64]
 MonoToEpoch = Callable[[I64], I64]
 """Takes and gives ns, arrays of one shape."""
 
-NO_CPU = 0xFFFF
 # The classic head of an entry as u32 words; see the table in formats/psc/columns.py.
 _SEQ, _SECONDS, _MICROSECONDS, _CALLVALUE, LOCATION_WORD = 0, 1, 2, 3, 4
 _W = WORDS_OFFSET // 4
@@ -76,14 +75,6 @@ class Ordered:
     def records(self) -> int:
         """Entries that are records."""
         return sum(len(origin.where) for origin in self.origins)
-
-    @property
-    def cpus(self) -> NDArray[np.uint16]:
-        """The CPU of each entry, NO_CPU for control entries."""
-        cpus = np.full(len(self), NO_CPU, np.uint16)
-        for origin in self.origins:
-            cpus[origin.where] = origin.cpu
-        return cpus
 
     def renumber(self, first_seq: int) -> None:
         """Give it other numbers, in the entries too."""
@@ -164,22 +155,3 @@ def opaque(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Rows as mere bytes: numpy copies those whole, but structured rows field by field, which is
     slower and leaves out bytes that belong to no column (a LOSS entry's words may lie there)."""
     return np.dtype(("V", dtype.itemsize))
-
-
-def join_rows(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Rows of several arrays, one after the other, with all their bytes."""
-    kind = opaque(dtype)
-    return np.concatenate([np.empty(0, kind), *(part.view(kind) for part in parts)]).view(dtype)
-
-
-def joined(one: Ordered, other: Ordered) -> Ordered:
-    """Two batches as one; `other` has the numbers right after `one`."""
-    moved = [Origin(o.cpu, o.where + len(one), o.locations) for o in other.origins]
-    return Ordered(
-        join_rows((one.entries, other.entries), one.entries.dtype),
-        np.concatenate((one.seqs, other.seqs)),
-        [*one.origins, *moved],
-        one.first_seq,
-        one.span + other.span,
-        one.first_ns if len(one) else other.first_ns,
-    )

@@ -166,11 +166,6 @@ class Spool(Generic[BatchT]):
         self._raise_failure()
         return True
 
-    @property
-    def waiting_bytes(self) -> int:
-        """What stands in the queue."""
-        return self._bytes
-
     def flush(self) -> None:
         """Have written what was put: after the last of several batches, since waking up costs."""
         if self._queue:

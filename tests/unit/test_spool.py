@@ -267,7 +267,7 @@ def test_spool_writes_what_is_put_and_closes(case: Case) -> None:
     assert entries[-1] == End(0, 4080, 40, 20)
     assert case.calls.counts["fsync"] == 21
     assert case.calls.counts["close"] == 1
-    assert spool.waiting_bytes == 0
+    assert spool._bytes == 0
 
 
 def test_full_queue_drops_and_counts_in_its_place(case: Case) -> None:

@@ -89,7 +89,7 @@ def test_what_waits_is_written_together_but_not_across_control_entries() -> None
     assert [sizes for sizes, _ in writer.calls] == [
         [quarter] * 4, [8, quarter], [], [3 * GATHER_BYTES], [8],
     ]  # fmt: skip
-    assert spool.waiting_bytes == 0
+    assert spool._bytes == 0
 
 
 def test_batches_wait_until_they_are_many_or_all() -> None:
@@ -134,7 +134,7 @@ def test_no_news_is_missed() -> None:
         if number % 7 == 0:
             time.sleep(0)
         if number % 3 == 0:
-            while spool.waiting_bytes:
+            while spool._bytes:
                 time.sleep(0)
     assert spool.close(WAIT_S)
     assert sum(len(sizes) for sizes, _ in writer.calls) == 2999
