@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from collector.loader.programs import Loaded, ProgramSpec
 from collector.loader.socket_iterator import Walk, name_inodes
 from collector.plan.engine_config import POINTS
 from collector.plan.filters import Filters
+from formats.base.closing import Closing
 from formats.base.control import EXISTING, Program
 
 _FIRST = struct.pack("=I", 0)
@@ -56,8 +56,8 @@ class EngineMaps:
         return result
 
 
-class Kernel:
-    """The capture's programs; a context manager that leaves nothing behind.
+class Kernel(Closing):
+    """The capture's programs; close() leaves nothing behind.
 
     The filters are in force before anything is attached; nothing is recorded before switch_on().
     Raises KernelError where the kernel refuses a program that it said it could load.
@@ -88,15 +88,8 @@ class Kernel:
             self.loaded.close()
             raise
 
-    def __enter__(self) -> Kernel:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Detach and unload everything."""
         self.loaded.close()
 
     def missing(self) -> dict[str, str]:

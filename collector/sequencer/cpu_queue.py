@@ -55,7 +55,12 @@ class Chunk:
 
 @dataclass
 class Part:
-    """What one CPU gives to a release, in order of serials; before: the serial ahead of them."""
+    """What one CPU gives to a release, in order of serials; before: the serial ahead of them.
+
+        serials                 7   8  11  12       before is 6
+        gaps                    0   0   2   0
+        missing                 12 - 6 - 4 = 2
+    """
 
     cpu: int
     chunks: Sequence[Chunk]
@@ -116,7 +121,12 @@ class Part:
 
 @dataclass
 class CpuQueue:
-    """One CPU's records that wait, and where its serials stand."""
+    """One CPU's records that wait, and where its serials stand.
+
+         1 ...      decided |  chunks[0] |  chunks[1] |   seen
+        --------------------+------------+------------+-------- serials
+         released, or lost  |  wait for their time; what is missing may still come
+    """
 
     number: int
     opaque: np.dtype[Any]

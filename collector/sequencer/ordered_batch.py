@@ -25,9 +25,15 @@ _POINTS = 256
 
 @dataclass
 class Numbering:
-    """What the writer tells the sequencer: how far the file's numbers are ahead of its own, for
-    what it did not know of, and the file's bytes. If the one is late, the writer has to number the
-    entries anew; if the other is, to copy them before a direct write."""
+    """The writer's feedback to the sequencer, which numbers entries before they are written.
+
+        sequencer:  100 .. 199 | 200 .. 299 |            gives numbers as if nothing else was written
+        file:       100 .. 199 | 2 marks | 202 .. 301    so ahead is 2
+
+    ahead: how many numbers the file is ahead of the sequencer's; ahead_bytes: likewise its bytes.
+    Where ahead is out of date, the writer numbers entries again; where ahead_bytes is, it copies
+    them before a direct write.
+    """
 
     ahead: int = 0
     ahead_bytes: int = 0

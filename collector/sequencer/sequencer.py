@@ -140,7 +140,15 @@ class Sequencer(Queues):
         return self._ordered(entries, seqs, _origins(entries, places), int(mono_ns[0]))
 
     def _with_losses(self, shares: list[Share], count: int) -> Ordered:
-        """A piece with LOSS entries after its gaps."""
+        """A piece with LOSS entries after its gaps, such as
+
+            serials of a CPU     7   8           11  12       9 and 10 are missing
+            gaps                 0   0            2   0       missing before each record
+            numbers             41  42           46  47       43 and 44 were lost, 45 is the LOSS
+            place                0   1            3   4       of each record in the piece
+            losses                       2                    place of each LOSS entry
+            seqs                41  42  45       46  47       of all entries of the piece
+        """
         gaps, serials, times_ns = np.zeros((3, count), np.int64)
         cpus_of = np.empty(count, np.uint16)
         for share in shares:

@@ -18,10 +18,11 @@ from collector.plan.request import Request
 from collector.ring.batch import Batch
 from collector.ring.points import row_of
 from collector.writer.base_events import Note, socket_note
+from formats.base.closing import Closing
 from formats.base.control import EXISTING
 
 
-class Existing:
+class Existing(Closing):
     """Records the open connections of the network namespaces in question, if it was asked for.
 
     Make it while this process has all its capabilities, and close it after use.

@@ -122,8 +122,7 @@ class Session:
         self._rings = stack.enter_context(rings)
         stack.enter_context(self._stopping.waking(self._rings.wake))
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
-        self._existing = Existing(request, self._prepared, kernel)
-        stack.callback(self._existing.close)
+        self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
         self._server = self._listen(stack)
         kernel.loaded.attach()
 

@@ -104,7 +104,7 @@ class Spool(Generic[BatchT]):
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._no_news = threading.Lock()
-        """The thread has it while it knows of all, and sleeps where it takes it once more."""
+        """_wake() releases it. The thread acquires it to sleep until then."""
         self._no_news.acquire()
         self._thread = threading.Thread(target=self._run, name="tcpkmon-spool", daemon=True)
 

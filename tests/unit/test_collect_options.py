@@ -11,10 +11,12 @@ import signal
 import numpy as np
 import pytest
 
+from collector.commands import collect
 from collector.commands.collect import parse_duration
 from collector.plan import columns
 from collector.session import status_line
 from collector.session.stop_signals import Stopping
+from collector.writer import stream
 from collector.writer.record_printer import Printer, address_text
 from formats.base.control import EndReason
 from formats.base.errors import UsageError
@@ -31,6 +33,12 @@ def test_durations(text, seconds):
 def test_bad_durations(text):
     with pytest.raises(UsageError, match="duration"):
         parse_duration(text)
+
+
+def test_every_file_format_has_a_stream_and_is_offered():
+    offered = next(p for p in collect.command.params if p.name == "file_format")
+    assert list(stream.STREAMS) == list(stream.FORMATS) == list(offered.type.choices)
+    assert offered.default == "psc"
 
 
 def test_a_signal_asks_to_stop_and_a_second_one_hurries():
