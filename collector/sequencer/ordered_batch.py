@@ -27,7 +27,7 @@ _POINTS = 256
 class Numbering:
     """The writer's feedback to the sequencer, which numbers entries before they are written.
 
-        sequencer:  100 .. 199 | 200 .. 299 |            gives numbers as if nothing else was written
+        sequencer:  100 .. 199 | 200 .. 299 |            numbers as if nothing else came
         file:       100 .. 199 | 2 marks | 202 .. 301    so ahead is 2
 
     ahead: how many numbers the file is ahead of the sequencer's; ahead_bytes: likewise its bytes.

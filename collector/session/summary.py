@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from collector.plan.request import Request
 from collector.session.status_line import describe_losses, human_bytes
 from collector.writer.ledger import Totals
-from collector.writer.psc_writer import Written
+from collector.writer.written import Written
 from formats.base.cli import say as say_line
 from formats.base.errors import FileError, LossError, TcpkmonError
 

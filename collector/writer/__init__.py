@@ -6,7 +6,7 @@ __all__ = [
     "base_stream",
     "capture_info",
     "ledger",
-    "psc_writer",
     "record_printer",
     "stream",
+    "written",
 ]

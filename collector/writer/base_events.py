@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.writer.ledger import Books
-from collector.writer.psc_writer import Written
+from collector.writer.written import Written
 from formats.base.control import Clock, EndReason
 
 EVERY_CPU = -1

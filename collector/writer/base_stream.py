@@ -15,8 +15,8 @@ from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import Queues
 from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.ledger import Books
-from collector.writer.psc_writer import Written
 from collector.writer.spool import BatchT, Spool, Writing
+from collector.writer.written import Written
 from formats.base.control import Clock, EndReason, Mark
 
 Show = Callable[[NDArray[Any]], None]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.ring.points import COUNTERS, location_of, row_of
-from collector.writer.psc_writer import Place, Written
+from collector.writer.written import Place, Written
 from formats.base.control import (
     COLLECTOR_LOSSES,
     KERNEL_LOSSES,

@@ -29,7 +29,7 @@ from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
-from collector.writer.psc_writer import Written
+from collector.writer.written import Written
 from formats.base.control import Clock, EndReason, Mark
 from formats.klogger import (
     LogFormat,

@@ -22,7 +22,7 @@ from collector.sequencer.cpu_queue import Part
 from collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_words
 from collector.writer.base_events import EVERY_CPU, FIRST_CPU, Note
 from collector.writer.file_sink import FileSink, cause_of
-from collector.writer.psc_writer import END_TRIES, RETRY_NS, Place, Written
+from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
 from formats.base.control import EXISTING, LossCause
 from formats.base.errors import TcpkmonError
 from formats.klogger import (

@@ -14,7 +14,8 @@ from collector.writer.capture_info import CaptureInfo, Columns
 from collector.writer.file_sink import FileSink
 from collector.writer.ledger import reserve_bytes
 from collector.writer.output_file import Output
-from collector.writer.psc_writer import Writer, Written
+from collector.writer.psc_writer import Writer
+from collector.writer.written import Written
 from formats.base.control import Start, encode_many
 from formats.psc import encode_header, writer_header
 from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK

@@ -15,7 +15,7 @@ from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.ledger import Books
 from collector.writer.output_file import Output
 from collector.writer.psc_header import open_writer
-from collector.writer.psc_writer import Written
+from collector.writer.written import Written
 from formats.base.control import Clock, Control, End, EndReason, Mark
 
 

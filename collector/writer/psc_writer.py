@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,67 +23,10 @@ from collector.sequencer.ordered_batch import (
     stamp_control,
 )
 from collector.writer.file_sink import FileSink, cause_of
-from formats.base.control import (
-    ANY_CPU,
-    COLLECTOR_LOSSES,
-    Checkpoint,
-    Control,
-    Loss,
-    LossCause,
-    encode_many,
-)
+from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
+from formats.base.control import ANY_CPU, Checkpoint, Control, Loss, LossCause, encode_many
 
-RETRY_NS = 100_000_000
-END_TRIES = 3
 TALLY_ENTRIES = 1 << 16
-
-Place = tuple[int, int]
-"""(cpu, location)"""
-
-
-@dataclass
-class Written:
-    """What stands in the file, and what was dropped on the way to it; the writer keeps it.
-
-    Read it from another thread only after close(), or for a display. Counters are of records (no
-    control entries) by (cpu, location); in_file is up to date in control entries and after close().
-    """
-
-    entries: int = 0
-    """Entries in the file, control entries too."""
-    last_seq: int = 0
-    checkpoints: int = 0
-    in_file: Counter[Place] = field(default_factory=Counter)
-    queue_full: Counter[Place] = field(default_factory=Counter)
-    disk_full: Counter[Place] = field(default_factory=Counter)
-    write_error: Counter[Place] = field(default_factory=Counter)
-    refused: int = 0
-    """Control entries that could not be written; they took no numbers."""
-    error: OSError | None = None
-    """The last error of a write; None again when writing went on."""
-    sync_error: OSError | None = None
-
-    @property
-    def lost(self) -> int:
-        """Sequence numbers up to last_seq that no entry of the file has."""
-        return self.last_seq - self.entries
-
-    @property
-    def drops(self) -> dict[str, Counter[Place]]:
-        """What did not get into the file, by cause: a field of formats.base.control.Collector."""
-        return {
-            "queue_full": self.queue_full,
-            "disk_full": self.disk_full,
-            "write_error": self.write_error,
-        }
-
-    def dropped(self, cause: LossCause) -> Counter[Place]:
-        """The counter of one cause."""
-        return self.drops[cause.name.lower()]
-
-    def losses(self) -> dict[str, int]:
-        """How much was dropped, by the causes' words."""
-        return {COLLECTOR_LOSSES[name]: n.total() for name, n in self.drops.items()}
 
 
 class Tally:

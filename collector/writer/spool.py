@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from collector.writer.psc_writer import Place, Written
+from collector.writer.written import Place, Written
 from formats.base.control import LossCause
 
 LIMIT_BYTES = 64 << 20

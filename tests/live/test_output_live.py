@@ -23,8 +23,9 @@ from collector.sequencer.ordered_batch import stamp_control
 from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books, reserve_bytes
 from collector.writer.output_file import Output
-from collector.writer.psc_writer import RETRY_NS, Writer, Written
+from collector.writer.psc_writer import Writer
 from collector.writer.spool import Spool
+from collector.writer.written import RETRY_NS, Written
 from formats.base.control import End, Start, encode_many
 from formats.base.errors import FileError
 from formats.psc import encode_header, writer_header

@@ -11,7 +11,7 @@ import pytest
 
 from collector.ring.points import ACCOUNT, COUNTERS, ROWS
 from collector.writer.ledger import Books, reserve_bytes
-from collector.writer.psc_writer import Written
+from collector.writer.written import Written
 from formats.base.control import EXISTING, Checkpoint, Collector, Cpu, Ledger, Losses, Program
 
 

@@ -21,7 +21,7 @@ from collector.writer.file_sink import Calls, FileSink
 from collector.writer.ledger import Books
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter
-from collector.writer.psc_writer import Written
+from collector.writer.written import Written
 from formats.base.control import LossCause
 from formats.base.errors import FileError, UsageError
 from formats.klogger import LogFormat, describe_event, encode_preamble, make_header

@@ -20,8 +20,9 @@ from test_sequencer import FULL, make_rows, make_sequencer
 from collector.ring.batch import Batch
 from collector.sequencer.ordered_batch import Ordered
 from collector.writer.file_sink import FileSink
-from collector.writer.psc_writer import RETRY_NS, Writer, Written
+from collector.writer.psc_writer import Writer
 from collector.writer.spool import Spool
+from collector.writer.written import RETRY_NS, Written
 from formats.base.control import Checkpoint, Control, End, Loss, LossCause, Mark, decode, is_control
 
 # The word columns, which a capture's entries have too, so that numpy copies them.

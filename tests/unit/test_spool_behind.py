@@ -20,8 +20,9 @@ from test_spool import DTYPE, Case, checkpoint
 
 from collector.writer import psc_writer as writer_module
 from collector.writer.direct_io import Pieces, alignment
-from collector.writer.psc_writer import Tally, Written
+from collector.writer.psc_writer import Tally
 from collector.writer.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
+from collector.writer.written import Written
 from formats.base.control import LossCause
 
 WAIT_S = 120
