@@ -132,9 +132,10 @@ class Session:
         show = None
         if request.show:
             show = Printer(self._prepared.layout, sys.stdout, self._fail).write
-        # Its header tells what the kernel took.
-        refused = self._refused()
-        info = make_info(request, self._prepared, kernel, refused, self._existing.sockets)
+        self._was_refused = self._refused()
+        info = make_info(
+            request, self._prepared, kernel, dict(self._was_refused), self._existing.sockets
+        )
         stream.begin(info, kernel, self._clocks, show)
         self._switching = Switching(
             request, kernel, self._rings, stream, self._losses_so_far, self._refused
