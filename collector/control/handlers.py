@@ -19,7 +19,7 @@ from collector.sequencer.cpu_queue import FOREVER_NS
 from collector.writer.stream import Stream
 from formats.base.control import Mark
 from formats.base.errors import TcpkmonError, UsageError
-from formats.schema.model import suggest
+from formats.schema import suggest
 
 _LOST = ("ring_full", "no_ring", "other", "table_full", "no_slot")
 

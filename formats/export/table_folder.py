@@ -1,48 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of Klogger logs as Parquet: a file for each event, with typed columns and no holes."""
+"""Parquet or Arrow files of tables of several kinds: a file for each kind, in a folder."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from formats.base.arrow import import_pyarrow
 from formats.base.errors import FileError, UsageError
-from formats.klogger.batch import LogBatch
-from formats.klogger.lines import CPU, SERIAL, TIME
-from formats.klogger.table import LogEvent, LogField, LogFormat
-from formats.klogger.values import describe_value, dictionary, import_pyarrow, mapped, native
+from formats.base.files import already_there
+from formats.base.reader import Records
+from formats.export.table_file import encodings
 
 _BUFFERED_BYTES_MAX = 64 << 20
 _ROW_GROUP_ROWS = 1 << 18
 
 
-class ParquetFiles:
-    """Writes folder/EVENT.parquet for each event that occurs; a context manager.
+def write_folder(
+    records: Records, form: str, to: Path, single: bool = False, force: bool = False
+) -> None:
+    """Write to/KIND.FORM for each kind of table that there is; `form` is parquet or arrow.
 
-    With `single` it is that one file, for the one event that there may be. clock: as in --time.
-    Nothing that is there is overwritten without `force`. Raises FileError, UsageError.
+    single: `to` is the one file, for the one kind that there may be. Nothing that is there is
+    overwritten without `force`. Raises FileError, UsageError.
     """
+    import_pyarrow(form.capitalize())
+    if not single:
+        try:
+            to.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"cannot make {to}: {error.strerror}") from error
+    with _Files(form, to, single, force) as files:
+        for piece in records.tables():
+            files.add(piece)
 
-    def __init__(self, folder: Path, clock: str, single: bool = False, force: bool = False) -> None:
-        import_pyarrow()
-        self._folder = folder
-        self._clock = clock
+
+class _Files:
+    """The files of write_folder(); a context manager."""
+
+    def __init__(self, form: str, to: Path, single: bool, force: bool) -> None:
+        self._form = form
+        self._to = to
         self._single = single
         self._force = force
         self._writers: dict[str, Any] = {}
         self._waiting: dict[str, list[Any]] = {}
-        if not single:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise FileError(f"cannot make {folder}: {error.strerror}") from error
 
-    def __enter__(self) -> ParquetFiles:
+    def __enter__(self) -> _Files:
         return self
 
     def __exit__(
@@ -59,25 +64,13 @@ class ParquetFiles:
             for writer in self._writers.values():
                 writer.close()
 
-    def add(self, batch: LogBatch, times_ns: NDArray[np.int64]) -> None:
-        """Take records; times_ns: (n,) of LogClock.times()."""
-        pyarrow, _ = import_pyarrow()
-        for event in batch.events():
-            at = batch.where(event)
-            rows = batch.rows(event, at)
-            arrays = {
-                TIME: self._times(times_ns[at]),
-                SERIAL: pyarrow.array(batch.serials[at]),
-                CPU: pyarrow.array(batch.cpus[at]),
-            }
-            for field in event.fields:
-                name = f"field.{field.name}" if field.name in arrays else field.name
-                arrays[name] = _column(batch.format, field, rows[field.name])
-            table = pyarrow.table(arrays, metadata=_metadata(batch.format, event))
-            waiting = self._waiting.setdefault(event.name, [])
+    def add(self, tables: dict[str, Any]) -> None:
+        """Take the tables of a piece; they are written once there are enough rows of a kind."""
+        for name, table in tables.items():
+            waiting = self._waiting.setdefault(name, [])
             waiting.append(table)
             if sum(len(one) for one in waiting) >= _ROW_GROUP_ROWS:
-                self._flush(event.name)
+                self._flush(name)
         sizes = {
             name: sum(int(table.nbytes) for table in tables)
             for name, tables in self._waiting.items()
@@ -87,16 +80,8 @@ class ParquetFiles:
             del sizes[largest]
             self._flush(largest)
 
-    def _times(self, times_ns: NDArray[np.int64]) -> Any:
-        pyarrow, _ = import_pyarrow()
-        kinds = {"mono": pyarrow.int64(), "rel": pyarrow.duration("ns")}
-        return pyarrow.array(times_ns).cast(
-            kinds.get(self._clock, pyarrow.timestamp("ns", "UTC")), safe=False
-        )
-
     def _flush(self, name: str) -> None:
-        pyarrow, _ = import_pyarrow()
-        table = pyarrow.concat_tables(self._waiting.pop(name))
+        table = import_pyarrow().concat_tables(self._waiting.pop(name))
         try:
             if name not in self._writers:
                 self._writers[name] = self._open(name, table)
@@ -105,35 +90,16 @@ class ParquetFiles:
             raise FileError(f"cannot write {self._path(name)}: {error}") from error
 
     def _path(self, name: str) -> Path:
-        return self._folder if self._single else self._folder / f"{name}.parquet"
+        return self._to if self._single else self._to / f"{name}.{self._form}"
 
     def _open(self, name: str, table: Any) -> Any:
-        from pyarrow import parquet
-
-        from formats.export.arrow_files import encodings
-        from formats.pmgraph.output import already_there
-
         if not (name.isascii() and name.isidentifier()):
             raise UsageError(f"the event {name!r} cannot name a file", "choose others by --event")
         path = self._path(name)
         if path.is_symlink() or (path.exists() and not self._force):
             raise already_there(path)
+        if self._form == "arrow":
+            return import_pyarrow().ipc.new_file(str(path), table.schema)
+        from pyarrow import parquet
+
         return parquet.ParquetWriter(path, table.schema, **encodings(table))
-
-
-def _column(log: LogFormat, field: LogField, values: NDArray[Any]) -> Any:
-    """Numbers as they are, enums by name, text and addresses as text, bytes as bytes."""
-    pyarrow, _ = import_pyarrow()
-    text = describe_value(log, field)
-    if text is None:
-        return pyarrow.array(native(values))
-    encoded = dictionary(field, values)
-    if field.kind == "bytes":
-        return encoded.dictionary.take(encoded.indices)
-    return mapped(encoded, text, pyarrow.string())
-
-
-def _metadata(log: LogFormat, event: LogEvent) -> dict[str, str]:
-    """What the log's header says, for the file of one event."""
-    header = {key: value for key, value in log.header.items() if key not in ("events", "cpu")}
-    return {"klogger.event": event.name, "klogger.header": json.dumps(header)}

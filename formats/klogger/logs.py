@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole Klogger logs to text or tables, in bounded memory: what `tcpkmon decode` calls."""
+"""Klogger logs that are open together: one, or those of all CPUs of a capture, all or some records.
+
+formats.open() and `tcpkmon decode` make Logs; analysis scripts use formats.analysis.Log.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.errors import UsageError
+from formats.base.arrow import import_pyarrow
+from formats.base.errors import FileError, UsageError
+from formats.base.files import Closing
 from formats.klogger.batch import LogBatch
 from formats.klogger.choose import ALL, Choice
 from formats.klogger.clock import LogClock
@@ -19,41 +26,101 @@ from formats.klogger.lines import CsvStyle, JsonStyle, Lines, PerlStyle, Style
 from formats.klogger.merge import check_alike, merge_logs
 from formats.klogger.reader import LogReader
 from formats.klogger.table import LogEvent, LogFormat
+from formats.klogger.tables import make_tables
 from formats.lines import write_pages
 
-Records = tuple[LogBatch, NDArray[np.int64]]
+LOG_NAME = re.compile(r"kernlog\.dump\.cpu(\d{1,5})\Z")
+"""The log of CPU N in a capture's folder."""
+
+Stamped = tuple[LogBatch, NDArray[np.int64]]
 """Records, and their times in ns of the clock asked for."""
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """Which records of which logs, in what order; clock as in --time."""
+def find_logs(folder: str | os.PathLike[str]) -> list[Path]:
+    """The logs in a folder, by CPU. Raises FileError where there is none."""
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise FileError(f"cannot read {folder}: {error.strerror}") from error
+    found = sorted((int(match[1]), name) for name in names if (match := LOG_NAME.match(name)))
+    if not found:
+        raise FileError(f"no Klogger log in {folder}", "its files are kernlog.dump.cpuN")
+    return [Path(folder, name) for _, name in found]
 
-    readers: Sequence[LogReader]
-    choice: Choice = ALL
-    clock: str = "mono"
-    merge: bool = False
 
-    def __post_init__(self) -> None:
-        """Raise UsageError for what cannot be, before anything is written."""
-        self.choice.check([reader.format for reader in self.readers])
-        for reader in self.readers:
-            LogClock(reader.format, self.clock)
-            if self.choice.needs_real_time:
+def open_logs(path: str | os.PathLike[str]) -> Logs:
+    """Open a log, or all logs in a folder as one, in time order.
+
+    Raises FileError, DamagedError where a header cannot be read, UsageError for logs of several
+    captures.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return Logs([LogReader(path)])
+    with ExitStack() as stack:
+        readers = [stack.enter_context(LogReader(one)) for one in find_logs(path)]
+        logs = Logs(readers, merge=True)
+        stack.pop_all()
+        return logs
+
+
+class Logs(Closing):
+    """Open logs and which of their records are read; a formats.base.reader.Reader.
+
+    clock: as in --time. merge: all as one, in time order, else one log after the other. Raises
+    UsageError for what cannot be, before anything is read. Closing it closes the readers.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[LogReader],
+        choice: Choice = ALL,
+        clock: str = "mono",
+        merge: bool = False,
+    ) -> None:
+        self.readers = tuple(readers)
+        self.choice = choice
+        self.clock = clock
+        self._merge = merge
+        choice.check([reader.format for reader in readers])
+        for reader in readers:
+            LogClock(reader.format, clock)
+            if choice.needs_real_time:
                 reader.format.need_clock()
-            if self.merge:
-                check_alike(self.readers[0], reader)
+            if merge:
+                check_alike(readers[0], reader)
 
-    def streams(self) -> Iterator[tuple[LogFormat, Iterator[Records]]]:
+    @property
+    def path(self) -> Path:
+        """The log, or the folder of the logs."""
+        first = self.readers[0].path
+        return first if len(self.readers) == 1 else first.parent
+
+    @property
+    def format(self) -> LogFormat:
+        """The events that the first log may hold, and its header."""
+        return self.readers[0].format
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of the chosen events."""
+        found = (event.name for r in self.readers for event in self.choice.events_of(r.format))
+        return list(dict.fromkeys(found))
+
+    def close(self) -> None:
+        """Close the files."""
+        for reader in self.readers:
+            reader.close()
+
+    def streams(self) -> Iterator[tuple[LogFormat, Iterator[Stamped]]]:
         """The chosen records of each log, one log after the other, or of all as one."""
-        if self.merge:
-            log = self.readers[0].format
-            yield log, self._chosen(log, merge_logs(self.readers))
+        if self._merge:
+            yield self.format, self._chosen(self.format, merge_logs(self.readers))
             return
         for reader in self.readers:
             yield reader.format, self._chosen(reader.format, reader.batches())
 
-    def _chosen(self, log: LogFormat, batches: Iterator[LogBatch]) -> Iterator[Records]:
+    def _chosen(self, log: LogFormat, batches: Iterator[LogBatch]) -> Iterator[Stamped]:
         clock = LogClock(log, self.clock, self._zero_ns())
         for batch in batches:
             places = self.choice.places(batch, clock)
@@ -77,40 +144,65 @@ class Decoding:
                     found.setdefault((event.name, event.fields), event)
         return list(found.values())
 
+    def tables(self, reuse: bool = False) -> Iterator[dict[str, Any]]:
+        """A table for each event that occurs in a piece of a log, each with its own memory."""
+        import_pyarrow()
+        for _, records in self.streams():
+            for batch, times_ns in records:
+                yield make_tables(batch, times_ns, self.clock)
 
-def write_lines(decoding: Decoding, form: str, out: BinaryIO) -> None:
-    """Write the records as perl, json or csv."""
-    style = make_style(decoding, form)
-    out.write(style.begin.encode())
-    for log, records in decoding.streams():
-        lines = Lines(log, style)
-        write_pages(lines.pages(records), lines.make_worker, out)
-    out.write(style.end.encode())
+    def write_text(self, form: str, out: BinaryIO) -> None:
+        """Write the records as "perl", "json" or "csv"."""
+        style = self._make_style(form)
+        out.write(style.begin.encode())
+        for log, records in self.streams():
+            lines = Lines(log, style)
+            write_pages(lines.pages(records), lines.make_worker, out)
+        out.write(style.end.encode())
 
+    def _make_style(self, form: str) -> Style:
+        # As in 2007, a Perl hash has no CPU: the log is of one. With several logs it has.
+        styles: dict[str, Callable[[], Style]] = {
+            "perl": lambda: PerlStyle(self.clock, with_cpu=len(self.readers) > 1),
+            "json": lambda: JsonStyle(self.clock, with_cpu=True),
+            "csv": lambda: CsvStyle(self.clock, self.events()),
+        }
+        if form not in styles:
+            raise UsageError(f"Klogger logs have no form {form}", f"choose {', '.join(styles)}")
+        return styles[form]()
 
-def make_style(decoding: Decoding, form: str) -> Style:
-    """The style of perl, json or csv for what is decoded."""
-    if form == "csv":
-        return CsvStyle(decoding.clock, decoding.events())
-    # As in 2007, a Perl hash has no CPU: the log is of one. Where several are read, it says which.
-    styles: dict[str, Callable[[], Style]] = {
-        "perl": lambda: PerlStyle(decoding.clock, with_cpu=len(decoding.readers) > 1),
-        "json": lambda: JsonStyle(decoding.clock, with_cpu=True),
-    }
-    return styles[form]()
+    def for_export(
+        self, form: str, columns: Sequence[str] | None = None, sort: str | None = None
+    ) -> Logs:
+        """All records; a log has neither --columns nor --sort."""
+        if columns is not None or sort is not None:
+            what = "--columns" if columns is not None else "--sort"
+            raise UsageError(
+                f"{what} is for PSC captures, and {self.path} is a Klogger log",
+                "tcpkmon decode chooses its events",
+            )
+        return self
 
+    @property
+    def warnings(self) -> list[str]:
+        """What is damaged, or has no known end, in the logs as far as they were read."""
+        found = []
+        for reader in self.readers:
+            name = "" if len(self.readers) == 1 else f"{reader.path.name}: "
+            found += [name + text for text in (reader.damage, reader.tail) if text]
+        return found
 
-def write_parquet(decoding: Decoding, to: Path, force: bool = False) -> None:
-    """Write the records as Parquet files into the folder `to`; into the file `to` if its name ends
-    with .parquet, which can hold one event only. Raises UsageError, FileError."""
-    from formats.export.log_parquet import ParquetFiles
+    @property
+    def damaged(self) -> bool:
+        """Whether damage was found in the logs as far as they were read."""
+        return any(reader.problems for reader in self.readers)
 
-    single = to.suffix == ".parquet"
-    if single and len(decoding.choice.events or ()) != 1:
-        raise UsageError(
-            f"{to} can hold one event only", "choose it by --event NAME, or give a folder to -o"
-        )
-    with ParquetFiles(to, decoding.clock, single, force) as files:
-        for _, records in decoding.streams():
-            for batch, times in records:
-                files.add(batch, times)
+    @property
+    def lost(self) -> int:
+        """Events known to be missing from what was read; `tcpkmon verify` tells them apart."""
+        return sum(reader.losses.lost for reader in self.readers)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all logs that were read ended in order."""
+        return not any(reader.tail for reader in self.readers)

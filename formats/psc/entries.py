@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a PSC file and hands out its columns as native numpy arrays, a bounded piece at a time."""
+"""Opens a PSC file and reads its entries and columns as numpy arrays, a bounded piece at a time."""
 
 from __future__ import annotations
 
 import functools
 import os
-import stat
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from formats.base import control as controls
-from formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
-from formats.psc.columns import CLASSIC, CLASSIC_BYTES, TIME, Column, entry_dtype
+from formats.base.byteorder import Rows
+from formats.base.errors import DamagedError, FileError, TcpkmonError
+from formats.base.files import InputFile
+from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
 from formats.psc.description import Description
 from formats.psc.header import HEADER_BYTES_MAX, Header, decode_header
-from formats.psc.sequence import Gap, Numbers
-from formats.psc.values import ORDERS, Places, Rows, decode, words
+from formats.psc.sequence import Losses
+from formats.psc.values import ORDERS, Places
 
 READ_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20
@@ -29,13 +27,8 @@ BLOCK_BYTES = 1 << 20
 _CONTROL_COLUMNS = ("callvalue", "location", "lport", "rport")
 
 
-def open_capture(path: str | os.PathLike[str]) -> Capture:
-    """Open the PSC file at `path`. Raises FileError, or DamagedError, which names the offset."""
-    return Capture(path)
-
-
-class Capture(Description):
-    """A PSC file, open for reading: `len()` is its number of entries.
+class Entries(InputFile, Description):
+    """The entries of a PSC file that is open: `len()` is their number.
 
     Rows are counted from 0. Every method that takes start and stop copies those rows out of the
     file, reading at most READ_BYTES at a time; of what was read, BLOCK_BYTES are kept. Text from
@@ -45,23 +38,15 @@ class Capture(Description):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        InputFile.__init__(self, path)
         self.damaged = False
+        self._losses: Losses | None = None
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise FileError(f"cannot read {self.path}: not a regular file")
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
-            self._finalizer = weakref.finalize(self, self._file.close)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise FileError(f"cannot open {self.path}: {reason}") from error
-        try:
-            self._size = os.fstat(self._file.fileno()).st_size
             header, self._data_offset = self._read_header()
         except TcpkmonError:
             self.close()
             raise
-        super().__init__(self.path, header)
+        Description.__init__(self, self.path, header)
         size = header.entry_size
         self._rows, rest = divmod(self._size - self._data_offset, size)
         if rest:
@@ -78,7 +63,7 @@ class Capture(Description):
             if column.is_integer
         }
         self._spare: dict[tuple[str, ...], Places] = {}
-        self._controls_fit = size >= CLASSIC_BYTES and all(
+        self.controls_fit = size >= CLASSIC_BYTES and all(
             places.get(name) == CLASSIC[name] for name in _CONTROL_COLUMNS
         )
 
@@ -89,21 +74,6 @@ class Capture(Description):
             raise FileError(f"cannot read {self.path}: {error.strerror}") from error
         except DamagedError as error:
             raise DamagedError(f"{self.path}: {error.message}", error.hint) from error
-
-    def close(self) -> None:
-        """Close the file; `array` stays valid."""
-        self._finalizer()
-
-    def __enter__(self) -> Capture:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __len__(self) -> int:
         return self._rows
@@ -131,16 +101,6 @@ class Capture(Description):
         found = np.empty(stop - start, self.entry_dtype)
         self.read_into(found, start)
         return found
-
-    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
-        """The same, about BLOCK_BYTES at a time; each is valid until the next is asked for."""
-        start, stop = self._range(start, stop)
-        step = self._block_rows()
-        room = np.empty(min(step, stop - start), self.entry_dtype)
-        for low in range(start, stop, step):
-            rows = room[: stop - low]
-            self.read_into(rows, low)
-            yield rows
 
     def read_into(self, rows: Rows, start: int) -> None:
         """Read the entries from `start` on into `rows`, an array of entries; in any thread."""
@@ -197,19 +157,6 @@ class Capture(Description):
         """
         return self.columns([name], start, stop)[name]
 
-    def seq(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint64]:
-        """The 64-bit sequence numbers, uint64: of `seq`, else seq_no unwrapped, else the row's."""
-        return self._numbers.numbers(*self._range(start, stop))
-
-    @functools.cached_property
-    def _numbers(self) -> Numbers:
-        column = self.seq_column
-        if column is None:
-            self.warnings.append("the file has no sequence numbers; gaps cannot be seen")
-            return Numbers(lambda start, stop: np.arange(start + 1, stop + 1), self._rows, 64)
-        read = functools.partial(self.column, column.name)
-        return Numbers(read, self._rows, 8 * column.length)
-
     @property
     def seq_column(self) -> Column | None:
         """What holds the sequence numbers, of 64 bits or fewer."""
@@ -218,44 +165,20 @@ class Capture(Description):
             column = self.columns_by_name.get("seq_no")
         return column if column is not None and column.is_integer else None
 
-    def gaps(self) -> Iterator[Gap]:
-        """The gaps in the sequence numbers, in file order."""
-        return self._numbers.gaps()
+    def count_losses(self) -> Losses | None:
+        """A counter for whoever reads all entries anyway: give it their numbers, in file order.
 
-    @functools.cached_property
-    def lost(self) -> int:
-        """How many sequence numbers are missing between the entries of the file.
-
-        Whoever reads the whole file anyway may count them and set it.
+        None where the file has no sequence numbers.
         """
-        return self._numbers.lost()
-
-    def time_ns(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
-        """The wall-clock time of rows, int64 ns since the epoch; UsageError if not recorded."""
-        if not self.find_column(TIME).is_time:
-            raise UsageError(f"{self.path} has a column {TIME} that is no struct timeval")
-        return self.column(TIME, start, stop)
-
-    def mono_ns(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64] | None:
-        """CLOCK_MONOTONIC of rows, int64 ns, or None where the file has no column time_ns."""
-        column = self.columns_by_name.get("time_ns")
-        if column is None or not column.is_integer:
-            return None
-        return self.column("time_ns", start, stop).astype(np.int64)
-
-    def control(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.bool_]:
-        """Which rows are control entries (see formats.base.control) and not snapshots."""
-        start, stop = self._range(start, stop)
-        if not self._controls_fit:
-            return np.zeros(stop - start, np.bool_)
-        found = self.columns(("location", "lport", "rport"), start, stop)
-        return _is_control(found["location"], found["lport"], found["rport"])
+        column = self.seq_column
+        self._losses = Losses(8 * column.length) if column is not None else None
+        return self._losses
 
     def control_of(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """The same of rows as rows() or blocks() gave them."""
-        if not self._controls_fit:
+        """Which of these rows, as rows() and read_into() give them, are control entries."""
+        if not self.controls_fit:
             return np.zeros(len(rows), np.bool_)
-        return _is_control(np.ascontiguousarray(rows["location"]), rows["lport"], rows["rport"])
+        return is_control(np.ascontiguousarray(rows["location"]), rows["lport"], rows["rport"])
 
     def snapshots_of(self, rows: Rows) -> Rows:
         """The snapshots of such rows, without the control entries; the rows where all are."""
@@ -263,44 +186,11 @@ class Capture(Description):
         # As plain bytes: of a structured row, numpy need not copy what belongs to no column.
         return rows.view(f"V{rows.dtype.itemsize}")[~mask] if mask.any() else rows
 
-    def controls(
-        self, start: int = 0, stop: int | None = None
-    ) -> Iterator[tuple[int, controls.Control]]:
-        """The control entries with the row of each, in file order."""
-        start, stop = self._range(start, stop)
-        step = max(READ_BYTES // self.entry_dtype.itemsize, 1)
-        for low in range(start, stop, step):
-            at = np.flatnonzero(self.control(low, min(low + step, stop)))
-            if not len(at):
-                continue
-            # As plain bytes: of a structured row, numpy need not copy what belongs to no column.
-            rows = self.rows(low, low + int(at[-1]) + 1)
-            chosen = rows.view(f"V{rows.dtype.itemsize}")[at]
-            endian = self.header.endian
-            columns = (
-                decode(chosen, self.columns_by_name[name], endian).tolist()
-                for name in ("callvalue", "location")
-            )
-            listed = zip(at.tolist(), *columns, words(chosen, endian).tolist(), strict=True)
-            for row, callvalue, location, values in listed:
-                yield low + row, controls.decode(callvalue, location, values)
 
-    @functools.cached_property
-    def complete(self) -> bool:
-        """Whether the last entry is END: the capture ended in order. Else the tail is unknown."""
-        last = [entry for _, entry in self.controls(max(self._rows - 1, 0))]
-        return not self.damaged and bool(last) and isinstance(last[0], controls.End)
-
-    def table(self, names: Sequence[str] | None = None) -> Any:
-        """Columns (all of them by default) as a pyarrow.Table; see formats.psc.table."""
-        from formats.psc.table import build_table
-
-        return build_table(self, self.names if names is None else names)
-
-
-def _is_control(
+def is_control(
     location: npt.NDArray[Any], lport: npt.NDArray[Any], rport: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
+    """Which entries with these values are control entries."""
     mask: npt.NDArray[np.bool_] = controls.is_control(location)
     # Most files have few: the ports are looked at only where the location says so.
     at = np.flatnonzero(mask)

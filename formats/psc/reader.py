@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A PSC file as what it holds: numbered snapshots with their times, and control entries."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from formats.base import control as controls
+from formats.base.errors import UsageError
+from formats.psc.columns import TIME
+from formats.psc.entries import READ_BYTES, Entries, is_control
+from formats.psc.sequence import Gap, Numbers
+from formats.psc.tables import Snapshots, build_table
+from formats.psc.values import decode, words
+
+_COUNTED_ROWS = 1 << 14
+
+
+def open_capture(path: str | os.PathLike[str]) -> Capture:
+    """Open the PSC file at `path`. Raises FileError, or DamagedError, which names the offset."""
+    return Capture(path)
+
+
+class Capture(Entries):
+    """A PSC file, open for reading; a formats.base.reader.Reader.
+
+    Rows are counted from 0; methods that take start and stop are as those of Entries.
+    """
+
+    kinds: Sequence[str] = ()
+
+    def seq(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint64]:
+        """The 64-bit sequence numbers, uint64: of `seq`, else seq_no unwrapped, else the row's."""
+        return self._numbers.numbers(*self._range(start, stop))
+
+    @functools.cached_property
+    def _numbers(self) -> Numbers:
+        column = self.seq_column
+        if column is None:
+            self.warnings.append("the file has no sequence numbers; gaps cannot be seen")
+            return Numbers(lambda start, stop: np.arange(start + 1, stop + 1), self._rows, 64)
+        read = functools.partial(self.column, column.name)
+        return Numbers(read, self._rows, 8 * column.length)
+
+    def gaps(self) -> Iterator[Gap]:
+        """The gaps in the sequence numbers, in file order."""
+        return self._numbers.gaps()
+
+    @property
+    def lost(self) -> int:
+        """How many sequence numbers are missing between the entries of the file.
+
+        They are counted now, unless count_losses() was given those of all entries.
+        """
+        if self._losses is not None and self._losses.rows == len(self):
+            return self._losses.lost
+        column, losses = self.seq_column, self.count_losses()
+        if column is None or losses is None:
+            return sum(gap.missing for gap in self.gaps())
+        for piece in self.chunks(_COUNTED_ROWS):
+            losses.add(self.column(column.name, piece.start, piece.stop))
+        return losses.lost
+
+    def time_ns(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
+        """The wall-clock time of rows, int64 ns since the epoch; UsageError if not recorded."""
+        if not self.find_column(TIME).is_time:
+            raise UsageError(f"{self.path} has a column {TIME} that is no struct timeval")
+        return self.column(TIME, start, stop)
+
+    def mono_ns(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64] | None:
+        """CLOCK_MONOTONIC of rows, int64 ns, or None where the file has no column time_ns."""
+        column = self.columns_by_name.get("time_ns")
+        if column is None or not column.is_integer:
+            return None
+        return self.column("time_ns", start, stop).astype(np.int64)
+
+    def control(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.bool_]:
+        """Which rows are control entries (see formats.base.control) and not snapshots."""
+        start, stop = self._range(start, stop)
+        if not self.controls_fit:
+            return np.zeros(stop - start, np.bool_)
+        found = self.columns(("location", "lport", "rport"), start, stop)
+        return is_control(found["location"], found["lport"], found["rport"])
+
+    def controls(
+        self, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, controls.Control]]:
+        """The control entries with the row of each, in file order."""
+        start, stop = self._range(start, stop)
+        step = max(READ_BYTES // self.entry_dtype.itemsize, 1)
+        for low in range(start, stop, step):
+            at = np.flatnonzero(self.control(low, min(low + step, stop)))
+            if not len(at):
+                continue
+            # As plain bytes: of a structured row, numpy need not copy what belongs to no column.
+            rows = self.rows(low, low + int(at[-1]) + 1)
+            chosen = rows.view(f"V{rows.dtype.itemsize}")[at]
+            endian = self.header.endian
+            columns = (
+                decode(chosen, self.columns_by_name[name], endian).tolist()
+                for name in ("callvalue", "location")
+            )
+            listed = zip(at.tolist(), *columns, words(chosen, endian).tolist(), strict=True)
+            for row, callvalue, location, values in listed:
+                yield low + row, controls.decode(callvalue, location, values)
+
+    @functools.cached_property
+    def complete(self) -> bool:
+        """Whether the last entry is END: the capture ended in order. Else the tail is unknown."""
+        last = [entry for _, entry in self.controls(max(self._rows - 1, 0))]
+        return not self.damaged and bool(last) and isinstance(last[0], controls.End)
+
+    def table(self, names: Sequence[str] | None = None) -> Any:
+        """Columns of all entries (all columns by default) as a pyarrow.Table, held in memory.
+
+        The time is a timestamp[ns, UTC], text a dictionary of strings, other raw bytes are
+        fixed-size binary. UsageError for a column that is absent, and without pyarrow.
+        """
+        return build_table(self, self.names if names is None else names)
+
+    def for_export(
+        self, form: str, columns: Sequence[str] | None = None, sort: str | None = None
+    ) -> Snapshots:
+        """The snapshots for an export; see formats.base.reader.Reader."""
+        by_default = "connection" if form == "parquet" else "seq"
+        return Snapshots(self, columns, (sort or by_default) == "connection")
+
+    def tables(self, reuse: bool = False) -> Iterator[dict[str, Any]]:
+        """The snapshots as tables; see formats.psc.tables.Snapshots."""
+        return Snapshots(self).tables(reuse)
+
+    def write_text(self, form: str, out: BinaryIO) -> None:
+        """Write the snapshots as "csv" or "json"."""
+        Snapshots(self).write_text(form, out)
