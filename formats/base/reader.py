@@ -44,7 +44,8 @@ class Reader(Records, Protocol):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What a person should be told; complete after the records were read."""
+        """What a person should be told; this and what follows is complete after the records
+        were read, and where none was read yet, they are read for it."""
 
     @property
     def damaged(self) -> bool:

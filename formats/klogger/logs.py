@@ -183,11 +183,22 @@ class Logs(Closing):
             )
         return self
 
+    def _read_readers(self) -> tuple[LogReader, ...]:
+        """The readers: those of which nothing was read yet are read now; others know what they saw.
+
+        A reader cannot be read anew here: somebody may be iterating over it.
+        """
+        for reader in self.readers:
+            if not reader.losses.records and not reader.problems:
+                for _ in reader.batches():
+                    pass
+        return self.readers
+
     @property
     def warnings(self) -> list[str]:
         """What is damaged, or has no known end, in the logs as far as they were read."""
         found = []
-        for reader in self.readers:
+        for reader in self._read_readers():
             name = "" if len(self.readers) == 1 else f"{reader.path.name}: "
             found += [name + text for text in (reader.damage, reader.tail) if text]
         return found
@@ -195,14 +206,14 @@ class Logs(Closing):
     @property
     def damaged(self) -> bool:
         """Whether damage was found in the logs as far as they were read."""
-        return any(reader.problems for reader in self.readers)
+        return any(reader.problems for reader in self._read_readers())
 
     @property
     def lost(self) -> int:
         """Events known to be missing from what was read; `tcpkmon verify` tells them apart."""
-        return sum(reader.losses.lost for reader in self.readers)
+        return sum(reader.losses.lost for reader in self._read_readers())
 
     @property
     def complete(self) -> bool:
         """Whether all logs that were read ended in order."""
-        return not any(reader.tail for reader in self.readers)
+        return not any(reader.tail for reader in self._read_readers())
