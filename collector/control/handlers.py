@@ -17,7 +17,8 @@ from collector.plan.request import Request
 from collector.ring.rings import Rings, pages_of
 from collector.sequencer.cpu_queue import FOREVER_NS
 from collector.writer.stream import Stream
-from formats.base.control import KERNEL_CAUSES, Mark
+from formats.base.causes import KERNEL_CAUSES
+from formats.base.control import Mark
 from formats.base.errors import TcpkmonError, UsageError
 from formats.schema import suggest
 

@@ -18,16 +18,8 @@ from numpy.typing import NDArray
 
 from collector.plan.columns import COUNTERS, location_of, row_of
 from collector.writer.psc_writer import Place, Written
-from formats.base.control import (
-    KERNEL_CAUSES,
-    Checkpoint,
-    Collector,
-    Control,
-    Cpu,
-    Ledger,
-    Losses,
-    Program,
-)
+from formats.base.causes import KERNEL_CAUSES
+from formats.base.control import Checkpoint, Collector, Control, Cpu, Ledger, Losses, Program
 
 MISSED = "missed by a program"
 

@@ -4,6 +4,7 @@
 __all__ = [
     "arrow",
     "byteorder",
+    "causes",
     "cli",
     "control",
     "errors",

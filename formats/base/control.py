@@ -43,23 +43,6 @@ _LIMITS = {"I": (0, 2**32 - 1), "Q": (0, 2**64 - 1), "q": (-(2**63), 2**63 - 1)}
 _WORDS = struct.Struct(f"<{WORDS_COUNT}I")
 
 
-KERNEL_CAUSES = {
-    "ring_full": "ring full",
-    "no_ring": "no ring",
-    "other": "no turn",
-    "table_full": "table full",
-    "no_slot": "no slot",
-}
-"""The kernel's counters of records that it could not hand over, and what reports call them."""
-COLLECTOR_CAUSES = {
-    "late": "late",
-    "queue_full": "queue full",
-    "disk_full": "disk full",
-    "write_error": "write error",
-}
-"""The same of records that the collector dropped."""
-
-
 class LossCause(enum.IntEnum):
     """Why sequence numbers are missing."""
 

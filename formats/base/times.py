@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-CLOCKS = ("epoch", "iso", "rel", "mono")
-"""What --time takes: how times are printed."""
 _BILLION = 1_000_000_000
 
 

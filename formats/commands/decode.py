@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from formats.base.cli import say
+from formats.base.cli import CLOCKS, say
 from formats.base.errors import DamagedError, LossError, UsageError
 from formats.base.files import already_there
-from formats.base.times import CLOCKS
 
 if TYPE_CHECKING:
     from formats.klogger import LogReader

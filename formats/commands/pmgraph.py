@@ -14,7 +14,6 @@ import click
 from formats.base import cli
 from formats.base.errors import DamagedError, UsageError
 from formats.base.escape import for_terminal
-from formats.base.times import CLOCKS
 from formats.pmgraph import options
 from formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
 
@@ -90,7 +89,7 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--time",
     "clock",
-    type=click.Choice(CLOCKS),
+    type=click.Choice(cli.CLOCKS),
     default="epoch",
     show_default=True,
     help="how -T and -D print times",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.base.control import COLLECTOR_CAUSES, KERNEL_CAUSES
+from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import NUMBERS, LogFormat
 

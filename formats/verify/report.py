@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from formats.base import control
+from formats.base import causes
 
-KERNEL_CAUSES = tuple(control.KERNEL_CAUSES.values())
-COLLECTOR_CAUSES = tuple(control.COLLECTOR_CAUSES.values())
+KERNEL_CAUSES = tuple(causes.KERNEL_CAUSES.values())
+COLLECTOR_CAUSES = tuple(causes.COLLECTOR_CAUSES.values())
 DAMAGED = "damaged"
 CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
 COUNTS = ("attempts", "filtered", "unchanged", "limited", "written", "in_file", "pending")
