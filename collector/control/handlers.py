@@ -17,11 +17,10 @@ from collector.plan.request import Request
 from collector.ring.rings import Rings, pages_of
 from collector.sequencer.cpu_queue import FOREVER_NS
 from collector.writer.stream import Stream
+from formats.base.causes import KERNEL_CAUSES
 from formats.base.control import Mark
 from formats.base.errors import TcpkmonError, UsageError
-from formats.schema.model import suggest
-
-_LOST = ("ring_full", "no_ring", "other", "table_full", "no_slot")
+from formats.schema import suggest
 
 
 class Switching:
@@ -61,7 +60,7 @@ class Switching:
                     "attempts": counts["attempts"],
                     "limited": counts["limited"],
                     "written": counts["written"],
-                    "lost": sum(counts[cause] for cause in _LOST),
+                    "lost": sum(counts[cause] for cause in KERNEL_CAUSES),
                 }
             )
         return {

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from collector.plan.event_layout import HEAD_BYTES, EventLayout, Slot
-from formats.schema.placement import Place
+from formats.schema import Place
 
 UNROLLED_BYTES = 512
 

@@ -23,8 +23,7 @@ import numpy as np
 from collector.plan.columns import FIRST_CONTROL
 from collector.plan.engine_config import POINTS
 from formats.base.errors import UsageError
-from formats.schema import Event, Schema
-from formats.schema.placement import Place, place_fields
+from formats.schema import Event, Place, Schema, enabled_events, place_fields
 
 FIRST_NUMBER = 32
 HEAD_BYTES = 24
@@ -93,5 +92,5 @@ def lay_out(schema: Schema, base: Sequence[str]) -> EventLayout:
         Slot(FIRST_NUMBER + index, event, *place_fields(schema, event))
         for index, event in enumerate(schema.events)
     )
-    enabled = {event.name for event in schema.enabled()} - set(base)
+    enabled = {event.name for event in enabled_events(schema)} - set(base)
     return EventLayout(schema, slots, tuple(slot for slot in slots if slot.name in enabled))

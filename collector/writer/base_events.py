@@ -19,6 +19,7 @@ from collector.plan.probes import Chosen
 from collector.writer.ledger import Books
 from collector.writer.psc_writer import Written
 from formats.base.control import Clock, EndReason, Program
+from formats.base.text import address_of
 
 EVERY_CPU = -1
 FIRST_CPU = -2
@@ -119,8 +120,7 @@ def socket_notes(namespaces: Iterable[int]) -> Iterator[Note]:
 
 
 def _address(packed: bytes, family: int) -> str:
-    address = ipaddress.IPv6Address(packed)
-    return str(address.ipv4_mapped or address) if family == 2 else str(address)
+    return address_of(packed) if family == 2 else str(ipaddress.IPv6Address(packed))
 
 
 def ledger_notes(

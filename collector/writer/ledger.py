@@ -18,16 +18,9 @@ from numpy.typing import NDArray
 
 from collector.plan.columns import COUNTERS, location_of, row_of
 from collector.writer.psc_writer import Place, Written
+from formats.base.causes import KERNEL_CAUSES
 from formats.base.control import Checkpoint, Collector, Control, Cpu, Ledger, Losses, Program
 
-# The kernel's counters of records that it could not hand over, and what to call them.
-_KERNEL_CAUSES = {
-    "ring_full": "ring full",
-    "no_ring": "no ring",
-    "other": "no turn",
-    "table_full": "table full",
-    "no_slot": "no slot",
-}
 MISSED = "missed by a program"
 
 
@@ -92,7 +85,7 @@ class Books:
             counts = self.kernel(cpu, point)
             ledger = (counts[n] for n in ("attempts", "filtered", "unchanged", "written"))
             entries.append(Ledger(cpu, point, *ledger))
-            entries.append(Losses(cpu, point, *(counts[name] for name in _KERNEL_CAUSES)))
+            entries.append(Losses(cpu, point, *(counts[name] for name in KERNEL_CAUSES)))
             place = (cpu, point)
             entries.append(
                 Collector(
@@ -124,7 +117,7 @@ class Books:
     def totals(self, written: Written) -> Totals:
         """The sums; of the final books, when the writer has written all."""
         ledger = {name: int(self.ledger[name].sum()) for name in COUNTERS}
-        by_cause = {text: ledger[name] for name, text in _KERNEL_CAUSES.items()}
+        by_cause = {text: ledger[name] for name, text in KERNEL_CAUSES.items()}
         by_cause["late"] = sum(self.late.values())
         by_cause["queue full"] = written.queue_full.total()
         by_cause["disk full"] = written.disk_full.total()

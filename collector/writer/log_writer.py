@@ -27,6 +27,7 @@ from collector.writer.psc_writer import END_TRIES, RETRY_NS, Place, Written
 from formats.base.control import LossCause
 from formats.base.errors import TcpkmonError
 from formats.klogger import (
+    NUMBERS,
     SNAPSHOT_NUMBER,
     LogFormat,
     Packed,
@@ -35,7 +36,6 @@ from formats.klogger import (
     pack_events,
     pack_records,
 )
-from formats.klogger.table import NUMBERS
 
 DUMP_ROWS = 1 << 15
 _U64 = np.uint64

@@ -12,8 +12,14 @@ from typing import Any
 from collector.loader.prepare import Prepared, describe_kernel
 from collector.plan.columns import SCHEMATA
 from collector.sequencer.clock_pairs import ClockPair
-from formats.psc import encode_header, writer_header
-from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
+from formats.psc import (
+    MODS_AUTO,
+    MODS_FACK,
+    MODS_RENO,
+    MODS_SACK,
+    encode_header,
+    writer_header,
+)
 
 SACK = Path("/proc/sys/net/ipv4/tcp_sack")
 

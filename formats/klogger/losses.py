@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import NUMBERS, LogFormat
 
@@ -15,17 +16,7 @@ FINISH = "KLOGGER_FINISH"
 LEDGER = "LEDGER"
 CPU_LEDGER = "CPU_LEDGER"
 PROGRAM_LEDGER = "PROGRAM_LEDGER"
-CAUSES = (
-    "ring_full",
-    "no_ring",
-    "other",
-    "table_full",
-    "no_slot",
-    "late",
-    "queue_full",
-    "disk_full",
-    "write_error",
-)
+CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES)
 """The counters of LEDGER that are losses."""
 
 
