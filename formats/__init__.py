@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file side of tcpkmon: codecs, readers and viewers that need no root and no kernel.
 
-``formats.open(path)`` reads a capture; everything else is imported by its own name.
+``formats.open(path)`` reads a capture of any format; all else is imported by its own name.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.base.reader import Reader
 
 
-def open(path: str | os.PathLike[str]) -> Capture:
-    """Open the PSC capture at `path`; raises FileError or DamagedError."""
-    from formats.psc import open_capture
+def open(path: str | os.PathLike[str]) -> Reader:
+    """Open the capture at `path`, of whatever format; raises FileError or DamagedError.
 
-    return open_capture(path)
+    A PSC file gives a formats.psc.Capture, a Klogger log or a folder of them formats.klogger.Logs.
+    """
+    from formats.registry import format_of
+
+    return format_of(path).open(path)

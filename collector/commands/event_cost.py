@@ -36,7 +36,7 @@ from collector.plan.schema_sources import (
 from collector.plan.schema_sources import shipped_names as all_shipped
 from collector.ring.rings import Rings, pages_of
 from formats.base.errors import KernelError, TcpkmonError, UsageError
-from formats.schema.model import suggest
+from formats.schema import suggest
 
 ITERATIONS = 1000
 ROUNDS = 9

@@ -8,8 +8,7 @@ from typing import Any
 
 from collector.plan.event_layout import EventLayout, Slot
 from collector.plan.schema_sources import Source
-from formats.schema import Enum, Field, LogLevel, format_schema
-from formats.schema.placement import Place
+from formats.schema import Enum, Field, LogLevel, Place, format_schema
 
 
 def text_lines(layout: EventLayout, made: Sequence[str]) -> Iterator[str]:

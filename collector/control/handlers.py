@@ -17,9 +17,10 @@ from collector.ring.points import COUNTERS, row_of
 from collector.ring.rings import Rings, pages_of
 from collector.sequencer.cpu_queue import FOREVER_NS
 from collector.writer.base_stream import Stream
-from formats.base.control import KERNEL_LOSSES, Mark
+from formats.base.causes import KERNEL_CAUSES
+from formats.base.control import Mark
 from formats.base.errors import TcpkmonError, UsageError
-from formats.schema.model import suggest
+from formats.schema import suggest
 
 
 class Switching:
@@ -61,7 +62,7 @@ class Switching:
                     "attempts": counts["attempts"],
                     "limited": counts["limited"],
                     "written": counts["written"],
-                    "lost": sum(counts[cause] for cause in KERNEL_LOSSES),
+                    "lost": sum(counts[cause] for cause in KERNEL_CAUSES),
                 }
             )
         return {

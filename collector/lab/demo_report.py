@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-import formats
 from formats.base.cli import use_colours
 from formats.base.errors import TcpkmonError
 from formats.pmgraph.options import select
 from formats.pmgraph.pages import build_pages
 from formats.pmgraph.terminal import BINS, draw_text
+from formats.psc import open_capture
 
 RETRANSMIT, RTO = 2, 14  # of enum location in bpf/schemata/tcp.conf
 
@@ -70,7 +70,7 @@ def read_flows(path: Path, names: Mapping[int, str]) -> list[Flow]:
 
     Raises TcpkmonError when one of the ports has no connection in the file.
     """
-    with formats.open(path) as capture:
+    with open_capture(path) as capture:
         local, remote = capture.column("lport"), capture.column("rport")
         snapshot = ~capture.control()
         time_ns = capture.time_ns()
@@ -104,7 +104,7 @@ def read_flows(path: Path, names: Mapping[int, str]) -> list[Flow]:
 def print_summary(console: Console, recording: Recording) -> None:
     """The connections as a table, what was lost on the way, and the plot of their windows."""
     console.print(make_table(recording.flows))
-    with formats.open(recording.capture) as capture:
+    with open_capture(recording.capture) as capture:
         losses = f"{capture.lost} lost" if capture.complete else "tail unknown"
         console.print(f"{len(capture)} entries in the file, {losses}.", end=" ")
         console.print(f"nftables dropped {recording.dropped} packets.\n")

@@ -22,7 +22,7 @@ from collector.linux.syscalls import refused
 from collector.plan.counter_names import ANY, MACHINES, Counter, find_counter, table
 from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError, Problem, SchemaError
-from formats.schema.model import Arch, suggest
+from formats.schema import Arch, suggest
 
 _ATTR_BYTES = 64
 _FORMAT_TIMES = 1 | 2

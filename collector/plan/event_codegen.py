@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from collector.plan.event_layout import EventLayout, Slot
 from collector.ring.points import EVENT_HEAD_BYTES
-from formats.schema.placement import Place
+from formats.schema import Place
 
 UNROLLED_BYTES = 512
 

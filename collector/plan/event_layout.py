@@ -24,8 +24,7 @@ from collector.plan.engine_config import POINTS
 from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
 from formats.base.control import FIRST_CONTROL
 from formats.base.errors import UsageError
-from formats.schema import Event, Schema
-from formats.schema.placement import Place, place_fields
+from formats.schema import Event, Place, Schema, enabled_events, place_fields
 
 
 @dataclass(frozen=True)
@@ -91,5 +90,5 @@ def lay_out(schema: Schema, base: Sequence[str]) -> EventLayout:
         Slot(FIRST_EVENT + index, event, *place_fields(schema, event))
         for index, event in enumerate(schema.events)
     )
-    enabled = {event.name for event in schema.enabled()} - set(base)
+    enabled = {event.name for event in enabled_events(schema)} - set(base)
     return EventLayout(schema, slots, tuple(slot for slot in slots if slot.name in enabled))

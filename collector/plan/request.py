@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from collector.plan.filters import Filters
-from collector.writer.stream import FORMATS, FileFormat
 from formats.base.errors import UsageError
+from formats.registry import FILE_FORMATS, FileFormat
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Request:
     @property
     def format(self) -> FileFormat:
         """The file format that is written."""
-        return FORMATS[self.file_format]
+        return FILE_FORMATS[self.file_format]
 
     @property
     def has_tcp(self) -> bool:

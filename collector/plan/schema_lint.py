@@ -20,9 +20,7 @@ from collector.plan.engine_config import KINDS
 from collector.plan.probes import find_probes
 from collector.plan.schema_sources import ENGINE, TEXT_SUFFIX, Source, made_events, paste_texts
 from formats.base.errors import Problem, SchemaError
-from formats.schema import Event, Schema, load_partly
-from formats.schema.cursor import C_WORDS
-from formats.schema.model import suggest
+from formats.schema import C_WORDS, Event, Schema, load_partly, suggest
 
 _FORM = 'PROBE(name, "EVENT ...", "kind:target ...")'
 _MOST_PROBLEMS = 1000

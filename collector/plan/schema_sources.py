@@ -22,9 +22,7 @@ from collector.plan.columns import SCHEMATA
 from collector.plan.probes import INCLUDES
 from collector.ring.rings import DEFAULT_TRANSPORT
 from formats.base.errors import FileError, PrivilegeError, Problem, SchemaError, UsageError
-from formats.schema import Schema, load, read_text, schema_name
-from formats.schema.model import suggest
-from formats.schema.parser import MAX_TEXT_BYTES
+from formats.schema import MAX_TEXT_BYTES, Schema, load, read_text, schema_name, suggest
 
 BASE = "base"
 ENGINE = INCLUDES / "klogger.h"

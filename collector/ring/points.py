@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.base.control import EXISTING, KERNEL_LOSSES
+from formats.base.causes import KERNEL_CAUSES
+from formats.base.control import EXISTING
 
 ROWS = 32
 """Rows of the ledger for locations. Events follow, by number."""
 FIRST_EVENT = 32
 EVENT_HEAD_BYTES = 24
 
-COUNTERS = ("attempts", "filtered", "unchanged", "written", *KERNEL_LOSSES, "limited")
+COUNTERS = ("attempts", "filtered", "unchanged", "written", *KERNEL_CAUSES, "limited")
 """struct klogger_account of bpf/include/klogger.h, in its order; all u64."""
 ACCOUNT = np.dtype([(name, "=u8") for name in COUNTERS])
 

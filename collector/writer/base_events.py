@@ -16,6 +16,7 @@ from typing import Any
 from collector.writer.ledger import Books
 from collector.writer.written import Written
 from formats.base.control import Clock, EndReason
+from formats.base.text import address_of
 
 EVERY_CPU = -1
 FIRST_CPU = -2
@@ -115,8 +116,7 @@ def socket_note(
 
 
 def _address(packed: bytes, family: int) -> str:
-    address = ipaddress.IPv6Address(packed)
-    return str(address.ipv4_mapped or address) if family == 2 else str(address)
+    return address_of(packed) if family == 2 else str(ipaddress.IPv6Address(packed))
 
 
 def ledger_notes(books: Books, written: Written, final: bool) -> list[Note]:

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from collector.ring.points import COUNTERS, location_of, row_of
 from collector.writer.written import Place, Written
+from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
 from formats.base.control import (
-    COLLECTOR_LOSSES,
-    KERNEL_LOSSES,
     Checkpoint,
     Collector,
     Control,
@@ -89,7 +88,7 @@ class Books:
             counts = self.kernel(cpu, point)
             ledger = (counts[n] for n in ("attempts", "filtered", "unchanged", "written"))
             entries.append(Ledger(cpu, point, *ledger))
-            entries.append(Losses(cpu, point, *(counts[name] for name in KERNEL_LOSSES)))
+            entries.append(Losses(cpu, point, *(counts[name] for name in KERNEL_CAUSES)))
             entries.append(Collector(cpu, point, **self.collector(cpu, point, written)))
         entries.extend(self.cpus())
         entries.extend(self.programs.values())
@@ -110,8 +109,8 @@ class Books:
     def totals(self, written: Written) -> Totals:
         """The sums; of the final books, when the writer has written all."""
         ledger = {name: int(self.ledger[name].sum()) for name in COUNTERS}
-        by_cause = {text: ledger[name] for name, text in KERNEL_LOSSES.items()}
-        by_cause[COLLECTOR_LOSSES["late"]] = sum(self.late.values())
+        by_cause = {text: ledger[name] for name, text in KERNEL_CAUSES.items()}
+        by_cause[COLLECTOR_CAUSES["late"]] = sum(self.late.values())
         by_cause |= written.losses()
         by_cause[MISSED] = sum(p.missed + p.kprobe_missed for p in self.programs.values())
         return Totals(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from collector.writer.capture_info import Columns
 from formats.base.control import is_control
 from formats.base.escape import for_terminal
+from formats.base.text import address_of
 from formats.schema import field_type
 
 _HIDDEN = {
@@ -24,8 +24,7 @@ _HIDDEN = {
 
 def address_text(raw: bytes) -> str:
     """An address of 16 bytes as people write it; v4-mapped ones as IPv4."""
-    address = ipaddress.IPv6Address(raw.ljust(16, b"\0"))
-    return str(address.ipv4_mapped or address)
+    return address_of(raw.ljust(16, b"\0"))
 
 
 class Printer:

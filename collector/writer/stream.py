@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stream writes a file format: a new format has a row here.
+"""Which stream writes a file format of formats/registry.py: a new format has a row here.
 
 Importing this is cheap, for the command line: a stream is imported when one is opened.
 """
@@ -7,7 +7,6 @@ Importing this is cheap, for the command line: a stream is imported when one is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,19 +31,3 @@ STREAMS: dict[str, Callable[[str, bool], Stream[Any]]] = {
 }
 """By the format's name: opens a stream into a place (its name, and whether to replace what is
 there). Raises FileError or UsageError for a place that cannot be written to."""
-
-
-@dataclass(frozen=True)
-class FileFormat:
-    """What the command line and the plan know of a format."""
-
-    suffix: str = ""
-    """Of a name that nobody chose."""
-    any_schema: bool = False
-    """It can hold other schemata than tcp, and choose among their events."""
-    can_print: bool = False
-    """collect can print the records (--print) while it writes them."""
-
-
-FORMATS = {"psc": FileFormat(".pm", can_print=True), "klogger": FileFormat(any_schema=True)}
-"""The place of the registry of formats: the names of STREAMS; the first is the default."""

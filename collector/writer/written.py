@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from formats.base.control import COLLECTOR_LOSSES, LossCause
+from formats.base.causes import COLLECTOR_CAUSES
+from formats.base.control import LossCause
 
 RETRY_NS = 100_000_000
 """After a failed write, records are dropped for so long before the next try."""
@@ -59,4 +60,4 @@ class Written:
 
     def losses(self) -> dict[str, int]:
         """How much was dropped, by the causes' words."""
-        return {COLLECTOR_LOSSES[name]: n.total() for name, n in self.drops.items()}
+        return {COLLECTOR_CAUSES[name]: n.total() for name, n in self.drops.items()}

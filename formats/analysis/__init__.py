@@ -1,4 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Klogger logs in Python: events as objects, intervals, statistics."""
 
-__all__ = ["intervals", "log"]
+from formats.analysis.event import Event
+from formats.analysis.intervals import (
+    Interval,
+    Intervals,
+    ProcessTime,
+    Statistics,
+    cpu_times,
+    match_pairs,
+)
+from formats.analysis.log import Log, open_log
+
+__all__ = [
+    "Event",
+    "Interval",
+    "Intervals",
+    "Log",
+    "ProcessTime",
+    "Statistics",
+    "cpu_times",
+    "match_pairs",
+    "open_log",
+]

@@ -5,21 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.analysis.event import Event
 from formats.base.errors import UsageError
-from formats.klogger.batch import LogBatch
-from formats.klogger.values import text_of
-
-if TYPE_CHECKING:
-    from formats.analysis.log import Event, Log
+from formats.base.text import text_of
+from formats.klogger import LogBatch
 
 CPU = "cpu"
 COMM = "comm"
 _PERCENTILES = (50, 90, 99)
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """What gives its events as arrays: formats.analysis.Log."""
+
+    def batches(self) -> Iterator[LogBatch]:
+        """Some events at a time, in time order."""
 
 
 class Interval(NamedTuple):
@@ -113,7 +119,7 @@ class Intervals:
 
 
 def match_pairs(
-    events: Log | Iterable[Event],
+    events: Batched | Iterable[Event],
     start: str = "EVENT_START",
     stop: str = "EVENT_STOP",
     key: str | Sequence[str] = "id",
@@ -130,11 +136,10 @@ def match_pairs(
     """
     keys = (key,) if isinstance(key, str) else tuple(key)
     agree = (same,) if isinstance(same, str) else tuple(same)
-    batches = getattr(events, "batches", None)
-    if batches is None:
+    if not isinstance(events, Batched):
         return _match_events(events, start, stop, keys, agree)
     matcher = Matcher(start, stop, keys, agree)
-    for batch in batches():
+    for batch in events.batches():
         matcher.feed(batch)
     return matcher.intervals()
 
@@ -278,7 +283,7 @@ class ProcessTime:
 
 
 def cpu_times(
-    log: Log, start: str = "SCHEDIN", stop: str = "SCHEDOUT", key: str = "pid"
+    log: Batched, start: str = "SCHEDIN", stop: str = "SCHEDOUT", key: str = "pid"
 ) -> list[ProcessTime]:
     """Time on a CPU of each thread that had a whole slice, most first; pid 0 is idle time.
 

@@ -8,83 +8,39 @@ events are faster as arrays: see Log.batches() and formats/analysis/intervals.py
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from formats.analysis.intervals import (
-    Interval,
-    Intervals,
-    ProcessTime,
-    Statistics,
-    cpu_times,
-    match_pairs,
-)
+from formats.analysis.event import Event
 from formats.base.errors import FileError
-from formats.klogger.batch import LogBatch
-from formats.klogger.choose import ALL, Choice, parse_condition
-from formats.klogger.clock import LogClock, Moment, parse_time
-from formats.klogger.merge import merge_logs
-from formats.klogger.reader import LogReader
-from formats.klogger.table import LogEvent, LogField, LogFormat
-from formats.klogger.values import address_of, text_of
-
-__all__ = [
-    "Event",
-    "Interval",
-    "Intervals",
-    "Log",
-    "ProcessTime",
-    "Statistics",
-    "cpu_times",
-    "match_pairs",
-    "open_log",
-]
-FILE_PREFIX = "kernlog.dump.cpu"
+from formats.base.text import address_of, text_of
+from formats.klogger import (
+    ALL,
+    Choice,
+    LogBatch,
+    LogEvent,
+    LogField,
+    LogFormat,
+    LogReader,
+    Logs,
+    Moment,
+    find_logs,
+    parse_condition,
+    parse_time,
+)
 
 
-@dataclass(slots=True)
-class Event:
-    """One event: its type's name, serial in its CPU's log, time and fields; event["pid"] is one.
-
-    timestamp: CLOCK_MONOTONIC, ns. Fields are ints, names for enumerated values (the int where the
-    enum has no name for it), and text.
-    """
-
-    type: str
-    serial: int
-    timestamp: int
-    cpu: int
-    fields: Mapping[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.fields[name]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The field, or `default` where the event has none of that name."""
-        return self.fields.get(name, default)
-
-
-class Log:
+class Log(Logs):
     """Logs of one capture that are open; see open_log(). Iterating gives its events in time order.
 
-    It can be iterated again and again, each time from the start. Close it, or use `with`.
+    It can be iterated again and again, each time from the start. Close it, or use `with`; that
+    closes the files for what choose() made of it too.
     """
 
-    def __init__(
-        self, readers: Sequence[LogReader], choice: Choice = ALL, stack: ExitStack | None = None
-    ) -> None:
-        self._readers = tuple(readers)
-        self._choice = choice
-        self._stack = stack or ExitStack()
-
-    @property
-    def format(self) -> LogFormat:
-        """The events that the log may hold, and its header."""
-        return self._readers[0].format
+    def __init__(self, readers: Sequence[LogReader], choice: Choice = ALL) -> None:
+        super().__init__(readers, choice, merge=True)
 
     def choose(
         self,
@@ -101,54 +57,29 @@ class Log:
         choice = Choice(
             events or None, _moment(since), _moment(until), tuple(map(parse_condition, where))
         )
-        choice.check([self.format])
-        return Log(self._readers, choice, self._stack)
+        return Log(self.readers, choice)
 
     def batches(self) -> Iterator[LogBatch]:
         """The events as arrays, some ten thousand at a time, in time order.
 
         DamagedError and FileError as in iterating; what can be read is given out before that.
         """
-        clock = LogClock(self.format, "mono")
-        for batch in merge_logs(self._readers):
-            at = self._choice.places(batch, clock)
-            if at is None:
+        for _, records in self.streams():
+            for batch, _ in records:
                 yield batch
-            elif len(at):
-                yield batch.take(at)
 
     def __iter__(self) -> Iterator[Event]:
         for batch in self.batches():
             yield from _events(batch)
 
     @property
-    def lost(self) -> int:
-        """Events known to be missing from what was iterated; `tcpkmon verify` tells them apart."""
-        return sum(reader.losses.lost for reader in self._readers)
-
-    @property
     def problems(self) -> list[str]:
         """What is damaged, or has no known end, in the logs that were iterated to their ends."""
         found = []
-        for reader in self._readers:
+        for reader in self.readers:
             texts = [*reader.problems, *([reader.tail] if reader.tail else [])]
             found += [f"{reader.path}: {text}" for text in texts]
         return found
-
-    def close(self) -> None:
-        """Close the files, also for what choose() made of it."""
-        self._stack.close()
-
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_log(*paths: str | os.PathLike[str]) -> Log:
@@ -158,20 +89,13 @@ def open_log(*paths: str | os.PathLike[str]) -> Log:
     """
     files: list[Path] = []
     for path in map(Path, paths):
-        files += _in_folder(path) if path.is_dir() else [path]
+        files += find_logs(path) if path.is_dir() else [path]
     if not files:
         raise FileError("no log was named", "name kernlog.dump.cpuN files, or their folder")
     with ExitStack() as stack:
-        readers = [stack.enter_context(LogReader(path)) for path in files]
-        return Log(readers, stack=stack.pop_all())
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    found = [path for path in folder.iterdir() if path.name.startswith(FILE_PREFIX)]
-    numbered = [path for path in found if path.name.removeprefix(FILE_PREFIX).isdecimal()]
-    if not numbered:
-        raise FileError(f"no Klogger log in {folder}", f"its files are {FILE_PREFIX}N")
-    return sorted(numbered, key=lambda path: int(path.name.removeprefix(FILE_PREFIX)))
+        log = Log([stack.enter_context(LogReader(path)) for path in files])
+        stack.pop_all()
+        return log
 
 
 def _moment(time: int | str | None) -> Moment | None:

@@ -1,4 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every room of formats shares: errors, escapes, times, control entries, how commands run."""
+"""What all rooms of formats share: errors, files, text, times, byte orders, the Reader protocol."""
 
-__all__ = ["cli", "closing", "control", "errors", "escape", "times"]
+__all__ = [
+    "arrow",
+    "byteorder",
+    "causes",
+    "cli",
+    "closing",
+    "control",
+    "errors",
+    "escape",
+    "files",
+    "reader",
+    "text",
+    "times",
+]

@@ -16,6 +16,8 @@ from formats.base.escape import for_terminal
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell would say
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+CLOCKS = ("epoch", "iso", "rel", "mono")
+"""What --time takes: how times are printed."""
 
 
 def run(command: click.Command, args: Sequence[str] | None = None, prog: str = "") -> int:

@@ -54,20 +54,6 @@ class LossCause(enum.IntEnum):
     DAMAGED = 5
 
 
-KERNEL_LOSSES = {
-    "ring_full": "ring full",
-    "no_ring": "no ring",
-    "other": "no turn",
-    "table_full": "table full",
-    "no_slot": "no slot",
-}
-"""Why a record did not get out of the kernel: the fields of Losses, in their order, in words."""
-COLLECTOR_LOSSES = {
-    name: name.replace("_", " ") for name in ("late", "queue_full", "disk_full", "write_error")
-}
-"""Why the collector dropped a record: the fields of Collector that are losses, in words."""
-
-
 class EndReason(enum.IntEnum):
     """Why a capture ended."""
 

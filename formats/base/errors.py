@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+MAX_PROBLEMS = 1000
+"""At most so many problems of one schema are noted; more than that is not a schema."""
+
 
 class TcpkmonError(Exception):
     """Something failed for a reason that a person can act on.

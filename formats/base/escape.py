@@ -8,7 +8,6 @@ import unicodedata
 # Control, format (bidi overrides, zero width), lone surrogate, line and paragraph separators.
 _UNSAFE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_XML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
 
 
 def _harmless(character: str) -> str:
@@ -29,18 +28,6 @@ def for_terminal(text: str) -> str:
     return "".join(
         _harmless(character) if _is_unsafe(character) else character for character in text
     )
-
-
-def for_svg(text: str) -> str:
-    """`text` as XML or HTML character data or an attribute value: escaped as for a terminal too."""
-    return "".join(_XML.get(character, character) for character in for_terminal(text))
-
-
-def for_markup(text: str) -> str:
-    """`text` for a rich console with markup on: escaped as for a terminal, brackets literal."""
-    from rich.markup import escape
-
-    return escape(for_terminal(text))
 
 
 def _is_unsafe(character: str) -> bool:

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from formats.base.cli import say
+from formats.base.cli import CLOCKS, say
 from formats.base.errors import DamagedError, LossError, UsageError
-from formats.pmgraph.options import CLOCKS
+from formats.base.files import already_there
 
 if TYPE_CHECKING:
-    from formats.export.log_text import Decoding
-    from formats.klogger.reader import LogReader
+    from formats.klogger import LogReader
 
 FORMATS = ("perl", "json", "csv", "parquet")
 
@@ -80,10 +78,8 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
     damaged is told on stderr, and everything that is good is decoded. Exit code 3: events were
     lost, or the end of a log is unknown after a crash; 5: a log is damaged.
     """
-    from formats.export.log_text import Decoding
-    from formats.klogger.choose import Choice, parse_condition
-    from formats.klogger.clock import parse_time
-    from formats.klogger.reader import LogReader
+    from formats.export import write
+    from formats.klogger import Choice, LogReader, Logs, parse_condition, parse_time
 
     clock = asked["clock"]
     names = tuple(name.strip() for text in asked["names"] for name in text.split(","))
@@ -95,9 +91,9 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
     )
     with contextlib.ExitStack() as stack:
         readers = [stack.enter_context(LogReader(path)) for path in files]
-        decoding = Decoding(readers, choice, clock, asked["merge"])
+        logs = Logs(readers, choice, clock, asked["merge"])
         _check_output(files, asked["output"], asked["form"])
-        _write(decoding, asked["form"], asked["output"], asked["force"])
+        write(logs, asked["form"], asked["output"], asked["force"])
         codes = {_report(reader) for reader in readers}
     return next(
         (code for code in (DamagedError.exit_code, LossError.exit_code) if code in codes), 0
@@ -112,22 +108,8 @@ def _check_output(files: tuple[Path, ...], output: Path | None, form: str) -> No
     for path in files:
         if output.exists() and output.samefile(path):
             raise UsageError(f"-o {output} is a log to be read", "choose another name")
-
-
-def _write(decoding: Decoding, form: str, output: Path | None, force: bool) -> None:
-    from formats.export.log_text import write_lines, write_parquet
-    from formats.pmgraph.output import already_there, replace_file
-
-    if output is None:
-        write_lines(decoding, form, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-    elif form == "parquet":
-        write_parquet(decoding, output, force)
-    else:
-        if output.is_symlink() or (output.exists() and not force):
-            raise already_there(output)
-        with replace_file(output) as out:
-            write_lines(decoding, form, out)
+    if output.is_symlink() and form != "parquet":
+        raise already_there(output)
 
 
 def _report(reader: LogReader) -> int:

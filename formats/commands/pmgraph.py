@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import formats
 from formats.base import cli
 from formats.base.errors import DamagedError, UsageError
 from formats.base.escape import for_terminal
 from formats.pmgraph import options
-from formats.pmgraph.options import CLOCKS, PARAMETERS, Selection, parse_names, select
+from formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
 
 if TYPE_CHECKING:
     from formats.psc import Capture
@@ -90,7 +89,7 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--time",
     "clock",
-    type=click.Choice(CLOCKS),
+    type=click.Choice(cli.CLOCKS),
     default="epoch",
     show_default=True,
     help="how -T and -D print times",
@@ -121,11 +120,13 @@ def command(context: click.Context, /, file: Path, **asked: Any) -> int:
     Without -T, -x or -o it draws in a window where there is a display, else in the terminal.
     Without options for columns it shows everything.
     """
+    from formats.psc import open_capture
+
     selection = select(
         context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]
     )
     _check(file, asked)
-    with formats.open(file) as capture:
+    with open_capture(file) as capture:
         if asked["verbose"]:
             _describe(capture)
         _warn(capture)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +12,7 @@ from formats.base.cli import use_colours
 from formats.base.errors import FileError
 
 if TYPE_CHECKING:
-    from formats.verify.report import Report
+    from formats.verify import Report
 
 _BY_WEIGHT = (5, 1, 3)
 
@@ -30,12 +29,13 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     accounted for, or the end of the file is unknown after a crash. 5: the file does not add up or
     is damaged. Of several files the worst counts (1, a file that cannot be read, before 3).
     """
-    from formats.verify.report import Report
+    from formats.registry import format_of
+    from formats.verify import Report
 
     reports: list[Report] = []
     for path in files:
         try:
-            found = _verify(path)
+            found = format_of(path).verify(path)
         except FileError as error:
             if len(files) == 1:
                 raise
@@ -50,25 +50,8 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     return _worst(reports)
 
 
-def _verify(path: str) -> list[Report]:
-    """What kind of file it is tells its beginning, not its name."""
-    if os.path.isdir(path):
-        from formats.verify.log_whole import verify_folder
-
-        return verify_folder(path)
-    from formats.verify.log_structure import is_log
-
-    if is_log(path):
-        from formats.verify.log_check import verify_log
-
-        return [verify_log(path)]
-    from formats.verify import verify_file
-
-    return [verify_file(path)]
-
-
 def _print(report: Report, first: bool) -> None:
-    from formats.verify.table import make_console, print_report
+    from formats.verify import make_console, print_report
 
     if not first:
         click.echo()

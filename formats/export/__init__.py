@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures and logs as tables and text: Parquet, Arrow, CSV, JSON lines."""
+"""Records of any file format as tables and text: Parquet, Arrow, CSV, JSON lines, Perl hashes."""
 
-__all__ = ["columns", "log_text"]
+from formats.export.forms import ENDINGS, FORMS, TABLES, write
+
+__all__ = ["ENDINGS", "FORMS", "TABLES", "write"]

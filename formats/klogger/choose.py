@@ -18,7 +18,7 @@ from formats.klogger.batch import LogBatch
 from formats.klogger.clock import LogClock, Moment
 from formats.klogger.table import LogEvent, LogField, LogFormat
 from formats.klogger.values import describe_value, native
-from formats.schema.model import suggest
+from formats.schema import suggest
 
 _CONDITION = re.compile(r"\s*([^\s=<>!]+)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {

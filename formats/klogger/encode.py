@@ -53,11 +53,6 @@ class Packed:
     body: NDArray[np.uint8]
     first_serial: int
 
-    @property
-    def bytes_in_file(self) -> int:
-        """What the records add to a dump's body, but for padding of the numbers."""
-        return self.body.nbytes + self.numbers.nbytes
-
 
 def encode_preamble(header: Mapping[str, Any]) -> bytes:
     """The beginning of a file: the preamble and the header. Raises UsageError if it is no header.
@@ -251,7 +246,7 @@ def finish_dump(
 
     index: number of the dump in its file, from 0. serial, time_ns: those of DUMP_FINISH. Raises
     UsageError when the body is larger than DUMP_BYTES_MAX: keep what is collected for one dump
-    (the sum of Packed.bytes_in_file) well below.
+    well below.
     """
     count = sum(len(part.numbers) for part in parts) + 1
     finish_bytes = RECORD_HEAD_BYTES + log.event(DUMP_FINISH).size

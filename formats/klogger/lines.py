@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.base.byteorder import Endian
 from formats.base.escape import for_terminal
+from formats.base.text import quote_csv
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
 from formats.klogger.values import describe_value
-from formats.lines import Cell, Kind, Plan, Rows, Source, make_writer
-from formats.lines.writing import Texts
-from formats.psc.columns import Endian
+from formats.lines import Cell, Kind, Plan, Rows, Source, Texts, make_writer
 
 SERIAL, TIME, CPU = HEADS = "serial", "timestamp", "cpu"
 _PAGE_BYTES = 4 << 20
@@ -129,10 +129,7 @@ class CsvStyle(Style):
         return [*found, "\n"]
 
     def quote(self, text: str) -> str:
-        text = for_terminal(text)
-        if '"' in text or "," in text:
-            return '"' + text.replace('"', '""') + '"'
-        return text
+        return quote_csv(for_terminal(text))
 
 
 def perl_text(text: str) -> str:

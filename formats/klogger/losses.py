@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.base.control import COLLECTOR_LOSSES, KERNEL_LOSSES
+from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import NUMBERS, LogFormat
 
@@ -16,7 +16,7 @@ FINISH = "KLOGGER_FINISH"
 LEDGER = "LEDGER"
 CPU_LEDGER = "CPU_LEDGER"
 PROGRAM_LEDGER = "PROGRAM_LEDGER"
-CAUSES = (*KERNEL_LOSSES, *COLLECTOR_LOSSES)
+CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES)
 """The counters of LEDGER that are losses."""
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import struct
-import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
+from formats.base.files import InputFile
 from formats.klogger.batch import LogBatch
 from formats.klogger.encode import (
     DUMP_BYTES_MAX,
@@ -54,7 +51,7 @@ class _Head:
     crc: int
 
 
-class LogReader:
+class LogReader(InputFile):
     """A log, open for reading; FileError or DamagedError where its header cannot be read.
 
     header: as in the file; format: its events; cpu: whose log it is. After (or while) batches() or
@@ -63,17 +60,8 @@ class LogReader:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        super().__init__(path)
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise FileError(f"cannot read {self.path}: not a regular file")
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
-            self._finalizer = weakref.finalize(self, self._file.close)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise FileError(f"cannot open {self.path}: {reason}") from error
-        try:
-            self._size = os.fstat(self._file.fileno()).st_size
             self._read_header()
         except DamagedError as error:
             self.close()
@@ -111,21 +99,6 @@ class LogReader:
         self.cpu = self.format.cpu
         if self.format.order != order:
             raise DamagedError("the header's byteorder is not that of its size")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._finalizer()
-
-    def __enter__(self) -> LogReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def damage(self) -> str:

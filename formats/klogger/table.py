@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event table of a Klogger log: made from a schema by the writer, checked by every reader."""
+"""The event table of a Klogger log, as every reader checks it; klogger/describe.py makes it."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,26 +11,25 @@ from typing import Any
 import numpy as np
 
 from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.psc.columns import FLAG_INT_NET, FLAG_STRING, TIME, Column
-from formats.schema import Event, Schema, field_type, format_schema, parse
-from formats.schema.model import suggest
-from formats.schema.placement import Place, place_fields
+from formats.schema import (
+    Schema,
+    parse,
+    suggest,
+)
 
 FORMAT = 1
 RECORD_HEAD_BYTES = 24
 NUMBERS = 256
 """Event numbers are 0 to 255: those of the kernel's control map."""
-FIRST_NUMBER = 32
 SNAPSHOT = "SNAPSHOT"
-SNAPSHOT_NUMBER = 1
-"""The number of the tcp schema's event in a log: its location is a field of it."""
+"""The event of the schema tcp."""
 
 PAYLOAD_BYTES_MAX = 1 << 20
 FIELDS_MAX = 4096
 NAME_CHARACTERS_MAX = 256
 KINDS = ("int", "enum", "string", "bytes", "address")
 _ORDERS = {"little": "<", "big": ">"}
-_WIDTHS = {"int": (1, 2, 4, 8), "enum": (4,), "address": (4, 16)}
+WIDTHS = {"int": (1, 2, 4, 8), "enum": (4,), "address": (4, 16)}
 
 
 @dataclass(frozen=True)
@@ -181,122 +179,6 @@ class LogFormat:
         return self.clock
 
 
-def number_events(schema: Schema, first: int = FIRST_NUMBER) -> dict[str, int]:
-    """The number of each event: `first` + its place in the schema; SNAPSHOT is SNAPSHOT_NUMBER."""
-    numbers = {event.name: first + place for place, event in enumerate(schema.events)}
-    if SNAPSHOT in numbers:
-        numbers[SNAPSHOT] = SNAPSHOT_NUMBER
-    return numbers
-
-
-def describe_event(schema: Schema, event: Event, number: int) -> dict[str, Any]:
-    """An event's entry in the header's table, its fields where the C structure has them."""
-    places, size = place_fields(schema, event)
-    return {
-        "number": number,
-        "name": event.name,
-        "size": size,
-        "fields": [
-            _describe(
-                place.field.name, _kind_of(place), place.type.signed, place.offset,
-                place.type.width, place.field.type,
-            )
-            for place in places
-        ],
-    }  # fmt: skip
-
-
-def describe_snapshot(
-    schema: Schema, columns: Sequence[Column], entry_size: int, number: int = SNAPSHOT_NUMBER
-) -> dict[str, Any]:
-    """The table entry of SNAPSHOT, whose payload is a whole ring entry of the tcp schema.
-
-    `columns` are those of the capture's PSC layout; absent ones are left out. The struct timeval
-    of the classic head is in the ring CLOCK_MONOTONIC in ns, u64.
-    """
-    event = schema.event(SNAPSHOT)
-    enums = {enum.name for enum in schema.enums}
-    fields = []
-    for column in columns:
-        if not column.length:
-            continue
-        if column.name == TIME:
-            fields.append(_describe(TIME, "int", False, column.offset, column.length, "ulonglong"))
-            continue
-        declared = event.find_field(column.name)
-        kind, type_name, signed = "int", declared.type, field_type(schema, declared).signed
-        if column.flags & FLAG_STRING:
-            kind = "address" if column.name.endswith("addr") else "string"
-        elif column.name in enums or declared.type in enums:
-            kind, signed = "enum", True
-            type_name = declared.type if declared.type in enums else column.name
-        one = _describe(column.name, kind, signed, column.offset, column.length, type_name)
-        if column.flags & FLAG_INT_NET:
-            one["network"] = True
-        fields.append(one)
-    return {"number": number, "name": SNAPSHOT, "size": -(-entry_size // 8) * 8, "fields": fields}
-
-
-def make_header(
-    schema: Schema,
-    events: Sequence[Mapping[str, Any]] | Mapping[str, int],
-    *,
-    cpu: int,
-    cpus: int,
-    host: str,
-    kernel: str,
-    version: str,
-    buffer_bytes: int,
-    low_water_percent: int,
-    clock: tuple[int, int, int],
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The header of one CPU's log, for encode_preamble().
-
-    `events`: the table itself, or the number of each event of the table by name (numbers of
-    number_events(), say), whose fields are then placed as in C. clock: CLOCK_MONOTONIC,
-    CLOCK_REALTIME and how far apart they were read at most, ns.
-    """
-    if isinstance(events, Mapping):
-        table = [describe_event(schema, schema.event(name), n) for name, n in events.items()]
-    else:
-        table = [dict(event) for event in events]
-    return {
-        "format": FORMAT,
-        "byteorder": sys.byteorder,
-        "cpu": cpu,
-        "cpus": cpus,
-        "host": host,
-        "kernel": kernel,
-        "tcpkmon": version,
-        "buffer_bytes": buffer_bytes,
-        "low_water_percent": low_water_percent,
-        "clock": dict(zip(("mono_ns", "realtime_ns", "uncertainty_ns"), clock, strict=True)),
-        "schema": format_schema(schema),
-        "settings": dict(settings),
-        "events": table,
-    }
-
-
-def _kind_of(place: Place) -> str:
-    if not place.is_raw:
-        return place.type.kind
-    is_address = "address" in place.field.tags and place.type.width in _WIDTHS["address"]
-    return "address" if is_address else "bytes"
-
-
-def _describe(
-    name: str, kind: str, signed: bool, offset: int, length: int, type_name: str
-) -> dict[str, Any]:
-    return {
-        "name": name, "kind": kind, "signed": signed, "offset": offset, "length": length,
-        "type": type_name,
-    }  # fmt: skip
-
-
-# The table of a file that may hold anything.
-
-
 def _read_event(item: Any, order: str) -> LogEvent:
     if not isinstance(item, dict):
         raise DamagedError("an event in the header is no object")
@@ -321,7 +203,7 @@ def _read_field(item: Any, size: int, where: str) -> LogField:
     kind = _text(item, "kind", where)
     length = _integer(item, "length", where, 1, max(size, 1))
     offset = _integer(item, "offset", where, 0, size)
-    if kind not in KINDS or length not in _WIDTHS.get(kind, (length,)) or offset + length > size:
+    if kind not in KINDS or length not in WIDTHS.get(kind, (length,)) or offset + length > size:
         raise DamagedError(f"{where} has no good kind, offset or length")
     type_name = _text(item, "type", where, NAME_CHARACTERS_MAX)
     signed, network = item.get("signed") is True, item.get("network") is True

@@ -5,6 +5,16 @@ A Plan says of what cells a line consists; a writer of make_writer() turns Rows 
 """
 
 from formats.lines.cells import Cell, Kind, Plan, Rows, Source
-from formats.lines.writing import Writer, make_writer, write_pages
+from formats.lines.writing import Texts, Writer, make_writer, write_pages
 
-__all__ = ["Cell", "Kind", "Plan", "Rows", "Source", "Writer", "make_writer", "write_pages"]
+__all__ = [
+    "Cell",
+    "Kind",
+    "Plan",
+    "Rows",
+    "Source",
+    "Texts",
+    "Writer",
+    "make_writer",
+    "write_pages",
+]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from formats.base.byteorder import integers, strided
 from formats.base.times import format_ns, format_utc
 from formats.lines.cells import Cell, Kind, Plan, Rows, Source
-from formats.psc.values import integers
 
 
 class PlainWriter:
@@ -46,7 +46,7 @@ def _lines(plan: Plan, rows: npt.NDArray[Any], sides: Sequence[npt.NDArray[Any]]
 
 def _texts(cell: Cell, rows: npt.NDArray[Any], sides: Sequence[npt.NDArray[Any]]) -> Sequence[str]:
     if cell.kind in (Kind.HEX, Kind.TEXT):
-        data = rows.view(_bytes_at(cell, rows.dtype.itemsize))["it"].tobytes()
+        data = strided(rows, cell.offset, np.dtype(f"V{cell.length}")).tobytes()
         values = [data[at : at + cell.length] for at in range(0, len(data), cell.length)]
         if cell.text is None:
             return [value.hex() for value in values]
@@ -78,10 +78,3 @@ def _numbers(
     if cell.is_signed:
         values = values.astype(f"i{cell.length}")
     return values.astype(np.uint64)
-
-
-def _bytes_at(cell: Cell, size: int) -> np.dtype[Any]:
-    return np.dtype(
-        {"names": ["it"], "formats": [f"V{cell.length}"], "offsets": [cell.offset],
-         "itemsize": size}
-    )  # fmt: skip

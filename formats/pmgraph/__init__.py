@@ -7,7 +7,6 @@ __all__ = [
     "gaps",
     "memory",
     "options",
-    "output",
     "pages",
     "terminal",
     "text",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base.escape import for_terminal
+from formats.base.text import address_of
 from formats.pmgraph.quantities import is_number
 
 if TYPE_CHECKING:
@@ -213,8 +213,7 @@ def _address(capture: Capture, name: str, row: int) -> str:
         family = int(capture.column("family", row, row + 1)[0])
     if len(raw) != 16 or family not in (_INET, _INET6) or not any(raw):
         return ""
-    address = ipaddress.IPv6Address(raw)
-    return str(address.ipv4_mapped or address)
+    return address_of(raw)
 
 
 def _endpoint(address: str, port: int) -> str:

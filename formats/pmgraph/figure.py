@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from formats.base.errors import FileError, UsageError
+from formats.base.files import create_file
 from formats.pmgraph.marks import mark_events, shade_losses
-from formats.pmgraph.output import replace_file
 from formats.pmgraph.pages import Page, Panel
 from formats.pmgraph.symbols import DASHES, PALETTE, event_panel
 
@@ -72,7 +72,7 @@ def check_output(path: Path) -> None:
 def save(pages: Sequence[Page], path: Path) -> None:
     """Draw all pages into one picture, or as the pages of a PDF; replaces the file."""
     kind = path.suffix.lower()
-    with _styled(), replace_file(path) as out:
+    with _styled(), create_file(path, force=True) as out:
         if kind == ".pdf":
             _save_pdf(pages, out)
             return

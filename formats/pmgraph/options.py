@@ -59,9 +59,6 @@ EVERYTHING = (
 )
 """What is graphed when no column was chosen, the most telling first."""
 
-CLOCKS = ("epoch", "iso", "rel", "mono")
-"""How -T and -D print times."""
-
 
 @dataclass(frozen=True)
 class Selection:

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base.escape import for_terminal
+from formats.base.files import already_there, create_file
 from formats.pmgraph.clock import Seconds
 from formats.pmgraph.connections import Connection, Finder, find_connections, key_columns
 from formats.pmgraph.options import Selection
-from formats.pmgraph.output import already_there, create_file
 from formats.pmgraph.pages import choose_quantities, display_name
 from formats.pmgraph.quantities import Quantity, derive, source_of
 from formats.pmgraph.series import Unwrapper

@@ -19,7 +19,6 @@ The classic head of every entry that tcpkmon writes (struct tpm_entry with a 4-b
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -77,14 +76,6 @@ _SCOPES = {"pm": SCOPE_PM, "sys": SCOPE_SYS}
 _MODS = {"sack": MODS_SACK, "fack": MODS_FACK, "auto": MODS_AUTO}
 
 
-class Endian(enum.IntEnum):
-    """Byte order of the entries, as KIND_ENDIAN has it."""
-
-    LITTLE = 0
-    BIG = 1
-    PDP = 2
-
-
 @dataclass(frozen=True)
 class Column:
     """One struct tpm_entry_description: offset and length in bytes; length 0 means absent."""
@@ -104,7 +95,17 @@ class Column:
     @property
     def is_integer(self) -> bool:
         """Whether the value is a number of 1 to 8 bytes; else it is raw bytes or the time."""
-        return not (self.is_time or self.flags & FLAG_STRING) and 1 <= self.length <= 8
+        return not (self.is_time or self.is_raw) and 1 <= self.length <= 8
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the value is a string or other bytes."""
+        return bool(self.flags & FLAG_STRING)
+
+    @property
+    def is_network(self) -> bool:
+        """Whether the value is in network order, whatever the file's order is."""
+        return bool(self.flags & FLAG_INT_NET)
 
 
 def columns_of(
@@ -218,11 +219,9 @@ def entry_dtype(columns: Iterable[Column], entry_size: int, order: str = "=") ->
             continue
         names.append(column.name)
         offsets.append(column.offset)
-        network = bool(column.flags & FLAG_INT_NET)
         integer = column.is_integer and column.length in (1, 2, 4, 8)
-        formats.append(
-            _format(column.length, ">" if network else order) if integer else f"V{column.length}"
-        )
+        own = ">" if column.is_network else order
+        formats.append(_format(column.length, own) if integer else f"V{column.length}")
     return np.dtype(
         {"names": names, "formats": formats, "offsets": offsets, "itemsize": entry_size}
     )

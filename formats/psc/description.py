@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from formats.base import control as controls
 from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.psc.columns import FLAG_STRING, Column
+from formats.psc.columns import Column
 from formats.psc.header import KIND_CLOCK, KIND_SCHEMA, KIND_SETTINGS, Header
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Description:
         """Whether a column is raw bytes that hold text (a name), as opposed to an address."""
         column = self.find_column(name)
         raw = not (column.is_integer or column.is_time)
-        return raw and bool(column.flags & FLAG_STRING) and not name.endswith("addr")
+        return raw and column.is_raw and not name.endswith("addr")
 
     def is_signed(self, column: Column) -> bool:
         """Whether the file's schema declares this column a signed number."""

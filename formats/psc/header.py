@@ -42,13 +42,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from formats.base.byteorder import Endian
 from formats.base.errors import DamagedError, UsageError
 from formats.psc.columns import (
     COLUMNS_MAX,
     MODS_RENO,
     NAME_BYTES,
     Column,
-    Endian,
     check_columns,
     find_conflict,
 )

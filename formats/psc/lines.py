@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from formats.base.byteorder import Endian
 from formats.lines import Cell, Kind, Plan, Rows, Source, make_writer, write_pages
-from formats.psc.columns import FLAG_INT_NET, Column, Endian
-from formats.psc.sequence import Losses
+from formats.psc.columns import Column
 from formats.psc.values import decode
 
 if TYPE_CHECKING:
-    from formats.lines.writing import Texts
-    from formats.psc import Capture
+    from formats.lines import Texts
+    from formats.psc.entries import Entries
 
 Mask = npt.NDArray[np.bool_]
 
@@ -25,18 +25,18 @@ _CONNECTION = ("conn_id", "lport", "rport")
 
 
 def number_cell(
-    capture: Capture, column: Column, before: str, kind: Kind = Kind.NUMBER, **how: Any
+    capture: Entries, column: Column, before: str, kind: Kind = Kind.NUMBER, **how: Any
 ) -> Cell:
     """The cell of a column of numbers, or of the time; `how` as in Cell."""
     order = capture.header.endian
-    if column.is_integer and column.flags & FLAG_INT_NET:
+    if column.is_integer and column.is_network:
         order = Endian.BIG
     source = Source.TIMEVAL if column.is_time else Source.INTEGER
     signed = capture.is_signed(column)
     return Cell(before, kind, column.offset, column.length, order, source, signed, **how)
 
 
-def text_cell(capture: Capture, column: Column, before: str, text: Callable[[Any], str]) -> Cell:
+def text_cell(capture: Entries, column: Column, before: str, text: Callable[[Any], str]) -> Cell:
     """The cell of a column of which text() tells each value, an int or bytes, as text."""
     alone = Column(column.name, 0, column.length, flags=column.flags)
     signed = capture.is_signed(column)
@@ -58,13 +58,13 @@ class _Worker:
 
     def __init__(
         self,
-        capture: Capture,
+        capture: Entries,
         plan: Plan,
         choose: Callable[[Any], Mask | None],
         rows: int,
         counted: Column | None,
     ) -> None:
-        self._capture = capture
+        self._entries = capture
         self._choose = choose
         self._room = np.empty(rows, capture.entry_dtype)
         self._writer = make_writer([plan])
@@ -73,9 +73,9 @@ class _Worker:
 
     def __call__(self, piece: slice) -> Texts:
         rows = self._room[: piece.stop - piece.start]
-        self._capture.read_into(rows, piece.start)
+        self._entries.read_into(rows, piece.start)
         if self._counted is not None:
-            self.numbers = decode(rows, self._counted, self._capture.header.endian)
+            self.numbers = decode(rows, self._counted, self._entries.header.endian)
         mask = self._choose(rows)
         data = rows.view(np.uint8)
         if mask is None or mask.all():
@@ -85,7 +85,7 @@ class _Worker:
 
 
 def write_entries(
-    capture: Capture,
+    capture: Entries,
     cells: Sequence[Cell],
     after: str,
     choose: Callable[[Any], Mask | None],
@@ -94,7 +94,7 @@ def write_entries(
 ) -> None:
     """Write a line of these cells for each entry of the file, in bounded memory.
 
-    choose: which of some entries, as capture.blocks() gives them, are wanted; None: all.
+    choose: which of some entries, as capture.read_into() gives them, are wanted; None: all.
     with_losses: count what is missing meanwhile, so that capture.lost need not.
     """
     size = capture.header.entry_size
@@ -105,13 +105,11 @@ def write_entries(
     ]
     plan = Plan(cells, after, size, keys if size >= 8 else ())
     rows = max(1, min(_PAGE_BYTES // size, len(capture)))
-    column = capture.seq_column if with_losses else None
-    losses = Losses(8 * column.length if column is not None else 64)
+    losses = capture.count_losses() if with_losses else None
+    column = capture.seq_column if losses is not None else None
     write_pages(
         capture.chunks(rows),
         lambda: _Worker(capture, plan, choose, rows, column),
         out,
-        lambda worker: losses.add(worker.numbers),
+        None if losses is None else lambda worker: losses.add(worker.numbers),
     )
-    if column is not None:
-        capture.lost = losses.lost

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 CHUNK_ROWS = 1 << 18
-_STEP_ROWS = 1 << 14
 
 ReadColumn = Callable[[int, int], npt.NDArray[Any]]
 
@@ -65,20 +64,6 @@ class Numbers:
             for values in zip(*(column.tolist() for column in columns), strict=True):
                 yield Gap(*values)
 
-    def lost(self) -> int:
-        """How many sequence numbers are missing in all the gaps."""
-        losses = Losses(self._bits)
-        for low in range(0, self._rows, _STEP_ROWS):
-            losses.add(self._read(low, min(low + _STEP_ROWS, self._rows)))
-        return losses.lost
-
-    def disordered(self) -> int:
-        """How many entries have a number that is not above all before them."""
-        count = 0
-        for _, numbers, before in self._chunks():
-            count += int(np.count_nonzero(numbers <= before))
-        return count
-
     def _jumps(
         self,
     ) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
@@ -102,7 +87,7 @@ class Numbers:
 class Losses:
     """Counts what is missing in the sequence numbers of a file, given from the first on.
 
-    They have `bits` bits and are unwrapped as in Numbers; `lost` is the count so far.
+    They have `bits` bits and are unwrapped as in Numbers; `lost` is the count so far, of `rows`.
     """
 
     def __init__(self, bits: int) -> None:
@@ -110,11 +95,13 @@ class Losses:
         self._last: int | None = None
         self._highest: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.lost = 0
+        self.rows = 0
 
     def add(self, raw: npt.NDArray[Any]) -> None:
         """Go on with these numbers as they stand in the file."""
         if not len(raw):
             return
+        self.rows += len(raw)
         numbers = _unwrap(raw, self._last, self._bits)
         self._last = int(numbers[-1])
         signed = np.concatenate((self._highest, numbers.view(np.int64)))

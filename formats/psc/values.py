@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from formats.base.byteorder import Endian, Rows, integers, strided
 from formats.base.control import WORDS_COUNT, WORDS_OFFSET
-from formats.psc.columns import FLAG_INT_NET, FLAG_STRING, Column, Endian
+from formats.psc.columns import Column
 
 ORDERS = {Endian.LITTLE: "<", Endian.BIG: ">", Endian.PDP: "pdp"}
 """The order that entry_dtype() takes, by the byte order of the file."""
-
-Rows = npt.NDArray[Any]
 
 
 def native_dtype(column: Column, signed: bool = False) -> np.dtype[Any]:
@@ -25,7 +24,7 @@ def native_dtype(column: Column, signed: bool = False) -> np.dtype[Any]:
     if column.is_integer:
         width = next(width for width in (1, 2, 4, 8) if width >= column.length)
         return np.dtype(f"{'i' if signed else 'u'}{width}")
-    return np.dtype(f"{'S' if column.flags & FLAG_STRING else 'V'}{column.length}")
+    return np.dtype(f"{'S' if column.is_raw else 'V'}{column.length}")
 
 
 def decode(rows: Rows, column: Column, endian: Endian, signed: bool = False) -> npt.NDArray[Any]:
@@ -42,9 +41,9 @@ def decode(rows: Rows, column: Column, endian: Endian, signed: bool = False) -> 
         time_ns *= 1000
         return time_ns
     if column.is_integer:
-        order = Endian.BIG if column.flags & FLAG_INT_NET else endian
+        order = Endian.BIG if column.is_network else endian
         return integers(rows, column.offset, column.length, order).astype(dtype)
-    raw: npt.NDArray[Any] = _strided(rows, column.offset, dtype).copy()
+    raw: npt.NDArray[Any] = strided(rows, column.offset, dtype).copy()
     return raw
 
 
@@ -80,14 +79,14 @@ class Places:
 def _views(column: Column, endian: Endian, rows: Rows) -> list[npt.NDArray[Any]]:
     """What the values can be copied from: two for a time, none where it takes more than that."""
     offset, length = column.offset, column.length
-    order = Endian.BIG if column.is_integer and column.flags & FLAG_INT_NET else endian
+    order = Endian.BIG if column.is_integer and column.is_network else endian
     if column.is_time and endian != Endian.PDP:
         half = np.dtype(f"{ORDERS[order]}u{length // 2}")
-        return [_strided(rows, offset, half), _strided(rows, offset + length // 2, half)]
+        return [strided(rows, offset, half), strided(rows, offset + length // 2, half)]
     if column.is_integer and length in (1, 2, 4, 8) and order != Endian.PDP:
-        return [_strided(rows, offset, np.dtype(f"{ORDERS[order]}u{length}"))]
+        return [strided(rows, offset, np.dtype(f"{ORDERS[order]}u{length}"))]
     if not column.is_integer and not column.is_time:
-        return [_strided(rows, offset, native_dtype(column))]
+        return [strided(rows, offset, native_dtype(column))]
     return []
 
 
@@ -97,40 +96,3 @@ def words(rows: Rows, endian: Endian) -> npt.NDArray[Any]:
     for place in range(WORDS_COUNT):
         found[:, place] = integers(rows, WORDS_OFFSET + 4 * place, 4, endian)
     return found
-
-
-def integers(rows: Rows, offset: int, length: int, endian: Endian) -> npt.NDArray[Any]:
-    """The unsigned integers of 1 to 8 bytes at an offset of the rows; a view where numpy can."""
-    if length in (1, 2, 4, 8) and (endian != Endian.PDP or length <= 2):
-        return _strided(rows, offset, np.dtype(f"{'>' if endian == Endian.BIG else '<'}u{length}"))
-    value = np.zeros(len(rows), np.uint64)
-    for index in significance(length, endian):
-        value <<= np.uint64(8)
-        value |= _strided(rows, offset + index, np.dtype(np.uint8))
-    return value
-
-
-def _strided(rows: Rows, offset: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A view of what stands at an offset of the rows; copying it is one pass over them."""
-    view: npt.NDArray[Any] = rows.view(_form(offset, dtype, rows.dtype.itemsize))["it"]
-    return view
-
-
-def _form(offset: int, dtype: np.dtype[Any], size: int) -> np.dtype[Any]:
-    """A row of which one field is named, "it"."""
-    return np.dtype({"names": ["it"], "formats": [dtype], "offsets": [offset], "itemsize": size})
-
-
-def significance(length: int, endian: Endian) -> list[int]:
-    """The indices of an integer's bytes, most significant first.
-
-    A PDP-11 stores the more significant 16-bit word first and each word little-endian; of an odd
-    number of bytes the last stands alone and is the least significant.
-
-        value 0x0A0B0C0D    little 0D 0C 0B 0A    big 0A 0B 0C 0D    PDP 0B 0A 0D 0C
-    """
-    if endian == Endian.BIG:
-        return list(range(length))
-    if endian == Endian.LITTLE:
-        return list(reversed(range(length)))
-    return [min(index ^ 1, length - 1) for index in range(length)]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from formats.base.errors import Problem, SchemaError
+from formats.schema.cursor import C_WORDS
 from formats.schema.model import (
     Arch,
     Enum,
@@ -18,12 +19,25 @@ from formats.schema.model import (
     Omit,
     Position,
     Schema,
+    suggest,
 )
-from formats.schema.parser import Partial, load, load_partly, parse, read_text, schema_name
+from formats.schema.parser import (
+    MAX_TEXT_BYTES,
+    Partial,
+    load,
+    load_partly,
+    parse,
+    read_text,
+    schema_name,
+)
+from formats.schema.placement import Place, place_fields
 from formats.schema.printer import format_schema
+from formats.schema.resolve import enabled_events
 from formats.schema.types import FieldType, field_type
 
 __all__ = [
+    "C_WORDS",
+    "MAX_TEXT_BYTES",
     "Arch",
     "Enum",
     "Event",
@@ -34,15 +48,19 @@ __all__ = [
     "Member",
     "Omit",
     "Partial",
+    "Place",
     "Position",
     "Problem",
     "Schema",
     "SchemaError",
+    "enabled_events",
     "field_type",
     "format_schema",
     "load",
     "load_partly",
     "parse",
+    "place_fields",
     "read_text",
     "schema_name",
+    "suggest",
 ]

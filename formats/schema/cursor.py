@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.base.errors import Problem, SchemaError
+from formats.base.errors import MAX_PROBLEMS, Problem, SchemaError
 from formats.schema.lexer import Token, tokens
 from formats.schema.model import Position, nearest
 
-MAX_PROBLEMS = 1000  # of one file; more than that is not a schema
 ITEMS = ("event", "enum", "loglevel", "using", "arch")
 LEVEL_ITEMS = ("event", "include", "omit")
 KEYWORDS = frozenset({*ITEMS, *LEVEL_ITEMS})

@@ -155,15 +155,6 @@ class Schema:
         """The log level called `name`; raises UsageError."""
         return _find(self.loglevels, name, "log level")
 
-    def enabled(self) -> tuple[Event, ...]:
-        """The events to record: those outside levels and those of the levels in use, in order.
-
-        Without ``using`` every level is in use.
-        """
-        from formats.schema.resolve import enabled_events
-
-        return enabled_events(self)
-
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The one of `names` that `name` was probably meant to be, or an empty string."""

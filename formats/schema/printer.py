@@ -9,7 +9,6 @@ from formats.schema.comments import join_doc
 from formats.schema.model import Arch, Enum, Event, Include, LogLevel, Omit, Schema
 
 _INDENT = "    "
-_NO_TAGS: frozenset[str] = frozenset()
 
 
 def format_schema(schema: Schema) -> str:

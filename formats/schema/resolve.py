@@ -6,8 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from formats.base.errors import Problem
-from formats.schema.cursor import MAX_PROBLEMS
+from formats.base.errors import MAX_PROBLEMS, Problem
 from formats.schema.model import (
     Arch,
     Enum,
@@ -95,7 +94,10 @@ def check(schema: Schema) -> list[Problem]:
 
 
 def enabled_events(schema: Schema) -> tuple[Event, ...]:
-    """The events outside log levels and those of the levels in use, in the schema's order."""
+    """The events to record: those outside levels and those of the levels in use, in order.
+
+    Without ``using`` every level is in use.
+    """
     levels = {level.name: level for level in schema.loglevels}
     bits = _event_bits(schema)
     recorded = _level_events(levels, _include_order(levels)[0], bits)

@@ -45,12 +45,6 @@ class FieldType:
     c_type: str
     dtype: str
 
-    def declare(self, name: str) -> str:
-        """The C declaration of a struct member of this type, without the semicolon."""
-        if self.kind == "string":
-            return f"char {name}[{self.width}]"
-        return f"{self.c_type} {name}"
-
 
 BASIC_TYPES: dict[str, FieldType] = {
     "short": FieldType(2, True, "int", "short", "i2"),

@@ -8,14 +8,20 @@ from formats.verify.log_check import verify_log
 from formats.verify.log_repair import repair_log
 from formats.verify.log_structure import is_log
 from formats.verify.log_whole import verify_folder
-from formats.verify.report import Missed, Problem, Report, Row
+from formats.verify.repair import repair_file
+from formats.verify.report import DOES_NOT_ADD_UP, Missed, Problem, Report, Row
+from formats.verify.table import make_console, print_report
 
 __all__ = [
+    "DOES_NOT_ADD_UP",
     "Missed",
     "Problem",
     "Report",
     "Row",
     "is_log",
+    "make_console",
+    "print_report",
+    "repair_file",
     "repair_log",
     "verify_capture",
     "verify_file",

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-import formats
 from formats.base import control
 from formats.base.errors import DamagedError
+from formats.psc import Capture, open_capture
 from formats.verify import balance, ledger
 from formats.verify.clock import ClockCheck
 from formats.verify.entries import I64, NO_ROWS, ControlRows, Mask, Segment, is_number, is_ours
@@ -18,9 +17,6 @@ from formats.verify.landmarks import Landmarks
 from formats.verify.report import Problems, Report
 from formats.verify.sequence import SequenceCheck, SequenceReader, is_unsure
 from formats.verify.serials import SerialCheck
-
-if TYPE_CHECKING:
-    from formats.psc import Capture
 
 SEGMENT_ROWS = 1 << 16
 
@@ -31,7 +27,7 @@ def verify_file(path: str | os.PathLike[str]) -> Report:
     Raises FileError if the file cannot be opened or read.
     """
     try:
-        with formats.open(path) as capture:
+        with open_capture(path) as capture:
             return verify_capture(capture)
     except DamagedError as error:
         return Report(str(path), error=error.message.removeprefix(f"{path}: "))

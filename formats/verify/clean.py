@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base import control
-from formats.psc.columns import Endian
+from formats.base.byteorder import Endian
 from formats.verify.entries import I64, U64, Mask, Segment, is_number
 from formats.verify.ledger import MOST_CPUS
 from formats.verify.report import Problems

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base import control
-from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Endian
-from formats.psc.header import KIND_SCHEMA, KIND_SETTINGS
-from formats.psc.values import decode, words
+from formats.base.byteorder import Endian
+from formats.psc import CLASSIC, CLASSIC_BYTES, KIND_SCHEMA, KIND_SETTINGS, decode, words
 
 if TYPE_CHECKING:
     from formats.psc import Capture

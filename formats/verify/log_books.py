@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.klogger import LogBatch
-from formats.klogger.table import NUMBERS
+from formats.klogger import NUMBERS, LogBatch
 from formats.verify.report import (
     COLLECTOR_CAUSES,
     DAMAGED,

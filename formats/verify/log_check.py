@@ -9,8 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.base.errors import DamagedError
-from formats.klogger import LogBatch, LogFormat, LogReader
-from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, SNAPSHOT
+from formats.klogger import (
+    NUMBERS,
+    RECORD_HEAD_BYTES,
+    SNAPSHOT,
+    LogBatch,
+    LogFormat,
+    LogReader,
+)
 from formats.verify.log_books import I64, Group, build_rows, check_group, integers, missed, quiet
 from formats.verify.log_clock import CLOCK, ClockPairs
 from formats.verify.log_pauses import FINISH, START, Pauses

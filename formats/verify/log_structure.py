@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from formats.base.errors import FileError
-from formats.klogger.encode import (
+from formats.klogger import (
     DUMP_BYTES_MAX,
     DUMP_HEAD,
     DUMP_HEAD_BYTES,

@@ -10,17 +10,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-import formats
 from formats.base.errors import FileError, UsageError
+from formats.psc import Capture, open_capture
 from formats.verify.check import verify_file
 from formats.verify.clean import Cleaned, Cleaner
 from formats.verify.entries import is_ours
 from formats.verify.report import Report
-
-if TYPE_CHECKING:
-    from formats.psc import Capture
 
 MODE = 0o640
 ROUNDS = 6
@@ -54,7 +51,7 @@ def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Re
     with contextlib.suppress(OSError):
         if os.path.samefile(path, out):
             raise UsageError(f"{out} is the damaged file itself", "name another output file")
-    with formats.open(path) as capture, new_file(out) as target:
+    with open_capture(path) as capture, new_file(out) as target:
         return _repair(capture, Path(out), target)
 
 
@@ -126,7 +123,7 @@ def _repair(capture: Capture, out: Path, target: IO[bytes]) -> Repair:
             report = verify_file(name)
             if report.exit_code != 5:
                 break
-            source, skip = stack.enter_context(formats.open(name)), report.suspects
+            source, skip = stack.enter_context(open_capture(name)), report.suspects
         scratch.seek(0)
         shutil.copyfileobj(scratch, target, _COPY_BYTES)
     report.path = str(out)
@@ -135,7 +132,7 @@ def _repair(capture: Capture, out: Path, target: IO[bytes]) -> Repair:
 
 def _header_bytes(capture: Capture) -> int:
     """Where the entries begin."""
-    from formats.psc.header import HEADER_BYTES_MAX, decode_header
+    from formats.psc import HEADER_BYTES_MAX, decode_header
 
     size = os.stat(capture.path).st_size
     with open(capture.path, "rb") as file:

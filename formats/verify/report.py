@@ -6,8 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-KERNEL_CAUSES = ("ring full", "no ring", "no turn", "table full", "no slot")
-COLLECTOR_CAUSES = ("late", "queue full", "disk full", "write error")
+from formats.base import causes
+
+KERNEL_CAUSES = tuple(causes.KERNEL_CAUSES.values())
+COLLECTOR_CAUSES = tuple(causes.COLLECTOR_CAUSES.values())
 DAMAGED = "damaged"
 CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
 COUNTS = ("attempts", "filtered", "unchanged", "limited", "written", "in_file", "pending")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from collector import klogger
-from formats.analysis.log import match_pairs, open_log
+from formats.analysis import match_pairs, open_log
 from formats.base.errors import TcpkmonError, UsageError
 from formats.verify import verify_folder
 from tests.live.faults import WAIT_S, environment

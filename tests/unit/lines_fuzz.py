@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from formats.base.byteorder import Endian, significance
 from formats.lines import Cell, Kind, Plan, Rows, Source
 from formats.lines import native as native_module
 from formats.lines.native import NativeWriter, load_library
-from formats.psc.columns import Endian
-from formats.psc.values import significance
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 TELLING = (0, 1, 9, 10, 99_999_999, 10**8, 10**16 - 1, 10**16, 2**63 - 1, 2**63, 2**64 - 1)

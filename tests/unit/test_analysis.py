@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from formats.analysis import Event, Intervals, Statistics, cpu_times, match_pairs, open_log
 from formats.analysis.intervals import Matcher
-from formats.analysis.log import Event, Intervals, Statistics, cpu_times, match_pairs, open_log
 from formats.base.errors import FileError, TcpkmonError, UsageError
 from formats.klogger import merge
 from tests.unit.klogger_samples import CLOCK, LogMaker
@@ -73,7 +73,7 @@ def test_events_of_several_cpus_come_in_time_order(
 ) -> None:
     monkeypatch.setattr(merge, "HOLD", 4)
     original = merge.merge_logs
-    monkeypatch.setattr("formats.analysis.log.merge_logs", lambda readers: original(readers, 5))
+    monkeypatch.setattr("formats.klogger.logs.merge_logs", lambda readers: original(readers, 5))
     one, two = LogMaker(TEXT, 0), LogMaker(TEXT, 1)
     for number in range(100):
         one.add("SCHEDIN", {"pid": number}, at=20 * number)

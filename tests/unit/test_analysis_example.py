@@ -101,8 +101,8 @@ def test_the_pairs(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_what_the_tables_name_is_there() -> None:
+    import formats.analysis as log
     from collector import klogger
-    from formats.analysis import log
 
     text = DOCUMENT.read_text()
     for name in re.findall(r"^\| `(\w+)\(", text, re.M):

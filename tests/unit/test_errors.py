@@ -24,7 +24,7 @@ from formats.base.errors import (
     TcpkmonError,
     UsageError,
 )
-from formats.base.escape import for_markup, for_svg, for_terminal
+from formats.base.escape import for_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -239,8 +239,3 @@ def test_colours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_escape_for_terminal(text: str, shown: str) -> None:
     assert for_terminal(text) == shown
-
-
-def test_escape_for_svg_and_markup() -> None:
-    assert for_svg("<a b=\"c\" d='e'>&\x00") == "&lt;a b=&quot;c&quot; d=&#39;e&#39;&gt;&amp;\\x00"
-    assert for_markup("[red]x\x1b") == "\\[red]x\\x1b"

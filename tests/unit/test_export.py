@@ -16,10 +16,12 @@ import pytest
 
 import formats
 from formats.base import cli
+from formats.base.arrow import encode
 from formats.commands.export import command
-from formats.export import arrow_files, columns
+from formats.export import table_file
 from formats.lines import writing
-from formats.psc import lines
+from formats.psc import lines, tables
+from formats.psc.tables import Snapshots
 from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
 
 
@@ -47,6 +49,10 @@ def snapshots(path: Path) -> list[dict]:
             dict(zip(names, row, strict=True))
             for row in zip(*(columns[n][keep].tolist() for n in names), strict=True)
         ]
+
+
+def read(snapshots: Snapshots, **how: object) -> list:
+    return [table for piece in snapshots.tables(**how) for table in piece.values()]
 
 
 def test_parquet_has_every_snapshot_grouped_by_connection(capture, tmp_path):
@@ -117,8 +123,8 @@ def test_chosen_columns_come_in_the_order_asked_for(capture, tmp_path):
 
 def test_pieces_make_the_same_whole(capture, monkeypatch):
     with formats.open(capture) as found:
-        whole = list(columns.Export(found).tables())
-        parts = list(columns.Export(found).tables(7))
+        whole = read(Snapshots(found))
+        parts = read(Snapshots(found), rows=7)
     assert len(whole) == 1 and len(parts) > 50
     plain = [table.to_pylist() for table in parts]
     assert [row for rows in plain for row in rows] == whole[0].to_pylist()
@@ -145,13 +151,16 @@ def test_losses_are_counted_while_the_file_is_read(tmp_path, monkeypatch):
         wanted = found.lost
     for rows in (None, 7):
         with formats.open(path) as found:
-            assert len(list(columns.Export(found, ["lport"], True).tables(rows))) > 0
-            assert found.__dict__["lost"] == wanted == sum(gap.missing for gap in found.gaps())
+            assert len(read(Snapshots(found, ["lport"], True), rows=rows)) > 0
+            assert wanted == sum(gap.missing for gap in found.gaps())
+            monkeypatch.setattr(found, "columns", None)  # they are not read again
+            assert found.lost == wanted
     monkeypatch.setattr(lines, "_PAGE_BYTES", 1000)
     for form in ("csv", "json"):
         with formats.open(path) as found:
-            columns.write(columns.Export(found), form, io.BytesIO())
-            assert found.__dict__["lost"] == wanted
+            found.write_text(form, io.BytesIO())
+            monkeypatch.setattr(found, "columns", None)
+            assert found.lost == wanted
     assert wanted > 70_000
 
 
@@ -191,13 +200,13 @@ def test_a_file_that_is_there_stays_unless_forced(capture, tmp_path):
 
 def test_places_in_memory_are_used_again_once_written(capture, tmp_path, monkeypatch):
     with formats.open(capture) as found:
-        tables = list(columns.Export(found, by_connection=True).tables(40))
-        plain = [row for table in tables for row in table.to_pylist()]
-    assert len(tables) > 5
-    monkeypatch.setattr(columns, "ROWS", 40)
-    for name, read in (("x.parquet", pyarrow.parquet.read_table), ("x.arrow", read_arrow)):
+        pieces = read(Snapshots(found, by_connection=True), rows=40)
+        plain = [row for table in pieces for row in table.to_pylist()]
+    assert len(pieces) > 5
+    monkeypatch.setattr(tables, "ROWS", 40)
+    for name, reading in (("x.parquet", pyarrow.parquet.read_table), ("x.arrow", read_arrow)):
         assert run(capture, "-o", tmp_path / name, "--sort", "connection") == 0
-        assert read(tmp_path / name).to_pylist() == plain
+        assert reading(tmp_path / name).to_pylist() == plain
 
 
 def read_arrow(path):
@@ -225,7 +234,7 @@ def test_columns_are_encoded_by_what_they_hold():
         "many": pyarrow.array(range(2000), pyarrow.timestamp("us", "UTC")),
         "name": pyarrow.array(["a", "b"] * 1000).dictionary_encode(),
     })  # fmt: skip
-    chosen = arrow_files.encodings(table)
+    chosen = table_file.encodings(table)
     assert chosen["use_dictionary"] == ["name"]
     assert chosen["column_encoding"] == {
         "same": "PLAIN", "few": "PLAIN", "many": "DELTA_BINARY_PACKED"
@@ -250,7 +259,7 @@ def test_values_are_encoded_whether_they_repeat_or_not(kind, length):
             )[:, : min(size, 8)]
         else:
             values[:] = raw.astype(kind)
-        encoded = columns.encode(values)
+        encoded = encode(values)
         known = encoded.dictionary.to_pylist()
         assert len(known) == len(set(known))
         got = [known[place] for place in encoded.indices.to_pylist()]
@@ -262,12 +271,12 @@ def test_values_are_encoded_whether_they_repeat_or_not(kind, length):
 
 def test_a_column_with_a_single_other_value_is_sorted_too(tmp_path):
     builder = Builder(tcpkmon=True)
-    count = 2 * columns.ROWS // 100
+    count = 2 * tables.ROWS // 100
     for at in range(count):
         builder.add(at / 1e3, 1000, 80, conn_id=1 + at % 2, srtt_us=9 if at == 5 else 4)
     builder.end(7.0)
     with formats.open(builder.write(tmp_path / "one.pm")) as found:
-        (table,) = columns.Export(found, ["seq_no", "srtt_us"], True).tables()
+        (table,) = read(Snapshots(found, ["seq_no", "srtt_us"], True))
     wanted = [4] * count
     wanted[count // 2 + 2] = 9
     assert table["srtt_us"].to_pylist() == wanted
@@ -275,7 +284,7 @@ def test_a_column_with_a_single_other_value_is_sorted_too(tmp_path):
 
 def test_a_full_disk_is_told(capture, capfd):
     with formats.open(capture) as found, open("/dev/full", "wb", buffering=0) as full:
-        for form in ("parquet", "arrow"):
+        for write in (table_file.write_parquet, table_file.write_arrow):
             with pytest.raises(OSError, match="No space left"):
-                columns.write(columns.Export(found), form, full)
+                write(Snapshots(found), full)
     assert capfd.readouterr() == ("", "")

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from formats.base.errors import UsageError
-from formats.export.log_text import Decoding
-from formats.klogger import LogReader, merge_logs
+from formats.klogger import LogReader, Logs, merge_logs
 from formats.klogger.choose import Choice, parse_condition
 from formats.klogger.clock import LogClock, Moment, parse_time
 from tests.unit.klogger_samples import CLOCK, LogMaker
@@ -24,7 +23,7 @@ def serials(path: Path, *conditions: str, clock: str = "mono", **how: Any) -> li
     """The serials of the records that a choice leaves."""
     choice = Choice(conditions=tuple(map(parse_condition, conditions)), **how)
     with LogReader(path) as reader:
-        [(_, records)] = Decoding([reader], choice, clock).streams()
+        [(_, records)] = Logs([reader], choice, clock).streams()
         return [int(serial) for batch, _ in records for serial in batch.serials]
 
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from formats.base.errors import UsageError
-from formats.export.log_text import Decoding, write_lines, write_parquet
-from formats.klogger import LogReader
+from formats.export import write
+from formats.klogger import LogReader, Logs
 from formats.klogger.choose import ALL, Choice, parse_condition
 from formats.klogger.lines import perl_text
 from formats.lines import writing
@@ -55,7 +55,7 @@ print JSON::PP->new->ascii->canonical->encode($events);
 def decode(paths: list[Path], form: str, choice: Choice = ALL, **how: Any) -> str:
     readers = [LogReader(path) for path in paths]
     out = io.BytesIO()
-    write_lines(Decoding(readers, choice, **how), form, out)
+    Logs(readers, choice, **how).write_text(form, out)
     for reader in readers:
         reader.close()
     return out.getvalue().decode("utf-8")
@@ -238,7 +238,7 @@ def test_a_table_without_pyarrow_says_what_to_install(
     log = LogMaker().add("EMPTY").write(tmp_path / "log")
     assert decode([log], "json", Choice(conditions=(parse_condition("text!=x"),))) == ""
     with pytest.raises(UsageError, match=r"pip install 'tcpkmon\[export\]'"):
-        write_parquet(Decoding([LogReader(log)]), tmp_path / "tables")
+        write(Logs([LogReader(log)]), "parquet", tmp_path / "tables", force=False)
 
 
 @pytest.mark.parametrize(

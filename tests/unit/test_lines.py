@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from formats.base.byteorder import Endian
 from formats.base.errors import TcpkmonError
 from formats.lines import Cell, Kind, Plan, Rows, Source, native, plain, writing
-from formats.psc.columns import Endian
 from tests.unit.lines_fuzz import TELLING, lines_by_hand, random_case
 
 ROOT = Path(__file__).resolve().parents[2]

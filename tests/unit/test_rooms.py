@@ -38,6 +38,7 @@ ROOMS = {
     "formats": (
         ("commands",),
         ("analysis", "export", "pmgraph"),
+        ("registry",),
         ("verify",),
         ("klogger", "psc"),
         ("lines", "schema"),

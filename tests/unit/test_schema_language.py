@@ -18,6 +18,7 @@ from formats.schema import (
     Member,
     Omit,
     Schema,
+    enabled_events,
     field_type,
     load,
     parse,
@@ -87,12 +88,6 @@ def test_types(kind: str, width: int, signed: bool, c_type: str, dtype: str) -> 
     assert found.kind == expected
 
 
-def test_declaration_in_c() -> None:
-    schema = parse("event A { string16 name; uint number }")
-    declared = [field_type(schema, field).declare(field.name) for field in schema.events[0].fields]
-    assert declared == ["char name[16]", "unsigned int number"]
-
-
 def test_field_type_unknown() -> None:
     with pytest.raises(UsageError, match=r"did you mean 'uint'"):
         field_type(Schema(), Field("x", "u32"))
@@ -106,7 +101,7 @@ def test_howto_levels() -> None:
         LogLevel("two", (Include("one"), Omit("ONE_SIMPLE"), Event("TWO_DETAILED"))),
     )
     assert names(schema.events) == ["ONE_DO", "ONE_SIMPLE", "TWO_DETAILED"]
-    assert names(schema.enabled()) == ["ONE_DO", "TWO_DETAILED"]
+    assert names(enabled_events(schema)) == ["ONE_DO", "TWO_DETAILED"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +123,7 @@ def test_levels_in_use(using: str, enabled: list[str]) -> None:
         loglevel low < event A { } event B { } >
         loglevel middle < omit A; include low; >
     """
-    found = names(parse(f"{using}\n{levels}").enabled())
+    found = names(enabled_events(parse(f"{using}\n{levels}")))
     assert sorted(found) == sorted(enabled)
 
 
@@ -140,13 +135,13 @@ def test_level_through_two_ways() -> None:
         loglevel right < include base omit B >
         loglevel top < include left, right >
     """
-    assert names(parse(text).enabled()) == ["A", "B"]
+    assert names(enabled_events(parse(text))) == ["A", "B"]
 
 
 def test_deep_levels() -> None:
     levels = [f"loglevel l{n} < include l{n + 1} >" for n in range(3000)]
     text = "\n".join(["using l0", *levels, "loglevel l3000 < event A { } >", "event B { }"])
-    assert names(parse(text).enabled()) == ["A", "B"]
+    assert names(enabled_events(parse(text))) == ["A", "B"]
 
 
 def test_arch() -> None:
@@ -262,8 +257,9 @@ def test_load_several(tmp_path: Path) -> None:
     assert schema.name == "base+net+more"
     # more.conf names no level, so all of its levels are in use, and with three all of one.
     assert schema.using == ("two", "three", "four")
-    assert names(schema.enabled()) == ["START", "ONE_DO", "ONE_SIMPLE", "TWO_DETAILED", "E"]
-    assert names(load(paths[:1] + paths[1:2]).enabled()) == ["START", "ONE_DO", "TWO_DETAILED"]
+    assert names(enabled_events(schema)) == ["START", "ONE_DO", "ONE_SIMPLE", "TWO_DETAILED", "E"]
+    two = load(paths[:1] + paths[1:2])
+    assert names(enabled_events(two)) == ["START", "ONE_DO", "TWO_DETAILED"]
 
 
 def test_load_tells_of_all_files(tmp_path: Path) -> None:

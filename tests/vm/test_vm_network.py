@@ -11,7 +11,7 @@ import pytest
 
 from collector.loader.attach_trials import Probing
 from collector.plan.columns import SCHEMATA
-from formats.schema import load
+from formats.schema import enabled_events, load
 from tests.live import network_checks as checks
 from tests.live import network_workload as workload
 from tests.live.network_workload import Done, Net
@@ -126,7 +126,7 @@ def test_all_events_have_a_place(everything: Everything, probing: Probing) -> No
     """With functions to hang on no event is missing."""
     if all(probing.why_not(kind, "__ip_make_skb") for kind in ("fentry", "kprobe")):
         pytest.skip("this kernel has no functions to hang on")
-    events = [event.name for event in load([SCHEMATA / "network.conf"]).enabled()]
+    events = [event.name for event in enabled_events(load([SCHEMATA / "network.conf"]))]
     assert len(events) == 37
     assert [name for name in events if name not in everything.log.ways] == []
     assert checks.count_lost(everything.log, events) == 0

@@ -1,51 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PSC files to Parquet, Arrow, CSV and JSON lines, in bounded memory: what tcpkmon export calls.
+"""A PSC file as pyarrow tables, in bounded memory: what exports and `capture.table()` read.
 
 Snapshots alone, one row each: the time as a timestamp of microseconds, enumerated values by name,
-addresses and names as text. Control entries are left out (tcpkmon verify tells them).
+addresses and names as text. Control entries are left out (tcpkmon verify reads them).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from formats.base.errors import UsageError
-from formats.klogger.values import address_of, text_of
-from formats.psc.reader import Capture
+from formats.base.arrow import encode, fixed, import_pyarrow, with_texts
+from formats.base.text import address_of, text_of
+from formats.psc.entries import Entries
 from formats.psc.sequence import Losses
+from formats.psc.text import write_lines
 from formats.psc.values import decode
 
-FORMS = ("parquet", "arrow", "csv", "json")
-ENDINGS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".csv": "csv"}
-ENDINGS |= {".json": "json", ".jsonl": "json", ".ndjson": "json"}
+SNAPSHOT = "SNAPSHOT"
 ROWS = 1 << 16
+_TABLE_ROWS = 1 << 18
 _STRIDE = 512
 
-
-def import_pyarrow() -> Any:
-    """The module pyarrow; UsageError where it is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.compute
-    except ImportError as error:
-        raise UsageError("pyarrow is not installed", "pip install 'tcpkmon[export]'") from error
-    return pyarrow
+Text = Callable[[Any], str]
+"""Shows a value of a column, an int or bytes, as text."""
 
 
-class Export:
-    """Chosen columns of a capture, by name; UsageError for one that it lacks.
+def build_table(entries: Entries, names: Sequence[str]) -> Any:
+    """Columns of all entries as one table; see Capture.table()."""
+    pyarrow = import_pyarrow()
+    texts = {name: text_of if entries.is_text(name) else None for name in names}
+    pieces = list(entries.chunks(_TABLE_ROWS)) or [slice(0, 0)]
+    found = (entries.columns(names, piece.start, piece.stop) for piece in pieces)
+    tables = [_make_table(entries, columns, texts, "ns") for columns in found]
+    return pyarrow.concat_tables(tables).unify_dictionaries()
 
-    by_connection: in each row group the rows of a connection stand together (then they take a
-    third of the room); the column seq has the order of the file.
+
+def _make_table(
+    entries: Entries,
+    found: Mapping[str, npt.NDArray[Any]],
+    texts: Mapping[str, Text | None],
+    unit: str,
+) -> Any:
+    """The columns of `texts`, out of those found; times (of ns) in this unit."""
+    pyarrow = import_pyarrow()
+    arrays, fields = [], []
+    for name, text in texts.items():
+        if entries.columns_by_name[name].is_time:
+            array = pyarrow.array(found[name], pyarrow.timestamp(unit, "UTC"))
+        elif text is None:
+            array = fixed(found[name])
+        else:
+            array = with_texts(encode(found[name]), text)
+        arrays.append(array)
+        fields.append(pyarrow.field(name, array.type, nullable=False))
+    return pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields))
+
+
+class Snapshots:
+    """The snapshots of a capture with some of its columns; UsageError for one that it lacks.
+
+    by_connection: in each table the rows of a connection stand together (then a file of them takes
+    a third of the room); the column seq has the order of the file.
     """
 
+    kinds: Sequence[str] = ()
+
     def __init__(
-        self, capture: Capture, names: Sequence[str] | None = None, by_connection: bool = False
+        self, capture: Entries, names: Sequence[str] | None = None, by_connection: bool = False
     ) -> None:
         self.capture = capture
         self.names = list(capture.names if names is None else dict.fromkeys(names))
@@ -58,30 +84,28 @@ class Export:
             if by_connection and column is not None and column.is_integer
         ]
         self._places = capture.places(dict.fromkeys([*self.names, *self._keys]))
-        self._enums = self._find_enums()
+        enums = self._find_enums()
+        self._texts = {name: self._text(name, enums.get(name)) for name in self.names}
 
-    def tables(self, rows: int | None = None, rooms: int = 0) -> Iterator[Any]:
-        """The snapshots as pyarrow.Tables of at most so many rows (ROWS), dictionaries for texts.
+    def write_text(self, form: str, out: BinaryIO) -> None:
+        """Write "csv" or "json", in the order of the file. UsageError for anything else."""
+        write_lines(self.capture, self._texts, form, out)
 
-        rooms: so many places in memory are used in turn; a table is valid until its place is used
-        again. 0: each has its own, and stays valid. After the last, capture.lost is known.
+    def tables(self, reuse: bool = False, rows: int | None = None) -> Iterator[dict[str, Any]]:
+        """Tables of at most `rows` (ROWS) snapshots, named SNAPSHOT; text is in dictionaries.
+
+        After the last, capture.lost is known. reuse: see formats.base.reader.Records.
         """
-        pyarrow = import_pyarrow()
-        column = self.capture.seq_column
-        losses = Losses(8 * column.length) if column is not None else None
-        places = itertools.cycle([_Room() for _ in range(rooms)] or [None])
+        losses = self.capture.count_losses()
+        rooms = itertools.cycle([_Room(), _Room()] if reuse else [None])
         for piece in list(self.capture.chunks(rows or ROWS)) or [slice(0, 0)]:
-            found = self._columns(piece, next(places) or _Room(), losses)
+            found = self._columns(piece, next(rooms) or _Room(), losses)
             if self._by_connection:
                 self._sort(found)
-            arrays = [self._array(name, found[name]) for name in self.names]
-            fields = [
-                pyarrow.field(name, array.type, nullable=False)
-                for name, array in zip(self.names, arrays, strict=True)
-            ]
-            yield pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields))
-        if losses is not None:
-            self.capture.lost = losses.lost
+            for name in self.names:
+                if self.capture.columns_by_name[name].is_time:
+                    found[name] //= 1000
+            yield {SNAPSHOT: _make_table(self.capture, found, self._texts, "us")}
 
     def _columns(
         self, piece: slice, room: _Room, losses: Losses | None
@@ -149,29 +173,14 @@ class Export:
             if key in enums
         }
 
-    def texts(self, name: str) -> Callable[[Any], str] | None:
-        """What tells a value of a column (an int, or bytes) as text; None for plain numbers."""
+    def _text(self, name: str, names: Mapping[int, str] | None) -> Text | None:
+        """What shows a value of a column as text; None for plain numbers and times."""
         column = self.capture.find_column(name)
-        if column.is_time or (column.is_integer and name not in self._enums):
+        if column.is_time or (column.is_integer and names is None):
             return None
-        if column.is_integer:
-            names = self._enums[name]
+        if column.is_integer and names is not None:
             return lambda value: names.get(value, str(value))
         return text_of if self.capture.is_text(name) else _bytes_of
-
-    def _array(self, name: str, values: npt.NDArray[Any]) -> Any:
-        pyarrow = import_pyarrow()
-        if self.capture.columns_by_name[name].is_time:
-            values //= 1000
-            return pyarrow.array(values, pyarrow.timestamp("us", "UTC"))
-        text = self.texts(name)
-        if text is None:
-            return pyarrow.array(values)
-        encoded = encode(values)
-        texts = [text(value) for value in encoded.dictionary.to_pylist()]
-        return pyarrow.DictionaryArray.from_arrays(
-            encoded.indices, pyarrow.array(texts, pyarrow.string()), safe=False
-        )
 
 
 class _Room:
@@ -192,43 +201,6 @@ class _Room:
         ]
 
 
-def encode(values: npt.NDArray[Any]) -> Any:
-    """Integers or raw bytes of one width as an Arrow dictionary array."""
-    pyarrow = import_pyarrow()
-    values = np.ascontiguousarray(values)
-    starts = _find_runs(values)
-    if starts is None:
-        return _encode_each(values)
-    encoded = _encode_each(values[starts])
-    indices = np.repeat(encoded.indices.to_numpy(), np.diff(starts, append=len(values)))
-    return pyarrow.DictionaryArray.from_arrays(indices, encoded.dictionary, safe=False)
-
-
-def _encode_each(values: npt.NDArray[Any]) -> Any:
-    pyarrow = import_pyarrow()
-    if values.dtype.kind in "iu":
-        return pyarrow.array(values).dictionary_encode()
-    data = pyarrow.py_buffer(values.view(np.uint8))
-    kind = pyarrow.binary(values.dtype.itemsize)
-    whole = pyarrow.FixedSizeBinaryArray.from_buffers(kind, len(values), [None, data])
-    return whole.dictionary_encode()
-
-
-def _find_runs(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Where a value differs from the one before; None where that is often, or slow to tell."""
-    words = values[:, np.newaxis]
-    if values.dtype.kind not in "iu":
-        count, rest = divmod(values.dtype.itemsize, 8)
-        if rest:
-            return None
-        words = values.view(np.uint64).reshape(len(values), count)
-    differs = np.zeros(len(values), np.bool_)
-    differs[:1] = True
-    for place in range(words.shape[1]):
-        differs[1:] |= words[1:, place] != words[:-1, place]
-    return np.flatnonzero(differs) if 4 * np.count_nonzero(differs) < len(differs) else None
-
-
 def _is_constant(values: npt.NDArray[Any]) -> bool:
     """Whether all integers are the same; False too where that takes long to tell."""
     if values.dtype.kind not in "iu" or not len(values):
@@ -244,22 +216,6 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
     least = values.min()
     is_narrow = int(values.max()) - int(least) < 1 << 16
     return (values - least).astype(np.uint16) if is_narrow else None
-
-
-def write(export: Export, form: str, out: BinaryIO) -> None:
-    """Write the snapshots in one of FORMS."""
-    if form == "parquet":
-        from formats.export.arrow_files import write_parquet
-
-        write_parquet(export, out)
-    elif form == "arrow":
-        from formats.export.arrow_files import write_arrow
-
-        write_arrow(export, out)
-    else:
-        from formats.export.text_lines import write_lines
-
-        write_lines(export, form, out)
 
 
 def _bytes_of(data: bytes) -> str:

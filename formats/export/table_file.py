@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet and Arrow files of the tables of an export: one thread makes them, another writes."""
+"""One Parquet or Arrow file of tables of one kind: one thread makes them, another writes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from formats.export.columns import ROWS, Export, import_pyarrow
+from formats.base.arrow import import_pyarrow
+from formats.base.reader import Records
 
+BATCH_ROWS = 1 << 16
 _FEW = 128
 _SAMPLE_ROWS = 1024
 _STEADY = 0.005
 
 
-def write_parquet(export: Export, out: BinaryIO) -> None:
-    """Write the snapshots as Parquet, a row group for each table."""
+def write_parquet(records: Records, out: BinaryIO) -> None:
+    """Write the records as Parquet, a row group for each table."""
     from pyarrow import parquet
 
     def new_writer(sink: Any, table: Any) -> Any:
-        return parquet.ParquetWriter(
-            sink, table.schema, write_statistics=False, write_batch_size=ROWS, **encodings(table)
-        )
+        options = encodings(table) | {"write_statistics": False, "write_batch_size": BATCH_ROWS}
+        return parquet.ParquetWriter(sink, table.schema, **options)
 
-    _write(_ahead(export.tables(rooms=2)), new_writer, out)
+    _write(_ahead(records), new_writer, out)
 
 
 def encodings(table: Any) -> dict[str, Any]:
@@ -57,17 +58,17 @@ def encodings(table: Any) -> dict[str, Any]:
     }
 
 
-def write_arrow(export: Export, out: BinaryIO) -> None:
-    """Write the snapshots as an Arrow IPC file."""
+def write_arrow(records: Records, out: BinaryIO) -> None:
+    """Write the records as an Arrow IPC file."""
     pyarrow = import_pyarrow()
 
     def new_writer(sink: Any, table: Any) -> Any:
         return pyarrow.ipc.new_file(sink, table.schema)
 
-    _write(map(_plain, _ahead(export.tables(rooms=2))), new_writer, out)
+    _write(map(without_dictionaries, _ahead(records)), new_writer, out)
 
 
-def _plain(table: Any) -> Any:
+def without_dictionaries(table: Any) -> Any:
     """The table without dictionaries, which differ from table to table."""
     pyarrow = import_pyarrow()
     fields = [
@@ -93,8 +94,9 @@ def _write(tables: Iterator[Any], new_writer: Callable[[Any, Any], Any], out: Bi
                 writer.close()
 
 
-def _ahead(tables: Iterator[Any]) -> Iterator[Any]:
-    """The same, each made in another thread while the one before it is used."""
+def _ahead(records: Records) -> Iterator[Any]:
+    """The tables, each made in another thread while the one before it is used."""
+    tables = (table for piece in records.tables(reuse=True) for table in piece.values())
     with ThreadPoolExecutor(1) as pool:
         waiting: Future[Any] = pool.submit(next, tables, None)
         while (table := waiting.result()) is not None:

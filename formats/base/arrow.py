@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of numbers and bytes as Arrow arrays, for those that have pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from formats.base.errors import UsageError
+
+
+def import_pyarrow(wanted_by: str = "") -> Any:
+    """The module pyarrow; UsageError where it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+    except ImportError as error:
+        what = f"{wanted_by} needs pyarrow, which" if wanted_by else "pyarrow"
+        hint = "pip install 'tcpkmon[export]'"
+        raise UsageError(f"{what} is not installed", hint) from error
+    return pyarrow
+
+
+def encode(values: npt.NDArray[Any]) -> Any:
+    """Integers or raw bytes of one width as a dictionary array."""
+    pyarrow = import_pyarrow()
+    values = np.ascontiguousarray(values)
+    starts = _find_runs(values)
+    if starts is None:
+        return fixed(values).dictionary_encode()
+    encoded = fixed(values[starts]).dictionary_encode()
+    indices = np.repeat(encoded.indices.to_numpy(), np.diff(starts, append=len(values)))
+    return pyarrow.DictionaryArray.from_arrays(indices, encoded.dictionary, safe=False)
+
+
+def with_texts(encoded: Any, text: Callable[[Any], str]) -> Any:
+    """A dictionary array with text(value) in place of each value."""
+    pyarrow = import_pyarrow()
+    texts = [text(value) for value in encoded.dictionary.to_pylist()]
+    return pyarrow.DictionaryArray.from_arrays(
+        encoded.indices, pyarrow.array(texts, pyarrow.string()), safe=False
+    )
+
+
+def plain(encoded: Any) -> Any:
+    """What a dictionary array stands for, value by value."""
+    return encoded.dictionary.take(encoded.indices)
+
+
+def fixed(values: npt.NDArray[Any]) -> Any:
+    """Contiguous integers as they are, raw bytes as binary of their width."""
+    pyarrow = import_pyarrow()
+    if values.dtype.kind in "iu":
+        return pyarrow.array(values)
+    data = pyarrow.py_buffer(values.view(np.uint8))
+    kind = pyarrow.binary(values.dtype.itemsize)
+    return pyarrow.FixedSizeBinaryArray.from_buffers(kind, len(values), [None, data])
+
+
+def _find_runs(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """Where a value differs from the one before; None where that is often, or slow to tell."""
+    words = values[:, np.newaxis]
+    if values.dtype.kind not in "iu":
+        count, rest = divmod(values.dtype.itemsize, 8)
+        if rest:
+            return None
+        words = values.view(np.uint64).reshape(len(values), count)
+    differs = np.zeros(len(values), np.bool_)
+    differs[:1] = True
+    for place in range(words.shape[1]):
+        differs[1:] |= words[1:, place] != words[:-1, place]
+    return np.flatnonzero(differs) if 4 * np.count_nonzero(differs) < len(differs) else None

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why records are lost: the ledger's counters, and what reports call them."""
+
+KERNEL_CAUSES = {
+    "ring_full": "ring full",
+    "no_ring": "no ring",
+    "other": "no turn",
+    "table_full": "table full",
+    "no_slot": "no slot",
+}
+"""Records that the kernel could not hand over."""
+COLLECTOR_CAUSES = {
+    "late": "late",
+    "queue_full": "queue full",
+    "disk_full": "disk full",
+    "write_error": "write error",
+}
+"""Records that the collector dropped."""

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the files that are read, and creates those that are written: whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, TypeVar
+
+from formats.base.errors import FileError
+
+_Self = TypeVar("_Self", bound="Closing")
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Closing:
+    """Leaving a `with` block calls close()."""
+
+    def close(self) -> None:
+        """Release what is open."""
+        raise NotImplementedError
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class InputFile(Closing):
+    """A regular file that is open for reading; `path` is its name. Raises FileError."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise FileError(f"cannot read {self.path}: not a regular file")
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+            self._finalizer = weakref.finalize(self, self._file.close)
+            self._size = os.fstat(self._file.fileno()).st_size
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise FileError(f"cannot open {self.path}: {reason}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._finalizer()
+
+
+def already_there(path: str | os.PathLike[str], hint: str = "--force overwrites it") -> FileError:
+    """The error for a file that must not be overwritten."""
+    return FileError(f"{path} is there already", hint)
+
+
+@contextlib.contextmanager
+def create_file(
+    path: str | os.PathLike[str],
+    force: bool = False,
+    *,
+    mode: int | None = None,
+    hint: str = "--force overwrites it",
+) -> Iterator[BinaryIO]:
+    """Give a new file to write; it is there at the end only if all went well.
+
+    force: it replaces what is at `path`; else that is a FileError with this hint. mode: its
+    permissions, and it is on the disk at the end; None: as the umask has them. An OSError inside
+    becomes a FileError.
+    """
+    path = Path(path)
+    try:
+        if force and path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            raise FileError(f"{path} is no ordinary file", "choose another name")
+        name = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}") if force else path
+        descriptor = os.open(name, _NEW, 0o666 if mode is None else mode)
+    except FileExistsError as error:
+        raise already_there(path, hint) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise FileError(f"{path} cannot be written: {reason}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+            yield out
+            if mode is not None:
+                out.flush()
+                os.fsync(descriptor)
+        if force:
+            name.replace(path)
+        if mode is not None:
+            _sync_directory(path.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            name.unlink()
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            raise FileError(f"{path} cannot be written: {reason}") from error
+        raise
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a writer puts into the header of a Klogger log: the event table, from a schema."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from formats.klogger.table import FORMAT, SNAPSHOT, WIDTHS
+from formats.schema import Event, Place, Schema, field_type, format_schema, place_fields
+
+FIRST_NUMBER = 32
+SNAPSHOT_NUMBER = 1
+"""The number of the tcp schema's event in a log: its location is a field of it."""
+
+
+def number_events(schema: Schema, first: int = FIRST_NUMBER) -> dict[str, int]:
+    """The number of each event: `first` + its place in the schema; SNAPSHOT is SNAPSHOT_NUMBER."""
+    numbers = {event.name: first + place for place, event in enumerate(schema.events)}
+    if SNAPSHOT in numbers:
+        numbers[SNAPSHOT] = SNAPSHOT_NUMBER
+    return numbers
+
+
+def describe_event(schema: Schema, event: Event, number: int) -> dict[str, Any]:
+    """An event's entry in the header's table, its fields where the C structure has them."""
+    places, size = place_fields(schema, event)
+    return {
+        "number": number,
+        "name": event.name,
+        "size": size,
+        "fields": [
+            _describe(
+                place.field.name, _kind_of(place), place.type.signed, place.offset,
+                place.type.width, place.field.type,
+            )
+            for place in places
+        ],
+    }  # fmt: skip
+
+
+class EntryColumn(Protocol):
+    """A column of a ring entry, as formats.psc.Column: `length` bytes at `offset`, 0 if absent."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def is_time(self) -> bool: ...
+
+    @property
+    def is_raw(self) -> bool: ...
+
+    @property
+    def is_network(self) -> bool: ...
+
+
+def describe_snapshot(
+    schema: Schema, columns: Sequence[EntryColumn], entry_size: int, number: int = SNAPSHOT_NUMBER
+) -> dict[str, Any]:
+    """The table entry of SNAPSHOT, whose payload is a whole ring entry of the tcp schema.
+
+    `columns` are those of the capture's PSC layout; absent ones are left out. The struct timeval
+    of the classic head is in the ring CLOCK_MONOTONIC in ns, u64.
+    """
+    event = schema.event(SNAPSHOT)
+    enums = {enum.name for enum in schema.enums}
+    fields = []
+    for column in columns:
+        if not column.length:
+            continue
+        place = (column.offset, column.length)
+        if column.is_time:
+            fields.append(_describe(column.name, "int", False, *place, "ulonglong"))
+            continue
+        declared = event.find_field(column.name)
+        kind, type_name, signed = "int", declared.type, field_type(schema, declared).signed
+        if column.is_raw:
+            kind = "address" if column.name.endswith("addr") else "string"
+        elif column.name in enums or declared.type in enums:
+            kind, signed = "enum", True
+            type_name = declared.type if declared.type in enums else column.name
+        one = _describe(column.name, kind, signed, *place, type_name)
+        if column.is_network:
+            one["network"] = True
+        fields.append(one)
+    return {"number": number, "name": SNAPSHOT, "size": -(-entry_size // 8) * 8, "fields": fields}
+
+
+def make_header(
+    schema: Schema,
+    events: Sequence[Mapping[str, Any]] | Mapping[str, int],
+    *,
+    cpu: int,
+    cpus: int,
+    host: str,
+    kernel: str,
+    version: str,
+    buffer_bytes: int,
+    low_water_percent: int,
+    clock: tuple[int, int, int],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The header of one CPU's log, for encode_preamble().
+
+    `events`: the table itself, or the number of each event of the table by name (numbers of
+    number_events(), say), whose fields are then placed as in C. clock: CLOCK_MONOTONIC,
+    CLOCK_REALTIME and how far apart they were read at most, ns.
+    """
+    if isinstance(events, Mapping):
+        table = [describe_event(schema, schema.event(name), n) for name, n in events.items()]
+    else:
+        table = [dict(event) for event in events]
+    return {
+        "format": FORMAT,
+        "byteorder": sys.byteorder,
+        "cpu": cpu,
+        "cpus": cpus,
+        "host": host,
+        "kernel": kernel,
+        "tcpkmon": version,
+        "buffer_bytes": buffer_bytes,
+        "low_water_percent": low_water_percent,
+        "clock": dict(zip(("mono_ns", "realtime_ns", "uncertainty_ns"), clock, strict=True)),
+        "schema": format_schema(schema),
+        "settings": dict(settings),
+        "events": table,
+    }
+
+
+def _kind_of(place: Place) -> str:
+    if not place.is_raw:
+        return place.type.kind
+    is_address = "address" in place.field.tags and place.type.width in WIDTHS["address"]
+    return "address" if is_address else "bytes"
+
+
+def _describe(
+    name: str, kind: str, signed: bool, offset: int, length: int, type_name: str
+) -> dict[str, Any]:
+    return {
+        "name": name, "kind": kind, "signed": signed, "offset": offset, "length": length,
+        "type": type_name,
+    }  # fmt: skip

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Klogger logs that are open together: one, or those of all CPUs of a capture, all or some records.
+
+formats.open() and `tcpkmon decode` make Logs; analysis scripts use formats.analysis.Log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.base.arrow import import_pyarrow
+from formats.base.errors import FileError, UsageError
+from formats.base.files import Closing
+from formats.klogger.batch import LogBatch
+from formats.klogger.choose import ALL, Choice
+from formats.klogger.clock import LogClock
+from formats.klogger.lines import CsvStyle, JsonStyle, Lines, PerlStyle, Style
+from formats.klogger.merge import check_alike, merge_logs
+from formats.klogger.reader import LogReader
+from formats.klogger.table import LogEvent, LogFormat
+from formats.klogger.tables import make_tables
+from formats.lines import write_pages
+
+LOG_NAME = re.compile(r"kernlog\.dump\.cpu(\d{1,5})\Z")
+"""The log of CPU N in a capture's folder."""
+
+Stamped = tuple[LogBatch, NDArray[np.int64]]
+"""Records, and their times in ns of the clock asked for."""
+
+
+def find_logs(folder: str | os.PathLike[str]) -> list[Path]:
+    """The logs in a folder, by CPU. Raises FileError where there is none."""
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise FileError(f"cannot read {folder}: {error.strerror}") from error
+    found = sorted((int(match[1]), name) for name in names if (match := LOG_NAME.match(name)))
+    if not found:
+        raise FileError(f"no Klogger log in {folder}", "its files are kernlog.dump.cpuN")
+    return [Path(folder, name) for _, name in found]
+
+
+def open_logs(path: str | os.PathLike[str]) -> Logs:
+    """Open a log, or all logs in a folder as one, in time order.
+
+    Raises FileError, DamagedError where a header cannot be read, UsageError for logs of several
+    captures.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return Logs([LogReader(path)])
+    with ExitStack() as stack:
+        readers = [stack.enter_context(LogReader(one)) for one in find_logs(path)]
+        logs = Logs(readers, merge=True)
+        stack.pop_all()
+        return logs
+
+
+class Logs(Closing):
+    """Open logs and which of their records are read; a formats.base.reader.Reader.
+
+    clock: as in --time. merge: all as one, in time order, else one log after the other. Raises
+    UsageError for what cannot be, before anything is read. Closing it closes the readers.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[LogReader],
+        choice: Choice = ALL,
+        clock: str = "mono",
+        merge: bool = False,
+    ) -> None:
+        self.readers = tuple(readers)
+        self.choice = choice
+        self.clock = clock
+        self._merge = merge
+        choice.check([reader.format for reader in readers])
+        for reader in readers:
+            LogClock(reader.format, clock)
+            if choice.needs_real_time:
+                reader.format.need_clock()
+            if merge:
+                check_alike(readers[0], reader)
+
+    @property
+    def path(self) -> Path:
+        """The log, or the folder of the logs."""
+        first = self.readers[0].path
+        return first if len(self.readers) == 1 else first.parent
+
+    @property
+    def format(self) -> LogFormat:
+        """The events that the first log may hold, and its header."""
+        return self.readers[0].format
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of the chosen events."""
+        found = (event.name for r in self.readers for event in self.choice.events_of(r.format))
+        return list(dict.fromkeys(found))
+
+    def close(self) -> None:
+        """Close the files."""
+        for reader in self.readers:
+            reader.close()
+
+    def streams(self) -> Iterator[tuple[LogFormat, Iterator[Stamped]]]:
+        """The chosen records of each log, one log after the other, or of all as one."""
+        if self._merge:
+            yield self.format, self._chosen(self.format, merge_logs(self.readers))
+            return
+        for reader in self.readers:
+            yield reader.format, self._chosen(reader.format, reader.batches())
+
+    def _chosen(self, log: LogFormat, batches: Iterator[LogBatch]) -> Iterator[Stamped]:
+        clock = LogClock(log, self.clock, self._zero_ns())
+        for batch in batches:
+            places = self.choice.places(batch, clock)
+            times = clock.times(batch)
+            if places is None:
+                yield batch, times
+            elif len(places):
+                yield batch.take(places), times[places]
+
+    def _zero_ns(self) -> int:
+        pairs = [reader.format.clock for reader in self.readers]
+        return min((pair[0] for pair in pairs if pair is not None), default=0)
+
+    def events(self) -> list[LogEvent]:
+        """The chosen events that occur, in the order of the tables, each name of each log once."""
+        found: dict[tuple[str, Any], LogEvent] = {}
+        for reader in self.readers:
+            present = reader.present()
+            for event in self.choice.events_of(reader.format):
+                if event.number in present:
+                    found.setdefault((event.name, event.fields), event)
+        return list(found.values())
+
+    def tables(self, reuse: bool = False) -> Iterator[dict[str, Any]]:
+        """A table for each event that occurs in a piece of a log, each with its own memory."""
+        import_pyarrow()
+        for _, records in self.streams():
+            for batch, times_ns in records:
+                yield make_tables(batch, times_ns, self.clock)
+
+    def write_text(self, form: str, out: BinaryIO) -> None:
+        """Write the records as "perl", "json" or "csv"."""
+        style = self._make_style(form)
+        out.write(style.begin.encode())
+        for log, records in self.streams():
+            lines = Lines(log, style)
+            write_pages(lines.pages(records), lines.make_worker, out)
+        out.write(style.end.encode())
+
+    def _make_style(self, form: str) -> Style:
+        # As in 2007, a Perl hash has no CPU: the log is of one. With several logs it has.
+        styles: dict[str, Callable[[], Style]] = {
+            "perl": lambda: PerlStyle(self.clock, with_cpu=len(self.readers) > 1),
+            "json": lambda: JsonStyle(self.clock, with_cpu=True),
+            "csv": lambda: CsvStyle(self.clock, self.events()),
+        }
+        if form not in styles:
+            raise UsageError(f"Klogger logs have no form {form}", f"choose {', '.join(styles)}")
+        return styles[form]()
+
+    def for_export(
+        self, form: str, columns: Sequence[str] | None = None, sort: str | None = None
+    ) -> Logs:
+        """All records; a log has neither --columns nor --sort."""
+        if columns is not None or sort is not None:
+            what = "--columns" if columns is not None else "--sort"
+            raise UsageError(
+                f"{what} is for PSC captures, and {self.path} is a Klogger log",
+                "tcpkmon decode chooses its events",
+            )
+        return self
+
+    def _read_readers(self) -> tuple[LogReader, ...]:
+        """The readers: those of which nothing was read yet are read now; others know what they saw.
+
+        A reader cannot be read anew here: somebody may be iterating over it.
+        """
+        for reader in self.readers:
+            if not reader.losses.records and not reader.problems:
+                for _ in reader.batches():
+                    pass
+        return self.readers
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is damaged, or has no known end, in the logs as far as they were read."""
+        found = []
+        for reader in self._read_readers():
+            name = "" if len(self.readers) == 1 else f"{reader.path.name}: "
+            found += [name + text for text in (reader.damage, reader.tail) if text]
+        return found
+
+    @property
+    def damaged(self) -> bool:
+        """Whether damage was found in the logs as far as they were read."""
+        return any(reader.problems for reader in self._read_readers())
+
+    @property
+    def lost(self) -> int:
+        """Events known to be missing from what was read; `tcpkmon verify` tells them apart."""
+        return sum(reader.losses.lost for reader in self._read_readers())
+
+    @property
+    def complete(self) -> bool:
+        """Whether all logs that were read ended in order."""
+        return not any(reader.tail for reader in self._read_readers())

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of Klogger logs as pyarrow tables: of each event its own, with typed columns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.base.arrow import encode, import_pyarrow, plain, with_texts
+from formats.klogger.batch import LogBatch
+from formats.klogger.lines import CPU, SERIAL, TIME
+from formats.klogger.table import LogEvent, LogField, LogFormat
+from formats.klogger.values import describe_value, native
+
+
+def make_tables(batch: LogBatch, times_ns: NDArray[np.int64], clock: str) -> dict[str, Any]:
+    """The records by their events' names; times_ns: (n,) of LogClock.times(), clock: as --time."""
+    pyarrow = import_pyarrow()
+    tables = {}
+    for event in batch.events():
+        at = batch.where(event)
+        rows = batch.rows(event, at)
+        arrays = {
+            TIME: _times(times_ns[at], clock),
+            SERIAL: pyarrow.array(batch.serials[at]),
+            CPU: pyarrow.array(batch.cpus[at]),
+        }
+        for field in event.fields:
+            name = f"field.{field.name}" if field.name in arrays else field.name
+            arrays[name] = _column(batch.format, field, rows[field.name])
+        tables[event.name] = pyarrow.table(arrays, metadata=_metadata(batch.format, event))
+    return tables
+
+
+def _times(times_ns: NDArray[np.int64], clock: str) -> Any:
+    pyarrow = import_pyarrow()
+    kinds = {"mono": pyarrow.int64(), "rel": pyarrow.duration("ns")}
+    kind = kinds.get(clock, pyarrow.timestamp("ns", "UTC"))
+    return pyarrow.array(times_ns).cast(kind, safe=False)
+
+
+def _column(log: LogFormat, field: LogField, values: NDArray[Any]) -> Any:
+    """Numbers as they are, enums by name, text and addresses as text, bytes as bytes."""
+    text = describe_value(log, field)
+    if text is None:
+        return import_pyarrow().array(native(values))
+    encoded = encode(native(values) if field.kind == "enum" else values)
+    return plain(encoded if field.kind == "bytes" else with_texts(encoded, text))
+
+
+def _metadata(log: LogFormat, event: LogEvent) -> dict[str, str]:
+    """What the log's header says, for the table of one event."""
+    header = {key: value for key, value in log.header.items() if key not in ("events", "cpu")}
+    return {"klogger.event": event.name, "klogger.header": json.dumps(header)}
