@@ -1,119 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the dumps of a log lie, from their heads alone: what verify and repair walk on."""
+"""Where the dumps of a log are, from their heads alone; readers, verify and repair walk here."""
 
 from __future__ import annotations
 
-import os
-import re
 import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from formats.base.errors import FileError
-from formats.klogger import (
+from formats.base.errors import DamagedError
+from formats.klogger.encode import (
     DUMP_BYTES_MAX,
     DUMP_HEAD,
     DUMP_HEAD_BYTES,
     DUMP_MAGIC,
     HEAD_CRC_AT,
-    MAGIC,
-    PREAMBLE,
 )
+from formats.klogger.table import RECORD_HEAD_BYTES
 
 _READ_BYTES = 1 << 20
-_PLACE = re.compile(r"at offset (\d+): ")
 
 
 @dataclass(frozen=True)
-class DumpAt:
-    """A dump that is whole: `offset` of its head, `size` with it [bytes], crc32 of its body."""
+class DumpHead:
+    """A dump's head whose crc is right: `offset` in the file [bytes], and what the head says."""
 
-    index: int
     offset: int
-    size: int
+    index: int
+    count: int
+    body_bytes: int
+    first_serial: int
     crc: int
 
-
-@dataclass
-class Dumps:
-    """The dumps of a file, and where they end.
-
-    is_cut: what follows `end` can be the beginning of a dump that was never finished (or room that
-    was never written), so that it is no damage where a capture was killed.
-    """
-
-    found: list[DumpAt] = field(default_factory=list)
-    begin: int = 0
-    end: int = 0
-    size_bytes: int = 0
-    is_cut: bool = False
+    @property
+    def body(self) -> int:
+        """Offset of the dump's body."""
+        return self.offset + DUMP_HEAD_BYTES
 
     @property
-    def offsets(self) -> dict[int, int]:
-        """Offset of each dump's head by its index; of several the first."""
-        return {dump.index: dump.offset for dump in reversed(self.found)}
+    def end(self) -> int:
+        """Offset of what follows the dump."""
+        return self.body + self.body_bytes
 
 
-def place_of(problem: str) -> int | None:
-    """The offset that one of LogReader's problems tells of."""
-    match = _PLACE.match(problem)
-    return int(match[1]) if match else None
+class DumpWalk:
+    """Iterates once over the heads of the dumps whose whole body is in the file.
+
+    read(offset, size) returns exactly `size` bytes. The dumps are in the bytes `begin` to `size` of
+    the file; order: "<" or ">". found: the heads so far; damage: what is wrong with the heads, and
+    why nothing behind the last of `found` can be read.
+    """
+
+    def __init__(
+        self, read: Callable[[int, int], bytes], begin: int, size: int, order: str
+    ) -> None:
+        self._read = read
+        self._layout = order + DUMP_HEAD.format[1:]
+        self._is_torn = False
+        self.begin = begin
+        self.size = size
+        self.found: list[DumpHead] = []
+        self.damage: list[DamagedError] = []
+
+    @property
+    def end(self) -> int:
+        """Where the last dump of `found` ends."""
+        return self.found[-1].end if self.found else self.begin
+
+    def __iter__(self) -> Iterator[DumpHead]:
+        while self.end < self.size:
+            head = self._head(self.end)
+            if head is None:
+                return
+            self.found.append(head)
+            yield head
+
+    def _head(self, at: int) -> DumpHead | None:
+        rest = self.size - at
+        if rest < DUMP_HEAD_BYTES:
+            self._note(at, "the last dump is cut off in its head")
+            return None
+        data = self._read(at, DUMP_HEAD_BYTES)
+        magic, index, count, body, first, crc, seal, _ = struct.unpack(self._layout, data)
+        if magic != DUMP_MAGIC or zlib.crc32(data[:HEAD_CRC_AT]) != seal:
+            self._note(at, f"no dump where one should begin; {rest} bytes unread")
+            return None
+        expected = self.found[-1].index + 1 if self.found else 0
+        if index != expected:
+            self._note(at, f"dump {index} where dump {expected} should be")
+        # The body fits in the file and its records in the body, before anything is allocated.
+        least = count * RECORD_HEAD_BYTES + list_bytes(count)
+        if not count or body % 8 or body > DUMP_BYTES_MAX or least > body:
+            self._note(at + DUMP_HEAD_BYTES, f"dump {index} has a senseless size")
+            return None
+        there = rest - DUMP_HEAD_BYTES
+        if body > there:
+            self._is_torn = True
+            what = f"dump {index} is cut off, {there} of {body} bytes are there"
+            self._note(at + DUMP_HEAD_BYTES, f"{what}; what was in it is unknown")
+            return None
+        return DumpHead(at, index, count, body, first, crc)
+
+    def _note(self, offset: int, what: str) -> None:
+        self.damage.append(DamagedError(what, offset=offset))
+
+    @property
+    def is_cut(self) -> bool:
+        """What follows `end` can be the beginning of a dump that was never finished, or room that
+        was never written: no damage where a capture was killed."""
+        rest = self.size - self.end
+        if not rest or self._is_torn:
+            return self._is_torn
+        head = self._read(self.end, min(rest, DUMP_HEAD_BYTES))
+        if rest < DUMP_HEAD_BYTES and DUMP_MAGIC.startswith(head[: len(DUMP_MAGIC)]):
+            return True
+        pieces = range(self.end, self.size, _READ_BYTES)
+        return not any(any(self._read(at, min(_READ_BYTES, self.size - at))) for at in pieces)
 
 
-def is_log(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a Klogger log does; False for what cannot be read."""
-    try:
-        if not Path(path).is_file():
-            return False
-        with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except (OSError, ValueError):
-        return False
-
-
-def find_dumps(path: str | os.PathLike[str], order: str) -> Dumps:
-    """Reads the heads of a log whose header is good. `order`: "<" or ">". Raises FileError."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            header_bytes = struct.unpack(order + PREAMBLE.format[1:], file.read(PREAMBLE.size))[1]
-            begin = PREAMBLE.size + header_bytes
-            dumps = Dumps(begin=begin, end=begin, size_bytes=size)
-            for dump in _walk(file, order, dumps):
-                dumps.found.append(dump)
-                dumps.end = dump.offset + dump.size
-            return dumps
-    except (OSError, struct.error) as error:
-        raise FileError(f"cannot read {path}: {error}") from error
-
-
-def _walk(file: IO[bytes], order: str, dumps: Dumps) -> Iterator[DumpAt]:
-    at = dumps.end
-    while at < dumps.size_bytes:
-        file.seek(at)
-        head = file.read(DUMP_HEAD_BYTES)
-        if len(head) < DUMP_HEAD_BYTES:
-            dumps.is_cut = DUMP_MAGIC.startswith(head[: len(DUMP_MAGIC)]) or not any(head)
-            return
-        layout = order + DUMP_HEAD.format[1:]
-        magic, index, _, body, _, crc, seal, _ = struct.unpack(layout, head)
-        good = magic == DUMP_MAGIC and zlib.crc32(head[:HEAD_CRC_AT]) == seal
-        if not good or body > DUMP_BYTES_MAX:
-            dumps.is_cut = _is_zero(file, at)
-            return
-        if at + DUMP_HEAD_BYTES + body > dumps.size_bytes:
-            dumps.is_cut = True
-            return
-        yield DumpAt(index, at, DUMP_HEAD_BYTES + body, crc)
-        at += DUMP_HEAD_BYTES + body
-
-
-def _is_zero(file: IO[bytes], at: int) -> bool:
-    file.seek(at)
-    while piece := file.read(_READ_BYTES):
-        if any(piece):
-            return False
-    return True
+def list_bytes(count: int) -> int:
+    """Bytes of the list of event numbers at the beginning of a dump's body."""
+    return (2 * count + 7) // 8 * 8

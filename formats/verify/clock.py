@@ -1,42 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log's CLOCK events: each pair of readings follows from the one before and the step it tells."""
+"""The clock checks, the same for every record format: pairs of readings, and the order of times."""
 
 from __future__ import annotations
 
-from formats.klogger import LogBatch
-from formats.verify.clock import STEP_NS, STEP_TOLERANCE_NS
-from formats.verify.log_books import integers
+from dataclasses import dataclass
 
-CLOCK = "CLOCK"
-_MOST = 50
+import numpy as np
+
+from formats.verify.report import I64, U64, Mask
+
+NESTING_TOLERANCE_NS = 1_000_000_000
+"""How far time may run back from one record to the next: a program may be interrupted, or
+preempted, between its clock and its serial, on a virtual CPU that is taken away meanwhile."""
+STEP_NS = 1_000_000
+"""A change of the clocks' difference beyond this is a step: somebody set the clock."""
+STEP_TOLERANCE_NS = 4 * STEP_NS
+"""A pair's step may be told from a reading that was not written, which is this near at most."""
+
+
+def runs_back(times: I64, before: int | None) -> tuple[I64, I64]:
+    """Where times (one at least) run back by too much, and by how many ns.
+
+    before: the time before the first one, None if there is none.
+    """
+    step = np.diff(times, prepend=times[:1] if before is None else np.int64(before))
+    places = np.flatnonzero(step < -NESTING_TOLERANCE_NS)
+    return places, -step[places]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of n clock pairs; offset: real time less monotonic time [ns].
+
+    found: by how much the offset changed since the pair before; off: where that is not the step
+    that the pair tells; back: where the monotonic clock runs back, by back_ns.
+    """
+
+    offset: I64
+    found: I64
+    off: Mask
+    back: Mask
+    back_ns: U64
 
 
 class ClockPairs:
-    """Follows the CLOCK events of a log. `wrong`: what does not fit, with the record it is."""
+    """Follows the readings of both clocks: each pair is the one before it and the step it tells.
+
+    pairs: how many there were; steps: how many told that the clock was set.
+    """
 
     def __init__(self) -> None:
         self.pairs = 0
         self.steps = 0
-        self.wrong: list[tuple[int, str]] = []
-        self._last: tuple[int, int] | None = None
+        self._mono = np.zeros(0, np.uint64)  # of the last pair, 0 or 1 long
+        self._offset = np.zeros(0, np.int64)
 
-    def feed(self, batch: LogBatch, first: int) -> None:
-        """The CLOCK events of a batch; `first`: number of its first record in the log."""
-        rows = integers(batch, CLOCK, ("mono_ns", "realtime_ns", "uncertainty_ns", "step_ns"))
-        for at, row in zip(batch.where(CLOCK).tolist(), rows.tolist(), strict=True):
-            what = self._judge(*row)
-            if what and len(self.wrong) < _MOST:
-                self.wrong.append((first + at, what))
-
-    def _judge(self, mono: int, real: int, uncertainty: int, step: int) -> str:
-        self.pairs += 1
-        self.steps += abs(step) > STEP_NS
-        before, self._last = self._last, (mono, real - mono)
-        if before is None:
-            return ""
-        if mono < before[0]:
-            return f"the monotonic clock of this pair runs back by {before[0] - mono} ns"
-        found = real - mono - before[1]
-        if abs(step - found) > STEP_TOLERANCE_NS + uncertainty:
-            return f"the clock pair says a step of {step} ns, its values one of {found} ns"
-        return ""
+    def feed(
+        self, mono: U64, real: U64, step: I64, room: I64, tells: Mask, follows: Mask
+    ) -> Judged:
+        """The next pairs [ns], one at least. room: their uncertainty; tells: which tell a step;
+        follows: which are known to be next to the pair before."""
+        offset = (real - mono).view(np.int64)
+        before_mono = np.concatenate((self._mono, mono))[: len(mono)]
+        before = np.concatenate((self._offset, offset))[: len(offset)]
+        if not self.pairs:  # the first pair of all has nothing before it
+            before_mono = np.concatenate((mono[:1], mono[:-1]))
+            before = np.concatenate((offset[:1], offset[:-1]))
+            follows = follows & (np.arange(len(follows)) > 0)
+        found = offset - before
+        off, room = step - found, room + STEP_TOLERANCE_NS
+        self.pairs += len(mono)
+        self.steps += int(np.count_nonzero(tells & (np.abs(step) > STEP_NS)))
+        self._mono, self._offset = mono[-1:], offset[-1:]
+        return Judged(
+            offset,
+            found,
+            tells & follows & ((off > room) | (off < -room)),
+            tells & (mono < before_mono),
+            before_mono - mono,
+        )

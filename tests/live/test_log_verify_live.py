@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from formats.klogger import LogReader
-from formats.verify.log_whole import NAME
+from formats.verify.klogger.folder import NAME
 from tests.live.faults import (
     FULL,
     TCPKMON,

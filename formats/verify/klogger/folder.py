@@ -10,7 +10,7 @@ from pathlib import Path
 
 from formats.base.errors import DamagedError, FileError
 from formats.klogger import LogReader
-from formats.verify.log_check import verify_log
+from formats.verify.klogger.check import verify_log
 from formats.verify.report import Problem, Report, Row
 
 NAME = re.compile(r"kernlog\.dump\.cpu(\d{1,5})\Z")

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO
 
 from formats.base.errors import FileError, UsageError
-from formats.psc import Capture, open_capture
-from formats.verify.check import verify_file
-from formats.verify.clean import Cleaned, Cleaner
-from formats.verify.entries import is_ours
+from formats.psc import HEADER_BYTES_MAX, Capture, decode_header, open_capture
+from formats.verify.psc.check import verify_file
+from formats.verify.psc.clean import Cleaned, Cleaner
+from formats.verify.psc.entries import is_ours
 from formats.verify.report import Report
 
 MODE = 0o640
@@ -132,8 +132,6 @@ def _repair(capture: Capture, out: Path, target: IO[bytes]) -> Repair:
 
 def _header_bytes(capture: Capture) -> int:
     """Where the entries begin."""
-    from formats.psc import HEADER_BYTES_MAX, decode_header
-
     size = os.stat(capture.path).st_size
     with open(capture.path, "rb") as file:
         return decode_header(file.read(min(size, HEADER_BYTES_MAX)), size)[1]
