@@ -23,17 +23,9 @@ import numpy as np
 from formats.verify.ledger import (
     ASIDE,
     COLLECTED,
-    COUNTERS,
     CPU_COUNTERS,
-    CPU_LATE,
-    DAMAGED,
-    IN_FILE,
     KERNEL,
-    LATE,
-    NUMBERED_LOSSES,
-    READ,
-    SERIALS,
-    WRITTEN,
+    NUMBERED,
     Ledger,
     Table,
     by_cpu,
@@ -42,6 +34,7 @@ from formats.verify.ledger import (
 )
 from formats.verify.report import (
     COLLECTOR_CAUSES,
+    DAMAGED,
     I64,
     KERNEL_CAUSES,
     LISTED_AT_ONCE,
@@ -50,30 +43,27 @@ from formats.verify.report import (
     Problems,
     Row,
 )
-from formats.verify.report import DAMAGED as DAMAGED_CAUSE
 
 
 def check_sums(problems: Problems, ledger: Ledger) -> None:
     """What the kernel and the collector counted adds up."""
-    keys, values = ledger.points.keys, ledger.points.values
-    written, late = values[:, WRITTEN], values[:, LATE]
-    parts, out = values[:, 1:LATE].sum(axis=1), values[:, LATE:].sum(axis=1)
-    left = (written - out).view(np.int64)
-    _check_points(problems, ledger, "attempts", 0, values[:, 0], parts)
-    taken = written + values[:, NUMBERED_LOSSES].sum(axis=1)
-    _check_cpus(problems, ledger, "serials", SERIALS, *by_cpu(keys, taken))
-    _check_points(problems, ledger, "came out", LATE, written, out, at_least=True)
-    nowhere = np.maximum(left, 0).astype(np.uint64)
-    _check_cpus(problems, ledger, "damaged", DAMAGED, *by_cpu(keys, nowhere))
-    _check_read(problems, ledger, *by_cpu(keys, written))
-    _check_cpus(problems, ledger, "late", CPU_LATE, *by_cpu(keys, late))
+    points = ledger.points
+    written, out = points["written"], points.sum(*COLLECTED, "in_file")
+    parts = points.sum(*ASIDE, "written", *KERNEL)
+    _check_points(problems, ledger, "attempts", "attempts", points["attempts"], parts)
+    _check_cpus(problems, ledger, "serials", written + points.sum(*NUMBERED))
+    _check_points(problems, ledger, "came out", COLLECTED[0], written, out, at_least=True)
+    nowhere = np.maximum((written - out).view(np.int64), 0).astype(np.uint64)
+    _check_cpus(problems, ledger, "damaged", nowhere)
+    _check_cpus(problems, ledger, "read", written)
+    _check_cpus(problems, ledger, "late", points["late"])
 
 
 def _check_points(
     problems: Problems,
     ledger: Ledger,
     check: str,
-    counter: int,
+    counter: str,
     told: U64,
     found: U64,
     at_least: bool = False,
@@ -86,42 +76,33 @@ def _check_points(
         problems.add(ledger.entry(counter, key), text)
 
 
-def _check_read(problems: Problems, ledger: Ledger, cpus: I64, written: U64) -> None:
-    """Before the end some of what was written may not be read yet."""
-    if ledger.cpus is not None:
-        found = written - ledger.cpus.at(cpus)[:, DAMAGED]
-        _check_cpus(problems, ledger, "read", READ, cpus, found, at_most=not ledger.final)
+def _check_cpus(problems: Problems, ledger: Ledger, counter: str, of_points: U64) -> None:
+    """A counter of each CPU is what its points add up to; of_points: (points,).
 
-
-def _check_cpus(
-    problems: Problems,
-    ledger: Ledger,
-    check: str,
-    column: int,
-    cpus: I64,
-    sums: U64,
-    at_most: bool = False,
-) -> None:
-    """A counter of each CPU is (or is at_most) what its points add up to; cpus, sums: (n,)."""
+    What was read is what was written and not damaged; before the end some may not be read yet.
+    """
     if ledger.cpus is None:
         return
+    cpus, sums = by_cpu(ledger.points.keys, of_points)
+    if counter == "read":
+        sums = sums - ledger.cpus.at(cpus)["damaged"]
     every = np.unique(np.concatenate((ledger.cpus.keys, cpus)))
-    told = ledger.cpus.at(every)
     found = np.zeros(len(every), np.uint64)
     found[np.searchsorted(every, cpus)] = sums
-    wrong = _wrong(ledger.room(check), found, told[:, column], at_most)
-    damaged = told[:, DAMAGED]
-    written = found + damaged  # if `found` is what should have been read
+    cpu_rows = ledger.cpus.at(every)
+    told, damaged = cpu_rows[counter], cpu_rows["damaged"]
+    at_least = counter == "read" and not ledger.final
+    wrong = _wrong(ledger.room(counter), found, told, at_least)
+    written = found + damaged
     for at in np.flatnonzero(wrong)[:LISTED_AT_ONCE].tolist():
-        cpu = int(every[at])
-        text = ledger.texts[check].format(
-            cpu=cpu,
-            told=told[at, column],
+        text = ledger.texts[counter].format(
+            cpu=every[at],
+            told=told[at],
             found=found[at],
             damaged=damaged[at],
             written=written[at],
         )
-        problems.add(ledger.cpu_entry(cpu), text)
+        problems.add(ledger.cpu_entry(int(every[at])), text)
 
 
 def _wrong(room: int | None, more: U64, less: U64, at_least: bool) -> Mask:
@@ -137,7 +118,7 @@ def check_counts(
     problems: Problems, ledger: Ledger, has_cpu: bool = True, repaired: int = 0
 ) -> None:
     """The file holds what the ledger counts, of each point; less by what a repair left out."""
-    keys, told = ledger.points.keys, ledger.points.values[:, IN_FILE].view(np.int64)
+    keys, told = ledger.points.keys, ledger.points["in_file"].view(np.int64)
     if not has_cpu:
         keys, told = _sum_by(keys & 0xFFFF, told)
     every = np.unique(np.concatenate((keys, counted_keys(ledger.counts))))
@@ -157,7 +138,7 @@ def check_counts(
             told=expected[at],
             found=found[at],
         )
-        problems.add(ledger.entry(IN_FILE, key), text)
+        problems.add(ledger.entry("in_file", key), text)
 
 
 def _sum_by(keys: I64, values: I64) -> tuple[I64, I64]:
@@ -177,14 +158,14 @@ def check_rise(problems: Problems, before: Ledger, after: Ledger) -> None:
 def _fallen(part: str, before: Ledger, after: Ledger) -> Iterator[tuple[int, str]]:
     """Entry and words of each counter that fell; no words twice for one row."""
     old, new = before.parts[part], after.parts[part]
-    now = new.at(old.keys)
+    now = new.at(old.keys).values
     fell = now < old.values
     if part in after.lasting:
         fell &= np.isin(old.keys, new.keys)[:, None]
     last = None
     for at, column in np.argwhere(fell).tolist():
         told = int(old.values[at, column]), int(now[at, column])
-        found = after.fell(part, int(old.keys[at]), column, *told)
+        found = after.fell(part, int(old.keys[at]), old.names[column], *told)
         if found != last:
             yield found
         last = found
@@ -194,13 +175,15 @@ def build_rows(ledger: Ledger, has_cpu: bool, name: Callable[[int], str]) -> lis
     """The table's rows: per CPU and point, or per point where the CPU is not recorded."""
     file_keys = counted_keys(ledger.counts) if has_cpu else np.zeros(0, np.int64)
     keys = np.unique(np.concatenate((ledger.points.keys, file_keys)))
-    values = ledger.points.at(keys)
-    found = counted(ledger.counts, keys) if has_cpu else values[:, IN_FILE].astype(np.int64)
+    points = ledger.points.at(keys)
+    found = counted(ledger.counts, keys) if has_cpu else points["in_file"]
     rows = []
-    for key, counters, here in zip(keys.tolist(), values.tolist(), found.tolist(), strict=True):
-        told = dict(zip(COUNTERS, counters, strict=True))
+    for key, values, here in zip(
+        keys.tolist(), points.values.tolist(), found.tolist(), strict=True
+    ):
+        told = dict(zip(points.names, values, strict=True))
         row = Row(key >> 16, key & 0xFFFF, name(key & 0xFFFF), in_file=here)
-        for counter in (*ASIDE, "written"):
+        for counter in ("attempts", *ASIDE, "written"):
             setattr(row, counter, told[counter])
         causes = zip((*KERNEL_CAUSES, *COLLECTOR_CAUSES), (*KERNEL, *COLLECTED), strict=True)
         row.lost = {cause: told[counter] for cause, counter in causes if told[counter]}
@@ -213,15 +196,15 @@ def build_rows(ledger: Ledger, has_cpu: bool, name: Callable[[int], str]) -> lis
 def _attribute_damaged(rows: list[Row], ledger: Ledger) -> None:
     """Take from `pending` what is lost for good: all of it in the end, as a file that was repaired
     lacks what is damaged too; before, as much as the row's CPU knows to be damaged."""
-    cpus = ledger.cpus or Table.empty(len(CPU_COUNTERS))
-    left = dict(zip(cpus.keys.tolist(), cpus.values[:, DAMAGED].tolist(), strict=True))
+    cpus = ledger.cpus or Table(CPU_COUNTERS)
+    left = dict(zip(cpus.keys.tolist(), cpus["damaged"].tolist(), strict=True))
     for row in rows:
         lost = max(row.pending, 0)
         if not ledger.final:
             lost = min(lost, left.get(row.cpu or 0, 0))
             left[row.cpu or 0] = left.get(row.cpu or 0, 0) - lost
         if lost:
-            row.lost[DAMAGED_CAUSE] = lost
+            row.lost[DAMAGED] = lost
         row.pending -= lost
 
 

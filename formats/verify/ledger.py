@@ -14,7 +14,7 @@ A point is what a record is of: a location or an event. formats/verify/balance.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -22,18 +22,16 @@ import numpy as np
 
 from formats.verify.report import I64, U64
 
-ASIDE = ("attempts", "filtered", "unchanged", "limited")
-KERNEL = ("ring_full", "no_ring", "other", "table_full", "no_slot")
-"""Losses in the kernel; those of the first three had taken a serial."""
-COLLECTED = ("late", "queue_full", "disk_full", "write_error")
+ASIDE = ("filtered", "unchanged", "limited")
+NUMBERED = ("ring_full", "no_ring", "other")
+"""Losses in the kernel that had taken a serial."""
+KERNEL = (*NUMBERED, "table_full", "no_slot")
+"""Losses in the kernel."""
+LATE_STAGE = ("queue_full", "disk_full", "write_error")
+COLLECTED = ("late", *LATE_STAGE)
 """Losses in the collector."""
-COUNTERS = (*ASIDE, "written", *KERNEL, *COLLECTED, "in_file")
+COUNTERS = ("attempts", *ASIDE, "written", *KERNEL, *COLLECTED, "in_file")
 CPU_COUNTERS = ("serials", "read", "damaged", "late", "ring_lost")
-WRITTEN, IN_FILE = COUNTERS.index("written"), COUNTERS.index("in_file")
-LATE = COUNTERS.index("late")
-NUMBERED_LOSSES = slice(WRITTEN + 1, WRITTEN + 4)
-COLLECTED_LOSSES = slice(LATE, LATE + len(COLLECTED))
-SERIALS, READ, DAMAGED, CPU_LATE, RING_LOST = range(len(CPU_COUNTERS))
 
 IN_FLIGHT = 64
 """Events that may be half counted when a ledger before the last reads the kernel's counters."""
@@ -43,25 +41,33 @@ POINTS = 256
 
 @dataclass
 class Table:
-    """Rows of counters: sorted keys (n,), values (n, counters), entry numbers (n,)."""
+    """Rows of counters: their names, sorted keys (n,), values (n, counters), entry numbers (n,)."""
 
-    keys: I64
-    values: U64
+    names: Sequence[str]
+    keys: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    values: U64 = field(default_factory=lambda: np.zeros((0, 0), np.uint64))
     index: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    @classmethod
-    def empty(cls, counters: int) -> Table:
-        """A table without rows."""
-        return cls(np.zeros(0, np.int64), np.zeros((0, counters), np.uint64))
+    def __post_init__(self) -> None:
+        self.values = self.values.reshape(-1, len(self.names))
 
-    def at(self, keys: I64) -> U64:
-        """The counters of these keys, (len(keys), counters); zeros for a key that has no row."""
-        found = np.zeros((len(keys), self.values.shape[1]), np.uint64)
+    def __getitem__(self, name: str) -> U64:
+        """(n,) a counter of all rows."""
+        return self.values[:, self.names.index(name)]
+
+    def sum(self, *names: str) -> U64:
+        """(n,) the sum of some counters."""
+        total: U64 = self.values[:, [self.names.index(name) for name in names]].sum(axis=1)
+        return total
+
+    def at(self, keys: I64) -> Table:
+        """The rows of these keys; zeros for a key that has no row."""
+        found = np.zeros((len(keys), len(self.names)), np.uint64)
         if len(self.keys):
             place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
             same = self.keys[place] == keys
             found[same] = self.values[place[same]]
-        return found
+        return Table(self.names, keys, found)
 
     def entry(self, key: int, otherwise: int) -> int:
         """The entry number of a key's row, or `otherwise`."""
@@ -74,10 +80,9 @@ class Ledger:
     """One ledger of the file. A format's subclass says how to call things, and where they are.
 
     index: the entry number that its problems name; number: which ledger of the file it is.
-    points: keys cpu << 16 | point, a file without CPUs has cpu 0; values in order of COUNTERS.
-    cpus: values in order of CPU_COUNTERS; None where the file lacks them. parts: tables of which no
-    counter ever falls, by what a row of them is called. counts: records in the file before this
-    ledger, by cpu * POINTS + point.
+    points: COUNTERS by cpu << 16 | point, a file without CPUs has cpu 0. cpus: CPU_COUNTERS by CPU;
+    None where the file lacks them. parts: tables of which no counter ever falls, by what a row of
+    them is called. counts: records in the file before this ledger, by cpu * POINTS + point.
     """
 
     texts: ClassVar[Mapping[str, str]]
@@ -111,15 +116,15 @@ class Ledger:
         """What a key of `points` stands for; has_cpu: its CPU is known."""
         raise NotImplementedError
 
-    def entry(self, counter: int, key: int) -> int:
-        """The entry that holds a counter of a key of `points` (0 to len(COUNTERS))."""
+    def entry(self, counter: str, key: int) -> int:
+        """The entry that holds a counter of a key of `points`."""
         return self.index
 
     def cpu_entry(self, cpu: int) -> int:
         """The entry that holds the counters of a CPU."""
         return self.index
 
-    def fell(self, part: str, key: int, column: int, then: int, now: int) -> tuple[int, str]:
+    def fell(self, part: str, key: int, counter: str, then: int, now: int) -> tuple[int, str]:
         """Entry and words for a counter that is smaller than in the ledger before."""
         raise NotImplementedError
 

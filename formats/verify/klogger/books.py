@@ -6,7 +6,7 @@ One dump holds a whole ledger: a LEDGER for each event, a CPU_LEDGER, PROGRAM_LE
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -15,14 +15,11 @@ import numpy as np
 
 from formats.klogger import NUMBERS, LogBatch
 from formats.verify.ledger import (
-    COLLECTED_LOSSES,
+    COLLECTED,
     COUNTERS,
     CPU_COUNTERS,
-    DAMAGED,
     IN_FLIGHT,
-    NUMBERED_LOSSES,
-    SERIALS,
-    WRITTEN,
+    NUMBERED,
     Ledger,
     Table,
 )
@@ -136,40 +133,35 @@ class LogLedger(Ledger):
         keys = [programs.setdefault(program, len(programs)) for program in gathered.programs]
         missed = np.array([*gathered.programs.values()], np.int64)
         parts = {
-            LEDGER: _table(points[:, 0], points[:, 1:]),
-            CPU_LEDGER: _table(np.zeros(len(cpu), np.int64), cpu),
-            PROGRAM_LEDGER: _table(
-                np.array(keys, np.int64), missed.reshape(-1, len(PROGRAM_COUNTERS))
-            ),
+            LEDGER: _table(COUNTERS, points[:, 0], points[:, 1:]),
+            CPU_LEDGER: _table(CPU_COUNTERS, np.zeros(len(cpu), np.int64), cpu),
+            PROGRAM_LEDGER: _table(PROGRAM_COUNTERS, np.array(keys, np.int64), missed),
         }
         before = self.before = gathered.before
-        self.lacks_cpu = not len(cpu) and bool(before.kernel or points[:, 1 + WRITTEN].any())
+        self.lacks_cpu = not len(cpu) and bool(before.kernel or parts[LEDGER]["written"].any())
         final, cpus = gathered.finals == {1}, None if self.lacks_cpu else parts[CPU_LEDGER]
         super().__init__(before.entry, number, final, before.counts, parts[LEDGER], cpus, parts)
 
     def where(self, key: int, has_cpu: bool = True) -> str:
         return self._name(key) or f"event {key}"
 
-    def fell(self, part: str, key: int, column: int, then: int, now: int) -> tuple[int, str]:
+    def fell(self, part: str, key: int, counter: str, then: int, now: int) -> tuple[int, str]:
         if part == PROGRAM_LEDGER:
             part = list(self._programs)[key]
         elif part == LEDGER:
-            part = f"{self.where(key)}: {COUNTERS[column]}"
+            part = f"{self.where(key)}: {counter}"
         elif part == CPU_LEDGER:
-            part = CPU_COUNTERS[column]
+            part = counter
         return self.index, f"{part} fell from {then} to {now}"
 
-    def of_cpu(self, column: int) -> int:
-        """A counter of the CPU, by its place in CPU_COUNTERS."""
-        values = self.parts[CPU_LEDGER].values
-        return int(values[0, column]) if len(values) else 0
+    def of_cpu(self, counter: str) -> int:
+        """A counter of the CPU; 0 where the ledger has none."""
+        return int(self.parts[CPU_LEDGER][counter].sum())
 
     @property
     def lost_numbered(self) -> int:
         """Losses that had taken a serial, of all causes."""
-        values = self.points.values
-        kernel = int(values[:, NUMBERED_LOSSES].sum())
-        return kernel + int(values[:, COLLECTED_LOSSES].sum()) + self.of_cpu(DAMAGED)
+        return int(self.points.sum(*NUMBERED, *COLLECTED).sum()) + self.of_cpu("damaged")
 
     @property
     def is_quiet(self) -> bool:
@@ -196,7 +188,7 @@ class LogLedger(Ledger):
 
     def check_serials(self, problems: Problems) -> None:
         """The kernel's serials that are missing from the file are the losses that had taken one."""
-        serials, lost = self.of_cpu(SERIALS), self.lost_numbered
+        serials, lost = self.of_cpu("serials"), self.lost_numbered
         if self.before.highest > serials:
             highest = self.before.highest
             what = f"serial {highest} of the kernel in the file, but only {serials} given out"
@@ -218,6 +210,6 @@ class LogLedger(Ledger):
         ]
 
 
-def _table(keys: I64, values: I64) -> Table:
+def _table(names: Sequence[str], keys: I64, values: I64) -> Table:
     order = np.argsort(keys, kind="stable")
-    return Table(keys[order], values[order].astype(np.uint64))
+    return Table(names, keys[order], values[order].astype(np.uint64))

@@ -24,7 +24,7 @@ from formats.verify.klogger.books import LEDGERS, Gathered, LogLedger, SoFar, in
 from formats.verify.klogger.clock import CLOCK, ClockEvents
 from formats.verify.klogger.events import BEGIN, DUMP_FINISH, LOCATION, Events, check_table
 from formats.verify.klogger.pauses import Pauses
-from formats.verify.ledger import COLLECTED_LOSSES, RING_LOST, SERIALS, Tally
+from formats.verify.ledger import LATE_STAGE, Tally
 from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
 
 
@@ -246,8 +246,8 @@ class _Run:
             for row in report.rows:
                 row.cpu = self._reader.cpu
             report.missed = last.missed()
-            report.ring_lost = last.of_cpu(RING_LOST)
-            report.seq_lost = max(report.seq_lost, last.of_cpu(SERIALS) - last.before.kernel)
+            report.ring_lost = last.of_cpu("ring_lost")
+            report.seq_lost = max(report.seq_lost, last.of_cpu("serials") - last.before.kernel)
         report.after_checkpoint = self._serials.kernel - (last.before.kernel if last else 0)
         if self._events.snapshot >= 0:
             report.existing = self._tally.of_point(EXISTING)
@@ -275,8 +275,7 @@ class _Run:
     def _judge_aside(self) -> None:
         """What is wrong, but for what a full disk or queue may have kept out of the file."""
         last = self._last
-        late_stage = slice(COLLECTED_LOSSES.start + 1, COLLECTED_LOSSES.stop)
-        refused = last is not None and bool(last.points.values[:, late_stage].any())
+        refused = last is not None and bool(last.points.sum(*LATE_STAGE).any())
         for entry, what in (*self._clock.wrong, *self._pauses.wrong):
             if refused:
                 self._report.notes.append(f"{what}; events of the collector may be missing")

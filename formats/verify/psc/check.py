@@ -11,7 +11,7 @@ from formats.base import control
 from formats.base.errors import DamagedError
 from formats.psc import Capture, open_capture
 from formats.verify.balance import build_rows
-from formats.verify.ledger import POINTS, RING_LOST
+from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import MOST_CPUS, Checkpoint
 from formats.verify.psc.clock import ClockCheck
 from formats.verify.psc.entries import NO_ROWS, ControlRows, Segment, is_number, is_ours
@@ -233,7 +233,7 @@ class _LedgerRun:
                 self._problems.add(last.index, "snapshots follow the final checkpoint")
         report.rows = build_rows(last, self._has_cpu, name)
         report.missed = last.missed(name)
-        report.ring_lost = int(last.cpu_rows.values[:, RING_LOST].sum())
+        report.ring_lost = int(last.cpu_rows["ring_lost"].sum())
         points = {row.location for row in report.rows if row.location != control.EXISTING}
         if self._locations is not None and len(points) > self._locations:
             self._problems.add(

@@ -10,14 +10,12 @@ import numpy as np
 
 from formats.base import control
 from formats.verify.ledger import (
+    COLLECTED,
     COUNTERS,
     CPU_COUNTERS,
     IN_FLIGHT,
     KERNEL,
-    LATE,
     POINTS,
-    RING_LOST,
-    WRITTEN,
     Ledger,
     Table,
 )
@@ -37,7 +35,15 @@ _LEDGER, _LOSSES, _CPU, _PROGRAM, _COLLECTOR = GROUP_KINDS = tuple(
         control.Collector,
     )
 )
-_KERNEL = slice(WRITTEN + 1, WRITTEN + 1 + len(KERNEL))
+_COUNTERS: dict[int, tuple[str, ...]] = {
+    _LEDGER: ("attempts", "filtered", "unchanged", "written", "unused"),
+    _LOSSES: KERNEL,
+    _CPU: CPU_COUNTERS,
+    _PROGRAM: ("missed", "kprobe_missed", "runs", "run_ns", "unused"),
+    _COLLECTOR: (*COLLECTED, "in_file"),
+}
+"""What the five u64 of each kind of row count."""
+_KIND_OF = {name: kind for kind in (_LEDGER, _LOSSES, _COLLECTOR) for name in _COUNTERS[kind]}
 
 
 class Checkpoint(Ledger):
@@ -65,14 +71,13 @@ class Checkpoint(Ledger):
         self, index: int, head: control.Checkpoint, counts: I64, rows: dict[int, Table], online: U64
     ) -> None:
         keys = np.unique(np.concatenate([rows[k].keys for k in (_LEDGER, _LOSSES, _COLLECTOR)]))
-        values = np.zeros((len(keys), len(COUNTERS)), np.uint64)
-        kernel = rows[_LEDGER].at(keys)
-        values[:, :3], values[:, WRITTEN] = kernel[:, :3], kernel[:, 3]
-        values[:, _KERNEL] = rows[_LOSSES].at(keys)
-        values[:, LATE:] = rows[_COLLECTOR].at(keys)
+        points = Table(COUNTERS, keys, np.zeros((len(keys), len(COUNTERS)), np.uint64))
+        for kind in (_LEDGER, _LOSSES, _COLLECTOR):
+            table = rows[kind].at(keys)
+            for name in set(table.names) & set(COUNTERS):
+                points[name][:] = table[name]
         parts = {control.NAMES[kind]: table for kind, table in rows.items()}
-        super().__init__(index, head.number, head.final == 1, counts, Table(keys, values),
-                         rows[_CPU], parts)  # fmt: skip
+        super().__init__(index, head.number, head.final == 1, counts, points, rows[_CPU], parts)
         self.tables = rows
         self.cpu_rows = rows[_CPU]
         self._online = online
@@ -80,14 +85,13 @@ class Checkpoint(Ledger):
     def where(self, key: int, has_cpu: bool = True) -> str:
         return f"CPU {key >> 16}, location {key & 0xFFFF}" if has_cpu else f"location {key}"
 
-    def entry(self, counter: int, key: int) -> int:
-        kind = _LEDGER if counter <= WRITTEN else _COLLECTOR if counter >= LATE else _LOSSES
-        return self.tables[kind].entry(key, self.index)
+    def entry(self, counter: str, key: int) -> int:
+        return self.tables[_KIND_OF[counter]].entry(key, self.index)
 
     def cpu_entry(self, cpu: int) -> int:
         return self.tables[_CPU].entry(cpu, self.index)
 
-    def fell(self, part: str, key: int, column: int, then: int, now: int) -> tuple[int, str]:
+    def fell(self, part: str, key: int, counter: str, then: int, now: int) -> tuple[int, str]:
         what = f"{part} row {self._row(part, key)} counts less than before"
         return self.parts[part].entry(key, self.index), what
 
@@ -177,7 +181,7 @@ class CheckpointReader:
 
     def _tables(self) -> tuple[dict[int, Table], U64]:
         """The rows by kind, and what CPU rows say of being online."""
-        tables = {kind: Table.empty(len(CPU_COUNTERS)) for kind in GROUP_KINDS}
+        tables = {kind: Table(_COUNTERS[kind]) for kind in GROUP_KINDS}
         online = np.zeros(0, np.uint64)
         if not self._gathered:
             return tables, online
@@ -190,10 +194,10 @@ class CheckpointReader:
             if not len(mine):
                 continue
             mine = mine[np.argsort(keys[mine], kind="stable")]
-            table = tables[kind] = Table(keys[mine], values[mine], index[mine])
+            table = tables[kind] = Table(_COUNTERS[kind], keys[mine], values[mine], index[mine])
             if kind == _CPU:  # the last pair is (online, ring_lost)
-                online = table.values[:, RING_LOST] & np.uint64(0xFFFFFFFF)
-                table.values[:, RING_LOST] >>= np.uint64(32)
+                online = table["ring_lost"] & np.uint64(0xFFFFFFFF)
+                table["ring_lost"][:] >>= np.uint64(32)
             twice = np.flatnonzero(np.diff(table.keys) == 0) + 1
             for at in twice[:LISTED_AT_ONCE]:
                 self._problems.add(table.index[at], f"{control.NAMES[kind]} row is there twice")

@@ -12,15 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from formats.base import control
-from formats.verify.ledger import (
-    COLLECTED_LOSSES,
-    DAMAGED,
-    IN_FLIGHT,
-    LATE,
-    NUMBERED_LOSSES,
-    SERIALS,
-    by_cpu,
-)
+from formats.verify.ledger import IN_FLIGHT, LATE_STAGE, NUMBERED, by_cpu
 from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.entries import ControlRows
 from formats.verify.psc.sequence import is_unsure
@@ -61,10 +53,9 @@ class LossSums:
 
 def check_losses(problems: Problems, shot: Checkpoint, sums: LossSums) -> None:
     """The final checkpoint's losses are those that the LOSS entries count."""
-    values, table = shot.points.values, shot.cpu_rows
-    lost_numbered = values[:, NUMBERED_LOSSES].sum(axis=1) + values[:, LATE]
-    cpus, lost = by_cpu(shot.points.keys, lost_numbered)
-    told = {int(cpu): int(n) for cpu, n in zip(table.keys, table.values[:, DAMAGED], strict=True)}
+    cpus, lost = by_cpu(shot.points.keys, shot.points.sum(*NUMBERED, "late"))
+    rows = shot.cpu_rows
+    told = dict(zip(rows.keys.tolist(), rows["damaged"].tolist(), strict=True))
     for cpu, count in zip(cpus, lost, strict=True):
         told[int(cpu)] = told.get(int(cpu), 0) + int(count)
     for cpu in sorted(told.keys() | sums.by_cpu.keys()):
@@ -75,7 +66,7 @@ def check_losses(problems: Problems, shot: Checkpoint, sums: LossSums) -> None:
                 f"CPU {cpu}: the final ledger counts {ledger} records lost, late or damaged, "
                 f"the LOSS entries {entries}",
             )
-    late_stage = int(values[:, COLLECTED_LOSSES][:, 1:].sum())
+    late_stage = int(shot.points.sum(*LATE_STAGE).sum())
     if late_stage > sums.unsure:
         problems.add(
             shot.index,
@@ -102,7 +93,7 @@ def check_serials(
             if hole > IN_FLIGHT + sums.unsure:
                 problems.add(where, f"CPU {cpu}: {hole} serial(s) missing without a LOSS entry")
             continue
-        taken = int(shot.cpu_rows.at(np.array([cpu]))[0, SERIALS])
+        taken = int(shot.cpu_rows.at(np.array([cpu]))["serials"][0])
         if one.highest > taken:
             problems.add(
                 shot.cpu_entry(cpu),
@@ -121,6 +112,6 @@ def check_serials(
         )
     if shot is None or not shot.final:
         return
-    for cpu, taken in zip(shot.cpu_rows.keys, shot.cpu_rows.values[:, SERIALS], strict=True):
+    for cpu, taken in zip(shot.cpu_rows.keys, shot.cpu_rows["serials"], strict=True):
         if taken and int(cpu) not in serials.cpus and not sums.unsure:
             problems.add(where, f"CPU {cpu}: {taken} serials taken, none in the file")
