@@ -378,6 +378,20 @@ def change_header(header: dict[str, Any], choose: random.Random) -> None:
     what.update(values)
 
 
+def test_a_header_that_has_counters_as_bytes_is_refused(tmp_path: Path) -> None:
+    path = clean_log().finish().write(tmp_path / NAME)
+    data, dumps = path.read_bytes(), find_dumps(path)
+    text = data[PREAMBLE.size : dumps.begin].decode().rstrip()
+    header = json.loads(text)
+    fields = next(event for event in header["events"] if event["name"] == "LEDGER")["fields"]
+    next(field for field in fields if field["name"] == "attempts")["kind"] = "bytes"
+    text = json.dumps(header)
+    text += " " * (-len(text) % 8)
+    preamble = PREAMBLE.pack(data[:8], len(text), zlib.crc32(text.encode()), 0)
+    report = check(preamble + text.encode() + data[dumps.begin :], path)
+    assert (report.exit_code, report.error) == (5, "the header has LEDGER.attempts as bytes")
+
+
 def test_headers_that_say_something_else_of_the_events_do_no_harm(tmp_path: Path) -> None:
     """A header may be made by anybody: names, kinds, places of fields, the schema, the CPU."""
     seed = int.from_bytes(os.urandom(4), "big")
