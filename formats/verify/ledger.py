@@ -20,16 +20,16 @@ from typing import ClassVar
 
 import numpy as np
 
+from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
 from formats.verify.report import I64, U64
 
 ASIDE = ("filtered", "unchanged", "limited")
+KERNEL, COLLECTED = tuple(KERNEL_CAUSES), tuple(COLLECTOR_CAUSES)
+"""Losses in the kernel, and in the collector."""
 NUMBERED = ("ring_full", "no_ring", "other")
-"""Losses in the kernel that had taken a serial."""
-KERNEL = (*NUMBERED, "table_full", "no_slot")
-"""Losses in the kernel."""
+"""Those of the kernel that had taken a serial."""
 LATE_STAGE = ("queue_full", "disk_full", "write_error")
-COLLECTED = ("late", *LATE_STAGE)
-"""Losses in the collector."""
+"""Those of the collector of which a capture does not know the CPU."""
 COUNTERS = ("attempts", *ASIDE, "written", *KERNEL, *COLLECTED, "in_file")
 CPU_COUNTERS = ("serials", "read", "damaged", "late", "ring_lost")
 

@@ -8,9 +8,10 @@ import os
 from dataclasses import dataclass
 
 from formats.base.errors import FileError, UsageError
+from formats.base.files import create_file
 from formats.klogger import LogReader
 from formats.verify.klogger.check import verify_log
-from formats.verify.psc.repair import new_file
+from formats.verify.psc.repair import MODE, NEW_NAME
 from formats.verify.report import Report
 
 _COPY_BYTES = 1 << 20
@@ -45,7 +46,7 @@ def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Log
     bad = min(places, default=walked.end)
     kept = [dump for dump in walked.found if dump.end <= bad]
     end = kept[-1].end if kept else walked.begin
-    with new_file(out) as target, open(path, "rb") as source:
+    with create_file(out, mode=MODE, hint=NEW_NAME) as target, open(path, "rb") as source:
         while end:
             piece = source.read(min(end, _COPY_BYTES))
             if not piece:
