@@ -294,7 +294,10 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "seq_no": (put("seq_no", add(1)), "seq_no"),
     "time": (put("tv_sec", add(1)), "time"),
     "time_ns": (put("time_ns", add(10**8)), "time"),
-    "ports of a control entry": (put("lport", 5, control.Clock.location), "no control entry has location 225"),
+    "ports of a control entry": (
+        put("lport", 5, control.Clock.location),
+        "no control entry has location 225",
+    ),
     "two LEDGER rows": (
         change(control.Ledger, -6, cpu=lambda cpu: 1 - cpu, point=1),
         "twice",
