@@ -28,7 +28,7 @@ from collector.writer.spool import Spool
 from formats.base.control import End, Start, encode_many
 from formats.base.errors import FileError
 from formats.psc import encode_header, writer_header
-from formats.verify.check import verify_file
+from formats.verify import verify_file
 
 WAIT_S = 120.0
 LOCATION = 1
