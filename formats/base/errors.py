@@ -59,9 +59,18 @@ class FileError(TcpkmonError):
 
 
 class DamagedError(TcpkmonError):
-    """A file is damaged or hostile; the message names the offset."""
+    """A file is damaged or hostile; the message, or `offset` [bytes], says where."""
 
     exit_code = 5
+
+    def __init__(self, message: str, hint: str = "", offset: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.offset = offset
+
+    def lines(self) -> tuple[str, ...]:
+        """One line, which begins with the offset if there is one."""
+        (line,) = super().lines()
+        return (line if self.offset is None else f"at offset {self.offset}: {line}",)
 
 
 @dataclass(frozen=True, order=True)

@@ -40,6 +40,7 @@ from formats.klogger.table import (
     LogField,
     LogFormat,
 )
+from formats.klogger.walk import DumpHead, DumpWalk, list_bytes
 
 __all__ = [
     "ALL",
@@ -56,6 +57,8 @@ __all__ = [
     "SNAPSHOT",
     "SNAPSHOT_NUMBER",
     "Choice",
+    "DumpHead",
+    "DumpWalk",
     "LogBatch",
     "LogClock",
     "LogEvent",
@@ -71,6 +74,7 @@ __all__ = [
     "encode_preamble",
     "find_logs",
     "finish_dump",
+    "list_bytes",
     "make_header",
     "merge_logs",
     "number_events",

@@ -8,7 +8,6 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,16 +19,13 @@ from formats.klogger.batch import LogBatch
 from formats.klogger.encode import (
     DUMP_BYTES_MAX,
     DUMP_FINISH,
-    DUMP_HEAD,
-    DUMP_HEAD_BYTES,
-    DUMP_MAGIC,
-    HEAD_CRC_AT,
     HEADER_BYTES_MAX,
     MAGIC,
     PREAMBLE,
 )
 from formats.klogger.losses import Losses
 from formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
+from formats.klogger.walk import DumpHead, DumpWalk, list_bytes
 
 DUMP_BEGIN = "DUMP_BEGIN"
 BATCH_RECORDS = 1 << 16
@@ -39,24 +35,13 @@ _PROBLEMS_MAX = 20
 Data = bytes | memoryview
 
 
-@dataclass(frozen=True)
-class _Head:
-    """A dump's head whose crc is right: where its body begins, and what it says."""
-
-    offset: int
-    index: int
-    count: int
-    body_bytes: int
-    first_serial: int
-    crc: int
-
-
 class LogReader(InputFile):
     """A log, open for reading; FileError or DamagedError where its header cannot be read.
 
     header: as in the file; format: its events; cpu: whose log it is. After (or while) batches() or
     dumps() ran: `problems` says what is damaged, `losses` what is missing, `tail` whether the end
-    is known. Text from the file may hold anything: whoever prints it escapes it.
+    is known, `walked` where the dumps are. Text from the file may hold anything: whoever prints it
+    escapes it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -69,9 +54,10 @@ class LogReader(InputFile):
         except TcpkmonError:
             self.close()
             raise
-        self.problems: list[str] = []
+        self.problems: list[DamagedError] = []
         self._problems_total = 0
         self.losses = Losses(self.format)
+        self.walked = self.walk()
 
     def _read_header(self) -> None:
         preamble = self._read(0, PREAMBLE.size)
@@ -104,7 +90,7 @@ class LogReader(InputFile):
     def damage(self) -> str:
         """What is damaged, in one text; empty if nothing was found so far."""
         more = self._problems_total - len(self.problems)
-        return "; ".join([*self.problems, *([f"and {more} more"] if more else [])])
+        return "; ".join([*map(str, self.problems), *([f"and {more} more"] if more else [])])
 
     @property
     def tail(self) -> str:
@@ -117,86 +103,56 @@ class LogReader(InputFile):
 
     def batches(self, records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
         """All good records in file order, at most `records` (and some 2 MiB) at a time."""
-        return self._walk(records, _BATCH_BYTES)
+        return self._iterate(records, _BATCH_BYTES)
 
     def dumps(self) -> Iterator[LogBatch]:
         """All good records in file order, a whole dump at a time, which is held in memory."""
-        return self._walk(DUMP_BYTES_MAX, DUMP_BYTES_MAX)
+        return self._iterate(DUMP_BYTES_MAX, DUMP_BYTES_MAX)
 
     def present(self) -> frozenset[int]:
         """The event numbers that occur, found in the lists of numbers alone; damage is ignored."""
         found = np.zeros(1 << 16, np.bool_)
-        for head in self._heads([]):
+        for head in self.walk():
             try:
                 found[self._numbers(head, self._read)] = True
             except DamagedError:
                 continue
         return frozenset(np.flatnonzero(found).tolist())
 
-    def _walk(self, records: int, most_bytes: int) -> Iterator[LogBatch]:
+    def walk(self) -> DumpWalk:
+        """A new walk over the heads of the dumps."""
+        return DumpWalk(self._read, self._data_offset, self._size, self.format.order)
+
+    def _iterate(self, records: int, most_bytes: int) -> Iterator[LogBatch]:
         self.problems = []
         self._problems_total = 0
         self.losses = Losses(self.format)
         self._last_serial = 0
-        unread: list[str] = []
+        self.walked = self.walk()
         try:
-            for head in self._heads(unread):
+            for head in self.walked:
                 try:
                     read = self._open_body(head, most_bytes)
                     for batch in self._records(head, read, records, most_bytes):
                         self.losses.add(batch)
                         yield batch
                 except DamagedError as error:
-                    self._note(f"at offset {head.offset}: dump {head.index}: {error.message}")
+                    what = f"dump {head.index}: {error.message}"
+                    self._note(DamagedError(what, offset=head.body))
         except DamagedError as error:  # it became shorter meanwhile
-            self._note(error.message)
-        for text in unread:
-            self._note(text)
+            self._note(error)
+        for found in self.walked.damage:
+            self._note(found)
 
-    def _note(self, text: str) -> None:
+    def _note(self, problem: DamagedError) -> None:
         self._problems_total += 1
         if len(self.problems) < _PROBLEMS_MAX:
-            self.problems.append(text)
+            self.problems.append(problem)
 
-    def _heads(self, unread: list[str]) -> Iterator[_Head]:
-        """The heads of the dumps; why what follows the last of them cannot be read is put into
-        `unread`. A head is only given out if its whole body is there."""
-        layout = self.format.order + DUMP_HEAD.format[1:]
-        at, expected = self._data_offset, 0
-        while at < self._size:
-            rest = self._size - at
-            if rest < DUMP_HEAD_BYTES:
-                unread.append(f"at offset {at}: the last dump is cut off in its head")
-                return
-            data = self._read(at, DUMP_HEAD_BYTES)
-            magic, index, count, body, first, crc, seal, _ = struct.unpack(layout, data)
-            if magic != DUMP_MAGIC or zlib.crc32(data[:HEAD_CRC_AT]) != seal:
-                unread.append(
-                    f"at offset {at}: no dump where one should begin; {rest} bytes unread"
-                )
-                return
-            if index != expected:
-                unread.append(f"at offset {at}: dump {index} where dump {expected} should be")
-            expected = index + 1
-            at += DUMP_HEAD_BYTES
-            # The body fits in the file and its records in the body, before anything is allocated.
-            least = count * RECORD_HEAD_BYTES + _list_bytes(count)
-            if not count or body % 8 or body > DUMP_BYTES_MAX or least > body:
-                unread.append(f"at offset {at}: dump {index} has a senseless size")
-                return
-            if body > self._size - at:
-                unread.append(
-                    f"at offset {at}: dump {index} is cut off, {self._size - at} of {body} bytes "
-                    "are there; what was in it is unknown"
-                )
-                return
-            yield _Head(at, index, count, body, first, crc)
-            at += body
-
-    def _open_body(self, head: _Head, most_bytes: int) -> Callable[[int, int], Data]:
+    def _open_body(self, head: DumpHead, most_bytes: int) -> Callable[[int, int], Data]:
         """What reads bytes at an offset of a dump whose checksum was found right; a small one is
         held in memory, so that it is read once."""
-        crc, at, end = 0, head.offset, head.offset + head.body_bytes
+        crc, at, end = 0, head.body, head.end
         if head.body_bytes <= most_bytes:
             body = memoryview(self._read(at, head.body_bytes))
             crc = zlib.crc32(body)
@@ -209,13 +165,13 @@ class LogReader(InputFile):
             raise DamagedError("the checksum is wrong; what was in it is unknown")
         if head.body_bytes > most_bytes:
             return self._read
-        return lambda at, size: body[at - head.offset : at - head.offset + size]
+        return lambda at, size: body[at - head.body : at - head.body + size]
 
-    def _numbers(self, head: _Head, read: Callable[[int, int], Data]) -> NDArray[Any]:
-        return np.frombuffer(read(head.offset, 2 * head.count), f"{self.format.order}u2")
+    def _numbers(self, head: DumpHead, read: Callable[[int, int], Data]) -> NDArray[Any]:
+        return np.frombuffer(read(head.body, 2 * head.count), f"{self.format.order}u2")
 
     def _records(
-        self, head: _Head, read: Callable[[int, int], Data], records: int, most_bytes: int
+        self, head: DumpHead, read: Callable[[int, int], Data], records: int, most_bytes: int
     ) -> Iterator[LogBatch]:
         """The records of a dump whose checksum is right."""
         numbers = self._numbers(head, read)
@@ -224,13 +180,13 @@ class LogReader(InputFile):
         if len(counts) > len(sizes) or counts[sizes < 0].any():
             raise DamagedError("it lists an event that the header does not describe")
         lengths = (sizes + RECORD_HEAD_BYTES).astype(np.int64)
-        if int(lengths @ counts) + _list_bytes(head.count) != head.body_bytes:
+        if int(lengths @ counts) + list_bytes(head.count) != head.body_bytes:
             raise DamagedError("its records do not fill it")
         for name, number in ((DUMP_BEGIN, numbers[0]), (DUMP_FINISH, numbers[-1])):
             event = self.format.find_event(name)
             if event is not None and event.number != number:
                 raise DamagedError(f"it has no {name} where it should be")
-        at, done = head.offset + _list_bytes(head.count), 0
+        at, done = head.body + list_bytes(head.count), 0
         while done < head.count:
             some = numbers[done : done + records]
             ends = np.cumsum(lengths[some])
@@ -243,7 +199,7 @@ class LogReader(InputFile):
             at += size
 
     def _parse(
-        self, head: _Head, numbers: NDArray[Any], offsets: NDArray[Any], words: NDArray[Any],
+        self, head: DumpHead, numbers: NDArray[Any], offsets: NDArray[Any], words: NDArray[Any],
         first: bool,
     ) -> LogBatch:  # fmt: skip
         order = self.format.order
@@ -286,8 +242,3 @@ class LogReader(InputFile):
         except OSError as error:
             raise FileError(f"cannot read {self.path}: {error.strerror}") from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _list_bytes(count: int) -> int:
-    """Bytes of the list of numbers at the beginning of a dump's body."""
-    return (2 * count + 7) // 8 * 8

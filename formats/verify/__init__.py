@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from formats.verify.check import verify_capture, verify_file
-from formats.verify.log_check import verify_log
-from formats.verify.log_repair import repair_log
-from formats.verify.log_structure import is_log
-from formats.verify.log_whole import verify_folder
-from formats.verify.repair import repair_file
+from formats.verify.klogger.check import verify_log
+from formats.verify.klogger.folder import verify_folder
+from formats.verify.klogger.repair import repair_log
+from formats.verify.psc.check import verify_capture, verify_file
+from formats.verify.psc.repair import repair_file
 from formats.verify.report import DOES_NOT_ADD_UP, Missed, Problem, Report, Row
 from formats.verify.table import make_console, print_report
 
@@ -18,7 +17,6 @@ __all__ = [
     "Problem",
     "Report",
     "Row",
-    "is_log",
     "make_console",
     "print_report",
     "repair_file",

@@ -1,95 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify's fifth check: what stands in the file against what the last checkpoint says stands there.
+"""The checks of a ledger, the same for every record format; docs/verify.md lists all of verify's.
 
-A LOSS entry that names no CPU ("unsure": causes 2 to 4, and what `tcpkmon repair` writes) may have
-taken any entries, LOSS and ledger entries too; what it counts bounds what may be missing.
+    check_sums     attempts   = filtered + unchanged + limited + written + losses in the kernel
+                   serials    = written + ring full + no ring + other, over a CPU's points
+                   came out   : in file + losses in the collector are at most what was written
+                   damaged    = written - in file - losses in the collector, over a CPU's points
+                   read       = written - damaged, over a CPU's points
+                   late       : the same by CPU and by point
+    check_counts   in file    = the records that the file holds before the ledger
+    check_rise     no counter is smaller than in the ledger before
+
+Exactly so in the final ledger. Of an earlier one Ledger.slack says how far off each may be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 
-from formats.base import control
-from formats.verify.entries import I64, U64, ControlRows
-from formats.verify.ledger import IN_FLIGHT, LOCATIONS, Snapshot, by_cpu
-from formats.verify.report import COLLECTOR_CAUSES, DAMAGED, KERNEL_CAUSES, Missed, Problems, Row
-from formats.verify.sequence import is_unsure
-from formats.verify.serials import SerialCheck
+from formats.verify.ledger import (
+    ASIDE,
+    COLLECTED,
+    CPU_COUNTERS,
+    KERNEL,
+    NUMBERED,
+    Ledger,
+    Table,
+    by_cpu,
+    counted,
+    counted_keys,
+)
+from formats.verify.report import (
+    COLLECTOR_CAUSES,
+    DAMAGED,
+    I64,
+    KERNEL_CAUSES,
+    LISTED_AT_ONCE,
+    U64,
+    Mask,
+    Problems,
+    Row,
+)
 
 
-@dataclass
-class LossSums:
-    """Sequence numbers that LOSS entries count: by CPU where they know it."""
-
-    by_cpu: dict[int, int] = field(default_factory=dict)
-    """The causes that know the CPU together: what comes late was first missed in the kernel."""
-    collector: int = 0
-    """Causes 2 to 4, of any CPU."""
-    repaired: int = 0
-    """What `tcpkmon repair` left out or found missing."""
-
-    def feed(self, rows: ControlRows) -> None:
-        """Control rows of a segment."""
-        losses = rows.take(rows.location == control.Loss.location)
-        if not len(losses):
-            return
-        count, cause = losses.pairs[:, 1], losses.words[:, 4]
-        unsure = is_unsure(losses)
-        own = unsure & (cause == control.LossCause.DAMAGED)
-        self.repaired += int(count[own].sum())
-        self.collector += int(count[unsure & ~own].sum())
-        for cpu in np.unique(losses.callvalue[~unsure]):
-            here = int(count[~unsure & (losses.callvalue == cpu)].sum())
-            self.by_cpu[int(cpu)] = self.by_cpu.get(int(cpu), 0) + here
-
-    @property
-    def unsure(self) -> int:
-        """All that no CPU is known of."""
-        return self.collector + self.repaired
+def check_sums(problems: Problems, ledger: Ledger) -> None:
+    """What the kernel and the collector counted adds up."""
+    points = ledger.points
+    written, out = points["written"], points.sum(*COLLECTED, "in_file")
+    parts = points.sum(*ASIDE, "written", *KERNEL)
+    _check_points(problems, ledger, "attempts", "attempts", points["attempts"], parts)
+    _check_cpus(problems, ledger, "serials", written + points.sum(*NUMBERED))
+    _check_points(problems, ledger, "came out", COLLECTED[0], written, out, at_least=True)
+    nowhere = np.maximum((written - out).view(np.int64), 0).astype(np.uint64)
+    _check_cpus(problems, ledger, "damaged", nowhere)
+    _check_cpus(problems, ledger, "read", written)
+    _check_cpus(problems, ledger, "late", points["late"])
 
 
-def counted_keys(counts: I64) -> I64:
-    """The (cpu << 16 | location) of which `counts` has any, sorted."""
-    found = np.flatnonzero(counts)
-    keys: I64 = ((found // LOCATIONS) << 16) | (found % LOCATIONS)
-    return keys
+def _check_points(
+    problems: Problems,
+    ledger: Ledger,
+    check: str,
+    counter: str,
+    told: U64,
+    found: U64,
+    at_least: bool = False,
+) -> None:
+    """Each point's `told` is `found` (or at_least that), both (points,)."""
+    keys, wrong = ledger.points.keys, _wrong(ledger.room(check), told, found, at_least)
+    for at in np.flatnonzero(wrong)[:LISTED_AT_ONCE].tolist():
+        key = int(keys[at])
+        text = ledger.texts[check].format(where=ledger.where(key), told=told[at], found=found[at])
+        problems.add(ledger.entry(counter, key), text)
 
 
-def counted(counts: I64, keys: I64) -> I64:
-    """How many snapshots of each key were found in the file."""
-    place = (keys >> 16) * LOCATIONS + (keys & 0xFFFF)
-    inside = (place < len(counts)) & ((keys & 0xFFFF) < LOCATIONS)
-    found: I64 = np.where(inside, counts[np.minimum(place, len(counts) - 1)], 0)
-    return found
+def _check_cpus(problems: Problems, ledger: Ledger, counter: str, of_points: U64) -> None:
+    """A counter of each CPU is what its points add up to; of_points: (points,).
+
+    What was read is what was written and not damaged; before the end some may not be read yet.
+    """
+    if ledger.cpus is None:
+        return
+    cpus, sums = by_cpu(ledger.points.keys, of_points)
+    if counter == "read":
+        sums = sums - ledger.cpus.at(cpus)["damaged"]
+    every = np.unique(np.concatenate((ledger.cpus.keys, cpus)))
+    found = np.zeros(len(every), np.uint64)
+    found[np.searchsorted(every, cpus)] = sums
+    cpu_rows = ledger.cpus.at(every)
+    told, damaged = cpu_rows[counter], cpu_rows["damaged"]
+    at_least = counter == "read" and not ledger.final
+    wrong = _wrong(ledger.room(counter), found, told, at_least)
+    written = found + damaged
+    for at in np.flatnonzero(wrong)[:LISTED_AT_ONCE].tolist():
+        text = ledger.texts[counter].format(
+            cpu=every[at],
+            told=told[at],
+            found=found[at],
+            damaged=damaged[at],
+            written=written[at],
+        )
+        problems.add(ledger.cpu_entry(int(every[at])), text)
 
 
-def check_counts(problems: Problems, shot: Snapshot, has_cpu: bool, repaired: int) -> None:
-    """The snapshots before a checkpoint are as many as its COLLECTOR rows say, per row."""
-    table = shot.tables[control.Collector.location]
-    told = table.values[:, 4].view(np.int64)
-    keys = table.keys
+def _wrong(room: int | None, more: U64, less: U64, at_least: bool) -> Mask:
+    """Where two counters differ by more than `room`; with at_least only where `more` is less."""
+    off = (more - less).view(np.int64)
+    if room is None:
+        return np.zeros(len(off), np.bool_)
+    wrong: Mask = off < -room
+    return wrong if at_least else wrong | (off > room)
+
+
+def check_counts(
+    problems: Problems, ledger: Ledger, has_cpu: bool = True, repaired: int = 0
+) -> None:
+    """The file holds what the ledger counts, of each point; less by what a repair left out."""
+    keys, told = ledger.points.keys, ledger.points["in_file"].view(np.int64)
     if not has_cpu:
         keys, told = _sum_by(keys & 0xFFFF, told)
-    every = np.unique(np.concatenate((keys, counted_keys(shot.counts))))
+    every = np.unique(np.concatenate((keys, counted_keys(ledger.counts))))
     if not len(every):
         return
     expected = np.zeros(len(every), np.int64)
     expected[np.searchsorted(every, keys)] = told
-    here = counted(shot.counts, every)
-    short = expected - here
+    found = counted(ledger.counts, every)
+    short = expected - found
     if np.all(short >= 0) and int(short.sum()) <= repaired:
         return
-    for at in np.flatnonzero(short)[:8]:
+    for at in np.flatnonzero(short)[:LISTED_AT_ONCE].tolist():
         key = int(every[at])
-        where = f"CPU {key >> 16}, location {key & 0xFFFF}" if has_cpu else f"location {key}"
-        problems.add(
-            table.entry(key, shot.index),
-            f"{where}: {here[at]} entries in the file before checkpoint "
-            f"{shot.checkpoint.number}, which counts {expected[at]}",
+        text = ledger.texts["in file"].format(
+            where=ledger.where(key, has_cpu),
+            number=ledger.number,
+            told=expected[at],
+            found=found[at],
         )
+        problems.add(ledger.entry("in_file", key), text)
 
 
 def _sum_by(keys: I64, values: I64) -> tuple[I64, I64]:
@@ -99,120 +148,64 @@ def _sum_by(keys: I64, values: I64) -> tuple[I64, I64]:
     return different, sums
 
 
-def check_losses(problems: Problems, shot: Snapshot, sums: LossSums) -> None:
-    """The final checkpoint's losses are those that the LOSS entries count."""
-    keys = shot.keys()
-    kernel = shot.counters(control.Losses, keys)[:, :3].sum(axis=1)
-    collected = shot.counters(control.Collector, keys)
-    table = shot.tables[control.Cpu.location]
-    cpus, lost = by_cpu(keys, kernel + collected[:, 0])
-    told = {int(cpu): int(n) for cpu, n in zip(table.keys, table.values[:, 2], strict=True)}
-    for cpu, count in zip(cpus, lost, strict=True):
-        told[int(cpu)] = told.get(int(cpu), 0) + int(count)
-    for cpu in sorted(told.keys() | sums.by_cpu.keys()):
-        ledger, entries = told.get(cpu, 0), sums.by_cpu.get(cpu, 0)
-        if entries > ledger or (entries < ledger and not sums.unsure):
-            problems.add(
-                table.entry(cpu, shot.index),
-                f"CPU {cpu}: the final ledger counts {ledger} records lost, late or damaged, "
-                f"the LOSS entries {entries}",
-            )
-    late_stage = int(collected[:, 1:4].sum())
-    if late_stage > sums.unsure:
-        problems.add(
-            shot.index,
-            f"the final ledger counts {late_stage} lost by queue, disk or write error, "
-            f"the LOSS entries {sums.unsure}",
-        )
-    everything = sum(told.values()) + late_stage
-    if everything > sum(sums.by_cpu.values()) + sums.unsure:
-        problems.add(
-            shot.index,
-            f"the final ledger counts {everything} lost, more than the sequence numbers missing",
-        )
+def check_rise(problems: Problems, before: Ledger, after: Ledger) -> None:
+    """No counter falls from one ledger to the next."""
+    for part in before.parts:
+        for entry, what in islice(_fallen(part, before, after), LISTED_AT_ONCE):
+            problems.add(entry, what)
 
 
-def check_serials(
-    problems: Problems, shot: Snapshot | None, serials: SerialCheck, sums: LossSums, last: int
-) -> None:
-    """Every serial up to the last one taken is in the file or counted as lost."""
-    table = shot.tables[control.Cpu.location] if shot else None
-    where = shot.index if shot else last
-    excess = 0
-    for cpu, one in sorted(serials.cpus.items()):
-        if shot is None or table is None or not shot.final:
-            hole = one.missing_marked
-            if hole > IN_FLIGHT + sums.unsure:
-                problems.add(where, f"CPU {cpu}: {hole} serial(s) missing without a LOSS entry")
-            continue
-        taken = int(table.at(np.array([cpu]))[0, 0])
-        if one.highest > taken:
-            problems.add(
-                table.entry(cpu, where),
-                f"CPU {cpu}: serial {one.highest} in the file, but only {taken} were taken",
-            )
-            continue
-        missing = taken - one.highest + one.missing
-        if missing and not sums.unsure:
-            problems.add(
-                table.entry(cpu, where), f"CPU {cpu}: {missing} serial(s) missing, not counted"
-            )
-        excess += missing
-    if shot is not None and excess > sums.unsure > 0:
-        problems.add(
-            where, f"{excess} serials missing, more than the {sums.unsure} lost with CPU unknown"
-        )
-    if shot is None or not shot.final or table is None:
-        return
-    for cpu, taken in zip(table.keys, table.values[:, 0], strict=True):
-        if taken and int(cpu) not in serials.cpus and not sums.unsure:
-            problems.add(where, f"CPU {cpu}: {taken} serials taken, none in the file")
+def _fallen(part: str, before: Ledger, after: Ledger) -> Iterator[tuple[int, str]]:
+    """Entry and words of each counter that fell; no words twice for one row."""
+    old, new = before.parts[part], after.parts[part]
+    now = new.at(old.keys).values
+    fell = now < old.values
+    if part in after.lasting:
+        fell &= np.isin(old.keys, new.keys)[:, None]
+    last = None
+    for at, column in np.argwhere(fell).tolist():
+        told = int(old.values[at, column]), int(now[at, column])
+        found = after.fell(part, int(old.keys[at]), old.names[column], *told)
+        if found != last:
+            yield found
+        last = found
 
 
-def build_rows(shot: Snapshot, has_cpu: bool, name: Callable[[int], str]) -> list[Row]:
-    """The table's rows: per CPU and location, or per location where the CPU is not recorded."""
-    keys = np.unique(np.concatenate((shot.keys(), counted_keys(shot.counts) if has_cpu else [])))
-    keys = keys.astype(np.int64)
-    ledger = shot.counters(control.Ledger, keys)
-    losses = shot.counters(control.Losses, keys)
-    collected = shot.counters(control.Collector, keys)
-    here = counted(shot.counts, keys) if has_cpu else collected[:, 4].astype(np.int64)
-    rows: list[Row] = []
-    for at, key in enumerate(keys.tolist()):
-        row = _row(key, ledger[at], losses[at], collected[at], int(here[at]), shot.final)
-        row.name = name(row.location)
+def build_rows(ledger: Ledger, has_cpu: bool, name: Callable[[int], str]) -> list[Row]:
+    """The table's rows: per CPU and point, or per point where the CPU is not recorded."""
+    file_keys = counted_keys(ledger.counts) if has_cpu else np.zeros(0, np.int64)
+    keys = np.unique(np.concatenate((ledger.points.keys, file_keys)))
+    points = ledger.points.at(keys)
+    found = counted(ledger.counts, keys) if has_cpu else points["in_file"]
+    rows = []
+    for key, values, here in zip(
+        keys.tolist(), points.values.tolist(), found.tolist(), strict=True
+    ):
+        told = dict(zip(points.names, values, strict=True))
+        row = Row(key >> 16, key & 0xFFFF, name(key & 0xFFFF), in_file=here)
+        for counter in ("attempts", *ASIDE, "written"):
+            setattr(row, counter, told[counter])
+        causes = zip((*KERNEL_CAUSES, *COLLECTOR_CAUSES), (*KERNEL, *COLLECTED), strict=True)
+        row.lost = {cause: told[counter] for cause, counter in causes if told[counter]}
+        row.pending = row.written - here - sum(told[counter] for counter in COLLECTED)
         rows.append(row)
-    if not shot.final:
-        _attribute(rows, shot)
+    _attribute_damaged(rows, ledger)
     return rows if has_cpu else _merge(rows)
 
 
-def _row(key: int, ledger: U64, losses: U64, collected: U64, here: int, final: bool) -> Row:
-    row = Row(key >> 16, key & 0xFFFF, "")
-    row.attempts, row.filtered, row.unchanged, row.written = (int(it) for it in ledger[:4])
-    row.in_file = here
-    lost = (*losses, *collected[:4])
-    for cause, number in zip((*KERNEL_CAUSES, *COLLECTOR_CAUSES), lost, strict=True):
-        if number:
-            row.lost[cause] = int(number)
-    left = row.written - here - int(collected[:4].sum())
-    if final and left > 0:  # what a repaired file lacks is damaged too
-        row.lost[DAMAGED] = left
-    else:
-        row.pending = left
-    return row
-
-
-def _attribute(rows: list[Row], shot: Snapshot) -> None:
-    """Of what is written and not in the file yet, take what the CPU's row knows to be damaged."""
-    table = shot.tables[control.Cpu.location]
-    left = {int(cpu): int(n) for cpu, n in zip(table.keys, table.values[:, 2], strict=True)}
+def _attribute_damaged(rows: list[Row], ledger: Ledger) -> None:
+    """Take from `pending` what is lost for good: all of it in the end, as a file that was repaired
+    lacks what is damaged too; before, as much as the row's CPU knows to be damaged."""
+    cpus = ledger.cpus or Table(CPU_COUNTERS)
+    left = dict(zip(cpus.keys.tolist(), cpus["damaged"].tolist(), strict=True))
     for row in rows:
-        number = min(max(row.pending, 0), left.get(row.cpu or 0, 0))
-        if number:
-            left[row.cpu or 0] -= number
-            row.pending -= number
-            row.lost[DAMAGED] = number
+        lost = max(row.pending, 0)
+        if not ledger.final:
+            lost = min(lost, left.get(row.cpu or 0, 0))
+            left[row.cpu or 0] = left.get(row.cpu or 0, 0) - lost
+        if lost:
+            row.lost[DAMAGED] = lost
+        row.pending -= lost
 
 
 def _merge(rows: list[Row]) -> list[Row]:
@@ -221,13 +214,3 @@ def _merge(rows: list[Row]) -> list[Row]:
         into = merged.setdefault(row.location, Row(None, row.location, row.name))
         into.add(row)
     return sorted(merged.values(), key=lambda row: row.location)
-
-
-def missed(shot: Snapshot, name: Callable[[int], str]) -> list[Missed]:
-    """What the programs never saw, per location with any."""
-    table = shot.tables[control.Program.location]
-    return [
-        Missed(int(key), name(int(key)), int(values[0]), int(values[1]))
-        for key, values in zip(table.keys, table.values, strict=True)
-        if values[0] or values[1]
-    ]

@@ -1,233 +1,172 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify's fourth check: the checkpoints' ledgers against one another and against the entries."""
+"""The ledger of a capture as tables of counters, the same for every record format.
+
+A capture holds its ledger many times: at the start, once a second, at the end. For each of them a
+decoder (formats/verify/psc/checkpoints.py, formats/verify/klogger/books.py) makes a Ledger:
+
+    points     (cpu, point): attempts filtered unchanged limited written | ring_full ... | in_file
+    cpus       (cpu):        serials read damaged late ring_lost
+    programs   (program):    what it missed, and other counts that only grow
+    counts     what the file itself holds before this ledger, counted record by record
+
+A point is what a record is of: a location or an event. formats/verify/balance.py has the checks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
-from formats.base import control
-from formats.verify.entries import I64, U64, ControlRows
-from formats.verify.report import Problems
+from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
+from formats.verify.report import I64, U64
+
+ASIDE = ("filtered", "unchanged", "limited")
+KERNEL, COLLECTED = tuple(KERNEL_CAUSES), tuple(COLLECTOR_CAUSES)
+"""Losses in the kernel, and in the collector."""
+NUMBERED = ("ring_full", "no_ring", "other")
+"""Those of the kernel that had taken a serial."""
+LATE_STAGE = ("queue_full", "disk_full", "write_error")
+"""Those of the collector of which a capture does not know the CPU."""
+COUNTERS = ("attempts", *ASIDE, "written", *KERNEL, *COLLECTED, "in_file")
+CPU_COUNTERS = ("serials", "read", "damaged", "late", "ring_lost")
 
 IN_FLIGHT = 64
-"""Events that may be half counted when a checkpoint before the last reads the kernel's counters."""
-MOST_CPUS = 4096
-"""Where the file does not tell how many there can be."""
-MOST_GROUP = 1 << 22
-LOCATIONS = 256
-GROUP_KINDS = tuple(
-    kind.location
-    for kind in (
-        control.Ledger,
-        control.Losses,
-        control.Cpu,
-        control.Program,
-        control.Collector,
-    )
-)
-_NAMES = {kind: control.NAMES[kind] for kind in GROUP_KINDS}
+"""Events that may be half counted when a ledger before the last reads the kernel's counters."""
+POINTS = 256
+"""Points are 0 to 255."""
 
 
 @dataclass
 class Table:
-    """Rows of one kind in one checkpoint: sorted keys (the callvalues) and five counters each."""
+    """Rows of counters: their names, sorted keys (n,), values (n, counters), entry numbers (n,)."""
 
+    names: Sequence[str]
     keys: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    values: U64 = field(default_factory=lambda: np.zeros((0, 5), np.uint64))
+    values: U64 = field(default_factory=lambda: np.zeros((0, 0), np.uint64))
     index: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    online: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """Of CPU rows, which share the fifth counter's first half."""
 
-    def at(self, keys: I64) -> U64:
-        """The counters of these keys, (len(keys), 5); zeros for a key that has no row."""
-        found = np.zeros((len(keys), 5), np.uint64)
+    def __post_init__(self) -> None:
+        self.values = self.values.reshape(-1, len(self.names))
+
+    def __getitem__(self, name: str) -> U64:
+        """(n,) a counter of all rows."""
+        return self.values[:, self.names.index(name)]
+
+    def sum(self, *names: str) -> U64:
+        """(n,) the sum of some counters."""
+        total: U64 = self.values[:, [self.names.index(name) for name in names]].sum(axis=1)
+        return total
+
+    def at(self, keys: I64) -> Table:
+        """The rows of these keys; zeros for a key that has no row."""
+        found = np.zeros((len(keys), len(self.names)), np.uint64)
         if len(self.keys):
             place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
             same = self.keys[place] == keys
             found[same] = self.values[place[same]]
-        return found
+        return Table(self.names, keys, found)
 
     def entry(self, key: int, otherwise: int) -> int:
         """The entry number of a key's row, or `otherwise`."""
         place = int(np.searchsorted(self.keys, key))
-        here = place < len(self.keys) and int(self.keys[place]) == key
+        here = place < len(self.index) and int(self.keys[place]) == key
         return int(self.index[place]) if here else otherwise
 
 
-@dataclass
-class Snapshot:
-    """One whole checkpoint, and the snapshots found in the file before it.
+class Ledger:
+    """One ledger of the file. A format's subclass says how to call things, and where they are.
 
-    `counts` is indexed by cpu * 256 + location (cpu 0 throughout if the file has no such column).
+    index: the entry number that its problems name; number: which ledger of the file it is.
+    points: COUNTERS by cpu << 16 | point, a file without CPUs has cpu 0. cpus: CPU_COUNTERS by CPU;
+    None where the file lacks them. parts: tables of which no counter ever falls, by what a row of
+    them is called. counts: records in the file before this ledger, by cpu * POINTS + point.
     """
 
-    index: int
-    checkpoint: control.Checkpoint
-    counts: I64
-    tables: dict[int, Table]
+    texts: ClassVar[Mapping[str, str]]
+    """The words for each of the balance's checks; `told` is in the ledger, `found` in the file or
+    in other counters of the ledger."""
+    slack: ClassVar[Mapping[str, int]]
+    """How far off a ledger may be that is not final, by check: one that is not here is made of the
+    final ledger alone."""
+    lasting: ClassVar[frozenset[str]] = frozenset()
+    """Parts that a ledger may leave out."""
 
-    @property
-    def final(self) -> bool:
-        """Whether this is the checkpoint that the collector wrote last of all."""
-        return self.checkpoint.final == 1
+    def __init__(
+        self,
+        index: int,
+        number: int,
+        final: bool,
+        counts: I64,
+        points: Table,
+        cpus: Table | None,
+        parts: Mapping[str, Table],
+    ) -> None:
+        self.index = index
+        self.number = number
+        self.final = final
+        self.counts = counts
+        self.points = points
+        self.cpus = cpus
+        self.parts = parts
 
-    def keys(self) -> I64:
-        """Every (cpu << 16 | location) that any table counts, sorted."""
-        kinds = (control.Ledger, control.Losses, control.Collector)
-        keys: I64 = np.unique(np.concatenate([self.tables[it.location].keys for it in kinds]))
-        return keys
+    def where(self, key: int, has_cpu: bool = True) -> str:
+        """What a key of `points` stands for; has_cpu: its CPU is known."""
+        raise NotImplementedError
 
-    def counters(self, kind: type[control.Control], keys: I64) -> U64:
-        """The counters of one kind for these keys, (len(keys), 5)."""
-        return self.tables[kind.location].at(keys)
+    def entry(self, counter: str, key: int) -> int:
+        """The entry that holds a counter of a key of `points`."""
+        return self.index
 
+    def cpu_entry(self, cpu: int) -> int:
+        """The entry that holds the counters of a CPU."""
+        return self.index
 
-class CheckpointReader:
-    """Gathers each checkpoint's group of entries, across segments; yields whole ones in turn."""
+    def fell(self, part: str, key: int, counter: str, then: int, now: int) -> tuple[int, str]:
+        """Entry and words for a counter that is smaller than in the ledger before."""
+        raise NotImplementedError
 
-    def __init__(self, problems: Problems) -> None:
-        self._problems = problems
-        self._open: tuple[int, control.Checkpoint, I64] | None = None
-        self._rows: list[ControlRows] = []
-        self._gathered = 0
-        self._hidden = False
-        self.broken = 0
-        """Checkpoints whose group is not whole because a LOSS took part of it."""
-
-    def open(self, index: int, checkpoint: control.Checkpoint, counts: I64) -> None:
-        """A CHECKPOINT stands at this entry; `counts` are the snapshots before it."""
-        self._rows, self._gathered, self._hidden = [], 0, False
-        if checkpoint.group > MOST_GROUP:
-            self._problems.add(index, f"checkpoint announces {checkpoint.group} entries")
-            self._open = None
-        else:
-            self._open = index, checkpoint, counts
-
-    @property
-    def until(self) -> int | None:
-        """Entry number after the open checkpoint's group; None if none is open."""
-        return None if self._open is None else self._open[0] + 1 + self._open[1].group
-
-    def gather(self, rows: ControlRows, hidden: bool) -> None:
-        """Rows of the open group; `hidden`: an unsure LOSS stands among them."""
-        self._rows.append(rows)
-        self._gathered += len(rows)
-        self._hidden |= hidden
-
-    def close(self, at_end: bool = False) -> Snapshot | None:
-        """The open checkpoint with its group, or None if the group is not whole."""
-        if self._open is None:
-            return None
-        index, checkpoint, counts = self._open
-        self._open = None
-        if self._gathered != checkpoint.group:
-            if self._hidden:
-                self.broken += 1
-            elif not at_end:
-                self._problems.add(
-                    index,
-                    f"checkpoint {checkpoint.number} announces {checkpoint.group} entries, "
-                    f"{self._gathered} follow it",
-                )
-            return None
-        return Snapshot(index, checkpoint, counts, self._tables())
-
-    def _tables(self) -> dict[int, Table]:
-        tables = {kind: Table() for kind in GROUP_KINDS}
-        if not self._gathered:
-            return tables
-        location = np.concatenate([rows.location for rows in self._rows])
-        keys = np.concatenate([rows.callvalue for rows in self._rows])
-        values = np.concatenate([rows.pairs for rows in self._rows])
-        index = np.concatenate([rows.index for rows in self._rows])
-        for kind in GROUP_KINDS:
-            mine = np.flatnonzero(location == kind)
-            if not len(mine):
-                continue
-            mine = mine[np.argsort(keys[mine], kind="stable")]
-            table = Table(keys[mine], values[mine], index[mine])
-            if kind == control.Cpu.location:  # the last pair is (online, perf lost)
-                table.online = table.values[:, 4] & np.uint64(0xFFFFFFFF)
-                table.values[:, 4] >>= np.uint64(32)
-            for at in np.flatnonzero(np.diff(table.keys) == 0)[:8]:
-                self._problems.add(table.index[at + 1], f"{_NAMES[kind]} row is there twice")
-            tables[kind] = table
-        return tables
+    def room(self, check: str) -> int | None:
+        """How far off this ledger may be in a check; None where it is not made."""
+        return 0 if self.final else self.slack.get(check)
 
 
-def check_monotone(problems: Problems, before: Snapshot, after: Snapshot) -> None:
-    """No counter of any row falls from one checkpoint to the next."""
-    for kind in GROUP_KINDS:
-        old, new = before.tables[kind], after.tables[kind]
-        fell = np.any(new.at(old.keys) < old.values, axis=1)
-        for at in np.flatnonzero(fell)[:8]:
-            key = int(old.keys[at])
-            problems.add(
-                new.entry(key, after.index),
-                f"{_NAMES[kind]} row {describe_key(kind, key)} counts less than before",
-            )
+class Tally:
+    """Counts the records of a file by (cpu, point): `counts`, by cpu * POINTS + point."""
+
+    def __init__(self) -> None:
+        self.counts: I64 = np.zeros(POINTS, np.int64)
+
+    def add(self, keys: I64) -> None:
+        """Count records; keys: cpu * POINTS + point of each."""
+        if not len(keys):
+            return
+        found = np.bincount(keys, minlength=len(self.counts))
+        if len(found) > len(self.counts):
+            found = np.append(found, np.zeros(-len(found) % POINTS, np.int64))
+            self.counts = np.append(self.counts, np.zeros(len(found) - len(self.counts), np.int64))
+        self.counts += found
+
+    def of_point(self, point: int) -> int:
+        """How many of a point there are, on all CPUs."""
+        return int(self.counts[point::POINTS].sum())
 
 
-def describe_key(kind: int, key: int) -> str:
-    """What a row's callvalue stands for."""
-    if kind == control.Cpu.location:
-        return f"of CPU {key}"
-    if kind == control.Program.location:
-        return f"of location {key}"
-    return f"of CPU {key >> 16}, location {key & 0xFFFF}"
+def counted_keys(counts: I64) -> I64:
+    """The (cpu << 16 | point) of which `counts` has any, sorted."""
+    found = np.flatnonzero(counts)
+    keys: I64 = ((found // POINTS) << 16) | (found % POINTS)
+    return keys
 
 
-def check_identities(problems: Problems, shot: Snapshot) -> None:
-    """What the kernel and the collector counted adds up, exactly in the final checkpoint."""
-    keys = shot.keys()
-    slack = 0 if shot.final else IN_FLIGHT
-    ledger = shot.counters(control.Ledger, keys)
-    losses = shot.counters(control.Losses, keys)
-    for kind in (control.Losses.location, control.Collector.location):
-        table = shot.tables[kind]
-        alone = ~np.isin(table.keys, shot.tables[control.Ledger.location].keys)
-        for at in np.flatnonzero(alone)[:8]:
-            where = describe_key(kind, int(table.keys[at]))
-            problems.add(table.index[at], f"{_NAMES[kind]} row {where} without a LEDGER row")
-    for at in np.flatnonzero(shot.tables[control.Cpu.location].online > 1)[:8]:
-        problems.add(shot.tables[control.Cpu.location].index[at], "CPU row is not on or off")
-    parts = ledger[:, 1:4].sum(axis=1) + losses.sum(axis=1)
-    off = (ledger[:, 0] - parts).view(np.int64)
-    for at in np.flatnonzero((off > slack) | (off < -slack))[:8]:
-        key = int(keys[at])
-        problems.add(
-            shot.tables[control.Ledger.location].entry(key, shot.index),
-            f"CPU {key >> 16}, location {key & 0xFFFF}: {ledger[at, 0]} attempts, "
-            f"but {parts[at]} filtered, unchanged, written and lost",
-        )
-    _check_serials(problems, shot, keys, ledger[:, 3] + losses[:, :3].sum(axis=1), slack)
-    collected = shot.counters(control.Collector, keys)
-    left = (ledger[:, 3] - collected.sum(axis=1)).view(np.int64)
-    for at in np.flatnonzero(left < -slack)[:8]:
-        key = int(keys[at])
-        problems.add(
-            shot.tables[control.Collector.location].entry(key, shot.index),
-            f"CPU {key >> 16}, location {key & 0xFFFF}: {ledger[at, 3]} written by the kernel, "
-            f"but {collected[at].sum()} in the file or lost in the collector",
-        )
-    if shot.final:
-        _check_damaged(problems, shot, keys, left)
-        _check_read(problems, shot, keys, ledger[:, 3])
-    _check_late(problems, shot, keys, collected[:, 0], slack)
-
-
-def check_cpus(problems: Problems, shot: Snapshot, limit: int) -> None:
-    """No row is of a CPU, or a location, that there cannot be."""
-    for kind, table in shot.tables.items():
-        if kind == control.Program.location:
-            for at in np.flatnonzero(table.keys >= LOCATIONS)[:8]:
-                problems.add(table.index[at], f"no location {table.keys[at]} has a program")
-            continue
-        cpu = table.keys if kind == control.Cpu.location else table.keys >> 16
-        for at in np.flatnonzero(cpu >= limit)[:8]:
-            problems.add(table.index[at], f"{_NAMES[kind]} row of CPU {cpu[at]}, not possible here")
+def counted(counts: I64, keys: I64) -> I64:
+    """How many records of each key were found in the file."""
+    place = (keys >> 16) * POINTS + (keys & 0xFFFF)
+    inside = (place < len(counts)) & ((keys & 0xFFFF) < POINTS)
+    found: I64 = np.where(inside, counts[np.minimum(place, len(counts) - 1)], 0)
+    return found
 
 
 def by_cpu(keys: I64, values: U64) -> tuple[I64, U64]:
@@ -236,44 +175,3 @@ def by_cpu(keys: I64, values: U64) -> tuple[I64, U64]:
         return keys, values
     cpus, starts = np.unique(keys >> 16, return_index=True)
     return cpus, np.add.reduceat(values, starts)
-
-
-def _compare_cpus(
-    problems: Problems, shot: Snapshot, column: int, cpus: I64, sums: U64, what: str, slack: int
-) -> None:
-    table = shot.tables[control.Cpu.location]
-    every = np.unique(np.concatenate((table.keys, cpus)))
-    told = table.at(every)[:, column]
-    found = Table(cpus, np.repeat(sums[:, None], 5, axis=1)).at(every)[:, 0]
-    off = (told - found).view(np.int64)
-    for at in np.flatnonzero((off > slack) | (off < -slack))[:8]:
-        problems.add(
-            table.entry(int(every[at]), shot.index),
-            f"CPU {every[at]}: {told[at]} {what}, but its locations add up to {found[at]}",
-        )
-
-
-def _check_serials(
-    problems: Problems, shot: Snapshot, keys: I64, took_serial: U64, slack: int
-) -> None:
-    cpus, sums = by_cpu(keys, took_serial)
-    _compare_cpus(problems, shot, 0, cpus, sums, "serials taken", slack)
-
-
-def _check_read(problems: Problems, shot: Snapshot, keys: I64, written: U64) -> None:
-    cpus, sums = by_cpu(keys, written)
-    damaged = shot.tables[control.Cpu.location].at(cpus)[:, 2]
-    what = "records read (written, not damaged)"
-    _compare_cpus(problems, shot, 1, cpus, sums - damaged, what, 0)
-
-
-def _check_late(problems: Problems, shot: Snapshot, keys: I64, late: U64, slack: int) -> None:
-    cpus, sums = by_cpu(keys, late)
-    _compare_cpus(problems, shot, 3, cpus, sums, "late", slack)
-
-
-def _check_damaged(problems: Problems, shot: Snapshot, keys: I64, left: I64) -> None:
-    cpus, sums = by_cpu(keys, np.maximum(left, 0).astype(np.uint64))
-    _compare_cpus(
-        problems, shot, 2, cpus, sums, "damaged (written, not lost and not in the file)", 0
-    )

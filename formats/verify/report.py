@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from formats.base import causes
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
 
 KERNEL_CAUSES = tuple(causes.KERNEL_CAUSES.values())
 COLLECTOR_CAUSES = tuple(causes.COLLECTOR_CAUSES.values())
@@ -14,6 +22,8 @@ DAMAGED = "damaged"
 CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
 COUNTS = ("attempts", "filtered", "unchanged", "limited", "written", "in_file", "pending")
 MOST_PROBLEMS = 50
+LISTED_AT_ONCE = 8
+"""How many problems of one kind a piece of the file (a segment, a batch, a ledger) may list."""
 MOST_ENTRIES = 100_000
 
 PROVEN = 0
@@ -49,6 +59,18 @@ class Problems:
         if len(self.listed) < MOST_PROBLEMS:
             offset = self.data_offset + int(entry) * self.entry_size
             self.listed.append(Problem(offset, int(entry), what))
+
+    def add_each(
+        self, places: I64, entries: I64 | int, what: Callable[[int], str], rest: bool = False
+    ) -> None:
+        """Note the first LISTED_AT_ONCE of these places, and with `rest` count the others.
+
+        entries: the entry number of each place, or that of place 0 where they run on.
+        """
+        for at in places[:LISTED_AT_ONCE].tolist():
+            self.add(entries + at if isinstance(entries, int) else entries[at], what(at))
+        if rest:
+            self.total += max(0, len(places) - LISTED_AT_ONCE)
 
     def count(self, number: int) -> None:
         """Count problems that are too many to list."""

@@ -18,7 +18,7 @@ import pytest
 from collector.writer.direct_io import LEAST_BYTES, PIECE_BYTES, alignment
 from collector.writer.file_sink import Calls, FileSink
 from collector.writer.spool import Spool
-from formats.verify.check import verify_file
+from formats.verify import verify_file
 from tests.live.faults import Collector, Flood, Space, check_flood, cpus, verify, wait_until
 from tests.live.test_output_live import CPUS, Capture, finish
 

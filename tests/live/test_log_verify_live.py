@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from formats.klogger import LogReader
-from formats.verify.log_whole import NAME
+from formats.klogger import LOG_NAME, LogReader
 from tests.live.faults import (
     FULL,
     TCPKMON,
@@ -212,7 +211,7 @@ def is_gone(program: int) -> bool:
 def check_killed(folder: Path) -> int:
     """All finished dumps of a killed capture are there, and what is not is called unknown."""
     paths = sorted(folder.iterdir())
-    assert all(NAME.match(path.name) for path in paths), paths
+    assert all(LOG_NAME.match(path.name) for path in paths), paths
     reports = verify_all(folder, 3)
     for report in reports:
         assert report["tail_unknown"]

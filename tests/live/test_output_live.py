@@ -29,7 +29,7 @@ from collector.writer.written import RETRY_NS, Written
 from formats.base.control import End, Start, encode_many
 from formats.base.errors import FileError
 from formats.psc import encode_header, writer_header
-from formats.verify.check import verify_file
+from formats.verify import verify_file
 from tests.unit.ordering import Whole
 
 WAIT_S = 120.0

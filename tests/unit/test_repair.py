@@ -17,8 +17,8 @@ from formats.base import control
 from formats.base.errors import DamagedError, FileError, UsageError
 from formats.psc.header import encode_header
 from formats.verify import verify_file
-from formats.verify.clean import increasing
-from formats.verify.repair import Repair, repair_file
+from formats.verify.psc.clean import increasing
+from formats.verify.psc.repair import Repair, repair_file
 from tests.unit.captures import (
     FURTHER,
     CaptureBuilder,
@@ -153,7 +153,7 @@ def test_entries_after_the_end(tmp_path: Path) -> None:
 
 def test_large_files_are_cleaned_across_segments(tmp_path: Path, monkeypatch: Any) -> None:
     for module in ("clean", "check"):
-        monkeypatch.setattr(f"formats.verify.{module}.SEGMENT_ROWS", 100)
+        monkeypatch.setattr(f"formats.verify.psc.{module}.SEGMENT_ROWS", 100)
     build = CaptureBuilder()
     for _ in range(5):
         build.snapshots(0, 1, 60)

@@ -17,7 +17,7 @@ import pytest
 from formats.base import control
 from formats.base.errors import DamagedError
 from formats.verify import verify_file
-from formats.verify.repair import repair_file
+from formats.verify.psc.repair import repair_file
 from tests.unit.captures import CaptureBuilder, full_capture
 
 FULL = bool(os.environ.get("TCPKMON_FULL"))

@@ -282,8 +282,8 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "fewer locations": (change(control.Start, 0, locations=1), "locations"),
     "fewer CPUs": (change(control.Start, 0, cpus=1), "CPU"),
     "location": (put("location", 2), "entries in the file"),
-    "location 0": (put("location", 0), "location 0"),
-    "unknown location": (put("location", 250), "location 250"),
+    "location 0": (put("location", 0), "no entry has location 0"),
+    "unknown location": (put("location", 250), "no control entry has location 250"),
     "cpu": (put("cpu", 1), "serial"),
     "cpu beyond": (put("cpu", 77), "CPU 77"),
     "serial": (put("serial", add(1)), "serial"),
@@ -294,12 +294,65 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "seq_no": (put("seq_no", add(1)), "seq_no"),
     "time": (put("tv_sec", add(1)), "time"),
     "time_ns": (put("time_ns", add(10**8)), "time"),
-    "ports of a control entry": (put("lport", 5, control.Clock.location), "location 225"),
+    "ports of a control entry": (
+        put("lport", 5, control.Clock.location),
+        "no control entry has location 225",
+    ),
     "two LEDGER rows": (
         change(control.Ledger, -6, cpu=lambda cpu: 1 - cpu, point=1),
         "twice",
     ),
 }
+
+
+BREAKS |= {
+    "came out": (change(control.Ledger, -1, written=add(-1), filtered=add(1)),
+                 "written by the kernel, but"),
+    "nowhere": (change(control.Cpu, -2, damaged=add(1)), "not lost and not in the file)"),
+    "read": (change(control.Cpu, -1, read=add(1)), "records read (written, not damaged)"),
+    "late by CPU": (change(control.Cpu, -1, late=add(1)), "late, but its locations add up to"),
+    "serials by CPU": (change(control.Cpu, -1, serials=add(1)), "serials taken, but its locations"),
+    "a row of no CPU": (change(control.Cpu, -1, cpu=77), "CPU row of CPU 77, not possible here"),
+    "a program of no location": (change(control.Program, -1, point=300),
+                                 "no location 300 has a program"),
+    "losses alone": (change(control.Losses, -1, point=5),
+                     "LOSSES row of CPU 1, location 5 without a LEDGER row"),
+    "on or off": (change(control.Cpu, -1, online=2), "CPU row is not on or off"),
+    "a group too large": (change(control.Checkpoint, 1, group=2**32 - 1),
+                          "checkpoint announces 4294967295 entries"),
+    "a group not whole": (change(control.Checkpoint, 1, group=add(1)), "follow it"),
+    "two STARTs": (put("location", control.Start.location, control.Mark.location),
+                   "a second START entry"),
+    "no START": (put("location", control.Mark.location, control.Start.location),
+                 "the file does not begin with a START entry"),
+    "a final of 2": (change(control.Checkpoint, 1, final=2), "checkpoint 1 has final 2"),
+    "two ENDs": (put("location", control.End.location, control.Mark.location),
+                 "a second END entry"),
+    "a clock's callvalue": (put("callvalue", 1, control.Clock.location),
+                            "the callvalue of a clock pair should be zero"),
+    "clock step told": (change(control.Clock, 1, step_ns=add(50_000_000)),
+                        "clock pair says a step of"),
+    "clock runs back": (
+        change(control.Clock, 1, mono_ns=add(-(10**9)), realtime_ns=add(-(10**9))),
+        "the monotonic clock of this pair runs back",
+    ),
+    "times apart": (put("time_ns", add(10**8)), "further apart than any clock pair"),
+    "an unused word": (put("m_clused", 1, control.End.location), "bytes that should be zero"),
+    "an unused column": (put("conn_id", 1, control.Mark.location), "bytes that should be zero"),
+    "a LOSS of the disk names a CPU": (change(control.Loss, 1, cause=3), "may not name this CPU"),
+    "a serial that was never taken": (put("serial", 10**6), "in the file, but only"),
+    "a serial twice": (put("serial", add(1)), "is there twice"),
+    "a LOSS of what is there": (change(control.Loss, 1, first_serial=1), "is there twice"),
+    "no serial": (put("serial", 0), "gave no serial 0"),
+    "not in order": (put("seq", 1, 9), "not in order"),
+    "losses of the ledger": (change(control.Losses, -1, ring_full=add(1)),
+                             "records lost, late or damaged, the LOSS entries"),
+    "losses of the writer": (change(control.Collector, -1, disk_full=1),
+                             "lost by queue, disk or write error, the LOSS entries"),
+    "more lost than missing": (change(control.Losses, -1, ring_full=add(1)),
+                               "more than the sequence numbers missing"),
+}  # fmt: skip
+"""Each check by words that no other has."""
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -417,6 +470,41 @@ def test_order_of_time_without_monotonic_time(tmp_path: Path) -> None:
         assert report.clock_steps == int(clock)
 
 
+def test_what_follows_the_end_is_found(tmp_path: Path) -> None:
+    build = clean_capture()
+    build.mark()
+    assert "entries follow END" in problems(check(build, tmp_path))
+    build = CaptureBuilder()
+    build.checkpoint(final=True)
+    build.snapshots(0, 1, 2)
+    build.put(control.End(0, len(build.rows), 0, 1))
+    assert "snapshots follow the final checkpoint" in problems(check(build, tmp_path))
+
+
+def test_serials_that_vanish_are_found(tmp_path: Path) -> None:
+    """A record takes a serial and a number, and neither LOSS entry nor ledger tells of it."""
+    build = CaptureBuilder()
+    build.snapshots(0, 1, 3)
+    build.serials[0] += 1
+    build.snapshots(0, 1, 3)
+    build.end()
+    assert "CPU 0: 1 serial(s) missing, not counted" in problems(check(build, tmp_path))
+    build = CaptureBuilder()
+    build.snapshots(0, 1, 3)
+    build.serials[0] += 100
+    build.snapshots(0, 1, 3)
+    build.checkpoint()
+    found = problems(check(build, tmp_path))
+    assert "CPU 0: 100 serial(s) missing without a LOSS entry" in found
+    build = CaptureBuilder()
+    build.snapshots(0, 1, 3)
+    build.serials[0] += 5
+    build.lose_writing("disk_full", 0, 1, 2)
+    build.end()
+    found = problems(check(build, tmp_path))
+    assert "7 serials missing, more than the 2 lost with CPU unknown" in found
+
+
 # Files of others.
 
 
@@ -483,7 +571,7 @@ def test_the_answer_does_not_depend_on_the_segments(
     array = build.array()
     array["serial"][np.flatnonzero(array["location"] == 9)[4]] += 1
     broken = check(build, tmp_path, array)
-    monkeypatch.setattr("formats.verify.check.SEGMENT_ROWS", rows)
+    monkeypatch.setattr("formats.verify.psc.check.SEGMENT_ROWS", rows)
     assert check(full_capture(), tmp_path).as_json() == whole
     again = check(build, tmp_path, array)
     assert broken.exit_code == again.exit_code == 5

@@ -98,6 +98,82 @@ def test_any_counter_of_the_cpu_that_is_off_is_found(tmp_path: Path, key: str, b
     assert report.exit_code == 5, report
 
 
+def final(name: str, **by: int) -> Tamper:
+    """Adds to fields of the last final ledger of an event (of location B, for LEDGER)."""
+
+    def tamper(event: str, values: dict[str, Any]) -> dict[str, Any]:
+        if event != name or not values["final"] or values.get("number", 9) != 9:
+            return values
+        return values | {key: values[key] + number for key, number in by.items()}
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    ("tamper", "what"),
+    [
+        (final("LEDGER", attempts=1), "B: 4 attempts, but what became of them adds up to 3"),
+        (
+            final("LEDGER", written=-1, filtered=1),
+            "B: 2 written into the ring, but 3 came out",
+        ),
+        (
+            final("CPU_LEDGER", damaged=1),
+            "0 records left the ring and are nowhere, 1 were damaged",
+        ),
+        (
+            final("CPU_LEDGER", serials=1),
+            "the kernel gave out 15 serials, its ledger accounts for 14",
+        ),
+        (final("CPU_LEDGER", serials=1), "1 serials are missing, the ledger counts 0 of them lost"),
+        (final("CPU_LEDGER", read=1), "15 records read and 0 damaged of 14 written"),
+        (final("CPU_LEDGER", late=1), "1 records late on the CPU, 0 by event"),
+        (
+            final("LEDGER", in_file=1),
+            "B: 3 records in the file before a ledger that counts 4",
+        ),
+    ],
+)
+def test_each_check_of_the_final_ledger_has_its_words(
+    tmp_path: Path, tamper: Tamper, what: str
+) -> None:
+    report = check(clean_log(tamper=tamper).finish(), tmp_path)
+    assert report.exit_code == 5
+    assert what in problems(report)
+
+
+def test_an_earlier_ledger_is_judged_with_some_slack(tmp_path: Path) -> None:
+    """64 events may be under way; what was read or lost is never more than what there was."""
+
+    def early(name: str, **by: int) -> str:
+        def tamper(event: str, values: dict[str, Any]) -> dict[str, Any]:
+            if event != name or values["final"] or values.get("number", 9) != 9:
+                return values
+            return values | {key: values[key] + number for key, number in by.items()}
+
+        return problems(check(clean_log(tamper=tamper).finish(), tmp_path))
+
+    assert "adds up to" not in early("LEDGER", attempts=64)
+    assert "B: 68 attempts, but what became of them" in early("LEDGER", attempts=65)
+    assert "records read and" not in early("CPU_LEDGER", read=64)
+    assert "records read and" in early("CPU_LEDGER", read=65)
+    assert "records late on the CPU" in early("CPU_LEDGER", late=1)
+    lost = early("LEDGER", attempts=65, ring_full=65)
+    assert "0 serials are missing so far, fewer than the 65 lost" in lost
+
+
+def test_two_ledgers_of_the_cpu_are_found(tmp_path: Path) -> None:
+    build = clean_log()
+    build.base("CPU_LEDGER", serials=14, read=14, damaged=0, late=0, ring_lost=0, final=0)
+    assert "2 CPU_LEDGERs in one dump" in problems(check(build.ledger(), tmp_path))
+
+
+def test_a_location_that_there_cannot_be_is_found(tmp_path: Path) -> None:
+    build = clean_log()
+    build.maker.add("SNAPSHOT", {"location": 300}).end_dump()
+    assert "no location 300" in problems(check(build.finish(), tmp_path))
+
+
 @pytest.mark.parametrize("key", [*KERNEL, *SILENT, *COLLECTOR[:-1], "filtered", "limited"])
 def test_a_loss_that_is_called_another_kind_of_loss_is_told_as_such(
     tmp_path: Path, key: str

@@ -16,9 +16,10 @@ import pytest
 from formats.base.cli import run
 from formats.commands.repair import command as repair
 from formats.commands.verify import command as verify
+from formats.klogger import DumpWalk, LogReader
 from formats.klogger.encode import DUMP_HEAD_BYTES, PREAMBLE
+from formats.registry import format_of
 from formats.verify import repair_log, verify_folder, verify_log
-from formats.verify.log_structure import find_dumps, is_log
 from formats.verify.report import Report
 from tests.unit.log_builder import LOST_EACH, LogBuilder, clean_log, lossy_log
 
@@ -35,14 +36,21 @@ def check(data: bytes, path: Path) -> Report:
     return verify_log(path)
 
 
+def find_dumps(path: Path) -> DumpWalk:
+    with LogReader(path) as reader:
+        walk = reader.walk()
+        list(walk)
+        return walk
+
+
 # Cut and damaged.
 
 
 def test_cut_anywhere_the_tail_is_unknown_and_the_rest_adds_up(tmp_path: Path) -> None:
     path = lossy_log().finish().write(tmp_path / NAME)
-    data, dumps = path.read_bytes(), find_dumps(path, "<")
+    data, dumps = path.read_bytes(), find_dumps(path)
     assert dumps.end == len(data)
-    ends = [dumps.begin] + [dump.offset + dump.size for dump in dumps.found]
+    ends = [dumps.begin] + [dump.end for dump in dumps.found]
     random_places = random.Random(4).sample(range(dumps.begin, len(data)), 400 if FULL else 30)
     places = sorted({*random_places, *(end + n for end in ends[:-1] for n in (0, 1, 47, 48, 49))})
     for place in places:
@@ -68,7 +76,7 @@ def test_flipped_bits_are_found(tmp_path: Path) -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     print(f"seed {seed}")
     path = lossy_log().finish().write(tmp_path / NAME)
-    data, dumps = path.read_bytes(), find_dumps(path, "<")
+    data, dumps = path.read_bytes(), find_dumps(path)
     unused = set(range(16, PREAMBLE.size))
     for dump in dumps.found:
         unused |= set(range(dump.offset + 40, dump.offset + DUMP_HEAD_BYTES))
@@ -83,7 +91,7 @@ def test_flipped_bits_are_found(tmp_path: Path) -> None:
         if place in unused:
             continue
         if place < 8:
-            assert not is_log(path)
+            assert format_of(path).name != "klogger"
         assert report.exit_code == 5, place
 
 
@@ -103,7 +111,7 @@ def test_room_that_was_never_written_is_the_unknown_tail(tmp_path: Path, tail: b
 
 def test_a_dump_in_the_middle_that_is_damaged_is_one_problem(tmp_path: Path) -> None:
     path = clean_log().finish().write(tmp_path / NAME)
-    data, dumps = bytearray(path.read_bytes()), find_dumps(path, "<")
+    data, dumps = bytearray(path.read_bytes()), find_dumps(path)
     data[dumps.found[3].offset + 60] ^= 1
     report = check(bytes(data), path)
     assert report.exit_code == 5
@@ -320,7 +328,7 @@ def test_repair_keeps_all_dumps_before_the_damage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, new = lossy_log().finish().write(tmp_path / NAME), tmp_path / "new"
-    data, dumps = path.read_bytes(), find_dumps(path, "<")
+    data, dumps = path.read_bytes(), find_dumps(path)
     last = dumps.found[-1]
     path.write_bytes(data[: last.offset + 100])
     assert run(repair, [str(path), "-o", str(new)], prog="repair") == 0
@@ -371,13 +379,27 @@ def change_header(header: dict[str, Any], choose: random.Random) -> None:
     what.update(values)
 
 
+def test_a_header_that_has_counters_as_bytes_is_refused(tmp_path: Path) -> None:
+    path = clean_log().finish().write(tmp_path / NAME)
+    data, dumps = path.read_bytes(), find_dumps(path)
+    text = data[PREAMBLE.size : dumps.begin].decode().rstrip()
+    header = json.loads(text)
+    fields = next(event for event in header["events"] if event["name"] == "LEDGER")["fields"]
+    next(field for field in fields if field["name"] == "attempts")["kind"] = "bytes"
+    text = json.dumps(header)
+    text += " " * (-len(text) % 8)
+    preamble = PREAMBLE.pack(data[:8], len(text), zlib.crc32(text.encode()), 0)
+    report = check(preamble + text.encode() + data[dumps.begin :], path)
+    assert (report.exit_code, report.error) == (5, "the header has LEDGER.attempts as bytes")
+
+
 def test_headers_that_say_something_else_of_the_events_do_no_harm(tmp_path: Path) -> None:
     """A header may be made by anybody: names, kinds, places of fields, the schema, the CPU."""
     seed = int.from_bytes(os.urandom(4), "big")
     print(f"seed {seed}")
     choose = random.Random(seed)
     path = lossy_log().finish().write(tmp_path / NAME)
-    data, dumps = path.read_bytes(), find_dumps(path, "<")
+    data, dumps = path.read_bytes(), find_dumps(path)
     original = path.read_bytes()[PREAMBLE.size : dumps.begin]
     codes = set()
     for _ in range(1000 if FULL else 60):

@@ -10,13 +10,16 @@ import numpy as np
 from formats.base import control
 from formats.base.errors import DamagedError
 from formats.psc import Capture, open_capture
-from formats.verify import balance, ledger
-from formats.verify.clock import ClockCheck
-from formats.verify.entries import I64, NO_ROWS, ControlRows, Mask, Segment, is_number, is_ours
-from formats.verify.landmarks import Landmarks
-from formats.verify.report import Problems, Report
-from formats.verify.sequence import SequenceCheck, SequenceReader, is_unsure
-from formats.verify.serials import SerialCheck
+from formats.verify.balance import build_rows
+from formats.verify.ledger import POINTS
+from formats.verify.psc.checkpoints import MOST_CPUS, Checkpoint
+from formats.verify.psc.clock import ClockCheck
+from formats.verify.psc.entries import NO_ROWS, ControlRows, Segment, is_number, is_ours
+from formats.verify.psc.landmarks import Landmarks
+from formats.verify.psc.losses import LossSums, check_losses, check_serials
+from formats.verify.psc.sequence import SequenceCheck, SequenceReader, is_unsure
+from formats.verify.psc.serials import SerialCheck
+from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
 
 SEGMENT_ROWS = 1 << 16
 
@@ -83,7 +86,7 @@ class _LedgerRun:
         self._sequence = SequenceCheck(problems, ledger=True)
         self._serials = SerialCheck(problems)
         self._clock = ClockCheck(problems)
-        self._sums = balance.LossSums()
+        self._sums = LossSums()
         self._marks = Landmarks(problems, self._has_cpu, self._sums)
         self._unsure_at = -1
         self._locations: int | None = None
@@ -97,8 +100,8 @@ class _LedgerRun:
         location = segment.wide("location")
         mask = self._control_mask(segment, location)
         rows = segment.control_rows(mask)
-        for entry in segment.strange_tails(rows)[:8]:
-            self._problems.add(int(entry), "a control entry with bytes that should be zero")
+        what = "a control entry with bytes that should be zero"
+        self._problems.add_each(segment.strange_tails(rows), 0, lambda _: what)
         seq = self._reader.read(segment)
         self._sequence.feed(segment.start, seq, rows)
         self._sums.feed(rows)
@@ -108,7 +111,7 @@ class _LedgerRun:
         ).astype(np.int64)
         self._starts(segment, rows)
         self._clock.feed(rows, unsure_at)
-        plain = np.flatnonzero((location > 0) & (location < ledger.LOCATIONS) & ~mask)
+        plain = np.flatnonzero((location > 0) & (location < POINTS) & ~mask)
         cpu = self._cpus(segment, plain)
         self._times(segment, plain)
         self._marks.feed(segment, rows, seq, plain + segment.start, location[plain], cpu, unsure_at)
@@ -122,18 +125,22 @@ class _LedgerRun:
         high = np.flatnonzero(mask)
         ports = segment.rows["lport"][high] | segment.rows["rport"][high]
         strange = (ports != 0) | (location[high] > max(control.NAMES))
-        for at in high[strange][:8]:
-            self._problems.add(
-                segment.start + at, f"no control entry has location {location[at]} and these ports"
-            )
-        for at in np.flatnonzero(location <= 0)[:8]:
-            self._problems.add(segment.start + at, f"no entry has location {location[at]}")
+        self._problems.add_each(
+            high[strange],
+            segment.start,
+            lambda at: f"no control entry has location {location[at]} and these ports",
+        )
+        self._problems.add_each(
+            np.flatnonzero(location <= 0),
+            segment.start,
+            lambda at: f"no entry has location {location[at]}",
+        )
         mask[high[strange]] = False
         return mask
 
     def _starts(self, segment: Segment, rows: ControlRows) -> None:
         starts = np.flatnonzero(rows.location == control.Start.location)
-        for at in starts[:8]:
+        for at in starts[:LISTED_AT_ONCE]:
             if rows.index[at]:
                 self._problems.add(rows.index[at], "a second START entry")
         if segment.start:
@@ -141,7 +148,7 @@ class _LedgerRun:
         if len(starts) and rows.index[starts[0]] == 0:
             start = rows.decode(int(starts[0]))
             assert isinstance(start, control.Start)
-            self._marks.cpu_limit = min(start.cpus, 0xFFFF) or ledger.MOST_CPUS
+            self._marks.cpu_limit = min(start.cpus, 0xFFFF) or MOST_CPUS
             self._locations = start.locations
             if start.version != control.FORMAT_VERSION:
                 self._problems.add(0, f"format version {start.version} is not known")
@@ -153,9 +160,9 @@ class _LedgerRun:
             return np.zeros(len(plain), np.int64)
         cpu = segment.wide("cpu")[plain]
         beyond = np.flatnonzero((cpu < 0) | (cpu >= self._marks.cpu_limit))
-        for at in beyond[:8]:
-            self._problems.add(segment.start + plain[at], f"CPU {cpu[at]} is not possible here")
-        self._problems.count(max(0, len(beyond) - 8))
+        entries = segment.start + plain
+        what = "CPU {} is not possible here"
+        self._problems.add_each(beyond, entries, lambda at: what.format(cpu[at]), rest=True)
         cpu[beyond] = 0
         return cpu
 
@@ -205,28 +212,28 @@ class _LedgerRun:
                 problems.add(entry, "END without a final checkpoint before it")
         if self._has_serial:
             entries = max(report.entries - 1, 0)
-            balance.check_serials(problems, last, self._serials, self._sums, entries)
+            check_serials(problems, last, self._serials, self._sums, entries)
         report.seq_lost, report.seq_gaps = self._sequence.lost, self._sequence.gaps
         report.checkpoints = self._marks.number
-        report.clock_pairs, report.clock_steps = self._clock.pairs, self._clock.steps
-        existing = self._marks.counts.reshape(-1, ledger.LOCATIONS)[:, control.EXISTING]
-        report.existing = int(existing.sum())
-        snapshots = int(self._marks.counts.sum())
+        pairs = self._clock.pairs
+        report.clock_pairs, report.clock_steps = pairs.pairs, pairs.steps
+        report.existing = self._marks.tally.of_point(control.EXISTING)
+        snapshots = int(self._marks.tally.counts.sum())
         report.after_checkpoint = snapshots - (int(last.counts.sum()) if last else 0)
         if last is not None:
             self._conclude(last)
         if self._marks.broken:
             report.notes.append(f"{self._marks.broken} checkpoint(s) lost in part")
 
-    def _conclude(self, last: ledger.Snapshot) -> None:
+    def _conclude(self, last: Checkpoint) -> None:
         report, name = self._report, self._capture.location_name
         if last.final:
-            balance.check_losses(self._problems, last, self._sums)
+            check_losses(self._problems, last, self._sums)
             if report.after_checkpoint:
                 self._problems.add(last.index, "snapshots follow the final checkpoint")
-        report.rows = balance.build_rows(last, self._has_cpu, name)
-        report.missed = balance.missed(last, name)
-        report.ring_lost = int(last.tables[control.Cpu.location].values[:, 4].sum())
+        report.rows = build_rows(last, self._has_cpu, name)
+        report.missed = last.missed(name)
+        report.ring_lost = int(last.cpu_rows["ring_lost"].sum())
         points = {row.location for row in report.rows if row.location != control.EXISTING}
         if self._locations is not None and len(points) > self._locations:
             self._problems.add(

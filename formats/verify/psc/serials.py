@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify's second check: each CPU's serials are continuous but for counted losses, times in order.
+"""Each CPU's serials are continuous but for counted losses, and times in the order of serials.
 
 The serial is taken in the kernel before the output, so a record that is missing leaves a hole.
-Programs nest, so records of one CPU may stand in the file a little out of the order of their
+Programs nest, so records of one CPU may be in the file a little out of the order of their
 serials; a CPU's serials are therefore kept as a set of intervals, whatever the order.
 """
 
@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from formats.base import control
-from formats.verify.entries import I64, U64, ControlRows
-from formats.verify.report import Problems
+from formats.verify.clock import runs_back
+from formats.verify.psc.entries import ControlRows
+from formats.verify.report import I64, U64, Problems
 
 FIRST_SERIAL = 1
 LAST_SERIAL = 2**63
 MOST_INTERVALS = 1 << 16
-NESTING_TOLERANCE_NS = 1_000_000_000
-"""How far time may run back from one serial to the next: a program may be interrupted, or
-preempted, between its clock and its serial, on a virtual CPU that is taken away meanwhile."""
 
 
 @dataclass
@@ -99,7 +97,7 @@ class SerialCheck:
         self.cpus: dict[int, CpuSerials] = {}
 
     def mark(self) -> None:
-        """A checkpoint stands here."""
+        """A checkpoint is here."""
         for one in self.cpus.values():
             one.marked = one.highest + 1
 
@@ -114,8 +112,12 @@ class SerialCheck:
         """Snapshots of a segment: entry numbers, CPUs, serials, monotonic times; control rows."""
         wrong = (serial < FIRST_SERIAL) | (serial > LAST_SERIAL)
         if np.any(wrong):
-            for at in np.flatnonzero(wrong)[:8]:
-                self._problems.add(index[at], f"CPU {cpu[at]} gave no serial {serial[at]}")
+            here, number = cpu, serial
+            self._problems.add_each(
+                np.flatnonzero(wrong),
+                index,
+                lambda at: f"CPU {here[at]} gave no serial {number[at]}",
+            )
             index, cpu, serial = index[~wrong], cpu[~wrong], serial[~wrong]
             time_ns = None if time_ns is None else time_ns[~wrong]
         order = np.argsort(cpu, kind="stable")
@@ -150,26 +152,26 @@ class SerialCheck:
         if not np.any(newer):
             return
         time, entry = time_ns[newer], index[newer]
-        first = state.last_time_ns if state.last_serial else int(time[0])
-        step = np.diff(time, prepend=np.int64(first))
-        wrong = np.flatnonzero(step < -NESTING_TOLERANCE_NS)
-        for at in wrong[:8]:
-            self._problems.add(
-                int(entry[at]), f"time of CPU {cpu} runs back by {-int(step[at])} ns"
-            )
-        self._problems.count(max(0, len(wrong) - 8))
+        places, by_ns = runs_back(time, state.last_time_ns if state.last_serial else None)
+        self._problems.add_each(
+            np.arange(len(places)),
+            entry[places],
+            lambda at: f"time of CPU {cpu} runs back by {by_ns[at]} ns",
+            rest=True,
+        )
         state.last_serial = int(serial[-1])
         state.last_time_ns = int(time[-1])
 
     def _feed_losses(self, rows: ControlRows) -> None:
-        """LOSS entries that name a CPU and a first serial fill the hole that they tell of."""
+        """LOSS entries that name a CPU and a first serial fill the hole that they count."""
         known = (rows.location == control.Loss.location) & (rows.callvalue != control.ANY_CPU)
         losses = rows.take(known & (rows.pairs[:, 0] > 0) & (rows.pairs[:, 1] > 0))
         starts = losses.pairs[:, 0]
         ends = starts + losses.pairs[:, 1]
         whole = (ends > starts) & (ends <= LAST_SERIAL)
-        for at in np.flatnonzero(~whole)[:8]:
-            self._problems.add(losses.index[at], "LOSS entry counts beyond the last serial")
+        beyond = np.flatnonzero(~whole)
+        what = "LOSS entry counts beyond the last serial"
+        self._problems.add_each(beyond, losses.index, lambda _: what)
         for cpu in np.unique(losses.callvalue[whole]):
             mine = np.flatnonzero(whole & (losses.callvalue == cpu))
             twice = self._cpu(int(cpu)).add(starts[mine], ends[mine])

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.klogger import LogBatch, LogFormat
-from formats.verify.log_books import integers
+from formats.verify.klogger.books import integers
 
 START, FINISH = "KLOGGER_START", "KLOGGER_FINISH"
 ERROR, DISABLED = 4, 5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verify's first check: sequence numbers run on but for gaps that a LOSS entry counts."""
+"""Sequence numbers of a capture run on but for gaps that a LOSS entry counts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from formats.base import control
-from formats.verify.entries import U64, ControlRows, Mask, Segment, is_number
-from formats.verify.report import Problems
+from formats.verify.psc.entries import ControlRows, Segment, is_number
+from formats.verify.report import U64, Mask, Problems
 
 if TYPE_CHECKING:
     from formats.psc import Capture
-
-LISTED_PER_SEGMENT = 8
 
 
 class SequenceReader:
@@ -32,9 +30,12 @@ class SequenceReader:
         if self._wide:
             seq = segment.numbers("seq").astype(np.uint64)
             differ = np.flatnonzero(seq.astype(np.uint32) != low)
-            for at in differ[:LISTED_PER_SEGMENT]:
-                self._problems.add(start + at, f"seq_no {low[at]} is not the low half of {seq[at]}")
-            self._problems.count(max(0, len(differ) - LISTED_PER_SEGMENT))
+            self._problems.add_each(
+                differ,
+                start,
+                lambda at: f"seq_no {low[at]} is not the low half of {seq[at]}",
+                rest=True,
+            )
             return seq
         if self._previous is None:
             self._previous = low[:1].astype(np.uint64)
@@ -54,8 +55,6 @@ class SequenceCheck:
         self._previous: int | None = 0 if ledger else None
         self.lost = 0
         self.gaps = 0
-        self.unsure = 0
-        """Losses (causes 2 to 4, or a repair's) that may have taken control entries too."""
 
     def feed(self, start: int, seq: U64, rows: ControlRows) -> U64:
         """Check one segment; returns, for each entry, how many numbers are missing before it."""
@@ -65,11 +64,12 @@ class SequenceCheck:
         self._previous = int(seq[-1])
         step = (seq - before).view(np.int64)
         back = np.flatnonzero(step <= 0)
-        for at in back[:LISTED_PER_SEGMENT]:
-            self._problems.add(
-                start + at, f"sequence number {seq[at]} comes after {before[at]}: not in order"
-            )
-        self._problems.count(max(0, len(back) - LISTED_PER_SEGMENT))
+        self._problems.add_each(
+            back,
+            start,
+            lambda at: f"sequence number {seq[at]} comes after {before[at]}: not in order",
+            rest=True,
+        )
         gap = np.maximum(step - 1, 0).astype(np.uint64)
         self.gaps += int(np.count_nonzero(gap))
         if self._ledger:
@@ -84,34 +84,35 @@ class SequenceCheck:
         count = losses.pairs[:, 1]
         here = gap[losses.index - start]
         cause = losses.words[:, 4]
-        unsure = is_unsure(losses)
         right = (count == here) & (count > 0)
-        for at in np.flatnonzero(~right)[:LISTED_PER_SEGMENT]:
-            self._problems.add(
-                losses.index[at],
-                f"LOSS entry counts {count[at]}, but {here[at]} sequence numbers are missing",
-            )
-        self._problems.count(max(0, int(np.count_nonzero(~right)) - LISTED_PER_SEGMENT))
-        for at in np.flatnonzero(cause > max(control.LossCause))[:LISTED_PER_SEGMENT]:
-            self._problems.add(losses.index[at], f"LOSS entry has unknown cause {cause[at]}")
+        add_each = self._problems.add_each
+        add_each(
+            np.flatnonzero(~right),
+            losses.index,
+            lambda at: (
+                f"LOSS entry counts {count[at]}, but {here[at]} sequence numbers are missing"
+            ),
+            rest=True,
+        )
+        unknown = np.flatnonzero(cause > max(control.LossCause))
+        add_each(unknown, losses.index, lambda at: f"LOSS entry has unknown cause {cause[at]}")
         late_stage = is_late_stage(losses)
         nameless = (losses.callvalue == control.ANY_CPU) & (losses.pairs[:, 0] == 0)
         odd = ~nameless & (late_stage | (losses.callvalue == control.ANY_CPU))
-        for at in np.flatnonzero(odd)[:LISTED_PER_SEGMENT]:
-            self._problems.add(
-                losses.index[at],
-                f"LOSS entry of cause {cause[at]} may not name this CPU and serial",
-            )
+        add_each(
+            np.flatnonzero(odd),
+            losses.index,
+            lambda at: f"LOSS entry of cause {cause[at]} may not name this CPU and serial",
+        )
         self.lost += int(here[right].sum())
-        self.unsure += int(here[right & unsure].sum())
         silent = gap > 0
         silent[losses.index - start] = False
-        at_silent = np.flatnonzero(silent)
-        for at in at_silent[:LISTED_PER_SEGMENT]:
-            self._problems.add(
-                start + at, f"{gap[at]} sequence number(s) missing without a LOSS entry"
-            )
-        self._problems.count(max(0, len(at_silent) - LISTED_PER_SEGMENT))
+        add_each(
+            np.flatnonzero(silent),
+            start,
+            lambda at: f"{gap[at]} sequence number(s) missing without a LOSS entry",
+            rest=True,
+        )
 
 
 def is_late_stage(rows: ControlRows) -> Mask:

@@ -6,31 +6,32 @@ from __future__ import annotations
 import numpy as np
 
 from formats.base import control
-from formats.verify import balance, ledger
-from formats.verify.entries import I64, U64, ControlRows, Mask, Segment
-from formats.verify.report import Problems
-
-_GROUP_KINDS = np.array(ledger.GROUP_KINDS)
+from formats.verify.balance import check_counts, check_rise, check_sums
+from formats.verify.ledger import POINTS, Tally
+from formats.verify.psc.checkpoints import GROUP_KINDS, MOST_CPUS, Checkpoint, CheckpointReader
+from formats.verify.psc.entries import ControlRows, Segment
+from formats.verify.psc.losses import LossSums
+from formats.verify.report import I64, U64, Mask, Problems
 
 
 class Landmarks:
-    """What stands between the snapshots: fed with segments in order, then finished.
+    """What is between the snapshots: fed with segments in order, then finished.
 
-    `counts` are the snapshots so far, by cpu * 256 + location; `last` the last whole checkpoint;
+    `tally` counts the snapshots so far; `last` is the last whole checkpoint;
     `checkpoint_at` the entry of the last CHECKPOINT, `number` the number due next; `end` the entry
     number of END and its content.
     """
 
-    def __init__(self, problems: Problems, has_cpu: bool, sums: balance.LossSums) -> None:
+    def __init__(self, problems: Problems, has_cpu: bool, sums: LossSums) -> None:
         self._problems = problems
         self._has_cpu = has_cpu
         self._sums = sums
-        self._groups = ledger.CheckpointReader(problems)
-        self.counts = np.zeros(ledger.LOCATIONS, np.int64)
-        self.last: ledger.Snapshot | None = None
+        self._groups = CheckpointReader(problems)
+        self.tally = Tally()
+        self.last: Checkpoint | None = None
         self.number = 0
-        self.cpu_limit = ledger.MOST_CPUS
-        """CPUs that there can be, once START told."""
+        self.cpu_limit = MOST_CPUS
+        """CPUs that there can be, as START says."""
         self.checkpoint_at = -1
         self.end: tuple[int, control.End] | None = None
 
@@ -54,12 +55,9 @@ class Landmarks:
         unsure_at: I64,
     ) -> None:
         """Checkpoints with their groups, and END, in order; counts the snapshots between them."""
-        in_group = np.isin(rows.location, _GROUP_KINDS)
+        in_group = np.isin(rows.location, GROUP_KINDS)
         claimed = np.zeros(len(rows), np.bool_)
-        keys = cpu * ledger.LOCATIONS + location
-        size = (int(cpu.max(initial=0)) + 1) * ledger.LOCATIONS
-        if size > len(self.counts):
-            self.counts = np.concatenate((self.counts, np.zeros(size - len(self.counts), np.int64)))
+        keys = cpu * POINTS + location
         done = 0
         self._gather(segment, rows, in_group, claimed, unsure_at)
         marks = (rows.location == control.Checkpoint.location) | (
@@ -68,9 +66,8 @@ class Landmarks:
         for at in np.flatnonzero(marks):
             entry = int(rows.index[at])
             upto = int(np.searchsorted(index, entry))
-            if upto > done:
-                self.counts += np.bincount(keys[done:upto], minlength=len(self.counts))
-                done = upto
+            self.tally.add(keys[done:upto])
+            done = upto
             found = rows.decode(int(at))
             missing = int(seq[entry - segment.start]) - 1 - entry
             if isinstance(found, control.Checkpoint):
@@ -78,8 +75,7 @@ class Landmarks:
                 self._gather(segment, rows, in_group, claimed, unsure_at)
             elif isinstance(found, control.End):
                 self._ends(entry, found, missing)
-        if len(keys) > done:
-            self.counts += np.bincount(keys[done:], minlength=len(self.counts))
+        self.tally.add(keys[done:])
         for at in np.flatnonzero(in_group & ~claimed)[:8]:
             self._stray(int(rows.index[at]))
 
@@ -120,7 +116,7 @@ class Landmarks:
         if found.final > 1:
             self._problems.add(entry, f"checkpoint {number} has final {found.final}")
         self.checkpoint_at = entry
-        self._groups.open(entry, found, self.counts.copy())
+        self._groups.open(entry, found, self.tally.counts.copy())
 
     def _totals(self, entry: int, what: str, entries: int, lost: int, missing: int) -> None:
         if entries != entry:
@@ -140,15 +136,15 @@ class Landmarks:
                 entry, f"END counts {found.checkpoints} checkpoints, not {self.number}"
             )
 
-    def _settle(self, shot: ledger.Snapshot | None) -> None:
+    def _settle(self, shot: Checkpoint | None) -> None:
         """A checkpoint's group is whole: check it."""
         if shot is None:
             return
         if self.last is not None:
             if self.last.final:
                 self._problems.add(shot.index, "a checkpoint after the final one")
-            ledger.check_monotone(self._problems, self.last, shot)
-        ledger.check_cpus(self._problems, shot, self.cpu_limit)
-        ledger.check_identities(self._problems, shot)
-        balance.check_counts(self._problems, shot, self._has_cpu, self._sums.repaired)
+            check_rise(self._problems, self.last, shot)
+        shot.check_rows(self._problems, self.cpu_limit)
+        check_sums(self._problems, shot)
+        check_counts(self._problems, shot, self._has_cpu, self._sums.repaired)
         self.last = shot

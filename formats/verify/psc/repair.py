@@ -7,19 +7,20 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from formats.base.errors import FileError, UsageError
-from formats.psc import Capture, open_capture
-from formats.verify.check import verify_file
-from formats.verify.clean import Cleaned, Cleaner
-from formats.verify.entries import is_ours
+from formats.base.errors import UsageError
+from formats.base.files import create_file
+from formats.psc import HEADER_BYTES_MAX, Capture, decode_header, open_capture
+from formats.verify.psc.check import verify_file
+from formats.verify.psc.clean import Cleaned, Cleaner
+from formats.verify.psc.entries import is_ours
 from formats.verify.report import Report
 
 MODE = 0o640
+NEW_NAME = "name a new output file"
 ROUNDS = 6
 _COPY_BYTES = 1 << 20
 
@@ -51,52 +52,8 @@ def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Re
     with contextlib.suppress(OSError):
         if os.path.samefile(path, out):
             raise UsageError(f"{out} is the damaged file itself", "name another output file")
-    with open_capture(path) as capture, new_file(out) as target:
+    with open_capture(path) as capture, create_file(out, mode=MODE, hint=NEW_NAME) as target:
         return _repair(capture, Path(out), target)
-
-
-@contextlib.contextmanager
-def new_file(out: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file that must not be there yet; on the disk at the end, and gone after an error.
-
-    Raises FileError, also for an OSError inside.
-    """
-    fd = _create(out)
-    done = False
-    try:
-        with os.fdopen(fd, "wb") as target:
-            yield target
-            target.flush()
-            os.fsync(target.fileno())
-        _sync_directory(Path(out).parent)
-        done = True
-    except OSError as error:
-        raise FileError(f"cannot write {out}: {error.strerror}") from error
-    finally:
-        if not done:
-            with contextlib.suppress(OSError):
-                os.unlink(out)
-
-
-def _create(out: str | os.PathLike[str]) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(out, flags, MODE)
-        os.fchmod(fd, MODE)
-    except FileExistsError as error:
-        raise FileError(f"{out} is there already", "name a new output file") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise FileError(f"cannot create {out}: {reason}") from error
-    return fd
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _repair(capture: Capture, out: Path, target: IO[bytes]) -> Repair:
@@ -132,8 +89,6 @@ def _repair(capture: Capture, out: Path, target: IO[bytes]) -> Repair:
 
 def _header_bytes(capture: Capture) -> int:
     """Where the entries begin."""
-    from formats.psc import HEADER_BYTES_MAX, decode_header
-
     size = os.stat(capture.path).st_size
     with open(capture.path, "rb") as file:
         return decode_header(file.read(min(size, HEADER_BYTES_MAX)), size)[1]

@@ -8,10 +8,10 @@ import os
 from dataclasses import dataclass
 
 from formats.base.errors import FileError, UsageError
+from formats.base.files import create_file
 from formats.klogger import LogReader
-from formats.verify.log_check import verify_log
-from formats.verify.log_structure import find_dumps, place_of
-from formats.verify.repair import new_file
+from formats.verify.klogger.check import verify_log
+from formats.verify.psc.repair import MODE, NEW_NAME
 from formats.verify.report import Report
 
 _COPY_BYTES = 1 << 20
@@ -31,7 +31,7 @@ class LogRepair:
 def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:
     """Write the log `path` up to its first dump that is cut or damaged to the new file `out`.
 
-    What stands behind that is not kept: nobody could tell how much is missing between. What is
+    What is behind that is not kept: nobody could tell how much is missing between. What is
     kept is kept byte for byte. Raises UsageError if both are the same file, FileError if `out` is
     there already or cannot be written, DamagedError if the header cannot be decoded.
     """
@@ -39,19 +39,19 @@ def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Log
         if os.path.samefile(path, out):
             raise UsageError(f"{out} is the damaged file itself", "name another output file")
     with LogReader(path) as reader:
-        dumps = find_dumps(path, reader.format.order)
         for _ in reader.batches():
             pass
-        places = [place_of(text) for text in reader.problems]
-    bad = min((place for place in places if place is not None), default=dumps.end)
-    kept = [dump for dump in dumps.found if dump.offset + dump.size <= bad]
-    end = kept[-1].offset + kept[-1].size if kept else dumps.begin
-    with new_file(out) as target, open(path, "rb") as source:
+        walked = reader.walked
+        places = [problem.offset for problem in reader.problems if problem.offset is not None]
+    bad = min(places, default=walked.end)
+    kept = [dump for dump in walked.found if dump.end <= bad]
+    end = kept[-1].end if kept else walked.begin
+    with create_file(out, mode=MODE, hint=NEW_NAME) as target, open(path, "rb") as source:
         while end:
             piece = source.read(min(end, _COPY_BYTES))
             if not piece:
                 raise FileError(f"{path} became shorter meanwhile")
             target.write(piece)
             end -= len(piece)
-    dropped = len(dumps.found) - len(kept)
-    return LogRepair(len(kept), dropped, dumps.size_bytes - dumps.end, verify_log(out))
+    dropped = len(walked.found) - len(kept)
+    return LogRepair(len(kept), dropped, walked.size - walked.end, verify_log(out))

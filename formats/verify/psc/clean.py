@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base import control
-from formats.base.byteorder import Endian
-from formats.verify.entries import I64, U64, Mask, Segment, is_number
-from formats.verify.ledger import MOST_CPUS
-from formats.verify.report import Problems
-from formats.verify.sequence import SequenceReader
+from formats.psc import Endian
+from formats.verify.psc.checkpoints import MOST_CPUS
+from formats.verify.psc.entries import Segment, is_number
+from formats.verify.psc.sequence import SequenceReader
+from formats.verify.report import I64, U64, Mask, Problems
 
 if TYPE_CHECKING:
     from formats.psc import Capture

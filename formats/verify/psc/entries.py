@@ -11,15 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base import control
-from formats.base.byteorder import Endian
-from formats.psc import CLASSIC, CLASSIC_BYTES, KIND_SCHEMA, KIND_SETTINGS, decode, words
+from formats.psc import CLASSIC, CLASSIC_BYTES, KIND_SCHEMA, KIND_SETTINGS, Endian, decode, words
+from formats.verify.report import I64, U64, Mask
 
 if TYPE_CHECKING:
     from formats.psc import Capture
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _WORDS_USED = {
     control.Start.location: 6,

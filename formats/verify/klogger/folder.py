@@ -4,34 +4,20 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from formats.base.errors import DamagedError, FileError
-from formats.klogger import LogReader
-from formats.verify.log_check import verify_log
+from formats.klogger import LOG_NAME, LogReader, find_logs
+from formats.verify.klogger.check import verify_log
 from formats.verify.report import Problem, Report, Row
 
-NAME = re.compile(r"kernlog\.dump\.cpu(\d{1,5})\Z")
 _SAME = ("schema", "host", "kernel", "settings", "events")
-
-
-def log_files(folder: str | os.PathLike[str]) -> list[Path]:
-    """The logs in a folder, by CPU. Raises FileError where there is none."""
-    try:
-        names = os.listdir(folder)
-    except OSError as error:
-        raise FileError(f"cannot read {folder}: {error.strerror}") from error
-    found = sorted((int(match[1]), name) for name in names if (match := NAME.match(name)))
-    if not found:
-        raise FileError(f"no Klogger log in {folder}", "its files are kernlog.dump.cpuN")
-    return [Path(folder, name) for _, name in found]
 
 
 def verify_folder(folder: str | os.PathLike[str]) -> list[Report]:
     """The report of each log in a folder, and last that of all together. Raises FileError."""
-    paths = log_files(folder)
+    paths = find_logs(folder)
     reports = []
     for path in paths:
         try:
@@ -89,7 +75,7 @@ def _compare(whole: Report, paths: Sequence[Path]) -> None:
                     told_programs = True
         except (DamagedError, FileError):
             continue
-        match = NAME.match(path.name)
+        match = LOG_NAME.match(path.name)
         if match is not None and int(match[1]) != cpu:
             _add(whole, f"{path.name} is the log of CPU {cpu}")
         first = header if first is None else first

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads one Klogger log from start to end, a batch at a time, and runs all of its checks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from formats.base.control import EXISTING
+from formats.base.errors import DamagedError
+from formats.klogger import (
+    NUMBERS,
+    RECORD_HEAD_BYTES,
+    SNAPSHOT,
+    LogBatch,
+    LogReader,
+    list_bytes,
+)
+from formats.verify.balance import build_rows, check_counts, check_rise, check_sums
+from formats.verify.clock import runs_back
+from formats.verify.klogger.books import LEDGERS, Gathered, LogLedger, SoFar, integers
+from formats.verify.klogger.clock import CLOCK, ClockEvents
+from formats.verify.klogger.events import BEGIN, DUMP_FINISH, LOCATION, Events, check_table
+from formats.verify.klogger.pauses import Pauses
+from formats.verify.ledger import LATE_STAGE, Tally
+from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
+
+
+def verify_log(path: str | os.PathLike[str]) -> Report:
+    """Check the log at `path` from the file alone. Damage of any kind is in the report.
+
+    Raises FileError if the file cannot be opened or read.
+    """
+    try:
+        with LogReader(path) as reader:
+            check_table(reader.format)
+            return _Run(reader).run()
+    except DamagedError as error:
+        message = error.message.removeprefix(f"{path}: ")
+        return Report(str(path), error=message, is_log=True)
+
+
+@dataclass
+class _Dump:
+    """The dump that is being read: its index, its first record, what was read of it so far.
+
+    size: bytes of its records; kernel: how many of them are the kernel's; told_bytes: what its
+    DUMP_FINISHes say; ledger: the records of the ledger in it.
+    """
+
+    index: int
+    first: int
+    size: int = 0
+    records: int = 0
+    kernel: int = 0
+    told_bytes: list[int] = field(default_factory=list)
+    ledger: Gathered | None = None
+
+
+@dataclass
+class _Serials:
+    """The serials so far: of the last record; how many records are the kernel's and the
+    collector's; the highest that the kernel gave out, which numbers its own records alone."""
+
+    last: int = 0
+    kernel: int = 0
+    base: int = 0
+    highest: int = 0
+    last_ns: int | None = None
+
+
+class _Run:
+    """One pass over a log."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._events = Events(reader.format)
+        self._problems = Problems(reader.walked.begin, 0)
+        self._report = Report(
+            str(reader.path),
+            size_bytes=reader.walked.size,
+            ledger=reader.format.find_event("LEDGER") is not None,
+            is_log=True,
+        )
+        self._clock = ClockEvents()
+        self._pauses = Pauses(reader.format)
+        self._tally = Tally()
+        self._serials = _Serials()
+        self._dump: _Dump | None = None
+        self._programs: dict[str, int] = {}
+        self._last: LogLedger | None = None
+        self._is_broken = False
+        """Some dump so far cannot be read."""
+
+    def run(self) -> Report:
+        for batch in self._reader.batches():
+            if self._dump is None or batch.dump != self._dump.index:
+                self._end_dump()
+                self._dump = self._begin_dump(batch)
+            self._feed(batch, self._dump)
+        self._end_dump()
+        self._finish()
+        return self._report
+
+    def _add(self, entry: int, what: str) -> None:
+        self._problems.add(entry, what)
+
+    # Dumps.
+
+    def _begin_dump(self, batch: LogBatch) -> _Dump:
+        expected = 0 if self._dump is None else self._dump.index + 1
+        self._is_broken = self._is_broken or batch.dump != expected
+        self._problems.data_offset = self._reader.walked.found[-1].offset
+        dump = _Dump(batch.dump, self._report.entries)
+        begin = batch.format.find_event(BEGIN)
+        if begin is not None and begin.number == batch.numbers[0]:
+            index = int(integers(batch, BEGIN, ("index",))[0, 0])
+            if index != batch.dump:
+                self._add(dump.first, f"DUMP_BEGIN {index} begins dump {batch.dump}")
+        return dump
+
+    def _end_dump(self) -> None:
+        dump = self._dump
+        if dump is None:
+            return
+        body = dump.size + list_bytes(dump.records)
+        if dump.told_bytes != [body]:
+            told = ", ".join(str(number) for number in dump.told_bytes[:LISTED_AT_ONCE])
+            self._add(self._report.entries - 1, f"DUMP_FINISH tells {told} bytes, not {body}")
+        if dump.ledger is not None:
+            self._end_ledger(dump, dump.ledger)
+
+    def _end_ledger(self, dump: _Dump, gathered: Gathered) -> None:
+        problems, before = self._problems, self._last
+        number = self._report.checkpoints
+        ledger = LogLedger(gathered, number, self._events.name, self._programs)
+        self._report.checkpoints, self._last = number + 1, ledger
+        if dump.kernel:
+            what = "a dump that holds ledgers holds records of the kernel too"
+            self._add(ledger.index, what)
+        if not ledger.check_form(problems):
+            return
+        check_sums(problems, ledger)
+        if ledger.lacks_cpu:
+            self._add(ledger.index, "ledgers without a CPU_LEDGER")
+        if not self._is_broken:
+            check_counts(problems, ledger)
+            ledger.check_serials(problems)
+        if before is not None:
+            if before.final:
+                self._add(ledger.index, "a ledger follows the final one")
+            check_rise(problems, before, ledger)
+
+    # Records.
+
+    def _feed(self, batch: LogBatch, dump: _Dump) -> None:
+        first = self._report.entries
+        is_base = self._events.is_base[batch.numbers]
+        kernel = np.flatnonzero(~is_base)
+        self._feed_serials(batch, is_base, kernel, first)
+        self._feed_times(batch, kernel, first)
+        self._feed_base(batch, dump, first)
+        self._pauses.feed(batch, kernel, first)
+        self._count(batch, kernel, first)
+        dump.size += int(batch.format.payload_sizes[batch.numbers].sum())
+        dump.size += RECORD_HEAD_BYTES * len(batch)
+        dump.records += len(batch)
+        dump.kernel += len(kernel)
+        self._serials.kernel += len(kernel)
+        self._report.entries += len(batch)
+
+    def _feed_base(self, batch: LogBatch, dump: _Dump, first: int) -> None:
+        """The collector's events that verify counts with."""
+        present = {event.name for event in batch.events()}
+        if not present.isdisjoint(LEDGERS):
+            if dump.ledger is None:
+                serials, counts = self._serials, self._tally.counts.copy()
+                dump.ledger = Gathered(SoFar(first, counts, serials.kernel, serials.highest))
+            dump.ledger.feed(batch)
+        if CLOCK in present:
+            self._clock.feed(batch, first)
+        if DUMP_FINISH in present:
+            dump.told_bytes += integers(batch, DUMP_FINISH, ("bytes",))[:, 0].tolist()
+
+    def _feed_serials(self, batch: LogBatch, is_base: Mask, kernel: I64, first: int) -> None:
+        """Gaps are before the kernel's records alone; base events are numbered without any."""
+        serials = self._serials
+        steps = np.diff(batch.serials, prepend=np.uint64(serials.last)).astype(np.int64)
+        gap = steps != 1
+        self._report.seq_gaps += int(gap.sum())
+        self._report.seq_lost += int(steps.sum()) - len(batch)
+        wrong = np.flatnonzero(gap & is_base)
+        if self._is_broken and len(wrong) and wrong[0] == 0:
+            wrong = wrong[1:]
+        what = "{} serial(s) missing before a base event"
+        self._problems.add_each(wrong, first, lambda at: what.format(steps[at] - 1), rest=True)
+        if len(kernel):
+            base = serials.base + int(np.count_nonzero(is_base[: kernel[-1]]))
+            serials.highest = int(batch.serials[kernel[-1]]) - base
+        serials.base += int(np.count_nonzero(is_base))
+        serials.last = int(batch.serials[-1])
+
+    def _feed_times(self, batch: LogBatch, kernel: I64, first: int) -> None:
+        if not len(kernel):
+            return
+        times = batch.times_ns[kernel].astype(np.int64)
+        places, by_ns = runs_back(times, self._serials.last_ns)
+        self._problems.add_each(
+            np.arange(len(places)),
+            first + kernel[places],
+            lambda at: f"time runs back by {by_ns[at]} ns",
+            rest=True,
+        )
+        self._serials.last_ns = int(times[-1])
+
+    def _count(self, batch: LogBatch, kernel: I64, first: int) -> None:
+        """Count the kernel's records by point."""
+        points = batch.numbers[kernel].astype(np.int64)
+        if self._events.has_location:
+            snapshots = np.flatnonzero(points == self._events.snapshot)
+            if len(snapshots):
+                points[snapshots] = integers(batch, SNAPSHOT, (LOCATION,))[:, 0]
+                strange = (points < 0) | (points >= NUMBERS)
+                self._problems.add_each(
+                    np.flatnonzero(strange), first + kernel, lambda at: f"no location {points[at]}"
+                )
+                self._tally.add(points[~strange])
+                return
+        self._tally.add(points)
+
+    # The end.
+
+    def _finish(self) -> None:
+        report, last = self._report, self._last
+        self._problems.data_offset = self._reader.walked.end
+        self._judge_end()
+        if report.entries and not self._pauses.begun:
+            self._add(0, "the log does not begin with KLOGGER_START")
+        self._judge_damage()
+        report.clock_pairs, report.clock_steps = self._clock.pairs.pairs, self._clock.pairs.steps
+        if last is not None:
+            name = self._events.name
+            report.rows = build_rows(last, True, lambda point: name(point) or str(point))
+            for row in report.rows:
+                row.cpu = self._reader.cpu
+            report.missed = last.missed()
+            report.ring_lost = last.of_cpu("ring_lost")
+            report.seq_lost = max(report.seq_lost, last.of_cpu("serials") - last.before.kernel)
+        report.after_checkpoint = self._serials.kernel - (last.before.kernel if last else 0)
+        if self._events.snapshot >= 0:
+            report.existing = self._tally.of_point(EXISTING)
+        self._judge_aside()
+        report.notes += self._pauses.notes()
+        report.problems, report.problems_total = self._problems.listed, self._problems.total
+
+    def _judge_end(self) -> None:
+        """KLOGGER_FINISH is the last but one record, in one dump with the final ledger."""
+        report, last, pauses = self._report, self._last, self._pauses
+        report.end_reason = pauses.end_reason
+        if pauses.end_reason is None:
+            return
+        is_quiet = last is None or last.is_quiet
+        is_known = is_quiet or (last is not None and last.final)
+        is_last = pauses.end_at == report.entries - 2
+        if not is_last:
+            self._add(pauses.end_at, "records follow KLOGGER_FINISH")
+        elif not is_known and not pauses.failed:
+            self._add(pauses.end_at, "KLOGGER_FINISH without a final ledger before it")
+        elif not is_quiet and is_known and self._dump and last and last.index < self._dump.first:
+            self._add(pauses.end_at, "the final ledger is not in the last dump")
+        report.proven_end = is_known and is_last
+
+    def _judge_aside(self) -> None:
+        """What is wrong, but for what a full disk or queue may have kept out of the file."""
+        last = self._last
+        refused = last is not None and bool(last.points.sum(*LATE_STAGE).any())
+        for entry, what in (*self._clock.wrong, *self._pauses.wrong):
+            if refused:
+                self._report.notes.append(f"{what}; events of the collector may be missing")
+            else:
+                self._add(entry, what)
+
+    def _judge_damage(self) -> None:
+        """What the reader found; a cut end is none where the capture did not end in order."""
+        walked, report = self._reader.walked, self._report
+        is_cut = walked.is_cut and report.end_reason is None
+        for problem in self._reader.problems:
+            if is_cut and problem.offset is not None and problem.offset >= walked.end:
+                continue
+            self._problems.data_offset = walked.end if problem.offset is None else problem.offset
+            self._add(report.entries, problem.message)
+        if is_cut:
+            report.notes.append(f"the last dump is cut off: {walked.size - walked.end} bytes")
+        if not walked.found:
+            report.notes.append("no dump is whole")

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a log's header says of its events: which the collector makes, and what points are called."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formats.base.errors import DamagedError
+from formats.klogger import NUMBERS, SNAPSHOT, LogFormat
+from formats.verify.klogger.books import LEDGERS
+from formats.verify.klogger.clock import CLOCK
+from formats.verify.klogger.pauses import FINISH, START
+
+BEGIN, DUMP_FINISH = "DUMP_BEGIN", "DUMP_FINISH"
+BASE = frozenset(
+    {START, FINISH, BEGIN, DUMP_FINISH, CLOCK, *LEDGERS}
+    | {"PROCESS_EXISTS", "LOGGING_EVENT", "MARK", "SOCKET_EXISTS"}
+)
+"""Events that the collector makes (bpf/schemata/base.conf); all others are the kernel's."""
+TEXTS = frozenset({"kernel", "comm", "cmdline", "name", "saddr", "daddr", "program"})
+"""Fields of these that are text."""
+LOCATION = "location"
+
+
+def check_table(log: LogFormat) -> None:
+    """Raise DamagedError where the header has what verify counts with as something else."""
+    for event in log.events:
+        if event.name not in BASE:
+            continue
+        for field in event.fields:
+            if field.kind not in ("int", "enum") and field.name not in TEXTS:
+                raise DamagedError(f"the header has {event.name}.{field.name} as {field.kind}")
+
+
+class Events:
+    """What the header says of the events. is_base: (NUMBERS,) which the collector makes; snapshot:
+    the number of SNAPSHOT, whose points are its locations, or -1."""
+
+    def __init__(self, log: LogFormat) -> None:
+        snapshot = log.find_event(SNAPSHOT)
+        self.snapshot = -1 if snapshot is None else snapshot.number
+        self.has_location = snapshot is not None and snapshot.find_field(LOCATION) is not None
+        self.is_base = np.zeros(NUMBERS, np.bool_)
+        for event in log.events:
+            self.is_base[event.number] = event.name in BASE
+        self._names = {event.number: event.name for event in log.events}
+        self._locations = log.enums.get(LOCATION, {}) if snapshot is not None else {}
+
+    def name(self, point: int) -> str | None:
+        """Of an event, or of a location of SNAPSHOT."""
+        if point != self.snapshot and point in self._names:
+            return self._names[point]
+        if self.snapshot < 0 or self._locations:
+            return self._locations.get(point)
+        return f"location {point}"  # the schema cannot be read

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture's LOSS entries against its ledger, and its serials against both.
+
+A LOSS entry that names no CPU ("unsure": causes 2 to 4, and what `tcpkmon repair` writes) may
+stand for any entries, LOSS and ledger entries too; what it counts bounds what may be missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from formats.base import control
+from formats.verify.ledger import IN_FLIGHT, LATE_STAGE, NUMBERED, by_cpu
+from formats.verify.psc.checkpoints import Checkpoint
+from formats.verify.psc.entries import ControlRows
+from formats.verify.psc.sequence import is_unsure
+from formats.verify.psc.serials import SerialCheck
+from formats.verify.report import Problems
+
+
+@dataclass
+class LossSums:
+    """Sequence numbers that LOSS entries count: by CPU where they know it."""
+
+    by_cpu: dict[int, int] = field(default_factory=dict)
+    """The causes that know the CPU together: what comes late was first missed in the kernel."""
+    collector: int = 0
+    """Causes 2 to 4, of any CPU."""
+    repaired: int = 0
+    """What `tcpkmon repair` left out or found missing."""
+
+    def feed(self, rows: ControlRows) -> None:
+        """Control rows of a segment."""
+        losses = rows.take(rows.location == control.Loss.location)
+        if not len(losses):
+            return
+        count, cause = losses.pairs[:, 1], losses.words[:, 4]
+        unsure = is_unsure(losses)
+        own = unsure & (cause == control.LossCause.DAMAGED)
+        self.repaired += int(count[own].sum())
+        self.collector += int(count[unsure & ~own].sum())
+        for cpu in np.unique(losses.callvalue[~unsure]):
+            here = int(count[~unsure & (losses.callvalue == cpu)].sum())
+            self.by_cpu[int(cpu)] = self.by_cpu.get(int(cpu), 0) + here
+
+    @property
+    def unsure(self) -> int:
+        """All that no CPU is known of."""
+        return self.collector + self.repaired
+
+
+def check_losses(problems: Problems, shot: Checkpoint, sums: LossSums) -> None:
+    """The final checkpoint's losses are those that the LOSS entries count."""
+    cpus, lost = by_cpu(shot.points.keys, shot.points.sum(*NUMBERED, "late"))
+    rows = shot.cpu_rows
+    told = dict(zip(rows.keys.tolist(), rows["damaged"].tolist(), strict=True))
+    for cpu, count in zip(cpus, lost, strict=True):
+        told[int(cpu)] = told.get(int(cpu), 0) + int(count)
+    for cpu in sorted(told.keys() | sums.by_cpu.keys()):
+        ledger, entries = told.get(cpu, 0), sums.by_cpu.get(cpu, 0)
+        if entries > ledger or (entries < ledger and not sums.unsure):
+            problems.add(
+                shot.cpu_entry(cpu),
+                f"CPU {cpu}: the final ledger counts {ledger} records lost, late or damaged, "
+                f"the LOSS entries {entries}",
+            )
+    late_stage = int(shot.points.sum(*LATE_STAGE).sum())
+    if late_stage > sums.unsure:
+        problems.add(
+            shot.index,
+            f"the final ledger counts {late_stage} lost by queue, disk or write error, "
+            f"the LOSS entries {sums.unsure}",
+        )
+    everything = sum(told.values()) + late_stage
+    if everything > sum(sums.by_cpu.values()) + sums.unsure:
+        problems.add(
+            shot.index,
+            f"the final ledger counts {everything} lost, more than the sequence numbers missing",
+        )
+
+
+def check_serials(
+    problems: Problems, shot: Checkpoint | None, serials: SerialCheck, sums: LossSums, last: int
+) -> None:
+    """Every serial up to the last one taken is in the file or counted as lost."""
+    where = shot.index if shot else last
+    excess = 0
+    for cpu, one in sorted(serials.cpus.items()):
+        if shot is None or not shot.final:
+            hole = one.missing_marked
+            if hole > IN_FLIGHT + sums.unsure:
+                problems.add(where, f"CPU {cpu}: {hole} serial(s) missing without a LOSS entry")
+            continue
+        taken = int(shot.cpu_rows.at(np.array([cpu]))["serials"][0])
+        if one.highest > taken:
+            problems.add(
+                shot.cpu_entry(cpu),
+                f"CPU {cpu}: serial {one.highest} in the file, but only {taken} were taken",
+            )
+            continue
+        missing = taken - one.highest + one.missing
+        if missing and not sums.unsure:
+            problems.add(
+                shot.cpu_entry(cpu), f"CPU {cpu}: {missing} serial(s) missing, not counted"
+            )
+        excess += missing
+    if shot is not None and excess > sums.unsure > 0:
+        problems.add(
+            where, f"{excess} serials missing, more than the {sums.unsure} lost with CPU unknown"
+        )
+    if shot is None or not shot.final:
+        return
+    for cpu, taken in zip(shot.cpu_rows.keys, shot.cpu_rows["serials"], strict=True):
+        if taken and int(cpu) not in serials.cpus and not sums.unsure:
+            problems.add(where, f"CPU {cpu}: {taken} serials taken, none in the file")
