@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from collector.control import client
-from formats.base.errors import DamagedError, KernelError, LossError, TcpkmonError, UsageError
+from formats.base.errors import TcpkmonError, UsageError
 
 # The same modules as here, and none from the folder that it happens to run in.
 _COLLECT = """
@@ -32,9 +32,6 @@ main()
 """
 _MB = 1 << 20
 INTERRUPTED_S = 5.0
-_ERRORS: dict[int, type[TcpkmonError]] = {
-    error.exit_code: error for error in (UsageError, LossError, KernelError, DamagedError)
-}
 
 
 class Control:
@@ -235,4 +232,4 @@ def _error(ended: Ended) -> TcpkmonError:
     """What the capture said last, as the error that it was."""
     lines = [line.removeprefix("collect: ") for line in ended.messages.splitlines()]
     message = "\n".join(lines) or f"the capture ended with exit code {ended.exit_code}"
-    return _ERRORS.get(ended.exit_code, TcpkmonError)(message)
+    return client.ERRORS.get(ended.exit_code, TcpkmonError)(message)

@@ -24,8 +24,6 @@ from collector.commands.columns import sets_of
 from collector.loader.tcp_info import TOLD
 from collector.plan.columns import (
     EVENT,
-    EXISTING,
-    FIRST_CONTROL,
     LOCATIONS,
     choose_columns,
     load_schema,
@@ -33,6 +31,7 @@ from collector.plan.columns import (
 )
 from collector.plan.probes import find_probes, read_text
 from formats.base.cli import run
+from formats.base.control import EXISTING, FIRST_CONTROL
 from formats.base.errors import TcpkmonError
 from formats.commands import decode
 from formats.psc.columns import CLASSIC

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from collector.writer.stream import STREAMS
 from formats.base.cli import run as run_command
 from formats.base.errors import UsageError
+from formats.registry import FILE_FORMATS, FileFormat
 
 if TYPE_CHECKING:
     from collector.plan.request import Request
 
+FORMATS = [FILE_FORMATS[name] for name in STREAMS if name in FILE_FORMATS]
+"""Those that can be written and read; the first is the default."""
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -45,9 +49,9 @@ def parse_limit(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def default_name(file_format: str = "psc") -> str:
+def default_name(file_format: FileFormat) -> str:
     """A file or folder name from the host's local time."""
-    return time.strftime(f"tcpkmon-%Y%m%d-%H%M%S{'.pm' if file_format == 'psc' else ''}")
+    return time.strftime("tcpkmon-%Y%m%d-%H%M%S") + file_format.suffix
 
 
 def _was_given(parameter: str) -> bool:
@@ -96,8 +100,9 @@ def _was_given(parameter: str) -> bool:
     help="Wake up when less than this share of a ring is free, or half while records come slowly.",
 )
 @click.option("--print", "show", is_flag=True, help="Print each record on stdout too.")
-@click.option("--format", "file_format", type=click.Choice(["psc", "klogger"]), default="psc",
-              show_default=True, help="A PSC file, or a folder with a Klogger log per CPU.")
+@click.option("--format", "file_format", type=click.Choice([one.name for one in FORMATS]),
+              default=FORMATS[0].name, show_default=True,
+              help="A PSC file, or a folder with a Klogger log per CPU.")
 @click.option("--schema", "schemata", multiple=True, metavar="NAME|FOLDER",
               help="What to record: a schema that is shipped (tcp, network, sched, locking, "
               "stopwatch) or your own; several together. Default: tcp.")
@@ -158,7 +163,7 @@ def command(
     collect --ports 5201 -o run.pm -- iperf3 -c 192.0.2.1
     """
     if schemata and schemata != ("tcp",) and not _was_given("file_format"):
-        file_format = "klogger"
+        file_format = next(one.name for one in FORMATS if one.any_schema)
     from collector.plan.filters import parse
     from collector.plan.request import Request
 
@@ -177,7 +182,7 @@ def command(
     )
     request = Request(
         filters=filters,
-        output=default_name(file_format) if output is None else output,
+        output=default_name(FILE_FORMATS[file_format]) if output is None else output,
         force=force,
         duration_s=parse_duration(duration) if duration else None,
         stop_after=stop_after,

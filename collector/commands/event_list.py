@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from collector.linux.btf import Btf
 from collector.loader.attach_trials import Probing
 from collector.loader.prepare import TCP, lay_out_events
-from collector.plan.columns import FIRST_CONTROL, LOCATIONS, load_schema
+from collector.plan.columns import LOCATIONS, load_schema
 from collector.plan.probes import find_probes, make_plan
 from collector.plan.schema_sources import BASE, find_sources, read_texts
+from formats.base.control import FIRST_CONTROL
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def command(as_json: bool, collector: int | None) -> int:
                       width=None if sys.stdout.isatty() else 110)
     head = Table(box=None, pad_edge=False, show_header=False)
     for name, value in told.items():
-        if name != "events":
+        if name != "events" and not (name == "refused" and not value):
             head.add_row(*in_words(name, value))
     console.print(head)
     events = [row for row in told.get("events", ()) if isinstance(row, dict)]
@@ -49,6 +49,8 @@ def in_words(name: str, value: Any) -> tuple[str, str]:
     if name == "low_water_percent":
         return "low water", f"{value}%"
     label = for_terminal(name.replace("_", " "))
+    if name == "refused" and isinstance(value, dict):
+        return label, for_terminal("; ".join(f"{what}: {why}" for what, why in value.items()))
     if isinstance(value, dict):
         parts = [f"{key} {number}" for key, number in value.items() if number]
         return label, for_terminal(", ".join(parts) or "0")

@@ -31,9 +31,10 @@ ANSWER_BYTES = 4 << 20
 TIME_LIMIT_S = 30.0
 _SHOWN_CHARACTERS = 60
 _HOW_TO_START = "start one: sudo collect --schema NAME -o FOLDER"
-_ERRORS: dict[object, type[TcpkmonError]] = {
+ERRORS: dict[object, type[TcpkmonError]] = {
     error.exit_code: error for error in (UsageError, LossError, KernelError, DamagedError)
 }
+"""The kinds of error that a collector's exit code, or its answer, stands for."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Client:
                 result: dict[str, Any] = dict(answer["result"])
                 return result
             refusal = answer["error"]
-            kind = _ERRORS.get(refusal["code"], TcpkmonError)
+            kind = ERRORS.get(refusal["code"], TcpkmonError)
             raise kind(str(refusal["message"]), str(refusal["hint"]))
         except (ValueError, TypeError, KeyError, RecursionError):
             ended = not line.endswith(b"\n")

@@ -12,11 +12,11 @@ from typing import Any
 
 from collector.linux.syscalls import wait_for_running
 from collector.loader.capture_maps import Kernel
-from collector.plan.columns import COUNTERS, row_of
 from collector.plan.request import Request
+from collector.ring.points import COUNTERS, row_of
 from collector.ring.rings import Rings, pages_of
 from collector.sequencer.cpu_queue import FOREVER_NS
-from collector.writer.stream import Stream
+from collector.writer.base_stream import Stream
 from formats.base.causes import KERNEL_CAUSES
 from formats.base.control import Mark
 from formats.base.errors import TcpkmonError, UsageError
@@ -26,7 +26,7 @@ from formats.schema import suggest
 class Switching:
     """Carries out requests (collector/control/server.py, Controls). All refusals are TcpkmonErrors.
 
-    losses: what was lost so far, by cause.
+    losses: what was lost so far, by cause. refused: what the kernel refuses a CPU, and why.
     """
 
     def __init__(
@@ -34,14 +34,16 @@ class Switching:
         request: Request,
         kernel: Kernel,
         rings: Rings,
-        stream: Stream,
+        stream: Stream[Any],
         losses: Callable[[], Mapping[str, int]],
+        refused: Callable[[], Mapping[str, str]],
     ) -> None:
         self._request = request
         self._kernel = kernel
         self._rings = rings
         self._stream = stream
         self._losses = losses
+        self._refused = refused
         self._on = dict.fromkeys(kernel.states(), True)
         self.enabled = True
         """Whether logging as a whole is on."""
@@ -74,6 +76,7 @@ class Switching:
             "records": self._stream.records,
             "bytes": self._stream.bytes_written(),
             "lost": dict(self._losses()),
+            "refused": dict(self._refused()),
             "events": events,
         }
 
@@ -87,7 +90,7 @@ class Switching:
                     self._settle()
                     self._stream.pause()
                 else:
-                    self._stream.resume(self._kernel)
+                    self._stream.resume()
             return {"enabled": self.enabled}
         states = self._kernel.states()
         for name in names:
@@ -101,7 +104,7 @@ class Switching:
         for name in names:
             self._on[name] = on
         self._apply(names)
-        self._stream.switched(self._kernel, names)
+        self._stream.switched(names)
         return {name: self._on[name] for name in names}
 
     def mark(self, number: int, pid: int) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from collector.control.access import Peer, control_folder, find_group, listen, peer_of
 from collector.linux.privileges import drop_capabilities, forbid_new_privileges
+from formats.base.closing import Closing
 from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 REQUEST_BYTES = 4096
@@ -60,7 +60,7 @@ class _Client:
     answer: bytes = b""
 
 
-class ControlServer:
+class ControlServer(Closing):
     """Listens at FOLDER/PID.sock from the beginning; answers inside its `with`.
 
     Root may ask, who runs the collector, and the members of `group`. Make it before capabilities
@@ -109,14 +109,6 @@ class ControlServer:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Takes the socket away; who still waits is told that the capture is over."""

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
@@ -33,6 +33,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from collector.lab import namespaces
 from collector.lab.namespaces import Side, remove_stale
+from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError
 
 __all__ = ["Bottleneck", "Lab", "Side", "remove_stale"]
@@ -60,7 +61,7 @@ class Bottleneck:
     """From b to a, by netem. Lab.delay_ms stays 0 where the kernel has no netem."""
 
 
-class Lab:
+class Lab(Closing):
     """Two namespaces `a` and `b` that exist inside a `with`, whatever ends it.
 
     Opened in the main thread, it makes SIGTERM and SIGHUP raise SystemExit, so that nothing is
@@ -100,14 +101,6 @@ class Lab:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Removes the namespaces and all that is in them; may be called again."""

@@ -15,10 +15,10 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, PERF_TYPE_TRACEPOINT
 from collector.linux.syscalls import c_string, online_cpus, perf_event_open, refused, system_call
+from formats.base.closing import Closing
 from formats.base.errors import KernelError
 
 # The same on all machines: they came after the tables were joined.
@@ -35,7 +35,7 @@ _EVENT_LINE = re.compile(r"^[pr]\d*:(?P<group>tcpkmon_(?P<pid>\d+))/(?P<name>\S+
 _numbers = itertools.count(1)
 
 
-class Tracefs:
+class Tracefs(Closing):
     """Where tracefs is: `path`, mounted already, or mounted for this process alone until closed."""
 
     def __init__(self) -> None:
@@ -52,17 +52,6 @@ class Tracefs:
         if self._mount >= 0:
             os.close(self._mount)
             self._mount = -1
-
-    def __enter__(self) -> Tracefs:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def find_tracefs() -> str | None:

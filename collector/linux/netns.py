@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
+from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
-class Namespace:
+class Namespace(Closing):
     """An open network namespace; close() it, or use it in a `with`."""
 
     name: str
@@ -43,17 +43,6 @@ class Namespace:
 
     def close(self) -> None:
         os.close(self.fd)
-
-    def __enter__(self) -> Namespace:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def resolve(text: str) -> Namespace:

@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.linux import bpf
+from collector.loader.compiler import Image
 from collector.loader.prepare import Prepared
 from collector.loader.programs import Loaded, ProgramSpec
 from collector.loader.socket_iterator import Walk, name_inodes
 from collector.plan.engine_config import POINTS
 from collector.plan.filters import Filters
-from collector.plan.probes import Chosen
+from formats.base.closing import Closing
 from formats.base.control import EXISTING, Program
 
 _FIRST = struct.pack("=I", 0)
@@ -27,24 +27,50 @@ _U64 = struct.Struct("=Q")
 OPTIONAL_KINDS = ("fentry", "fexit", "kprobe")
 
 
-class Kernel:
-    """The capture's programs; a context manager that leaves nothing behind.
+class EngineMaps:
+    """The maps of the engine that the collector reads and writes: ledger and switches.
+
+    head: the type of the head of a CPU's memory (Engine.head). Nothing is on before apply().
+    """
+
+    def __init__(self, maps: Mapping[str, int], image: Image, head: np.dtype[Any]) -> None:
+        self._maps = maps
+        self._head = head
+        self._cpu_bytes = next(s.value_size for s in image.maps if s.name == "klogger_cpus")
+        self._control = np.zeros(1, _CONTROL)
+        self.enabled: NDArray[np.uint8] = self._control["enabled"][0]
+        """By point: whether it is recorded; a view, see apply()."""
+        self.limits: NDArray[np.uint32] = self._control["limit"][0]
+        """By point: records a second and CPU at most; 0 for no limit. A view, see apply()."""
+
+    def apply(self) -> None:
+        """Have switches and limits in force."""
+        bpf.map_update(self._maps["klogger_control"], _FIRST, self._control.tobytes())
+
+    def heads(self) -> NDArray[Any]:
+        """The head of each possible CPU's memory: (CPUs,)."""
+        raw = bpf.map_lookup_percpu(self._maps["klogger_cpus"], _FIRST, self._cpu_bytes)
+        assert raw is not None  # an array's element is always there
+        head = np.ascontiguousarray(raw[:, : self._head.itemsize])
+        result: NDArray[Any] = head.view(self._head)[:, 0]
+        return result
+
+
+class Kernel(Closing):
+    """The capture's programs; close() leaves nothing behind.
 
     The filters are in force before anything is attached; nothing is recorded before switch_on().
-    Raises KernelError where the kernel
-    refuses a program that it said it could load.
+    Raises KernelError where the kernel refuses a program that it said it could load.
     """
 
     def __init__(self, prepared: Prepared, filters: Filters) -> None:
         self._prepared = prepared
-        self._control = np.zeros(1, _CONTROL)
         self.buffer_bytes = 0
         self.low_water_percent = 0
         """Of a CPU's ring, and the share of it that is kept free; the session sets both."""
-        self._cpu_bytes = next(
-            spec.value_size for spec in prepared.image.maps if spec.name == "klogger_cpus"
-        )
         self.loaded = Loaded(prepared.image, prepared.btf, transport=prepared.engine.transport)
+        self._engine = EngineMaps(self.loaded.maps, prepared.image, prepared.engine.head)
+        self.heads = self._engine.heads
         try:
             if prepared.tcp is not None:
                 filters.apply(self.loaded.maps)
@@ -52,8 +78,8 @@ class Kernel:
                     inodes = prepared.tcp.switches.inodes
                     name_inodes(self.loaded.maps["existing_inodes"], filters.pids, inodes)
             for name, limit in prepared.limits.items():
-                self._control["limit"][0, prepared.numbers[name]] = limit
-            self._control["enabled"][0, list(prepared.numbers.values())] = True
+                self._engine.limits[prepared.numbers[name]] = limit
+            self._engine.enabled[list(prepared.numbers.values())] = True
             self.loaded.load(
                 ProgramSpec(p.name, p.kind, p.target, p.kind not in OPTIONAL_KINDS)
                 for p in prepared.plan.probes
@@ -62,15 +88,8 @@ class Kernel:
             self.loaded.close()
             raise
 
-    def __enter__(self) -> Kernel:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Detach and unload everything."""
         self.loaded.close()
 
     def missing(self) -> dict[str, str]:
@@ -97,15 +116,6 @@ class Kernel:
             return None
         return Walk(lambda: self.loaded.open_iter("existing"), namespaces, step)
 
-    def heads(self) -> NDArray[Any]:
-        """The head of each possible CPU's memory: (CPUs,) of Engine.head."""
-        raw = bpf.map_lookup_percpu(self.loaded.maps["klogger_cpus"], _FIRST, self._cpu_bytes)
-        assert raw is not None  # an array's element is always there
-        dtype = self._prepared.engine.head
-        head = np.ascontiguousarray(raw[:, : dtype.itemsize])
-        result: NDArray[Any] = head.view(dtype)[:, 0]
-        return result
-
     def connections(self) -> int:
         """How many connections were given an identity so far."""
         if "next_connection" not in self.loaded.maps:
@@ -116,42 +126,38 @@ class Kernel:
     def switch(self, names: Iterable[str], on: bool) -> None:
         """Switch locations and events on or off, from now on."""
         for name in names:
-            self._control["enabled"][0, self._prepared.numbers[name]] = on
-        self.switch_on()
+            self._engine.enabled[self._prepared.numbers[name]] = on
+        self._engine.apply()
 
     def switch_on(self) -> None:
         """Have the switches in force: until then nothing is recorded."""
-        bpf.map_update(self.loaded.maps["klogger_control"], _FIRST, self._control.tobytes())
+        self._engine.apply()
 
     def states(self) -> dict[str, tuple[int, int]]:
         """All that was asked for: its number, and 1 on, 0 off, -1 not on this kernel."""
         missing = self.missing()
-        enabled = self._control["enabled"][0]
+        enabled = self._engine.enabled
         return {
             name: (number, -1 if name in missing else int(enabled[number]))
             for name, number in self._prepared.numbers.items()
         }
 
-    def missed(self, heads: NDArray[Any]) -> tuple[tuple[Chosen, Program], ...]:
-        """What each program missed, told under the point of the first thing it records.
+    def programs(self, heads: NDArray[Any]) -> dict[str, Program]:
+        """What each program missed, by its name, under the point of the first thing it records.
 
         The second copy of a program makes up for what the first was skipped for; the rest, and
         what a kprobe reports, is lost.
         """
         again = heads["guards"]["again"].sum(axis=0)
         missed: Mapping[str, Any] = self.loaded.missed()
-        rows = []
+        found = {}
         for index, probe in enumerate(self._prepared.plan.probes):
             if probe.name not in missed or not probe.locations:
                 continue
             counts = missed[probe.name]
             lost = max(0, counts.first - int(again[index]))
             point = self._prepared.numbers.get(probe.locations[0], EXISTING)
-            rows.append(
-                (probe, Program(point, lost, counts.nmissed, counts.run_cnt, counts.run_ns))
+            found[probe.name] = Program(
+                point, lost, counts.nmissed, counts.run_cnt, counts.run_ns
             )
-        return tuple(rows)
-
-    def programs(self, heads: NDArray[Any]) -> tuple[Program, ...]:
-        """What each program missed, as entries for the file."""
-        return tuple(program for _, program in self.missed(heads))
+        return found

@@ -16,11 +16,11 @@ import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from collector.linux.bpf import map_delete, map_update, online_cpus, perf_event_open
 from collector.linux.syscalls import refused
 from collector.plan.counter_names import ANY, MACHINES, Counter, find_counter, table
+from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError, Problem, SchemaError
 from formats.schema import Arch, suggest
 
@@ -187,7 +187,7 @@ def _unavailable(function: str) -> str:
     return f'u64 {function} __attribute__((unavailable("{reason}")));'
 
 
-class OpenCounters:
+class OpenCounters(Closing):
     """The counters of all CPUs, open and set into a program's maps. Close it after use.
 
     `maps` is Loaded.maps (programs.py). Raises KernelError or PrivilegeError when the kernel
@@ -232,17 +232,6 @@ class OpenCounters:
         """Take them all out of the maps."""
         for cpu, one in list(self._open):
             self._remove(cpu, one)
-
-    def __enter__(self) -> OpenCounters:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _add(self, cpu: int) -> None:
         for one in self._bound:

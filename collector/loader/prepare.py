@@ -21,7 +21,6 @@ from collector.loader.perf_counters import Bound, bind, c_text
 from collector.plan import kernel_types
 from collector.plan.columns import (
     EVENT,
-    EXISTING,
     Layout,
     choose_columns,
     choose_locations,
@@ -37,6 +36,7 @@ from collector.plan.request import Request
 from collector.plan.schema_lint import read_checked
 from collector.plan.schema_sources import BASE, Source, find_sources, load_schema_of, read_texts
 from collector.plan.tcp_codegen import Switches, snapshot_lines
+from formats.base.control import EXISTING
 from formats.base.errors import PrivilegeError, UsageError
 
 KALLSYMS = Path("/proc/kallsyms")
@@ -129,7 +129,7 @@ def wish_of(request: Request) -> Wish:
         existing=request.existing,
         by_inode=bool(request.filters.pids),
         kinds=request.kinds,
-        klogger=request.is_klogger,
+        klogger=request.format.any_schema,
         limits=dict(request.limits),
         using=request.using,
     )

@@ -17,7 +17,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from collector.linux import bpf
@@ -28,6 +27,7 @@ from collector.loader.bytecode import Cast, cast_freely, fill_maps, second_copy
 from collector.loader.compiler import Image
 from collector.ring.rings import DEFAULT_TRANSPORT
 from collector.ring.transport import Transport
+from formats.base.closing import Closing
 from formats.base.errors import KernelError, TcpkmonError
 
 NEVER_NESTED = frozenset(
@@ -140,7 +140,7 @@ def _never_interrupts_itself(spec: ProgramSpec) -> bool:
     return spec.kind == "iter" or (spec.kind in {"btf", "raw"} and spec.target in NEVER_NESTED)
 
 
-class Loaded:
+class Loaded(Closing):
     """An image's maps (`maps`: name -> descriptor) and programs.
 
     `refused` tells which programs that are not required the kernel would not load or attach, and
@@ -319,17 +319,6 @@ class Loaded:
         if self._tracefs is not None:
             self._tracefs.close()
             self._tracefs = None
-
-    def __enter__(self) -> Loaded:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _detach(program: _Program) -> None:

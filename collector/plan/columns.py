@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from formats.base.control import FIRST_CONTROL
 from formats.base.errors import UsageError
 from formats.psc import CLASSIC, Column, columns_of, entry_dtype
 from formats.schema import Event, Field, Schema, field_type, load
@@ -17,26 +18,6 @@ from formats.schema import Event, Field, Schema, field_type, load
 SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"
 EVENT = "SNAPSHOT"
 LOCATIONS = "location"
-FIRST_CONTROL = 224
-EXISTING = 226
-ROWS = 32
-"""Rows of the kernel's ledger for locations; row 0 is EXISTING's. Events follow, by number."""
-
-COUNTERS = (
-    "attempts",
-    "filtered",
-    "unchanged",
-    "written",
-    "ring_full",
-    "no_ring",
-    "other",
-    "table_full",
-    "no_slot",
-    "limited",
-)
-"""struct klogger_account of bpf/include/klogger.h, in its order; all u64."""
-
-ACCOUNT = np.dtype([(name, "=u8") for name in COUNTERS])
 
 
 @dataclass(frozen=True)
@@ -134,13 +115,3 @@ def choose_locations(schema: Schema, text: str | None) -> tuple[str, ...]:
     if not chosen:
         raise UsageError("no location is left to record", "tcpkmon events lists them")
     return tuple(name for name in names if name in chosen)
-
-
-def row_of(location: int) -> int:
-    """The row of the kernel's ledger that counts this location."""
-    return 0 if location == EXISTING else location
-
-
-def location_of(row: int) -> int:
-    """The location that this row of the kernel's ledger counts."""
-    return EXISTING if row == 0 else row

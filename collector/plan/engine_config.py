@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from collector.plan.columns import ACCOUNT, ROWS
 from collector.plan.probes import Plan
+from collector.ring.points import ACCOUNT, ROWS
 from collector.ring.rings import DEFAULT_TRANSPORT
 from collector.ring.transport import Transport
 from formats.base.errors import KernelError, UsageError

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from collector.plan.event_layout import HEAD_BYTES, EventLayout, Slot
+from collector.plan.event_layout import EventLayout, Slot
+from collector.ring.points import EVENT_HEAD_BYTES
 from formats.schema import Place
 
 UNROLLED_BYTES = 512
@@ -68,9 +69,9 @@ def _event(slot: Slot, logged: bool) -> list[str]:
 
 def _zeroes(size: int) -> list[str]:
     if size <= UNROLLED_BYTES:
-        return [f"\t*(u64 *)(record + {HEAD_BYTES + at}) = 0;" for at in range(0, size, 8)]
+        return [f"\t*(u64 *)(record + {EVENT_HEAD_BYTES + at}) = 0;" for at in range(0, size, 8)]
     # The compiler has no memset for so much; a read that fails leaves zeros.
-    return [f"\tbpf_probe_read_kernel(record + {HEAD_BYTES}, {size}, 0);"]
+    return [f"\tbpf_probe_read_kernel(record + {EVENT_HEAD_BYTES}, {size}, 0);"]
 
 
 def _parameter(place: Place) -> str:
@@ -81,7 +82,7 @@ def _parameter(place: Place) -> str:
 
 
 def _store(place: Place) -> str:
-    at = HEAD_BYTES + place.offset
+    at = EVENT_HEAD_BYTES + place.offset
     value = f"{place.field.name}_"
     if place.type.kind == "string":
         read = "bpf_probe_read_kernel" if place.is_raw else "bpf_probe_read_kernel_str"

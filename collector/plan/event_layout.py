@@ -20,13 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from collector.plan.columns import FIRST_CONTROL
 from collector.plan.engine_config import POINTS
+from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
+from formats.base.control import FIRST_CONTROL
 from formats.base.errors import UsageError
 from formats.schema import Event, Place, Schema, enabled_events, place_fields
-
-FIRST_NUMBER = 32
-HEAD_BYTES = 24
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class EventLayout:
     @property
     def entry_size(self) -> int:
         """Bytes of a record of the largest event that may be logged."""
-        return HEAD_BYTES + max((slot.size for slot in self.logged), default=0)
+        return EVENT_HEAD_BYTES + max((slot.size for slot in self.logged), default=0)
 
     def slot(self, name: str) -> Slot:
         """The event of this name; UsageError when there is none."""
@@ -82,14 +80,14 @@ def lay_out(schema: Schema, base: Sequence[str]) -> EventLayout:
 
     base: names of those that the collector makes. UsageError when there are too many.
     """
-    most = min(FIRST_CONTROL, POINTS) - FIRST_NUMBER
+    most = min(FIRST_CONTROL, POINTS) - FIRST_EVENT
     if len(schema.events) > most:
         raise UsageError(
             f"{len(schema.events)} events are more than a capture can hold ({most})",
             "load fewer schemata",
         )
     slots = tuple(
-        Slot(FIRST_NUMBER + index, event, *place_fields(schema, event))
+        Slot(FIRST_EVENT + index, event, *place_fields(schema, event))
         for index, event in enumerate(schema.events)
     )
     enabled = {event.name for event in enabled_events(schema)} - set(base)

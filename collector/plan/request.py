@@ -10,6 +10,7 @@ from typing import TextIO
 
 from collector.plan.filters import Filters
 from formats.base.errors import UsageError
+from formats.registry import FILE_FORMATS, FileFormat
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Request:
     control_group: str | None = None
 
     @property
-    def is_klogger(self) -> bool:
-        """Whether a Klogger log is written."""
-        return self.file_format == "klogger"
+    def format(self) -> FileFormat:
+        """The file format that is written."""
+        return FILE_FORMATS[self.file_format]
 
     @property
     def has_tcp(self) -> bool:
@@ -58,14 +59,14 @@ def check_request(request: Request) -> None:
     """Raises UsageError for what makes no sense together, or with this process."""
     if request.show and request.output == "-":
         raise UsageError("--print and -o - both want standard output", "choose one of them")
-    if request.show and request.is_klogger:
+    if request.show and not request.format.can_print:
         raise UsageError("--print shows the records of a PSC file", "tcpkmon decode shows a log")
     stdout: TextIO | None = sys.stdout
     if request.show and stdout is None:
         raise UsageError("--print: standard output is closed")
-    if request.schemata != ("tcp",) and not request.is_klogger:
+    if request.schemata != ("tcp",) and not request.format.any_schema:
         raise UsageError("a PSC file holds the schema tcp alone", "add --format klogger")
-    if request.using and not request.is_klogger:
+    if request.using and not request.format.any_schema:
         raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")
     if request.filters.flags and not request.has_tcp:
         raise UsageError(

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from collector.linux.kernel_constants import Facts
-from collector.plan.columns import LOCATIONS, ROWS, Layout
+from collector.plan.columns import LOCATIONS, Layout
+from collector.ring.points import ROWS
 from formats.base.errors import UsageError
 
 WATCH_WORDS = 16

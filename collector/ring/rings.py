@@ -18,6 +18,7 @@ from collector.linux.syscalls import online_cpus, refused
 from collector.ring.batch import Batch
 from collector.ring.shared_ring import Shared
 from collector.ring.transport import CpuRing, Transport
+from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
 
 TRANSPORTS: dict[str, Transport] = {each.name: each for each in (Shared(),)}
@@ -26,7 +27,7 @@ DEFAULT_TRANSPORT = TRANSPORTS["shared"]
 _HELD_UP_S, _HELD_UP_MOST_S = 0.001, 0.008
 
 
-class Rings:
+class Rings(Closing):
     """The rings of all CPUs that are online, in the maps of a capture. Close it after use.
 
     `pages` per ring is a power of two; wait() returns when a ring holds `low_water_bytes` (at most
@@ -175,12 +176,6 @@ class Rings:
         if not self._epoll.closed:
             self._epoll.close()
             os.close(self._wake_fd)
-
-    def __enter__(self) -> Rings:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _open(self, cpu: int) -> None:
         size_bytes = self._pages * mmap.PAGESIZE

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from collector.ring.batch import Batch
 from collector.sequencer.buffer_pool import Pool, even
-from collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_by_place, opaque
+from collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_places, opaque
 
 FOREVER_NS = 2**63 - 1
 COPY_BYTES = 1 << 20
@@ -55,7 +55,12 @@ class Chunk:
 
 @dataclass
 class Part:
-    """What one CPU gives to a release, in order of serials; before: the serial ahead of them."""
+    """What one CPU gives to a release, in order of serials; before: the serial ahead of them.
+
+        serials                 7   8  11  12       before is 6
+        gaps                    0   0   2   0
+        missing                 12 - 6 - 4 = 2
+    """
 
     cpu: int
     chunks: Sequence[Chunk]
@@ -116,7 +121,12 @@ class Part:
 
 @dataclass
 class CpuQueue:
-    """One CPU's records that wait, and where its serials stand."""
+    """One CPU's records that wait, and where its serials stand.
+
+         1 ...      decided |  chunks[0] |  chunks[1] |   seen
+        --------------------+------------+------------+-------- serials
+         released, or lost  |  wait for their time; what is missing may still come
+    """
 
     number: int
     opaque: np.dtype[Any]
@@ -270,11 +280,6 @@ class Queues:
         return sum(cpu.waiting for cpu in self._cpus.values())
 
     @property
-    def last_serial(self) -> dict[int, int]:
-        """By CPU, the serial up to which all were released or counted as lost."""
-        return {number: cpu.decided for number, cpu in self._cpus.items()}
-
-    @property
     def last_ns(self) -> int:
         """The time of the last record that was taken; 0 without one."""
         return max((cpu.key_ns for cpu in self._cpus.values()), default=0)
@@ -285,8 +290,7 @@ class Queues:
             return
         late = self.cpu(batch.cpu).push(batch.entries)
         if len(late):
-            cpus = np.full(len(late), batch.cpu, np.uint16)
-            self.late.update(count_by_place(cpus, late.getfield(_WORD, 4 * LOCATION_WORD)))
+            self.late.update(count_places(batch.cpu, late.getfield(_WORD, 4 * LOCATION_WORD)))
 
     def settle(self) -> None:
         """Copy what waits still: after this, what push() was given may be overwritten."""

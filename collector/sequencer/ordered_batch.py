@@ -17,18 +17,23 @@ I64 = NDArray[np.int64]
 MonoToEpoch = Callable[[I64], I64]
 """Takes and gives ns, arrays of one shape."""
 
-NO_CPU = 0xFFFF
 # The classic head of an entry as u32 words; see the table in formats/psc/columns.py.
 _SEQ, _SECONDS, _MICROSECONDS, _CALLVALUE, LOCATION_WORD = 0, 1, 2, 3, 4
 _W = WORDS_OFFSET // 4
-_LOCATIONS = 256
+_POINTS = 256
 
 
 @dataclass
 class Numbering:
-    """What the writer tells the sequencer: how far the file's numbers are ahead of its own, for
-    what it did not know of, and the file's bytes. If the one is late, the writer has to number the
-    entries anew; if the other is, to copy them before a direct write."""
+    """The writer's feedback to the sequencer, which numbers entries before they are written.
+
+        sequencer:  100 .. 199 | 200 .. 299 |            numbers as if nothing else came
+        file:       100 .. 199 | 2 marks | 202 .. 301    so ahead is 2
+
+    ahead: how many numbers the file is ahead of the sequencer's; ahead_bytes: likewise its bytes.
+    Where ahead is out of date, the writer numbers entries again; where ahead_bytes is, it copies
+    them before a direct write.
+    """
 
     ahead: int = 0
     ahead_bytes: int = 0
@@ -36,7 +41,7 @@ class Numbering:
 
 @dataclass
 class Origin:
-    """A CPU's records in a batch: their places, and their locations."""
+    """A CPU's records in a batch: their places, which rise, and their locations."""
 
     cpu: int
     where: I64
@@ -77,14 +82,6 @@ class Ordered:
         """Entries that are records."""
         return sum(len(origin.where) for origin in self.origins)
 
-    @property
-    def cpus(self) -> NDArray[np.uint16]:
-        """The CPU of each entry, NO_CPU for control entries."""
-        cpus = np.full(len(self), NO_CPU, np.uint16)
-        for origin in self.origins:
-            cpus[origin.where] = origin.cpu
-        return cpus
-
     def renumber(self, first_seq: int) -> None:
         """Give it other numbers, in the entries too."""
         step = first_seq - self.first_seq
@@ -98,8 +95,11 @@ class Ordered:
 
     def counts(self, start: int = 0, stop: int | None = None) -> Counter[tuple[int, int]]:
         """Records (not control entries) of a range, by (cpu, location)."""
-        which = slice(start, stop)
-        return count_by_place(self.cpus[which], head_words(self.entries[which])[:, LOCATION_WORD])
+        total: Counter[tuple[int, int]] = Counter()
+        for origin in self.origins:
+            first, last = origin.where.searchsorted((start, len(self) if stop is None else stop))
+            total.update(count_places(origin.cpu, origin.locations[first:last]))
+        return total
 
 
 def head_words(entries: NDArray[Any]) -> NDArray[np.uint32]:
@@ -107,18 +107,10 @@ def head_words(entries: NDArray[Any]) -> NDArray[np.uint32]:
     return entries.view(np.uint32).reshape(len(entries), entries.dtype.itemsize // 4)
 
 
-def count_by_place(
-    cpus: NDArray[np.uint16], locations: NDArray[np.uint32]
-) -> Counter[tuple[int, int]]:
-    """How many there are of each (cpu, location), without those of NO_CPU."""
-    if not len(cpus):
-        return Counter()
-    key = cpus.astype(np.uint32) * _LOCATIONS + np.minimum(locations, _LOCATIONS - 1)
-    if cpus.max() == NO_CPU:
-        key = key[cpus != NO_CPU]
-    counts = np.bincount(key)
-    found = np.flatnonzero(counts)
-    return Counter({divmod(int(k), _LOCATIONS): int(counts[k]) for k in found})
+def count_places(cpu: int, points: NDArray[np.uint32]) -> Counter[tuple[int, int]]:
+    """How many there are of each (cpu, point), of one CPU's records."""
+    counts = np.bincount(np.minimum(points, _POINTS - 1))
+    return Counter({(cpu, point): int(counts[point]) for point in np.flatnonzero(counts).tolist()})
 
 
 def stamp(entries: NDArray[Any], seqs: I64, mono_ns: I64, mono_to_epoch: MonoToEpoch) -> None:
@@ -169,22 +161,3 @@ def opaque(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Rows as mere bytes: numpy copies those whole, but structured rows field by field, which is
     slower and leaves out bytes that belong to no column (a LOSS entry's words may lie there)."""
     return np.dtype(("V", dtype.itemsize))
-
-
-def join_rows(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Rows of several arrays, one after the other, with all their bytes."""
-    kind = opaque(dtype)
-    return np.concatenate([np.empty(0, kind), *(part.view(kind) for part in parts)]).view(dtype)
-
-
-def joined(one: Ordered, other: Ordered) -> Ordered:
-    """Two batches as one; `other` has the numbers right after `one`."""
-    moved = [Origin(o.cpu, o.where + len(one), o.locations) for o in other.origins]
-    return Ordered(
-        join_rows((one.entries, other.entries), one.entries.dtype),
-        np.concatenate((one.seqs, other.seqs)),
-        [*one.origins, *moved],
-        one.first_seq,
-        one.span + other.span,
-        one.first_ns if len(one) else other.first_ns,
-    )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.sequencer.buffer_pool import PIECE_BYTES, Pool, even
-from collector.sequencer.cpu_queue import FOREVER_NS, Part, Queues
+from collector.sequencer.cpu_queue import Part, Queues
 from collector.sequencer.merge import Share, flows, pick, put, put_rows
 from collector.sequencer.ordered_batch import (
     I64,
@@ -25,7 +25,6 @@ from collector.sequencer.ordered_batch import (
     Origin,
     fill_losses,
     head_words,
-    joined,
     stamp,
     stamp_control,
 )
@@ -65,21 +64,13 @@ class Sequencer(Queues):
         """Have memory ready, before the first records come."""
         self._pool.warm()
 
-    def release(self, watermark_ns: int) -> Ordered:
+    def pieces(self, watermark_ns: int) -> Iterator[Ordered]:
         """All records up to this time, ordered and numbered, with a LOSS entry after each gap.
 
-        A missing serial whose successor is released here is lost from now on.
+        In pieces of about PIECE_BYTES: take all of them. A missing serial whose successor is
+        released here is lost from now on.
         """
-        whole = next(self._merge(self.take(watermark_ns), FOREVER_NS), None)
-        return whole or self._control([], np.empty(0, np.int64), 0)
-
-    def pieces(self, watermark_ns: int) -> Iterator[Ordered]:
-        """What release() gives, in pieces of about PIECE_BYTES: take all of them."""
         return self._merge(self.take(watermark_ns), PIECE_BYTES)
-
-    def finish(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
-        """The rest, at the end: also what is missing after each CPU's last record."""
-        return joined(self.release(FOREVER_NS), self.missing(serials, mono_ns))
 
     def missing(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
         """LOSS entries for what is missing after each CPU's last record, when all is released.
@@ -90,13 +81,6 @@ class Sequencer(Queues):
         losses = [Loss(cpu, first, count, 0) for cpu, first, count in self.tails(serials)]
         seqs = self._first() - 1 + np.cumsum([loss.count + 1 for loss in losses], dtype=np.int64)
         return self._control(losses, seqs, max(mono_ns or 0, self.last_ns))
-
-    def control(self, entries: Iterable[Control], mono_ns: int) -> Ordered:
-        """Control entries with the next sequence numbers, all of one moment."""
-        listed = list(entries)
-        first = self._first()
-        seqs = np.arange(first, first + len(listed), dtype=np.int64)
-        return self._control(listed, seqs, mono_ns)
 
     def _first(self) -> int:
         """The number of the next entry, as far as it is known here."""
@@ -156,7 +140,15 @@ class Sequencer(Queues):
         return self._ordered(entries, seqs, _origins(entries, places), int(mono_ns[0]))
 
     def _with_losses(self, shares: list[Share], count: int) -> Ordered:
-        """A piece with LOSS entries after its gaps."""
+        """A piece with LOSS entries after its gaps, such as
+
+            serials of a CPU     7   8           11  12       9 and 10 are missing
+            gaps                 0   0            2   0       missing before each record
+            numbers             41  42           46  47       43 and 44 were lost, 45 is the LOSS
+            place                0   1            3   4       of each record in the piece
+            losses                       2                    place of each LOSS entry
+            seqs                41  42  45       46  47       of all entries of the piece
+        """
         gaps, serials, times_ns = np.zeros((3, count), np.int64)
         cpus_of = np.empty(count, np.uint16)
         for share in shares:

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One capture from start to end: sets up, drains, hands over, keeps the books, ends the file."""
+"""One capture from start to end: attach, begin the file, capture, finish."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from collector.control.handlers import Switching
 from collector.control.server import ControlServer
@@ -25,19 +22,21 @@ from collector.linux.privileges import (
 from collector.loader.capture_maps import Kernel
 from collector.loader.perf_counters import OpenCounters
 from collector.loader.prepare import Prepared, check_privilege, prepare, wish_of
-from collector.loader.socket_iterator import find_namespaces
-from collector.plan.columns import EXISTING, row_of
 from collector.plan.request import Request, check_request
 from collector.ring.batch import watermark_ns
 from collector.ring.rings import Rings, pages_of
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import SLACK_NS
+from collector.session.capture_info import make_info
 from collector.session.command import Command, find_caller
+from collector.session.existing import Existing
 from collector.session.status_line import Status
 from collector.session.stop_signals import Stopping
 from collector.session.summary import describe, report, say
+from collector.writer.base_stream import Stream
 from collector.writer.ledger import Books, Totals
-from collector.writer.target import Target
+from collector.writer.record_printer import Printer
+from collector.writer.stream import STREAMS
 from formats.base.control import EndReason, Mark
 from formats.base.errors import TcpkmonError
 
@@ -61,9 +60,8 @@ def run(request: Request) -> int:
     sys.setswitchinterval(SWITCH_S)
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
-        target = Target(request)
-        stack.callback(lambda: target.discard() if not session else None)
-        session: list[Session] = []
+        stream = STREAMS[request.file_format](request.output, request.force)
+        stack.callback(stream.discard)
         status.tell("preparing: types, columns, programs")
         prepared = prepare(wish_of(request))
         stopping = stack.enter_context(Stopping(request.duration_s))
@@ -75,92 +73,118 @@ def run(request: Request) -> int:
         kernel = stack.enter_context(Kernel(prepared, request.filters))
         if stopping.due():
             return stopping.exit_code
-        session.append(Session(request, prepared, kernel, target, status, stopping, stack))
-        return session[0].run(command)
+        session = Session(request, prepared, kernel, stream, status, stopping, command)
+        session.attach(stack)
+        session.begin()
+        session.run()
+        return session.finish()
 
 
 class Session:
-    """A capture whose programs are loaded: attaches them and begins the file; run() once."""
+    """A capture whose programs are loaded: attach(), begin(), run() and finish(), once each."""
 
     def __init__(
         self,
         request: Request,
         prepared: Prepared,
         kernel: Kernel,
-        target: Target,
+        stream: Stream[Any],
         status: Status,
         stopping: Stopping,
-        stack: ExitStack,
+        command: Command | None,
     ) -> None:
         self._request = request
         self._prepared = prepared
         self._kernel = kernel
+        self._stream = stream
         self._status = status
         self._stopping = stopping
-        self._stack = stack
+        self._command = command
         self._clocks = Clocks()
         self._placing = Placing()
-        dtype = prepared.dtype
+        self._failure: TcpkmonError | OSError | None = None
+        self._marked = 0
+        self._told_error: str | None = None
+        self._was_refused: dict[str, str] = {}
+
+    def attach(self, stack: ExitStack) -> None:
+        """Opens what the capture needs, and attaches the programs; `stack` closes it.
+
+        Nothing is recorded before begin().
+        """
+        request, kernel, maps = self._request, self._kernel, self._kernel.loaded.maps
         pages = pages_of(request.buffer_bytes)
         kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
         kernel.low_water_percent = request.low_water_percent
         wakeup = max(1, kernel.buffer_bytes * (100 - request.low_water_percent) // 100)
-        transport = prepared.engine.transport
-        rings = Rings(kernel.loaded.maps, dtype, pages, wakeup, transport)
+        transport = self._prepared.engine.transport
+        rings = Rings(maps, self._prepared.dtype, pages, wakeup, transport)
         self._rings = stack.enter_context(rings)
-        self._counters = stack.enter_context(OpenCounters(kernel.loaded.maps, prepared.counters))
-        self._walk_step = max(1, self._rings.rows // 2)
-        self._failure: TcpkmonError | OSError | None = None
-        self._listed = 0
-        self._marked = 0
-        self._namespaces = self._find_namespaces()
-        self._stream = target.stream(prepared, self._clocks, self._namespaces, self._fail)
-        self._switching = Switching(
-            request, kernel, self._rings, self._stream, self._losses_so_far
-        )
-        self._server = self._listen()
-        # Before the file begins: its header tells what the kernel took.
+        stack.enter_context(self._stopping.waking(self._rings.wake))
+        self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
+        self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
+        self._server = self._listen(stack)
         kernel.loaded.attach()
-        self._stream.begin(kernel)
+
+    def begin(self) -> None:
+        """Begins the file, and has the programs record. FileError: then there is no file."""
+        request, kernel, stream = self._request, self._kernel, self._stream
+        show = None
+        if request.show:
+            show = Printer(self._prepared.layout, sys.stdout, self._fail).write
+        self._was_refused = self._refused()
+        info = make_info(
+            request, self._prepared, kernel, dict(self._was_refused), self._existing.sockets
+        )
+        stream.begin(info, kernel, self._clocks, show)
+        self._switching = Switching(
+            request, kernel, self._rings, stream, self._losses_so_far, self._refused
+        )
         kernel.switch_on()
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
-        self._told_error: str | None = None
 
-    def run(self, command: Command | None) -> int:
-        """Captures until asked to stop, and finishes the file; the exit code."""
+    def run(self) -> None:
+        """Captures until asked to stop, and until the command has ended."""
+        command, stopping = self._command, self._stopping
         forbid_new_privileges()
         self._stream.start()
         run_first()
         describe(self._request, self._kernel.attached(), self._kernel.missing())
         self._checkpoint()
-        self._walk(self._namespaces)
+        self._record_existing()
         needed = needed_capabilities()
         drop_capabilities((*needed, "CAP_KILL") if command else needed)
         self._ready()
-        if command is not None and not self._stopping.due():
+        if command is not None and not stopping.due():
             self._go(command)
-        self._stopping.start_clock()
-        code: int | None = None
-        while not self._stopping.due():
+        stopping.start_clock()
+        while not stopping.due():
             most_s = WAIT_S / 4 if self._request.show else WAIT_S
-            self._rings.wait(self._stopping.remaining_s(most_s))
+            self._rings.wait(stopping.remaining_s(most_s))
             self._step()
-            if command is not None and (code := command.poll()) is not None:
-                self._stopping.ask(EndReason.COMMAND_ENDED)
-        if command is not None and code is None:
-            code = self._wait_for(command)
-        totals = self._finish()
+            if command is not None and command.poll() is not None:
+                stopping.ask(EndReason.COMMAND_ENDED)
+        if command is not None:
+            self._wait_for(command)
+
+    def finish(self) -> int:
+        """Finishes the file and reports; the exit code. Raises the error that ended the capture."""
+        totals = self._end()
         if self._failure is not None:
             raise self._failure
-        if command is not None and code is None:
-            code = self._outlive(command)
-        connections = max(self._kernel.connections(), self._listed)
+        code = 0 if self._command is None else self._outlive(self._command)
+        connections = max(self._kernel.connections(), self._existing.listed)
         report(
-            self._request, totals, self._stream.written, connections, self._stream.bytes_written()
+            self._request,
+            totals,
+            self._stream.written,
+            connections,
+            self._stream.bytes_written(),
+            self._was_refused,
         )
-        return code or 0
+        return code
 
-    def _listen(self) -> ControlServer | None:
+    def _listen(self, stack: ExitStack) -> ControlServer | None:
         """The control socket; a capture does without, unless a group was named for it."""
         request = self._request
         try:
@@ -171,7 +195,7 @@ class Session:
             if not request.quiet:
                 say(f"no control socket: {error.message}")
             return None
-        return self._stack.enter_context(server)
+        return stack.enter_context(server)
 
     def _go(self, command: Command) -> None:
         """Lets the command run; if it cannot, the file is finished before that is told."""
@@ -186,7 +210,9 @@ class Session:
         self._stopping.ask(EndReason.ERROR)
 
     def _outlive(self, command: Command) -> int:
-        """The exit code of a command that goes on after the capture; it may be interrupted."""
+        """The exit code of a command that may go on after the capture; it may be interrupted."""
+        if (code := command.poll()) is not None:
+            return code
         if not command.gone:
             return self._stopping.exit_code
         if not self._request.quiet:
@@ -196,41 +222,14 @@ class Session:
                 return code
         return self._stopping.exit_code
 
-    def _find_namespaces(self) -> list[int]:
-        """Descriptors of the namespaces whose existing sockets to tell; closed at the end."""
-        if not self._request.existing:
-            return []
-        if self._request.filters.namespaces:
-            return [space.fd for space in self._request.filters.namespaces]
-        found = list(find_namespaces())
-        for fd in found:
-            self._stack.callback(os.close, fd)
-        return found
-
-    def _walk(self, namespaces: list[int]) -> None:
+    def _record_existing(self) -> None:
         """Records the connections that are open already, as fast as the rings are emptied."""
-        if not namespaces or self._prepared.tcp is None:
-            return
-        walk = self._kernel.walk(namespaces, self._walk_step)
-        if walk is None:
-            self._list(namespaces)
-            return
-        try:
-            while walk.step() and not self._stopping.due():
+        with closing(self._existing.walk(max(1, self._rings.rows // 2))) as walk:
+            for listed in walk:
+                self._stream.push(listed)
+                if self._stopping.due():
+                    break
                 self._step()
-        finally:
-            walk.close()
-
-    def _list(self, namespaces: list[int]) -> None:
-        """Without an iterator: takes the open connections from sock_diag, as a CPU of its own."""
-        # pyroute2 takes a while to import, and hardly a kernel needs it.
-        from collector.loader.sock_diag import list_batch
-
-        cpu = len(self._kernel.heads())
-        layout, filters = self._prepared.layout, self._request.filters
-        batch = list_batch(layout, namespaces, filters, cpu)
-        self._listed = len(batch.entries)
-        self._stream.push([batch])
 
     def _ready(self) -> None:
         if not self._request.quiet and self._request.verbose:
@@ -247,6 +246,7 @@ class Session:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
             self._rings.refresh()
             self._counters.refresh(self._rings.cpus)
+            self._was_refused |= self._refused()
             if (clock := self._clocks.check()) is not None:
                 self._stream.clock(clock)
             self._checkpoint()
@@ -279,13 +279,14 @@ class Session:
             self._stream.marks(marks)
 
     def _losses_so_far(self) -> dict[str, int]:
-        written = self._stream.written
-        return {
-            "in the kernel": self._stream.order.lost,
-            "queue full": written.queue_full.total(),
-            "disk full": written.disk_full.total(),
-            "write error": written.write_error.total(),
-        }
+        return {"in the kernel": self._stream.order.lost, **self._stream.written.losses()}
+
+    def _refused(self) -> dict[str, str]:
+        """What the kernel refuses a CPU at present, and why."""
+        found = {f"ring of CPU {cpu}": why for cpu, why in self._rings.refused.items()}
+        for cpu, why in self._counters.refused.items():
+            found[f"counters of CPU {cpu}"] = why
+        return found
 
     def _tell_error(self, error: OSError | None) -> None:
         """Says once that the file does not take more, and once that it does again."""
@@ -295,7 +296,7 @@ class Session:
             self._told_error = text
 
     def _books(self) -> Books:
-        heads = self._heads()
+        heads = self._existing.heads()
         order = self._stream.order
         return Books(
             ledger=heads["accounts"].copy(),
@@ -307,29 +308,19 @@ class Session:
             online=frozenset(self._rings.cpus),
         )
 
-    def _heads(self) -> NDArray[Any]:
-        """The kernel's counts by CPU, and in the last row those of what sock_diag listed."""
-        heads = self._kernel.heads()
-        listed = np.zeros(1, heads.dtype)
-        listed["serial"] = self._listed
-        for name in ("attempts", "written"):
-            listed["accounts"][name][0, row_of(EXISTING)] = self._listed
-        return np.concatenate((heads, listed))
-
     def _checkpoint(self) -> None:
         self._stream.checkpoint(self._books())
 
-    def _wait_for(self, command: Command) -> int | None:
+    def _wait_for(self, command: Command) -> None:
         """Goes on capturing while the command, which got the signal, comes to its end."""
         deadline = time.monotonic() + 5.0
-        while (code := command.poll()) is None and time.monotonic() < deadline:
+        while command.poll() is None and time.monotonic() < deadline:
             self._rings.wait(0.05)
             self._step()
             if self._stopping.hurry or self._stopping.reason is not EndReason.ASKED:
                 break
-        return code
 
-    def _finish(self) -> Totals | None:
+    def _end(self) -> Totals | None:
         """Detaches, writes the rest, the last checkpoint and END; None if that took too long."""
         self._kernel.loaded.detach()
         self._write_marks()
@@ -339,7 +330,7 @@ class Session:
             self._stream.settle()
             self._rings.free()
             batches = self._rings.drain()
-        heads = self._heads()
+        heads = self._existing.heads()
         serials = {cpu: int(serial) for cpu, serial in enumerate(heads["serial"]) if serial}
         self._stream.finish(serials, time.monotonic_ns())
         books = self._books()

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -60,12 +59,7 @@ class Status:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         live, self._live = self._live, None
         if live is not None:
             with suppress(OSError):

@@ -6,11 +6,11 @@ SIGUSR1 does not stop it: it asks for a MARK entry.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from collections.abc import Callable
-from types import FrameType, TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from formats.base.control import EndReason
 
@@ -20,8 +20,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Stopping:
     """Collects the reasons to stop; a second signal means: now, without draining all.
 
-    Context manager: the process's signal handlers are this one's inside. `fd` is readable once a
-    signal came, for poll.
+    Context manager: the process's signal handlers are this one's inside.
     """
 
     def __init__(self, duration_s: float | None = None) -> None:
@@ -32,11 +31,11 @@ class Stopping:
         self.hurry = False
         self.marks = 0
         """How many marks were asked for."""
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._duration_s = duration_s
         self._deadline: float | None = None
         self._before: dict[signal.Signals, object] = {}
         self._forward: Callable[[int], None] | None = None
+        self._wake: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Stopping:
         for number in SIGNALS:
@@ -49,15 +48,18 @@ class Stopping:
         signal.signal(signal.SIGUSR1, self._mark)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)  # type: ignore[arg-type]
-        os.close(self.fd)
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Inside, each signal calls `wake`, which ends the main thread's wait."""
+        self._wake = wake
+        try:
+            yield
+        finally:
+            self._wake = lambda: None
 
     def forward_to(self, send: Callable[[int], None] | None) -> None:
         """Signals go to the captured command too, through `send`."""
@@ -87,13 +89,13 @@ class Stopping:
 
     def _mark(self, number: int, frame: FrameType | None) -> None:
         self.marks += 1
-        os.eventfd_write(self.fd, 1)
+        self._wake()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signals += 1
         self.exit_code = self.exit_code or 128 + number
         self.hurry = self.signals > 1
         self.ask(EndReason.ASKED)
-        os.eventfd_write(self.fd, 1)
+        self._wake()
         if self._forward is not None:
             self._forward(number)

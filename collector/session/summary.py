@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from collector.plan.request import Request
 from collector.session.status_line import describe_losses, human_bytes
 from collector.writer.ledger import Totals
-from collector.writer.psc_writer import Written
+from collector.writer.written import Written
 from formats.base.cli import say as say_line
 from formats.base.errors import FileError, LossError, TcpkmonError
 
@@ -32,11 +32,17 @@ def describe(request: Request, attached: Mapping[str, str], missing: Mapping[str
 
 
 def report(
-    request: Request, totals: Totals | None, written: Written, connections: int, nbytes: int
+    request: Request,
+    totals: Totals | None,
+    written: Written,
+    connections: int,
+    nbytes: int,
+    refused: Mapping[str, str],
 ) -> None:
     """Says what was captured; raises what the exit code shall tell.
 
-    totals: None when the file could not be finished. LossError under --fail-on-loss; FileError
+    totals: None when the file could not be finished. refused: what the kernel refused a CPU, and
+    why. LossError under --fail-on-loss; FileError
     when the last write or the sync failed; losses to a full disk alone raise nothing.
     """
     if totals is None:
@@ -45,6 +51,8 @@ def report(
             "tcpkmon verify tells what is in it",
         )
     if not request.quiet:
+        for what, why in refused.items():
+            say(f"{what}: {why}")
         if written.refused:
             say(f"{written.refused:,} entries of the books, marks or clock could not be written")
         where = "standard output" if request.output == "-" else request.output

@@ -1,4 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts ordered records into files and keeps the ledger of what was lost on the way."""
 
-__all__ = ["file_sink", "ledger", "psc_writer", "stream", "target"]
+__all__ = [
+    "base_events",
+    "base_stream",
+    "capture_info",
+    "ledger",
+    "record_printer",
+    "stream",
+    "written",
+]

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.plan.columns import COUNTERS
-from collector.plan.filters import Filters
-from collector.plan.probes import Chosen
 from collector.writer.ledger import Books
-from collector.writer.psc_writer import Written
-from formats.base.control import Clock, EndReason, Program
+from collector.writer.written import Written
+from formats.base.control import Clock, EndReason
 from formats.base.text import address_of
 
 EVERY_CPU = -1
@@ -37,10 +34,10 @@ class Note:
     mono_ns: int = 0
 
 
-def start_note(kernel: str, buffer_bytes: int, low_water_percent: int) -> Note:
+def start_note(buffer_bytes: int, low_water_percent: int) -> Note:
     """Logging begins."""
     values: dict[str, int | str | bytes] = {
-        "kernel": kernel,
+        "kernel": os.uname().release,
         "buffer_bytes": buffer_bytes,
         "low_water_percent": low_water_percent,
     }
@@ -100,44 +97,35 @@ def process_notes() -> Iterator[Note]:
         yield Note("PROCESS_EXISTS", values, FIRST_CPU)
 
 
-def socket_notes(namespaces: Iterable[int]) -> Iterator[Note]:
-    """Each TCP socket of these network namespaces (descriptors), as sock_diag tells it."""
-    # pyroute2 takes a while to import, and other captures need it hardly ever.
-    from collector.loader.sock_diag import list_connections
-
-    for one in list_connections(namespaces, Filters(), every=True):
-        values: dict[str, int | str | bytes] = {
-            "netns": one.netns,
-            "inode": one.inode,
-            "family": one.family,
-            "state": one.state,
-            "sport": one.local_port,
-            "dport": one.remote_port,
-            "saddr": _address(one.local, one.family),
-            "daddr": _address(one.remote, one.family),
-        }
-        yield Note("SOCKET_EXISTS", values, FIRST_CPU)
+def socket_note(
+    netns: int, inode: int, family: int, state: int, local: tuple[bytes, int],
+    remote: tuple[bytes, int],
+) -> Note:  # fmt: skip
+    """A TCP socket that is there now. Its ends are addresses (16 bytes) and ports."""
+    values: dict[str, int | str | bytes] = {
+        "netns": netns,
+        "inode": inode,
+        "family": family,
+        "state": state,
+        "sport": local[1],
+        "dport": remote[1],
+        "saddr": _address(local[0], family),
+        "daddr": _address(remote[0], family),
+    }
+    return Note("SOCKET_EXISTS", values, FIRST_CPU)
 
 
 def _address(packed: bytes, family: int) -> str:
     return address_of(packed) if family == 2 else str(ipaddress.IPv6Address(packed))
 
 
-def ledger_notes(
-    books: Books, written: Written, missed: Iterable[tuple[Chosen, Program]], final: bool
-) -> list[Note]:
+def ledger_notes(books: Books, written: Written, final: bool) -> list[Note]:
     """The books as they stand, for the file of each CPU."""
     notes = []
     for cpu, point in books.places(written):
         values: dict[str, Any] = {"number": point, "final": int(final)}
-        counts = books.kernel(cpu, point)
-        values.update({name: counts[name] for name in COUNTERS})
-        place = (cpu, point)
-        values["late"] = books.late.get(place, 0)
-        values["queue_full"] = written.queue_full[place]
-        values["disk_full"] = written.disk_full[place]
-        values["write_error"] = written.write_error[place]
-        values["in_file"] = written.in_file[place]
+        values.update(books.kernel(cpu, point))
+        values.update(books.collector(cpu, point, written))
         notes.append(Note("LEDGER", values, cpu))
     for entry in books.cpus():
         values = {
@@ -150,17 +138,12 @@ def ledger_notes(
             "final": int(final),
         }
         notes.append(Note("CPU_LEDGER", values, entry.cpu))
-    for probe, program in missed:
+    for name, program in books.programs.items():
         values = {
-            "program": probe.name,
+            "program": name,
             "missed": program.missed,
             "kprobe_missed": program.kprobe_missed,
             "final": int(final),
         }
         notes.append(Note("PROGRAM_LEDGER", values, FIRST_CPU))
     return notes
-
-
-def kernel_release() -> str:
-    """The running kernel's release."""
-    return os.uname().release

@@ -16,10 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.plan.columns import COUNTERS, location_of, row_of
-from collector.writer.psc_writer import Place, Written
-from formats.base.causes import KERNEL_CAUSES
-from formats.base.control import Checkpoint, Collector, Control, Cpu, Ledger, Losses, Program
+from collector.ring.points import COUNTERS, location_of, row_of
+from collector.writer.written import Place, Written
+from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
+from formats.base.control import (
+    Checkpoint,
+    Collector,
+    Control,
+    Cpu,
+    Ledger,
+    Losses,
+    Program,
+)
 
 MISSED = "missed by a program"
 
@@ -49,14 +57,15 @@ class Totals:
 class Books:
     """All counts as they stood at one moment of the stream.
 
-    ledger: (CPUs, rows) of plan.columns.ACCOUNT; serials: (CPUs,) given out by the kernel.
-    read and ring_lost are by CPU, late by (cpu, location); online: CPUs that have a ring.
+    ledger: (CPUs, rows) of ring.points.ACCOUNT; serials: (CPUs,) given out by the kernel.
+    programs: by name. read and ring_lost: by CPU. late: by (cpu, location). online: CPUs that have
+    a ring.
     What the writer dropped comes later, when the entries' turn to be written has come.
     """
 
     ledger: NDArray[Any]
     serials: NDArray[Any]
-    programs: tuple[Program, ...] = ()
+    programs: Mapping[str, Program] = field(default_factory=dict)
     read: Mapping[int, int] = field(default_factory=dict)
     late: Mapping[Place, int] = field(default_factory=dict)
     ring_lost: Mapping[int, int] = field(default_factory=dict)
@@ -68,13 +77,7 @@ class Books:
             (int(cpu), location_of(int(row)))
             for cpu, row in np.argwhere(self.ledger["attempts"] > 0)
         }
-        for counts in (
-            self.late,
-            written.in_file,
-            written.queue_full,
-            written.disk_full,
-            written.write_error,
-        ):
+        for counts in (self.late, written.in_file, *written.drops.values()):
             found.update(place for place, count in counts.items() if count)
         return sorted(found)
 
@@ -86,20 +89,9 @@ class Books:
             ledger = (counts[n] for n in ("attempts", "filtered", "unchanged", "written"))
             entries.append(Ledger(cpu, point, *ledger))
             entries.append(Losses(cpu, point, *(counts[name] for name in KERNEL_CAUSES)))
-            place = (cpu, point)
-            entries.append(
-                Collector(
-                    cpu,
-                    point,
-                    late=self.late.get(place, 0),
-                    queue_full=written.queue_full[place],
-                    disk_full=written.disk_full[place],
-                    write_error=written.write_error[place],
-                    in_file=written.in_file[place],
-                )
-            )
+            entries.append(Collector(cpu, point, **self.collector(cpu, point, written)))
         entries.extend(self.cpus())
-        entries.extend(self.programs)
+        entries.extend(self.programs.values())
         return entries
 
     def checkpoint(self, written: Written, final: bool = False) -> list[Control]:
@@ -118,11 +110,9 @@ class Books:
         """The sums; of the final books, when the writer has written all."""
         ledger = {name: int(self.ledger[name].sum()) for name in COUNTERS}
         by_cause = {text: ledger[name] for name, text in KERNEL_CAUSES.items()}
-        by_cause["late"] = sum(self.late.values())
-        by_cause["queue full"] = written.queue_full.total()
-        by_cause["disk full"] = written.disk_full.total()
-        by_cause["write error"] = written.write_error.total()
-        by_cause[MISSED] = sum(p.missed + p.kprobe_missed for p in self.programs)
+        by_cause[COLLECTOR_CAUSES["late"]] = sum(self.late.values())
+        by_cause |= written.losses()
+        by_cause[MISSED] = sum(p.missed + p.kprobe_missed for p in self.programs.values())
         return Totals(
             ledger["attempts"],
             ledger["filtered"],
@@ -139,6 +129,12 @@ class Books:
         if cpu >= self.ledger.shape[0] or row >= self.ledger.shape[1]:
             return dict.fromkeys(COUNTERS, 0)
         return {name: int(self.ledger[name][cpu, row]) for name in COUNTERS}
+
+    def collector(self, cpu: int, point: int, written: Written) -> dict[str, int]:
+        """The collector's counts of one place, by the names of Collector's fields."""
+        place = (cpu, point)
+        dropped = {name: counts[place] for name, counts in written.drops.items()}
+        return {"late": self.late.get(place, 0), **dropped, "in_file": written.in_file[place]}
 
     def cpus(self) -> list[Cpu]:
         """An entry for each CPU of which there is anything to tell."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 from pathlib import Path
 
 from collector.writer.output_file import STDOUT, Output
 from formats.base.errors import FileError, UsageError
+from formats.klogger import LOG_NAME
 
 MODE = 0o750
 NAME = "kernlog.dump.cpu"
-_OURS = re.compile(rf"{re.escape(NAME)}\d+\Z")
 
 
 class LogFolder:
@@ -58,7 +57,7 @@ class LogFolder:
                     os.unlink(os.path.join(self.path, name))
 
     def discard(self) -> None:
-        """Leaves nothing behind of a log that did not begin."""
+        """Leaves nothing behind of a log that did not begin; no effect on files that did."""
         for output in self._outputs.values():
             output.discard()
         if self._made:
@@ -66,7 +65,7 @@ class LogFolder:
                 os.rmdir(self.path)
 
     def _old(self) -> list[str]:
-        return sorted(name for name in os.listdir(self.path) if _OURS.match(name))
+        return sorted(name for name in os.listdir(self.path) if LOG_NAME.match(name))
 
     def _make(self) -> None:
         try:

@@ -5,14 +5,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from pathlib import Path
+from typing import Any
 
-from collector.linux.privileges import begin_writing
 from collector.linux.syscalls import online_cpus
-from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import Prepared, describe_kernel
-from collector.plan.request import Request
-from collector.ring.batch import Batch
 from collector.sequencer.buffer_pool import Pool
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Part, Queues
@@ -22,20 +18,18 @@ from collector.writer.base_events import (
     clock_note,
     event_notes,
     finish_note,
-    kernel_release,
     ledger_notes,
     mark_note,
     process_notes,
-    socket_notes,
     start_note,
 )
+from collector.writer.base_stream import Show, Stream
+from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
-from collector.writer.psc_header import settings_of
-from collector.writer.psc_heading import package_version
-from collector.writer.spool import Spool
+from collector.writer.written import Written
 from formats.base.control import Clock, EndReason, Mark
 from formats.klogger import (
     LogFormat,
@@ -64,148 +58,127 @@ def copies(parts: Iterable[Part], pool: Pool) -> Iterator[LogBatch]:
         yield LogBatch(pieces)
 
 
-class LogStream:
-    """See collector/writer/stream.py. namespaces: those whose sockets the log's beginning tells."""
+class LogStream(Stream[LogBatch]):
+    """See collector/writer/base_stream.py. Nothing is printed: a log has no order of all CPUs."""
 
-    def __init__(
-        self,
-        request: Request,
-        prepared: Prepared,
-        folder: LogFolder,
-        clocks: Clocks,
-        namespaces: Sequence[int],
-    ) -> None:
-        assert prepared.events is not None
-        self._request = request
-        self._prepared = prepared
-        self._events = prepared.events
-        self._folder = folder
-        self._clocks = clocks
-        self._namespaces = namespaces
-        self.records = 0
-        self.order = Queues(prepared.dtype)
+    def __init__(self, path: str | Path, force: bool = False) -> None:
+        super().__init__()
+        self._folder = LogFolder(path, force)
         self._pool = Pool()
-        self._table = [
-            describe_snapshot(
-                prepared.layout.schema, prepared.layout.columns, prepared.layout.entry_size
-            )
-            if slot.name == "SNAPSHOT" and prepared.tcp is not None
-            else describe_event(self._events.schema, slot.event, slot.number)
-            for slot in self._events.slots
-        ]
 
-    def begin(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self._settings = settings_of(self._request, self._prepared, kernel)
-        self._cpus = len(kernel.heads())
+    def begin(
+        self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
+    ) -> None:
+        self._info = info
+        self._table = _describe(info)
+        self._current = current
+        self._clocks = clocks
+        self.order = Queues(info.dtype)
         self._log = LogFormat.of(self._header(0))
-        mixed = self._prepared.tcp is not None and bool(self._events.logged)
-        self._writer = LogWriter(self._log, self._open_later, mixed)
-        self.written = self._writer.written
-        self._spool: Spool[LogBatch] = Spool(self._writer, begin=begin_writing)
+        self._writer = LogWriter(self._log, self._open_later, info.mixed)
+        self._write_by(self._writer, clocks)
         self._folder.clear()
         first = min(online_cpus())
         for cpu in sorted(online_cpus()):
-            notes = self._first_notes(kernel)
+            notes = self._first_notes()
             if cpu == first:
                 notes += process_notes()
-                notes += socket_notes(self._namespaces)
+                notes += info.sockets()
             self._writer.begin(cpu, self._open(cpu, notes))
 
-    def start(self) -> None:
-        self._spool.start()
-
-    def push(self, batches: Iterable[Batch]) -> None:
-        for batch in batches:
-            self.order.push(batch)
+    def discard(self) -> None:
+        self._folder.discard()
 
     def release(self, watermark_ns: int) -> None:
         for batch in copies(self.order.take(watermark_ns), self._pool):
             self.records += len(batch)
             self._spool.put(batch)
 
-    def settle(self) -> None:
-        self.order.settle()
-        self._spool.flush()
-
     def clock(self, entry: Clock) -> None:
         self._note([clock_note(entry)])
-
-    def marks(self, marks: Sequence[Mark], pid: int = 0) -> bool:
-        notes = [mark_note(mark.number, pid) for mark in marks]
-        return self._spool.put_control(lambda _: notes, self._clocks.now_ns())
 
     def pause(self) -> None:
         self._note([finish_note(DISABLED)])
 
-    def resume(self, kernel: Kernel) -> None:
-        self._note(self._first_notes(kernel))
+    def resume(self) -> None:
+        self._note(self._first_notes())
 
-    def switched(self, kernel: Kernel, names: Sequence[str]) -> None:
-        states = kernel.states()
+    def switched(self, names: Sequence[str]) -> None:
+        states = self._current.states()
         self._note(event_notes({name: states[name] for name in names}))
-
-    def checkpoint(self, books: Books) -> None:
-        missed = self._kernel.missed(self._kernel.heads())
-        build = partial(ledger_notes, books, missed=missed, final=False)
-        self._spool.put_control(build, self._clocks.now_ns(), sync=True)
 
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
         self.release(FOREVER_NS)
         self.order.tails(serials)
 
     def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
-        missed = self._kernel.missed(self._kernel.heads())
         last = [clock_note(clock), finish_note(reason)]
         self._spool.put_control(
-            lambda written: [*ledger_notes(books, written, missed, True), *last],
+            lambda written: [*ledger_notes(books, written, final=True), *last],
             mono_ns,
             reserved=True,
         )
 
-    def close(self, timeout_s: float) -> bool:
-        return self._spool.close(timeout_s)
-
     def bytes_written(self) -> int:
         return self._writer.bytes_written()
+
+    def _mark_entries(self, marks: Sequence[Mark], pid: int) -> Sequence[Note]:
+        return [mark_note(mark.number, pid) for mark in marks]
+
+    def _book_entries(self, books: Books, written: Written) -> Sequence[Note]:
+        return ledger_notes(books, written, final=False)
 
     def _note(self, notes: Sequence[Note]) -> None:
         # What tells when logging was on must not be dropped where the queue is full.
         self._spool.put_control(lambda _: notes, self._clocks.now_ns(), reserved=True)
 
-    def _first_notes(self, kernel: Kernel) -> list[Note]:
+    def _first_notes(self) -> list[Note]:
         pair = self._clocks.latest
         clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
         return [
-            start_note(kernel_release(), kernel.buffer_bytes, kernel.low_water_percent),
+            start_note(self._current.buffer_bytes, self._current.low_water_percent),
             clock_note(clock),
-            *event_notes(kernel.states()),
+            *event_notes(self._current.states()),
         ]
 
     def _header(self, cpu: int) -> dict[str, object]:
         pair = self._clocks.start
+        assert self._info.schema is not None
         return make_header(
-            self._events.schema,
+            self._info.schema,
             self._table,
             cpu=cpu,
-            cpus=self._cpus,
+            cpus=self._info.cpus,
             host=platform.node(),
-            kernel=describe_kernel(),
-            version=package_version(),
-            buffer_bytes=self._request.buffer_bytes,
-            low_water_percent=self._request.low_water_percent,
+            kernel=self._info.kernel,
+            version=self._info.version,
+            buffer_bytes=self._info.buffer_bytes,
+            low_water_percent=self._info.low_water_percent,
             clock=(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns),
-            settings=self._settings,
+            settings=self._info.settings,
         )
 
     def _open_later(self, cpu: int) -> LogFile:
         """The file of a CPU that came on, in the writer's thread."""
-        return self._open(cpu, self._first_notes(self._kernel))
+        return self._open(cpu, self._first_notes())
 
     def _open(self, cpu: int, notes: Sequence[Note]) -> LogFile:
         output = self._folder.output(cpu)
         data, last = make_dump(self._log, 0, 0, notes, self._clocks.now_ns())
         output.begin(encode_preamble(self._header(cpu)) + data)
-        reserve = (len(self._prepared.numbers) + len(self._prepared.plan.probes) + 8) * NOTE_BYTES
+        reserve = (self._info.asked + self._info.programs + 8) * NOTE_BYTES
         sink = FileSink(output.fd, 1, reserve_bytes=reserve)
         return LogFile(sink, last, len(notes) + 2, 1)
+
+
+def _describe(info: CaptureInfo) -> list[dict[str, Any]]:
+    """The header's table of events."""
+    assert info.schema is not None
+    table = []
+    for number, event in info.events:
+        if event.name == "SNAPSHOT" and info.columns is not None:
+            known = info.columns
+            table.append(describe_snapshot(known.schema, known.columns, known.entry_size))
+        else:
+            table.append(describe_event(info.schema, event, number))
+    return table

@@ -17,17 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.plan.columns import EXISTING
-from collector.plan.event_layout import FIRST_NUMBER, HEAD_BYTES
+from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
 from collector.sequencer.cpu_queue import Part
-from collector.sequencer.ordered_batch import LOCATION_WORD, head_words
+from collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_words
 from collector.writer.base_events import EVERY_CPU, FIRST_CPU, Note
 from collector.writer.file_sink import FileSink, cause_of
-from collector.writer.psc_writer import END_TRIES, RETRY_NS, Place, Written
-from formats.base.control import LossCause
+from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
+from formats.base.control import EXISTING, LossCause
 from formats.base.errors import TcpkmonError
 from formats.klogger import (
-    NUMBERS,
     SNAPSHOT_NUMBER,
     LogFormat,
     Packed,
@@ -63,7 +61,7 @@ class LogBatch:
         """Records by (cpu, point)."""
         total: Counter[Place] = Counter()
         for part in self.parts:
-            total.update(_counts(part.cpu, _points(part.rows)))
+            total.update(count_places(part.cpu, _points(part.rows)))
         return total
 
 
@@ -114,7 +112,7 @@ class LogWriter:
             points = _points(part.rows)
             for start in range(0, len(points), DUMP_ROWS):
                 chosen = slice(start, start + DUMP_ROWS)
-                counts = _counts(part.cpu, points[chosen])
+                counts = count_places(part.cpu, points[chosen])
                 error = self._records(part, chosen, points[chosen])
                 if error is None:
                     self.written.in_file.update(counts)
@@ -224,18 +222,18 @@ class LogWriter:
         self, points: NDArray[Any], rows: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any], int]:
         """Event numbers, rows, and where in a row the payload begins."""
-        snapshots = (points < FIRST_NUMBER) | (points == EXISTING)
+        snapshots = (points < FIRST_EVENT) | (points == EXISTING)
         if not snapshots.any():
-            return points, rows, HEAD_BYTES
+            return points, rows, EVENT_HEAD_BYTES
         numbers = np.where(snapshots, SNAPSHOT_NUMBER, points)
         if not self._mixed:
             return numbers, rows, 0
         size = rows.dtype.itemsize
-        moved = np.zeros((len(rows), HEAD_BYTES + size), np.uint8)
+        moved = np.zeros((len(rows), EVENT_HEAD_BYTES + size), np.uint8)
         table = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), size)
-        moved[snapshots, HEAD_BYTES:] = table[snapshots]
+        moved[snapshots, EVENT_HEAD_BYTES:] = table[snapshots]
         moved[~snapshots, :size] = table[~snapshots]
-        return numbers, moved.view(f"V{HEAD_BYTES + size}")[:, 0], HEAD_BYTES
+        return numbers, moved.view(f"V{EVENT_HEAD_BYTES + size}")[:, 0], EVENT_HEAD_BYTES
 
 
 def make_dump(
@@ -257,8 +255,3 @@ def _points(rows: NDArray[Any]) -> NDArray[np.uint32]:
         return head_words(rows)[:, LOCATION_WORD]
     points: NDArray[np.uint32] = rows.getfield(np.dtype(np.uint32), 4 * LOCATION_WORD)
     return points
-
-
-def _counts(cpu: int, points: NDArray[np.uint32]) -> Counter[Place]:
-    counts = np.bincount(np.minimum(points, NUMBERS - 1))
-    return Counter({(cpu, point): int(counts[point]) for point in np.flatnonzero(counts).tolist()})

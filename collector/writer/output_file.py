@@ -34,6 +34,7 @@ class Output:
         self._calls = calls or Calls()
         self._force = force
         self._temporary: str | None = None
+        self._begun = False
         self._directory = -1
         self.fd = -1
         """The descriptor to write to, at the end of what begin() wrote. Who takes it closes it."""
@@ -65,6 +66,7 @@ class Output:
         try:
             self._write(first)
             if self.is_stdout:
+                self._begun = True
                 return
             self._calls.fsync(self.fd)
             self._publish()
@@ -80,9 +82,12 @@ class Output:
             self.discard()
             raise
         self._close_directory()
+        self._begun = True
 
     def discard(self) -> None:
-        """Close it and leave nothing behind. After begin(), call it no more."""
+        """Close it and leave nothing behind; no effect after begin()."""
+        if self._begun:
+            return
         if self._temporary is not None:
             with contextlib.suppress(OSError):
                 self._calls.unlink(self._temporary, dir_fd=self._directory)

@@ -3,65 +3,77 @@
 
 from __future__ import annotations
 
-from typing import Any
+import platform
+from pathlib import Path
 
 import numpy as np
 
-from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import Prepared
-from collector.plan.request import Request
-from collector.sequencer.clock_pairs import Clocks
+from collector.sequencer.clock_pairs import ClockPair, Clocks
 from collector.sequencer.ordered_batch import stamp_control
+from collector.writer.capture_info import CaptureInfo, Columns
 from collector.writer.file_sink import FileSink
 from collector.writer.ledger import reserve_bytes
 from collector.writer.output_file import Output
-from collector.writer.psc_heading import make_header, package_version
-from collector.writer.psc_writer import Writer, Written
+from collector.writer.psc_writer import Writer
+from collector.writer.written import Written
 from formats.base.control import Start, encode_many
+from formats.psc import (
+    MODS_AUTO,
+    MODS_FACK,
+    MODS_RENO,
+    MODS_SACK,
+    encode_header,
+    writer_header,
+)
+
+SACK = Path("/proc/sys/net/ipv4/tcp_sack")
 
 
-def settings_of(request: Request, prepared: Prepared, kernel: Kernel) -> dict[str, Any]:
-    """The capture's settings for the header; what is missing on this kernel is among them."""
-    missing = kernel.missing()
-    return {
-        "tcpkmon": package_version(),
-        "command": list(request.arguments),
-        "filters": request.filters.describe(),
-        "schemata": list(request.schemata),
-        "columns": request.columns if prepared.tcp else None,
-        "locations": {
-            name: prepared.plan.kind_of(name) for name in prepared.enabled if name not in missing
-        },
-        "missing_locations": missing,
-        "absent_columns": list(prepared.layout.absent) if prepared.tcp else [],
-        "when_changed": list(request.when_changed),
-        "buffer_bytes": request.buffer_bytes,
-        "low_water_percent": request.low_water_percent,
-        "hz": prepared.tcp.facts.hz if prepared.tcp else None,
-    }
+def features() -> int:
+    """psc_mods of the running system: SACK (then Linux keeps the forward-most one too) or Reno.
+
+    Linux tunes send buffers by itself, so AUTO is always set.
+    """
+    try:
+        sack = SACK.read_text().strip() != "0"
+    except OSError:
+        sack = True
+    return (MODS_SACK | MODS_FACK if sack else MODS_RENO) | MODS_AUTO
 
 
-def open_writer(
-    request: Request, prepared: Prepared, kernel: Kernel, output: Output, clocks: Clocks
-) -> Writer:
+def make_header(info: CaptureInfo, columns: Columns, clock: ClockPair) -> bytes:
+    """The bytes of the header, for the columns of this capture."""
+    return encode_header(
+        writer_header(
+            columns.columns,
+            columns.entry_size,
+            mods=features(),
+            version=f"tk{info.version}"[:8],
+            mclsize=info.page_bytes,
+            host=platform.node(),
+            kernel=info.kernel,
+            clock=(clock.mono_ns, clock.realtime_ns, clock.uncertainty_ns),
+            schema=info.schema_text,
+            settings=info.settings,
+        )
+    )
+
+
+def open_writer(info: CaptureInfo, columns: Columns, output: Output, clocks: Clocks) -> Writer:
     """Puts header and START on the disk, under the file's name.
 
-    The programs are attached by then: the header tells which the kernel refused.
     Raises FileError when the file does not take them: then there is none.
     """
-    layout = prepared.layout
     pair = clocks.start
-    settings = settings_of(request, prepared, kernel)
-    header = make_header(prepared, pair, settings)
     # What sock_diag lists comes from no CPU: it gets the number after the last one.
-    cpus = len(kernel.heads()) + 1
-    start = Start(pair.mono_ns, pair.realtime_ns, cpus, len(settings["locations"]))
-    first = encode_many([start], layout.dtype)
+    cpus = info.cpus + 1
+    start = Start(pair.mono_ns, pair.realtime_ns, cpus, info.recorded)
+    first = encode_many([start], columns.dtype)
     stamp_control(first, np.array([1], np.int64), pair.mono_ns, clocks.to_epoch)
-    output.begin(header + first.tobytes())
-    reserve = reserve_bytes(cpus, len(prepared.plan.probes) + 4, layout.entry_size)
+    output.begin(make_header(info, columns, pair) + first.tobytes())
+    reserve = reserve_bytes(cpus, info.programs + 4, columns.entry_size)
     # Whoever redirected standard output may go on writing by the same descriptor.
     direct = not output.is_stdout
-    sink = FileSink(output.fd, layout.entry_size, reserve_bytes=reserve, direct=direct)
+    sink = FileSink(output.fd, columns.entry_size, reserve_bytes=reserve, direct=direct)
     written = Written(entries=1, last_seq=1)
-    return Writer(sink, layout.dtype, clocks.to_epoch, written)
+    return Writer(sink, columns.dtype, clocks.to_epoch, written)

@@ -10,59 +10,23 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.sequencer.ordered_batch import MonoToEpoch, Numbering, Ordered, stamp_control
+from collector.sequencer.ordered_batch import (
+    MonoToEpoch,
+    Numbering,
+    Ordered,
+    count_places,
+    stamp_control,
+)
 from collector.writer.file_sink import FileSink, cause_of
+from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
 from formats.base.control import ANY_CPU, Checkpoint, Control, Loss, LossCause, encode_many
 
-RETRY_NS = 100_000_000
-END_TRIES = 3
 TALLY_ENTRIES = 1 << 16
-_LOCATIONS = 256
-
-Place = tuple[int, int]
-"""(cpu, location)"""
-
-
-@dataclass
-class Written:
-    """What stands in the file, and what was dropped on the way to it; the writer keeps it.
-
-    Read it from another thread only after close(), or for a display. Counters are of records (no
-    control entries) by (cpu, location); in_file is up to date in control entries and after close().
-    """
-
-    entries: int = 0
-    """Entries in the file, control entries too."""
-    last_seq: int = 0
-    checkpoints: int = 0
-    in_file: Counter[Place] = field(default_factory=Counter)
-    queue_full: Counter[Place] = field(default_factory=Counter)
-    disk_full: Counter[Place] = field(default_factory=Counter)
-    write_error: Counter[Place] = field(default_factory=Counter)
-    refused: int = 0
-    """Control entries that could not be written; they took no numbers."""
-    error: OSError | None = None
-    """The last error of a write; None again when writing went on."""
-    sync_error: OSError | None = None
-
-    @property
-    def lost(self) -> int:
-        """Sequence numbers up to last_seq that no entry of the file has."""
-        return self.last_seq - self.entries
-
-    def dropped(self, cause: LossCause) -> Counter[Place]:
-        """The counter of one cause."""
-        return {
-            LossCause.QUEUE_FULL: self.queue_full,
-            LossCause.DISK_FULL: self.disk_full,
-            LossCause.WRITE_ERROR: self.write_error,
-        }[cause]
 
 
 class Tally:
@@ -84,9 +48,7 @@ class Tally:
     def settle(self) -> None:
         """Bring the counter up to date."""
         for cpu, found in self._by_cpu.items():
-            counts = np.bincount(np.minimum(np.concatenate(found), _LOCATIONS - 1))
-            for location in np.flatnonzero(counts).tolist():
-                self._counter[cpu, location] += int(counts[location])
+            self._counter.update(count_places(cpu, np.concatenate(found)))
         self._by_cpu.clear()
         self._waiting = 0
 

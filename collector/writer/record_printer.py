@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
-from collector.plan.columns import LOCATIONS, Layout
+from collector.writer.capture_info import Columns
 from formats.base.control import is_control
 from formats.base.escape import for_terminal
 from formats.base.text import address_of
@@ -28,12 +28,18 @@ def address_text(raw: bytes) -> str:
 
 
 class Printer:
-    """Writes records as text lines to a stream; control entries are left out."""
+    """Writes records as text lines to a stream; control entries are left out.
 
-    def __init__(self, layout: Layout, stream: TextIO) -> None:
-        self._stream = stream
+    `fail` is called once, when the stream takes no more lines (its reader has gone, say).
+    """
+
+    def __init__(
+        self, layout: Columns, stream: TextIO, fail: Callable[[OSError], None]
+    ) -> None:
+        self._stream: TextIO | None = stream
+        self._fail = fail
         self._layout = layout
-        self._names = {m.value: m.name for m in layout.schema.enum(LOCATIONS).members}
+        self._names = {m.value: m.name for m in layout.schema.enum("location").members}
         placed = [column.name for column in layout.columns if column.length]
         self._addresses = "laddr" in placed and "raddr" in placed
         self._shown = [name for name in placed if name not in _HIDDEN]
@@ -45,10 +51,16 @@ class Printer:
                 self._enums[name] = {m.value: m.name for m in members}
 
     def write(self, entries: npt.NDArray[Any]) -> None:
-        """Prints the entries. Raises BrokenPipeError when the reader has gone."""
+        """Prints the entries."""
+        if self._stream is None:
+            return
         records = entries[~is_control(entries["location"])]
-        self._stream.writelines(self._lines(records))
-        self._stream.flush()
+        try:
+            self._stream.writelines(self._lines(records))
+            self._stream.flush()
+        except OSError as error:
+            self._stream = None
+            self._fail(error)
 
     def _lines(self, records: npt.NDArray[Any]) -> Iterator[str]:
         for record in records:

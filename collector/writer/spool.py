@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from collector.writer.psc_writer import Place, Written
+from collector.writer.written import Place, Written
 from formats.base.control import LossCause
 
 LIMIT_BYTES = 64 << 20
@@ -104,7 +104,7 @@ class Spool(Generic[BatchT]):
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._no_news = threading.Lock()
-        """The thread has it while it knows of all, and sleeps where it takes it once more."""
+        """_wake() releases it. The thread acquires it to sleep until then."""
         self._no_news.acquire()
         self._thread = threading.Thread(target=self._run, name="tcpkmon-spool", daemon=True)
 
@@ -165,11 +165,6 @@ class Spool(Generic[BatchT]):
             return False
         self._raise_failure()
         return True
-
-    @property
-    def waiting_bytes(self) -> int:
-        """What stands in the queue."""
-        return self._bytes
 
     def flush(self) -> None:
         """Have written what was put: after the last of several batches, since waking up costs."""

@@ -6,6 +6,7 @@ __all__ = [
     "byteorder",
     "causes",
     "cli",
+    "closing",
     "control",
     "errors",
     "escape",

@@ -19,7 +19,8 @@ from collector.ring.rings import DEFAULT_TRANSPORT
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import Sequencer
 from collector.writer.file_sink import FileSink
-from collector.writer.psc_writer import Writer, Written
+from collector.writer.psc_writer import Writer
+from collector.writer.written import Written
 from scripts.benchmark.capture import capturing
 from scripts.benchmark.context import Context, cpus
 from scripts.benchmark.load import BenchError

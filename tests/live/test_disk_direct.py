@@ -140,7 +140,7 @@ def test_a_full_disk_is_proven_by_the_file(tmp_path: Path, options: Sequence[str
             spool.put(capture.records(1500, lose=turn % 2))
             spool.put_control(capture.books().checkpoint, capture.time_ns, sync=True)
             # When much waits, the page cache takes it.
-            wait_until(lambda: spool.waiting_bytes < 4 << 20, "it is written")
+            wait_until(lambda: spool._bytes < 4 << 20, "it is written")
         finish(capture, spool)
         report = verify_file(path)
         assert not report.problems, report.problems

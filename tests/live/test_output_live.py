@@ -15,20 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.plan.columns import ACCOUNT, ROWS, choose_columns, load_schema, make_layout
+from collector.plan.columns import choose_columns, load_schema, make_layout
 from collector.ring.batch import Batch
+from collector.ring.points import ACCOUNT, ROWS
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.ordered_batch import stamp_control
-from collector.sequencer.sequencer import Sequencer
 from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books, reserve_bytes
 from collector.writer.output_file import Output
-from collector.writer.psc_writer import RETRY_NS, Writer, Written
+from collector.writer.psc_writer import Writer
 from collector.writer.spool import Spool
+from collector.writer.written import RETRY_NS, Written
 from formats.base.control import End, Start, encode_many
 from formats.base.errors import FileError
 from formats.psc import encode_header, writer_header
 from formats.verify import verify_file
+from tests.unit.ordering import Whole
 
 WAIT_S = 120.0
 LOCATION = 1
@@ -74,7 +76,7 @@ class Capture:
         self.writer = Writer(
             self.sink, self.dtype, self.clocks.to_epoch, Written(1, 1), lambda: self.now_ns
         )
-        self.sequencer = Sequencer(self.dtype, self.clocks.to_epoch, first_seq=2)
+        self.sequencer = Whole(self.dtype, self.clocks.to_epoch, first_seq=2)
         self.ledger = np.zeros((CPUS, ROWS), ACCOUNT)
         self.serials = np.zeros(CPUS, np.uint64)
 

@@ -32,10 +32,9 @@ from collector.ring import shared_ring
 from collector.ring.batch import watermark_ns
 from collector.ring.rings import DEFAULT_TRANSPORT, TRANSPORTS, Rings, pages_of
 from collector.ring.transport import Transport
-from collector.sequencer.ordered_batch import NO_CPU
-from collector.sequencer.sequencer import Sequencer
 from formats.base.control import Loss, words_view
 from formats.base.errors import KernelError, UsageError
+from tests.unit.ordering import NO_CPU, Whole, cpus_of
 
 ENTRY = 112
 DTYPE = np.dtype(
@@ -352,7 +351,7 @@ def test_living_rings_survive_a_refresh(source: Source) -> None:
 
 
 def test_overload_through_the_sequencer_is_exact(source: Source) -> None:
-    sequencer = Sequencer(DTYPE, lambda mono_ns: mono_ns)
+    sequencer = Whole(DTYPE, lambda mono_ns: mono_ns)
     entries = losses = records = 0
     previous = 0
     with source.rings(8, PAGE) as rings:
@@ -370,7 +369,7 @@ def test_overload_through_the_sequencer_is_exact(source: Source) -> None:
         for out in outs:
             gaps = np.diff(out.seqs, prepend=previous) - 1
             previous = int(out.seqs[-1]) if len(out) else previous
-            marks = out.cpus == NO_CPU
+            marks = cpus_of(out) == NO_CPU
             assert (out.entries["location"][marks] == Loss.location).all()
             assert not gaps[~marks].any()
             assert np.array_equal(gaps[marks], words_view(out.entries)[marks, 2])

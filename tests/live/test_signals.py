@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import formats
+from formats.base.control import Mark
+from tests.live.capturing import ROOT
 from tests.live.faults import (
     COUNTED,
     FULL,
@@ -64,6 +69,38 @@ def test_a_signal_during_a_full_drain(flood: Flood, tmp_path: Path) -> None:
         path.unlink()
     print(f"{RUNS} signals: finished after at most {max(times):.2f} s")
     assert max(times) < LIMIT_S
+
+
+PATIENT = """
+import signal, sys
+from collector.commands import collect
+from collector.session import session
+signal.signal(signal.SIGINT, signal.default_int_handler)
+session.WAIT_S = 60.0
+sys.argv[0] = "collect"
+collect.main()
+"""
+
+
+def test_a_signal_ends_the_wait_for_records(tmp_path: Path) -> None:
+    """A capture that records nothing looks at the clock every 0.2 s, but not to see signals."""
+    ready, told = os.pipe()
+    words = ("--ready-fd", str(told), "--ports", "1", "--no-existing", "-o", str(tmp_path / "a.pm"))
+    with subprocess.Popen(
+        [sys.executable, "-c", PATIENT, *words], cwd=ROOT, pass_fds=(told,),
+        stdin=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        os.close(told)
+        with os.fdopen(ready, "rb") as pipe:
+            assert pipe.read(1)
+        wait_until(lambda: "poll" in Path(f"/proc/{process.pid}/wchan").read_text(), "waits")
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 0
+    with formats.open(tmp_path / "a.pm") as capture:
+        assert capture.complete
+        marks = [entry for _, entry in capture.controls() if isinstance(entry, Mark)]
+        assert [mark.text for mark in marks] == ["SIGUSR1"]
 
 
 def test_a_second_signal(flood: Flood, tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from collector.lab.lab import Lab, Side
 from collector.loader import sock_diag
 from collector.loader.sock_diag import Connection, list_connections, make_entries
-from collector.plan.columns import EXISTING, Layout, choose_columns, load_schema, make_layout
+from collector.plan.columns import Layout, choose_columns, load_schema, make_layout
 from collector.plan.filters import Filters, parse
+from formats.base.control import EXISTING
 from formats.base.errors import KernelError
 
 TIMEOUT_S = 60.0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -10,13 +11,16 @@ import signal
 import numpy as np
 import pytest
 
+from collector.commands import collect
 from collector.commands.collect import parse_duration
 from collector.plan import columns
 from collector.session import status_line
 from collector.session.stop_signals import Stopping
+from collector.writer import stream
 from collector.writer.record_printer import Printer, address_text
 from formats.base.control import EndReason
 from formats.base.errors import UsageError
+from formats.registry import FILE_FORMATS
 
 
 @pytest.mark.parametrize(
@@ -32,14 +36,22 @@ def test_bad_durations(text):
         parse_duration(text)
 
 
+def test_every_file_format_has_a_stream_and_is_offered():
+    offered = next(p for p in collect.command.params if p.name == "file_format")
+    assert list(stream.STREAMS) == list(offered.type.choices)
+    assert set(stream.STREAMS) == set(FILE_FORMATS)
+    assert offered.default == "psc"
+
+
 def test_a_signal_asks_to_stop_and_a_second_one_hurries():
     got: list[int] = []
-    with Stopping() as stopping:
+    woken: list[bool] = []
+    with Stopping() as stopping, stopping.waking(lambda: woken.append(stopping.due())):
         stopping.forward_to(got.append)
         assert not stopping.due()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopping.due() and stopping.reason is EndReason.ASKED and not stopping.hurry
-        assert os.eventfd_read(stopping.fd) == 1
+        assert woken == [True], "who waits is woken when there is a reason to stop"
         os.kill(os.getpid(), signal.SIGINT)
         assert stopping.hurry
     assert got == [signal.SIGTERM, signal.SIGINT]
@@ -47,10 +59,14 @@ def test_a_signal_asks_to_stop_and_a_second_one_hurries():
 
 def test_sigusr1_asks_for_a_mark_and_stops_nothing():
     before = signal.getsignal(signal.SIGUSR1)
+    woken: list[int] = []
     with Stopping() as stopping:
-        for count in (1, 2):
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert stopping.marks == count
+        with stopping.waking(lambda: woken.append(stopping.marks)):
+            for count in (1, 2):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                assert stopping.marks == count == woken[-1]
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert woken == [1, 2], "nobody is woken who does not wait any more"
         assert not stopping.due()
     assert signal.getsignal(signal.SIGUSR1) is before
 
@@ -96,9 +112,26 @@ def test_printed_records_are_one_harmless_line_each():
     entries["comm"] = np.void(b"\x1b[31mevil\n\0".ljust(16, b"\0"))
     entries["state"] = 1
     out = io.StringIO()
-    Printer(made, out).write(entries)
+    failed: list[OSError] = []
+    Printer(made, out, failed.append).write(entries)
     lines = out.getvalue().splitlines()
     assert len(lines) == 2, "a control entry is no record"
     assert " RTO " in lines[0] and ":5001 > " in lines[0] and "state=TCP_ESTABLISHED" in lines[0]
     assert "callvalue=-11" in lines[1], "an error is negative"
     assert "\x1b" not in out.getvalue() and "evil" in lines[0]
+    assert not failed
+
+
+def test_a_reader_that_has_gone_is_told_of_once():
+    schema = columns.load_schema()
+    chosen = columns.choose_columns(schema.event(columns.EVENT), "classic")
+    made = columns.make_layout(schema, chosen, ())
+    entries = np.ones(1, made.dtype)
+    failed: list[OSError] = []
+    read, write = os.pipe()
+    os.close(read)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as out:
+        printer = Printer(made, out, failed.append)
+        for _ in range(3):
+            printer.write(entries)
+    assert [type(error) for error in failed] == [BrokenPipeError]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from collector.plan import columns
+from collector.ring import points
 from formats.base.errors import UsageError
 from formats.psc.columns import CLASSIC
 
@@ -71,6 +72,6 @@ def test_location_numbers_are_stable():
     numbers = {m.name: m.value for m in SCHEMA.enum("location").members}
     assert numbers["SEGMENT_RECEIVED"] == 1 and numbers["REO_TIMEOUT"] == 20
     assert numbers["START"] == 224 and numbers["EXISTING"] == 226 and numbers["COLLECTOR"] == 235
-    rows = [columns.row_of(number) for number in (*range(1, 21), 226)]
-    assert len(set(rows)) == 21 and max(rows) < columns.ROWS
-    assert [columns.location_of(row) for row in rows] == [*range(1, 21), 226]
+    rows = [points.row_of(number) for number in (*range(1, 21), 226)]
+    assert len(set(rows)) == 21 and max(rows) < points.ROWS
+    assert [points.location_of(row) for row in rows] == [*range(1, 21), 226]

@@ -18,7 +18,7 @@ from collector.sequencer import cpu_queue, sequencer
 from collector.sequencer.buffer_pool import Pool
 from collector.sequencer.cpu_queue import FOREVER_NS, CpuQueue, Queues, cut
 from collector.sequencer.ordered_batch import Ordered
-from collector.sequencer.sequencer import Sequencer
+from tests.unit.ordering import Whole
 from tests.unit.test_sequencer import CLASSIC, FULL, LOSS, check_stream, make_rows
 
 GARBAGE = 0xDD
@@ -80,9 +80,9 @@ def drains(draw: st.DrawFn) -> list[list[list[tuple[int, int]]]]:
 
 def lent(
     dtype: np.dtype[Any], made: list[list[list[tuple[int, int]]]], slack_ns: int
-) -> tuple[list[Ordered], Sequencer]:
+) -> tuple[list[Ordered], Whole]:
     """What comes out when the rings are overwritten after each drain."""
-    order = Sequencer(dtype, lambda mono_ns: mono_ns + 10**18)
+    order = Whole(dtype, lambda mono_ns: mono_ns + 10**18)
     rings = [Ring(dtype, 30) for _ in made[0]]
     out = []
     for drain in made:
@@ -101,9 +101,9 @@ def lent(
 
 def copied(
     dtype: np.dtype[Any], made: list[list[list[tuple[int, int]]]], slack_ns: int
-) -> tuple[list[Ordered], Sequencer]:
+) -> tuple[list[Ordered], Whole]:
     """The same of rows that nobody overwrites, each release in one piece."""
-    order = Sequencer(dtype, lambda mono_ns: mono_ns + 10**18)
+    order = Whole(dtype, lambda mono_ns: mono_ns + 10**18)
     out = []
     for drain in made:
         for cpu, own in enumerate(drain):

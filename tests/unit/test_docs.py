@@ -13,7 +13,8 @@ import click
 import pytest
 
 from collector.commands import collect, tcpkmon
-from collector.plan.columns import EVENT, FIRST_CONTROL, LOCATIONS, load_schema
+from collector.plan.columns import EVENT, LOCATIONS, load_schema
+from formats.base.control import FIRST_CONTROL
 from formats.schema import field_type
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.plan.columns import ACCOUNT, COUNTERS, EXISTING, ROWS
+from collector.ring.points import ACCOUNT, COUNTERS, ROWS
 from collector.writer.ledger import Books, reserve_bytes
-from collector.writer.psc_writer import Written
-from formats.base.control import Checkpoint, Collector, Cpu, Ledger, Losses, Program
+from collector.writer.written import Written
+from formats.base.control import EXISTING, Checkpoint, Collector, Cpu, Ledger, Losses, Program
 
 
 def make_ledger() -> np.ndarray[Any, Any]:
@@ -42,7 +42,7 @@ def books() -> Books:
     return Books(
         make_ledger(),
         np.array([500, 600], np.uint64),
-        programs=(Program(1, 3, 4, 100, 2000), Program(2, 0, 0, 0, 0)),
+        programs={"a": Program(1, 3, 4, 100, 2000), "b": Program(2, 0, 0, 0, 0)},
         read={0: 490, 1: 580},
         late={(0, 1): 5, (0, 3): 1},
         ring_lost={1: 2**40},
@@ -64,7 +64,7 @@ def test_every_count_is_in_its_entry(books: Books, written: Written) -> None:
     assert Collector(1, 5, late=0, queue_full=0, disk_full=4, write_error=0, in_file=0) in group
     assert Cpu(0, 500, 490, 0, 6, 1, 0) in group
     assert Cpu(1, 600, 580, 0, 0, 0, 2**32 - 1) in group
-    assert [e for e in group if isinstance(e, Program)] == list(books.programs)
+    assert [e for e in group if isinstance(e, Program)] == list(books.programs.values())
 
 
 def test_nothing_to_tell_is_nothing(written: Written) -> None:

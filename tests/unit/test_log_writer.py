@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collector.plan.columns import ACCOUNT
 from collector.plan.event_layout import lay_out, ring_dtype
 from collector.plan.schema_sources import find_sources
 from collector.ring.batch import Batch
+from collector.ring.points import ACCOUNT
 from collector.sequencer.cpu_queue import FOREVER_NS, Queues
 from collector.writer.base_events import FIRST_CPU, Note, ledger_notes
 from collector.writer.file_sink import Calls, FileSink
 from collector.writer.ledger import Books
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter
-from collector.writer.psc_writer import Written
+from collector.writer.written import Written
 from formats.base.control import LossCause
 from formats.base.errors import FileError, UsageError
 from formats.klogger import LogFormat, describe_event, encode_preamble, make_header
@@ -158,7 +158,7 @@ def test_the_ledger_goes_to_the_file_of_its_cpu(log):
     ledger["written"][1, log.number] = 3
     written = Written()
     written.in_file[1, log.number] = 3
-    notes = ledger_notes(Books(ledger, np.array([0, 3])), written, (), final=True)
+    notes = ledger_notes(Books(ledger, np.array([0, 3])), written, final=True)
     own = [note for note in notes if note.name == "LEDGER"]
     assert len(own) == 1 and own[0].cpu == 1
     assert own[0].values["limited"] == 2 and own[0].values["in_file"] == 3

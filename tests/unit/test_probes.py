@@ -8,6 +8,7 @@ import re
 import pytest
 
 from collector.plan import columns, probes
+from collector.ring import points
 from formats.base.errors import KernelError
 
 TEXT = probes.read_text()
@@ -49,7 +50,7 @@ def make(*offers: str, enabled: set[str] = ALL, **more) -> probes.Plan:
 def test_every_location_has_a_probe_and_every_probe_a_location():
     served = [location for probe in PROBES for location in probe.locations]
     assert sorted(served) == sorted(ALL)
-    assert len(PROBES) <= columns.ROWS
+    assert len(PROBES) <= points.ROWS
     guarded = set(re.findall(r"^#if USE_(\w+)", TEXT, re.MULTILINE))
     assert guarded == {probe.name for probe in PROBES}
 

@@ -3,33 +3,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 from collector.ring.batch import Batch
 from collector.sequencer.buffer_pool import PIECE_BYTES
 from collector.sequencer.ordered_batch import Ordered
+from collector.sequencer.sequencer import Sequencer
 from collector.writer.psc_stream import PscStream
 from tests.unit.test_sequencer import FULL, LOSS, check_stream, make_rows
 
 ROWS = PIECE_BYTES // FULL.itemsize
 
 
-def make_stream() -> tuple[PscStream, list[Ordered]]:
+def make_stream(folder: Path) -> tuple[PscStream, list[Ordered]]:
     put: list[Ordered] = []
-    layout = SimpleNamespace(dtype=FULL, entry_size=FULL.itemsize)
-    clocks = SimpleNamespace(to_epoch=lambda mono_ns: mono_ns + 10**18)
-    unused: Any = None
-    prepared: Any = SimpleNamespace(layout=layout)
-    stream = PscStream(unused, prepared, unused, clocks, None, unused)  # type: ignore[arg-type]
+    stream = PscStream(folder / "a.pm")
+    stream.order = Sequencer(FULL, lambda mono_ns: mono_ns + 10**18, first_seq=2)
     stream._spool = SimpleNamespace(put=put.append, flush=lambda: None)  # type: ignore[assignment]
     return stream, put
 
 
-def test_a_large_release_comes_in_pieces() -> None:
-    stream, put = make_stream()
+def test_a_large_release_comes_in_pieces(tmp_path: Path) -> None:
+    stream, put = make_stream(tmp_path)
     serials = np.arange(1, 3 * ROWS)
     rows = make_rows(FULL, 0, serials, serials)
     stream.push([Batch(0, rows[: 2 * ROWS], 0), Batch(0, rows[2 * ROWS :], 0)])

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.ring.batch import Batch
-from collector.sequencer.ordered_batch import NO_CPU
-from collector.sequencer.sequencer import Sequencer
 from formats.base.control import Loss, Mark, decode, words_view
+from tests.unit.ordering import NO_CPU, Whole, cpus_of
 
 EPOCH_NS = 1_700_000_000_000_000_000
 LOSS = Loss.location
@@ -56,8 +55,8 @@ def make_rows(
     return rows
 
 
-def make_sequencer(dtype: np.dtype[Any], **more: Any) -> Sequencer:
-    return Sequencer(dtype, lambda mono_ns: mono_ns + EPOCH_NS, **more)
+def make_sequencer(dtype: np.dtype[Any], **more: Any) -> Whole:
+    return Whole(dtype, lambda mono_ns: mono_ns + EPOCH_NS, **more)
 
 
 def check_stream(
@@ -94,7 +93,7 @@ def test_orders_by_serial_and_merges_by_time() -> None:
     out = sequencer.release(25)
     assert out.entries["cpu"].tolist() == [1, 0, 0, 1]
     assert out.entries["serial"].tolist() == [1, 1, 2, 2]
-    assert out.cpus.tolist() == [1, 0, 0, 1]
+    assert cpus_of(out).tolist() == [1, 0, 0, 1]
     assert out.seqs.tolist() == [1, 2, 3, 4]
     assert sequencer.waiting == 1
     assert sequencer.read == {0: 2, 1: 2}
@@ -106,7 +105,7 @@ def test_equal_times_go_by_cpu() -> None:
     sequencer = make_sequencer(FULL)
     for cpu in (3, 1, 2):
         sequencer.push(Batch(cpu, make_rows(FULL, cpu, [1], [5]), 0))
-    assert sequencer.release(5).cpus.tolist() == [1, 2, 3]
+    assert cpus_of(sequencer.release(5)).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("dtype", [FULL, CLASSIC], ids=["full", "classic"])
@@ -125,7 +124,7 @@ def test_gap_becomes_a_loss_entry_with_all_its_values() -> None:
     sequencer.push(Batch(5, make_rows(FULL, 5, [1, 2**33 + 2], [10, 20]), 0))
     out = sequencer.release(99)
     assert out.seqs.tolist() == [1, 2**33 + 2, 2**33 + 3]
-    assert out.cpus.tolist() == [5, NO_CPU, 5]
+    assert cpus_of(out).tolist() == [5, NO_CPU, 5]
     row = out.entries[1]
     entry = decode(row["callvalue"], row["location"], words_view(out.entries)[1].tolist())
     assert entry == Loss(cpu=5, first_serial=2, count=2**33, cause=0)
@@ -191,7 +190,7 @@ def test_control_entries_take_numbers() -> None:
     records = sequencer.release(90)
     assert (marks.seqs.tolist(), records.seqs.tolist()) == ([2, 3], [4])
     assert marks.entries["time_ns"].tolist() == [77, 77]
-    assert marks.cpus.tolist() == [NO_CPU, NO_CPU]
+    assert cpus_of(marks).tolist() == [NO_CPU, NO_CPU]
     assert not marks.counts()
 
 

@@ -14,8 +14,9 @@ from pyroute2.netlink.exceptions import NetlinkError
 from collector.loader import sock_diag
 from collector.loader.sock_diag import Connection, list_connections, make_entries
 from collector.loader.tcp_info import FROM_INFO, FROM_MEMORY, TCP_INFO, TOLD
-from collector.plan.columns import EXISTING, choose_columns, load_schema, make_layout
+from collector.plan.columns import choose_columns, load_schema, make_layout
 from collector.plan.filters import Filters
+from formats.base.control import EXISTING
 from formats.base.errors import KernelError
 
 MONO_NS = 0x1_2345_6789_ABCD

@@ -20,8 +20,9 @@ from test_sequencer import FULL, make_rows, make_sequencer
 from collector.ring.batch import Batch
 from collector.sequencer.ordered_batch import Ordered
 from collector.writer.file_sink import FileSink
-from collector.writer.psc_writer import RETRY_NS, Writer, Written
+from collector.writer.psc_writer import Writer
 from collector.writer.spool import Spool
+from collector.writer.written import RETRY_NS, Written
 from formats.base.control import Checkpoint, Control, End, Loss, LossCause, Mark, decode, is_control
 
 # The word columns, which a capture's entries have too, so that numpy copies them.
@@ -267,7 +268,7 @@ def test_spool_writes_what_is_put_and_closes(case: Case) -> None:
     assert entries[-1] == End(0, 4080, 40, 20)
     assert case.calls.counts["fsync"] == 21
     assert case.calls.counts["close"] == 1
-    assert spool.waiting_bytes == 0
+    assert spool._bytes == 0
 
 
 def test_full_queue_drops_and_counts_in_its_place(case: Case) -> None:

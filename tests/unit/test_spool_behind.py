@@ -20,8 +20,9 @@ from test_spool import DTYPE, Case, checkpoint
 
 from collector.writer import psc_writer as writer_module
 from collector.writer.direct_io import Pieces, alignment
-from collector.writer.psc_writer import Tally, Written
+from collector.writer.psc_writer import Tally
 from collector.writer.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
+from collector.writer.written import Written
 from formats.base.control import LossCause
 
 WAIT_S = 120
@@ -89,7 +90,7 @@ def test_what_waits_is_written_together_but_not_across_control_entries() -> None
     assert [sizes for sizes, _ in writer.calls] == [
         [quarter] * 4, [8, quarter], [], [3 * GATHER_BYTES], [8],
     ]  # fmt: skip
-    assert spool.waiting_bytes == 0
+    assert spool._bytes == 0
 
 
 def test_batches_wait_until_they_are_many_or_all() -> None:
@@ -134,7 +135,7 @@ def test_no_news_is_missed() -> None:
         if number % 7 == 0:
             time.sleep(0)
         if number % 3 == 0:
-            while spool.waiting_bytes:
+            while spool._bytes:
                 time.sleep(0)
     assert spool.close(WAIT_S)
     assert sum(len(sizes) for sizes, _ in writer.calls) == 2999

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the writer is told of a capture: made of the request, the plan and the loaded programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from collector.loader.capture_maps import Kernel
+from collector.loader.prepare import Prepared, describe_kernel
+from collector.plan.columns import SCHEMATA
+from collector.plan.request import Request
+from collector.writer.base_events import Note
+from collector.writer.capture_info import CaptureInfo
+
+
+def make_info(
+    request: Request,
+    prepared: Prepared,
+    kernel: Kernel,
+    refused: Mapping[str, str],
+    sockets: Callable[[], Iterable[Note]],
+) -> CaptureInfo:
+    """For the stream's begin(): the programs are attached, so that it is known which are not."""
+    missing = kernel.missing()
+    recorded = {n: prepared.plan.kind_of(n) for n in prepared.enabled if n not in missing}
+    tcp, events = prepared.tcp, prepared.events
+    return CaptureInfo(
+        version=version("tcpkmon"),
+        kernel=describe_kernel(),
+        settings=_settings(request, prepared, recorded, missing, refused),
+        dtype=prepared.dtype,
+        cpus=len(kernel.heads()),
+        asked=len(prepared.numbers),
+        recorded=len(recorded),
+        programs=len(prepared.plan.probes),
+        buffer_bytes=request.buffer_bytes,
+        low_water_percent=request.low_water_percent,
+        columns=tcp.layout if tcp else None,
+        schema_text=(SCHEMATA / "tcp.conf").read_text() if tcp else "",
+        page_bytes=tcp.facts.page_size if tcp else 0,
+        schema=events.schema if events else None,
+        events=[(slot.number, slot.event) for slot in events.slots] if events else (),
+        mixed=tcp is not None and events is not None and bool(events.logged),
+        sockets=sockets,
+    )
+
+
+def _settings(
+    request: Request,
+    prepared: Prepared,
+    recorded: Mapping[str, str | None],
+    missing: Mapping[str, str],
+    refused: Mapping[str, str],
+) -> dict[str, Any]:
+    """For the header; what this kernel lacks and what it refused is among them."""
+    tcp = prepared.tcp
+    return {
+        "tcpkmon": version("tcpkmon"),
+        "command": list(request.arguments),
+        "filters": request.filters.describe(),
+        "schemata": list(request.schemata),
+        "columns": request.columns if tcp else None,
+        "locations": recorded,
+        "missing_locations": missing,
+        "absent_columns": list(tcp.layout.absent) if tcp else [],
+        "when_changed": list(request.when_changed),
+        "buffer_bytes": request.buffer_bytes,
+        "low_water_percent": request.low_water_percent,
+        "hz": tcp.facts.hz if tcp else None,
+        "refused": refused,
+    }

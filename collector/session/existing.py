@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connections and sockets that were there before the capture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.loader.capture_maps import Kernel
+from collector.loader.prepare import Prepared
+from collector.loader.socket_iterator import find_namespaces
+from collector.plan.filters import Filters
+from collector.plan.request import Request
+from collector.ring.batch import Batch
+from collector.ring.points import row_of
+from collector.writer.base_events import Note, socket_note
+from formats.base.closing import Closing
+from formats.base.control import EXISTING
+
+
+class Existing(Closing):
+    """Records the open connections of the network namespaces in question, if it was asked for.
+
+    Make it while this process has all its capabilities, and close it after use.
+    """
+
+    def __init__(self, request: Request, prepared: Prepared, kernel: Kernel) -> None:
+        self._filters = request.filters
+        self._prepared = prepared
+        self._kernel = kernel
+        self._own: list[int] = []
+        self._namespaces = [space.fd for space in request.filters.namespaces]
+        if not request.existing:
+            self._namespaces = []
+        elif not self._namespaces:
+            self._namespaces = self._own = list(find_namespaces())
+        self.listed = 0
+        """Connections that sock_diag listed."""
+
+    def walk(self, step: int) -> Generator[list[Batch], None, None]:
+        """Records them by the kernel's iterator, `step` at a time; empty the rings between.
+
+        Without an iterator, yields what sock_diag lists, as the records of a CPU of its own.
+        """
+        if not self._namespaces or self._prepared.tcp is None:
+            return
+        walk = self._kernel.walk(self._namespaces, step)
+        if walk is None:
+            yield self._list(self._prepared)
+            return
+        try:
+            while walk.step():
+                yield []
+        finally:
+            walk.close()
+
+    def sockets(self) -> Iterator[Note]:
+        """SOCKET_EXISTS of each TCP socket, as sock_diag lists them."""
+        # pyroute2 takes a while to import, and other captures need it hardly ever.
+        from collector.loader.sock_diag import list_connections
+
+        for one in list_connections(self._namespaces, Filters(), every=True):
+            yield socket_note(
+                one.netns, one.inode, one.family, one.state,
+                (one.local, one.local_port), (one.remote, one.remote_port),
+            )  # fmt: skip
+
+    def heads(self) -> NDArray[Any]:
+        """The kernel's counts by CPU, and in the last row those of what sock_diag listed."""
+        heads = self._kernel.heads()
+        listed = np.zeros(1, heads.dtype)
+        listed["serial"] = self.listed
+        for name in ("attempts", "written"):
+            listed["accounts"][name][0, row_of(EXISTING)] = self.listed
+        return np.concatenate((heads, listed))
+
+    def close(self) -> None:
+        """Close the namespaces' descriptors."""
+        while self._own:
+            os.close(self._own.pop())
+
+    def _list(self, prepared: Prepared) -> list[Batch]:
+        # pyroute2 takes a while to import, and hardly a kernel needs it.
+        from collector.loader.sock_diag import list_batch
+
+        cpu = len(self._kernel.heads())
+        batch = list_batch(prepared.layout, self._namespaces, self._filters, cpu)
+        self.listed = len(batch.entries)
+        return [batch]

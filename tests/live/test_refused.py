@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel refuses a CPU while a capture runs reaches the user: ring and counters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from collector.control.client import Client, Collector
+from collector.linux.syscalls import online_cpus
+from formats.klogger import LogReader
+from tests.live.capturing import ROOT, wait_until
+
+SCHEMA = {
+    "mine.conf": "event LEFT { ulonglong faults }\narch any { counter1 page_faults; }\n",
+    "mine.bpf.c": '#include "klogger.h"\n'
+    'PROBE(switched, "LEFT", "btf:sched_switch raw:sched_switch")\n'
+    "{ klogger(LEFT, klogger_get_page_faults_ll()); }\n",
+}
+# The last CPU comes online before the file begins, and gets no ring; CPU 0 gets no counters.
+DRIVER = """
+import errno, os, sys
+from collector.commands import collect
+from collector.loader import perf_counters
+from collector.ring import rings
+from collector.session import session
+
+cpu = int(sys.argv.pop(1))
+online, give = rings.online_cpus, rings.DEFAULT_TRANSPORT.open
+
+def refuse(number):
+    raise OSError(number, os.strerror(number))
+
+class Rings(rings.Rings):
+    def __init__(self, *arguments):
+        rings.online_cpus = lambda: online()[:-1]
+        super().__init__(*arguments)
+        rings.online_cpus = online
+        self.refresh()
+        perf_counters.online_cpus = lambda: ()
+        perf_counters._open = lambda counter, number: refuse(errno.EMFILE)
+
+rings.DEFAULT_TRANSPORT.open = lambda maps, number, *rest: (
+    refuse(errno.ENOMEM) if number == cpu else give(maps, number, *rest))
+session.Rings = Rings
+sys.argv[0] = "collect"
+collect.main()
+"""
+
+
+def errors_of(running: subprocess.Popen[str]) -> str:
+    assert running.stderr is not None
+    return running.stderr.read()
+
+
+def test_what_is_refused_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir(mode=0o755)
+    for name, text in SCHEMA.items():
+        (folder / name).write_text(text)
+    last = online_cpus()[-1]
+    log = tmp_path / "log"
+    running = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(last), "--schema", str(folder), "-o", str(log)],
+        cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env={"TCPKMON_RUN": str(tmp_path / "run"), "PATH": "/usr/bin:/usr/sbin:/bin"},
+    )  # fmt: skip
+    try:
+        listening = tmp_path / "run" / f"{running.pid}.sock"
+        wait_until(lambda: listening.exists() or running.poll() is not None)
+        client = Client(Collector(running.pid, listening))
+        told = wait_until(
+            lambda: running.poll() is not None or "counters of CPU 0" in str(client.status())
+        )
+        assert told and running.poll() is None, errors_of(running)
+        refused = client.status()["refused"]
+        shown = subprocess.run(
+            [sys.executable, "-c", "from collector.commands.tcpkmon import main; main()", "status"],
+            cwd=ROOT, env={"TCPKMON_RUN": str(tmp_path / "run")}, capture_output=True, text=True,
+            check=True,
+        ).stdout  # fmt: skip
+    finally:
+        running.terminate()
+        _, errors = running.communicate()
+    ring, counters = f"ring of CPU {last}", "counters of CPU 0"
+    assert refused.keys() == {ring, counters}
+    assert f"opening the ring of CPU {last}" in refused[ring]
+    assert "page_faults" in refused[counters]
+    for what, why in refused.items():
+        assert f"collect: {what}: {why}\n" in errors
+        assert f"{what}: " in " ".join(shown.split())
+    with LogReader(log / "kernlog.dump.cpu0") as reader:
+        assert reader.header["settings"]["refused"] == {ring: refused[ring]}
