@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.loader import perf_counters
+from collector.plan import counter_names
 from collector.plan.c_scanner import CText, Use
 from collector.plan.columns import LOCATIONS, SCHEMATA
 from collector.plan.engine_config import KINDS
@@ -48,7 +48,7 @@ def check_sources(sources: Sequence[Source]) -> Checked:
     partial = load_partly([source.conf for source in sources])
     schema = partial.schema
     text, pasted = paste_texts(sources)
-    problems = [*partial.problems, *perf_counters.check(schema.arches), *pasted]
+    problems = [*partial.problems, *counter_names.check(schema.arches), *pasted]
     # A .conf of which nothing could be read would make every call a mistake.
     read = {event.position.file for event in schema.events}
     broken = {problem.file for problem in partial.problems} - read
