@@ -95,7 +95,6 @@ WAYS = [
     ("fentry", "inet_csk_listen_start", 1),
     ("fexit", "inet_csk_listen_start", 1),
     ("kprobe", "inet_csk_listen_start", 1),
-    ("kretprobe", "inet_csk_listen_start", 1),
 ]
 TIMES = 10
 
@@ -176,7 +175,7 @@ def test_code_without_the_mark_runs_once(
     assert counter(loaded, PLAIN) == TIMES * each
 
 
-@pytest.mark.parametrize("kind", ["fentry", "fexit", "kprobe", "kretprobe"])
+@pytest.mark.parametrize("kind", ["fentry", "fexit", "kprobe"])
 def test_what_this_kernel_refuses_is_refused_cleanly(
     loaded: Loaded, probing: Probing, kind: str
 ) -> None:

@@ -8,10 +8,11 @@ import re
 import pytest
 
 from collector.plan import columns, probes
+from collector.plan.schema_sources import find_sources, read_texts
 from collector.ring import points
 from formats.base.errors import KernelError
 
-TEXT = probes.read_text()
+TEXT = read_texts(find_sources(["tcp"]))
 PROBES = probes.find_probes(TEXT)
 SCHEMA = columns.load_schema()
 ALL = {*columns.locations_of(SCHEMA), "EXISTING"}
