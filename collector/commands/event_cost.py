@@ -20,19 +20,14 @@ from collector.linux import bpf
 from collector.linux.btf import Btf
 from collector.loader.bytecode import fill_maps
 from collector.loader.compiler import compile_text
+from collector.loader.prepare import check_machine
 from collector.loader.programs import Loaded, load_code
 from collector.plan import kernel_types
 from collector.plan.engine_config import Engine, make_engine
 from collector.plan.event_codegen import event_lines
-from collector.plan.event_layout import EventLayout, Slot, lay_out, ring_dtype
+from collector.plan.event_layout import EventLayout, Slot, lay_out_sources, ring_dtype
 from collector.plan.probes import Plan
-from collector.plan.schema_sources import (
-    BASE,
-    find_sources,
-    load_schema_of,
-    made_events,
-    read_texts,
-)
+from collector.plan.schema_sources import BASE, TCP, find_sources, read_texts
 from collector.plan.schema_sources import shipped_names as all_shipped
 from collector.ring.rings import Rings, pages_of
 from formats.base.errors import KernelError, TcpkmonError, UsageError
@@ -40,7 +35,6 @@ from formats.schema import suggest
 
 ITERATIONS = 1000
 ROUNDS = 9
-TCP = "tcp"
 _BATCH = 100
 """Calls in one run of a program: interrupts are off meanwhile."""
 _RING_BYTES = 4 << 20
@@ -82,6 +76,7 @@ def measure(
     UsageError for unknown events, KernelError where this kernel refuses. KernelError when a call's
     record did not go into the ring.
     """
+    check_machine()
     groups = [tuple(schemata)] if schemata else [(name,) for name in shipped_names()]
     layouts = [_lay_out(group) for group in groups]
     known = {slot.name for layout in layouts for slot in layout.logged}
@@ -112,8 +107,7 @@ def _lay_out(group: Sequence[str]) -> EventLayout:
             "the schema tcp takes snapshots, not events of klogger()",
             "its cost is measured by scripts/benchmark",
         )
-    schema = load_schema_of(find_sources(group))
-    return lay_out(schema, made_events(schema))
+    return lay_out_sources(find_sources(group))
 
 
 def program_text(layout: EventLayout, slots: Sequence[Slot], engine: Engine, btf: Btf) -> str:
