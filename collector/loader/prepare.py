@@ -222,7 +222,7 @@ def decide(wish: Wish) -> Decided:
         tcp = make_tcp_part(
             locations, text, btf,
             columns=wish.columns, watch=wish.watch, connections=wish.connections,
-            by_inode=wish.by_inode, existing=wish.existing,
+            by_inode=wish.by_inode, existing=wish.existing, klogger=wish.klogger,
         )  # fmt: skip
     if layout is not None:
         events = make_event_part(layout, chosen)

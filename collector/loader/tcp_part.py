@@ -20,6 +20,8 @@ from collector.plan.columns import (
 from collector.plan.probes import absent_columns
 from collector.plan.tcp_codegen import Switches, snapshot_lines
 from formats.base.control import EXISTING
+from formats.klogger import IN_HEAD
+from formats.psc import CLASSIC
 
 NET_TARGET = "sb_net_target"
 """The one column that needs Facts.mss_overhead."""
@@ -85,13 +87,18 @@ def make_tcp_part(
     connections: int,
     by_inode: bool,
     existing: bool,
+    klogger: bool,
 ) -> TcpPart:
     """Chooses columns and finds out what this kernel has of them. text: the C text of the schemata.
+
+    klogger: for a Klogger log, whose records have IN_HEAD in their head.
 
     Opens a dozen connections of its own over 127.0.0.1 if sb_net_target is stored, else none.
     """
     schema = load_schema()
     chosen = choose_columns(schema.event(EVENT), columns)
+    if klogger:
+        chosen = tuple(name for name in chosen if name in CLASSIC or name not in IN_HEAD)
     absent = list(absent_columns(text, btf))
     facts = measure(btf, overhead=NET_TARGET in chosen and NET_TARGET not in absent)
     if facts.mss_overhead is None and NET_TARGET in chosen:
