@@ -96,16 +96,28 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
 #define COPY(column, from) KLOGGER_COPY_##column(from)
 #define HAS(column)        KLOGGER_HAS_##column
 
-/* The nth argument of what a probe hangs on; the return value stands behind an fexit's arguments.
+/*
+ * The nth argument of what a program is attached to; the return value follows an fexit's arguments.
+ * Registers hold six arguments on x86-64 (rdi rsi rdx rcx r8 r9, in struct pt_regs) and eight on
+ * arm64. Those on the stack are not read: asking for one does not compile.
  */
 #if defined(__TARGET_ARCH_arm64)
+#define KLOGGER_REGISTERS   8
 #define KLOGGER_REGISTER(n) ((n)*8)
 #else
-#define KLOGGER_REGISTER(n) ((n) == 0 ? 112 : (n) == 1 ? 104 : (n) == 2 ? 96 : (n) == 3 ? 88 : 72)
+#define KLOGGER_REGISTERS 6
+#define KLOGGER_REGISTER(n)                                                                        \
+    ((n) == 0 ? 112 : (n) == 1 ? 104 : (n) == 2 ? 96 : (n) == 3 ? 88 : (n) == 4 ? 72 : 64)
 #endif
+/* Only where the compiler finds that it is reached does the assembler see the directive. */
+static __always_inline u64 klogger_no_register(void) {
+    asm volatile(".error \"a kprobe has no ARG() beyond the arguments in registers\"");
+    return 0;
+}
 #define ARG(n)                                                                                     \
-    (KLOGGER_HAS_REGISTERS(kind) ? *(volatile u64 *)((u8 *)ctx + KLOGGER_REGISTER(n))              \
-                                 : ((volatile u64 *)ctx)[n])
+    (!KLOGGER_HAS_REGISTERS(kind) ? ((volatile u64 *)ctx)[n]                                       \
+     : (n) < KLOGGER_REGISTERS    ? *(volatile u64 *)((u8 *)ctx + KLOGGER_REGISTER(n))             \
+                                  : klogger_no_register())
 #define DIRECT KLOGGER_IS_DIRECT(kind)
 
 /*
