@@ -14,11 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
 from collector.linux import bpf
 from collector.linux.btf import Btf
 from collector.loader.bytecode import fill_maps
+from collector.loader.capture_maps import EngineMaps
 from collector.loader.compiler import compile_text
 from collector.loader.prepare import check_machine
 from collector.loader.programs import Loaded, load_code
@@ -172,9 +171,8 @@ class _Bench:
         functions = [_EMPTY, *map(_function, slots)]
         image = compile_text(program_text(layout, slots, self._engine, btf), functions)
         sizes = {spec.name: spec.value_size for spec in image.maps}
-        self._cpu_bytes = sizes["klogger_cpus"]
-        self._control = bytearray(sizes["klogger_control"])
         self._loaded = Loaded(image, btf)
+        self._maps = EngineMaps(self._loaded.maps, image, self._engine.head)
         self._fds: dict[str, int] = {}
         try:
             text = b"x" * (sizes["klogger_benchmark_texts"] - 1) + b"\0"
@@ -246,15 +244,11 @@ class _Bench:
         return int(struct.unpack("=Q", raw)[0])
 
     def _switch(self, slot: Slot, on: bool) -> None:
-        self._control[slot.number] = on
-        bpf.map_update(self._loaded.maps["klogger_control"], _ZERO, bytes(self._control))
+        self._maps.enabled[slot.number] = on
+        self._maps.apply()
 
     def _written(self, slot: Slot) -> int:
-        maps = self._loaded.maps
-        raw = bpf.map_lookup_percpu(maps["klogger_cpus"], _ZERO, self._cpu_bytes)
-        assert raw is not None
-        head = np.ascontiguousarray(raw[:, : self._engine.head.itemsize]).view(self._engine.head)
-        return int(head["accounts"]["written"][:, 0, slot.number].sum())
+        return int(self._maps.heads()["accounts"]["written"][:, slot.number].sum())
 
 
 @contextmanager

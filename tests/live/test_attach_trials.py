@@ -9,7 +9,7 @@ import time
 import pytest
 
 from collector.linux import bpf
-from collector.linux.btf import Btf
+from collector.linux.btf import Btf, Kind
 from collector.loader import attach_trials
 from collector.loader.attach_trials import Probing
 
@@ -37,7 +37,7 @@ def test_an_absent_target_has_a_reason(btf: Btf, kind: str) -> None:
 
 
 def test_iterators(btf: Btf) -> None:
-    assert Probing(btf).can("iter", "tcp") == (btf.func("bpf_iter_tcp") is not None)
+    assert Probing(btf).can("iter", "tcp") == (btf.find(Kind.FUNC, "bpf_iter_tcp") is not None)
 
 
 def test_answers_are_kept(btf: Btf, monkeypatch: pytest.MonkeyPatch) -> None:
