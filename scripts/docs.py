@@ -29,7 +29,8 @@ from collector.plan.columns import (
     load_schema,
     make_layout,
 )
-from collector.plan.probes import find_probes, read_text
+from collector.plan.probes import find_probes
+from collector.plan.schema_sources import TCP, find_sources, read_texts
 from formats.base.cli import run
 from formats.base.control import EXISTING, FIRST_CONTROL
 from formats.base.errors import TcpkmonError
@@ -130,9 +131,14 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+def _tcp_text() -> str:
+    """The C text of the schema tcp."""
+    return read_texts(find_sources([TCP]))
+
+
 def columns_page(schema: Schema) -> str:
     """docs/columns.md."""
-    needs = dict(NEEDS.findall(read_text()))
+    needs = dict(NEEDS.findall(_tcp_text()))
     event = schema.event(EVENT)
     rows = [
         [code(field.name), str(field_type(schema, field).width), sets_of(field.tags), field.unit,
@@ -151,8 +157,9 @@ def columns_page(schema: Schema) -> str:
     return page(
         "# Columns",
         f"""`collect --columns` selects the columns: the sets `classic`, `default` (which includes
-        classic) and `all`, or names with commas. The sixteen of classic are always stored. Bytes
-        of an entry: {stored}.""",
+        classic) and `all`, or names with commas. The sixteen of classic are always stored, except
+        the last four if they are left out by name (`default,-sb_net_target`). Bytes of an entry:
+        {stored}.""",
         """Numbers are in the byte order of the file, except ports, which are in network order;
         `laddr`, `raddr`, `comm` and `ca_name` are raw bytes, addresses in network order, names
         padded with NUL. A column is absent (its length in the file is 0) on a kernel that
@@ -171,7 +178,7 @@ def columns_page(schema: Schema) -> str:
 def locations_page(schema: Schema) -> str:
     """docs/locations.md."""
     ways: dict[str, str] = {}
-    for probe in find_probes(read_text()):
+    for probe in find_probes(_tcp_text()):
         text = ", ".join(code(f"{kind}:{target}") for kind, target in probe.alternatives)
         ways.update(dict.fromkeys(probe.locations, text))
     events, control = [], []

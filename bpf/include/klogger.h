@@ -3,17 +3,10 @@
  * The engine under every schema: rings to build records in, serial numbers, the ledger.
  *
  * The text that stands before this file is generated (collector/plan/tcp_codegen.py,
- * collector/plan/event_codegen.py): the kernel's types, the sizes, KIND_probe and INDEX_probe, and
- * what logs each event. Everything here runs with migration off, so a CPU's memory is this
- * program's but for what interrupts it.
+ * collector/plan/event_codegen.py): the kernel's types, the sizes, the kinds of probes, KIND_probe
+ * and INDEX_probe, and what logs each event. Everything here runs with migration off, so a CPU's
+ * memory is this program's but for what interrupts it.
  */
-#define KLOGGER_BTF    1
-#define KLOGGER_RAW    2
-#define KLOGGER_FENTRY 3
-#define KLOGGER_FEXIT  4
-#define KLOGGER_KPROBE 5
-#define KLOGGER_ITER   6
-
 /* How deep programs may nest on a CPU: task, softirq, interrupt, and one to spare. */
 #define KLOGGER_SLOTS  4 /* klogger_take() masks with one less */
 #define KLOGGER_POINTS 256
@@ -103,18 +96,29 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
 #define COPY(column, from) KLOGGER_COPY_##column(from)
 #define HAS(column)        KLOGGER_HAS_##column
 
-/* The nth argument of what a probe hangs on; the return value stands behind an fexit's arguments.
+/*
+ * The nth argument of what a program is attached to; the return value follows an fexit's arguments.
+ * Registers hold six arguments on x86-64 (rdi rsi rdx rcx r8 r9, in struct pt_regs) and eight on
+ * arm64. Those on the stack are not read: asking for one does not compile.
  */
 #if defined(__TARGET_ARCH_arm64)
+#define KLOGGER_REGISTERS   8
 #define KLOGGER_REGISTER(n) ((n)*8)
 #else
-#define KLOGGER_REGISTER(n) ((n) == 0 ? 112 : (n) == 1 ? 104 : (n) == 2 ? 96 : (n) == 3 ? 88 : 72)
+#define KLOGGER_REGISTERS 6
+#define KLOGGER_REGISTER(n)                                                                        \
+    ((n) == 0 ? 112 : (n) == 1 ? 104 : (n) == 2 ? 96 : (n) == 3 ? 88 : (n) == 4 ? 72 : 64)
 #endif
+/* Only where the compiler finds that it is reached does the assembler see the directive. */
+static __always_inline u64 klogger_no_register(void) {
+    asm volatile(".error \"a kprobe has no ARG() beyond the arguments in registers\"");
+    return 0;
+}
 #define ARG(n)                                                                                     \
-    (kind == KLOGGER_KPROBE ? *(volatile u64 *)((u8 *)ctx + KLOGGER_REGISTER(n))                   \
-                            : ((volatile u64 *)ctx)[n])
-#define DIRECT                                                                                     \
-    (kind == KLOGGER_BTF || kind == KLOGGER_FENTRY || kind == KLOGGER_FEXIT || kind == KLOGGER_ITER)
+    (!KLOGGER_HAS_REGISTERS(kind) ? ((volatile u64 *)ctx)[n]                                       \
+     : (n) < KLOGGER_REGISTERS    ? *(volatile u64 *)((u8 *)ctx + KLOGGER_REGISTER(n))             \
+                                  : klogger_no_register())
+#define DIRECT KLOGGER_IS_DIRECT(kind)
 
 /*
  * The kernel never runs a program inside itself, so an event that interrupts its own program would

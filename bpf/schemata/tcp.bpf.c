@@ -31,6 +31,12 @@ enum skb_drop_reason;
 #define FLAG_FIN           1
 #define FLAG_SYN           2
 
+/* icsk_pending: ICSK_TIME_... of include/net/inet_connection_sock.h. */
+#define TIME_RETRANS     1
+#define TIME_PROBE0      3
+#define TIME_LOSS_PROBE  5
+#define TIME_REO_TIMEOUT 6
+
 /* How a snapshot is taken. */
 #define SEGMENT  1   /* the buffer's control block is filled in */
 #define PAYLOAD  2   /* callvalue is the segment's payload */
@@ -324,14 +330,14 @@ PROBE(timer, "RTO LOSS_PROBE ZERO_WINDOW_PROBE REO_TIMEOUT",
 #endif
     pending = READ(0, icsk, icsk_pending);
     callvalue = READ(0, icsk, icsk_retransmits);
-    if (KLOGGER_ENABLED_RTO && pending == 1) {
+    if (KLOGGER_ENABLED_RTO && pending == TIME_RETRANS) {
         location = LOCATION_RTO;
-    } else if (KLOGGER_ENABLED_ZERO_WINDOW_PROBE && pending == 3) {
+    } else if (KLOGGER_ENABLED_ZERO_WINDOW_PROBE && pending == TIME_PROBE0) {
         location = LOCATION_ZERO_WINDOW_PROBE;
         callvalue = READ(0, icsk, icsk_probes_out);
-    } else if (KLOGGER_ENABLED_LOSS_PROBE && pending == 5) {
+    } else if (KLOGGER_ENABLED_LOSS_PROBE && pending == TIME_LOSS_PROBE) {
         location = LOCATION_LOSS_PROBE;
-    } else if (KLOGGER_ENABLED_REO_TIMEOUT && pending == 6) {
+    } else if (KLOGGER_ENABLED_REO_TIMEOUT && pending == TIME_REO_TIMEOUT) {
         location = LOCATION_REO_TIMEOUT;
     } else {
         return;

@@ -3,20 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collector.linux.btf import Btf
-from collector.linux.kernel_constants import measure
-from collector.loader.attach_trials import Probing
-from collector.loader.prepare import Wish, prepare
-from collector.plan.columns import choose_locations, load_schema
-from collector.plan.probes import absent_columns, find_probes, make_plan, read_text
+from collector.linux.btf import KERNEL_BTF, Btf
+from collector.loader.prepare import Wish, check_machine, check_privilege, decide, prepare
 from formats.base.errors import TcpkmonError
 
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -61,27 +56,19 @@ class Report:
 
 def examine() -> Report:
     """Looks at kernel, privilege, BTF, bcc, perf, namespaces, and tries each way to attach."""
-    checks = [
+    required = [
         Check("kernel", platform.system() == "Linux", f"{platform.release()} {platform.machine()}"),
-        Check("privilege", os.geteuid() == 0, "root" if os.geteuid() == 0 else "not root",
-              "run it with sudo"),
+        _attempt("machine", check_machine, platform.machine()),
+        _attempt("privilege", check_privilege, "root", "not root"),
+        _attempt("BTF", Btf.from_kernel, str(KERNEL_BTF)),
     ]
-    btf: Btf | None = None
-    try:
-        btf = Btf.from_kernel()
-        checks.append(Check("BTF", True, "/sys/kernel/btf/vmlinux"))
-    except TcpkmonError as error:
-        checks.append(Check("BTF", False, error.message, error.hint))
-    checks += [_check_bcc(), _check_perf(), _check_tracefs(), _check_namespaces(), _check_cgroups()]
-    if btf is None or os.geteuid() != 0:
+    checks = [*required, _check_bcc(), _check_perf(), _check_tracefs(), _check_namespaces(),
+              _check_cgroups()]  # fmt: skip
+    if not all(check.good for check in required):
         return Report(tuple(checks))
-    schema = load_schema()
-    text = read_text()
-    everything = choose_locations(schema, "all")
-    plan = make_plan(find_probes(text), {*everything, "EXISTING"}, Probing(btf), btf)
-    absent = list(absent_columns(text, btf))
-    if measure(btf).mss_overhead is None:
-        absent.append("sb_net_target")
+    everything = decide(Wish(columns="all", locations="all"))
+    plan, tcp = everything.plan, everything.tcp
+    assert tcp is not None
     walk = plan.kind_of("EXISTING")
     checks.append(
         Check("existing connections", True, walk or "sock_diag (there is no socket iterator)")
@@ -92,9 +79,20 @@ def examine() -> Report:
               "CONFIG_BPF_EVENTS and CONFIG_DEBUG_INFO_BTF are needed")
     )  # fmt: skip
     if attachable:
-        checks.append(_check_program())
-    kinds = {name: plan.kind_of(name) for name in everything}
-    return Report(tuple(checks), kinds, plan.missing, tuple(absent))
+        # What collect runs by default: it is in the cache then, when it is wanted.
+        found = "the default capture compiles"
+        checks.append(_attempt("compiler", lambda: prepare(Wish()), found))
+    kinds = {name: plan.kind_of(name) for name in tcp.switches.enabled}
+    return Report(tuple(checks), kinds, plan.missing, tcp.layout.absent)
+
+
+def _attempt(name: str, call: Callable[[], object], found: str, not_found: str = "") -> Check:
+    """A check that is good unless the call raises; `not_found` in place of the error's message."""
+    try:
+        call()
+    except TcpkmonError as error:
+        return Check(name, False, not_found or error.message, error.hint)
+    return Check(name, True, found)
 
 
 def _check_bcc() -> Check:
@@ -108,15 +106,6 @@ def _check_bcc() -> Check:
     if asked.returncode:
         return Check("bcc", False, "not installed", "apt install python3-bpfcc")
     return Check("bcc", True, asked.stdout.strip())
-
-
-def _check_program() -> Check:
-    """Compiles what collect runs by default: it is in the cache then, when it is wanted."""
-    try:
-        prepare(Wish())
-    except TcpkmonError as error:
-        return Check("compiler", False, error.message, error.hint)
-    return Check("compiler", True, "the default capture compiles")
 
 
 def _check_perf() -> Check:

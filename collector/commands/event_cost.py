@@ -14,25 +14,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
 from collector.linux import bpf
 from collector.linux.btf import Btf
 from collector.loader.bytecode import fill_maps
+from collector.loader.capture_maps import EngineMaps
 from collector.loader.compiler import compile_text
+from collector.loader.prepare import check_machine
 from collector.loader.programs import Loaded, load_code
 from collector.plan import kernel_types
 from collector.plan.engine_config import Engine, make_engine
 from collector.plan.event_codegen import event_lines
-from collector.plan.event_layout import EventLayout, Slot, lay_out, ring_dtype
+from collector.plan.event_layout import EventLayout, Slot, lay_out_sources, ring_dtype
 from collector.plan.probes import Plan
-from collector.plan.schema_sources import (
-    BASE,
-    find_sources,
-    load_schema_of,
-    made_events,
-    read_texts,
-)
+from collector.plan.schema_sources import BASE, TCP, find_sources, read_texts
 from collector.plan.schema_sources import shipped_names as all_shipped
 from collector.ring.rings import Rings, pages_of
 from formats.base.errors import KernelError, TcpkmonError, UsageError
@@ -40,7 +34,6 @@ from formats.schema import suggest
 
 ITERATIONS = 1000
 ROUNDS = 9
-TCP = "tcp"
 _BATCH = 100
 """Calls in one run of a program: interrupts are off meanwhile."""
 _RING_BYTES = 4 << 20
@@ -82,6 +75,7 @@ def measure(
     UsageError for unknown events, KernelError where this kernel refuses. KernelError when a call's
     record did not go into the ring.
     """
+    check_machine()
     groups = [tuple(schemata)] if schemata else [(name,) for name in shipped_names()]
     layouts = [_lay_out(group) for group in groups]
     known = {slot.name for layout in layouts for slot in layout.logged}
@@ -112,8 +106,7 @@ def _lay_out(group: Sequence[str]) -> EventLayout:
             "the schema tcp takes snapshots, not events of klogger()",
             "its cost is measured by scripts/benchmark",
         )
-    schema = load_schema_of(find_sources(group))
-    return lay_out(schema, made_events(schema))
+    return lay_out_sources(find_sources(group))
 
 
 def program_text(layout: EventLayout, slots: Sequence[Slot], engine: Engine, btf: Btf) -> str:
@@ -178,9 +171,8 @@ class _Bench:
         functions = [_EMPTY, *map(_function, slots)]
         image = compile_text(program_text(layout, slots, self._engine, btf), functions)
         sizes = {spec.name: spec.value_size for spec in image.maps}
-        self._cpu_bytes = sizes["klogger_cpus"]
-        self._control = bytearray(sizes["klogger_control"])
         self._loaded = Loaded(image, btf)
+        self._maps = EngineMaps(self._loaded.maps, image, self._engine.head)
         self._fds: dict[str, int] = {}
         try:
             text = b"x" * (sizes["klogger_benchmark_texts"] - 1) + b"\0"
@@ -252,15 +244,11 @@ class _Bench:
         return int(struct.unpack("=Q", raw)[0])
 
     def _switch(self, slot: Slot, on: bool) -> None:
-        self._control[slot.number] = on
-        bpf.map_update(self._loaded.maps["klogger_control"], _ZERO, bytes(self._control))
+        self._maps.enabled[slot.number] = on
+        self._maps.apply()
 
     def _written(self, slot: Slot) -> int:
-        maps = self._loaded.maps
-        raw = bpf.map_lookup_percpu(maps["klogger_cpus"], _ZERO, self._cpu_bytes)
-        assert raw is not None
-        head = np.ascontiguousarray(raw[:, : self._engine.head.itemsize]).view(self._engine.head)
-        return int(head["accounts"]["written"][:, 0, slot.number].sum())
+        return int(self._maps.heads()["accounts"]["written"][:, slot.number].sum())
 
 
 @contextmanager

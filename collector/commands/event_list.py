@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the schemata can record, and where each event hangs on this kernel: tcpkmon events, doctor.
+"""What the schemata can record, and how each event is attached on this kernel: for tcpkmon events.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collector.linux.btf import Btf
 from collector.loader.attach_trials import Probing
-from collector.loader.prepare import TCP, lay_out_events
 from collector.plan.columns import LOCATIONS, load_schema
+from collector.plan.event_layout import lay_out_sources
 from collector.plan.probes import find_probes, make_plan
-from collector.plan.schema_sources import BASE, find_sources, read_texts
+from collector.plan.schema_sources import TCP, find_sources, has_tcp, made_events, read_texts
 from formats.base.control import FIRST_CONTROL
 
 
@@ -37,11 +37,11 @@ def list_events(schemata: Sequence[str], control: bool = False) -> list[Listed]:
     """
     sources = find_sources(schemata, trusted_only=os.geteuid() == 0)
     rows: list[Listed] = []
-    if any(source.shipped and source.name == TCP for source in sources):
+    if has_tcp(sources):
         rows += _locations(control)
     others = [source for source in sources if source.name != TCP or not source.shipped]
-    layout = lay_out_events(others)
-    base = {e.name for e in lay_out_events([s for s in sources if s.name == BASE]).schema.events}
+    layout = lay_out_sources(others)
+    base = made_events(layout.schema)
     logged = {slot.name for slot in layout.logged}
     rows += [
         Listed(slot.number, slot.name, slot.name in logged, slot.event.doc)
@@ -66,11 +66,9 @@ def _with_places(rows: list[Listed], text: str) -> list[Listed]:
     plan = make_plan(find_probes(text), {row.name for row in rows}, Probing(btf), btf)
     found = []
     for row in rows:
-        places = [f"{p.kind}:{p.target}" for p in plan.probes if row.name in p.locations]
-        why = plan.missing.get(row.name, "" if places else "no probe logs it")
-        if row.number >= FIRST_CONTROL:
-            why = ""
+        place = plan.kind_of(row.name) or ""
+        why = plan.missing.get(row.name, "" if place else "no probe logs it")
         found.append(
-            Listed(row.number, row.name, row.on, row.doc, " ".join(dict.fromkeys(places)), why)
+            replace(row, where=place, why_not="" if row.number >= FIRST_CONTROL else why)
         )
     return found

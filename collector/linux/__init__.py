@@ -6,9 +6,11 @@ __all__ = [
     "btf",
     "btf_raw",
     "cpu_affinity",
+    "kallsyms",
     "kernel_constants",
     "kprobe_events",
     "netns",
     "privileges",
+    "probe_kinds",
     "syscalls",
 ]

@@ -11,14 +11,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.linux.syscalls import (
-    NR_BPF,
     address,
     bpf,
     c_string,
@@ -34,28 +32,25 @@ from collector.linux.syscalls import (
 __all__ = ["online_cpus", "perf_event_open", "possible_cpus", "system_call"]
 
 BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM = 0, 1, 2, 3
-BPF_MAP_GET_NEXT_KEY, BPF_PROG_LOAD = 4, 5
+BPF_PROG_LOAD = 5
 BPF_PROG_TEST_RUN, BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN = 10, 15, 17
-BPF_MAP_LOOKUP_BATCH, BPF_LINK_CREATE, BPF_ENABLE_STATS, BPF_ITER_CREATE = 24, 28, 32, 33
+BPF_LINK_CREATE, BPF_ENABLE_STATS, BPF_ITER_CREATE = 28, 32, 33
 
 BPF_MAP_TYPE_HASH, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_PERF_EVENT_ARRAY = 1, 2, 4
-BPF_MAP_TYPE_PERCPU_HASH, BPF_MAP_TYPE_PERCPU_ARRAY = 5, 6
-BPF_MAP_TYPE_LRU_HASH, BPF_MAP_TYPE_LRU_PERCPU_HASH, BPF_MAP_TYPE_LPM_TRIE = 9, 10, 11
+BPF_MAP_TYPE_PERCPU_ARRAY = 6
+BPF_MAP_TYPE_LPM_TRIE = 11
 BPF_MAP_TYPE_ARRAY_OF_MAPS = 12
-PER_CPU_MAP_TYPES = frozenset(
-    {BPF_MAP_TYPE_PERCPU_HASH, BPF_MAP_TYPE_PERCPU_ARRAY, BPF_MAP_TYPE_LRU_PERCPU_HASH}
-)
-BPF_ANY, BPF_NOEXIST, BPF_EXIST = 0, 1, 2
+BPF_ANY, BPF_NOEXIST = 0, 1
 BPF_F_NO_PREALLOC, BPF_F_MMAPABLE = 1, 1 << 10
 
-BPF_PROG_TYPE_KPROBE, BPF_PROG_TYPE_TRACEPOINT = 2, 5
+BPF_PROG_TYPE_KPROBE = 2
 BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_TRACING = 17, 26
 BPF_TRACE_RAW_TP, BPF_TRACE_FENTRY, BPF_TRACE_FEXIT, BPF_TRACE_ITER = 23, 24, 25, 28
 BPF_STATS_RUN_TIME = 0
 BPF_F_TEST_RUN_ON_CPU = 1
 
 BPF_LD_IMM64, BPF_CALL, BPF_MOV64_IMM = 0x18, 0x85, 0xB7
-BPF_PSEUDO_MAP_FD, BPF_PSEUDO_KFUNC_CALL = 1, 2
+BPF_PSEUDO_KFUNC_CALL = 2
 # r0 = 0; exit: the least program the verifier lets through.
 RETURN_ZERO = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
 
@@ -143,71 +138,6 @@ def map_delete(fd: int, key: bytes) -> bool:
             return False
         raise refused(error, "deleting from a BPF map") from error
     return True
-
-
-def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
-    """The key after `key` (None: the first), or None after the last."""
-    following = ctypes.create_string_buffer(key_size)
-    given = ctypes.create_string_buffer(key) if key is not None else None
-    start = address(given) if given is not None else 0
-    try:
-        bpf(BPF_MAP_GET_NEXT_KEY, _element(fd, start, address(following)))
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return None
-        raise refused(error, "walking a BPF map") from error
-    return following.raw[:key_size]
-
-
-def map_keys(fd: int, key_size: int) -> Iterator[bytes]:
-    """All keys, one call each. A key deleted while walking may start the walk again: collect first
-    (`list(...)`) if you mean to delete."""
-    key = map_next_key(fd, None, key_size)
-    while key is not None:
-        yield key
-        key = map_next_key(fd, key, key_size)
-
-
-def map_entries(
-    fd: int, key_size: int, value_size: int, max_entries: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """All entries: uint8 arrays (n, key_size) and (n, value_size); not for per-CPU maps.
-
-    One system call where the map's type has batches, else two for each entry.
-    """
-    keys = np.zeros((max_entries, key_size), np.uint8)
-    values = np.zeros((max_entries, value_size), np.uint8)
-    # A hash map keeps a bucket's number in the cursor, others a key.
-    cursor = ctypes.create_string_buffer(max(key_size, 4))
-    attributes = ctypes.create_string_buffer(
-        struct.pack(
-            "=QQQQIIQQ", 0, address(cursor), keys.ctypes.data, values.ctypes.data,
-            max_entries, fd, 0, 0,
-        )
-    )  # fmt: skip
-    try:
-        system_call(NR_BPF, BPF_MAP_LOOKUP_BATCH, attributes, 56)
-    except OSError as error:
-        # ENOENT says that the walk came to the end; the count is filled in.
-        if error.errno != errno.ENOENT:
-            return _entries_one_by_one(fd, key_size, value_size, max_entries)
-    count = int(struct.unpack_from("=I", attributes.raw, 32)[0])
-    return keys[:count], values[:count]
-
-
-def _entries_one_by_one(
-    fd: int, key_size: int, value_size: int, max_entries: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    found: dict[bytes, bytes] = {}
-    for key in map_keys(fd, key_size):
-        value = map_lookup(fd, key, value_size)
-        if value is not None:
-            found[key] = value
-        if len(found) >= max_entries:
-            break
-    keys = np.frombuffer(b"".join(found), np.uint8).reshape(len(found), key_size)
-    values = np.frombuffer(b"".join(found.values()), np.uint8).reshape(len(found), value_size)
-    return keys, values
 
 
 def prog_load(

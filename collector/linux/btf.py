@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from collector.linux.btf_raw import (
     COMPOSITE,
     DEEPEST,
-    ELEMENT_WORDS,
     ENUMS,
     QUALIFIERS,
     Blob,
@@ -71,9 +68,6 @@ class Btf(Blob):
                 index.setdefault(self._text(int(self._name_offsets[type_id])), type_id)
         return index.get(name) if name else None
 
-    def func(self, name: str) -> int | None:
-        return self.find(Kind.FUNC, name)
-
     def typedef(self, name: str) -> int | None:
         return self.find(Kind.TYPEDEF, name)
 
@@ -87,9 +81,6 @@ class Btf(Blob):
         if type_id is None:
             raise KernelError(f"this kernel has no struct {name}")
         return self.composite(type_id)
-
-    def has_struct(self, name: str) -> bool:
-        return bool(self.find(Kind.STRUCT, name) or self.find(Kind.UNION, name))
 
     def member(self, struct_name: str, path: str) -> Member | None:
         """The member at `a.b.c`, its offset from the struct's start; None if any part is absent."""
@@ -109,30 +100,12 @@ class Btf(Blob):
     def has_member(self, struct_name: str, path: str) -> bool:
         return self.member(struct_name, path) is not None
 
-    def member_offset(self, struct_name: str, path: str) -> int:
-        """In bytes; of a bitfield, the byte that holds its first bit. KernelError if absent."""
-        member = self.member(struct_name, path)
-        if member is None:
-            raise KernelError(f"this kernel's struct {struct_name} has no member {path}")
-        return member.offset_bits // 8
-
     def enum(self, name: str) -> dict[str, int]:
         """The constants of the enum of that name; KernelError if there is none."""
         type_id = self.find(Kind.ENUM, name) or self.find(Kind.ENUM64, name)
         if type_id is None:
             raise KernelError(f"this kernel has no enum {name}")
         return self.enumerators(type_id)
-
-    def enumerator(self, name: str) -> int | None:
-        """The value of the constant of that name in whichever enum declares it first."""
-        offset = self._string_offset(name)
-        if not offset:
-            return None
-        for ids, words in self._enum_words:
-            hits = np.flatnonzero(self._words[words] == offset)
-            if len(hits):
-                return self.enumerators(int(ids[hits[0]]))[name]
-        return None
 
     def flattened(self, type_id: int, depth: int = 0) -> tuple[Member, ...]:
         """Named members, those of anonymous structs and unions among them; offsets from the top."""
@@ -183,20 +156,6 @@ class Btf(Blob):
             tag = "enum" if kind in ENUMS else "union" if union else "struct"
             base = f"{tag} {base or '{...}'}"
         return f"{base or 'void'} {inner}" if inner else base or "void"
-
-    @cached_property
-    def _enum_words(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """For each kind of enum: of every constant, the enum's id and the word of its name."""
-        found = []
-        for kind in (Kind.ENUM, Kind.ENUM64):
-            ids = np.flatnonzero(self._kinds == kind)
-            starts = self._start[ids]
-            counts = (self._words[starts + 1] & 0xFFFF).astype(np.int64)
-            first = np.repeat(np.cumsum(counts) - counts, counts)
-            nth = np.arange(len(first)) - first
-            words = np.repeat(starts + 3, counts) + ELEMENT_WORDS[kind] * nth
-            found.append((np.repeat(ids, counts), words))
-        return found
 
     def _string_offset(self, name: str) -> int:
         """Where a string stands; 0 if it does not."""

@@ -88,7 +88,6 @@ class Integer:
     bits: int
     offset_bits: int
     signed: bool
-    boolean: bool
 
 
 def damaged(what: str) -> KernelError:
@@ -167,7 +166,6 @@ class Blob:
             bits=extra & 0xFF,
             offset_bits=extra >> 16 & 0xFF,
             signed=bool(encoding & 1),
-            boolean=bool(encoding & 4),
         )
 
     def size_bytes(self, type_id: int) -> int:

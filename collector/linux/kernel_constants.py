@@ -25,7 +25,7 @@ TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class Facts:
-    """Of the running kernel. `mss_overhead` is None if it could not be measured.
+    """Of the running kernel. `mss_overhead` is None where it was not or could not be measured.
 
     tcp_sndbuf_expand() gives each segment of a send buffer, in bytes,
     roundup_pow_of_two(mss + mss_overhead) + skb_size.
@@ -41,17 +41,18 @@ class Facts:
     """MAX_TCP_HEADER + SKB_DATA_ALIGN(sizeof(struct skb_shared_info)), bytes."""
 
 
-def measure(btf: Btf) -> Facts:
-    """Takes some milliseconds and a dozen connections of our own over 127.0.0.1.
+def measure(btf: Btf, overhead: bool) -> Facts:
+    """Raises KernelError if BTF has no sk_buff.
 
-    Raises KernelError if BTF has no sk_buff.
+    overhead: measure mss_overhead too, which takes some milliseconds and a dozen connections of
+    our own over 127.0.0.1.
     """
     skb_size = _aligned(btf.struct("sk_buff").size_bytes)
     return Facts(
         hz=measure_hz(),
         page_size=mmap.PAGESIZE,
         skb_size=skb_size,
-        mss_overhead=measure_mss_overhead(skb_size),
+        mss_overhead=measure_mss_overhead(skb_size) if overhead else None,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kprobe events in tracefs: made for program.py to hang programs on, so that misses are counted.
+"""Kprobe events in tracefs: what programs are attached to as kprobes, so that misses are counted.
 
 Only events made in kprobe_events have their misses in kprobe_profile. Each process has a group of
 its own, tcpkmon_PID; a dead process's group is removed, and nobody else's events are touched.
@@ -13,13 +13,14 @@ import itertools
 import os
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, PERF_TYPE_TRACEPOINT
 from collector.linux.syscalls import c_string, online_cpus, perf_event_open, refused, system_call
 from formats.base.closing import Closing
-from formats.base.errors import KernelError
+from formats.base.errors import KernelError, TcpkmonError
 
 # The same on all machines: they came after the tables were joined.
 NR_FSOPEN, NR_FSCONFIG, NR_FSMOUNT = 430, 431, 432
@@ -115,26 +116,49 @@ def parse_profile(text: str) -> dict[str, tuple[int, int]]:
     return {row[0]: (int(row[1]), int(row[2])) for row in rows if len(row) == 3}
 
 
+def attach_kprobe(function: str, programs: Sequence[int]) -> KprobeEvent:
+    """Have the programs run, in this order, at each call of a kernel function; KernelError.
+
+    What dead tcpkmon processes left is removed first.
+    """
+    tracefs = Tracefs()
+    event = None
+    try:
+        if has_kprobes(tracefs.path):
+            remove_stale(tracefs.path)
+        event = KprobeEvent.make(tracefs.path, function)
+        for program in programs:
+            event.attach(program)
+    except TcpkmonError:
+        if event is not None:
+            event.remove()
+        tracefs.close()
+        raise
+    event.mount = tracefs
+    return event
+
+
 @dataclass
 class KprobeEvent:
-    """One event in kprobe_events, with the perf events that carry programs."""
+    """One event in kprobe_events, with the perf events that run programs."""
 
     tracefs: Path
     group: str
     name: str
-    perf_fds: list[int]
+    fds: list[int]
     nmissed: int = 0
+    mount: Tracefs | None = None
+    """Closed with the event."""
 
     @classmethod
-    def make(cls, tracefs: Path, function: str, is_return: bool) -> KprobeEvent:
+    def make(cls, tracefs: Path, function: str) -> KprobeEvent:
         """Makes the event on a kernel function; KernelError when the kernel will not."""
-        letter = "r" if is_return else "p"
         # kprobe_profile leaves the group out, so the name must be unique by itself.
         words = re.sub(r"\W", "_", function)
-        name = f"{letter}{os.getpid()}_{next(_numbers)}_{words}"[:_NAME_LIMIT]
+        name = f"p{os.getpid()}_{next(_numbers)}_{words}"[:_NAME_LIMIT]
         event = cls(tracefs, f"{GROUP_PREFIX}{os.getpid()}", name, [])
         try:
-            _command(tracefs, f"{letter}:{event.group}/{name} {function}")
+            _command(tracefs, f"p:{event.group}/{name} {function}")
         except FileNotFoundError as error:
             if not has_kprobes(tracefs):
                 raise KernelError("this kernel has no kprobes (CONFIG_KPROBE_EVENTS)") from error
@@ -143,18 +167,18 @@ class KprobeEvent:
             raise refused(error, f"making a kprobe on {function}") from error
         return event
 
-    def hang(self, prog_fd: int) -> None:
-        """Has the program run at each hit, on all CPUs, after those hung before it."""
+    def attach(self, prog_fd: int) -> None:
+        """Has the program run at each hit, on all CPUs, after those attached before it."""
         try:
             number = int((self.tracefs / "events" / self.group / self.name / "id").read_text())
             attributes = struct.pack(
                 "=IIQ", PERF_TYPE_TRACEPOINT, _PERF_ATTRIBUTE_BYTES, number
             ).ljust(_PERF_ATTRIBUTE_BYTES, b"\0")
             # A program runs wherever the event is hit, not only on this CPU.
-            self.perf_fds.append(perf_event_open(attributes, online_cpus()[0]))
-            fcntl.ioctl(self.perf_fds[-1], PERF_EVENT_IOC_SET_BPF, prog_fd)
+            self.fds.append(perf_event_open(attributes, online_cpus()[0]))
+            fcntl.ioctl(self.fds[-1], PERF_EVENT_IOC_SET_BPF, prog_fd)
         except OSError as error:
-            raise refused(error, f"hanging a program on {self.name}") from error
+            raise refused(error, f"attaching a program to {self.name}") from error
 
     def read_missed(self) -> int:
         """How often the kernel could not run the probe (nmissed)."""
@@ -165,12 +189,14 @@ class KprobeEvent:
         return self.nmissed
 
     def remove(self) -> None:
-        """Takes the programs off, reads nmissed a last time, and removes the event."""
-        while self.perf_fds:
-            os.close(self.perf_fds.pop())
+        """Detaches the programs, reads nmissed a last time, and removes the event."""
+        while self.fds:
+            os.close(self.fds.pop(0))
         if not self.name:
             return
         self.read_missed()
         with contextlib.suppress(OSError):
             _command(self.tracefs, f"-:{self.group}/{self.name}")
         self.name = ""
+        if self.mount is not None:
+            self.mount.close()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from collector.linux.syscalls import call_libc
 from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
 
@@ -25,7 +25,6 @@ NAMED = Path("/run/netns")  # where iproute2 binds the named ones
 CLONE_NEWNET = 0x40000000
 SO_NETNS_COOKIE = 71  # asm-generic/socket.h, since Linux 5.14
 
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,16 @@ def run_inside(fd: int, call: Callable[[], T]) -> T:
 
 def set_namespace(fd: int) -> None:
     """setns(2) of the calling thread, for good. os.setns exists only from Python 3.12 on."""
-    if _libc.setns(fd, CLONE_NEWNET) == 0:
-        return
-    code = ctypes.get_errno()
-    if code == errno.EINVAL:
-        raise UsageError("that file is no network namespace", "ip netns list names them")
-    if code == errno.EPERM:
-        raise PrivilegeError("a network namespace may not be entered", "run it as root")
-    raise OSError(code, os.strerror(code))
+    try:
+        call_libc("setns", fd, CLONE_NEWNET)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            hint = "ip netns list names them"
+            raise UsageError("that file is no network namespace", hint) from None
+        if error.errno == errno.EPERM:
+            hint = "run it as root"
+            raise PrivilegeError("a network namespace may not be entered", hint) from None
+        raise
 
 
 def _open(text: str) -> int:

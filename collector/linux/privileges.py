@@ -14,6 +14,7 @@ import struct
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from collector.linux.syscalls import call_libc
 from formats.base.errors import PrivilegeError
 
 # linux/capability.h
@@ -40,7 +41,6 @@ _VERSION_3 = 0x20080522
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 38, 23, 24
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _FILES = 65536
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 READER_PRIORITY, WRITER_PRIORITY = 2, 1
@@ -66,15 +66,6 @@ def begin_writing() -> None:
     drop_capabilities(())
 
 
-def run_as_others() -> bool:
-    """Give the calling thread the usual scheduling again."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    except OSError:
-        return False
-    return True
-
-
 def raise_limits() -> None:
     """Take all that is allowed of locked memory and of open files (up to 65536)."""
     unlimited = resource.RLIM_INFINITY
@@ -95,7 +86,7 @@ def _raise_files() -> None:
 
 def forbid_new_privileges() -> None:
     """No program that this thread or its children run may gain privileges. PrivilegeError."""
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _call("prctl", "prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def needed_capabilities(paranoid: Path = PARANOID) -> tuple[str, ...]:
@@ -120,24 +111,23 @@ def drop_capabilities(keep: Iterable[str] = KEPT) -> None:
     _, permitted, _ = capability_sets()
     left = permitted & _mask(numbers)
     number = 0
-    while _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0:
+    while _prctl(_PR_CAPBSET_READ, number):
         if not left >> number & 1:
             # EPERM without CAP_SETPCAP: then there is little to drop.
-            _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+            _prctl(_PR_CAPBSET_DROP, number)
         number += 1
-    _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     data = struct.pack(
         "=6I", *(left & 0xFFFFFFFF, left & 0xFFFFFFFF, 0), *(left >> 32, left >> 32, 0)
     )
-    if _libc.capset(_header(), ctypes.create_string_buffer(data, len(data))):
-        raise _refused("dropping capabilities")
+    buffer = ctypes.create_string_buffer(data, len(data))
+    _call("dropping capabilities", "capset", _header(), buffer)
 
 
 def capability_sets() -> tuple[int, int, int]:
     """Effective, permitted and inheritable capabilities of the calling thread, as bit masks."""
     data = ctypes.create_string_buffer(24)
-    if _libc.capget(_header(), data):
-        raise _refused("asking for capabilities")
+    _call("asking for capabilities", "capget", _header(), data)
     words = struct.unpack("=6I", data.raw)
     effective, permitted, inheritable = (words[i] | words[i + 3] << 32 for i in range(3))
     return effective, permitted, inheritable
@@ -151,10 +141,17 @@ def _mask(numbers: Collection[int]) -> int:
     return sum(1 << number for number in numbers)
 
 
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0):
-        raise _refused("prctl")
+def _prctl(option: int, value: int) -> bool:
+    """prctl(2); False where the kernel refuses."""
+    try:
+        call_libc("prctl", option, value, 0, 0, 0)
+    except OSError:
+        return False
+    return True
 
 
-def _refused(what: str) -> PrivilegeError:
-    return PrivilegeError(f"{what} failed: {os.strerror(ctypes.get_errno())}")
+def _call(what: str, function: str, *arguments: int | ctypes.Array[ctypes.c_char]) -> None:
+    try:
+        call_libc(function, *arguments)
+    except OSError as error:
+        raise PrivilegeError(f"{what} failed: {error.strerror}") from error

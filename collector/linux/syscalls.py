@@ -31,18 +31,22 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
-    """Make a system call; the result, or OSError. Integers are passed 64 bits wide."""
-    result = int(
-        _libc.syscall(
-            ctypes.c_long(number),
-            *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments),
-        )
-    )
+def call_libc(function: str, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
+    """Call a function of libc; its result, or OSError where that is negative.
+
+    Integers are passed 64 bits wide.
+    """
+    wide = (ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)
+    result = int(getattr(_libc, function)(*wide))
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
+
+
+def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
+    """Make a system call; the result, or OSError. Integers are passed 64 bits wide."""
+    return call_libc("syscall", number, *arguments)
 
 
 def bpf(command: int, attributes: bytes) -> tuple[int, bytes]:

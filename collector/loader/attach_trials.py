@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this kernel lets us attach to, found by trying: for plan/probes.py and the doctor.
+"""What this kernel lets us attach to, found by trying: for collector/plan/probes.py and the doctor.
 
 A trial loads a program of two instructions and attaches it for an instant. What a configuration
 says is never believed: kernels list functions that they then refuse.
@@ -7,16 +7,14 @@ says is never believed: kernels list functions that they then refuse.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 
 from collector.linux import bpf
-from collector.linux.kprobe_events import Tracefs, has_kprobes
-from collector.loader.programs import KINDS, TypeIds, attach_link, attach_type_id, load_code
-from formats.base.errors import KernelError, TcpkmonError
-
-KALLSYMS = "/proc/kallsyms"
+from collector.linux.btf import Kind
+from collector.linux.kallsyms import Kallsyms
+from collector.linux.probe_kinds import KINDS
+from collector.loader.programs import TypeIds, attach_type_id, load_code
+from formats.base.errors import TcpkmonError
 
 
 class Probing:
@@ -29,7 +27,7 @@ class Probing:
         self._dead_kinds: dict[str, str] = {}
         # BTF tracepoints with a trial behind them: others differ by name only.
         self._proven_kinds: set[str] = set()
-        self._symbols: bytes | None = None
+        self._symbols = Kallsyms()
 
     def can(self, kind: str, target: str) -> bool:
         """Whether a program of this kind can be attached to the target."""
@@ -51,33 +49,17 @@ class Probing:
                     self._dead_kinds[kind] = error.message
         return self._reasons[kind, target]
 
-    def _try(self, kind: str, target: str) -> None:
-        if kind in {"kprobe", "kretprobe"}:
-            self._look_for_symbol(target)
+    def _try(self, name: str, target: str) -> None:
+        kind = KINDS[name]
+        if kind.find is not None:
+            kind.find(self._symbols, target)
             return
-        tracepoint = kind in {"btf", "raw"}
-        if tracepoint and self._btf.typedef(f"btf_trace_{target}") is not None:
-            if kind in self._proven_kinds:
-                return
-            _try_to_attach(kind, target, self._btf)
-            self._proven_kinds.add(kind)
-            return
-        _try_to_attach(kind, target, self._btf)
-
-    def _look_for_symbol(self, target: str) -> None:
-        """A kprobe's target must be one function: not inlined, not renamed, not two of the name."""
-        if self._symbols is None:
-            with Tracefs() as tracefs:
-                if not has_kprobes(tracefs.path):
-                    reason = "this kernel has no kprobes (CONFIG_KPROBE_EVENTS)"
-                    self._dead_kinds.update(kprobe=reason, kretprobe=reason)
-                    raise KernelError(reason)
-            with open(KALLSYMS, "rb") as file:
-                self._symbols = file.read()
-        pattern = rb" [tT] " + re.escape(target.encode()) + rb"(?=[\t\n])"
-        count = len(re.findall(pattern, self._symbols))
-        if count != 1:
-            raise KernelError(f"this kernel has {count or 'no'} functions {target} to probe")
+        declared = self._btf.find(Kind.TYPEDEF, f"btf_trace_{target}") is not None
+        proves = kind.is_tracepoint and declared
+        if not proves or name not in self._proven_kinds:
+            _try_to_attach(name, target, self._btf)
+        if proves:
+            self._proven_kinds.add(name)
 
 
 def _is_final(error: TcpkmonError) -> bool:
@@ -88,8 +70,8 @@ def _is_final(error: TcpkmonError) -> bool:
 
 def _try_to_attach(kind: str, target: str, btf: TypeIds) -> None:
     """Load and attach a program that does nothing; the refusal is raised."""
-    btf_id = attach_type_id(btf, kind, target)
-    with contextlib.ExitStack() as opened:
-        prog_fd = load_code(kind, bpf.RETURN_ZERO, "tcpkmon_trial", btf_id)
-        opened.callback(os.close, prog_fd)
-        opened.callback(os.close, attach_link(kind, target, prog_fd))
+    prog_fd = load_code(kind, bpf.RETURN_ZERO, "tcpkmon_trial", attach_type_id(btf, kind, target))
+    try:
+        KINDS[kind].attach(target, [prog_fd]).remove()
+    finally:
+        os.close(prog_fd)

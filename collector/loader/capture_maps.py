@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.linux import bpf
+from collector.linux.probe_kinds import KINDS
 from collector.loader.compiler import Image
 from collector.loader.prepare import Prepared
 from collector.loader.programs import Loaded, ProgramSpec
@@ -24,7 +25,6 @@ _FIRST = struct.pack("=I", 0)
 _CONTROL = np.dtype([("enabled", "=u1", POINTS), ("limit", "=u4", POINTS)])
 """struct klogger_control of bpf/include/klogger.h."""
 _U64 = struct.Struct("=Q")
-OPTIONAL_KINDS = ("fentry", "fexit", "kprobe")
 
 
 class EngineMaps:
@@ -81,7 +81,7 @@ class Kernel(Closing):
                 self._engine.limits[prepared.numbers[name]] = limit
             self._engine.enabled[list(prepared.numbers.values())] = True
             self.loaded.load(
-                ProgramSpec(p.name, p.kind, p.target, p.kind not in OPTIONAL_KINDS)
+                ProgramSpec(p.name, p.kind, p.target, not KINDS[p.kind].is_optional)
                 for p in prepared.plan.probes
             )
         except BaseException:

@@ -45,6 +45,8 @@ _BCC_FILES = (
 _ERROR = re.compile(
     r"^(?P<file>[^:\n]+):(?P<line>\d+):(?P<column>\d+): (?:fatal )?error: (?P<what>.*)$", re.M
 )
+# LLVM's assembler: a .error in the text, at which it ends the process.
+_DIRECTIVE = re.compile(r"^error: <inline asm>:\d+:\d+: (.*)$", re.M)
 
 
 class CompileError(KernelError):
@@ -196,6 +198,9 @@ def _run_child(
     try:
         answer = json.loads(child.stdout)
     except ValueError as error:
+        if refused := _DIRECTIVE.search(said):
+            failure = UserCompileError if user_schema else CompileError
+            raise failure(f"the program does not compile: {refused[1]}", diagnostics=said) from None
         last = said.strip().splitlines()[-1:] or ["it said nothing"]
         raise CompileError(
             f"the compiler ended with status {child.returncode}: {last[0]}", diagnostics=said

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 from collector.linux.bpf import map_delete, map_update, online_cpus, perf_event_open
 from collector.linux.syscalls import refused
-from collector.plan.counter_names import ANY, MACHINES, Counter, find_counter, table
+from collector.plan.counter_names import ANY, MACHINES, Counter, check, find_counter, table
 from formats.base.closing import Closing
-from formats.base.errors import KernelError, PrivilegeError, Problem, SchemaError
-from formats.schema import Arch, suggest
+from formats.base.errors import KernelError, PrivilegeError, SchemaError
+from formats.schema import Arch
 
 _ATTR_BYTES = 64
 _FORMAT_TIMES = 1 | 2
@@ -75,24 +75,6 @@ def why_not(counter: Counter) -> str:
             return reason
         return f"its CPU has none, or shows none to a virtual machine ({reason})"
     return ""
-
-
-def check(arches: Iterable[Arch]) -> list[Problem]:
-    """What no machine could bind: unknown names of machines and of counters."""
-    problems = []
-    for arch in arches:
-        where = (arch.position.file, arch.position.line, arch.position.column)
-        if arch.name not in MACHINES:
-            near = suggest(arch.name, MACHINES)
-            names = ", ".join(MACHINES)
-            problems.append(Problem(*where, f"expected one of {names}, found '{arch.name}'{near}"))
-        places = arch.counter_positions or (arch.position,) * len(arch.counters)
-        for (number, name), place in zip(arch.counters, places, strict=True):
-            if find_counter(name) is None:
-                near = suggest(name, table())
-                text = f"expected the name of a counter after {number}, found '{name}'{near}"
-                problems.append(Problem(place.file, place.line, place.column, text))
-    return problems
 
 
 def bind(arches: Sequence[Arch], machine: str | None = None) -> tuple[Bound, ...]:

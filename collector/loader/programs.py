@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from collector.linux import bpf
 from collector.linux.btf import Kind
-from collector.linux.kprobe_events import KprobeEvent, Tracefs, remove_stale
+from collector.linux.probe_kinds import KINDS, Attachment
 from collector.linux.syscalls import wait_for_running
 from collector.loader.bytecode import Cast, cast_freely, fill_maps, second_copy
 from collector.loader.compiler import Image
@@ -35,24 +35,10 @@ NEVER_NESTED = frozenset(
 )
 """Tracepoints that a CPU passes in one context alone: that of a task that may sleep (system calls
 and calls on sockets), or that of the timers' softirq."""
-KINDS = ("btf", "raw", "fentry", "fexit", "kprobe", "kretprobe", "iter")
-_TYPES = {
-    "btf": (bpf.BPF_PROG_TYPE_TRACING, bpf.BPF_TRACE_RAW_TP),
-    "raw": (bpf.BPF_PROG_TYPE_RAW_TRACEPOINT, 0),
-    "fentry": (bpf.BPF_PROG_TYPE_TRACING, bpf.BPF_TRACE_FENTRY),
-    "fexit": (bpf.BPF_PROG_TYPE_TRACING, bpf.BPF_TRACE_FEXIT),
-    "kprobe": (bpf.BPF_PROG_TYPE_KPROBE, 0),
-    "kretprobe": (bpf.BPF_PROG_TYPE_KPROBE, 0),
-    "iter": (bpf.BPF_PROG_TYPE_TRACING, bpf.BPF_TRACE_ITER),
-}
 
 
 class TypeIds(Protocol):
     """What is asked of BTF (collector/linux/btf.py): the number of a named type, or None."""
-
-    def typedef(self, name: str) -> int | None: ...
-
-    def func(self, name: str) -> int | None: ...
 
     def find(self, kind: Kind, name: str) -> int | None: ...
 
@@ -82,9 +68,21 @@ class Missed(NamedTuple):
 class _Program:
     spec: ProgramSpec
     prog_fds: list[int] = field(default_factory=list)
-    link_fds: list[int] = field(default_factory=list)
-    event: KprobeEvent | None = None
+    attachment: Attachment | None = None
     missed_before: int = 0
+
+    @property
+    def attached(self) -> bool:
+        return self.attachment is not None and bool(self.attachment.fds)
+
+    def detach(self) -> None:
+        if self.attachment is not None:
+            self.attachment.remove()
+
+    def read_missed(self) -> int:
+        """What the kernel counted over all times that it was attached."""
+        now = self.attachment.read_missed() if self.attachment is not None else 0
+        return self.missed_before + now
 
 
 @dataclass
@@ -100,14 +98,10 @@ class _Copies:
 def attach_type_id(btf: TypeIds, kind: str, target: str) -> int:
     """The BTF id that a program of this kind attaches to, 0 for kinds that need none; KernelError
     when this kernel has no such target."""
-    if kind == "btf":
-        found = btf.typedef(f"btf_trace_{target}")
-    elif kind in {"fentry", "fexit"}:
-        found = btf.func(target)
-    elif kind == "iter":
-        found = btf.func(f"bpf_iter_{target}")
-    else:
+    named = KINDS[kind].btf
+    if named is None:
         return 0
+    found = btf.find(named[0], named[1].format(target))
     if found is None:
         raise KernelError(f"this kernel's BTF has no {kind} target {target}")
     return found
@@ -115,8 +109,8 @@ def attach_type_id(btf: TypeIds, kind: str, target: str) -> int:
 
 def load_code(kind: str, code: bytes, name: str, btf_id: int) -> int:
     """Load bytecode (map descriptors filled in) as a program of this kind; its descriptor."""
-    prog_type, attach_type = _TYPES[kind]
-    return bpf.prog_load(prog_type, code, name, btf_id, attach_type)
+    row = KINDS[kind]
+    return bpf.prog_load(row.program_type, code, name, btf_id, row.attach_type)
 
 
 def _load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | None) -> int:
@@ -128,16 +122,10 @@ def _load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | 
     return load_code(kind, code, name, btf_id)
 
 
-def attach_link(kind: str, target: str, prog_fd: int) -> int:
-    """Attach a program other than a kprobe; the descriptor whose closing detaches it."""
-    if kind == "iter":
-        return bpf.link_create(prog_fd, bpf.BPF_TRACE_ITER)
-    return bpf.raw_tracepoint_open(target if kind == "raw" else None, prog_fd)
-
-
 def _never_interrupts_itself(spec: ProgramSpec) -> bool:
     """Whether no interrupt can bring a program to where it is already running on that CPU."""
-    return spec.kind == "iter" or (spec.kind in {"btf", "raw"} and spec.target in NEVER_NESTED)
+    kind = KINDS[spec.kind]
+    return not kind.nests or (kind.is_tracepoint and spec.target in NEVER_NESTED)
 
 
 class Loaded(Closing):
@@ -159,7 +147,6 @@ class Loaded(Closing):
         self._image = image
         self._btf = btf
         self._programs: dict[str, _Program] = {}
-        self._tracefs: Tracefs | None = None
         self.maps: dict[str, int] = {}
         self.refused: dict[str, TcpkmonError] = {}
         entries = dict(sizes or {})
@@ -186,7 +173,7 @@ class Loaded(Closing):
         for spec in specs:
             if spec.function in self._programs or spec.function in found:
                 continue
-            if spec.kind not in _TYPES or spec.function not in self._image.programs:
+            if spec.kind not in KINDS or spec.function not in self._image.programs:
                 raise ValueError(f"no such kind or function: {spec}")
             found[spec.function] = self._copies(spec)
         cast = Cast.find(self._btf)
@@ -236,54 +223,27 @@ class Loaded(Closing):
     def attach(self) -> None:
         """Attaches what is loaded and not attached; a required program's refusal is raised."""
         for program in list(self._programs.values()):
-            if program.link_fds or (program.event is not None and program.event.perf_fds):
+            if program.attached:
                 continue
+            spec = program.spec
+            program.missed_before = program.read_missed()
             try:
-                self._attach(program)
+                program.attachment = KINDS[spec.kind].attach(spec.target, program.prog_fds)
             except TcpkmonError as error:
-                _detach(program)
                 _close_all(program.prog_fds)
-                del self._programs[program.spec.function]
-                self._refuse(program.spec, error)
-
-    def _attach(self, program: _Program) -> None:
-        spec = program.spec
-        if spec.kind in {"kprobe", "kretprobe"}:
-            if program.event is not None:
-                program.missed_before += program.event.nmissed
-            program.event = KprobeEvent.make(
-                self._find_tracefs().path, spec.target, spec.kind == "kretprobe"
-            )
-            for fd in program.prog_fds:
-                program.event.hang(fd)
-            return
-        # A trampoline runs first what was attached last; a tracepoint what was attached first.
-        last_first = spec.kind in {"fentry", "fexit"}
-        for fd in reversed(program.prog_fds) if last_first else program.prog_fds:
-            link = attach_link(spec.kind, spec.target, fd)
-            program.link_fds.insert(0 if last_first else len(program.link_fds), link)
-
-    def _find_tracefs(self) -> Tracefs:
-        if self._tracefs is None:
-            self._tracefs = Tracefs()
-            if (self._tracefs.path / "kprobe_events").exists():
-                remove_stale(self._tracefs.path)
-        return self._tracefs
+                del self._programs[spec.function]
+                self._refuse(spec, error)
 
     def open_iter(self, function: str) -> int:
         """A file that runs an attached iterator through once when read; the caller closes it."""
         program = self._programs.get(function)
-        if program is None or not program.link_fds:
+        if program is None or program.attachment is None or not program.attached:
             raise ValueError(f"{function} is no attached iterator")
-        return bpf.iter_create(program.link_fds[0])
+        return bpf.iter_create(program.attachment.fds[0])
 
     def attached(self) -> tuple[ProgramSpec, ...]:
         """The programs that are attached now."""
-        return tuple(
-            program.spec
-            for program in self._programs.values()
-            if program.link_fds or (program.event is not None and program.event.perf_fds)
-        )
+        return tuple(program.spec for program in self._programs.values() if program.attached)
 
     def missed(self) -> dict[str, Missed]:
         """Function -> counters; good after detach() too, until close()."""
@@ -293,8 +253,7 @@ class Loaded(Closing):
             found[function] = Missed(
                 infos[0].recursion_misses,
                 sum(info.recursion_misses for info in infos[1:]),
-                program.missed_before
-                + (program.event.read_missed() if program.event is not None else 0),
+                program.read_missed(),
                 infos[0].run_cnt,
                 sum(info.run_time_ns for info in infos),
             )
@@ -304,7 +263,7 @@ class Loaded(Closing):
         """Detaches all and waits until none runs any more; maps and counters stay."""
         attached = self.attached()
         for program in self._programs.values():
-            _detach(program)
+            program.detach()
         if attached:
             wait_for_running()
 
@@ -316,17 +275,6 @@ class Loaded(Closing):
         self._programs.clear()
         _close_all(self.maps.values())
         self.maps.clear()
-        if self._tracefs is not None:
-            self._tracefs.close()
-            self._tracefs = None
-
-
-def _detach(program: _Program) -> None:
-    """The first copy goes first: while it runs elsewhere, the second still stands in for it."""
-    while program.link_fds:
-        os.close(program.link_fds.pop(0))
-    if program.event is not None:
-        program.event.remove()
 
 
 def _close_all(fds: Iterable[int]) -> None:

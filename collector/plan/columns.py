@@ -19,6 +19,9 @@ SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"
 EVENT = "SNAPSHOT"
 LOCATIONS = "location"
 
+REMOVABLE = ("sb_target_hiwat", "sb_net_target", "hiwat_fair_share", "m_clused")
+"""Classic columns that a kernel may lack, so that every reader knows files without them."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -53,7 +56,7 @@ def load_schema() -> Schema:
 def choose_columns(event: Event, text: str) -> tuple[str, ...]:
     """The columns that `--columns` names: classic, default, all, or names (sets too) with commas.
 
-    Raises UsageError for a name that is no column.
+    -NAME leaves out one of REMOVABLE. Raises UsageError for a name that is no column.
     """
     names = [field.name for field in event.fields]
     sets: dict[str, Collection[str]] = {
@@ -62,13 +65,14 @@ def choose_columns(event: Event, text: str) -> tuple[str, ...]:
         "all": names,
     }
     chosen: set[str] = set(CLASSIC)
-    for word in (part.strip() for part in text.split(",")):
-        if not word:
-            continue
-        if word in sets:
-            chosen.update(sets[word])
-        elif word in names:
-            chosen.add(word)
+    words = [part.strip() for part in text.split(",")]
+    if words[0].startswith("-"):
+        chosen.update(sets["default"])
+    for word in filter(None, words):
+        if word.startswith("-") and word[1:] in REMOVABLE:
+            chosen.discard(word[1:])
+        elif word in sets or word in names:
+            chosen.update(sets.get(word, [word]))
         else:
             raise UsageError(
                 f"no such column: {word}", "tcpkmon columns lists them; classic, default, all"
@@ -77,9 +81,12 @@ def choose_columns(event: Event, text: str) -> tuple[str, ...]:
 
 
 def make_layout(schema: Schema, chosen: Sequence[str], absent: Collection[str]) -> Layout:
-    """Places the chosen columns; those that this kernel lacks get length 0."""
+    """Places the chosen columns; those that this kernel lacks get length 0.
+
+    So do classic columns that are not chosen: their room is in every entry.
+    """
     event = schema.event(EVENT)
-    columns, size = columns_of(event, chosen, absent, schema)
+    columns, size = columns_of(event, chosen, {*absent, *(CLASSIC.keys() - set(chosen))}, schema)
     present = {column.name for column in columns}
     missing = tuple(name for name in absent if name in present)
     return Layout(schema, event, columns, size, missing)
@@ -97,21 +104,31 @@ def choose_locations(schema: Schema, text: str | None) -> tuple[str, ...]:
     Raises UsageError for a name that is no location.
     """
     members = [m for m in schema.enum(LOCATIONS).members if m.value < FIRST_CONTROL]
-    names = [m.name for m in members]
-    sets = {"default": [m.name for m in members if "extra" not in m.tags], "all": names}
-    chosen: set[str] = set()
-    words = [word.strip() for word in (text or "default").split(",") if word.strip()]
-    if words and words[0].startswith("-"):
-        chosen.update(sets["default"])
+    default = [m.name for m in members if "extra" not in m.tags]
+    words = [word.upper() for word in split_words(text)]
+    return narrow(words, [m.name for m in members], default, "location")
+
+
+def split_words(text: str | None) -> list[str]:
+    """The words of --locations; none given is `default`."""
+    return [word.strip() for word in (text or "default").split(",") if word.strip()]
+
+
+def narrow(
+    words: Sequence[str], names: Sequence[str], default: Collection[str], what: str
+) -> tuple[str, ...]:
+    """The names that the words leave: default, all, or names; a leading - takes one away.
+
+    Raises UsageError for an unknown name and where nothing is left; `what` the names are.
+    """
+    sets = {"default": set(default), "all": set(names)}
+    chosen = set(default) if words and words[0].startswith("-") else set()
     for word in words:
         name = word.lstrip("-+")
-        group = sets.get(name.lower(), [name.upper()])
-        if unknown := [item for item in group if item not in names]:
-            raise UsageError(f"no such location: {unknown[0]}", "tcpkmon events lists them")
-        if word.startswith("-"):
-            chosen.difference_update(group)
-        else:
-            chosen.update(group)
+        group = sets.get(name.lower(), {name})
+        if not group <= set(names):
+            raise UsageError(f"no such {what}: {name}", "tcpkmon events lists them")
+        chosen = chosen - group if word.startswith("-") else chosen | group
     if not chosen:
-        raise UsageError("no location is left to record", "tcpkmon events lists them")
+        raise UsageError(f"no {what} is left to record", "tcpkmon events lists them")
     return tuple(name for name in names if name in chosen)

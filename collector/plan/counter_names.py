@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of counters, and which perf event each one is: the table of loader/perf_counters.py.
+"""The names of counters, and which perf event each one is. Numbers are those of linux/perf_event.h.
 
-Numbers are those of linux/perf_event.h.
+schema_lint.py checks the names in a schema's `arch` blocks by this table, and
+collector/loader/perf_counters.py opens the events.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+
+from formats.base.errors import Problem
+from formats.schema import Arch, suggest
 
 HARDWARE, SOFTWARE, CACHE, RAW = 0, 1, 3, 4
 ANY = "any"
@@ -105,6 +109,24 @@ def find_counter(name: str) -> Counter | None:
         return known
     doc = f"Event {match[1]} in the CPU's own code."
     return Counter(name, RAW, int(match[1], 16), doc, match[2] == "_os", match[2] == "_user")
+
+
+def check(arches: Iterable[Arch]) -> list[Problem]:
+    """The mistakes in `arch` blocks on any machine: unknown names of machines and of counters."""
+    problems = []
+    for arch in arches:
+        where = (arch.position.file, arch.position.line, arch.position.column)
+        if arch.name not in MACHINES:
+            near = suggest(arch.name, MACHINES)
+            names = ", ".join(MACHINES)
+            problems.append(Problem(*where, f"expected one of {names}, found '{arch.name}'{near}"))
+        places = arch.counter_positions or (arch.position,) * len(arch.counters)
+        for (number, name), place in zip(arch.counters, places, strict=True):
+            if find_counter(name) is None:
+                near = suggest(name, table())
+                text = f"expected the name of a counter after {number}, found '{name}'{near}"
+                problems.append(Problem(place.file, place.line, place.column, text))
+    return problems
 
 
 def _all() -> Iterator[Counter]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from collector.linux.probe_kinds import KINDS
 from collector.plan.probes import Plan
 from collector.ring.points import ACCOUNT, ROWS
 from collector.ring.rings import DEFAULT_TRANSPORT
 from collector.ring.transport import Transport
 from formats.base.errors import KernelError, UsageError
 
-KINDS = {"btf": 1, "raw": 2, "fentry": 3, "fexit": 4, "kprobe": 5, "iter": 6}
 POINTS = 256
 """KLOGGER_POINTS: places in the map of switches."""
 _GUARD = np.dtype([("running", "=u4"), ("again", "=u4")])
@@ -74,15 +74,16 @@ class Engine:
             f"#define KLOGGER_ROWS {self.rows}",
             f"#define KLOGGER_GUARDS {self.guards}",
             *_PLACE.splitlines(),
+            *_kind_lines(),
         ]
         for index, probe in enumerate(plan.probes):
             lines.append(f"#define USE_{probe.name} 1")
             lines.append(f"#define INDEX_{probe.name} {index}")
-            lines.append(f"#define KIND_{probe.name} {KINDS[probe.kind]}")
+            lines.append(f"#define KIND_{probe.name} {KINDS[probe.kind].number}")
         for name in plan.unused:
             # Where the text does not leave such a program out, it compiles and is not loaded.
             lines.append(f"#define INDEX_{name} 0")
-            lines.append(f"#define KIND_{name} {KINDS['raw']}")
+            lines.append(f"#define KIND_{name} {KINDS['raw'].number}")
         for target, count in plan.arguments.items():
             lines.append(f"#define ARGUMENTS_{target} {count}")
         return lines
@@ -120,6 +121,18 @@ def make_engine(
             "give it shorter strings",
         )
     return engine
+
+
+def _kind_lines() -> list[str]:
+    """C text: the kinds of probes, and how the programs of each find what they read."""
+    lines = [f"#define KLOGGER_{kind.name.upper()} {kind.number}" for kind in KINDS.values()]
+    for macro, kinds in (
+        ("KLOGGER_IS_DIRECT", [kind for kind in KINDS.values() if kind.is_direct]),
+        ("KLOGGER_HAS_REGISTERS", [kind for kind in KINDS.values() if kind.has_registers]),
+    ):
+        tests = " || ".join(f"(kind) == {kind.number}" for kind in kinds)
+        lines.append(f"#define {macro}(kind) ({tests})")
+    return lines
 
 
 def _round(count: int) -> int:

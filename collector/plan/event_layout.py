@@ -15,12 +15,14 @@ All records of a capture have the size of the largest, so that a ring is a strid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from collector.plan.columns import EVENT
 from collector.plan.engine_config import POINTS
+from collector.plan.schema_sources import Source, has_tcp, load_schema_of, made_events
 from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
 from formats.base.control import FIRST_CONTROL
 from formats.base.errors import UsageError
@@ -73,6 +75,21 @@ def ring_dtype(entry_size: int) -> np.dtype[Any]:
             "itemsize": entry_size,
         }
     )
+
+
+def lay_out_sources(sources: Sequence[Source], using: Sequence[str] = ()) -> EventLayout:
+    """The events of several schemata, numbered. klogger() logs neither base's nor SNAPSHOT of tcp.
+
+    using: log levels that take the place of those that their schemata use.
+    """
+    schema = load_schema_of(sources)
+    made = [*made_events(schema), *([EVENT] if has_tcp(sources) else [])]
+    if using:
+        files = {schema.loglevel(name).position.file for name in using}
+        used = schema.using or [level.name for level in schema.loglevels]
+        kept = [name for name in used if schema.loglevel(name).position.file not in files]
+        schema = replace(schema, using=(*kept, *using))
+    return lay_out(schema, made)
 
 
 def lay_out(schema: Schema, base: Sequence[str]) -> EventLayout:

@@ -9,16 +9,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from collector.linux.btf import Btf
+from collector.linux.probe_kinds import KINDS
 from collector.plan.c_scanner import blank_comments
-from collector.plan.columns import SCHEMATA
 from formats.base.errors import KernelError
-
-INCLUDES = SCHEMATA.parent / "include"
-TRACEPOINT_KINDS = ("btf", "raw")
 
 _PROBE = re.compile(r'^PROBE\(\s*(\w+),\s*"([^"]*)",\s*"([^"]*)"\s*\)', re.MULTILINE)
 _NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
-_INCLUDE = re.compile(r'^#include "(\w+\.h)"$', re.MULTILINE)
 
 
 class Prober(Protocol):
@@ -45,6 +41,11 @@ class Chosen:
     kind: str
     target: str
 
+    @property
+    def place(self) -> str:
+        """kind:target, as PROBE() names it."""
+        return f"{self.kind}:{self.target}"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,21 +59,8 @@ class Plan:
 
     def kind_of(self, location: str) -> str | None:
         """How a location or event is attached: kind:target of each of its programs."""
-        places = [f"{p.kind}:{p.target}" for p in self.probes if location in p.locations]
+        places = [probe.place for probe in self.probes if location in probe.locations]
         return " ".join(dict.fromkeys(places)) or None
-
-
-def read_text(name: str = "tcp") -> str:
-    """The BPF text of a shipped schema, its includes put in place, with #line directives."""
-    path = SCHEMATA / f"{name}.bpf.c"
-    text = path.read_text()
-
-    def paste(match: re.Match[str]) -> str:
-        header = INCLUDES / match[1]
-        line = text.count("\n", 0, match.start()) + 2
-        return f'#line 1 "{header}"\n{header.read_text()}\n#line {line} "{path}"'
-
-    return f'#line 1 "{path}"\n' + _INCLUDE.sub(paste, text)
 
 
 def find_probes(text: str) -> tuple[Probe, ...]:
@@ -123,7 +111,7 @@ def make_plan(
             if narrowed or not prober.can(kind, target):
                 continue
             chosen.append(Chosen(probe.name, tuple(wanted), kind, target))
-            if kind in TRACEPOINT_KINDS and target not in arguments:
+            if KINDS[kind].is_tracepoint and target not in arguments:
                 arguments[target] = count_arguments(btf, target)
             break
         else:
@@ -154,5 +142,3 @@ def require_any(plan: Plan, asked: Collection[str]) -> None:
     if asked and set(asked) <= set(plan.missing):
         reasons = "; ".join(f"{name}: {why}" for name, why in plan.missing.items())
         raise KernelError(f"nothing that was asked for exists here: {reasons}", "tcpkmon doctor")
-
-

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.loader import perf_counters
+from collector.linux.probe_kinds import KINDS
+from collector.plan import counter_names
 from collector.plan.c_scanner import CText, Use
 from collector.plan.columns import LOCATIONS, SCHEMATA
-from collector.plan.engine_config import KINDS
 from collector.plan.probes import find_probes
 from collector.plan.schema_sources import ENGINE, TEXT_SUFFIX, Source, made_events, paste_texts
 from formats.base.errors import Problem, SchemaError
@@ -26,11 +26,8 @@ _FORM = 'PROBE(name, "EVENT ...", "kind:target ...")'
 _MOST_PROBLEMS = 1000
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TARGET = re.compile(r"[A-Za-z_][\w.$]*", re.ASCII)
-_KERNEL_KINDS = ("btf", "raw", "fentry", "fexit", "kprobe", "iter")
 # What people write out of habit, and the way that is meant.
-_HABITS = {"tp": "btf", "tp_btf": "btf", "tracepoint": "btf", "raw_tp": "raw", "tracing": "btf",
-           "raw_tracepoint": "raw", "kfunc": "fentry", "kretfunc": "fexit", "kretprobe": "fexit",
-           "ftrace": "fentry"}  # fmt: skip
+_HABITS = {other: kind.name for kind in KINDS.values() for other in kind.other_names}
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ def check_sources(sources: Sequence[Source]) -> Checked:
     partial = load_partly([source.conf for source in sources])
     schema = partial.schema
     text, pasted = paste_texts(sources)
-    problems = [*partial.problems, *perf_counters.check(schema.arches), *pasted]
+    problems = [*partial.problems, *counter_names.check(schema.arches), *pasted]
     # A .conf of which nothing could be read would make every call a mistake.
     read = {event.position.file for event in schema.events}
     broken = {problem.file for problem in partial.problems} - read
@@ -242,7 +239,7 @@ class _Check:
                               f" '{_short(kind)}'{near or suggest(kind, KINDS)}")  # fmt: skip
             elif not colon or not target:
                 self._fail_at(offset, f"expected '{kind}:TARGET', found '{word}'")
-            elif kind in _KERNEL_KINDS and not _TARGET.fullmatch(target):
+            elif not _TARGET.fullmatch(target):
                 self._fail_at(offset, f"expected a name of the kernel after '{kind}:', found"
                               f" '{_short(target)}'")  # fmt: skip
         if not words:

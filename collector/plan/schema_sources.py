@@ -19,12 +19,13 @@ from pathlib import Path
 
 from collector.plan.c_scanner import blank_comments
 from collector.plan.columns import SCHEMATA
-from collector.plan.probes import INCLUDES
 from collector.ring.rings import DEFAULT_TRANSPORT
 from formats.base.errors import FileError, PrivilegeError, Problem, SchemaError, UsageError
 from formats.schema import MAX_TEXT_BYTES, Schema, load, read_text, schema_name, suggest
 
 BASE = "base"
+TCP = "tcp"
+INCLUDES = SCHEMATA.parent / "include"
 ENGINE = INCLUDES / "klogger.h"
 TEXT_SUFFIX = ".bpf.c"
 
@@ -70,6 +71,11 @@ def find_sources(
                 "rename the files of one",
             )
     return tuple(found.values())
+
+
+def has_tcp(sources: Sequence[Source]) -> bool:
+    """Whether the schema tcp is among them, which takes snapshots."""
+    return any(source.shipped and source.name == TCP for source in sources)
 
 
 def load_schema_of(sources: Sequence[Source]) -> Schema:

@@ -7,6 +7,7 @@ from formats.klogger.batch import LogBatch
 from formats.klogger.choose import ALL, Choice, parse_condition
 from formats.klogger.clock import LogClock, Moment, parse_time
 from formats.klogger.describe import (
+    IN_HEAD,
     SNAPSHOT_NUMBER,
     describe_event,
     describe_snapshot,
@@ -49,6 +50,7 @@ __all__ = [
     "DUMP_HEAD_BYTES",
     "DUMP_MAGIC",
     "HEAD_CRC_AT",
+    "IN_HEAD",
     "LOG_NAME",
     "MAGIC",
     "NUMBERS",

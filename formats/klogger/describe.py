@@ -11,6 +11,8 @@ from formats.klogger.table import FORMAT, SNAPSHOT, WIDTHS
 from formats.schema import Event, Place, Schema, field_type, format_schema, place_fields
 
 FIRST_NUMBER = 32
+IN_HEAD = frozenset({"seq_no", "time", "seq", "time_ns", "serial", "cpu"})
+"""Columns of SNAPSHOT that a log has in each record's head, or is itself: the CPU."""
 SNAPSHOT_NUMBER = 1
 """The number of the tcp schema's event in a log: its location is a field of it."""
 
@@ -53,9 +55,6 @@ class EntryColumn(Protocol):
     def length(self) -> int: ...
 
     @property
-    def is_time(self) -> bool: ...
-
-    @property
     def is_raw(self) -> bool: ...
 
     @property
@@ -67,19 +66,15 @@ def describe_snapshot(
 ) -> dict[str, Any]:
     """The table entry of SNAPSHOT, whose payload is a whole ring entry of the tcp schema.
 
-    `columns` are those of the capture's PSC layout; absent ones are left out. The struct timeval
-    of the classic head is in the ring CLOCK_MONOTONIC in ns, u64.
+    `columns` are those of the capture's PSC layout; absent ones and IN_HEAD are left out.
     """
     event = schema.event(SNAPSHOT)
     enums = {enum.name for enum in schema.enums}
     fields = []
     for column in columns:
-        if not column.length:
+        if not column.length or column.name in IN_HEAD:
             continue
         place = (column.offset, column.length)
-        if column.is_time:
-            fields.append(_describe(column.name, "int", False, *place, "ulonglong"))
-            continue
         declared = event.find_field(column.name)
         kind, type_name, signed = "int", declared.type, field_type(schema, declared).signed
         if column.is_raw:

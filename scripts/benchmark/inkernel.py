@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from collector.linux import bpf
 from collector.linux.btf import Btf
 from collector.linux.privileges import raise_limits
+from collector.linux.probe_kinds import KINDS
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared, Wish, prepare
-from collector.loader.programs import attach_link, attach_type_id, load_code
+from collector.loader.programs import attach_type_id, load_code
 from collector.plan.filters import parse
 from collector.plan.probes import Chosen
 from formats.base.errors import TcpkmonError
@@ -128,5 +129,5 @@ def empty_program() -> Iterator[int]:
     with contextlib.ExitStack() as opened:
         fd = load_code("btf", bpf.RETURN_ZERO, "bench_empty", btf_id)
         opened.callback(os.close, fd)
-        opened.callback(os.close, attach_link("btf", "tcp_probe", fd))
+        opened.callback(KINDS["btf"].attach("tcp_probe", [fd]).remove)
         yield fd

@@ -15,6 +15,7 @@ from collector.linux import bpf
 from collector.linux.btf import Btf
 from collector.loader.programs import attach_type_id, load_code
 from formats.base.errors import KernelError
+from tests.live.bpf_entries import entries_of
 
 
 @pytest.fixture
@@ -41,28 +42,17 @@ def test_array_map(opened: contextlib.ExitStack) -> None:
     bpf.map_update(fd, u32(2), u64(77))
     assert bpf.map_lookup(fd, u32(2), 8) == u64(77)
     assert bpf.map_lookup(fd, u32(3), 8) is None
-    keys, values = bpf.map_entries(fd, 4, 8, 3)
-    assert keys.view(np.uint32).ravel().tolist() == [0, 1, 2]
-    assert values.view(np.uint64).ravel().tolist() == [0, 0, 77]
+    assert entries_of(fd, 4, 8) == {u32(0): u64(0), u32(1): u64(0), u32(2): u64(77)}
     with pytest.raises(KernelError, match="E2BIG"):
         bpf.map_update(fd, u32(3), u64(1))
 
 
-@pytest.mark.parametrize("batch", [True, False])
-def test_hash_map(
-    opened: contextlib.ExitStack, batch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not batch:
-        monkeypatch.setattr(bpf, "BPF_MAP_LOOKUP_BATCH", 9999)
+def test_hash_map(opened: contextlib.ExitStack) -> None:
     fd = keep(opened, bpf.map_create(bpf.BPF_MAP_TYPE_HASH, 4, 8, 100))
-    assert bpf.map_next_key(fd, None, 4) is None
-    assert len(bpf.map_entries(fd, 4, 8, 100)[0]) == 0
+    assert entries_of(fd, 4, 8) == {}
     for key in range(50):
         bpf.map_update(fd, u32(key), u64(key * key))
-    keys, values = bpf.map_entries(fd, 4, 8, 100)
-    found = dict(zip(keys.view(np.uint32).ravel(), values.view(np.uint64).ravel(), strict=True))
-    assert found == {key: key * key for key in range(50)}
-    assert sorted(bpf.map_keys(fd, 4)) == sorted(u32(key) for key in range(50))
+    assert entries_of(fd, 4, 8) == {u32(key): u64(key * key) for key in range(50)}
     assert bpf.map_delete(fd, u32(7))
     assert not bpf.map_delete(fd, u32(7))
     assert bpf.map_lookup(fd, u32(7), 8) is None
@@ -78,7 +68,7 @@ def test_longest_prefix_map(opened: contextlib.ExitStack) -> None:
     bpf.map_update(fd, u32(16) + bytes([10, 1, 0, 0]), u32(5))
     assert bpf.map_lookup(fd, u32(32) + bytes([10, 1, 2, 3]), 4) == u32(5)
     assert bpf.map_lookup(fd, u32(32) + bytes([10, 2, 2, 3]), 4) is None
-    assert len(bpf.map_entries(fd, 8, 4, 10)[0]) == 1
+    assert len(entries_of(fd, 8, 4)) == 1
 
 
 def test_per_cpu_map(opened: contextlib.ExitStack) -> None:

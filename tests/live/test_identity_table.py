@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bpf_entries import entries_of
 from capturing import join, listening, wait_until
 
 from collector.lab.lab import Lab
-from collector.linux import bpf
 from collector.loader import programs
 from collector.loader.bytecode import Cast, cast_freely
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared, Wish, prepare
 from collector.plan.filters import parse
 
-ROWS = 1 << 14
 ROW = np.dtype([("sk", "=u8"), ("id", "=u8"), ("comm", "S16"), ("pid", "=u4"), ("ports", "=u4"),
                 ("looked", "=u4"), ("entered", "=u4"), ("unused", "=u8", 2)])  # fmt: skip
 """struct known of bpf/include/tcp_known.h."""
@@ -33,12 +32,12 @@ def started(prepared: Prepared, lab: Lab, ports: str | None = None) -> Kernel:
 def in_table(kernel: Kernel) -> int:
     spec = next(spec for spec in kernel._prepared.image.maps if spec.name == "connections")
     fd = kernel.loaded.maps["connections"]
-    return len(bpf.map_entries(fd, spec.key_size, spec.value_size, 4096)[0])
+    return len(entries_of(fd, spec.key_size, spec.value_size))
 
 
 def counted(kernel: Kernel) -> int:
-    rows = bpf.map_entries(kernel.loaded.maps["known_sockets"], 4, ROW.itemsize, ROWS)[1]
-    return int(rows.copy().view(ROW)["entered"].sum())
+    rows = entries_of(kernel.loaded.maps["known_sockets"], 4, ROW.itemsize)
+    return int(np.frombuffer(b"".join(rows.values()), ROW)["entered"].sum())
 
 
 @pytest.mark.parametrize("kind", ["btf", "raw"])

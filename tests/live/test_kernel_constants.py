@@ -7,17 +7,20 @@ import gzip
 import os
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+import formats
+from collector.lab.lab import Lab
 from collector.linux import kernel_constants
 from collector.linux.btf import Btf
 
 
 @pytest.fixture(scope="module")
 def measured() -> kernel_constants.Facts:
-    return kernel_constants.measure(Btf.from_kernel())
+    return kernel_constants.measure(Btf.from_kernel(), overhead=True)
 
 
 def test_hz_is_the_configured_one(measured: kernel_constants.Facts) -> None:
@@ -74,3 +77,27 @@ def test_what_cannot_be_measured_is_none(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_another_reckoning_is_not_believed() -> None:
     assert kernel_constants.measure_mss_overhead(4711) is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "connects"),
+    [("default", True), ("default,-sb_net_target", False), ("-sb_net_target", False)],
+)
+def test_only_a_capture_of_that_column_makes_connections(
+    lab: Lab, tmp_path: Path, columns: str, connects: bool
+) -> None:
+    def opened() -> int:
+        lines = Path("/proc/thread-self/net/snmp").read_text().splitlines()
+        names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+        return int(values[names.index("ActiveOpens")])
+
+    path = tmp_path / "x.psc"
+    before = lab.run("a", opened)
+    run = "from collector.commands.collect import main; main()"
+    collect = [sys.executable, "-c", run, "--duration", "100ms", "-o", str(path)]
+    lab.run("a", [*collect, "--columns", columns])
+    assert (lab.run("a", opened) > before) == connects
+    with formats.open(path) as capture:
+        described = {column.name: column.length for column in capture.header.columns}
+    assert described["sb_net_target"] == (4 if connects else 0)
+    assert described["srtt_us"] == 4

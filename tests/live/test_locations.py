@@ -30,7 +30,7 @@ from test_oracle_ss import tcp_info
 
 from collector.lab.lab import Lab
 from collector.lab.namespaces import Side
-from collector.linux.btf import Btf
+from collector.linux.btf import Btf, Kind
 from collector.loader.attach_trials import Probing
 
 CALLS = ("--locations", "default,SEND_CALL,RECEIVE_CALL,RCV_SPACE_ADJUST")
@@ -120,7 +120,7 @@ def reset_reasons() -> dict[str, int]:
     Kernels before 6.10 do not tell, nor do they tell of resets that no socket sends.
     """
     btf = Btf.from_kernel()
-    told = btf.enumerator("SK_RST_REASON_NO_SOCKET") is not None
+    told = btf.find(Kind.ENUM, "sk_rst_reason") is not None
     return btf.enum("sk_rst_reason") if told else {}
 
 

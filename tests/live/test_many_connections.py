@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 import formats
-from collector.linux import bpf
+from tests.live.bpf_entries import keys_of
 from tests.live.faults import (
     FULL,
     GUEST,
@@ -65,7 +65,7 @@ def connections_in(number: int) -> int:
     """How many entries the map of this id has."""
     fd = map_fd(number)
     try:
-        return sum(1 for _ in bpf.map_keys(fd, 8))
+        return sum(1 for _ in keys_of(fd, 8))
     finally:
         os.close(fd)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from formats.klogger import IN_HEAD
+
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 120
 CONF = """
@@ -173,6 +175,7 @@ def test_snapshots_go_into_a_log_too(tmp_path):
     sent = [e for e in ours if e["location"] == "SEND_CALL"]
     assert [e["callvalue"] for e in sent] == [1000]
     assert {e["laddr"] for e in ours} == {"127.0.0.1"}
+    assert all(not IN_HEAD & e.keys() and e["header"]["timestamp"] for e in ours)
 
 
 def test_mistakes_are_told_all_at_once_with_their_places(schema, tmp_path):

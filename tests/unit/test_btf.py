@@ -26,15 +26,13 @@ def test_finds_the_first_type_of_a_kind_and_name(btf: Btf) -> None:
     assert btf.find(Kind.STRUCT, "") is None
     assert btf.find(Kind.FUNC, "") is None
     assert btf.find(Kind.FUNC, "sock") is None
-    assert btf.func("tcp_sen") is None
+    assert btf.find(Kind.FUNC, "tcp_sen") is None
 
 
 def test_struct_has_size_and_members(btf: Btf) -> None:
     shape = btf.struct("sock_common")
     assert (shape.size_bytes, shape.kind) == (16, Kind.STRUCT)
     assert [(m.name, m.offset_bits) for m in shape.members] == [("skc_num", 0), ("skc_refcnt", 64)]
-    assert btf.has_struct("sock")
-    assert not btf.has_struct("socks")
     with pytest.raises(KernelError, match="no struct socks"):
         btf.struct("socks")
 
@@ -52,22 +50,23 @@ def test_struct_has_size_and_members(btf: Btf) -> None:
 )
 def test_member_offset_goes_through_what_is_nested(btf: Btf, path: str, offset: int) -> None:
     assert btf.has_member("tcp_sock", path)
-    assert btf.member_offset("tcp_sock", path) == offset
+    member = btf.member("tcp_sock", path)
+    assert member is not None and member.offset_bits // 8 == offset
 
 
 @pytest.mark.parametrize("path", ["", "sk.", "cwnd", "sk.cwnd", "snd_cwnd.x", "sk.sk_net.cookie"])
-def test_an_absent_member_is_named(btf: Btf, path: str) -> None:
+def test_an_absent_member_is_none(btf: Btf, path: str) -> None:
     assert not btf.has_member("tcp_sock", path)
     assert not btf.has_member("nothing", path)
-    with pytest.raises(KernelError, match="struct tcp_sock has no member"):
-        btf.member_offset("tcp_sock", path)
+    assert btf.member("tcp_sock", path) is None
 
 
 def test_bitfields_have_their_bits(btf: Btf) -> None:
     member = btf.member("tcp_sock", "sk.sk_proto")
     assert member is not None
     assert (member.offset_bits, member.bitfield_bits) == (420, 9)
-    assert btf.member_offset("sock", "sk_proto") == 52
+    of_sock = btf.member("sock", "sk_proto")
+    assert of_sock is not None and of_sock.offset_bits // 8 == 52
 
 
 def test_a_bitfield_of_an_old_compiler_is_in_its_integer() -> None:
@@ -83,15 +82,12 @@ def test_enum_constants(btf: Btf) -> None:
     assert btf.enum("state") == {"OPEN": 0, "CLOSED": 7}
     assert btf.enum("sign") == {"MINUS": -3, "PLUS": 3}
     assert btf.enum("wide") == {"HUGE": 1 << 40, "LEAST": -(1 << 63)}
-    names = ("OPEN", "CLOSED", "MINUS", "HUGE", "LEAST", "sock", "nothing", "", "\u00e9")
-    found = [btf.enumerator(name) for name in names]
-    assert found == [0, 7, -3, 1 << 40, -(1 << 63), None, None, None, None]
     with pytest.raises(KernelError, match="no enum states"):
         btf.enum("states")
 
 
 def test_arguments_as_c_text(btf: Btf) -> None:
-    func, probe = btf.func("tcp_send"), btf.typedef("btf_trace_probe")
+    func, probe = btf.find(Kind.FUNC, "tcp_send"), btf.typedef("btf_trace_probe")
     assert func is not None
     assert probe is not None
     assert btf.func_args(func) == [
@@ -142,10 +138,10 @@ def ask_everything(data: bytes) -> None:
     for name in ("sock", "tcp_sock", "sock_common"):
         for member in ("whole", "__sk_common.skc_refcnt.counter", "sk.high"):
             with suppress(KernelError):
-                btf.member_offset(name, member)
-    for name in ("OPEN", "HUGE"):
+                btf.member(name, member)
+    for name in ("state", "wide"):
         with suppress(KernelError):
-            btf.enumerator(name)
+            btf.enum(name)
     for type_id in range(btf.count + 1):
         for question in (btf.size_bytes, btf.c_type, btf.args, btf.flattened, btf.enumerators):
             with suppress(KernelError):
@@ -184,4 +180,4 @@ def test_no_btf_is_said_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=r"cannot read .*CONFIG_DEBUG_INFO_BTF"):
         Btf.from_file(tmp_path / "vmlinux")
     (tmp_path / "vmlinux").write_bytes(sample().data())
-    assert Btf.from_file(tmp_path / "vmlinux").has_struct("sock")
+    assert Btf.from_file(tmp_path / "vmlinux").struct("sock").size_bytes

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from formats.base.errors import DamagedError, UsageError
 from formats.klogger import (
     DUMP_BYTES_MAX,
+    IN_HEAD,
     SNAPSHOT_NUMBER,
     LogFormat,
     Packed,
@@ -234,15 +235,17 @@ def test_a_dump_larger_than_readers_take_is_refused() -> None:
 def test_a_snapshot_is_the_whole_ring_entry() -> None:
     schema = load([BASE, ROOT / "bpf" / "schemata" / "tcp.conf"])
     event = schema.event("SNAPSHOT")
-    chosen = (*CLASSIC, "laddr", "ca_state", "comm")
+    chosen = (*CLASSIC, "laddr", "ca_state", "comm", "seq", "time_ns", "serial", "cpu")
     columns, size = columns_of(event, chosen, ("m_clused",), schema)
     described = describe_snapshot(schema, columns, size)
     assert number_events(schema)["SNAPSHOT"] == described["number"] == SNAPSHOT_NUMBER
     fields = {field["name"]: field for field in described["fields"]}
     assert "m_clused" not in fields
-    assert fields["time"] == {
-        "name": "time", "kind": "int", "signed": False, "offset": 4, "length": 8,
-        "type": "ulonglong",
+    assert not IN_HEAD & fields.keys(), "the record's head has them"
+    assert {column.name for column in columns} > IN_HEAD
+    assert fields["callvalue"] == {
+        "name": "callvalue", "kind": "int", "signed": False, "offset": 12, "length": 4,
+        "type": "uint",
     }  # fmt: skip
     assert fields["lport"]["network"] is True
     assert fields["laddr"]["kind"] == "address"
@@ -262,4 +265,10 @@ def test_a_snapshot_is_the_whole_ring_entry() -> None:
     assert packed.body.tobytes()[24:] == raw
     row = packed.body[24:].view(log.event("SNAPSHOT").dtype)[0]
     assert row["lport"] == 20 * 256 + 21
+    assert row["callvalue"] == int.from_bytes(raw[12:16], "little")
+    # A log of before says them in the payload too.
+    time = {"name": "time", "kind": "int", "signed": False, "offset": 4, "length": 8,
+            "type": "ulonglong"}  # fmt: skip
+    old = LogFormat.of({**header, "events": [{**described, "fields": [*fields.values(), time]}]})
+    row = packed.body[24:].view(old.event("SNAPSHOT").dtype)[0]
     assert row["time"] == int.from_bytes(raw[4:12], "little")

@@ -37,8 +37,8 @@ def test_events_are_made_and_removed_without_touching_others(tmp_path: Path) -> 
     others = f"p:others/event tcp_ack\np:tcpkmon_{NOBODY}/left tcp_ack\n"
     file.write_text(others)
     assert remove_stale(tmp_path) == (f"tcpkmon_{NOBODY}/left",)
-    first = KprobeEvent.make(tmp_path, "tcp_ack.constprop.0", is_return=False)
-    second = KprobeEvent.make(tmp_path, "tcp_ack.constprop.0", is_return=True)
+    first = KprobeEvent.make(tmp_path, "tcp_ack.constprop.0")
+    second = KprobeEvent.make(tmp_path, "tcp_ack.constprop.0")
     names = [first.name, second.name]
     assert names[0] != names[1], "kprobe_profile shows names without their group"
     (tmp_path / "kprobe_profile").write_text(
@@ -52,19 +52,19 @@ def test_events_are_made_and_removed_without_touching_others(tmp_path: Path) -> 
     assert file.read_text().removeprefix(others).splitlines() == [
         f"-:tcpkmon_{NOBODY}/left",
         f"p:{group}/{names[0]} tcp_ack.constprop.0",
-        f"r:{group}/{names[1]} tcp_ack.constprop.0",
+        f"p:{group}/{names[1]} tcp_ack.constprop.0",
         f"-:{group}/{names[0]}",
     ]
 
 
 def test_a_kernel_without_kprobes_is_named(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="no kprobes"):
-        KprobeEvent.make(tmp_path, "tcp_ack", is_return=False)
+        KprobeEvent.make(tmp_path, "tcp_ack")
 
 
 def test_event_names_fit(tmp_path: Path) -> None:
     (tmp_path / "kprobe_events").touch()
-    assert len(KprobeEvent.make(tmp_path, "x" * 200, is_return=False).name) < 64
+    assert len(KprobeEvent.make(tmp_path, "x" * 200).name) < 64
 
 
 def test_profile() -> None:

@@ -33,7 +33,7 @@ def test_commands_are_functions_that_exist() -> None:
 
 def test_dependencies_leave_bcc_to_the_distribution() -> None:
     text = section("project")
-    assert "pyroute2==0.9.7" in text
+    assert re.search(r'"pyroute2>=[\d.]+,<\d+"', text), "a range, not one version"
     assert not re.search(r'^ *"(bcc|bpfcc)', text, re.MULTILINE)
     assert {"plot", "export", "dev"} <= set(
         re.findall(r"^(\w+) = \[", section("project.optional-dependencies"), re.MULTILINE)

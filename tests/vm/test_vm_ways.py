@@ -17,7 +17,8 @@ from collector.lab import traffic
 from collector.lab.lab import Lab
 from collector.lab.traffic import Workload
 from collector.loader.attach_trials import Probing
-from collector.plan.probes import find_probes, read_text
+from collector.plan.probes import find_probes
+from collector.plan.schema_sources import find_sources, read_texts
 from formats.verify import verify_file
 from tests.live.capturing import (
     Outcome,
@@ -67,7 +68,7 @@ def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing
     outcome = running.stop()
     settings = outcome.capture.settings
     lacking = set()
-    for probe in find_probes(read_text()):
+    for probe in find_probes(read_texts(find_sources(["tcp"]))):
         if not any(probing.can(kind, name) for kind, name in probe.alternatives):
             lacking |= set(probe.locations)
     assert set(settings["missing_locations"]) == lacking

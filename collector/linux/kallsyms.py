@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's list of its symbols: the addresses of functions, by name."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+KALLSYMS = Path("/proc/kallsyms")
+
+
+class Kallsyms:
+    """The functions of the running kernel and its modules; the list is read when first needed."""
+
+    @cached_property
+    def _listing(self) -> bytes:
+        return b"\n" + KALLSYMS.read_bytes()
+
+    def functions(self, name: str) -> tuple[int, ...]:
+        """The addresses of all functions of this name; 0 where the reader may not know them."""
+        found = []
+        wanted = f" {name}".encode()
+        at = self._listing.find(wanted)
+        # Lines are "ADDRESS KIND NAME", and "\t[MODULE]" after some.
+        while at >= 0:
+            end = at + len(wanted)
+            if self._listing[at - 1 : at] in b"tT" and self._listing[end : end + 1] in b"\t\n":
+                start = self._listing.rfind(b"\n", 0, at) + 1
+                found.append(int(self._listing[start:at].split()[0], 16))
+            at = self._listing.find(wanted, end)
+        return tuple(found)

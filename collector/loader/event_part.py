@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a capture that klogger() logs: its events, counters and C text, for prepare.py."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from collector.loader.perf_counters import Bound, bind, c_text
+from collector.plan.event_codegen import event_lines
+from collector.plan.event_layout import EventLayout
+from collector.plan.probes import Plan
+
+
+@dataclass(frozen=True)
+class EventPart:
+    """The events of a capture into Klogger files: `chosen` are those to record."""
+
+    layout: EventLayout
+    chosen: tuple[str, ...]
+    counters: tuple[Bound, ...]
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The engine's point of each event that was asked for."""
+        slots = {slot.name: slot.number for slot in self.layout.logged}
+        return {name: slots[name] for name in self.chosen}
+
+    def unreached(self, plan: Plan) -> dict[str, str]:
+        """The events that no probe names, whatever this kernel offers, and why."""
+        reached = {name for probe in plan.probes for name in probe.locations} | set(plan.missing)
+        why = "no probe of its schema logs it"
+        return {name: why for name in self.chosen if name not in reached}
+
+    @property
+    def highest(self) -> int:
+        """The highest number of an event."""
+        return max((slot.number for slot in self.layout.slots), default=0)
+
+    def lines(self, reserved: Collection[str]) -> list[str]:
+        """The C text. reserved: events that klogger() does not log."""
+        schema = self.layout.schema
+        return [*event_lines(self.layout, reserved), c_text(self.counters, schema.arches)]
+
+
+def make_event_part(layout: EventLayout, chosen: Sequence[str]) -> EventPart:
+    """Binds the counters of the schemata; KernelError for those that this machine lacks."""
+    return EventPart(layout, tuple(chosen), bind(layout.schema.arches))

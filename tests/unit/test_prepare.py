@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a capture starts at all."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+from click.testing import CliRunner
+
+from collector.commands import doctor, event_cost
+from collector.loader.prepare import Wish, check_machine, decide, prepare
+from formats.base.errors import KernelError
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "riscv64"])
+def test_other_machines_are_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    for start in (check_machine, lambda: decide(Wish()), lambda: prepare(Wish()),
+                  lambda: next(event_cost.measure(["EVENT_START"]))):  # fmt: skip
+        with pytest.raises(KernelError, match="another order") as refused:
+            start()
+        assert refused.value.exit_code == 4
+        assert ("arm64" if machine == "aarch64" else machine) in refused.value.message
+    asked = CliRunner().invoke(doctor.command, [], standalone_mode=False)
+    assert asked.return_value == 4
+    assert "is not supported" in asked.output and "cannot capture here" in asked.output
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "amd64"])
+def test_this_machine_is_not_refused(monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    check_machine()
