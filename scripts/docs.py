@@ -157,9 +157,8 @@ def columns_page(schema: Schema) -> str:
     return page(
         "# Columns",
         f"""`collect --columns` selects the columns: the sets `classic`, `default` (which includes
-        classic) and `all`, or names with commas. The sixteen of classic are always stored, except
-        the last four if they are left out by name (`default,-sb_net_target`). Bytes of an entry:
-        {stored}.""",
+        classic) and `all`, or names with commas. The sixteen of classic are always stored. Bytes
+        of an entry: {stored}.""",
         """Numbers are in the byte order of the file, except ports, which are in network order;
         `laddr`, `raddr`, `comm` and `ca_name` are raw bytes, addresses in network order, names
         padded with NUL. A column is absent (its length in the file is 0) on a kernel that

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from collector.linux.btf import Btf
 from collector.linux.kallsyms import KALLSYMS, Kallsyms
-from collector.linux.kernel_constants import Facts, measure
+from collector.linux.kernel_constants import Facts, read_facts
 from collector.plan.columns import (
     EVENT,
     Layout,
@@ -23,8 +23,6 @@ from formats.base.control import EXISTING
 from formats.klogger import IN_HEAD
 from formats.psc import CLASSIC
 
-NET_TARGET = "sb_net_target"
-"""The one column that needs Facts.mss_overhead."""
 IDENTITY = ("state_change", "destroy", "accepted")
 """Probes that run whatever is asked for: they tell connections apart, and whose they are."""
 OWNERS = ("receive_call", "send_call")
@@ -92,17 +90,15 @@ def make_tcp_part(
     """Chooses columns and finds out what this kernel has of them. text: the C text of the schemata.
 
     klogger: for a Klogger log, whose records have IN_HEAD in their head.
-
-    Opens a dozen connections of its own over 127.0.0.1 if sb_net_target is stored, else none.
     """
     schema = load_schema()
     chosen = choose_columns(schema.event(EVENT), columns)
     if klogger:
         chosen = tuple(name for name in chosen if name in CLASSIC or name not in IN_HEAD)
     absent = list(absent_columns(text, btf))
-    facts = measure(btf, overhead=NET_TARGET in chosen and NET_TARGET not in absent)
-    if facts.mss_overhead is None and NET_TARGET in chosen:
-        absent.append(NET_TARGET)
+    facts = read_facts(btf)
+    if facts.mss_overhead is None:
+        absent.append("sb_net_target")
     addresses = Kallsyms().functions(TIMER_FUNCTION)
     return TcpPart(
         make_layout(schema, chosen, absent),

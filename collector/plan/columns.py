@@ -19,9 +19,6 @@ SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"
 EVENT = "SNAPSHOT"
 LOCATIONS = "location"
 
-REMOVABLE = ("sb_target_hiwat", "sb_net_target", "hiwat_fair_share", "m_clused")
-"""Classic columns that a kernel may lack, so that every reader knows files without them."""
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -56,7 +53,7 @@ def load_schema() -> Schema:
 def choose_columns(event: Event, text: str) -> tuple[str, ...]:
     """The columns that `--columns` names: classic, default, all, or names (sets too) with commas.
 
-    -NAME leaves out one of REMOVABLE. Raises UsageError for a name that is no column.
+    Raises UsageError for a name that is no column.
     """
     names = [field.name for field in event.fields]
     sets: dict[str, Collection[str]] = {
@@ -65,14 +62,13 @@ def choose_columns(event: Event, text: str) -> tuple[str, ...]:
         "all": names,
     }
     chosen: set[str] = set(CLASSIC)
-    words = [part.strip() for part in text.split(",")]
-    if words[0].startswith("-"):
-        chosen.update(sets["default"])
-    for word in filter(None, words):
-        if word.startswith("-") and word[1:] in REMOVABLE:
-            chosen.discard(word[1:])
-        elif word in sets or word in names:
-            chosen.update(sets.get(word, [word]))
+    for word in (part.strip() for part in text.split(",")):
+        if not word:
+            continue
+        if word in sets:
+            chosen.update(sets[word])
+        elif word in names:
+            chosen.add(word)
         else:
             raise UsageError(
                 f"no such column: {word}", "tcpkmon columns lists them; classic, default, all"
@@ -81,12 +77,9 @@ def choose_columns(event: Event, text: str) -> tuple[str, ...]:
 
 
 def make_layout(schema: Schema, chosen: Sequence[str], absent: Collection[str]) -> Layout:
-    """Places the chosen columns; those that this kernel lacks get length 0.
-
-    So do classic columns that are not chosen: their room is in every entry.
-    """
+    """Places the chosen columns; those that this kernel lacks get length 0."""
     event = schema.event(EVENT)
-    columns, size = columns_of(event, chosen, {*absent, *(CLASSIC.keys() - set(chosen))}, schema)
+    columns, size = columns_of(event, chosen, absent, schema)
     present = {column.name for column in columns}
     missing = tuple(name for name in absent if name in present)
     return Layout(schema, event, columns, size, missing)
