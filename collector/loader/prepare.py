@@ -171,8 +171,8 @@ def check_privilege() -> None:
 def check_machine() -> None:
     """Raises KernelError on machines other than x86_64.
 
-    A program writes a record and then the row's mark, this process reads the mark and then the
-    record. x86_64 keeps that order of itself; nothing here makes another machine keep it.
+    The kernel commits a record by clearing its busy bit. This process reads that bit and then the
+    record, without a barrier in between: only x86_64 keeps the order of such loads.
     """
     machine = this_machine()
     if machine != "x86_64":

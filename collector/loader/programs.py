@@ -158,7 +158,7 @@ class Loaded(Closing):
                 count = entries.get(spec.name, spec.max_entries)
                 if spec.type == bpf.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
                     count = bpf.possible_cpus()
-                self.maps[spec.name] = transport.make_map(spec.name, spec.value_size) or (
+                self.maps[spec.name] = transport.make_map(spec.name) or (
                     bpf.map_create(
                         spec.type, spec.key_size, spec.value_size, count, spec.flags, spec.name
                     )

@@ -28,7 +28,6 @@ struct klogger_ring;
 struct klogger_place {
     u8 *row;
     struct klogger_ring *ring;
-    u64 position;
 };"""
 # Index and count of a program fit in one byte of the engine's tables.
 _MOST_PROBES = 256
@@ -69,7 +68,6 @@ class Engine:
             "#undef __always_inline",
             "#define __always_inline inline __attribute__((always_inline))",
             f"#define KLOGGER_RECORD_SIZE {self.record_size}",
-            *self.transport.c_text(self.entry_size),
             f"#define KLOGGER_COPY_SIZE {(self.copy_size + 7) // 8 * 8}",
             f"#define KLOGGER_ROWS {self.rows}",
             f"#define KLOGGER_GUARDS {self.guards}",

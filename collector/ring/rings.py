@@ -16,14 +16,16 @@ import numpy as np
 
 from collector.linux.syscalls import online_cpus, refused
 from collector.ring.batch import Batch
-from collector.ring.shared_ring import Shared
+from collector.ring.bpf_ring import BpfRings
 from collector.ring.transport import CpuRing, Transport
 from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
 
-TRANSPORTS: dict[str, Transport] = {each.name: each for each in (Shared(),)}
-DEFAULT_TRANSPORT = TRANSPORTS["shared"]
+TRANSPORTS: dict[str, Transport] = {each.name: each for each in (BpfRings(),)}
+DEFAULT_TRANSPORT = TRANSPORTS["bpf"]
 
+MOST_BYTES = 1 << 30
+"""Of one ring."""
 _HELD_UP_S, _HELD_UP_MOST_S = 0.001, 0.008
 
 
@@ -44,8 +46,7 @@ class Rings(Closing):
         low_water_bytes: int,
         transport: Transport = DEFAULT_TRANSPORT,
     ) -> None:
-        if pages < 1 or pages & (pages - 1):
-            raise UsageError(f"a ring cannot have {pages} pages", "take a power of two")
+        _check_size(pages)
         self.transport = transport
         self._maps = maps
         self._dtype = dtype
@@ -147,6 +148,7 @@ class Rings(Closing):
 
         Raises what the constructor does; then the rings have their old sizes.
         """
+        _check_size(pages)
         before = self._pages, self._low_water_bytes
         self._pages, self._low_water_bytes = pages, max(1, low_water_bytes)
         cpus = list(self._rings)
@@ -188,7 +190,7 @@ class Rings(Closing):
                 return  # it went offline meanwhile
             raise _explained(error, cpu, self._pages) from error
         self._rings[cpu] = ring
-        self._epoll.register(ring.fd, select.EPOLLIN)
+        self._epoll.register(ring.fd, select.EPOLLIN | select.EPOLLET)
 
     def _remove(self, cpu: int) -> CpuRing:
         ring = self._rings.pop(cpu)
@@ -203,6 +205,16 @@ class Rings(Closing):
         self._left += ring.drain()
         self._lost_before[cpu] = self._lost_before.get(cpu, 0) + ring.lost()
         ring.close()
+
+
+def _check_size(pages: int) -> None:
+    if pages < 1 or pages & (pages - 1):
+        raise UsageError(f"a ring cannot have {pages} pages", "take a power of two")
+    if pages * mmap.PAGESIZE > MOST_BYTES:
+        raise UsageError(
+            f"a ring of {pages * mmap.PAGESIZE >> 20} MiB is too large",
+            f"take one of {MOST_BYTES >> 20} MiB at most",
+        )
 
 
 def pages_of(buffer_bytes: int) -> int:

@@ -70,10 +70,7 @@ class Transport(Protocol):
     def row_bytes(self, entry_size: int) -> int:
         """Bytes that a record of this size takes in a ring."""
 
-    def c_text(self, entry_size: int) -> list[str]:
-        """Lines of C text before the header: the sizes for entries of this size."""
-
-    def make_map(self, name: str, value_size: int) -> int:
+    def make_map(self, name: str) -> int:
         """A map that the header declares and this side makes; its descriptor.
 
         0 for any other map. KernelError when the kernel refuses.

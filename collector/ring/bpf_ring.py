@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transport `bpf`: BPF's own ring buffer, one for each CPU.
+
+The programs build each record in the ring, and this process reads it there. All records have one
+size, so the ring is rows. bpf/include/ring_bpf.h is the BPF side.
+
+     0        4        8              row
+    +--------+--------+--------------+
+    | length | offset | entry        |    the kernel's header: the top bit of length is set
+    +--------+--------+--------------+    until the program commits the record
+
+Positions only grow; the kernel maps the rows twice, one mapping after the other, so that any run
+of rows is one view:
+
+    consumer             read             producer              consumer + size
+    ------|================|................|.....................|------ positions [bytes]
+           drained, views    committed, or    free                 a record finds no room:
+           are in use        being built                           lost, counted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.linux import bpf
+from collector.linux.syscalls import possible_cpus, wait_for_running
+from collector.ring.batch import Batch
+from collector.ring.threshold import Threshold
+
+_RINGS, _HEADS = "klogger_rings", "klogger_heads"
+"""Maps: the ring buffers by CPU, and struct klogger_ring by CPU."""
+_WAKE_AT, _FULL = 1, 2
+"""Words of struct klogger_ring."""
+_HEAD_BYTES = 64
+_HEADER_BYTES = 8
+_BUSY = 1 << 31
+"""BPF_RINGBUF_BUSY_BIT of linux/bpf.h."""
+
+
+class BpfRings:
+    """See collector/ring/transport.py. A record is reserved before it is stamped: no slack."""
+
+    name = "bpf"
+    header = "ring_bpf.h"
+    slack_ns = 0
+
+    def row_bytes(self, entry_size: int) -> int:
+        return (entry_size + 7) // 8 * 8 + _HEADER_BYTES
+
+    def make_map(self, name: str) -> int:
+        cpus = possible_cpus()
+        if name == _HEADS:
+            return bpf.map_create(
+                bpf.BPF_MAP_TYPE_ARRAY, 4, _HEAD_BYTES, cpus, bpf.BPF_F_MMAPABLE, name
+            )
+        if name != _RINGS:
+            return 0
+        like = _make_ring(mmap.PAGESIZE)
+        try:
+            return bpf.map_create(bpf.BPF_MAP_TYPE_ARRAY_OF_MAPS, 4, 4, cpus, 0, name, like)
+        finally:
+            os.close(like)
+
+    def open(
+        self,
+        maps: Mapping[str, int],
+        cpu: int,
+        dtype: np.dtype[Any],
+        size_bytes: int,
+        low_water_bytes: int,
+    ) -> BpfRing:
+        row = self.row_bytes(dtype.itemsize)
+        return BpfRing(maps, cpu, dtype, row, size_bytes, low_water_bytes // row)
+
+
+class BpfRing:
+    """One CPU's ring; see CpuRing in transport.py.
+
+    row: bytes; size_bytes: a power of two of pages; low_water: records.
+    """
+
+    def __init__(
+        self,
+        maps: Mapping[str, int],
+        cpu: int,
+        dtype: np.dtype[Any],
+        row: int,
+        size_bytes: int,
+        low_water: int,
+    ) -> None:
+        self._maps = maps
+        self._cpu = cpu
+        self._dtype = dtype
+        self._row = row
+        self._mask = size_bytes - 1
+        self._read = 0
+        """Records."""
+        self._threshold = Threshold(size_bytes // row, low_water)
+        self._whole_ns = 0
+        self.held_up = False
+        self.fd = _make_ring(size_bytes)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, self.fd)
+            heads = mmap.mmap(maps[_HEADS], possible_cpus() * _HEAD_BYTES)
+            self._head = np.frombuffer(heads, np.uint64).reshape(-1, _HEAD_BYTES // 8)[cpu]
+            self._consumer = np.frombuffer(mmap.mmap(self.fd, mmap.PAGESIZE), np.uint64, 1)
+            # A page with the producer's position, then the rows, twice.
+            self._memory = mmap.mmap(
+                self.fd, mmap.PAGESIZE + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ,
+                offset=mmap.PAGESIZE,
+            )  # fmt: skip
+            self._producer = np.frombuffer(self._memory, np.uint64, 1)
+            self._head[:] = 0
+            self._head[_WAKE_AT] = self._threshold.due_at
+            bpf.map_update(maps[_RINGS], struct.pack("=I", cpu), struct.pack("=I", self.fd))
+            undo.pop_all()
+
+    def is_dead(self) -> bool:
+        """Never: the ring does not depend on its CPU."""
+        return False
+
+    def retire(self) -> None:
+        bpf.map_delete(self._maps[_RINGS], struct.pack("=I", self._cpu))
+        wait_for_running()
+
+    @property
+    def is_due(self) -> bool:
+        if self.held_up:
+            return not int(self._headers(1)[0]) & _BUSY
+        return int(self._producer[0]) >= self._threshold.due_at * self._row
+
+    def drain(self) -> list[Batch]:
+        before_ns = time.monotonic_ns()
+        # One aligned 8-byte load, then one of 4 bytes for each header. x86 keeps loads in order, so
+        # a record is whole once its busy bit is clear. Other machines need a barrier here:
+        # loader/prepare.py refuses to start there.
+        count = int(self._producer[0]) // self._row - self._read
+        headers = self._headers(count)
+        self.held_up = bool(count) and int(headers.max()) & _BUSY != 0
+        if self.held_up:
+            count = int(np.argmax(headers >= _BUSY))
+        else:
+            self._whole_ns = before_ns
+        entries: NDArray[Any] = np.ndarray(
+            (count,), self._dtype, self._memory, self._offset() + _HEADER_BYTES, (self._row,)
+        )
+        self._read += count
+        return [Batch(self._cpu, entries, self._whole_ns)]
+
+    def free(self) -> None:
+        self._consumer[0] = self._read * self._row
+        self._head[_WAKE_AT] = self._threshold.move(self._read)
+
+    def lost(self) -> int:
+        return int(self._head[_FULL])
+
+    def close(self) -> None:
+        del self._head, self._consumer, self._producer, self._memory
+        os.close(self.fd)
+
+    def _offset(self) -> int:
+        """Where in the memory the next row to read is."""
+        return mmap.PAGESIZE + (self._read * self._row & self._mask)
+
+    def _headers(self, count: int) -> NDArray[np.uint32]:
+        """The length words of the next rows to read."""
+        headers: NDArray[np.uint32] = np.ndarray(
+            (count,), np.uint32, self._memory, self._offset(), (self._row,)
+        )
+        return headers
+
+
+def _make_ring(size_bytes: int) -> int:
+    """A ring buffer; its descriptor. KernelError when refused."""
+    return bpf.map_create(bpf.BPF_MAP_TYPE_RINGBUF, 0, 0, size_bytes, name="klogger_ring")
