@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from formats.pmgraph.options import M_CLUSED_BYTES
 from formats.pmgraph.quantities import cluster_bytes, require
-
-if TYPE_CHECKING:
-    from formats.psc import Capture
+from formats.psc import Capture
 
 
 def find_maximum_bytes(capture: Capture) -> int:
-    """Return the maximum of m_clused times the cluster size over all snapshots, in bytes (0: none).
+    """The maximum of m_clused times the cluster size over all snapshots, in bytes (0: none).
 
-    Raises UsageError when the file has no m_clused, FileError when it has no cluster size.
+    Raises UsageError without m_clused, FileError without a cluster size.
     """
     require(capture, (M_CLUSED_BYTES,))
     size = cluster_bytes(capture)
