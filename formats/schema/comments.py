@@ -45,7 +45,7 @@ def split_doc(lines: Iterable[str], has_unit: bool) -> tuple[str, str, frozenset
 
 
 def join_doc(doc: str, unit: str | None, tags: frozenset[str]) -> list[str]:
-    """The comment lines (without marks) that `split_doc` reads back; `unit` None: no unit exists."""
+    """The comment lines (without marks) that `split_doc` reads back; `unit` None: without units."""
     text = _AT.sub("@@", plain_doc(doc.split("\n")))
     extras: list[str] = []
     if unit or (unit is not None and _BRACKET.search(text)):
