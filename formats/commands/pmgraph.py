@@ -116,7 +116,7 @@ def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None
     out = sys.stdout.buffer
     # With -T the other answers are comments in the text.
     if asked["maximum_memory"]:
-        from formats.pmgraph.memory import find_maximum_bytes
+        from formats.pmgraph.quantities import find_maximum_bytes
 
         maximum = str(find_maximum_bytes(capture))
         click.echo(f"# maximum memory {maximum}" if asked["text"] else maximum)

@@ -86,7 +86,7 @@ class NativeWriter:
         if not self._handle:
             raise MemoryError
         self._finalizer = weakref.finalize(self, library.lines_free, self._handle)
-        self._texts: dict[int, int] = {}
+        self._text_bytes: dict[int, int] = {}
         """Size of each table in bytes, roughly."""
         self._tables: dict[tuple[int, int], int] = {}
         for number, plan in enumerate(plans):
@@ -102,7 +102,7 @@ class NativeWriter:
             if cell.kind == Kind.TEXT:
                 table = self._library.lines_table(self._handle, cell.length)
                 self._tables[number, place] = table
-                self._texts[table] = 0
+                self._text_bytes[table] = 0
             cells[place] = (
                 cell.factor % 2**64, cell.zero % 2**64, cell.offset, cell.length, len(before),
                 table, cell.kind, cell.source, cell.order, cell.is_signed, cell.digits,
@@ -162,14 +162,14 @@ class NativeWriter:
         cell = self._plans[number].cells[place]
         assert cell.text is not None
         table = self._tables[number, place]
-        if self._texts[table] > _TEXTS_BYTES:
+        if self._text_bytes[table] > _TEXTS_BYTES:
             self._library.lines_forget(self._handle, table)
-            self._texts[table] = 0
+            self._text_bytes[table] = 0
         for value in _values(rows, row, number, self._plans[number].size, cell):
             text = cell.text(value).encode("utf-8", "backslashreplace")
             if self._library.lines_text(self._handle, table, value, text, len(text)):
                 raise MemoryError
-            self._texts[table] += _TEXT_BYTES + len(value) + len(text)
+            self._text_bytes[table] += _TEXT_BYTES + len(value) + len(text)
 
 
 def _values(rows: Rows, row: int, number: int, size: int, cell: Cell) -> set[bytes]:

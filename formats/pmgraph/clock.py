@@ -30,12 +30,10 @@ class Seconds:
         self._capture = capture
         self._zero = np.int64(0)
         if len(capture):
-            self._zero = self._check(capture.column(self.column, 0, 1)).astype(np.int64)[0]
-
-    def _check(self, times: Array) -> Array:
-        if times.dtype.kind not in "iu":
-            raise FileError(f"{self._capture.path}: the column time is no struct timeval")
-        return times
+            first = capture.column(self.column, 0, 1)
+            if first.dtype.kind not in "iu":
+                raise FileError(f"{capture.path}: the column time is no struct timeval")
+            self._zero = first.astype(np.int64)[0]
 
     def of(self, columns: Columns) -> Array:
         """(n,) float64 seconds of the records of `columns`, which must include self.column."""
@@ -53,6 +51,7 @@ class ClockText:
     def __init__(self, capture: Capture, clock: str = "epoch") -> None:
         self._capture = capture
         self._clock = clock
+        self._digits = 9 if clock == "mono" else 6
         self._zero = 0
         mono = capture.columns_by_name.get("time_ns")
         if clock == "mono" and (mono is None or not mono.is_integer):
@@ -72,9 +71,8 @@ class ClockText:
         column = self._capture.columns_by_name[self.column]
         if self._clock == "iso":
             return number_cell(self._capture, column, before, Kind.UTC)
-        digits = 9 if self._clock == "mono" else 6
         return number_cell(
-            self._capture, column, before, Kind.SECONDS, zero=self._zero, digits=digits
+            self._capture, column, before, Kind.SECONDS, zero=self._zero, digits=self._digits
         )
 
     def at(self, rows: Sequence[int]) -> list[str]:
@@ -84,4 +82,4 @@ class ClockText:
         chosen = times[np.array(rows) - first].astype(np.int64) - self._zero
         if self._clock == "iso":
             return format_utc(chosen)
-        return format_ns(chosen, 9 if self._clock == "mono" else 6)
+        return format_ns(chosen, self._digits)

@@ -50,10 +50,25 @@ def cluster_bytes(capture: Capture) -> int:
     size = capture.header.mclsize
     if not size:
         raise FileError(
-            f"{capture.path}: no cluster size (KIND_MCLSIZE), so m_clused cannot be told in bytes",
+            f"{capture.path}: no cluster size (KIND_MCLSIZE), so m_clused cannot be shown in bytes",
             "--show m_clused shows the number of clusters",
         )
     return int(size)
+
+
+def find_maximum_bytes(capture: Capture) -> int:
+    """The maximum of m_clused times the cluster size over all snapshots, in bytes (0: none).
+
+    Raises UsageError without m_clused, FileError without a cluster size.
+    """
+    require(capture, (M_CLUSED_BYTES,))
+    size = cluster_bytes(capture)
+    most = 0
+    for piece in capture.chunks():
+        start, stop, _ = piece.indices(len(capture))
+        used = capture.column("m_clused", start, stop)[~capture.control(start, stop)]
+        most = max(most, int(used.max(initial=0)))
+    return most * size
 
 
 def source_of(capture: Capture, name: str) -> str:

@@ -79,7 +79,7 @@ class Grammar(Cursor):
         if token.text in keywords:
             return token.text
         if token.text in LEVEL_ITEMS:
-            self.expected(f"{what} ('{token.text}' stands inside a loglevel)")
+            self.expected(f"{what} ('{token.text}' belongs inside a loglevel)")
             return ""
         meant = nearest(token.text, keywords) if token.kind == "name" else ""
         hint = f" (did you mean '{meant}'?)" if meant else ""

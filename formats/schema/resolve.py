@@ -129,7 +129,7 @@ def _repeated_arches(arches: Sequence[Arch]) -> Iterator[Problem]:
             continue
         for position, message in _contradictions(before, arch):
             where = f"{before.position.file}:{before.position.line}"
-            yield position.problem(f"{message} (arch '{arch.name}' stands at {where} too)")
+            yield position.problem(f"{message} (arch '{arch.name}' is at {where} too)")
 
 
 def _wrong_types(schema: Schema) -> Iterator[Problem]:

@@ -100,7 +100,7 @@ def test_texts_of_a_file_without_end_do_not_fill_the_memory(monkeypatch: Any) ->
     assert b"".join(writer.write(Rows(data, 20_000))).decode().split() == [
         number.to_bytes(4, "little").hex() for number in range(20_000)
     ]
-    assert writer._texts[0] < 40_000
+    assert writer._text_bytes[0] < 40_000
 
 
 @pytest.mark.parametrize(

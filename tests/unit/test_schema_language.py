@@ -291,9 +291,9 @@ def test_arches_of_several_files_add_up(tmp_path: Path) -> None:
         load([one, two, three])
     assert [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems] == [
         "c.conf:2:11: expected 'task_clock' for counter1, found 'itlb_miss'"
-        " (arch 'any' stands at a.conf:1 too)",
+        " (arch 'any' is at a.conf:1 too)",
         "c.conf:3:11: expected counter3 for 'page_faults', found counter4"
-        " (arch 'any' stands at a.conf:1 too)",
+        " (arch 'any' is at a.conf:1 too)",
     ]
 
 
