@@ -256,9 +256,9 @@ static char *put_line(const struct lines *lines, struct plan *plan, const uint8_
                 to = put_four(to, four);
                 continue;
             }
-            bool is_side = cell->spec.source == SIDE;
-            to =
-                put_value(lines, cell, row, is_side ? &sides[cell->spec.offset][number] : NULL, to);
+            const int64_t *side =
+                cell->spec.source == SIDE ? &sides[cell->spec.offset][number] : NULL;
+            to = put_value(lines, cell, row, side, to);
             if (!to) {
                 *missing = place;
                 return NULL;

@@ -45,7 +45,7 @@ def write_xgraph(
     """
     connections = find_connections(capture, selection.connections)
     chosen = choose_quantities(capture, selection)
-    source = _Source(capture, selection)
+    writer = _PointWriter(capture, selection)
     base = capture.path.name.removesuffix(".pm")
     if selection.by_parameter:
         paths = [folder / f"{base}.{_file_part(one.name)}.xg" for one in chosen]
@@ -57,13 +57,13 @@ def write_xgraph(
     if selection.by_parameter:
         for one, path in zip(chosen, paths, strict=True):
             with create_file(path, force) as out:
-                source.write_parameter(out, one, connections)
+                writer.write_parameter(out, one, connections)
         return paths
     for start in range(0, len(connections), _OPEN_AT_ONCE):
         some = slice(start, start + _OPEN_AT_ONCE)
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(create_file(path, force)) for path in paths[some]]
-            source.write_connections(files, chosen, connections[some])
+            writer.write_connections(files, chosen, connections[some])
     return paths
 
 
@@ -82,8 +82,8 @@ def _file_part(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name)
 
 
-class _Source:
-    """Writes the points of a capture to open files."""
+class _PointWriter:
+    """Writes the points of a capture into open files."""
 
     def __init__(self, capture: Capture, selection: Selection) -> None:
         self._capture = capture
@@ -93,7 +93,7 @@ class _Source:
     def write_connections(
         self, files: Sequence[BinaryIO], chosen: Sequence[Quantity], some: Sequence[Connection]
     ) -> None:
-        """Write connections to a file each."""
+        """Write each connection into its file."""
         units = sorted({one.unit for one in chosen if one.unit})
         for out, connection in zip(files, some, strict=True):
             _write_head(out, connection.ports, ", ".join(units))
@@ -106,7 +106,7 @@ class _Source:
     def write_parameter(
         self, out: BinaryIO, one: Quantity, connections: Sequence[Connection]
     ) -> None:
-        """Write a column of all connections to a file."""
+        """Write a column of all connections into a file."""
         _write_head(out, display_name(one, self._selection), one.unit)
         for connection in connections:
             _write_name(out, connection.ports)
@@ -120,7 +120,7 @@ class _Source:
         unwrappers: Sequence[Unwrapper],
         files: Sequence[BinaryIO],
     ) -> None:
-        """Write a column of each connection to its file."""
+        """Write a column of each connection into its file."""
         factor = self._selection.scales.get(one.name, 1.0)
         needed = (source_of(self._capture, one.name), self._seconds.column)
         for columns, groups in read_chunks(self._capture, connections, needed):
@@ -132,7 +132,7 @@ class _Source:
     def _find_bases(
         self, chosen: Sequence[Quantity], connections: Sequence[Connection]
     ) -> list[Unwrapper]:
-        """Start an unwrapper for each connection with all sequence columns: they share bases."""
+        """An unwrapper for each connection, started with all sequence columns: they share bases."""
         unwrappers = [Unwrapper() for _ in connections]
         names = [one.name for one in chosen if one.kind == "sequence"]
         lacking = set(range(len(connections))) if names else set()
