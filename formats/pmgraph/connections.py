@@ -111,12 +111,14 @@ class Finder:
 
         columns: with the key columns of a chunk of the file. rows: (n,) indices into them.
         """
-        if not len(rows) or not len(self._keys):
+        if not len(self._keys):
             return
         keys = connection_keys(columns)[rows]
         places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         hits = self._keys[places] == keys
         rows, places = rows[hits], places[hits]
+        if not len(rows):
+            return
         order = np.argsort(places, kind="stable")
         present, starts = np.unique(places[order], return_index=True)
         for place, group in zip(present, np.split(rows[order], starts[1:]), strict=True):
