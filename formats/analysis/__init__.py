@@ -13,13 +13,6 @@ from formats.analysis.intervals import (
 from formats.analysis.log import Log, open_log
 
 __all__ = [
-    "Event",
-    "Interval",
-    "Intervals",
-    "Log",
-    "ProcessTime",
-    "Statistics",
-    "cpu_times",
-    "match_pairs",
-    "open_log",
-]
+    "Event", "Interval", "Intervals", "Log", "ProcessTime", "Statistics",
+    "cpu_times", "match_pairs", "open_log",
+]  # fmt: skip

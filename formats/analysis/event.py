@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One event of a Klogger log, as analysis scripts see it."""
+"""One event of a Klogger log, for analysis scripts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(slots=True)
 class Event:
-    """One event: its type's name, serial in its CPU's log, time and fields; event["pid"] is one.
+    """One event: the name of its type, the serial in the log of its CPU, time, CPU and fields.
 
-    timestamp: CLOCK_MONOTONIC, ns. Fields are ints, names for enumerated values (the int where the
-    enum has no name for it), and text.
+    timestamp: CLOCK_MONOTONIC in ns. event["pid"] is a field: an int, the name of an enumerated
+    value (the int if the enum has no name for it), or text.
     """
 
     type: str
@@ -26,5 +26,5 @@ class Event:
         return self.fields[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field, or `default` where the event has none of that name."""
+        """The field, or `default` if the event has no such field."""
         return self.fields.get(name, default)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies between two events of a Klogger log: pairs, their statistics, time spent on CPUs."""
+"""Pairs of events of a Klogger log: intervals, their statistics, the time of threads on CPUs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PERCENTILES = (50, 90, 99)
 
 @runtime_checkable
 class Batched(Protocol):
-    """What gives its events as arrays: formats.analysis.Log."""
+    """A source of events as arrays: formats.analysis.Log."""
 
     def batches(self) -> Iterator[LogBatch]:
-        """Some events at a time, in time order."""
+        """The events in time order, some at a time."""
 
 
 class Interval(NamedTuple):
-    """From one event to another: what they have in common, and when they were (CLOCK_MONOTONIC)."""
+    """From one event to another: their common key and their times (CLOCK_MONOTONIC)."""
 
     key: Any
     start_ns: int
@@ -37,13 +37,13 @@ class Interval(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
+        """The length of the interval."""
         return self.stop_ns - self.start_ns
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of n durations, all in ns; of none all are 0."""
+    """Statistics of durations in ns; all are 0 if there is none."""
 
     count: int
     total_ns: int
@@ -57,30 +57,24 @@ class Statistics:
 
     @classmethod
     def of(cls, durations_ns: Sequence[int] | NDArray[np.int64]) -> Statistics:
-        """(n,) durations."""
+        """The statistics of (n,) durations."""
         every = np.asarray(durations_ns, np.int64)
         if not len(every):
             return cls(0, 0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, 0)
         half, p90, p99 = np.percentile(every, _PERCENTILES).tolist()
         return cls(
-            len(every),
-            int(every.sum()),
-            float(every.mean()),
-            float(every.std()),
-            int(every.min()),
-            half,
-            p90,
-            p99,
-            int(every.max()),
-        )
+            len(every), int(every.sum()), float(every.mean()), float(every.std()),
+            int(every.min()), half, p90, p99, int(every.max()),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """n pairs of events in the order of their ends.
+    """n pairs of events, ordered by their ends.
 
     keys: an (n,) array for each name of `key`, then of `same`: int64, or bytes for text. starts_ns,
-    stops_ns: (n,) int64, CLOCK_MONOTONIC. unstopped, unstarted: events that found no partner.
+    stops_ns: (n,) int64, CLOCK_MONOTONIC. unstopped, unstarted: numbers of starts and stops
+    without a partner.
     """
 
     keys: tuple[NDArray[Any], ...]
@@ -93,28 +87,24 @@ class Intervals:
         return len(self.starts_ns)
 
     def __iter__(self) -> Iterator[Interval]:
-        columns = [_plain(column) for column in self.keys]
-        keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-        starts, stops = self.starts_ns.tolist(), self.stops_ns.tolist()
-        return map(Interval, keys, starts, stops)
+        return map(Interval, _keys(self.keys), self.starts_ns.tolist(), self.stops_ns.tolist())
 
     @property
     def durations_ns(self) -> NDArray[np.int64]:
-        """(n,) how long each took."""
+        """(n,) int64."""
         return self.stops_ns - self.starts_ns
 
     def statistics(self) -> Statistics:
-        """Of all durations."""
+        """The statistics of all durations."""
         return Statistics.of(self.durations_ns)
 
     def by_key(self) -> dict[Any, Statistics]:
-        """Of the durations of each key."""
+        """The statistics of the durations of each key."""
         order = np.lexsort(self.keys[::-1])
         sorted_keys = [column[order] for column in self.keys]
         first = np.flatnonzero(~_same(sorted_keys)) if len(self) else np.empty(0, np.int64)
         parts = np.split(self.durations_ns[order], first[1:])
-        columns = [_plain(column[first]) for column in sorted_keys]
-        keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        keys = _keys([column[first] for column in sorted_keys])
         return {key: Statistics.of(part) for key, part in zip(keys, parts, strict=False)}
 
 
@@ -125,27 +115,28 @@ def match_pairs(
     key: str | Sequence[str] = "id",
     same: str | Sequence[str] = (),
 ) -> Intervals:
-    """Pairs each `stop` with the `start` directly before it of the same key, in time order.
+    """Pairs each `stop` with the `start` directly before it with the same key, in time order.
 
-    key: the field, or fields, that both events have; "cpu" is the CPU where they have no such
-    field. A start that another start of its key follows has no stop, and a stop after a stop no
-    start. same: fields in which the two must agree as well, or they are no pair. Of enumerated
-    fields it takes the numbers. UsageError for an event or field that the log does not have.
+    key: one or several fields of both events; "cpu" is the CPU if the events have no such field. A
+    start directly before another start of its key has no stop, and a stop directly after a stop has
+    no start. same: fields that must be equal too, or the two events are no pair. In a Log, keys of
+    enumerated fields are numbers. UsageError for an event or a field that the log does not have.
 
-    A Log is taken in arrays, in bounded memory but for the result; anything else event by event.
+    A Log is read in bounded memory except for the result; of other events all are in memory.
     """
     keys = (key,) if isinstance(key, str) else tuple(key)
     agree = (same,) if isinstance(same, str) else tuple(same)
-    if not isinstance(events, Batched):
-        return _match_events(events, start, stop, keys, agree)
     matcher = Matcher(start, stop, keys, agree)
-    for batch in events.batches():
-        matcher.feed(batch)
+    if isinstance(events, Batched):
+        for batch in events.batches():
+            matcher.feed(batch)
+    else:
+        matcher.feed_events([event for event in events if event.type in (start, stop)])
     return matcher.intervals()
 
 
 class Matcher:
-    """match_pairs() a batch at a time; `intervals()` at the end."""
+    """match_pairs() by batches; intervals() returns the result."""
 
     def __init__(
         self, start: str, stop: str, keys: Sequence[str], same: Sequence[str] = ()
@@ -159,7 +150,7 @@ class Matcher:
         self._unstopped = self._unstarted = 0
 
     def feed(self, batch: LogBatch) -> None:
-        """The next batch, in time order."""
+        """Add the next batch, in time order."""
         events = [batch.format.event(name) for name in self._names]
         at = [batch.where(event) for event in events]
         place = np.concatenate(at)
@@ -174,6 +165,15 @@ class Matcher:
             starts = np.concatenate((np.ones(len(self._open[0]), np.bool_), starts))
             columns = [np.concatenate(pair) for pair in zip(self._open, columns, strict=True)]
         self._match(starts, columns)
+
+    def feed_events(self, events: Sequence[Event]) -> None:
+        """Add events of the two types, in time order."""
+        columns = [
+            _array(event.get(name, event.cpu) if name == CPU else event[name] for event in events)
+            for name in (*self._keys, *self._same)
+        ]
+        columns.append(np.array([event.timestamp for event in events], np.int64))
+        self._match(np.array([event.type == self._names[0] for event in events], bool), columns)
 
     def _match(self, starts: NDArray[np.bool_], columns: list[NDArray[Any]]) -> None:
         count = len(self._keys)
@@ -199,7 +199,7 @@ class Matcher:
         self._unstopped += int(starts.sum()) - len(first) - len(still)
 
     def intervals(self) -> Intervals:
-        """All that were found."""
+        """All pairs."""
         count = len(self._keys) + len(self._same) + 2
         columns: list[NDArray[Any]] = [np.empty(0, np.int64)] * count
         if self._found:
@@ -210,7 +210,7 @@ class Matcher:
 
 
 def _column(batch: LogBatch, event: str, name: str, at: NDArray[np.int64]) -> NDArray[Any]:
-    """A field of an event's records, as int64 or bytes; "cpu" where it has none: the CPU."""
+    """A field of the records of an event as int64 or bytes; "cpu" without such a field: the CPU."""
     field = batch.format.event(event).find_field(name)
     if field is None and name == CPU:
         return batch.cpus[at].astype(np.int64)
@@ -223,7 +223,7 @@ def _column(batch: LogBatch, event: str, name: str, at: NDArray[np.int64]) -> ND
 
 
 def _same(columns: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """(n,) whether a row is equal to the one before it."""
+    """(n,) whether a row equals the row before it."""
     found = np.ones(len(columns[0]), np.bool_)
     found[:1] = False
     for column in columns:
@@ -231,39 +231,10 @@ def _same(columns: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
     return found
 
 
-def _plain(column: NDArray[Any]) -> list[Any]:
-    return [text_of(v) if isinstance(v, bytes) else v for v in column.tolist()]
-
-
-def _match_events(
-    events: Iterable[Event], start: str, stop: str, keys: Sequence[str], same: Sequence[str]
-) -> Intervals:
-    waiting: dict[tuple[Any, ...], Event] = {}
-    rows: list[tuple[tuple[Any, ...], int, int]] = []
-    unstopped = unstarted = 0
-    for event in events:
-        if event.type not in (start, stop):
-            continue
-        key = tuple(event.get(n, event.cpu) if n == CPU else event[n] for n in keys)
-        before = waiting.pop(key, None)
-        if event.type == start:
-            unstopped += before is not None
-            waiting[key] = event
-        elif before is None or any(before[name] != event[name] for name in same):
-            unstopped += before is not None
-            unstarted += 1
-        else:
-            agreed = tuple(event[name] for name in same)
-            rows.append((key + agreed, before.timestamp, event.timestamp))
-    none: list[tuple[Any, ...]] = [()] * (len(keys) + len(same))
-    columns = zip(*(key for key, _, _ in rows), strict=True) if rows else none
-    return Intervals(
-        tuple(_array(column) for column in columns),
-        np.array([begin for _, begin, _ in rows], np.int64),
-        np.array([end for _, _, end in rows], np.int64),
-        unstopped + len(waiting),
-        unstarted,
-    )
+def _keys(columns: Sequence[NDArray[Any]]) -> list[Any]:
+    """The key of each row: a value, or a tuple if there are several columns."""
+    texts = [[text_of(v) if isinstance(v, bytes) else v for v in c.tolist()] for c in columns]
+    return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
 
 
 def _array(values: Iterable[Any]) -> NDArray[Any]:
@@ -273,7 +244,7 @@ def _array(values: Iterable[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class ProcessTime:
-    """What a thread had of the CPUs: slices of time from SCHEDIN to SCHEDOUT, and their sum."""
+    """The time of a thread on CPUs: its slices from SCHEDIN to SCHEDOUT."""
 
     pid: int
     name: str
@@ -285,11 +256,11 @@ class ProcessTime:
 def cpu_times(
     log: Batched, start: str = "SCHEDIN", stop: str = "SCHEDOUT", key: str = "pid"
 ) -> list[ProcessTime]:
-    """Time on a CPU of each thread that had a whole slice, most first; pid 0 is idle time.
+    """The time on CPUs of each thread with a whole slice, longest first; pid 0 is idle time.
 
-    On each CPU a SCHEDIN and the SCHEDOUT that comes next are a slice, if they are of the same
-    pid; what ran when the log began or ended, and what was lost, has none. Names are the last
-    `comm` that any event told of the pid. UsageError for a log without these events.
+    A slice is a SCHEDIN and the next SCHEDOUT on the same CPU, if they have the same pid. Slices
+    that the log has only in part, or that were lost, are not counted. A thread has the name that
+    the last event with its pid and a `comm` has. UsageError for a log without these events.
     """
     matcher = Matcher(start, stop, (CPU,), (key,))
     names: dict[int, str] = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Klogger logs for analysis scripts: one log or those of all CPUs, event by event in time order.
 
-What was the log analysis half of Klogger's Perl module; docs/analysis.md has a worked example. Many
-events are faster as arrays: see Log.batches() and formats/analysis/intervals.py.
+It replaces the analysis functions of Klogger's Perl module; docs/analysis.md has an example. Arrays
+are faster for many events: see Log.batches() and formats/analysis/intervals.py.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from formats.klogger import (
 
 
 class Log(Logs):
-    """Logs of one capture that are open; see open_log(). Iterating gives its events in time order.
+    """The open logs of one capture; see open_log(). Iterating yields the events in time order.
 
-    It can be iterated again and again, each time from the start. Close it, or use `with`; that
-    closes the files for what choose() made of it too.
+    Each iteration begins at the start. Close it, or use `with`; logs from choose() use the same
+    files and are closed too.
     """
 
     def __init__(self, readers: Sequence[LogReader], choice: Choice = ALL) -> None:
@@ -49,10 +49,10 @@ class Log(Logs):
         until: int | str | None = None,
         where: Sequence[str] = (),
     ) -> Log:
-        """The same log with fewer events: those that fulfil everything. UsageError.
+        """The same log with only the events that meet all conditions. Raises UsageError.
 
-        events: names, of which it must be one. since, until: CLOCK_MONOTONIC in ns, or a time of
-        day as "2026-01-31T12:00:00" (UTC). where: conditions as "pid=12" or "state!=RUNNING".
+        events: names of events (none: all). since, until: CLOCK_MONOTONIC in ns, or a time like
+        "2026-01-31T12:00:00" (UTC). where: conditions like "pid=12" or "state!=RUNNING".
         """
         choice = Choice(
             events or None, _moment(since), _moment(until), tuple(map(parse_condition, where))
@@ -60,9 +60,9 @@ class Log(Logs):
         return Log(self.readers, choice)
 
     def batches(self) -> Iterator[LogBatch]:
-        """The events as arrays, some ten thousand at a time, in time order.
+        """The events as arrays in time order, some ten thousand at a time.
 
-        DamagedError and FileError as in iterating; what can be read is given out before that.
+        Raises DamagedError and FileError like iterating, after the events that could be read.
         """
         for _, records in self.streams():
             for batch, _ in records:
@@ -74,7 +74,7 @@ class Log(Logs):
 
     @property
     def problems(self) -> list[str]:
-        """What is damaged, or has no known end, in the logs that were iterated to their ends."""
+        """Damage and missing ends in the logs; complete after they were read to their ends."""
         found = []
         for reader in self.readers:
             texts = [*reader.problems, *([reader.tail] if reader.tail else [])]
@@ -83,9 +83,9 @@ class Log(Logs):
 
 
 def open_log(*paths: str | os.PathLike[str]) -> Log:
-    """Opens logs of one capture: files (kernlog.dump.cpuN), or the folder that holds them.
+    """Opens the logs of one capture: files (kernlog.dump.cpuN) or their folder.
 
-    Raises FileError or DamagedError for what is no log, UsageError for logs of several captures.
+    Raises FileError or DamagedError for other files, UsageError for logs of several captures.
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -119,7 +119,7 @@ def _events(batch: LogBatch) -> Iterator[Event]:
 
 
 def _fields(batch: LogBatch, event: LogEvent) -> Iterator[dict[str, Any]]:
-    """Each record's fields, of one event."""
+    """The fields of each record of one event."""
     at = batch.where(event)
     if not event.fields:
         return iter([{} for _ in range(len(at))])

@@ -20,62 +20,33 @@ FORMATS = ("perl", "json", "csv", "parquet")
 
 
 @click.command("decode")
-@click.argument(
-    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="perl",
-    show_default=True,
-    help="An array of Perl hashes, JSON lines, one CSV table, or a Parquet file for each event.",
-)
-@click.option(
-    "--merge",
-    is_flag=True,
-    help="Put the logs of several CPUs in time order, instead of one after the other.",
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write FILE, or for parquet into the folder FILE (one event: into FILE.parquet).",
-)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True,
+                type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(FORMATS), default="perl", show_default=True,
+              help="An array of Perl hashes, JSON lines, one CSV table, or a Parquet file for each "
+              "event.")
+@click.option("--merge", is_flag=True,
+              help="Put the logs of several CPUs in time order, instead of one after the other.")
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path),
+              help="Write FILE, or for parquet into the folder FILE (one event: into "
+              "FILE.parquet).")
 @click.option("--force", is_flag=True, help="Let -o overwrite files.")
-@click.option(
-    "--event",
-    "names",
-    metavar="NAME,...",
-    multiple=True,
-    help="Only these events; more with more --event.",
-)
+@click.option("--event", "names", metavar="NAME,...", multiple=True,
+              help="Only these events; more with more --event.")
 @click.option("--since", metavar="TIME", help="Only records of this time or later.")
 @click.option("--until", metavar="TIME", help="Only records of this time or earlier.")
-@click.option(
-    "--where",
-    "conditions",
-    metavar="FIELD=VALUE",
-    multiple=True,
-    help="Only records whose field has this value; also !=, <, <=, > and >=. Of several all must "
-    "hold. Events that lack the field are left out.",
-)
-@click.option(
-    "--time",
-    "clock",
-    type=click.Choice(CLOCKS),
-    default="mono",
-    show_default=True,
-    help="How times are written: in seconds since 1970, as UTC, in seconds since logging began, or "
-    "as CLOCK_MONOTONIC in ns.",
-)
+@click.option("--where", "conditions", metavar="FIELD=VALUE", multiple=True,
+              help="Only records whose field has this value; also !=, <, <=, > and >=. Of several "
+              "all must hold. Events that lack the field are left out.")
+@click.option("--time", "clock", type=click.Choice(CLOCKS), default="mono", show_default=True,
+              help="How times are written: in seconds since 1970, as UTC, in seconds since logging "
+              "began, or as CLOCK_MONOTONIC in ns.")
 def command(files: tuple[Path, ...], **asked: Any) -> int:
     """Decode Klogger logs (kernlog.dump.cpuN) and print their events.
 
     By default as the array of Perl hashes that Klogger's decoder printed, which Perl reads back by
     `do`. TIME is 2026-01-31T12:00:00 (UTC), or a number as --time writes it. What is lost or
-    damaged is told on stderr, and everything that is good is decoded. Exit code 3: events were
+    damaged is reported on stderr, and everything that is good is decoded. Exit code 3: events were
     lost, or the end of a log is unknown after a crash; 5: a log is damaged.
     """
     from formats.export import write
@@ -95,9 +66,7 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
         _check_output(files, asked["output"], asked["form"])
         write(logs, asked["form"], asked["output"], asked["force"])
         codes = {_report(reader) for reader in readers}
-    return next(
-        (code for code in (DamagedError.exit_code, LossError.exit_code) if code in codes), 0
-    )
+    return max(codes)
 
 
 def _check_output(files: tuple[Path, ...], output: Path | None, form: str) -> None:
@@ -113,7 +82,7 @@ def _check_output(files: tuple[Path, ...], output: Path | None, form: str) -> No
 
 
 def _report(reader: LogReader) -> int:
-    """Say what is missing from a log that was read to its end; its exit code."""
+    """Report what is missing from a log that was read to its end; returns its exit code."""
     losses = reader.losses.describe()
     for text in (*reader.problems[:10], losses, reader.tail):
         if text:

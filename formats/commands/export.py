@@ -18,12 +18,12 @@ from formats.export import ENDINGS, FORMS, TABLES, write
               help="The file to write; stdout without it (csv, json and perl). For tables of a "
               "Klogger log, a folder that gets a file for each event.")
 @click.option("--format", "form", type=click.Choice(list(FORMS)),
-              help="What to write; by default what the ending of OUT says, else csv. perl is for "
+              help="The format; by default that of the ending of OUT, else csv. perl is for "
               "Klogger logs.")
 @click.option("--columns", metavar="NAME,...", help="Only these columns.")
 @click.option("--sort", type=click.Choice(["connection", "seq"]),
-              help="connection: rows of a connection together in each row group, which takes a "
-              "third of the room (default for parquet); seq: as in the file.")
+              help="connection: rows of a connection together in each row group, which needs "
+              "a third of the space (default for parquet); seq: as in the file.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(
     file: Path,

@@ -35,14 +35,9 @@ def _choose(context: click.Context, parameter: click.Parameter, value: Any) -> N
 def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for one in reversed(PARAMETERS):
         command = click.option(
-            one.letter,
-            f"-{one.letter}",
-            f"--{one.option}",
-            is_flag=True,
-            expose_value=False,
-            callback=_choose,
-            help=one.help,
-        )(command)
+            one.letter, f"-{one.letter}", f"--{one.option}", is_flag=True, expose_value=False,
+            callback=_choose, help=one.help,
+        )(command)  # fmt: skip
     return command
 
 
@@ -54,63 +49,26 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @_column_options
-@click.option(
-    "--show",
-    "show",
-    metavar="NAME,...",
-    multiple=True,
-    expose_value=False,
-    callback=_choose,
-    help="show these columns of the file",
-)
-@click.option(
-    "-p",
-    "--connection",
-    "connections",
-    metavar="LPORT.RPORT",
-    multiple=True,
-    help="only include this connection; more with more -p",
-)
-@click.option(
-    "-P",
-    "--by-parameter",
-    is_flag=True,
-    help="one graph per parameter with all connections, not one per connection with all parameters",
-)
-@click.option(
-    "-S",
-    "--scale",
-    "scales",
-    metavar="#c",
-    multiple=True,
-    help="scale option c by a factor: -S 1000l",
-)
+@click.option("--show", "show", metavar="NAME,...", multiple=True, expose_value=False,
+              callback=_choose, help="show these columns of the file")
+@click.option("-p", "--connection", "connections", metavar="LPORT.RPORT", multiple=True,
+              help="only include this connection; more with more -p")
+@click.option("-P", "--by-parameter", is_flag=True,
+              help="one graph per parameter with all connections, not one per connection with all "
+              "parameters")
+@click.option("-S", "--scale", "scales", metavar="#c", multiple=True,
+              help="scale option c by a factor: -S 1000l")
 @click.option("-T", "--text", is_flag=True, help="print text instead of drawing")
-@click.option(
-    "--time",
-    "clock",
-    type=click.Choice(cli.CLOCKS),
-    default="epoch",
-    show_default=True,
-    help="how -T and -D print times",
-)
-@click.option(
-    "-D",
-    "--gaps",
-    is_flag=True,
-    help="print the gaps in the data: sequence number before and after, number missing, both times",
-)
-@click.option(
-    "-M", "--maximum-memory", is_flag=True, help="print the most system memory used, in bytes"
-)
+@click.option("--time", "clock", type=click.Choice(cli.CLOCKS), default="epoch", show_default=True,
+              help="how -T and -D print times")
+@click.option("-D", "--gaps", is_flag=True,
+              help="print the gaps in the data: sequence number before and after, number missing, "
+              "both times")
+@click.option("-M", "--maximum-memory", is_flag=True,
+              help="print the most system memory used, in bytes")
 @click.option("-x", "--xgraph", is_flag=True, help="write xgraph files into the current directory")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="draw into FILE: .png, .svg or .pdf",
-)
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+              help="draw into FILE: .png, .svg or .pdf")
 @click.option("--force", is_flag=True, help="let -x overwrite files")
 @click.option("-d", "--verbose", is_flag=True, help="say on stderr what the file holds")
 @click.pass_context
@@ -156,9 +114,9 @@ def _check(file: Path, asked: dict[str, Any]) -> None:
 
 def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None:
     out = sys.stdout.buffer
-    # Beside -T the other answers are comments in its text.
+    # With -T the other answers are comments in the text.
     if asked["maximum_memory"]:
-        from formats.pmgraph.memory import find_maximum_bytes
+        from formats.pmgraph.quantities import find_maximum_bytes
 
         maximum = str(find_maximum_bytes(capture))
         click.echo(f"# maximum memory {maximum}" if asked["text"] else maximum)
@@ -213,7 +171,7 @@ def _draw(capture: Capture, selection: Selection, output: Path | None) -> None:
 
 
 def _warn(capture: Capture) -> None:
-    """Say what is missing; losses and a missing end only of files that would have told."""
+    """Report what is missing; losses and a missing end only for files with control entries."""
     for warning in capture.warnings:
         _say(f"{capture.path}: {warning}")
     if len(capture) and capture.control(0, 1).any():
@@ -239,15 +197,10 @@ def _describe(capture: Capture) -> None:
         )
     for one in find_connections(capture):
         _say(f"connection {one.ports}: {one.records} records, {title_of(capture, one)}")
-    _say(
-        "options that it can show: "
-        + " ".join(
-            f"-{one.letter}"
-            for one in PARAMETERS
-            if one.column in (*capture.names, options.M_CLUSED_BYTES)
-        )
-    )
+    present = (*capture.names, options.M_CLUSED_BYTES)
+    letters = [f"-{one.letter}" for one in PARAMETERS if one.column in present]
+    _say(f"options that it can show: {' '.join(letters)}")
 
 
 def _say(text: str) -> None:
-    click.echo(for_terminal(f"pmgraph: {text}"), err=True)
+    cli.say(f"pmgraph: {text}")

@@ -1,20 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of text out of rows of bytes, as files hold them: what pmgraph -T and export print.
+"""Writes rows of bytes from files as lines of text, for pmgraph -T and the exports.
 
-A Plan says of what cells a line consists; a writer of make_writer() turns Rows into text.
+A Plan lists the cells of a line; a writer from make_writer() turns Rows into text.
 """
 
 from formats.lines.cells import Cell, Kind, Plan, Rows, Source
-from formats.lines.writing import Texts, Writer, make_writer, write_pages
+from formats.lines.writing import Texts, make_writer, write_pages
 
-__all__ = [
-    "Cell",
-    "Kind",
-    "Plan",
-    "Rows",
-    "Source",
-    "Texts",
-    "Writer",
-    "make_writer",
-    "write_pages",
-]
+__all__ = ["Cell", "Kind", "Plan", "Rows", "Source", "Texts", "make_writer", "write_pages"]

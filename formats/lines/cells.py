@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a line consists of, and the rows from which lines are made."""
+"""The cells of a line, and the rows that are written as lines."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ KEYS_MAX = 4
 
 
 class Kind(enum.IntEnum):
-    """How a value is written: a number in decimal, ns as seconds or as date and time in UTC, raw
-    bytes as hex digits, or the text that Cell.text() has for the bytes."""
+    """How a value is written: a decimal number, ns as seconds, ns as date and time in UTC, raw
+    bytes as hex digits, or the text that Cell.text() returns for the bytes."""
 
     NUMBER = 0
     SECONDS = 1
@@ -29,8 +29,8 @@ class Kind(enum.IntEnum):
 
 
 class Source(enum.IntEnum):
-    """Where a number or a time is: an integer of the row, its struct timeval (then ns), or a
-    column of numbers beside the rows."""
+    """Where a number or a time comes from: an integer of the row, a struct timeval of the row
+    (converted to ns), or a column of Rows.sides."""
 
     INTEGER = 0
     TIMEVAL = 1
@@ -39,11 +39,12 @@ class Source(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of a line: `before` it stands that text.
+    """One value of a line.
 
-    offset, length: its bytes in the row; of a SIDE, `offset` is its place in Rows.sides. signed: of
-    integers of 1, 2, 4 or 8 bytes. factor: a NUMBER is multiplied by it, modulo 2^64. zero: taken
-    off a time, ns. digits: decimals of a time, 6 or 9. between: date and time of UTC.
+    before: the text in front of it. offset, length: its bytes in the row; of a SIDE, `offset` is
+    the index in Rows.sides. signed: counts for integers of 1, 2, 4 or 8 bytes. factor: multiplies a
+    NUMBER, modulo 2^64. zero: subtracted from a time, ns. digits: decimals of a time, 6 or 9.
+    between: the character between date and time of UTC.
     """
 
     before: str
@@ -61,11 +62,11 @@ class Cell:
 
     @property
     def is_signed(self) -> bool:
-        """Whether the number is signed: never one of 3, 5, 6 or 7 bytes."""
+        """Whether the number is signed; numbers of 3, 5, 6 or 7 bytes never are."""
         return self.signed and self.length in (1, 2, 4, 8)
 
     def check(self, size: int) -> None:
-        """Raise ValueError for what cannot be in rows of so many bytes."""
+        """Raise ValueError if the cell is invalid or not inside of rows of `size` bytes."""
         is_raw = self.kind in (Kind.HEX, Kind.TEXT)
         fits = self.offset >= 0 and 1 <= self.length <= size - self.offset
         if self.source == Source.SIDE:
@@ -80,10 +81,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a line is made of a row of `size` bytes: its cells, and the text `after` the last.
+    """How to write a row of `size` bytes as a line: the cells, and the text `after` the last one.
 
-    keys: (offset, length), four at most, of 1 to 8 bytes each, of what rows that have much in
-    common share, the ports of a connection, say: only what differs between them is written anew.
+    keys: at most four (offset, length) of 1 to 8 bytes, which similar rows share, such as the ports
+    of a connection. Of such a row only the cells that differ from the previous one are formatted.
     """
 
     cells: Sequence[Cell]
@@ -101,12 +102,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows to be written as lines, in this order.
+    """Rows to write as lines, in this order.
 
-    data: contiguous bytes (uint8). offsets: where each row begins there, int64; None: they stand
-    one after the other. plans: the number of each row's plan, uint16, where the offsets are given
-    too; None: all are of the first.
-    sides: columns of int64 (or uint64), as long as there are rows.
+    data: (n,) uint8, contiguous. offsets: (count,) int64, where each row begins in data; None: the
+    rows are contiguous. plans: (count,) uint16, the index of each row's plan, only with offsets;
+    None: all rows are of plan 0. sides: columns of (count,) int64 or uint64.
     """
 
     data: npt.NDArray[np.uint8]

@@ -1,25 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines of text out of rows of bytes; formats/lines/native.py calls this, without Python's lock.
+// Writes rows of bytes as lines of text. formats/lines/native.py calls it without Python's lock.
 //
-// A line is mostly that of an earlier row, of the same connection where there is one: only the
-// cells whose bytes differ are written anew, what stands between them is copied.
+// Most of a line equals the line of an earlier row, if possible of the same connection. Only the
+// cells whose bytes differ are formatted again; the text between them is copied.
 //
 //   earlier row   | 17 | 4 | 10.0.0.1 | 28960 |     its line   17,4,10.0.0.1,28960
-//   this row      | 18 | 4 | 10.0.0.1 | 28970 |     differs in the first cell and the last
-//   this line     18 + ",4,10.0.0.1," of the earlier one + 28970
+//   this row      | 18 | 4 | 10.0.0.1 | 28970 |     the first and the last cell differ
+//   this line     18 + ",4,10.0.0.1," of the earlier line + 28970
 //
-// Rows come from files that may hold anything: nothing outside of what was given is read or
-// written, whatever stands in them.
+// Rows come from files with any content. Whatever a row holds, no byte outside of the buffers that
+// the caller passes is read or written.
 #include "plan.h"
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 #define EXPORT __attribute__((visibility("default")))
 
 enum result { ALL_DONE, OUT_IS_FULL, TEXT_IS_MISSING, BAD_INPUT };
 
-// Which functions these are, and how they are called: native.py has the same number.
+// The version of these functions and their arguments; native.py expects the same number.
 EXPORT int lines_version(void) {
     return 1;
 }
@@ -38,7 +35,7 @@ EXPORT void lines_free(struct lines *lines) {
     free(lines);
 }
 
-// Adds a table of texts for values of so many bytes; its number, -1 without memory.
+// Adds a table of texts for values of key_size bytes. Returns its number; -1: out of memory.
 EXPORT int lines_table(struct lines *lines, uint32_t key_size) {
     struct table *tables =
         realloc(lines->tables, (lines->table_count + 1ULL) * sizeof(*lines->tables));
@@ -49,24 +46,24 @@ EXPORT int lines_table(struct lines *lines, uint32_t key_size) {
     return (int)lines->table_count++;
 }
 
-// Adds the text of a value; 0, or -1 without memory.
+// Adds the text of a value. Returns 0; -1: out of memory.
 EXPORT int lines_text(struct lines *lines, uint32_t table, const uint8_t *key, const char *text,
                       uint32_t size) {
     return table < lines->table_count && add_text(&lines->tables[table], key, text, size) ? 0 : -1;
 }
 
-// Forgets the texts of a table.
+// Removes all texts of a table.
 EXPORT void lines_forget(struct lines *lines, uint32_t table) {
     if (table < lines->table_count)
         empty_table(&lines->tables[table]);
 }
 
-// Adds a plan: how a line is made of a row of row_size bytes. `texts`: what stands before each
-// cell and after the last, one after the other. `keys`: (offset, size) of what tells rows apart
-// that have little in common, into 2^slot_bits classes. The plan's number; -1 if it makes no sense,
-// -2 without memory.
+// Adds a plan: how to write a row of row_size bytes as a line. texts: the text before each cell and
+// after the last cell, concatenated. keys: (offset, size) of the bytes that identify a connection;
+// their hash chooses one of 2^slot_bits slots. Returns the plan's number; -1: the plan is invalid;
+// -2: out of memory.
 EXPORT int lines_plan(struct lines *lines, uint32_t row_size, uint32_t count,
-                      const struct given *cells, const char *texts, uint32_t texts_size,
+                      const struct cell_spec *cells, const char *texts, uint32_t texts_size,
                       uint32_t key_count, const uint32_t *keys, uint32_t slot_bits) {
     uint64_t before = 0;
     if (count > CELLS_MAX || texts_size > BYTES_MAX || row_size > BYTES_MAX ||
@@ -74,7 +71,7 @@ EXPORT int lines_plan(struct lines *lines, uint32_t row_size, uint32_t count,
         return -1;
     for (uint32_t place = 0; place < count; place++) {
         before += cells[place].before;
-        if (!is_good(lines, &cells[place], row_size))
+        if (!is_valid(lines, &cells[place], row_size))
             return -1;
     }
     if (before > texts_size)
@@ -108,18 +105,18 @@ static inline uint64_t load_amount(const struct cell *cell, const uint8_t *row) 
 static inline uint64_t load_integer(const struct cell *cell, const uint8_t *row) {
     if (!cell->is_plain) {
         uint64_t value =
-            load_bytes(row + cell->given.offset, cell->given.size, (enum order)cell->given.order);
-        unsigned lead = 8 * (8 - cell->given.size);
-        return cell->given.is_signed ? (uint64_t)((int64_t)(value << lead) >> lead) : value;
+            load_bytes(row + cell->spec.offset, cell->spec.size, (enum order)cell->spec.order);
+        unsigned lead = 8 * (8 - cell->spec.size);
+        return cell->spec.is_signed ? (uint64_t)((int64_t)(value << lead) >> lead) : value;
     }
     uint64_t little = load_little(row + cell->at), big = __builtin_bswap64(little);
-    uint64_t value = (cell->given.order == BIG ? big : little) << cell->shift;
+    uint64_t value = (cell->spec.order == BIG ? big : little) << cell->shift;
     uint64_t extended = (uint64_t)((int64_t)value >> cell->lead);
-    return cell->given.is_signed ? extended : value >> cell->lead;
+    return cell->spec.is_signed ? extended : value >> cell->lead;
 }
 
-// Whether only the last four digits of a number may differ from those of an earlier row; these
-// four.
+// Whether a number and that of an earlier row differ at most in their last four digits; sets
+// `four` to these digits of the row.
 static inline bool find_last_four(const struct cell *cell, const uint8_t *row,
                                   const uint8_t *earlier, uint32_t *four) {
     if (!cell->is_amount)
@@ -129,39 +126,39 @@ static inline bool find_last_four(const struct cell *cell, const uint8_t *row,
     return front && load_amount(cell, earlier) / 10000 == front;
 }
 
-// Writes the value of a cell; NULL if its text is not known.
+// Writes the value of a cell. Returns NULL if the table has no text for it.
 static inline char *put_value(const struct lines *lines, const struct cell *cell,
                               const uint8_t *row, const int64_t *side, char *to) {
-    const struct given *given = &cell->given;
+    const struct cell_spec *spec = &cell->spec;
     if (cell->is_amount)
         return put_number(to, load_amount(cell, row));
-    if (given->kind == HEX)
-        return put_hex(to, row + given->offset, given->size);
-    if (given->kind == TEXT) {
+    if (spec->kind == HEX)
+        return put_hex(to, row + spec->offset, spec->size);
+    if (spec->kind == TEXT) {
         uint32_t size;
-        const char *text = find_text(&lines->tables[given->table], row + given->offset, &size);
+        const char *text = find_text(&lines->tables[spec->table], row + spec->offset, &size);
         if (!text)
             return NULL;
         copy(to, text, size);
         return to + size;
     }
     uint64_t value;
-    if (given->source == INTEGER)
+    if (spec->source == INTEGER)
         value = load_integer(cell, row);
-    else if (given->source == SIDE)
+    else if (spec->source == SIDE)
         value = (uint64_t)*side;
     else
-        value = load_timeval(row + given->offset, given->size, (enum order)given->order);
-    if (given->kind == NUMBER) {
-        value *= given->factor;
-        if (given->is_signed)
+        value = load_timeval(row + spec->offset, spec->size, (enum order)spec->order);
+    if (spec->kind == NUMBER) {
+        value *= spec->factor;
+        if (spec->is_signed)
             to = put_sign(to, &value);
         return put_number(to, value);
     }
-    value -= given->zero;
-    if (given->kind == UTC)
-        return put_utc(to, value, given->digits, (char)given->between);
-    return put_seconds(to, value, given->digits);
+    value -= spec->zero;
+    if (spec->kind == UTC)
+        return put_utc(to, value, spec->digits, (char)spec->between);
+    return put_seconds(to, value, spec->digits);
 }
 
 static inline struct slot *choose_slot(const struct plan *plan, const uint8_t *row) {
@@ -174,21 +171,15 @@ static inline struct slot *choose_slot(const struct plan *plan, const uint8_t *r
     return &plan->slots[hash & ((1ULL << plan->slot_bits) - 1)];
 }
 
-// Which of the four parts of a block differ, as bits.
+// Compares the four parts of a block; the bits of those that differ.
 static inline uint32_t compare_block(const uint8_t *one, const uint8_t *other) {
-#ifdef __SSE2__
-    __m128i same = _mm_cmpeq_epi32(_mm_loadu_si128((const __m128i *)one),
-                                   _mm_loadu_si128((const __m128i *)other));
-    return (uint32_t)_mm_movemask_ps(_mm_castsi128_ps(same)) ^ 15;
-#else
     uint32_t parts = 0;
     for (uint32_t part = 0; part < 4; part++)
         parts |= (uint32_t)(memcmp(one + 4 * part, other + 4 * part, 4) != 0) << part;
     return parts;
-#endif
 }
 
-// Which of 64 cells may differ between two rows.
+// The cells of a group of 64 that may differ between two rows, as bits.
 static inline uint64_t find_changed(const struct plan *plan, uint32_t group, const uint8_t *row,
                                     const uint8_t *earlier) {
     uint32_t left = plan->count - 64 * group;
@@ -206,7 +197,7 @@ static inline uint32_t *ends_of(const struct plan *plan, const struct slot *slot
     return plan->ends + (size_t)(slot - plan->slots) * (plan->count + 1ULL);
 }
 
-// Begins with the last row's line, or with one that has no values.
+// Starts a slot with the last row's line, or with the line without values.
 static void begin_slot(const struct plan *plan, struct slot *slot, uint32_t *ends) {
     const uint32_t *from = plan->blank_ends;
     *slot = (struct slot){NULL, plan->blank, plan->blank_size};
@@ -222,7 +213,14 @@ static inline void shift_ends(uint32_t *ends, uint32_t from, uint32_t to, uint32
         ends[place] += by;
 }
 
-// Writes the line of a row; NULL if the text of the cell `missing` is not known.
+// Writes the line of a row. Returns NULL if the text of the cell `missing` is not known.
+//
+// Before the value of a cell that changed, the earlier line is copied from `copied` to `begin`:
+//
+//   earlier line   17,4,10.0.0.1,28960     cells end at ends[] - by
+//                    ^           ^    ^
+//               copied       begin  end
+//   this line      1800,4,10.0.0.1,28970   cells end at ends[]; here by = 2
 static char *put_line(const struct lines *lines, struct plan *plan, const uint8_t *row,
                       const int64_t *const *sides, uint64_t number, char *const line,
                       uint64_t *missing) {
@@ -234,9 +232,9 @@ static char *put_line(const struct lines *lines, struct plan *plan, const uint8_
     const uint8_t *earlier = slot->row;
     const char *from = slot->line;
     char *to = line;
-    uint32_t next = 0;   // the first cell of which nothing was done yet
-    uint32_t copied = 0; // of the earlier line
-    uint32_t by = 0;     // how much farther on than in that line a cell ends, modulo 2^32
+    uint32_t next = 0;   // the cell after the last one that was formatted
+    uint32_t copied = 0; // bytes of the earlier line that are done
+    uint32_t by = 0;     // how much longer this line is up to here, modulo 2^32
     for (uint32_t group = 0; group < plan->groups; group++) {
         uint32_t limit = group + 1 < plan->groups ? 64 * (group + 1) : plan->count;
         uint64_t changed = find_changed(plan, group, row, earlier);
@@ -245,8 +243,8 @@ static char *put_line(const struct lines *lines, struct plan *plan, const uint8_
         for (; changed; changed &= changed - 1) {
             uint32_t place = 64 * group + (uint32_t)__builtin_ctzll(changed);
             const struct cell *cell = &plan->cells[place];
-            // Where the value begins and ends in the earlier line.
-            uint32_t begin = (next < place ? ends[place] - by : copied) + cell->given.before;
+            // The value's place in the earlier line.
+            uint32_t begin = (next < place ? ends[place] - by : copied) + cell->spec.before;
             uint32_t end = ends[place + 1] - by, four;
             bool is_alike = earlier && end - begin > 4 && find_last_four(cell, row, earlier, &four);
             uint32_t kept = (is_alike ? end - 4 : begin) - copied;
@@ -258,9 +256,9 @@ static char *put_line(const struct lines *lines, struct plan *plan, const uint8_
                 to = put_four(to, four);
                 continue;
             }
-            bool is_side = cell->given.source == SIDE;
-            to = put_value(lines, cell, row, is_side ? &sides[cell->given.offset][number] : NULL,
-                           to);
+            const int64_t *side =
+                cell->spec.source == SIDE ? &sides[cell->spec.offset][number] : NULL;
+            to = put_value(lines, cell, row, side, to);
             if (!to) {
                 *missing = place;
                 return NULL;
@@ -278,22 +276,21 @@ static char *put_line(const struct lines *lines, struct plan *plan, const uint8_
     return to;
 }
 
-// How long a line of this plan can be.
+// The greatest length of a line of this plan.
 static uint64_t longest_line(const struct lines *lines, const struct plan *plan) {
     uint64_t size = plan->longest;
     for (uint32_t place = 0; place < plan->count; place++)
-        if (plan->cells[place].given.kind == TEXT)
-            size += lines->tables[plan->cells[place].given.table].longest;
+        if (plan->cells[place].spec.kind == TEXT)
+            size += lines->tables[plan->cells[place].spec.table].longest;
     return size;
 }
 
-// Writes the lines of the rows from done[0] on, of `count` rows that stand in `size` bytes of data,
-// into `room` bytes at `out`. offsets: of each row; NULL: they stand one after the other, all of
-// the first plan. plans: the plan of each row; NULL: all of the first. sides: arrays of `count`
-// numbers.
+// Writes the lines of `count` rows, from row done[0] on, into `room` bytes at `out`. The rows are
+// in `size` bytes of data. offsets: the offset of each row; NULL: the rows are contiguous and all
+// of plan 0. plans: the plan of each row; NULL: all of plan 0. sides: arrays of `count` numbers.
 //
-// done: the next row, the bytes that were written; where a text is missing, the cell; where there
-// is no room for one more line, how much it may take.
+// Sets done[0] to the next row and done[1] to the bytes written; done[2]: for TEXT_IS_MISSING the
+// cell, for OUT_IS_FULL the room that one more line may need.
 EXPORT int lines_write(struct lines *lines, const uint8_t *data, uint64_t size, uint64_t count,
                        const int64_t *offsets, const uint16_t *plans, const int64_t *const *sides,
                        uint32_t side_count, char *out, uint64_t room, uint64_t done[3]) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines written by lines.c, compiled when tcpkmon was installed; None of it where it was not."""
+"""Writes lines by lines.c, which the installation compiles if there is a compiler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from formats.base.errors import TcpkmonError
 from formats.lines.cells import Cell, Kind, Plan, Rows
 
 _VERSION = 1
-"""That of lines.c: another was compiled for another tcpkmon."""
+"""As in lines.c; a library with another number belongs to another tcpkmon."""
 
 _OUT_BYTES = 1 << 22
 _LINE_MAX = 1 << 30
@@ -36,7 +36,7 @@ _CELL = np.dtype(
         ("digits", "u1"), ("between", "u1"), ("pad", "V2"),
     ]
 )  # fmt: skip
-"""struct given."""
+"""struct cell_spec of plan.h."""
 
 _SIGNATURES: dict[str, tuple[Any, str]] = {
     "lines_version": (ctypes.c_int, ""),
@@ -53,7 +53,7 @@ _TYPES = {"p": ctypes.c_void_p, "4": ctypes.c_uint32, "8": ctypes.c_uint64}
 
 @functools.cache
 def find_library() -> ctypes.CDLL | None:
-    """The compiled lines.c; None where there is none that fits."""
+    """The compiled lines.c; None if there is none of this version."""
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_lines{suffix}")
         if path.exists():
@@ -65,7 +65,7 @@ def find_library() -> ctypes.CDLL | None:
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """The library at `path`. Raises OSError, or AttributeError where it is another one."""
+    """The library at `path`. Raises OSError, or AttributeError for another library."""
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
@@ -77,7 +77,7 @@ def load_library(path: Path) -> ctypes.CDLL:
 
 
 class NativeWriter:
-    """Writes rows of these plans; for one thread at a time. Needs find_library()."""
+    """Writes rows of these plans with find_library(); for one thread at a time."""
 
     def __init__(self, plans: Sequence[Plan], library: ctypes.CDLL) -> None:
         self._plans = list(plans)
@@ -86,12 +86,12 @@ class NativeWriter:
         if not self._handle:
             raise MemoryError
         self._finalizer = weakref.finalize(self, library.lines_free, self._handle)
-        self._texts: dict[int, int] = {}
-        """By table, about how many bytes it has."""
+        self._text_bytes: dict[int, int] = {}
+        """Size of each table in bytes, roughly."""
         self._tables: dict[tuple[int, int], int] = {}
         for number, plan in enumerate(plans):
             self._add_plan(number, plan)
-        self._rooms = [np.empty(_OUT_BYTES, np.uint8)]
+        self._buffers = [np.empty(_OUT_BYTES, np.uint8)]
 
     def _add_plan(self, number: int, plan: Plan) -> None:
         befores = [cell.before.encode("utf-8", "backslashreplace") for cell in plan.cells]
@@ -102,7 +102,7 @@ class NativeWriter:
             if cell.kind == Kind.TEXT:
                 table = self._library.lines_table(self._handle, cell.length)
                 self._tables[number, place] = table
-                self._texts[table] = 0
+                self._text_bytes[table] = 0
             cells[place] = (
                 cell.factor % 2**64, cell.zero % 2**64, cell.offset, cell.length, len(before),
                 table, cell.kind, cell.source, cell.order, cell.is_signed, cell.digits,
@@ -119,7 +119,7 @@ class NativeWriter:
             raise MemoryError
 
     def write(self, rows: Rows) -> list[memoryview]:
-        """The lines of the rows, in pieces; they are valid until the next call."""
+        """The lines of the rows, in pieces that are valid until the next call."""
         offsets = rows.offsets.ctypes.data if rows.offsets is not None else None
         plans = rows.plans.ctypes.data if rows.plans is not None else None
         sides = np.array([side.ctypes.data for side in rows.sides], np.uintp)
@@ -127,59 +127,59 @@ class NativeWriter:
         pieces: list[memoryview] = []
         place, used = 0, 0
         while True:
-            room = self._rooms[place]
+            buffer = self._buffers[place]
             code = self._library.lines_write(
                 self._handle, rows.data.ctypes.data, len(rows.data), rows.count, offsets, plans,
-                sides.ctypes.data, len(sides), room.ctypes.data + used, len(room) - used,
+                sides.ctypes.data, len(sides), buffer.ctypes.data + used, len(buffer) - used,
                 done.ctypes.data,
             )  # fmt: skip
             row, written, extra = done.tolist()
-            pieces.append(room.data[used : used + written])
+            pieces.append(buffer.data[used : used + written])
             used += written
             if code == _DONE:
                 return pieces
             if code == _FULL:
-                place, used = self._next_room(place, extra), 0
+                place, used = self._next_buffer(place, extra), 0
             elif code == _MISSING:
                 self._add_texts(rows, row, extra)
             else:
                 raise ValueError("rows of the wrong kind")
 
-    def _next_room(self, place: int, line_bytes: int) -> int:
-        """A room in which a line of so many bytes finds place."""
+    def _next_buffer(self, place: int, line_bytes: int) -> int:
+        """The index of the next output buffer, with room for `line_bytes`."""
         if line_bytes > _LINE_MAX:
             raise TcpkmonError(f"a line of {line_bytes} bytes is too long")
         place += 1
-        if place == len(self._rooms):
-            self._rooms.append(np.empty(0, np.uint8))
-        if len(self._rooms[place]) < line_bytes:
-            self._rooms[place] = np.empty(max(_OUT_BYTES, line_bytes), np.uint8)
+        if place == len(self._buffers):
+            self._buffers.append(np.empty(0, np.uint8))
+        if len(self._buffers[place]) < line_bytes:
+            self._buffers[place] = np.empty(max(_OUT_BYTES, line_bytes), np.uint8)
         return place
 
     def _add_texts(self, rows: Rows, row: int, place: int) -> None:
-        """Add the texts that a cell of a row lacks, and that this cell of the next rows lacks."""
+        """Add the texts for the cell at `place` of this row and of the rows that follow."""
         number = int(rows.plans[row]) if rows.plans is not None else 0
         cell = self._plans[number].cells[place]
         assert cell.text is not None
         table = self._tables[number, place]
-        if self._texts[table] > _TEXTS_BYTES:
+        if self._text_bytes[table] > _TEXTS_BYTES:
             self._library.lines_forget(self._handle, table)
-            self._texts[table] = 0
+            self._text_bytes[table] = 0
         for value in _values(rows, row, number, self._plans[number].size, cell):
             text = cell.text(value).encode("utf-8", "backslashreplace")
             if self._library.lines_text(self._handle, table, value, text, len(text)):
                 raise MemoryError
-            self._texts[table] += _TEXT_BYTES + len(value) + len(text)
+            self._text_bytes[table] += _TEXT_BYTES + len(value) + len(text)
 
 
 def _values(rows: Rows, row: int, number: int, size: int, cell: Cell) -> set[bytes]:
-    """The values of a cell in a row, and in the rows of its plan that follow within some rows."""
+    """The values of a cell in a row and in the next rows of the same plan."""
     ahead = max(1, min(_AHEAD_ROWS, _AHEAD_BYTES // cell.length))
     which: npt.NDArray[Any] = np.arange(row, min(row + ahead, rows.count))
     if rows.plans is not None:
         which = which[rows.plans[which] == number]
     starts = which * size if rows.offsets is None else rows.offsets[which]
-    # Rows that are not whole, as the offsets have them, are told of when it is their turn.
+    # Offsets outside of the data are skipped here; lines_write() reports them.
     starts = starts[(starts >= 0) & (starts <= len(rows.data) - size)] + cell.offset
     data = rows.data[starts[:, None] + np.arange(cell.length)].tobytes()
     return {data[at : at + cell.length] for at in range(0, len(data), cell.length)}

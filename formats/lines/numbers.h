@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Numbers and times: read from rows in any byte order, written as text.
 //
-// All that write return the end of what they wrote, and may spoil SLACK bytes behind it.
+// Functions that write return the end of their text. They may overwrite SLACK bytes behind it.
 #ifndef TCPKMON_NUMBERS_H
 #define TCPKMON_NUMBERS_H
 
@@ -30,7 +30,7 @@ static inline void copy(char *to, const char *from, size_t size) {
     } while (done < size);
 }
 
-// The 8 bytes there as a number, the first of them the least significant.
+// The 8 bytes at `at` as a little-endian number.
 static inline uint64_t load_little(const void *at) {
     uint64_t word;
     memcpy(&word, at, sizeof(word));
@@ -48,8 +48,8 @@ static inline char *store_little(char *at, uint64_t word) {
     return at;
 }
 
-// An integer of 1 to 8 bytes. PDP: the more significant 16 bits first, each little-endian; of an
-// odd number of bytes the last stands alone and is the least significant.
+// An integer of 1 to 8 bytes. PDP: words of 16 bits, the most significant word first, each word
+// little-endian; the last byte of an odd number is the least significant one.
 static inline uint64_t load_bytes(const uint8_t *at, uint32_t size, enum order order) {
     uint64_t value = 0;
     if (order == PDP && size <= 2)
@@ -63,7 +63,7 @@ static inline uint64_t load_bytes(const uint8_t *at, uint32_t size, enum order o
     return value;
 }
 
-// A struct timeval of two words of 4 or 8 bytes as ns; what does not fit in 64 bits is lost.
+// A struct timeval of two words of 4 or 8 bytes, in ns modulo 2^64.
 static inline uint64_t load_timeval(const uint8_t *at, uint32_t size, enum order order) {
     uint64_t seconds, micros;
     if (order == LITTLE && size == 8) {
@@ -77,8 +77,8 @@ static inline uint64_t load_timeval(const uint8_t *at, uint32_t size, enum order
     return (seconds * 1000000 + micros) * 1000;
 }
 
-// The eight digits of a number below 10^8 (as values, not yet as characters), the first in the
-// lowest byte: halved into numbers of four digits, of two and of one, all at the same time.
+// The eight digits of a number below 10^8, as values (not characters), the first in the lowest
+// byte. The number is split into two of four digits, these into four of two, these into eight.
 static inline uint64_t eight_digits(uint32_t number) {
     uint64_t fours = number / 10000 | (uint64_t)(number % 10000) << 32;
     uint64_t hundreds = fours * 10486 >> 20 & 0x0000007F0000007FULL;
@@ -132,7 +132,7 @@ static inline char *put_number(char *to, uint64_t number) {
     return put_eight(to, (uint32_t)(number % 100000000));
 }
 
-// A sign where it is negative; what is left is the amount.
+// Writes the sign of a negative number, and makes `value` its amount.
 static inline char *put_sign(char *to, uint64_t *value) {
     bool negative = (int64_t)*value < 0;
     *to = '-';
@@ -140,7 +140,7 @@ static inline char *put_sign(char *to, uint64_t *value) {
     return to + negative;
 }
 
-// A point and the first 6 or all 9 digits of a number of nanoseconds.
+// Writes a point and the first 6 or all 9 digits of a number of ns.
 static inline char *put_fraction(char *to, uint32_t ns, int digits) {
     *to++ = '.';
     if (digits == 6) {
@@ -165,8 +165,8 @@ static inline char *put_two(char *to, uint32_t number, char after) {
     return to + 3;
 }
 
-// A day of the Gregorian calendar, counted from 1970-01-01: years begin in March here, so that the
-// leap day is the last; 400 years have 146097 days.
+// Writes the date of a day, counted from 1970-01-01. Years begin in March here, so that the leap
+// day is the last day of a year; 400 years have 146097 days.
 static inline char *put_date(char *to, int64_t day) {
     uint32_t since = (uint32_t)(day + 719468); // 0000-03-01
     uint32_t era = since / 146097, of_era = since % 146097;
@@ -182,7 +182,7 @@ static inline char *put_date(char *to, int64_t day) {
     return put_two(to, of_month, '-') - 1;
 }
 
-// ns since the epoch, signed, as date and time in UTC.
+// Writes signed ns since the epoch as date and time in UTC.
 static inline char *put_utc(char *to, uint64_t ns, int digits, char between) {
     int64_t seconds = (int64_t)ns / (int64_t)NS_PER_S;
     int64_t rest = (int64_t)ns % (int64_t)NS_PER_S;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same lines by numpy and Python, where lines.c was not compiled: over ten times slower."""
+"""Writes the same lines by numpy and Python if lines.c is not compiled; over ten times slower."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PlainWriter:
                 data = rows.data[: rows.count * plan.size]
             else:
                 data = rows.data[rows.offsets[at][:, None] + np.arange(plan.size)].reshape(-1)
-            # Rows of no bytes have values beside them only.
+            # Rows of no bytes have values in `sides` only.
             found = data.view(f"V{plan.size}") if plan.size else np.zeros(len(at), "V1")
             lines[at] = _lines(plan, found, [side[at] for side in rows.sides])
         return ["".join(lines.tolist()).encode("utf-8", "backslashreplace")]

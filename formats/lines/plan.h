@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lines consist of: plans, checked so that no cell of theirs is outside of its row.
+// Plans: the cells of a line. They are checked, so that every cell is inside of its row.
 #ifndef TCPKMON_PLAN_H
 #define TCPKMON_PLAN_H
 
@@ -7,43 +7,43 @@
 
 enum { SIDES_MAX = 16, PLANS_MAX = 1 << 16, CELLS_MAX = 1 << 16, KEYS_MAX = 4 };
 enum { BYTES_MAX = 1 << 24, SLOT_BITS_MAX = 10 };
-enum { BLOCK = 16, COMPARED_MAX = 64 }; // bytes of a cell; larger ones are always written
+enum { BLOCK = 16, COMPARED_MAX = 64 }; // bytes; a larger cell is always formatted
 enum kind { NUMBER, SECONDS, UTC, HEX, TEXT };
 enum source { INTEGER, TIMEVAL, SIDE };
 
-// A cell as native.py gives it; `before`: bytes of text in front of it.
-struct given {
-    uint64_t factor; // of a number
-    uint64_t zero;   // taken off a time, ns
-    uint32_t offset; // in the row; of a SIDE: which one
+// A cell as native.py passes it.
+struct cell_spec {
+    uint64_t factor; // of a NUMBER
+    uint64_t zero;   // subtracted from a time, ns
+    uint32_t offset; // in the row; of a SIDE: its index
     uint32_t size;
-    uint32_t before;
-    uint32_t table; // of a text
+    uint32_t before; // length of the text in front of it
+    uint32_t table;  // of a TEXT
     uint8_t kind, source, order, is_signed, digits, between, pad[2];
 };
 
-// Eight bytes of a row of which those in the mask tell connections apart.
+// Eight bytes of a row; those in the mask identify the connection.
 struct key {
     uint32_t at;
     uint64_t mask;
 };
 
-// Sixteen bytes of a row, as which it is compared with another: which of 64 cells may differ where
-// these of its four parts do (the first is the lowest bit).
+// Sixteen bytes of a row, compared in four parts. cells[parts]: which of 64 cells may differ if
+// these parts differ (bit 0 is the first part).
 struct block {
     uint32_t at;
     uint64_t cells[16];
 };
 
 struct cell {
-    struct given given;
-    uint32_t at;         // integers are read as 8 bytes from here on,
-    uint8_t shift, lead; // of which these bits at the lower and the upper end are not theirs
-    bool is_plain;       // can be read so
-    bool is_amount;      // a number that is read so, little-endian and without a sign
+    struct cell_spec spec;
+    uint32_t at;         // an integer is read as the 8 bytes from here on;
+    uint8_t shift, lead; // << shift >> lead removes the bits of its neighbours
+    bool is_plain;       // is such an integer
+    bool is_amount;      // and a number without sign and factor, little-endian
 };
 
-// The last row of a connection (as far as these can be told apart), and its line.
+// The last row with one hash of the keys, mostly of one connection, and its line.
 struct slot {
     const uint8_t *row;
     const char *line;
@@ -53,21 +53,21 @@ struct slot {
 struct plan {
     uint32_t size;  // of a row
     uint32_t count; // of cells
-    uint32_t sides; // how many it needs
+    uint32_t sides; // how many columns of numbers it needs
     uint32_t keys;
-    uint64_t longest; // a line can be, without texts
-    uint64_t line_room;
+    uint64_t longest;   // length of a line, without texts
+    uint64_t line_room; // the same with texts and SLACK
     struct cell *cells;
     uint32_t groups; // of 64 cells
     struct block *blocks;
-    uint32_t *ends_of_blocks; // of each group
-    uint64_t *always;         // by group, those that are always written
+    uint32_t *ends_of_blocks; // by group
+    uint64_t *always;         // by group, the cells that are always formatted
     struct key key[KEYS_MAX];
     uint32_t slot_bits;
     struct slot *slots;
-    struct slot *latest; // that of the last row
-    uint32_t *ends;      // by slot, where each cell of its line ends
-    char *blank;         // a line whose cells have no values
+    struct slot *latest; // the slot of the last row
+    uint32_t *ends;      // by slot, the end of each cell in its line
+    char *blank;         // a line without values
     uint32_t blank_size;
     uint32_t *blank_ends;
 };
@@ -89,8 +89,8 @@ static void free_plan(struct plan *plan) {
     free(plan->blank_ends);
 }
 
-// Whether a cell makes sense, and stays in the row.
-static bool is_good(const struct lines *lines, const struct given *cell, uint32_t row_size) {
+// Whether a cell is valid and inside of the row.
+static bool is_valid(const struct lines *lines, const struct cell_spec *cell, uint32_t row_size) {
     bool in_row = (uint64_t)cell->offset + cell->size <= row_size;
     bool is_raw = cell->kind == HEX || cell->kind == TEXT;
     if (cell->kind > TEXT || cell->source > SIDE || cell->order > PDP || !cell->size)
@@ -107,11 +107,11 @@ static bool is_good(const struct lines *lines, const struct given *cell, uint32_
     return in_row && (is_raw || cell->size <= 8);
 }
 
-static uint64_t longest_value(const struct given *cell) {
+static uint64_t longest_value(const struct cell_spec *cell) {
     return cell->kind == HEX ? 2ULL * cell->size : cell->kind == TEXT ? 0 : 32;
 }
 
-// `size` bytes of a row, eight at most.
+// The key for `size` bytes of a row, at most eight.
 static struct key find_key(uint32_t offset, uint32_t size, uint32_t row_size) {
     struct key key = {offset + 8 <= row_size ? offset : row_size - 8, 0};
     uint8_t mask[8] = {0};
@@ -120,15 +120,14 @@ static struct key find_key(uint32_t offset, uint32_t size, uint32_t row_size) {
     return key;
 }
 
-static bool is_compared(const struct plan *plan, const struct given *cell) {
+static bool is_compared(const struct plan *plan, const struct cell_spec *cell) {
     return cell->source != SIDE && cell->size <= COMPARED_MAX && plan->size >= BLOCK;
 }
 
-// Has a cell of a group compared in one of the blocks from `first` on, of which there are `count`;
-// how many there are then.
+// Adds a cell of a group to its blocks: the `count` blocks at `first`. Returns their new count.
 static uint32_t add_to_blocks(struct plan *plan, uint32_t place, struct block *first,
                               uint32_t count) {
-    const struct given *cell = &plan->cells[place].given;
+    const struct cell_spec *cell = &plan->cells[place].spec;
     for (uint32_t offset = cell->offset; offset < cell->offset + cell->size; offset++) {
         uint32_t at = offset / BLOCK * BLOCK, found = 0;
         if (at + BLOCK > plan->size)
@@ -144,28 +143,28 @@ static uint32_t add_to_blocks(struct plan *plan, uint32_t place, struct block *f
     return count;
 }
 
-static void place_cell(struct plan *plan, uint32_t place, const struct given *given) {
+static void place_cell(struct plan *plan, uint32_t place, const struct cell_spec *spec) {
     struct cell *cell = &plan->cells[place];
     bool has_room = plan->size >= 8;
-    cell->given = *given;
-    if (!is_compared(plan, given))
+    cell->spec = *spec;
+    if (!is_compared(plan, spec))
         plan->always[place / 64] |= 1ULL << place % 64;
-    if (given->source == SIDE && given->offset >= plan->sides)
-        plan->sides = given->offset + 1;
-    if (given->source == INTEGER && given->size <= 8 && has_room &&
-        (given->order != PDP || given->size <= 2)) {
-        uint32_t at = given->offset + 8 <= plan->size ? given->offset : plan->size - 8;
-        uint32_t skip = given->offset - at;
+    if (spec->source == SIDE && spec->offset >= plan->sides)
+        plan->sides = spec->offset + 1;
+    if (spec->source == INTEGER && spec->size <= 8 && has_room &&
+        (spec->order != PDP || spec->size <= 2)) {
+        uint32_t at = spec->offset + 8 <= plan->size ? spec->offset : plan->size - 8;
+        uint32_t skip = spec->offset - at;
         cell->is_plain = true;
         cell->is_amount =
-            given->kind == NUMBER && !given->is_signed && given->factor == 1 && given->order != BIG;
+            spec->kind == NUMBER && !spec->is_signed && spec->factor == 1 && spec->order != BIG;
         cell->at = at;
-        cell->lead = (uint8_t)(8 * (8 - given->size));
-        cell->shift = (uint8_t)(8 * (given->order == BIG ? skip : 8 - given->size - skip));
+        cell->lead = (uint8_t)(8 * (8 - spec->size));
+        cell->shift = (uint8_t)(8 * (spec->order == BIG ? skip : 8 - spec->size - skip));
     }
 }
 
-static bool make_plan(struct plan *plan, const struct given *cells, const char *texts) {
+static bool make_plan(struct plan *plan, const struct cell_spec *cells, const char *texts) {
     uint32_t blocks = 0, end = 0;
     plan->groups = (plan->count + 63) / 64;
     for (uint32_t place = 0; place < plan->count; place++)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts looked up by the bytes of a value: a hash table that only grows, until it is emptied.
+// A hash table from the bytes of a value to its text. It grows until it is emptied.
 #ifndef TCPKMON_TABLE_H
 #define TCPKMON_TABLE_H
 
@@ -7,14 +7,14 @@
 #include <stdlib.h>
 
 struct entry {
-    uint64_t at; // where its key stands in `blob`, its text behind it; 0: no entry
+    uint64_t at; // where `blob` has its key, followed by its text; 0: no entry
     uint32_t size;
 };
 
 struct table {
     uint32_t key_size;
     uint32_t used;
-    uint32_t room; // how many entries there is room for: 0, or a power of two
+    uint32_t room; // for entries: 0 or a power of two
     uint32_t longest;
     struct entry *entries;
     char *blob;
@@ -34,7 +34,7 @@ static inline uint64_t hash_bytes(const uint8_t *key, uint32_t size) {
     return hash ^ hash >> 32;
 }
 
-// The entry of that key, or the empty one where it would be; needs room.
+// The entry of a key, or the empty entry for it. The table must have room.
 static inline struct entry *find_entry(const struct table *table, const uint8_t *key) {
     uint64_t place = hash_bytes(key, table->key_size);
     for (;; place++) {
@@ -44,7 +44,7 @@ static inline struct entry *find_entry(const struct table *table, const uint8_t 
     }
 }
 
-// The text of a key; NULL if there is none yet.
+// The text of a key; NULL if the table has none.
 static inline const char *find_text(const struct table *table, const uint8_t *key, uint32_t *size) {
     if (!table->room)
         return NULL;
@@ -75,7 +75,7 @@ static inline bool grow_entries(struct table *table) {
     return true;
 }
 
-// Adds a text, or replaces it; false if there is no memory.
+// Adds or replaces a text; false: out of memory.
 static inline bool add_text(struct table *table, const uint8_t *key, const char *text,
                             uint32_t size) {
     uint64_t at = table->end ? table->end : 1, end = at + table->key_size + size;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes lines by the best writer that there is here, several pages at the same time."""
+"""Chooses the writer of lines, and writes pages with several threads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Worker = TypeVar("Worker", bound=Callable[[Any], Texts])
 
 
 class Writer(Protocol):
-    """Makes lines of rows; for one thread at a time."""
+    """Writes rows as lines; for one thread at a time."""
 
     def write(self, rows: Rows) -> Texts:
-        """The lines of the rows, in pieces; they are valid until the next call."""
+        """The lines of the rows, in pieces that are valid until the next call."""
 
 
 def make_writer(plans: Sequence[Plan]) -> Writer:
-    """A writer of rows of these plans."""
+    """A writer of rows of these plans: native if it is compiled."""
     library = find_library()
     return PlainWriter(plans) if library is None else NativeWriter(plans, library)
 
@@ -39,10 +39,10 @@ def write_pages(
     out: BinaryIO,
     written: Callable[[Worker], None] | None = None,
 ) -> None:
-    """Write the texts of pages in their order, made by several threads.
+    """Write the texts of pages in their order; several threads make the texts.
 
-    make_worker gives what makes the text of a page. There are a few of them, each used again once
-    its text is written: what it gave need not stay valid longer. `written` is called with it then,
+    make_worker returns a function from a page to its text. A few of them are made and used again
+    and again: a text must be valid until it is written. Then `written` is called with its worker,
     in the order of the pages.
     """
     idle = [make_worker() for _ in range(_THREADS + 1)]

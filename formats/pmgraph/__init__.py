@@ -1,14 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pmgraph's parts: from a capture (formats.psc) to text, xgraph files, figures and terminal."""
+"""Shows a capture (formats.psc) as text, xgraph files, figures, or in the terminal."""
 
 __all__ = [
-    "connections",
-    "figure",
-    "gaps",
-    "memory",
-    "options",
-    "pages",
-    "terminal",
-    "text",
-    "xgraph",
-]
+    "connections", "figure", "gaps", "options", "pages", "quantities", "terminal", "text", "xgraph",
+]  # fmt: skip

@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which connections a capture holds, and to which of them each of its records belongs."""
+"""Finds the connections of a capture, and the connection of each record."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from formats.base.escape import for_terminal
 from formats.base.text import address_of
+from formats.pmgraph.arrays import Array, Columns
 from formats.pmgraph.quantities import is_number
-
-if TYPE_CHECKING:
-    from formats.psc import Capture
-
-Array = npt.NDArray[Any]
-Columns = Mapping[str, Array]
+from formats.psc import Capture
 
 _COMPACT_AT = 1 << 20
 _HAS_ID = np.uint64(1 << 63)
@@ -27,7 +22,7 @@ _INET, _INET6 = 2, 10
 
 @dataclass(frozen=True)
 class Connection:
-    """One connection: its ports, its id (0: the file has none), and the rows where it occurs."""
+    """One connection: its ports, its id (0: the file has none), and the range of its rows."""
 
     lport: int
     rport: int
@@ -39,17 +34,17 @@ class Connection:
 
     @property
     def ports(self) -> str:
-        """As the report writes a connection: lport.rport."""
+        """lport.rport, as the report writes a connection."""
         return f"{self.lport}.{self.rport}"
 
 
 def has_ports(capture: Capture) -> bool:
-    """Whether the file tells connections apart at all."""
+    """Whether the file has the ports of connections."""
     return is_number(capture, "lport") and is_number(capture, "rport")
 
 
 def key_columns(capture: Capture) -> tuple[str, ...]:
-    """The columns that tell connections apart, of those that the file has as integers."""
+    """The columns that identify a connection, if the file has them as integers."""
     if not has_ports(capture):
         return ()
     return ("lport", "rport", *(("conn_id",) if is_number(capture, "conn_id") else ()))
@@ -58,7 +53,7 @@ def key_columns(capture: Capture) -> tuple[str, ...]:
 def match_ports(
     columns: Columns, wanted: Sequence[tuple[int, int]], rows: int
 ) -> npt.NDArray[np.bool_]:
-    """Which of so many records have one of these port pairs (none wanted: all do)."""
+    """(rows,) whether a record has one of the wanted port pairs (none wanted: all have)."""
     if not wanted:
         return np.ones(rows, bool)
     usable = (name in columns and columns[name].dtype.kind in "iu" for name in ("lport", "rport"))
@@ -71,9 +66,10 @@ def match_ports(
 def find_connections(capture: Capture, wanted: Sequence[tuple[int, int]] = ()) -> list[Connection]:
     """All connections (or those with the wanted ports), in the order of their first record.
 
-    Records with the same ports but another conn_id are another connection; those with the same
-    conn_id are one, though its local port is 0 before it was chosen. Records without an id (0: the
-    kernel side did not know the socket) count only where no other has their ports.
+    Records with the same ports and different conn_ids are different connections. Records with the
+    same conn_id are one connection, although its local port is 0 at first. Records without an id
+    (0: the BPF program did not know the socket) count only if no connection with an id has their
+    ports.
     """
     names = key_columns(capture)
     if not names:
@@ -94,7 +90,7 @@ def find_connections(capture: Capture, wanted: Sequence[tuple[int, int]] = ()) -
 
 
 def connection_keys(columns: Columns) -> npt.NDArray[np.uint64]:
-    """One number per record that is the same for records of the same connection only."""
+    """(n,) a number for each record, which is equal exactly for records of one connection."""
     ports = _ports(columns)
     if "conn_id" not in columns:
         return ports
@@ -103,7 +99,7 @@ def connection_keys(columns: Columns) -> npt.NDArray[np.uint64]:
 
 
 class Finder:
-    """Maps the keys of records to indices into a list of connections."""
+    """Finds the connections of records, as indices into a list."""
 
     def __init__(self, connections: Sequence[Connection]) -> None:
         keys = np.array([connection.key for connection in connections], np.uint64)
@@ -111,24 +107,41 @@ class Finder:
         self._keys = keys[self._order]
 
     def split(self, columns: Columns, rows: Array) -> Iterator[tuple[int, Array]]:
-        """Yield (index of a connection, those of `rows` that are its records).
+        """Yield (index of a connection, its records among `rows`).
 
-        `columns` are the key columns of a piece of the file, `rows` count from its start.
+        columns: with the key columns of a chunk of the file. rows: (n,) indices into them.
         """
-        if not len(rows) or not len(self._keys):
+        if not len(self._keys):
             return
         keys = connection_keys(columns)[rows]
         places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         hits = self._keys[places] == keys
         rows, places = rows[hits], places[hits]
+        if not len(rows):
+            return
         order = np.argsort(places, kind="stable")
         present, starts = np.unique(places[order], return_index=True)
         for place, group in zip(present, np.split(rows[order], starts[1:]), strict=True):
             yield int(self._order[place]), group
 
 
+def read_chunks(
+    capture: Capture, connections: Sequence[Connection], names: Iterable[str]
+) -> Iterator[tuple[Columns, Iterator[tuple[int, Array]]]]:
+    """Yield for each chunk of the file the columns `names`, and what Finder.split() finds there."""
+    finder = Finder(connections)
+    needed = {*names, *key_columns(capture)}
+    first = min((one.first_row for one in connections), default=0)
+    last = max((one.last_row for one in connections), default=-1)
+    for piece in capture.chunks():
+        if first < piece.stop and piece.start <= last:
+            columns = capture.columns(needed, piece.start, piece.stop)
+            snapshots = np.flatnonzero(~capture.control(piece.start, piece.stop))
+            yield columns, finder.split(columns, snapshots)
+
+
 def title_of(capture: Capture, connection: Connection) -> str:
-    """Its addresses and ports where the file has addresses, else its ports."""
+    """Its addresses and ports if the file has addresses, else its ports."""
     row = connection.last_row
     local = _address(capture, "laddr", row)
     remote = _address(capture, "raddr", row)
@@ -138,7 +151,7 @@ def title_of(capture: Capture, connection: Connection) -> str:
 
 
 def algorithm_of(capture: Capture, connection: Connection) -> str:
-    """Name of its congestion control as last recorded, or nothing; escaped."""
+    """The last recorded name of its congestion control, or an empty string; escaped."""
     if "ca_name" not in capture.names:
         return ""
     raw = _raw(capture, "ca_name", connection.last_row)
@@ -146,7 +159,7 @@ def algorithm_of(capture: Capture, connection: Connection) -> str:
 
 
 class _Tally:
-    """Per key: count, ports (the greatest), first and last row; bounded while the keys are few."""
+    """By key: count, greatest ports, first and last row; small if there are few keys."""
 
     def __init__(self) -> None:
         self._pending: list[tuple[Array, ...]] = []
@@ -173,7 +186,7 @@ class _Tally:
 def _group(
     keys: Array, ports: Array, counts: Array, first: Array, last: Array
 ) -> tuple[Array, ...]:
-    """One row per key: greatest ports, sum of counts, least first and greatest last row."""
+    """By key: greatest ports, sum of counts, least first row and greatest last row."""
     if not len(keys):
         return keys, ports, counts, first, last
     order = np.argsort(keys, kind="stable")

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a curve's points few: per pixel column the first, last, least and greatest."""
+"""Thins a curve: for each pixel column it keeps the first, last, least and greatest point.
+
+    index      0 1 2 3 4 | 5 6 7
+    value      2 3 4 1 3 | 2 3 2
+    column     0 0 0 0 0 | 1 1 1      starts: 0, 5
+    kept       0   2 3 4 | 5 6 7
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from formats.pmgraph.arrays import Array
 
 _KEPT_PER_BIN = 4
 _SLACK = 6
 
 
 def reduce_points(times: Array, values: Array, limits: tuple[float, float], bins: int) -> Array:
-    """Return the indices, in order, of the points that draw the same in `bins` pixel columns.
+    """The indices, in order, of points that look the same as all points in `bins` pixel columns.
 
-    Per column these are the first, the last, the smallest and the greatest. `times` rises.
+    times: (n,) seconds, ascending, within limits. values: (n,).
     """
     begin, end = limits
     span = max(end - begin, 1e-12)
@@ -33,7 +36,7 @@ def reduce_points(times: Array, values: Array, limits: tuple[float, float], bins
 
 
 class Curve:
-    """The points of one column of one connection, added chunk by chunk and thinned as they grow."""
+    """The points of one column of one connection, added by chunk and thinned if they are many."""
 
     def __init__(self, limits: tuple[float, float], bins: int) -> None:
         self._limits = limits
@@ -43,7 +46,7 @@ class Curve:
         self.records = 0
 
     def add(self, times: Array, values: Array) -> None:
-        """Add points; both arrays of the same length, in the order of the file."""
+        """Add (n,) times and values, in the order of the file."""
         if not len(times):
             return
         self.records += len(times)
@@ -53,7 +56,7 @@ class Curve:
             self._thin()
 
     def points(self) -> tuple[Array, Array]:
-        """Times and values to draw, by time; at most four points per pixel column, if many."""
+        """(n,) times and values to draw, by time; at most four points for each pixel column."""
         if self._held > self._bins * _KEPT_PER_BIN:
             self._thin()
         return self._joined()

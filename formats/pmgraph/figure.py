@@ -16,15 +16,15 @@ from formats.base.errors import FileError, UsageError
 from formats.base.files import create_file
 from formats.pmgraph.marks import mark_events, shade_losses
 from formats.pmgraph.pages import Page, Panel
-from formats.pmgraph.symbols import DASHES, PALETTE, event_panel
+from formats.pmgraph.symbols import DASHES, PALETTE
 
-# matplotlib is imported late, and not every version of it has types.
+# matplotlib is imported late, and some versions have no types.
 Axes = Any
 Figure = Any
 
 SUFFIXES = (".png", ".svg", ".pdf")
 BINS = 2000
-"""Pixel columns for which curves are thinned: more than any of the formats shows."""
+"""Pixel columns for which curves are thinned: more than any output has."""
 
 _STYLE = {
     "font.size": 8.5,
@@ -47,7 +47,7 @@ _STYLE = {
     "hatch.color": "0.55",
     "pdf.fonttype": 42,
     "svg.hashsalt": "tcpkmon",
-    "text.parse_math": False,  # a name from a file is no formula
+    "text.parse_math": False,  # names from files are no formulas
     "axes.formatter.useoffset": False,
 }
 _WIDTH_INCHES = 7.2
@@ -55,13 +55,14 @@ _FIRST_PANEL_INCHES = 2.7
 _PANEL_INCHES = 1.55
 _TITLE_INCHES = 0.55
 _DPI = 160
+_MOST_NAMED = 16
 _NO_DATES: dict[str, dict[str, None]] = {
     ".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}
 }  # fmt: skip
 
 
 def check_output(path: Path) -> None:
-    """Raise UsageError for a name of no known kind, FileError without matplotlib."""
+    """Raise UsageError for an unknown kind of file, FileError without matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
             f"-o {path}: unknown kind of picture", f"the name must end in {', '.join(SUFFIXES)}"
@@ -70,7 +71,7 @@ def check_output(path: Path) -> None:
 
 
 def save(pages: Sequence[Page], path: Path) -> None:
-    """Draw all pages into one picture, or as the pages of a PDF; replaces the file."""
+    """Draw all pages into one picture, or as pages of a PDF; replaces the file."""
     kind = path.suffix.lower()
     with _styled(), create_file(path, force=True) as out:
         if kind == ".pdf":
@@ -81,7 +82,7 @@ def save(pages: Sequence[Page], path: Path) -> None:
 
 
 def has_window() -> bool:
-    """Whether a window can be shown: a display, and a matplotlib backend that works with it."""
+    """Whether there is a display and a matplotlib backend that can open a window on it."""
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
     try:
@@ -93,7 +94,7 @@ def has_window() -> bool:
     for name in ("qtagg", "gtk4agg", "gtk3agg", "tkagg", "wxagg"):
         try:
             pyplot.switch_backend(name)
-            pyplot.close(pyplot.figure())  # a display that refuses shows only here
+            pyplot.close(pyplot.figure())  # fails here if the display refuses
         except refusals:
             continue
         return True
@@ -101,7 +102,7 @@ def has_window() -> bool:
 
 
 def show(pages: Sequence[Page]) -> None:
-    """Show one window per page and return when all are closed; after has_window()."""
+    """Show each page in a window; returns when all are closed. Call has_window() first."""
     from matplotlib import pyplot
 
     with _styled():
@@ -111,7 +112,7 @@ def show(pages: Sequence[Page]) -> None:
 
 
 def draw(pages: Sequence[Page], figure: Figure | None = None) -> Figure:
-    """Draw pages into one figure, each in a subfigure of its own; returns the figure."""
+    """Draw each page into a subfigure of one figure, and return the figure."""
     if figure is None:
         from matplotlib.figure import Figure as NewFigure
 
@@ -154,7 +155,7 @@ def _draw_page(part: Any, page: Page) -> None:
     for axes, panel in zip(rows, page.panels, strict=True):
         _draw_panel(axes, panel)
         shade_losses(axes, page, labelled=axes is rows[0])
-    marked = event_panel(page)
+    marked = page.event_panel()
     if marked is not None:
         mark_events(rows[marked], page, page.panels[marked])
     rows[-1].set_xlabel("time since the file's first record (s)")
@@ -168,11 +169,12 @@ def _draw_page(part: Any, page: Page) -> None:
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     from matplotlib.ticker import EngFormatter
 
+    panel, names = panel.with_names(_MOST_NAMED)
     for index, line in enumerate(panel.lines):
         look = {
             "color": PALETTE[index % len(PALETTE)],
             "label": _legend_text(line.label),
-            "zorder": 2.5 - index / 1000,  # what was asked for first is on top
+            "zorder": 2.5 - index / 1000,  # the first one is on top
             "gid": "curve",
         }
         if line.steps:
@@ -189,10 +191,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     if panel.from_zero and not panel.logarithmic and any(len(line.values) for line in panel.lines):
         top = max(float(line.values.max(initial=0)) for line in panel.lines)
         axes.set_ylim(-0.04 * (top or 1), 1.08 * (top or 1))
-    used = {float(value) for line in panel.lines for value in line.values} if panel.members else ()
-    members = [(code, name) for code, name in panel.members if float(code) in used]
-    if members and len(members) <= 16:
-        _name_values(axes, members)
+    if names:
+        axes.set_yticks(range(len(names)), names, fontsize=6)
+        axes.set_ylim(-0.7, len(names) - 0.3)
 
 
 def _legend_text(label: str) -> str:
@@ -200,19 +201,10 @@ def _legend_text(label: str) -> str:
     return f"\u200a{label}" if label.startswith("_") else label
 
 
-def _name_values(axes: Axes, members: list[tuple[int, str]]) -> None:
-    """Give the codes that occur equal distances and their names, in small capitals' size."""
-    places = {float(code): place for place, (code, _) in enumerate(members)}
-    for line in axes.get_lines():
-        line.set_ydata([places.get(float(value), math.nan) for value in line.get_ydata()])
-    axes.set_yticks(range(len(members)), [name for _, name in members], fontsize=6)
-    axes.set_ylim(-0.7, len(members) - 0.3)
-
-
 def _add_legend(axes: Axes, panel: Panel) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(panel.lines) == 1 and len(handles) == 1:
-        return  # the axis says it
+        return  # the axis has its name
     labels = [label.replace(" \u2192 ", " \u2192\n") for label in labels]
     axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.005, 1.03), borderaxespad=0.2)
 

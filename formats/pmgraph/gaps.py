@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where sequence numbers are missing in a capture: for -D as lines, for the graphs as spans."""
+"""Finds missing sequence numbers in a capture: lines for -D, spans of time for the graphs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
+from formats.pmgraph.arrays import Array
 from formats.pmgraph.clock import ClockText, Seconds
-
-if TYPE_CHECKING:
-    from formats.psc import Capture, Gap
-
-Array = npt.NDArray[Any]
+from formats.psc import Capture, Gap
 
 _NEAR_ROWS = 65536
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Stretches of time (seconds) in which records are missing, and how many are missing in all."""
+    """(n,) times in seconds between which records are missing, and how many records in all."""
 
     begin: Array
     end: Array
@@ -31,10 +27,10 @@ class Spans:
 
 
 def write_gaps(capture: Capture, out: BinaryIO, clock: str = "epoch", prefix: str = "") -> int:
-    """Write one line per gap and return their number.
+    """Write a line for each gap and return their number.
 
-    A line holds, with tabs between: sequence number before and after, number missing, time before
-    and after; `prefix` stands first.
+    A line has `prefix`, then with tabs between: sequence number before and after, number missing,
+    time before and after.
     """
     text = ClockText(capture, clock)
     count = 0
@@ -48,7 +44,7 @@ def write_gaps(capture: Capture, out: BinaryIO, clock: str = "epoch", prefix: st
 
 
 def find_spans(capture: Capture, seconds: Seconds, resolution_s: float) -> Spans:
-    """Find the times of all gaps; those closer to each other than `resolution_s` become one."""
+    """The times of all gaps; gaps closer to each other than `resolution_s` are merged."""
     begin: Array = np.empty(0, np.float64)
     end = begin
     missing = 0

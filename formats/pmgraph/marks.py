@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks events and losses on matplotlib axes that figure drew the curves on."""
+"""Marks events and losses on the matplotlib axes of figure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 
 from formats.pmgraph.pages import Page, Panel
-from formats.pmgraph.symbols import (
-    PALETTE,
-    SYMBOLS,
-    Symbol,
-    anchor_line,
-    crowded_kinds,
-    heights_on,
-)
+from formats.pmgraph.symbols import PALETTE, SYMBOLS, Symbol
 
 Axes = Any
 
@@ -24,7 +17,7 @@ _ROW_SHARE = 0.045
 
 
 def shade_losses(axes: Axes, page: Page, labelled: bool) -> None:
-    """Hatch the time in which records are missing."""
+    """Hatch the times in which records are missing."""
     for index, (begin, end) in enumerate(zip(page.spans.begin, page.spans.end, strict=True)):
         label = f"{page.spans.missing} records lost" if labelled and not index else None
         axes.axvspan(begin, end, facecolor="0.9", edgecolor="0.55", hatch="////", linewidth=0.5,
@@ -32,16 +25,16 @@ def shade_losses(axes: Axes, page: Page, labelled: bool) -> None:
 
 
 def mark_events(axes: Axes, page: Page, panel: Panel) -> None:
-    """Mark events on a panel's curves; a kind that is frequent, as a row of ticks above."""
+    """Mark events on the curves of a panel; frequent kinds as a row of ticks above them."""
     from matplotlib.transforms import offset_copy
 
-    crowded = crowded_kinds(page, _MOST_MARKS)
+    crowded = page.crowded_kinds(_MOST_MARKS)
     if crowded:  # room for the rows
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + (high - low) * _ROW_SHARE * (len(crowded) + 0.5))
     for connection, name, times in page.events:
         symbol = SYMBOLS[name]
-        line = anchor_line(panel, connection)
+        line = panel.anchor_line(connection)
         colour = _colour_of(panel, connection)
         look = _look(symbol, colour)
         if name in crowded:
@@ -56,7 +49,7 @@ def mark_events(axes: Axes, page: Page, panel: Panel) -> None:
             look["transform"] = offset_copy(
                 axes.transData, axes.figure, 0, symbol.above_points, "points"
             )
-            heights = heights_on(line, times)
+            heights = line.heights_at(times)
         axes.plot(times, heights, gid=f"event {name}", **look)
     for name in dict.fromkeys(name for _, name, _ in page.events):
         look = _look(SYMBOLS[name], "black")
@@ -80,7 +73,7 @@ def _look(symbol: Symbol, colour: str) -> dict[str, Any]:
 
 
 def _colour_of(panel: Panel, connection: int) -> str:
-    """Black, or where the panel shows several connections, the colour of this one's curve."""
+    """Black; if the panel shows several connections, the colour of this one's curve."""
     connections = [line.connection for line in panel.lines]
     if len(set(connections)) < 2:
         return "black"

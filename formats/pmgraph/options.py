@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pmgraph is asked to show: the report's letters, their columns, and how values are parsed."""
+"""The options of pmgraph: the letters of the report, their columns, and how values are parsed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M_CLUSED_BYTES = "m_clused_bytes"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One letter of the report: the column that it shows, its long option and its unit."""
+    """One letter of the report: its column, its long option and its unit."""
 
     letter: str
     column: str
@@ -43,26 +43,13 @@ PARAMETERS = (
 
 BY_LETTER = {parameter.letter: parameter for parameter in PARAMETERS}
 
-EVERYTHING = (
-    "snd_cwnd",
-    "sb_hiwat",
-    "snd_sb_cc",
-    "rcv_sb_cc",
-    "sb_net_target",
-    "sb_target_hiwat",
-    "snd_max",
-    "snd_fack",
-    M_CLUSED_BYTES,
-    "hiwat_fair_share",
-    "location",
-    "callvalue",
-)
-"""What is graphed when no column was chosen, the most telling first."""
+EVERYTHING = tuple(BY_LETTER[letter].column for letter in "cHbrntsfmFlv")
+"""The columns that are drawn if none is chosen, the most important first."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which columns (in the order asked for; none = all) of which connections, and their scales."""
+    """The chosen columns (in their order; none: all), connections (none: all) and scales."""
 
     columns: tuple[str, ...] = ()
     connections: tuple[tuple[int, int], ...] = ()
@@ -116,10 +103,10 @@ def select(
     scales: tuple[str, ...],
     by_parameter: bool,
 ) -> Selection:
-    """Parse the options' texts to a Selection; columns asked for twice appear once."""
+    """Parse the options' texts to a Selection; a column that is chosen twice appears once."""
     factors = dict(parse_scale(text) for text in scales)
     chosen = list(columns)
-    if chosen:  # -S of an option that is not there asks for it as well
+    if chosen:  # -S chooses its column too
         chosen += [name for name in factors if name not in chosen]
     return Selection(
         columns=tuple(dict.fromkeys(chosen)),

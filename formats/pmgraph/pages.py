@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lays out what is drawn, before any drawing: pages of panels of lines, for figure and terminal."""
+"""Lays out graphs as pages of panels of lines, which figure and terminal draw."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from formats.base.errors import FileError
 from formats.base.escape import for_terminal
 from formats.pmgraph import quantities
+from formats.pmgraph.arrays import Array
 from formats.pmgraph.clock import Seconds
 from formats.pmgraph.connections import Connection, algorithm_of, find_connections, title_of
 from formats.pmgraph.gaps import Spans, find_spans
@@ -20,14 +19,10 @@ from formats.pmgraph.options import EVERYTHING, M_CLUSED_BYTES, Selection
 from formats.pmgraph.quantities import Quantity
 from formats.pmgraph.series import Trace, gather
 from formats.pmgraph.units import choose_scale, dimension_of
-
-if TYPE_CHECKING:
-    from formats.psc import Capture
-
-Array = npt.NDArray[Any]
+from formats.psc import Capture
 
 MOST_CONNECTIONS = 12
-"""As many are drawn when none was chosen with -p."""
+"""Most connections that are drawn without -p."""
 
 _LOGARITHMIC_FROM = 50.0
 _MEMORY = ("hiwat_fair_share", M_CLUSED_BYTES, "sb_target_hiwat")
@@ -35,7 +30,7 @@ _MEMORY = ("hiwat_fair_share", M_CLUSED_BYTES, "sb_target_hiwat")
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: times in s, values in the panel's unit; drawn as steps or as points."""
+    """One curve: (n,) times in s and values in the panel's unit, drawn as steps or as points."""
 
     label: str
     times: Array
@@ -43,10 +38,15 @@ class Line:
     steps: bool
     connection: int
 
+    def heights_at(self, times: Array) -> Array:
+        """The values of the steps at these times (before the first step: its value)."""
+        places = np.searchsorted(self.times, times, side="right") - 1
+        return self.values[np.maximum(places, 0)]
+
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; `members` name the values of an enumeration."""
+    """One pair of axes; `members`: values and names of an enumeration."""
 
     label: str
     lines: tuple[Line, ...]
@@ -56,10 +56,33 @@ class Panel:
     is_count: bool = False
     """whether the numbers have no unit, and may be large"""
 
+    def anchor_line(self, connection: int) -> Line | None:
+        """The line on which a connection's events are marked: its first one with points."""
+        lines = (one for one in self.lines if one.connection == connection and len(one.times))
+        return next(lines, None)
+
+    def with_names(self, most: int) -> tuple[Panel, list[str]]:
+        """The panel with 0, 1, 2... for the values of an enumeration that occur, and their names.
+
+        Unchanged and without names if more than `most` different values occur.
+        """
+        values_of = (line.values for line in self.lines if self.members)
+        used = {float(value) for values in values_of for value in values}
+        members = [(float(code), name) for code, name in self.members if float(code) in used]
+        if not 0 < len(members) <= most:
+            return self, []
+        places = {code: place for place, (code, _) in enumerate(members)}
+        lines = []
+        for line in self.lines:
+            known = np.isin(line.values, list(places))
+            values = np.array([places[value] for value in line.values[known].tolist()], np.float64)
+            lines.append(replace(line, times=line.times[known], values=values))
+        return replace(self, lines=tuple(lines)), [name for _, name in members]
+
 
 @dataclass(frozen=True)
 class Page:
-    """One graph: panels above each other over the same time, events on the first one's lines."""
+    """One graph: panels above each other with the same time axis, and the events."""
 
     title: str
     subtitle: str
@@ -69,12 +92,24 @@ class Page:
     limits: tuple[float, float]
     spans: Spans
 
+    def event_panel(self) -> int | None:
+        """The index of the panel that shows the events: the first one with curves."""
+        curves = (any(line.steps for line in panel.lines) for panel in self.panels)
+        return next((index for index, has_curve in enumerate(curves) if has_curve), None)
+
+    def crowded_kinds(self, most: int) -> list[str]:
+        """The locations with more than `most` events, which would hide the curves."""
+        counts: dict[str, int] = {}
+        for _, name, times in self.events:
+            counts[name] = counts.get(name, 0) + len(times)
+        return [name for name, count in counts.items() if count > most]
+
 
 def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list[Page], list[str]]:
-    """Lay out one page per connection, or per parameter; also returns notes for stderr.
+    """One page for each connection, or for each parameter, and notes for stderr.
 
-    Texts are escaped. Raises FileError when there is nothing to draw and UsageError for columns
-    that the file does not have.
+    bins: pixel columns. Texts are escaped. Raises FileError if there is nothing to draw, and
+    UsageError for columns that the file does not have.
     """
     connections, notes = _choose(capture, selection)
     chosen = choose_quantities(capture, selection)
@@ -102,7 +137,7 @@ def _choose(capture: Capture, selection: Selection) -> tuple[list[Connection], l
         notes = [f"no records of connection {names}"] if missing else []
     else:
         notes = []
-        found = [one for one in found if one.rport] or found  # listeners only where nothing else is
+        found = [one for one in found if one.rport] or found  # listeners only if all are
         if len(found) > MOST_CONNECTIONS:
             most = sorted(found, key=lambda one: -one.records)[:MOST_CONNECTIONS]
             notes = [
@@ -117,9 +152,9 @@ def _choose(capture: Capture, selection: Selection) -> tuple[list[Connection], l
 
 
 def choose_quantities(capture: Capture, selection: Selection) -> list[Quantity]:
-    """What is graphed: the chosen columns, or everything that the report knew and the file has.
+    """The columns to draw: the chosen ones, or all known ones that the file has.
 
-    Raises UsageError for columns that are not there, FileError for those that are no numbers.
+    Raises UsageError for missing columns, FileError for columns without numbers.
     """
     names = selection.columns
     if names:
@@ -140,7 +175,7 @@ def choose_quantities(capture: Capture, selection: Selection) -> list[Quantity]:
 
 
 def _titles(capture: Capture, connections: Sequence[Connection]) -> list[str]:
-    """Addresses or ports; what still is the same gets a number."""
+    """Addresses or ports; equal titles get a number."""
     titles = [title_of(capture, one) for one in connections]
     counts: dict[str, int] = {}
     numbered = []
@@ -192,7 +227,7 @@ def _parameter_page(
 
 
 def _panel_of(one: Quantity, chosen: Sequence[Quantity], selection: Selection) -> str:
-    if one.name in selection.scales:  # -S is there to bring it beside the others
+    if one.name in selection.scales:  # -S moves it to the panel of the others
         others = [other for other in chosen if other.name not in selection.scales]
         one = others[0] if others else one
     if not selection.columns and one.name in _MEMORY:
@@ -201,7 +236,7 @@ def _panel_of(one: Quantity, chosen: Sequence[Quantity], selection: Selection) -
 
 
 def display_name(one: Quantity, selection: Selection) -> str:
-    """A column's name for legends, with the factor of -S; escaped."""
+    """The name of a column for legends, with the factor of -S; escaped."""
     name = "m_clused" if one.name == M_CLUSED_BYTES else for_terminal(one.name)
     factor = selection.scales.get(one.name)
     return name if factor is None else f"{name} \u00d7 {factor:g}"
@@ -237,7 +272,7 @@ def _is_memory(group: Sequence[Quantity], selection: Selection) -> bool:
 
 
 def _spread(lines: Sequence[Line]) -> float:
-    """How many times the smallest positive value the greatest is."""
+    """The greatest value divided by the smallest positive one."""
     positive = [line.values[line.values > 0] for line in lines]
     present = [values for values in positive if len(values)]
     if not present:
@@ -256,6 +291,6 @@ def _axis_label(group: Sequence[Quantity], lead: Quantity, unit: str, selection:
 
 
 def _within(spans: Spans, limits: tuple[float, float]) -> Spans:
-    """The spans that touch the page's time; the number missing stays that of the file."""
+    """The spans that overlap the page's time; `missing` remains the number of the whole file."""
     touch = (spans.end >= limits[0]) & (spans.begin <= limits[1])
     return Spans(spans.begin[touch], spans.end[touch], spans.missing)

@@ -1,29 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a column means to pmgraph: its values by chunk, its unit, and how it is to be drawn."""
+"""The meaning of a column for pmgraph: its values, its unit, and how it is drawn."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from formats.base.errors import FileError, UsageError
+from formats.pmgraph.arrays import Array, Columns
 from formats.pmgraph.options import M_CLUSED_BYTES, PARAMETERS
-
-if TYPE_CHECKING:
-    from formats.psc import Capture
-
-Array = npt.NDArray[Any]
+from formats.psc import Capture
 
 SEQUENCES = {
     "snd_max": "send", "snd_fack": "send", "snd_una": "send", "snd_nxt": "send",
     "write_seq": "send", "high_seq": "send", "rcv_nxt": "receive", "copied_seq": "receive",
 }  # fmt: skip
-"""Columns that hold 32-bit sequence numbers, by the direction whose space they count in."""
+"""The columns with 32-bit sequence numbers, and the direction that they count."""
 
 _UNITS = {parameter.column: parameter.unit for parameter in PARAMETERS}
 _CODES = ("location", "callvalue")
@@ -31,7 +25,11 @@ _CODES = ("location", "callvalue")
 
 @dataclass(frozen=True)
 class Quantity:
-    """One column as drawn: `kind` is "level", "sequence" or "code" (values that are no amounts)."""
+    """How a column is drawn.
+
+    kind: "level", "sequence" or "code" (values that are no amounts). missing: the value of a record
+    in which the kernel had none. members: values and names of an enumeration.
+    """
 
     name: str
     unit: str
@@ -41,21 +39,36 @@ class Quantity:
 
     @property
     def panel(self) -> str:
-        """Quantities of the same panel share a vertical axis."""
+        """The name of the panel; quantities with the same name share a vertical axis."""
         if self.kind == "sequence":
             return f"sequence {SEQUENCES.get(self.name, '')}"
         return self.name if self.kind == "code" else self.unit
 
 
 def cluster_bytes(capture: Capture) -> int:
-    """Bytes of one mbuf cluster, from KIND_MCLSIZE; raises FileError when the file has none."""
+    """The size of one mbuf cluster in bytes, from KIND_MCLSIZE; FileError if the file has none."""
     size = capture.header.mclsize
     if not size:
         raise FileError(
-            f"{capture.path}: no cluster size (KIND_MCLSIZE), so m_clused cannot be told in bytes",
+            f"{capture.path}: no cluster size (KIND_MCLSIZE), so m_clused cannot be shown in bytes",
             "--show m_clused shows the number of clusters",
         )
     return int(size)
+
+
+def find_maximum_bytes(capture: Capture) -> int:
+    """The maximum of m_clused times the cluster size over all snapshots, in bytes (0: none).
+
+    Raises UsageError without m_clused, FileError without a cluster size.
+    """
+    require(capture, (M_CLUSED_BYTES,))
+    size = cluster_bytes(capture)
+    most = 0
+    for piece in capture.chunks():
+        start, stop, _ = piece.indices(len(capture))
+        used = capture.column("m_clused", start, stop)[~capture.control(start, stop)]
+        most = max(most, int(used.max(initial=0)))
+    return most * size
 
 
 def source_of(capture: Capture, name: str) -> str:
@@ -74,12 +87,12 @@ def _is_derived(capture: Capture, name: str) -> bool:
 
 
 def factor_of(capture: Capture, name: str) -> int:
-    """By what the values of source_of(capture, name) are multiplied to give those of `name`."""
+    """The factor from the values of source_of(capture, name) to those of `name`."""
     return cluster_bytes(capture) if _is_derived(capture, name) else 1
 
 
-def derive(capture: Capture, name: str, columns: Mapping[str, Array]) -> Array:
-    """Values of a column, or of m_clused_bytes, out of the file's columns."""
+def derive(capture: Capture, name: str, columns: Columns) -> Array:
+    """(n,) values of a column or of m_clused_bytes, from the columns of the file."""
     values = columns[source_of(capture, name)]
     if _is_derived(capture, name):
         values = values.astype(np.uint64) * np.uint64(factor_of(capture, name))
@@ -87,7 +100,7 @@ def derive(capture: Capture, name: str, columns: Mapping[str, Array]) -> Array:
 
 
 def require(capture: Capture, names: tuple[str, ...]) -> None:
-    """Raise UsageError for the first of `names` that the file does not hold."""
+    """Raise UsageError for the first of `names` that the file does not have."""
     for name in names:
         if source_of(capture, name) not in capture.names:
             raise UsageError(
@@ -99,10 +112,10 @@ def require(capture: Capture, names: tuple[str, ...]) -> None:
 
 
 def describe(capture: Capture, name: str) -> Quantity:
-    """What is known of a column: from the file's own schema if it has one, else from the report."""
+    """The properties of a column: from the schema in the file if there is one, else the report."""
     width = capture.find_column(source_of(capture, name)).length
     if name in SEQUENCES and width == 4:
-        return Quantity(name, "bytes", "sequence")
+        return Quantity(name, "bytes", "sequence", missing=0)
     if name == "location":
         seen = [(code, capture.location_name(code)) for code in range(256)]
         named = tuple((code, text) for code, text in seen if has_locations(capture) and text)
@@ -121,12 +134,12 @@ def describe(capture: Capture, name: str) -> Quantity:
 
 
 def has_locations(capture: Capture) -> bool:
-    """Whether the location numbers are tcpkmon's: those of other files mean something else."""
+    """Whether the location numbers are those of tcpkmon; other programs use others."""
     return capture.schema is not None or bool(capture.control(0, 1).any())
 
 
 def _from_schema(capture: Capture, name: str) -> tuple[str, str, tuple[tuple[int, str], ...]]:
-    """Unit, doc text and (for an enumeration) members of a column; empty where not declared."""
+    """Unit, doc text and (of an enumeration) members of a column; empty if not declared."""
     schema = capture.schema
     if schema is None:
         return "", "", ()

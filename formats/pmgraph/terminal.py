@@ -1,36 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws pages with plotext, for a terminal without a display: curves, axes and a legend."""
+"""Draws pages with plotext in a terminal: curves, axes and a legend."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from formats.pmgraph.arrays import Array
 from formats.pmgraph.pages import Line, Page, Panel
-from formats.pmgraph.symbols import (
-    ANSI,
-    ASCII_CURVES,
-    CURVES,
-    SYMBOLS,
-    anchor_line,
-    crowded_kinds,
-    event_panel,
-    heights_on,
-)
+from formats.pmgraph.symbols import ANSI, ASCII_CURVES, CURVES, SYMBOLS
 
 # plotext is imported late, and has no types.
-Array = npt.NDArray[Any]
 Canvas = Any
 
 WIDTH_MAX = 160
-"""Wider, a terminal's lines are hard to follow."""
+"""Longer lines are hard to follow."""
 
 BINS = 2 * WIDTH_MAX
-"""Pixel columns for which curves are thinned: a braille cell is two dots wide."""
+"""Pixel columns for which curves are thinned; a braille cell is two dots wide."""
 
 _FIRST_HEIGHT = 16
 _HEIGHT = 9
@@ -38,7 +28,7 @@ _TICK_WIDTH = 8
 _TICKS = {_FIRST_HEIGHT: 4, _HEIGHT: 3}
 _MOST_NAMED = 8
 _MOST_SIGNS = 24
-_GREATEST = 1e300  # beyond it, a difference of two is infinite
+_GREATEST = 1e300  # the difference of two greater values may be infinite
 _ASCII = str.maketrans(
     dict(zip("\u2502\u2500\u2514\u2524\u252c\u00d7\u00b5", "|-+++xu", strict=True))
     | {"\u2192": "->"}
@@ -47,7 +37,7 @@ _ASCII = str.maketrans(
 
 @dataclass(frozen=True)
 class _Look:
-    """What the terminal can show."""
+    """The abilities of the terminal."""
 
     width: int
     coloured: bool
@@ -59,9 +49,9 @@ class _Look:
         return ":" if self.ascii_only else "\u2591"
 
     def curve(self, index: int) -> tuple[str, str, int | str]:
-        """plotext's marker, a sample of it and the colour, of a panel's line.
+        """plotext's marker, a sample of it, and the colour of a panel's line.
 
-        The colours tell lines apart, and the markers where there are no (more) colours.
+        Lines differ in colour; without (further) colours they differ in the marker.
         """
         markers = ASCII_CURVES if self.ascii_only else CURVES
         colour = ANSI[index % len(ANSI)] if self.coloured else "default"
@@ -73,7 +63,7 @@ class _Look:
         return SYMBOLS[name].letter if self.ascii_only else SYMBOLS[name].sign
 
     def fit(self, text: str, width: int) -> str:
-        """`text` in the terminal's letters, cut to `width`."""
+        """`text` in characters that the terminal has, cut to `width`."""
         if self.ascii_only:
             text = text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
         return text if len(text) <= width else text[: width - 3] + "..."
@@ -98,14 +88,14 @@ def draw_text(
 def _draw_panel(page: Page, place: int, look: _Look) -> Iterator[str]:
     import plotext
 
-    panel, names = _name_values(page.panels[place])
+    panel, names = page.panels[place].with_names(_MOST_NAMED)
     height = _FIRST_HEIGHT if place == 0 else _HEIGHT
     is_last = place == len(page.panels) - 1
     begin, end = page.limits
     end = end if end > begin else begin + 1.0
     low, high = (-0.5, len(names) - 0.5) if names else _range_of(panel)
-    crowded = crowded_kinds(page, _MOST_SIGNS) if place == event_panel(page) else []
-    above = min(len(crowded), height // 2)  # rows for these
+    crowded = page.crowded_kinds(_MOST_SIGNS) if place == page.event_panel() else []
+    above = min(len(crowded), height // 2)  # rows above the curves
     high = low + (high - low) * (height - 1) / (height - 1 - above)
     plotext.clear_figure()
     plotext.theme("clear")
@@ -118,36 +108,21 @@ def _draw_panel(page: Page, place: int, look: _Look) -> Iterator[str]:
     ticks = range(len(names)) if names else np.linspace(low, high, _TICKS[height]).tolist()
     labels = names or [_number(value) for value in ticks]
     plotext.yticks(ticks, [f"{text:>{_TICK_WIDTH}.{_TICK_WIDTH}}" for text in labels])
-    plotext.scatter([begin], [low], marker=" ")  # without data there would be no axes
+    plotext.scatter([begin], [low], marker=" ")  # plotext draws no axes without data
     if is_last:
         plotext.xlabel("time since the first record (s)")
     else:
         plotext.xfrequency(0)
     cells = np.linspace(begin, end, look.width - _TICK_WIDTH - 1), np.linspace(low, high, height)
     _shade_losses(plotext, page, *cells, look)
-    for index in reversed(range(len(panel.lines))):  # what was asked for first is on top
+    for index in reversed(range(len(panel.lines))):  # the first one is on top
         marker, _, colour = look.curve(index)
         _draw_line(plotext, panel.lines[index], marker, colour)
-    if place == event_panel(page):
+    if place == page.event_panel():
         _put_events(plotext, page, panel, cells[1], crowded, look)
     text = plotext.build() if look.coloured else plotext.uncolorize(plotext.build())
     for line in text.rstrip("\n").split("\n"):
         yield (line.translate(_ASCII) if look.ascii_only else line).rstrip()
-
-
-def _name_values(panel: Panel) -> tuple[Panel, list[str]]:
-    """Give the codes that occur equal distances and their names, if these are few."""
-    used = {float(value) for line in panel.lines for value in line.values}
-    members = [(float(code), name) for code, name in panel.members if float(code) in used]
-    if not 0 < len(members) <= _MOST_NAMED:
-        return panel, []
-    places = {code: place for place, (code, _) in enumerate(members)}
-    lines = []
-    for line in panel.lines:
-        known = np.isin(line.values, list(places))
-        values = np.array([places[value] for value in line.values[known].tolist()], np.float64)
-        lines.append(replace(line, times=line.times[known], values=values))
-    return replace(panel, lines=tuple(lines)), [name for _, name in members]
 
 
 def _range_of(panel: Panel) -> tuple[float, float]:
@@ -173,7 +148,7 @@ def _draw_line(canvas: Canvas, line: Line, marker: str, colour: int | str) -> No
 
 
 def _shade_losses(canvas: Canvas, page: Page, across: Array, up: Array, look: _Look) -> None:
-    """Fill the cells of the times in which records are missing."""
+    """Fill the cells of times in which records are missing."""
     begin = np.maximum(page.spans.begin, across[0])
     end = np.minimum(page.spans.end, across[-1])
     for span in zip(begin, end, strict=True):
@@ -185,19 +160,19 @@ def _shade_losses(canvas: Canvas, page: Page, across: Array, up: Array, look: _L
 def _put_events(
     canvas: Canvas, page: Page, panel: Panel, up: Array, crowded: list[str], look: _Look
 ) -> None:
-    for connection, name, times in reversed(page.events):  # the gravest come first
-        line = anchor_line(panel, connection)
-        if name in crowded:  # these stand above the curves, a row each
+    for connection, name, times in reversed(page.events):  # the most important last, on top
+        line = panel.anchor_line(connection)
+        if name in crowded:  # a row each, above the curves
             heights = np.full(len(times), up[-1 - crowded.index(name) % len(up)])
         elif line is not None and not SYMBOLS[name].at_bottom:
-            heights = np.clip(heights_on(line, times), up[0], up[-1])
+            heights = np.clip(line.heights_at(times), up[0], up[-1])
         else:
             heights = np.full(len(times), up[0])
         canvas.scatter(times.tolist(), heights.tolist(), marker=look.event(name), color="default")
 
 
 def _names(panel: Panel, look: _Look) -> Iterator[str]:
-    """The panel's label and the names of its lines, with samples of these."""
+    """The panel's label and the names of its lines, with samples."""
     import plotext
 
     label = look.fit(panel.label, look.width)
@@ -211,7 +186,7 @@ def _names(panel: Panel, look: _Look) -> Iterator[str]:
 
 
 def _events(page: Page, look: _Look) -> Iterator[str]:
-    """What the signs of events and the shading mean."""
+    """The legend of the events and of the shading."""
     names = dict.fromkeys(name for _, name, _ in page.events)
     parts = [f"{look.event(name)} {SYMBOLS[name].text}" for name in names]
     if len(page.spans.begin):
@@ -220,7 +195,7 @@ def _events(page: Page, look: _Look) -> Iterator[str]:
 
 
 def _flow(parts: Sequence[tuple[int, str]], width: int) -> Iterator[str]:
-    """Put parts (their width and text) beside each other into lines of at most `width`."""
+    """Join parts (width and text) to lines of at most `width`."""
     line, used = "", 0
     for length, text in parts:
         if used and used + length > width:
@@ -232,5 +207,5 @@ def _flow(parts: Sequence[tuple[int, str]], width: int) -> Iterator[str]:
 
 
 def _number(value: float) -> str:
-    value += 0.0  # of a negative zero, zero
+    value += 0.0  # makes -0.0 to 0.0
     return f"{value:.4g}" if abs(value) < 1e6 else f"{value:.3g}"

@@ -1,32 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a capture into tab-separated text (-T): in bounded memory."""
+"""Writes a capture as tab-separated text (-T), in bounded memory."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
-
-import numpy.typing as npt
+from typing import BinaryIO
 
 from formats.base.escape import for_terminal
 from formats.lines import Cell, Kind
+from formats.pmgraph.arrays import Array
 from formats.pmgraph.clock import ClockText
 from formats.pmgraph.connections import key_columns, match_ports
 from formats.pmgraph.options import Selection
 from formats.pmgraph.quantities import factor_of, require, source_of
-from formats.psc import decode, number_cell, write_entries
-
-if TYPE_CHECKING:
-    from formats.psc import Capture
-
-Array = npt.NDArray[Any]
+from formats.psc import Capture, decode, number_cell, write_entries
 
 _ALWAYS = ("time", "lport", "rport")
 
 
 def choose_columns(capture: Capture, selection: Selection) -> tuple[str, ...]:
-    """Columns to print: all of them, or time and ports and the chosen; raises UsageError."""
+    """The columns to print: all, or time, ports and the chosen ones; raises UsageError."""
     if not selection.columns:
         return tuple(capture.names)
     require(capture, selection.columns)
@@ -35,24 +29,21 @@ def choose_columns(capture: Capture, selection: Selection) -> tuple[str, ...]:
 
 
 def write_text(capture: Capture, selection: Selection, out: BinaryIO, clock: str = "epoch") -> None:
-    """Write the line of names and one line per record.
+    """Write a line of names and a line for each record.
 
-    Integers in decimal, raw bytes in hex, the time as `clock` says. Control entries are left out
-    where columns or connections were chosen. Raises UsageError for columns that are not there.
+    Integers are decimal, raw bytes hexadecimal, times in the format `clock`. Control entries are
+    left out if columns or connections are chosen. Raises UsageError for missing columns.
     """
     names = choose_columns(capture, selection)
     text = ClockText(capture, clock)
-    out.write(("# " + "\t".join(map(_heading, names)) + "\n").encode("utf-8", "backslashreplace"))
+    heading = "\t".join(for_terminal(name) or "?" for name in names)
+    out.write(f"# {heading}\n".encode("utf-8", "backslashreplace"))
     choose = functools.partial(_choose_entries, capture, selection)
     write_entries(capture, _cells(capture, names, text), "\n", choose, out)
 
 
-def _heading(name: str) -> str:
-    return for_terminal(name) or "?"
-
-
 def _choose_entries(capture: Capture, selection: Selection, rows: Array) -> Array | None:
-    """Which of some entries are to be printed; None: all."""
+    """(n,) whether an entry is printed; None: all are."""
     if not (selection.columns or selection.connections):
         return None
     found = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units of the graphs' axes: the prefix that makes numbers short, and the axis's name."""
+"""The units of axes: the prefix that makes numbers short, and the name of the axis."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _DIMENSIONS = {
 
 
 def choose_scale(unit: str, largest: float) -> tuple[float, str]:
-    """Return (factor, unit to print) for values of `unit` up to `largest`.
+    """Factor and printed unit for values of `unit` up to `largest`.
 
-    Values times the factor have few digits before the point; prefixes are decimal (1 kB = 1000 B).
+    Values times the factor have few digits before the point. 1 kB is 1000 B.
     """
     largest = abs(largest)
     if unit in ("bytes", "bytes/s"):
@@ -31,5 +31,5 @@ def choose_scale(unit: str, largest: float) -> tuple[float, str]:
 
 
 def dimension_of(unit: str) -> str:
-    """What an axis with several quantities of this unit is called."""
+    """The name of an axis for several quantities of this unit."""
     return _DIMENSIONS.get(unit, unit)

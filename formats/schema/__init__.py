@@ -4,26 +4,10 @@
 `parse` and `load` read it, `format_schema` writes it, `field_type` gives widths and C types.
 """
 
-from __future__ import annotations
-
-from formats.base.errors import Problem, SchemaError
 from formats.schema.cursor import C_WORDS
-from formats.schema.model import (
-    Arch,
-    Enum,
-    Event,
-    Field,
-    Include,
-    LogLevel,
-    Member,
-    Omit,
-    Position,
-    Schema,
-    suggest,
-)
+from formats.schema.model import Arch, Enum, Event, Field, LogLevel, Schema, suggest
 from formats.schema.parser import (
     MAX_TEXT_BYTES,
-    Partial,
     load,
     load_partly,
     parse,
@@ -33,34 +17,10 @@ from formats.schema.parser import (
 from formats.schema.placement import Place, place_fields
 from formats.schema.printer import format_schema
 from formats.schema.resolve import enabled_events
-from formats.schema.types import FieldType, field_type
+from formats.schema.types import field_type
 
 __all__ = [
-    "C_WORDS",
-    "MAX_TEXT_BYTES",
-    "Arch",
-    "Enum",
-    "Event",
-    "Field",
-    "FieldType",
-    "Include",
-    "LogLevel",
-    "Member",
-    "Omit",
-    "Partial",
-    "Place",
-    "Position",
-    "Problem",
-    "Schema",
-    "SchemaError",
-    "enabled_events",
-    "field_type",
-    "format_schema",
-    "load",
-    "load_partly",
-    "parse",
-    "place_fields",
-    "read_text",
-    "schema_name",
-    "suggest",
-]
+    "C_WORDS", "MAX_TEXT_BYTES", "Arch", "Enum", "Event", "Field", "LogLevel", "Place", "Schema",
+    "enabled_events", "field_type", "format_schema", "load", "load_partly", "parse", "place_fields",
+    "read_text", "schema_name", "suggest",
+]  # fmt: skip

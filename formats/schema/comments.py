@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comments of a schema as documentation: text, ``[unit]`` and ``@tags``, both ways.
+"""Reads and writes the comments of a schema as documentation: text, ``[unit]`` and ``@tags``.
 
 The last bracket that begins a word is the unit (``[]``: none). A word ``@tag`` is a tag; ``@@``
-at the beginning of a word stands for one @ in the text.
+at the beginning of a word means one @ in the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _AT = re.compile(r"(?<!\S)@")
 
 
 def comment_lines(comment: str) -> list[str]:
-    """The text lines of one comment as it stands in a schema, without the marks."""
+    """The text lines of one comment of a schema, without the comment marks."""
     if comment.startswith("/*"):
         inner = comment[2:].removesuffix("*/")
         return [re.sub(r"^\s*\*(?=\s|$)", "", line) for line in inner.split("\n")]
@@ -24,7 +24,7 @@ def comment_lines(comment: str) -> list[str]:
 
 
 def plain_doc(lines: Iterable[str]) -> str:
-    """Lines of text as documentation: single spaces, no empty line at either end."""
+    """Lines as documentation: single spaces, no empty first or last line."""
     return "\n".join(" ".join(line.split()) for line in lines).strip("\n")
 
 
@@ -36,22 +36,16 @@ def split_doc(lines: Iterable[str], has_unit: bool) -> tuple[str, str, frozenset
         last = brackets[-1]
         unit = " ".join(last[0][1:-1].split())
         text = text[: last.start()].rstrip(" ") + text[last.end() :]
-    tags: set[str] = set()
-    kept: list[str] = []
+    tags = frozenset(tag[1] for word in text.split() if (tag := _TAG.fullmatch(word)))
+    kept = []
     for line in text.split("\n"):
-        words: list[str] = []
-        for word in line.split():
-            tag = _TAG.fullmatch(word)
-            if tag:
-                tags.add(tag[1])
-            else:
-                words.append(word[1:] if word.startswith("@@") else word)
-        kept.append(" ".join(words))
-    return plain_doc(kept), unit, frozenset(tags)
+        words = [word for word in line.split() if not _TAG.fullmatch(word)]
+        kept.append(" ".join(word[1:] if word.startswith("@@") else word for word in words))
+    return plain_doc(kept), unit, tags
 
 
 def join_doc(doc: str, unit: str | None, tags: frozenset[str]) -> list[str]:
-    """The comment lines (without marks) that `split_doc` reads back; `unit` None: has none."""
+    """The comment lines (without marks) that `split_doc` reads back; `unit` None: without units."""
     text = _AT.sub("@@", plain_doc(doc.split("\n")))
     extras: list[str] = []
     if unit or (unit is not None and _BRACKET.search(text)):

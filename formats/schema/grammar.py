@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grammar of docs/schema-language.md: tokens to a Schema, one method a rule."""
+"""The grammar of docs/schema-language.md: tokens to a Schema, a method for each rule."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _LEVEL_ITEM = "'event', 'include' or 'omit'"
 
 
 class Grammar(Cursor):
-    """Reads one file's text; `problems` holds its mistakes, as far as one file can tell.
+    """Reads the text of one file; `problems` holds the mistakes that this file alone shows.
 
-    `unsure`: the events of which a field was not understood.
+    `unsure`: the events with a field that could not be read.
     """
 
     def __init__(self, text: str, file: str) -> None:
@@ -47,10 +47,10 @@ class Grammar(Cursor):
         self._using: dict[str, Position] = {}
 
     def schema(self, name: str) -> Schema:
-        """Everything that the text declares, with what could be read of wrong declarations."""
+        """All declarations of the text, also the readable parts of wrong ones."""
         while not self.at_end():
             if self.at(";"):
-                self.take()
+                self.advance()
             else:
                 self._item()
         return Schema(
@@ -65,28 +65,21 @@ class Grammar(Cursor):
 
     def _item(self) -> None:
         keyword = self._keyword(ITEMS, _ITEM)
-        if keyword == "event":
-            self._event()
-        elif keyword == "enum":
-            self._enum()
-        elif keyword == "loglevel":
-            self._loglevel()
-        elif keyword == "using":
-            self._use()
-        elif keyword == "arch":
-            self._arch()
+        if keyword:
+            rules = (self._event, self._enum, self._loglevel, self._use, self._arch)
+            rules[ITEMS.index(keyword)]()
         elif self.peek().kind == "name":
             self.skip_item()
         else:
-            self.take()
+            self.advance()
 
     def _keyword(self, keywords: tuple[str, ...], what: str) -> str:
-        """The keyword that is next, or was meant (then noted); empty if none can be guessed."""
+        """The next keyword, or a guess with a problem; empty if there is no guess."""
         token = self.peek()
         if token.text in keywords:
             return token.text
         if token.text in LEVEL_ITEMS:
-            self.expected(f"{what} ('{token.text}' stands inside a loglevel)")
+            self.expected(f"{what} ('{token.text}' belongs inside a loglevel)")
             return ""
         meant = nearest(token.text, keywords) if token.kind == "name" else ""
         hint = f" (did you mean '{meant}'?)" if meant else ""
@@ -94,26 +87,26 @@ class Grammar(Cursor):
         return meant if self.peek(1).kind == "name" else ""
 
     def _event(self) -> Event:
-        start, block = self.index, self.open("event", "{")
+        start, block = self.index, self.open_block("event", "{")
         docs = self.comments(start)
         fields: list[Field] = []
         names: set[str] = set()
-        while self.inside(block, "a type"):
-            field = None if self._c_habit() else self._field(names)
+        while self.has_more(block, "a type"):
+            field = None if self._refuse_c_syntax() else self._field(names)
             if field is None:
                 self.unsure.add(block.name.text)
             else:
                 fields.append(field)
         if not block.is_open:
             self.unsure.add(block.name.text)
-        docs += self.close(block)
+        docs += self.close_block(block)
         doc, _, tags = split_doc(docs, has_unit=False)
         event = Event(block.name.text, tuple(fields), doc, tags, block.name.position)
         self._events.append(event)
         return event
 
-    def _c_habit(self) -> bool:
-        """Refuse ``unsigned int x``, ``struct x {..} y``, ``enum x y`` as one mistake each."""
+    def _refuse_c_syntax(self) -> bool:
+        """Refuse ``unsigned int x``, ``struct x {..} y`` and ``enum x y`` with one problem."""
         token = self.peek()
         if token.text == "enum":
             self.expected(f"the enum's name alone, '{self.peek(1).text}'")
@@ -121,7 +114,7 @@ class Grammar(Cursor):
             self.fail(token.position, explain_unknown_type(token.text, []))
         else:
             return False
-        self.take()
+        self.advance()
         self.skip_line(token.line)
         return True
 
@@ -129,9 +122,9 @@ class Grammar(Cursor):
         start, kind = self.index, self.peek()
         if kind.kind != "name":
             self.expected("a type")
-            self.skip_line(self.take().line)
+            self.skip_line(self.advance().line)
             return None
-        self.take()
+        self.advance()
         name = self.peek()
         if name.kind != "name" or self.begins_block():
             self.expected(f"a field name after '{kind.text}'")
@@ -140,8 +133,8 @@ class Grammar(Cursor):
         if name.text in C_WORDS or name.text == "header":
             self._refuse_field_name(kind, name)
             return None
-        self.take()
-        self.separator(name.line)
+        self.advance()
+        self.skip_separator(name.line)
         doc, unit, tags = split_doc(self.comments(start), has_unit=True)
         if name.text in earlier:
             self.fail(name.position, f"expected a new field name, found '{name.text}' again")
@@ -159,38 +152,38 @@ class Grammar(Cursor):
         self.skip_line(name.line)
 
     def _enum(self) -> None:
-        start, block = self.index, self.open("enum", "{")
+        start, block = self.index, self.open_block("enum", "{")
         name = block.name
         if is_type_name(name.text) and name.text not in C_WORDS:
             self.fail(name.position, f"expected a new type name, found basic type '{name.text}'")
         docs = self.comments(start)
         members: dict[str, Member] = {}
         value = 0
-        while self.inside(block, "a name"):
+        while self.has_more(block, "a name"):
             member = self._member(members, value)
             if member:
                 members[member.name] = member
                 value = member.value + 1
         if not members and block.is_open:
             self.expected(f"at least one name in {block}")
-        docs += self.close(block)
+        docs += self.close_block(block)
         self._enums.append(Enum(name.text, tuple(members.values()), plain_doc(docs), name.position))
 
     def _member(self, earlier: dict[str, Member], value: int) -> Member | None:
-        start, name = self.index, self.name("a name")
+        start, name = self.index, self.read_name("a name")
         if name is None:
-            self.skip_line(self.take().line)
+            self.skip_line(self.advance().line)
             return None
         last = name
         if self.at("="):
-            self.take()
+            self.advance()
             last = self.peek()
             given = _integer(last.text)
             if given is None:
                 self.expected(f"an integer after '{name.text} ='")
                 self.skip_line(name.line)
                 return Member(name.text, min(value, _MAX_VALUE))
-            self.take()
+            self.advance()
             value = given
         if not _MIN_VALUE <= value <= _MAX_VALUE:
             self.fail(last.position, f"expected a value of 32 bits with sign, found {value}")
@@ -198,48 +191,49 @@ class Grammar(Cursor):
         if self.peek().line == last.line and not (self.at(",", ";", "}") or self.at_end()):
             self.expected(f"',' or '}}' after '{name.text}'")
             self.skip_line(last.line)
-        self.separator(last.line)
+        self.skip_separator(last.line)
         if name.text in earlier:
             self.fail(name.position, f"expected a new name, found '{name.text}' again")
         doc, _, tags = split_doc(self.comments(start), has_unit=False)
         return Member(name.text, value, doc, tags)
 
     def _loglevel(self) -> None:
-        start, block = self.index, self.open("loglevel", "<")
+        start, block = self.index, self.open_block("loglevel", "<")
         docs = self.comments(start)
         items: list[LevelItem] = []
-        while self.inside(block, _LEVEL_ITEM):
+        while self.has_more(block, _LEVEL_ITEM):
             keyword = self._keyword(LEVEL_ITEMS, _LEVEL_ITEM)
             if keyword == "event":
                 items.append(self._event())
                 continue
-            line = self.take().line
+            line = self.advance().line
             if keyword == "include":
-                names = self.names("a log level's name")
-                items += [Include(one.text, one.position) for one in names]
+                levels = self.read_names("a log level's name")
+                items += [Include(one.text, one.position) for one in levels]
             elif keyword == "omit":
-                items += [Omit(one.text, one.position) for one in self.names("an event's name")]
+                events = self.read_names("an event's name")
+                items += [Omit(one.text, one.position) for one in events]
             else:
                 self.skip_line(line)
-        docs += self.close(block)
+        docs += self.close_block(block)
         name = block.name
         self._loglevels.append(LogLevel(name.text, tuple(items), plain_doc(docs), name.position))
 
     def _use(self) -> None:
-        self.take()
-        for name in self.names("a log level's name"):
+        self.advance()
+        for name in self.read_names("a log level's name"):
             if name.text in self._using:
                 self.fail(name.position, f"expected another log level, found '{name.text}' again")
             self._using[name.text] = name.position
 
     def _arch(self) -> None:
-        start, block = self.index, self.open("arch", "{")
+        start, block = self.index, self.open_block("arch", "{")
         docs = self.comments(start)
         counters: dict[str, Token] = {}
         names: set[str] = set()
-        while self.inside(block, "'counterN NAME'"):
+        while self.has_more(block, "'counterN NAME'"):
             self._counter(block, counters, names)
-        docs += self.close(block)
+        docs += self.close_block(block)
         name = block.name
         pairs = tuple((number, counter.text) for number, counter in counters.items())
         places = tuple(counter.position for counter in counters.values())
@@ -249,14 +243,14 @@ class Grammar(Cursor):
         counter = self.peek()
         if not _COUNTER.fullmatch(counter.text):
             self.expected(f"'counter1', 'counter2', ... in {block}")
-            self.skip_line(self.take().line)
+            self.skip_line(self.advance().line)
             return
-        self.take()
-        event = self.name("a hardware counter's name")
+        self.advance()
+        event = self.read_name("a hardware counter's name")
         if event is None:
             self.skip_line(counter.line)
             return
-        self.separator(event.line)
+        self.skip_separator(event.line)
         if counter.text in counters:
             self.fail(counter.position, f"expected a new counter, found '{counter.text}' again")
         elif event.text in names:
@@ -266,7 +260,7 @@ class Grammar(Cursor):
 
 
 def _integer(text: str) -> int | None:
-    """The value of a C integer constant with an optional sign; None if it is none."""
+    """The value of a C integer constant with an optional sign; None for other text."""
     match = _INTEGER.fullmatch(text)
     if match is None:
         return None

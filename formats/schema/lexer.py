@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first step of reading a schema: text to tokens, each with its place and its comments."""
+"""Splits schema text into tokens, each with its position and its comments."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _TOKEN = re.compile(
 class Token:
     """One word, number or mark; `kind` is name, number, mark, other or end.
 
-    `before`: text of the comment lines directly above; `after`: of the comments behind it on its
-    line (and of lines that continue them at the same column).
+    `before`: the comment lines directly above it. `after`: the comments behind it on its line, and
+    the lines that continue them at the same column.
     """
 
     kind: str
@@ -50,57 +50,49 @@ class Token:
 
 @dataclass
 class _Comments:
-    """Comments that stand above the next token, and where a comment behind a token may go on."""
+    """The comments above the next token, and where a comment behind a token may continue."""
 
     above: list[str] = field(default_factory=list)
     above_end: int = 0
     behind_end: int = 0
     behind_column: int = 0
 
+    def add(self, comment: str, position: Position, last: Token | None) -> None:
+        """Add a comment to the token before it (`last`), or keep it for the next one."""
+        lines = comment_lines(comment)
+        end = position.line + comment.count("\n")
+        continues = (self.behind_end, self.behind_column) == (position.line - 1, position.column)
+        if last is not None and (last.line == position.line or continues):
+            last.after += lines
+            self.behind_end, self.behind_column = end, position.column
+            return
+        if self.above_end < position.line - 1:  # an empty line between
+            self.above = []
+        self.above, self.above_end = self.above + lines, end
+
+    def pop_above(self, line: int) -> list[str]:
+        """The comments directly above a token on `line`, which belong to no other token then."""
+        above, self.above = self.above, []
+        return above if self.above_end >= line - 1 else []
+
 
 def tokens(text: str, file: str) -> tuple[list[Token], list[Problem]]:
     """All tokens of `text`, the last of kind end, and the problems (a comment never closed)."""
     found: list[Token] = []
     problems: list[Problem] = []
-    state = _Comments()
+    comments = _Comments()
     line, line_start = 1, 0
     for match in _TOKEN.finditer(text):
         kind, part = match.lastgroup or "other", match[0]
         position = Position(file, line, match.start() - line_start + 1)
         if kind == "unclosed":
-            problems.append(Problem(*_place(position), "expected '*/', found end of file"))
+            problems.append(position.problem("expected '*/', found end of file"))
         elif kind == "comment":
-            _keep(part, position, found, state)
+            comments.add(part, position, found[-1] if found else None)
         elif kind != "space":
-            found.append(Token(kind, part, position, _take(state, line)))
+            found.append(Token(kind, part, position, comments.pop_above(line)))
         if "\n" in part:
             line += part.count("\n")
             line_start = match.start() + part.rindex("\n") + 1
-    end = Position(file, line, len(text) - line_start + 1)
-    found.append(Token("end", "", end))
+    found.append(Token("end", "", Position(file, line, len(text) - line_start + 1)))
     return found, problems
-
-
-def _keep(comment: str, position: Position, found: list[Token], state: _Comments) -> None:
-    lines = comment_lines(comment)
-    end = position.line + comment.count("\n")
-    is_behind = bool(found) and found[-1].line == position.line
-    continues = state.behind_end == position.line - 1 and state.behind_column == position.column
-    if is_behind or (continues and found):
-        found[-1].after += lines
-        state.behind_end, state.behind_column = end, position.column
-    elif state.above and state.above_end < position.line - 1:  # an empty line between
-        state.above, state.above_end = lines, end
-    else:
-        state.above += lines
-        state.above_end = end
-
-
-def _take(state: _Comments, line: int) -> list[str]:
-    above = state.above if state.above_end >= line - 1 else []
-    state.above = []
-    return above
-
-
-def _place(position: Position) -> tuple[str, int, int]:
-    return position.file, position.line, position.column

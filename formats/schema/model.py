@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a schema declares, as immutable values: the parser makes them, everything else reads them.
+"""The declarations of a schema as immutable values: the parser makes them, all others read them.
 
 Two values are equal if they declare the same; positions and a schema's name do not count.
 """
@@ -12,21 +12,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from formats.base.errors import UsageError
+from formats.base.errors import Problem, UsageError
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Position:
-    """Where something stands in a schema file; line and column count from 1, in characters."""
+    """A place in a schema file; line and column count from 1, in characters."""
 
     file: str = ""
     line: int = 0
     column: int = 0
 
+    def problem(self, message: str) -> Problem:
+        """A mistake at this place."""
+        return Problem(self.file, self.line, self.column, message)
+
 
 _NOWHERE = Position()
 _MAX_CANDIDATES = 500  # a hostile schema must not make suggestions slow
-_T = TypeVar("_T", "Field", "Event", "Member", "Enum", "LogLevel")
+_T = TypeVar("_T", "Field", "Event", "Enum", "LogLevel")
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Event:
-    """What ``klogger(name, ...)`` records: its fields, in order (there may be none)."""
+    """The record of ``klogger(name, ...)``: its fields in order (there may be none)."""
 
     name: str
     fields: tuple[Field, ...] = ()
@@ -79,14 +83,10 @@ class Enum:
         """From each value to the name that decoding shows."""
         return {member.value: member.name for member in reversed(self.members)}
 
-    def member(self, name: str) -> Member:
-        """The member called `name`; raises UsageError."""
-        return _find(self.members, name, f"member of enum '{self.name}'")
-
 
 @dataclass(frozen=True)
 class Include:
-    """Within a log level: all that the level `name` records."""
+    """Part of a log level: it records all events of the level `name` too."""
 
     name: str
     position: Position = field(default=_NOWHERE, compare=False, repr=False)
@@ -94,7 +94,7 @@ class Include:
 
 @dataclass(frozen=True)
 class Omit:
-    """Within a log level: not the event `name` of the levels that it includes."""
+    """Part of a log level: it does not record the event `name` of the levels that it includes."""
 
     name: str
     position: Position = field(default=_NOWHERE, compare=False, repr=False)
@@ -113,7 +113,7 @@ class LogLevel:
     position: Position = field(default=_NOWHERE, compare=False, repr=False)
 
     def events(self) -> tuple[Event, ...]:
-        """The events that stand in this level itself."""
+        """The events that are declared in this level itself."""
         return tuple(item for item in self.items if isinstance(item, Event))
 
 
@@ -157,14 +157,14 @@ class Schema:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The one of `names` that `name` was probably meant to be, or an empty string."""
+    """The most similar of `names`, or an empty string if none is similar."""
     candidates = list(itertools.islice(names, _MAX_CANDIDATES))
     near = difflib.get_close_matches(name[:100], candidates, n=1)
     return near[0] if near else ""
 
 
 def suggest(name: str, names: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` with the nearest of `names`, or nothing if none is near."""
+    """`` (did you mean 'x'?)`` with the nearest of `names`, or an empty string."""
     near = nearest(name, names)
     return f" (did you mean '{near}'?)" if near else ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schema text and files to a checked Schema, or to an error that tells of every mistake at once."""
+"""Schema text and files to a checked Schema, or to one error with every mistake."""
 
 from __future__ import annotations
 
@@ -16,8 +16,20 @@ from formats.schema.resolve import check, merge
 MAX_TEXT_BYTES = 1 << 20
 
 
+@dataclass(frozen=True)
+class Partial:
+    """The declarations that could be read, and the problems.
+
+    unsure: events that have a mistake in their text, so that their fields may be others.
+    """
+
+    schema: Schema
+    problems: tuple[Problem, ...]
+    unsure: frozenset[str]
+
+
 def parse(text: str, filename: str = "<schema>") -> Schema:
-    """The schema that `text` declares; raises SchemaError with every problem in it."""
+    """The schema in `text`; raises SchemaError with all problems."""
     read = _read(text, filename)
     problems = [*read.problems, *check(read.schema)]
     if problems:
@@ -26,7 +38,7 @@ def parse(text: str, filename: str = "<schema>") -> Schema:
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> Schema:
-    """The schema that several files declare together (a file named twice counts once).
+    """The schema of several files together (a file named twice counts once).
 
     Raises FileError, or SchemaError with the problems of all files.
     """
@@ -36,20 +48,8 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Schema:
     return partial.schema
 
 
-@dataclass(frozen=True)
-class Partial:
-    """What could be read of schemata, and their problems, file by file.
-
-    The events in `unsure` may have more or other fields than their text was understood to say.
-    """
-
-    schema: Schema
-    problems: tuple[Problem, ...]
-    unsure: frozenset[str]
-
-
 def load_partly(paths: Iterable[str | os.PathLike[str]]) -> Partial:
-    """As `load`, with the problems as a value, so that what depends on the schema goes on."""
+    """As `load`, but returns the problems (ordered by file), so that the caller can continue."""
     files: dict[str, str] = {}
     for path in paths:
         files.setdefault(os.path.realpath(path), os.fspath(path))
@@ -58,13 +58,13 @@ def load_partly(paths: Iterable[str | os.PathLike[str]]) -> Partial:
     unsure: set[str] = set()
     for name in files.values():
         try:
-            grammar = _read(read_text(name), name)
+            read = _read(read_text(name), name)
         except SchemaError as error:
             problems += error.problems
             continue
-        schemata.append(grammar.schema)
-        problems += grammar.problems
-        unsure |= grammar.unsure
+        schemata.append(read.schema)
+        problems += read.problems
+        unsure |= read.unsure
     merged = merge(schemata)
     problems += check(merged)
     order = {name: number for number, name in enumerate(files.values())}
@@ -81,7 +81,7 @@ def schema_name(path: str) -> str:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a schema's file; raises FileError, or SchemaError where it is not UTF-8."""
+    """The text of a schema file; raises FileError, or SchemaError if it is not UTF-8."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_TEXT_BYTES + 1)
@@ -97,16 +97,10 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise SchemaError([problem]) from error
 
 
-@dataclass(frozen=True)
-class _Read:
-    schema: Schema
-    problems: list[Problem]
-    unsure: set[str]
-
-
-def _read(text: str, file: str) -> _Read:
+def _read(text: str, file: str) -> Partial:
+    """What one text declares, with the problems that this text alone shows, in no order."""
     if len(text) > MAX_TEXT_BYTES:
         raise SchemaError([Problem(file, 1, 1, f"expected at most {MAX_TEXT_BYTES} characters")])
     grammar = Grammar(text, file)
     schema = grammar.schema(schema_name(file))
-    return _Read(schema, grammar.problems, grammar.unsure)
+    return Partial(schema, tuple(grammar.problems), frozenset(grammar.unsure))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an event's fields stand in its payload: as a C compiler places them, on 64-bit machines."""
+"""The offsets of an event's fields in its payload, as a C compiler for 64 bits places them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from formats.schema.model import Event, Field, Schema
 from formats.schema.types import FieldType, field_type
 
 RAW_TAGS = frozenset({"raw", "address"})
-"""Tags of string fields that hold any bytes, and not text that ends at the first zero."""
+"""Tags of string fields that hold any bytes, not text that ends at the first zero."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Place:
 
 
 def place_fields(schema: Schema, event: Event) -> tuple[tuple[Place, ...], int]:
-    """The fields in order, each at a multiple of its width (strings anywhere); and the payload's
-    size, a multiple of 8. UsageError for an unknown type."""
+    """The fields in order, each at a multiple of its width (strings anywhere), and the size of the
+    payload in bytes, a multiple of 8. UsageError for an unknown type."""
     places = []
     end = 0
     for field in event.fields:

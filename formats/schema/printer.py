@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Schema back to text in the Klogger language: what files carry, and `parse` reads again."""
+"""Writes a Schema as text in the Klogger language, for files; `parse` reads it back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def format_schema(schema: Schema) -> str:
         blocks.append([f"using {', '.join(schema.using)}"])
     blocks += [_arch(arch) for arch in schema.arches]
     blocks += [_enum(enum) for enum in schema.enums]
-    # Events and levels in the order that gives schema.events back.
+    # Events and levels in an order from which `parse` makes the same schema.events.
     free = {event.name: event for event in schema.events}
     for level in schema.loglevels:
         for event in level.events():
@@ -43,7 +43,7 @@ def _comments(lines: Sequence[str]) -> list[str]:
 
 
 def _body(rows: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Declarations with their comments: of one line behind, of more above."""
+    """Declarations with their comments: one line behind, several lines above."""
     width = max((len(text) for text, comments in rows if len(comments) == 1), default=0)
     lines: list[str] = []
     for text, comments in rows:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the names in a schema refer to: types, and log levels with using, include and omit."""
+"""Resolves the names in a schema: types, and log levels with using, include and omit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from formats.schema.types import basic_type, explain_unknown_type
 
 
 def merge(schemata: Sequence[Schema]) -> Schema:
-    """One schema with the declarations of all; `check` tells whether they fit together.
+    """One schema with the declarations of all; `check` finds what contradicts each other.
 
-    A schema with log levels and no ``using`` keeps all its levels in use. What several schemata
-    bind for one arch becomes one; where they contradict each other, each stays for `check`.
+    A schema with log levels and no ``using`` keeps all its levels in use. The counters of one arch
+    in several schemata are merged; if they contradict each other, both remain for `check`.
     """
     using: dict[str, Position] = {}
     if any(schema.using for schema in schemata):
@@ -69,7 +69,7 @@ def _join(first: Arch, second: Arch) -> Arch:
 
 
 def _contradictions(first: Arch, second: Arch) -> Iterator[tuple[Position, str]]:
-    """Where the second binds a counter of the first to another name, or a name to another."""
+    """Where the second gives a counter of the first another name, or a name another counter."""
     names = dict(first.counters)
     counters = {name: counter for counter, name in first.counters}
     places = second.counter_positions or [second.position] * len(second.counters)
@@ -81,7 +81,7 @@ def _contradictions(first: Arch, second: Arch) -> Iterator[tuple[Position, str]]
 
 
 def check(schema: Schema) -> list[Problem]:
-    """What is wrong with the names in `schema` (at most MAX_PROBLEMS): twice, unknown, circular."""
+    """The wrong names in `schema` (at most MAX_PROBLEMS): repeated, unknown or circular."""
     problems = itertools.chain(
         _repeated("event", schema.events),
         _repeated("enum", schema.enums),
@@ -94,7 +94,7 @@ def check(schema: Schema) -> list[Problem]:
 
 
 def enabled_events(schema: Schema) -> tuple[Event, ...]:
-    """The events to record: those outside levels and those of the levels in use, in order.
+    """The events to record, in order: those outside of levels, and those of the levels in use.
 
     Without ``using`` every level is in use.
     """
@@ -110,10 +110,6 @@ def enabled_events(schema: Schema) -> tuple[Event, ...]:
     )
 
 
-def _problem(position: Position, message: str) -> Problem:
-    return Problem(position.file, position.line, position.column, message)
-
-
 def _repeated(what: str, items: Sequence[Event | Enum | LogLevel | Arch]) -> Iterator[Problem]:
     first: dict[str, Position] = {}
     for item in items:
@@ -121,7 +117,7 @@ def _repeated(what: str, items: Sequence[Event | Enum | LogLevel | Arch]) -> Ite
         if before is not item.position and item.name:
             where = f"{before.file}:{before.line}"
             message = f"expected a new {what} name, found '{item.name}' again (first at {where})"
-            yield _problem(item.position, message)
+            yield item.position.problem(message)
 
 
 def _repeated_arches(arches: Sequence[Arch]) -> Iterator[Problem]:
@@ -133,7 +129,7 @@ def _repeated_arches(arches: Sequence[Arch]) -> Iterator[Problem]:
             continue
         for position, message in _contradictions(before, arch):
             where = f"{before.position.file}:{before.position.line}"
-            yield _problem(position, f"{message} (arch '{arch.name}' stands at {where} too)")
+            yield position.problem(f"{message} (arch '{arch.name}' is at {where} too)")
 
 
 def _wrong_types(schema: Schema) -> Iterator[Problem]:
@@ -141,7 +137,7 @@ def _wrong_types(schema: Schema) -> Iterator[Problem]:
     for event in schema.events:
         for field in event.fields:
             if field.type not in enums and basic_type(field.type) is None:
-                yield _problem(field.position, explain_unknown_type(field.type, enums))
+                yield field.position.problem(explain_unknown_type(field.type, enums))
 
 
 def _wrong_levels(schema: Schema) -> Iterator[Problem]:
@@ -149,11 +145,11 @@ def _wrong_levels(schema: Schema) -> Iterator[Problem]:
     bits = _event_bits(schema)
     for name, position in zip(schema.using, schema.using_positions, strict=False):
         if name not in levels:
-            yield _problem(position, _unknown("a log level", name, levels))
+            yield position.problem(_unknown("a log level", name, levels))
     order, circles = _include_order(levels)
     for include, path in circles:
         circle = " -> ".join(path if len(path) <= 10 else [*path[:5], "...", *path[-4:]])
-        yield _problem(include.position, f"expected log levels without a circle, found {circle}")
+        yield include.position.problem(f"expected log levels without a circle, found {circle}")
     recorded = _level_events(levels, order, bits)
     for level in schema.loglevels:
         included = 0
@@ -161,13 +157,13 @@ def _wrong_levels(schema: Schema) -> Iterator[Problem]:
             if isinstance(item, Include):
                 included |= recorded.get(item.name, 0)
                 if item.name not in levels:
-                    yield _problem(item.position, _unknown("a log level", item.name, levels))
+                    yield item.position.problem(_unknown("a log level", item.name, levels))
         for item in level.items:
             if isinstance(item, Omit) and item.name not in bits:
-                yield _problem(item.position, _unknown("an event", item.name, bits))
+                yield item.position.problem(_unknown("an event", item.name, bits))
             elif isinstance(item, Omit) and not (included & bits[item.name] or circles):
                 wanted = f"an event of the log levels that '{level.name}' includes"
-                yield _problem(item.position, f"expected {wanted}, found '{item.name}'")
+                yield item.position.problem(f"expected {wanted}, found '{item.name}'")
 
 
 def _unknown(what: str, name: str, names: Iterable[str]) -> str:
@@ -177,7 +173,7 @@ def _unknown(what: str, name: str, names: Iterable[str]) -> str:
 def _include_order(
     levels: dict[str, LogLevel],
 ) -> tuple[list[str], list[tuple[Include, list[str]]]]:
-    """Each level after those that it includes; and each include that closes a circle."""
+    """The levels, each after those that it includes, and the includes that close a circle."""
     order: dict[str, None] = {}
     circles: list[tuple[Include, list[str]]] = []
     for root, level in levels.items():
@@ -210,7 +206,7 @@ def _event_bits(schema: Schema) -> dict[str, int]:
 def _level_events(
     levels: dict[str, LogLevel], order: list[str], bits: dict[str, int]
 ) -> dict[str, int]:
-    """The events that each level records, as the sum of their bits."""
+    """The events that each level records, as a sum of bits."""
     recorded: dict[str, int] = {}
     for name in order:
         included = omitted = own = 0

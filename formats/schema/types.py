@@ -15,24 +15,13 @@ from formats.schema.model import Field, Schema, suggest
 MAX_STRING_BYTES = 4096
 _STRING = re.compile(r"string([0-9]*)", re.ASCII)
 
-# What people write out of habit, and what this language calls it.
-_HABITS = {
-    "char": "stringN, N bytes",
-    "string": "stringN, N bytes",
-    "unsigned": "uint",
-    "signed": "int",
-    "bool": "ushort",
-    "u8": "ushort",
-    "u16": "ushort",
-    "u32": "uint",
-    "u64": "ulonglong",
-    "s8": "short",
-    "s16": "short",
-    "s32": "int",
-    "s64": "longlong",
-    "size_t": "ulong",
+# Type names of C and the kernel, and what this language calls them.
+_FOREIGN_NAMES = {
+    "char": "stringN, N bytes", "string": "stringN, N bytes", "unsigned": "uint", "signed": "int",
+    "bool": "ushort", "u8": "ushort", "u16": "ushort", "u32": "uint", "u64": "ulonglong",
+    "s8": "short", "s16": "short", "s32": "int", "s64": "longlong", "size_t": "ulong",
     "pid_t": "int",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,7 +49,7 @@ _ENUM = FieldType(4, True, "enum", "int", "i4")
 
 
 def is_type_name(name: str) -> bool:
-    """Whether `name` is taken by a basic type or by ``string``, ``stringN``."""
+    """Whether `name` is a basic type, ``string`` or ``stringN``."""
     return name in BASIC_TYPES or _STRING.fullmatch(name) is not None
 
 
@@ -87,13 +76,10 @@ def field_type(schema: Schema, field: Field) -> FieldType:
 
 
 def explain_unknown_type(name: str, enums: Iterable[str]) -> str:
-    """Why `name` is no type of a field, with a suggestion."""
+    """The message for `name`, which is no type of a field, with a suggestion."""
     if _STRING.fullmatch(name) and name != "string":
         return f"expected a string of 1 to {MAX_STRING_BYTES} bytes, found '{name[:60]}'"
-    habit = _HABITS.get(name.strip("_").removesuffix("_t"), _HABITS.get(name))
-    near = (
-        f" (did you mean '{habit}'?)"
-        if habit
-        else suggest(name, itertools.chain(BASIC_TYPES, enums))
-    )
+    meant = _FOREIGN_NAMES.get(name.strip("_").removesuffix("_t"), _FOREIGN_NAMES.get(name))
+    names = itertools.chain(BASIC_TYPES, enums)
+    near = f" (did you mean '{meant}'?)" if meant else suggest(name, names)
     return f"expected a type, found '{name[:60]}'{near}"

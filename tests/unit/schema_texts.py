@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from formats.schema import Arch, Enum, Event, Field, Include, LogLevel, Member, Omit, Schema
+from formats.schema import Arch, Enum, Event, Field, LogLevel, Schema
 from formats.schema.comments import plain_doc
 from formats.schema.cursor import C_WORDS, KEYWORDS
-from formats.schema.model import LevelItem
+from formats.schema.model import Include, LevelItem, Member, Omit
 from formats.schema.types import BASIC_TYPES, is_type_name
 
 HOWTO_LEVELS = """

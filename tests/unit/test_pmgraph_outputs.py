@@ -18,6 +18,7 @@ import formats
 from formats.base import cli
 from formats.commands.pmgraph import command
 from formats.pmgraph import terminal
+from formats.pmgraph.connections import Finder, find_connections, key_columns
 from formats.pmgraph.options import Selection
 from formats.pmgraph.pages import build_pages
 
@@ -78,6 +79,14 @@ def test_xgraph_per_connection(
     assert [time for time, _ in sets["snd_cwnd"]] == pytest.approx(times.tolist())
     assert [value for _, value in sets["location \u00d7 1000"]] == [1000 * x for x in location]
     assert sets["snd_max"][0][1] == 0
+
+
+def test_a_chunk_may_have_no_record_of_the_connections(path: Path) -> None:
+    with formats.open(path) as capture:
+        second = find_connections(capture)[1:2]
+        columns = capture.columns(key_columns(capture), 0, len(capture))
+        others = np.flatnonzero(columns["conn_id"] == 1)
+        assert list(Finder(second).split(columns, others)) == []
 
 
 def test_xgraph_per_parameter(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

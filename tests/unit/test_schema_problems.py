@@ -20,7 +20,7 @@ _MISTAKES = [
     ("evnt A { int x }", "1:1: expected 'event', 'enum', 'loglevel', 'using' or 'arch', found"
      " 'evnt' (did you mean 'event'?)"),
     ("include one", "1:1: expected 'event', 'enum', 'loglevel', 'using' or 'arch' ('include'"
-     " stands inside a loglevel), found 'include'"),
+     " belongs inside a loglevel), found 'include'"),
     ("event { int x }", "1:7: expected a name, found '{'"),
     ("event 3com { int x }", "1:7: expected a name, found '3com'"),
     ("event for { int x }", "1:7: expected a name that is no word of C, found 'for'"),
