@@ -61,13 +61,13 @@ def format_of(path: FilePath) -> FileFormat:
 
 
 def _sniff_klogger(path: Path, head: bytes) -> bool:
-    from formats.klogger import MAGIC
+    from formats.klogger.encode import MAGIC
 
     return head.startswith(MAGIC) or path.is_dir()
 
 
 def _open_klogger(path: FilePath) -> Reader:
-    from formats.klogger import open_logs
+    from formats.klogger.logs import open_logs
 
     return open_logs(path)
 
@@ -87,7 +87,7 @@ def _repair_klogger(path: FilePath, out: FilePath) -> tuple[str, Report]:
 
 
 def _open_psc(path: FilePath) -> Reader:
-    from formats.psc import open_capture
+    from formats.psc.reader import open_capture
 
     return open_capture(path)
 

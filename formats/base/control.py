@@ -297,7 +297,7 @@ def decode(callvalue: int, location: int, words: Sequence[int]) -> Control:
 
 
 def encode_many(entries: Iterable[Control], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Entries as rows of an entry dtype (see formats.psc.entry_dtype), one row each, in order.
+    """Entries as rows of an entry dtype (see formats.psc.columns), one row each, in order.
 
     Only callvalue, location and the words are filled; all else is zero, and the caller sets
     seq_no, the time and any `seq` and `time_ns` columns.

@@ -10,32 +10,12 @@ import stat
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
+from formats.base.closing import Closing
 from formats.base.errors import FileError
 
-_Self = TypeVar("_Self", bound="Closing")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class Closing:
-    """Leaving a `with` block calls close()."""
-
-    def close(self) -> None:
-        """Release what is open."""
-        raise NotImplementedError
-
-    def __enter__(self: _Self) -> _Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class InputFile(Closing):

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Protocol, TypeVar
-
-_Reader = TypeVar("_Reader", bound="Reader")
+from typing import Any, BinaryIO, Protocol
 
 
 class Records(Protocol):
@@ -32,7 +30,7 @@ class Records(Protocol):
         """
 
 
-class Reader(Records, Protocol):
+class Reader(Records, AbstractContextManager["Reader"], Protocol):
     """An open file of records, or a folder of such files: what formats.open() returns.
 
     Text from the file may hold anything: whoever prints it escapes it.
@@ -70,12 +68,3 @@ class Reader(Records, Protocol):
 
     def close(self) -> None:
         """Close the file."""
-
-    def __enter__(self: _Reader) -> _Reader: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...

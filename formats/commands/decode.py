@@ -14,7 +14,7 @@ from formats.base.errors import DamagedError, LossError, UsageError
 from formats.base.files import already_there
 
 if TYPE_CHECKING:
-    from formats.klogger import LogReader
+    from formats.klogger.reader import LogReader
 
 FORMATS = ("perl", "json", "csv", "parquet")
 
@@ -79,7 +79,10 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
     lost, or the end of a log is unknown after a crash; 5: a log is damaged.
     """
     from formats.export import write
-    from formats.klogger import Choice, LogReader, Logs, parse_condition, parse_time
+    from formats.klogger.choose import Choice, parse_condition
+    from formats.klogger.clock import parse_time
+    from formats.klogger.logs import Logs
+    from formats.klogger.reader import LogReader
 
     clock = asked["clock"]
     names = tuple(name.strip() for text in asked["names"] for name in text.split(","))

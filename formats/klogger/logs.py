@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.base.arrow import import_pyarrow
+from formats.base.closing import Closing
 from formats.base.errors import FileError, UsageError
-from formats.base.files import Closing
 from formats.klogger.batch import LogBatch
 from formats.klogger.choose import ALL, Choice
 from formats.klogger.clock import LogClock

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from formats.base.errors import FileError, UsageError
 from formats.base.times import format_ns, format_utc
 from formats.lines import Cell, Kind
-from formats.psc import number_cell
+from formats.psc.lines import number_cell
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 Array = npt.NDArray[Any]
 

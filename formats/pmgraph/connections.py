@@ -15,7 +15,7 @@ from formats.base.text import address_of
 from formats.pmgraph.quantities import is_number
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 Array = npt.NDArray[Any]
 Columns = Mapping[str, Array]

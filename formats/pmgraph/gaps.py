@@ -14,7 +14,8 @@ import numpy.typing as npt
 from formats.pmgraph.clock import ClockText, Seconds
 
 if TYPE_CHECKING:
-    from formats.psc import Capture, Gap
+    from formats.psc.reader import Capture
+    from formats.psc.sequence import Gap
 
 Array = npt.NDArray[Any]
 

@@ -9,7 +9,7 @@ from formats.pmgraph.options import M_CLUSED_BYTES
 from formats.pmgraph.quantities import cluster_bytes, require
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 
 def find_maximum_bytes(capture: Capture) -> int:

@@ -22,7 +22,7 @@ from formats.pmgraph.series import Trace, gather
 from formats.pmgraph.units import choose_scale, dimension_of
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 Array = npt.NDArray[Any]
 

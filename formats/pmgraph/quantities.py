@@ -15,7 +15,7 @@ from formats.base.errors import FileError, UsageError
 from formats.pmgraph.options import M_CLUSED_BYTES, PARAMETERS
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 Array = npt.NDArray[Any]
 

@@ -23,7 +23,7 @@ from formats.pmgraph.quantities import (
 )
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 Array = npt.NDArray[Any]
 

@@ -34,7 +34,7 @@ from formats.pmgraph.quantities import Quantity, derive, source_of
 from formats.pmgraph.series import Unwrapper
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 Array = npt.NDArray[Any]
 

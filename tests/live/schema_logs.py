@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from formats.klogger import LogBatch, LogEvent, LogReader, merge_logs
+from formats.klogger.batch import LogBatch
+from formats.klogger.merge import merge_logs
+from formats.klogger.reader import LogReader
+from formats.klogger.table import LogEvent
 from formats.klogger.values import describe_value, native
 from tests.live.capturing import WAIT_S, Running
 

@@ -13,16 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.klogger import (
-    LogFormat,
-    Packed,
-    encode_preamble,
-    finish_dump,
-    make_header,
-    number_events,
-    pack_event,
-    pack_records,
-)
+from formats.klogger.describe import make_header, number_events
+from formats.klogger.encode import Packed, encode_preamble, finish_dump, pack_event, pack_records
+from formats.klogger.table import LogFormat
 from formats.schema import Schema, load, parse
 from formats.schema.resolve import merge
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.klogger import describe_event, number_events
+from formats.klogger.describe import describe_event, number_events
 from formats.schema import format_schema, load
 from tests.unit.klogger_samples import BASE, ROOT, LogMaker, Values
 

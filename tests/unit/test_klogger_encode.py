@@ -15,22 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.base.errors import DamagedError, UsageError
-from formats.klogger import (
-    DUMP_BYTES_MAX,
+from formats.klogger.describe import (
     IN_HEAD,
     SNAPSHOT_NUMBER,
-    LogFormat,
-    Packed,
     describe_snapshot,
-    encode_preamble,
-    finish_dump,
     make_header,
     number_events,
+)
+from formats.klogger.encode import (
+    DUMP_BYTES_MAX,
+    Packed,
+    encode_preamble,
+    finish_dump,
     pack_event,
     pack_records,
 )
-from formats.psc import columns_of
-from formats.psc.columns import CLASSIC
+from formats.klogger.table import LogFormat
+from formats.psc.columns import CLASSIC, columns_of
 from formats.schema import load
 from tests.unit.klogger_samples import BASE, ROOT, LogMaker, make_schema, ring_rows, sample_header
 from tests.unit.psc_samples import from_hex

@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
-from formats.klogger import LogBatch, LogReader, encode_preamble
+from formats.klogger.batch import LogBatch
+from formats.klogger.encode import encode_preamble
+from formats.klogger.reader import LogReader
 from formats.klogger.table import LogFormat
 from tests.unit.klogger_samples import (
     CLOCK,

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from formats.base.errors import UsageError
 from formats.export import write
-from formats.klogger import LogReader, Logs
 from formats.klogger.choose import ALL, Choice, parse_condition
 from formats.klogger.lines import perl_text
+from formats.klogger.logs import Logs
+from formats.klogger.reader import LogReader
 from formats.lines import writing
 from tests.unit.klogger_samples import LogMaker, sample_header, write_big_endian
 

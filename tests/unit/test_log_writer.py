@@ -24,8 +24,10 @@ from collector.writer.log_writer import LogBatch, LogFile, LogWriter
 from collector.writer.written import Written
 from formats.base.control import LossCause
 from formats.base.errors import FileError, UsageError
-from formats.klogger import LogFormat, describe_event, encode_preamble, make_header
+from formats.klogger.describe import describe_event, make_header
+from formats.klogger.encode import encode_preamble
 from formats.klogger.reader import LogReader
+from formats.klogger.table import LogFormat
 from formats.schema.parser import load
 
 BASE = load([source.conf for source in find_sources([])])
