@@ -78,7 +78,7 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
     damaged is told on stderr, and everything that is good is decoded. Exit code 3: events were
     lost, or the end of a log is unknown after a crash; 5: a log is damaged.
     """
-    from formats.export import write
+    from formats.export.forms import FORMS
     from formats.klogger.choose import Choice, parse_condition
     from formats.klogger.clock import parse_time
     from formats.klogger.logs import Logs
@@ -96,7 +96,7 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
         readers = [stack.enter_context(LogReader(path)) for path in files]
         logs = Logs(readers, choice, clock, asked["merge"])
         _check_output(files, asked["output"], asked["form"])
-        write(logs, asked["form"], asked["output"], asked["force"])
+        FORMS[asked["form"]](logs, asked["output"], asked["force"])
         codes = {_report(reader) for reader in readers}
     return next(
         (code for code in (DamagedError.exit_code, LossError.exit_code) if code in codes), 0

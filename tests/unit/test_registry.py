@@ -14,7 +14,7 @@ from collector.commands.tcpkmon import command as tcpkmon
 from formats import registry
 from formats.base.cli import run
 from formats.base.errors import FileError, UsageError
-from formats.export import FORMS
+from formats.export.forms import FORMS
 from formats.klogger.logs import Logs
 from formats.psc import tables
 from formats.psc.reader import Capture, open_capture
