@@ -8,7 +8,7 @@ addresses and names as text. Control entries are left out (tcpkmon verify reads 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,17 +17,14 @@ import numpy.typing as npt
 from formats.base.arrow import encode, fixed, import_pyarrow, with_texts
 from formats.base.text import address_of, text_of
 from formats.psc.entries import Entries
+from formats.psc.lines import Text, write_lines
 from formats.psc.sequence import Losses
-from formats.psc.text import write_lines
 from formats.psc.values import decode
 
 SNAPSHOT = "SNAPSHOT"
 ROWS = 1 << 16
 _TABLE_ROWS = 1 << 18
 _STRIDE = 512
-
-Text = Callable[[Any], str]
-"""Shows a value of a column, an int or bytes, as text."""
 
 
 def build_table(entries: Entries, names: Sequence[str]) -> Any:
