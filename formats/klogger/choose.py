@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from formats.base.errors import UsageError
 from formats.klogger.batch import LogBatch
 from formats.klogger.clock import LogClock, Moment
-from formats.klogger.table import LogEvent, LogField, LogFormat
-from formats.klogger.values import describe_value, native
+from formats.klogger.table import LogEvent, LogField, LogFormat, native
 from formats.schema import suggest
 
 _CONDITION = re.compile(r"\s*([^\s=<>!]+)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
@@ -136,7 +135,7 @@ def _test(
     if isinstance(wanted, int):
         found: NDArray[np.bool_] = compare(native(values), wanted)
         return found
-    text = describe_value(batch.format, field)
+    text = batch.format.converter(field)
     assert text is not None
     listed = values.tolist()
     right = {value: compare(text(value), wanted) for value in set(listed)}

@@ -19,7 +19,6 @@ from formats.base.escape import for_terminal
 from formats.base.text import quote_csv
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
-from formats.klogger.values import describe_value
 from formats.lines import Cell, Kind, Plan, Rows, Source, Texts, make_writer
 
 SERIAL, TIME, CPU = HEADS = "serial", "timestamp", "cpu"
@@ -209,7 +208,7 @@ def _value(log: LogFormat, style: Style, field: LogField, before: str) -> Cell:
 
 def _text(log: LogFormat, style: Style, field: LogField, order: Endian) -> Callable[[bytes], str]:
     """What writes a string, an address or the value of an enum."""
-    text = describe_value(log, field)
+    text = log.converter(field)
     assert text is not None
     if field.kind != "enum":
         return lambda data: style.quote(text(data))

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from formats.base.arrow import encode, import_pyarrow, plain, with_texts
 from formats.klogger.batch import LogBatch
 from formats.klogger.lines import CPU, SERIAL, TIME
-from formats.klogger.table import LogEvent, LogField, LogFormat
-from formats.klogger.values import describe_value, native
+from formats.klogger.table import LogEvent, LogField, LogFormat, native
 
 
 def make_tables(batch: LogBatch, times_ns: NDArray[np.int64], clock: str) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def _times(times_ns: NDArray[np.int64], clock: str) -> Any:
 
 def _column(log: LogFormat, field: LogField, values: NDArray[Any]) -> Any:
     """Numbers as they are, enums by name, text and addresses as text, bytes as bytes."""
-    text = describe_value(log, field)
+    text = log.converter(field)
     if text is None:
         return import_pyarrow().array(native(values))
     encoded = encode(native(values) if field.kind == "enum" else values)
