@@ -158,8 +158,9 @@ class LogFormat:
         if field.kind == "enum":
             names = self.enums.get(field.type, {})
             return lambda value: names.get(value, str(value))
-        converters = {"string": text_of, "bytes": bytes.hex, "address": address_of}
-        return converters.get(field.kind)
+        return {"int": None, "string": text_of, "bytes": bytes.hex, "address": address_of}[
+            field.kind
+        ]
 
     @property
     def cpu(self) -> int:
