@@ -11,7 +11,7 @@ from formats.klogger.table import FORMAT, SNAPSHOT, WIDTHS
 from formats.schema import Event, Place, Schema, field_type, format_schema, place_fields
 
 IN_HEAD = frozenset({"seq_no", "time", "seq", "time_ns", "serial", "cpu"})
-"""Columns that SNAPSHOT lacks: they are in each record's head, and the CPU is in the log's header."""
+"""Columns that SNAPSHOT lacks: each record's head has them, and the log's header has the CPU."""
 SNAPSHOT_NUMBER = 1
 """The number of the tcp schema's event in a log. The location is a field of the event."""
 
