@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def open(path: str | os.PathLike[str]) -> Reader:
-    """Open the capture at `path`, of whatever format; raises FileError or DamagedError.
+    """Open the capture at `path`, of any format. Raises FileError or DamagedError.
 
-    A PSC file gives a formats.psc.Capture, a Klogger log or a folder of them formats.klogger.Logs.
+    A PSC file returns a formats.psc.reader.Capture. A Klogger log, or a folder of them, returns
+    formats.klogger.logs.Logs.
     """
     from formats.registry import format_of
 

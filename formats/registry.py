@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file formats of records: one line each. Commands ask here, and know no format themselves.
+"""The file formats of records, one entry each. Commands ask here and name no format themselves.
 
-What an entry does is imported when it is done, so that importing this module costs nothing.
+An entry imports its format when it is used, so that importing this module is fast.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ _HEAD_BYTES = 64
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A format of files (or folders of files) of records.
+    """A format of files, or of folders of files, that hold records.
 
-    sniff: whether a file that begins with these bytes (none: a folder) is of it. open: its reader;
-    FileError, DamagedError. verify: a report of each file, and of a folder one of all. repair: from
-    a file to a new one; what was done, for a person, and what verify says of the new one.
+    sniff(path, head): whether a file that begins with the bytes `head` has this format; for a
+    folder, `head` is empty. open: returns a reader; raises FileError, DamagedError. verify: returns
+    a report for each file, or one for a whole folder. repair(path, out): writes a new file, and
+    returns what it did, as text, and the report of verify on the new file.
+
+    suffix: how the file names that collect chooses end. is_folder: a capture is a folder with one
+    file for each CPU, otherwise one file. any_schema: it can hold other schemata than tcp, and
+    choose among their events. can_print: collect can print records (--print) while it writes them.
     """
 
     name: str
@@ -35,19 +40,15 @@ class FileFormat:
     verify: Callable[[FilePath], list[Report]]
     repair: Callable[[FilePath, FilePath], tuple[str, Report]]
     suffix: str = ""
-    """What the name that collect chooses ends with."""
     is_folder: bool = False
-    """A capture is a folder with a file for each CPU, else one file."""
     any_schema: bool = False
-    """It can hold other schemata than tcp, and choose among their events."""
     can_print: bool = False
-    """collect can print the records (--print) while it writes them."""
 
 
 def format_of(path: FilePath) -> FileFormat:
-    """The format of a file or folder, by its beginning and not by its name.
+    """The format of a file or folder, from its content and not from its name.
 
-    It is the last of FILE_FORMATS for what cannot be read: opening that says why.
+    A file that cannot be read has the last format, whose open() then raises the error.
     """
     head = b""
     try:
@@ -56,18 +57,18 @@ def format_of(path: FilePath) -> FileFormat:
                 head = file.read(_HEAD_BYTES)
     except (OSError, ValueError):
         pass
-    *listed, last = FILE_FORMATS.values()
-    return next((one for one in listed if one.sniff(Path(path), head)), last)
+    *others, last = FILE_FORMATS.values()
+    return next((one for one in others if one.sniff(Path(path), head)), last)
 
 
 def _sniff_klogger(path: Path, head: bytes) -> bool:
-    from formats.klogger import MAGIC
+    from formats.klogger.encode import MAGIC
 
     return head.startswith(MAGIC) or path.is_dir()
 
 
 def _open_klogger(path: FilePath) -> Reader:
-    from formats.klogger import open_logs
+    from formats.klogger.logs import open_logs
 
     return open_logs(path)
 
@@ -87,7 +88,7 @@ def _repair_klogger(path: FilePath, out: FilePath) -> tuple[str, Report]:
 
 
 def _open_psc(path: FilePath) -> Reader:
-    from formats.psc import open_capture
+    from formats.psc.reader import open_capture
 
     return open_capture(path)
 
@@ -109,16 +110,16 @@ def _repair_psc(path: FilePath, out: FilePath) -> tuple[str, Report]:
     return summary, done.report
 
 
-_LISTED = (
+_ALL = (
     FileFormat(
         "klogger", _sniff_klogger, _open_klogger, _verify_klogger, _repair_klogger,
         is_folder=True, any_schema=True,
     ),
-    # Last: it has no magic number. What is of no other format is read as it.
+    # The last one: a PSC file has no magic number, so it is any file that no other format accepts.
     FileFormat(
         "psc", lambda path, head: True, _open_psc, _verify_psc, _repair_psc,
         suffix=".pm", can_print=True,
     ),
 )  # fmt: skip
-FILE_FORMATS = {one.name: one for one in _LISTED}
-"""By name, in the order in which a file is tried."""
+FILE_FORMATS = {one.name: one for one in _ALL}
+"""The formats by name, in the order in which format_of() tries them."""

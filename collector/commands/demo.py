@@ -8,9 +8,6 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from collector.lab.demo import draw, find_command, prepare_folder, record
-from collector.lab.demo_report import print_next, print_summary
-
 
 @click.command("demo")
 @click.option(
@@ -36,6 +33,9 @@ def command(output: Path, seconds: float) -> None:
     congestion control (reno, cubic, bbr), prints a table and a plot, and draws a picture. The
     namespaces are removed at the end, also after Ctrl-C.
     """
+    from collector.lab.demo import draw, find_command, prepare_folder, record
+    from collector.lab.demo_report import print_next, print_summary
+
     progress, out = Console(stderr=True, highlight=False), Console(highlight=False)
     with prepare_folder(output):
         recording = record(output, seconds, progress)

@@ -19,7 +19,7 @@ from formats.base.errors import TcpkmonError
 from formats.pmgraph.options import select
 from formats.pmgraph.pages import build_pages
 from formats.pmgraph.terminal import BINS, draw_text
-from formats.psc import open_capture
+from formats.psc.reader import open_capture
 
 RETRANSMIT, RTO = 2, 14  # of enum location in bpf/schemata/tcp.conf
 

@@ -20,8 +20,8 @@ from collector.plan.columns import (
 from collector.plan.probes import absent_columns
 from collector.plan.tcp_codegen import Switches, snapshot_lines
 from formats.base.control import EXISTING
-from formats.klogger import IN_HEAD
-from formats.psc import CLASSIC
+from formats.klogger.describe import IN_HEAD
+from formats.psc.columns import CLASSIC
 
 IDENTITY = ("state_change", "destroy", "accepted")
 """Probes that run whatever is asked for: they tell connections apart, and whose they are."""

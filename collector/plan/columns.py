@@ -12,7 +12,7 @@ import numpy as np
 
 from formats.base.control import FIRST_CONTROL
 from formats.base.errors import UsageError
-from formats.psc import CLASSIC, Column, columns_of, entry_dtype
+from formats.psc.columns import CLASSIC, Column, columns_of, entry_dtype
 from formats.schema import Event, Field, Schema, field_type, load
 
 SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from collector.writer.base_events import Note
-from formats.psc import Column
+from formats.psc.columns import Column
 from formats.schema import Event, Field, Schema
 
 

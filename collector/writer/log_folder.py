@@ -10,7 +10,7 @@ from pathlib import Path
 
 from collector.writer.output_file import STDOUT, Output
 from formats.base.errors import FileError, UsageError
-from formats.klogger import LOG_NAME
+from formats.klogger.logs import LOG_NAME
 
 MODE = 0o750
 NAME = "kernlog.dump.cpu"

@@ -31,13 +31,9 @@ from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
 from collector.writer.written import Written
 from formats.base.control import Clock, EndReason, Mark
-from formats.klogger import (
-    LogFormat,
-    describe_event,
-    describe_snapshot,
-    encode_preamble,
-    make_header,
-)
+from formats.klogger.describe import describe_event, describe_snapshot, make_header
+from formats.klogger.encode import encode_preamble
+from formats.klogger.table import LogFormat
 
 NOTE_BYTES = 256
 """More than a base event of the end takes in a file."""

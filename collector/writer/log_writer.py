@@ -25,15 +25,9 @@ from collector.writer.file_sink import FileSink, cause_of
 from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
 from formats.base.control import EXISTING, LossCause
 from formats.base.errors import TcpkmonError
-from formats.klogger import (
-    SNAPSHOT_NUMBER,
-    LogFormat,
-    Packed,
-    finish_dump,
-    pack_event,
-    pack_events,
-    pack_records,
-)
+from formats.klogger.describe import SNAPSHOT_NUMBER
+from formats.klogger.encode import Packed, finish_dump, pack_event, pack_events, pack_records
+from formats.klogger.table import LogFormat
 
 DUMP_ROWS = 1 << 15
 _U64 = np.uint64

@@ -17,14 +17,8 @@ from collector.writer.output_file import Output
 from collector.writer.psc_writer import Writer
 from collector.writer.written import Written
 from formats.base.control import Start, encode_many
-from formats.psc import (
-    MODS_AUTO,
-    MODS_FACK,
-    MODS_RENO,
-    MODS_SACK,
-    encode_header,
-    writer_header,
-)
+from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
+from formats.psc.header import encode_header, writer_header
 
 SACK = Path("/proc/sys/net/ipv4/tcp_sack")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from formats.analysis.event import Event
 from formats.base.errors import UsageError
 from formats.base.text import text_of
-from formats.klogger import LogBatch
+from formats.klogger.batch import LogBatch
 
 CPU = "cpu"
 COMM = "comm"

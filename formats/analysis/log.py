@@ -16,20 +16,12 @@ from typing import Any
 from formats.analysis.event import Event
 from formats.base.errors import FileError
 from formats.base.text import address_of, text_of
-from formats.klogger import (
-    ALL,
-    Choice,
-    LogBatch,
-    LogEvent,
-    LogField,
-    LogFormat,
-    LogReader,
-    Logs,
-    Moment,
-    find_logs,
-    parse_condition,
-    parse_time,
-)
+from formats.klogger.batch import LogBatch
+from formats.klogger.choose import ALL, Choice, parse_condition
+from formats.klogger.clock import Moment, parse_time
+from formats.klogger.logs import Logs, find_logs
+from formats.klogger.reader import LogReader
+from formats.klogger.table import LogEvent, LogField, LogFormat
 
 
 class Log(Logs):

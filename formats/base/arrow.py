@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of numbers and bytes as Arrow arrays, for those that have pyarrow."""
+"""Numpy columns of numbers and bytes as Arrow arrays, where pyarrow is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from formats.base.errors import UsageError
 
 
 def import_pyarrow(wanted_by: str = "") -> Any:
-    """The module pyarrow; UsageError where it is not installed."""
+    """The module pyarrow; UsageError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.compute
@@ -25,7 +25,7 @@ def import_pyarrow(wanted_by: str = "") -> Any:
 
 
 def encode(values: npt.NDArray[Any]) -> Any:
-    """Integers or raw bytes of one width as a dictionary array."""
+    """Integers, or raw bytes of one width, as a dictionary array."""
     pyarrow = import_pyarrow()
     values = np.ascontiguousarray(values)
     starts = _find_runs(values)
@@ -46,12 +46,12 @@ def with_texts(encoded: Any, text: Callable[[Any], str]) -> Any:
 
 
 def plain(encoded: Any) -> Any:
-    """What a dictionary array stands for, value by value."""
+    """The values of a dictionary array as an array without a dictionary."""
     return encoded.dictionary.take(encoded.indices)
 
 
 def fixed(values: npt.NDArray[Any]) -> Any:
-    """Contiguous integers as they are, raw bytes as binary of their width."""
+    """Contiguous integers, or raw bytes as fixed-size binary, without a dictionary."""
     pyarrow = import_pyarrow()
     if values.dtype.kind in "iu":
         return pyarrow.array(values)
@@ -61,7 +61,10 @@ def fixed(values: npt.NDArray[Any]) -> Any:
 
 
 def _find_runs(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Where a value differs from the one before; None where that is often, or slow to tell."""
+    """The indices where a value differs from the one before.
+
+    None if more than a quarter of the values differ, or if they are slow to compare.
+    """
     words = values[:, np.newaxis]
     if values.dtype.kind not in "iu":
         count, rest = divmod(values.dtype.itemsize, 8)

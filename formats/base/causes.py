@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why records are lost: the ledger's counters, and what reports call them."""
+"""The causes of losses: the ledger's counters, and their names in reports."""
 
 KERNEL_CAUSES = {
     "ring_full": "ring full",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outermost layer of each command: runs it, prints its errors, gives its exit code."""
+"""Runs a command, prints its errors and returns its exit code."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ import click
 from formats.base.errors import FileError, TcpkmonError, UsageError
 from formats.base.escape import for_terminal
 
-INTERRUPTED = 130  # 128 + SIGINT, as a shell would say
+INTERRUPTED = 130  # 128 + SIGINT, as in a shell
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 CLOCKS = ("epoch", "iso", "rel", "mono")
-"""What --time takes: how times are printed."""
+"""The values of --time: how times are printed."""
 
 
 def run(command: click.Command, args: Sequence[str] | None = None, prog: str = "") -> int:
     """Run `command` (or a group) with `args` (default: the process's) and return its exit code.
 
-    A command's int result is its exit code. Errors become one line on stderr,
-    ``prog: what failed, why; what to try``; a reader of stdout that left is no error to speak of.
+    A command's int result is its exit code. An error is one line on stderr,
+    ``prog: what failed, why; what to try``. If the reader of stdout has left, nothing is printed.
     """
     name = prog or command.name or "tcpkmon"
-    _prepare_output(sys.stdout)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the locale cannot show must not end the command.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _invoke(command, list(sys.argv[1:] if args is None else args), name)
         if sys.stdout is not None:
@@ -48,7 +50,7 @@ def run(command: click.Command, args: Sequence[str] | None = None, prog: str = "
 
 
 def use_colours(stream: IO[str] | None = None) -> bool:
-    """Whether `stream` (default stdout) may be coloured: a terminal, and NO_COLOR is not set."""
+    """Whether to colour `stream` (default stdout): it is a terminal, and NO_COLOR is not set."""
     stream = sys.stdout if stream is None else stream
     return not os.environ.get("NO_COLOR") and stream is not None and stream.isatty()
 
@@ -87,26 +89,17 @@ def _report_click(error: click.ClickException, name: str) -> int:
 
 def _describe(error: OSError) -> str:
     reason = error.strerror or str(error) or type(error).__name__
-    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if _is_name(name)]
-    return f"{' -> '.join(names)}: {reason}" if names else reason
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, (str, bytes))
+    names = (error.filename, error.filename2)
+    files = [os.fsdecode(name) for name in names if isinstance(name, (str, bytes))]
+    return f"{' -> '.join(files)}: {reason}" if files else reason
 
 
 def say(line: str) -> None:
-    """Print a line on stderr, made harmless for terminals; where nobody reads it, nothing."""
+    """Print a line on stderr, escaped for terminals; no error if stderr is closed."""
     try:
         click.echo(for_terminal(line), err=True)
     except OSError:
         _silence(sys.stderr)
-
-
-def _prepare_output(stream: IO[str] | None) -> None:
-    # A character that the locale cannot show is no reason to fail.
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")
 
 
 def _silence_if_stuck(stream: IO[str] | None) -> None:
@@ -118,7 +111,7 @@ def _silence_if_stuck(stream: IO[str] | None) -> None:
 
 
 def _silence(stream: IO[str] | None) -> None:
-    # Else the interpreter fails once more when it flushes the stream at its end.
+    # Otherwise the interpreter fails again when it flushes the stream at exit.
     try:
         if stream is not None:
             target = os.open(os.devnull, os.O_WRONLY)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control entries of a capture: what the collector writes between snapshots, and verify reads.
+"""The control entries of a capture: the collector writes them between snapshots, verify reads them.
 
-A control entry is an ordinary entry whose ports are 0.0 and whose location is 224 or more (226,
-EXISTING, is a snapshot and is not one). Its payload, in the byte order of the file:
+A control entry is an ordinary entry with ports 0.0 and a location of 224 or more (except 226,
+EXISTING, which is a snapshot). Its payload, in the byte order of the file:
 
      offset  12          16          20    22    24   28        60
             +-----------+-----------+-----+-----+----+----+ ... +----+
@@ -30,11 +30,11 @@ WORDS_OFFSET = 24
 WORDS_COUNT = 10
 WORDS_BYTES = 4 * WORDS_COUNT
 ANY_CPU = 0xFFFF
-"""Loss.cpu where the lost sequence numbers cannot be told apart by CPU (causes 2 to 4)."""
+"""Loss.cpu if the CPUs of the lost sequence numbers are unknown (causes 2 to 4)."""
 
-# How a field of a control entry is stored; the names are read from the annotations below.
+# How a field of a control entry is stored. _layout() reads these names from the annotations below.
 Call = int
-"""in callvalue, u32; two such fields: its high and low 16 bits"""
+"""In callvalue, u32. Two such fields are its high and its low 16 bits."""
 U32 = int
 U64 = int
 S64 = int
@@ -69,9 +69,9 @@ ControlT = TypeVar("ControlT", bound="Control")
 
 @dataclass(frozen=True)
 class Control:
-    """One control entry; a subclass names its location and fields, the words' in order from w0.
+    """One control entry. A subclass has its location, and its fields in the order of the words.
 
-    Values beyond the width of their field are held at its limit.
+    A value that does not fit into its field is stored as the field's limit.
     """
 
     location: ClassVar[int] = 0
@@ -81,18 +81,18 @@ class Control:
         values = [int(getattr(self, name)) for name in _layout(type(self))[0]]
         if len(values) == 2:
             return (min(values[0], 0xFFFF) << 16) | min(values[1], 0xFFFF)
-        return _held(values[0], "I") if values else 0
+        return _clamp(values[0], "I") if values else 0
 
     def words(self) -> tuple[int, ...]:
         """The ten u32 words of the entry."""
         _, names, codes = _layout(type(self))
         pairs = zip(names, codes, strict=True)
-        values = (_held(int(getattr(self, name)), code) for name, code in pairs)
+        values = (_clamp(int(getattr(self, name)), code) for name, code in pairs)
         return _WORDS.unpack(struct.pack("<" + codes, *values).ljust(WORDS_BYTES, b"\0"))
 
     @classmethod
     def from_words(cls: type[ControlT], callvalue: int, words: Sequence[int]) -> ControlT:
-        """The entry that has this callvalue and these ten u32 words. Takes any values."""
+        """The entry with this callvalue and these ten u32 words; any values are valid."""
         call, names, codes = _layout(cls)
         stored = struct.unpack_from("<" + codes, _WORDS.pack(*words))
         values: dict[str, Any] = dict(zip(names, stored, strict=True))
@@ -106,7 +106,7 @@ _layouts: dict[str, _Layout] = {}
 
 
 def _layout(kind: type[Control]) -> _Layout:
-    """Names in callvalue, names in the words, and the words' struct codes."""
+    """The names of the fields in callvalue and in the words, and the words' struct codes."""
     if kind.__name__ not in _layouts:
         fields = [(field.name, str(field.type)) for field in dataclasses.fields(kind)]
         call = tuple(name for name, code in fields if code == "Call")
@@ -115,14 +115,14 @@ def _layout(kind: type[Control]) -> _Layout:
     return _layouts[kind.__name__]
 
 
-def _held(value: int, code: str) -> int:
+def _clamp(value: int, code: str) -> int:
     low, high = _LIMITS[code]
     return min(max(value, low), high)
 
 
 @dataclass(frozen=True)
 class Start(Control):
-    """First entry of a file: the clock pair at the start and what was enabled."""
+    """The first entry: the clock pair at the start, and how many CPUs and locations there are."""
 
     location: ClassVar[int] = 224
     mono_ns: U64
@@ -145,7 +145,7 @@ class Clock(Control):
 
 @dataclass(frozen=True)
 class Loss(Control):
-    """Stands right after a gap of `count` sequence numbers and says whose and why."""
+    """Follows a gap of `count` sequence numbers, with the CPU and the cause of the loss."""
 
     location: ClassVar[int] = 227
     cpu: Call
@@ -156,7 +156,7 @@ class Loss(Control):
 
 @dataclass(frozen=True)
 class Checkpoint(Control):
-    """Totals so far; `group` entries of the ledger follow it."""
+    """Totals so far. The next `group` entries are its ledger."""
 
     location: ClassVar[int] = 228
     number: Call
@@ -168,14 +168,14 @@ class Checkpoint(Control):
 
 @dataclass(frozen=True)
 class Mark(Control):
-    """A user's mark: text of at most 40 bytes of UTF-8, its first byte in the low bits of w0."""
+    """A user's mark: at most 40 bytes of UTF-8; the first byte is in the low bits of w0."""
 
     location: ClassVar[int] = 229
     number: Call
     text: str
 
     def words(self) -> tuple[int, ...]:
-        """The text as ten u32 words, cut to 40 bytes at a character's end, NUL padded."""
+        """The text as ten u32 words, cut to 40 bytes of whole characters, NUL padded."""
         data = self.text.encode("utf-8", "replace")[:WORDS_BYTES]
         whole = data.decode("utf-8", "ignore").encode()
         return _WORDS.unpack(whole.ljust(WORDS_BYTES, b"\0"))
@@ -189,7 +189,7 @@ class Mark(Control):
 
 @dataclass(frozen=True)
 class End(Control):
-    """Last entry of a finished file; without it the tail is unknown."""
+    """The last entry of a complete file. Without it, the losses at the end are unknown."""
 
     location: ClassVar[int] = 230
     reason: Call
@@ -200,7 +200,7 @@ class End(Control):
 
 @dataclass(frozen=True)
 class Ledger(Control):
-    """Attempts of one location (`point`) on one CPU, and what came of them in the kernel."""
+    """Attempts of one location (`point`) on one CPU, and their results in the kernel."""
 
     location: ClassVar[int] = 231
     cpu: Call
@@ -213,7 +213,7 @@ class Ledger(Control):
 
 @dataclass(frozen=True)
 class Losses(Control):
-    """Records of one location on one CPU that the kernel could not hand over, by cause."""
+    """Records of one location on one CPU that the kernel could not store, by cause."""
 
     location: ClassVar[int] = 232
     cpu: Call
@@ -227,7 +227,7 @@ class Losses(Control):
 
 @dataclass(frozen=True)
 class Cpu(Control):
-    """What one CPU's serials and ring came to."""
+    """Totals of one CPU: serials, records read, damaged and late, and losses of its ring."""
 
     location: ClassVar[int] = 233
     cpu: Call
@@ -241,7 +241,7 @@ class Cpu(Control):
 
 @dataclass(frozen=True)
 class Program(Control):
-    """What the kernel says of one location's BPF program; run counts are 0 without stats."""
+    """The kernel's counters of one location's BPF program; runs are 0 if BPF stats are off."""
 
     location: ClassVar[int] = 234
     point: Call
@@ -267,14 +267,14 @@ class Collector(Control):
 
 @dataclass(frozen=True)
 class Unknown(Control):
-    """A control entry of a location that this version does not know; kept as it is."""
+    """A control entry with a location that this version does not know; its data is unchanged."""
 
     number: int
     value: Call
     raw: tuple[int, ...]
 
     def words(self) -> tuple[int, ...]:
-        """The words as read."""
+        """The words from the file."""
         return self.raw
 
 
@@ -284,12 +284,12 @@ NAMES = {kind.location: kind.__name__.upper() for kind in _ALL} | {EXISTING: "EX
 
 
 def location_of(entry: Control) -> int:
-    """The location number under which an entry is written."""
+    """The location number of an entry."""
     return entry.number if isinstance(entry, Unknown) else entry.location
 
 
 def decode(callvalue: int, location: int, words: Sequence[int]) -> Control:
-    """The control entry with these values; `words` are its ten u32. Never fails on file content."""
+    """The control entry with these values; words: its ten u32. Any values are valid."""
     kind = KINDS.get(location)
     if kind is None:
         return Unknown(location, callvalue, tuple(int(word) for word in words))
@@ -297,10 +297,10 @@ def decode(callvalue: int, location: int, words: Sequence[int]) -> Control:
 
 
 def encode_many(entries: Iterable[Control], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Entries as rows of an entry dtype (see formats.psc.entry_dtype), one row each, in order.
+    """One row of an entry dtype (see formats.psc.columns) for each entry, in order.
 
-    Only callvalue, location and the words are filled; all else is zero, and the caller sets
-    seq_no, the time and any `seq` and `time_ns` columns.
+    It sets callvalue, location and the words. The caller sets seq_no, the time, and the columns
+    `seq` and `time_ns` if there are any. All else is zero.
     """
     listed = list(entries)
     rows = np.zeros(len(listed), dtype)
@@ -314,7 +314,7 @@ def encode_many(entries: Iterable[Control], dtype: np.dtype[Any]) -> npt.NDArray
 def words_view(rows: npt.NDArray[Any], order: str = "=") -> npt.NDArray[Any]:
     """The words w0..w9 of contiguous rows as a u32 view of shape (len(rows), 10).
 
-    The bytes 24 to 64 are taken whether or not those columns exist on this kernel.
+    It covers the bytes 24 to 64, even if this kernel lacks the columns there.
     """
     dtype = np.dtype(
         {
@@ -329,6 +329,6 @@ def words_view(rows: npt.NDArray[Any], order: str = "=") -> npt.NDArray[Any]:
 
 
 def is_control(location: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which of these location numbers are of control entries (224 and up, but for 226)."""
+    """The mask of the locations of control entries: 224 or more, except 226."""
     mask: npt.NDArray[np.bool_] = (location >= FIRST_CONTROL) & (location != EXISTING)
     return mask

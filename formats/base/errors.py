@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that people see: raised anywhere in tcpkmon, printed only by formats.base.cli."""
+"""The errors that users see: raised anywhere in tcpkmon, printed only by formats.base.cli."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 MAX_PROBLEMS = 1000
-"""At most so many problems of one schema are noted; more than that is not a schema."""
+"""At most so many problems of one schema are reported."""
 
 
 class TcpkmonError(Exception):
-    """Something failed for a reason that a person can act on.
+    """An error that a user can act on.
 
-    `message` says what failed and why, `hint` what to try (or is empty).
+    message: what failed, and why. hint: what to try, or empty.
     """
 
     exit_code: ClassVar[int] = 1
@@ -33,7 +33,7 @@ class TcpkmonError(Exception):
 
 
 class UsageError(TcpkmonError):
-    """The command line, or a value in it, makes no sense."""
+    """The command line, or a value in it, is invalid."""
 
     exit_code = 2
 
@@ -45,7 +45,7 @@ class LossError(TcpkmonError):
 
 
 class KernelError(TcpkmonError):
-    """This kernel lacks something that was asked for."""
+    """This kernel lacks a feature that the request needs."""
 
     exit_code = 4
 
@@ -75,7 +75,7 @@ class DamagedError(TcpkmonError):
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One mistake in a schema: where (line and column count from 1) and what was expected."""
+    """One mistake in a schema: its place (line and column from 1), and what was expected."""
 
     file: str
     line: int
@@ -87,7 +87,7 @@ class Problem:
 
 
 class SchemaError(TcpkmonError):
-    """A schema holds mistakes; `problems` are all of them, in the order they stand in the file."""
+    """A schema has mistakes. problems: all of them, in file order."""
 
     exit_code = 2
 
@@ -96,6 +96,6 @@ class SchemaError(TcpkmonError):
         super().__init__("\n".join(str(problem) for problem in self.problems), hint)
 
     def lines(self) -> tuple[str, ...]:
-        """One line per problem; the hint follows the last."""
+        """One line per problem, with the hint in the last line."""
         lines = tuple(str(problem) for problem in self.problems)
         return (*lines[:-1], f"{lines[-1]}; {self.hint}") if lines and self.hint else lines

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from a file or the kernel, made harmless before a terminal, SVG or HTML sees it."""
+"""Escapes text from a file or the kernel before it goes to a terminal, SVG or HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNSAFE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def _harmless(character: str) -> str:
+def _escape(character: str) -> str:
     if character in _NAMED:
         return _NAMED[character]
     code = ord(character)
@@ -22,16 +22,14 @@ def _harmless(character: str) -> str:
 
 
 def for_terminal(text: str) -> str:
-    """`text` on one line, with every control and bidi character shown as ``\\x1b``."""
+    """`text` on one line, with control and bidi characters escaped, as in ``\\x1b``."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        _harmless(character) if _is_unsafe(character) else character for character in text
-    )
+    return "".join(_escape(character) if _is_unsafe(character) else character for character in text)
 
 
 def _is_unsafe(character: str) -> bool:
-    # U+FFFE and U+FFFF (and their kin in each plane) are not allowed in XML either.
+    # XML does not allow U+FFFE and U+FFFF, nor their counterparts in each plane.
     return (
         unicodedata.category(character) in _UNSAFE_CATEGORIES or ord(character) & 0xFFFE == 0xFFFE
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the files that are read, and creates those that are written: whole, or not at all."""
+"""Opens input files, and creates output files: complete, or not at all."""
 
 from __future__ import annotations
 
@@ -10,36 +10,16 @@ import stat
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
+from formats.base.closing import Closing
 from formats.base.errors import FileError
 
-_Self = TypeVar("_Self", bound="Closing")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Closing:
-    """Leaving a `with` block calls close()."""
-
-    def close(self) -> None:
-        """Release what is open."""
-        raise NotImplementedError
-
-    def __enter__(self: _Self) -> _Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
 class InputFile(Closing):
-    """A regular file that is open for reading; `path` is its name. Raises FileError."""
+    """A regular file, open for reading. Raises FileError."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -54,7 +34,6 @@ class InputFile(Closing):
             raise FileError(f"cannot open {self.path}: {reason}") from error
 
     def close(self) -> None:
-        """Close the file."""
         self._finalizer()
 
 
@@ -71,11 +50,11 @@ def create_file(
     mode: int | None = None,
     hint: str = "--force overwrites it",
 ) -> Iterator[BinaryIO]:
-    """Give a new file to write; it is there at the end only if all went well.
+    """Open a new file for writing. After an error in the `with` block it does not exist.
 
-    force: it replaces what is at `path`; else that is a FileError with this hint. mode: its
-    permissions, and it is on the disk at the end; None: as the umask has them. An OSError inside
-    becomes a FileError.
+    force: replace an existing file; otherwise that is a FileError with this hint. mode: the
+    permissions, and the file is synced to disk; None: permissions by the umask, no sync. An OSError
+    in the block becomes a FileError.
     """
     path = Path(path)
     try:

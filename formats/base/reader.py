@@ -1,51 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the reader of every record format offers: exports and scripts ask for no more than this."""
+"""The protocol of readers: exports and scripts use nothing else of a file format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Protocol, TypeVar
-
-_Reader = TypeVar("_Reader", bound="Reader")
+from typing import Any, BinaryIO, Protocol
 
 
 class Records(Protocol):
-    """Records of one file or of several, all or some, which are read in bounded memory."""
+    """Some or all records of one or more files, read in bounded memory."""
 
     @property
     def kinds(self) -> Sequence[str]:
-        """The kinds of tables that there may be, each for its own file; empty: there is one."""
+        """The kinds of tables, each of which needs its own file; empty: there is one kind only."""
 
     def tables(self, reuse: bool = False) -> Iterator[dict[str, Any]]:
-        """The records as pyarrow.Tables: of each piece of the file, one for each kind of record.
+        """The records as pyarrow.Tables: for each piece of the file, the tables by kind.
 
-        reuse: the memory of a piece is used again for the second piece after it, which is faster.
-        UsageError where pyarrow is not installed.
+        reuse: faster, but the memory of a table is overwritten by the table two pieces later.
+        Raises UsageError if pyarrow is not installed.
         """
 
     def write_text(self, form: str, out: BinaryIO) -> None:
-        """Write the records as lines: "csv", "json", or what else the format has.
-
-        UsageError for a form that it lacks.
-        """
+        """Write the records as "csv", "json" or another form; UsageError if it lacks the form."""
 
 
-class Reader(Records, Protocol):
-    """An open file of records, or a folder of such files: what formats.open() returns.
+class Reader(Records, AbstractContextManager["Reader"], Protocol):
+    """An open file of records, or a folder of such files: the result of formats.open().
 
-    Text from the file may hold anything: whoever prints it escapes it.
+    Text from the file can hold any character: escape it before you print it. warnings, damaged,
+    lost and complete need all records: if none was read yet, they read the file.
     """
 
     @property
     def path(self) -> Path:
-        """As it was opened."""
+        """The path that was opened."""
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What a person should be told; this and what follows is complete after the records
-        were read, and where none was read yet, they are read for it."""
+        """Messages for the user."""
 
     @property
     def damaged(self) -> bool:
@@ -57,25 +52,16 @@ class Reader(Records, Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether the file ended in order; else what is missing at its end is unknown."""
+        """Whether the file ended in order. Otherwise the losses at its end are unknown."""
 
     def for_export(
         self, form: str, columns: Sequence[str] | None = None, sort: str | None = None
     ) -> Records:
         """The records for an export in this form, with the options of `tcpkmon export`.
 
-        columns: names, None for all. sort: "connection" or "seq", None as suits the form.
-        UsageError for what the format lacks.
+        columns: names, None for all. sort: "connection" or "seq", None for the form's default.
+        Raises UsageError for an option that the format lacks.
         """
 
     def close(self) -> None:
         """Close the file."""
-
-    def __enter__(self: _Reader) -> _Reader: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of a file or the kernel as text, as every command shows them (not escaped yet)."""
+"""Bytes from a file or the kernel as text, the same in all commands (not escaped yet)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import ipaddress
 
 
 def text_of(data: bytes) -> str:
-    """The text of a string field: up to the first NUL, bytes that are no UTF-8 as \\xff."""
+    """The text of a string field: up to the first NUL, bytes that are not UTF-8 as \\xff."""
     return data.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
 
 
 def address_of(data: bytes) -> str:
-    """An address in network order, of 4 or 16 bytes; v4-mapped ones are shown as IPv4."""
+    """The text of an address of 4 or 16 bytes in network order; v4-mapped is IPv4."""
     if len(data) == 4:
         return str(ipaddress.IPv4Address(data))
     address = ipaddress.IPv6Address(data)
@@ -20,5 +20,5 @@ def address_of(data: bytes) -> str:
 
 
 def quote_csv(text: str) -> str:
-    """A value of a CSV line, of text that is escaped already."""
+    """Text as a value in a line of CSV; control characters are escaped already."""
     return '"' + text.replace('"', '""') + '"' if '"' in text or "," in text else text

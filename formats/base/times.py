@@ -12,13 +12,13 @@ _BILLION = 1_000_000_000
 
 
 def format_ns(times_ns: npt.NDArray[Any], digits: int = 6) -> list[str]:
-    """Times in ns (int64) as seconds with so many decimals, 6 or 9; what is left is cut off."""
+    """Times in ns (int64) as seconds with 6 or 9 decimals, not rounded."""
     parts = ((time_ns < 0, *divmod(abs(time_ns), _BILLION)) for time_ns in times_ns.tolist())
     return [f"{'-' * sign}{seconds}.{f'{rest:09d}'[:digits]}" for sign, seconds, rest in parts]
 
 
 def format_utc(times_ns: npt.NDArray[Any], between: str = "T", digits: int = 6) -> list[str]:
-    """Times in ns since the epoch (int64) as date and time in UTC with so many decimals and Z."""
+    """Times in ns since the epoch (int64) as UTC date and time with 6 or 9 decimals and Z."""
     seconds, rest = np.divmod(times_ns, _BILLION)
     dates = np.datetime_as_string(seconds.astype("datetime64[s]"), unit="s").tolist()
     return [

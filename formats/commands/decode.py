@@ -14,7 +14,7 @@ from formats.base.errors import DamagedError, LossError, UsageError
 from formats.base.files import already_there
 
 if TYPE_CHECKING:
-    from formats.klogger import LogReader
+    from formats.klogger.reader import LogReader
 
 FORMATS = ("perl", "json", "csv", "parquet")
 
@@ -49,8 +49,11 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
     damaged is reported on stderr, and everything that is good is decoded. Exit code 3: events were
     lost, or the end of a log is unknown after a crash; 5: a log is damaged.
     """
-    from formats.export import write
-    from formats.klogger import Choice, LogReader, Logs, parse_condition, parse_time
+    from formats.export.forms import FORMS
+    from formats.klogger.choose import Choice, parse_condition
+    from formats.klogger.clock import parse_time
+    from formats.klogger.logs import Logs
+    from formats.klogger.reader import LogReader
 
     clock = asked["clock"]
     names = tuple(name.strip() for text in asked["names"] for name in text.split(","))
@@ -64,7 +67,7 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
         readers = [stack.enter_context(LogReader(path)) for path in files]
         logs = Logs(readers, choice, clock, asked["merge"])
         _check_output(files, asked["output"], asked["form"])
-        write(logs, asked["form"], asked["output"], asked["force"])
+        FORMS[asked["form"]](logs, asked["output"], asked["force"])
         codes = {_report(reader) for reader in readers}
     return max(codes)
 

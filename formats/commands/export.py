@@ -9,7 +9,7 @@ import click
 
 from formats.base.cli import say
 from formats.base.errors import DamagedError, LossError, UsageError
-from formats.export import ENDINGS, FORMS, TABLES, write
+from formats.export.forms import ENDINGS, FORMS, TABLES
 
 
 @click.command("export")
@@ -57,7 +57,7 @@ def command(
         records = reader.for_export(form, names, sort)
         if output is not None and output.exists() and output.samefile(file):
             raise UsageError(f"-o {output} is the capture itself", "choose another name")
-        write(records, form, output, force)
+        FORMS[form](records, output, force)
         for warning in reader.warnings:
             say(f"tcpkmon export: {file}: {warning}")
         if reader.lost:

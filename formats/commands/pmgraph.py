@@ -18,7 +18,7 @@ from formats.pmgraph import options
 from formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 _CHOSEN = "tcpkmon.pmgraph.chosen"
 
@@ -78,7 +78,7 @@ def command(context: click.Context, /, file: Path, **asked: Any) -> int:
     Without -T, -x or -o it draws in a window where there is a display, else in the terminal.
     Without options for columns it shows everything.
     """
-    from formats.psc import open_capture
+    from formats.psc.reader import open_capture
 
     selection = select(
         context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]

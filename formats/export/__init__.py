@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of any file format as tables and text: Parquet, Arrow, CSV, JSON lines, Perl hashes."""
+"""Writes records of any file format as Parquet, Arrow, CSV, JSON lines or Perl hashes."""
 
-from formats.export.forms import ENDINGS, FORMS, TABLES, write
-
-__all__ = ["ENDINGS", "FORMS", "TABLES", "write"]
+__all__ = ["forms"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of exports, and what writes each: for records of any file format."""
+"""The forms of an export, each with the function that writes it for records of any file format."""
 
 from __future__ import annotations
 
@@ -12,16 +12,8 @@ from formats.base.errors import UsageError
 from formats.base.files import create_file
 from formats.base.reader import Records
 
-Write = Callable[[Records, "Path | None", bool], None]
-"""Writes records into a file (None: to stdout), which it replaces if told so."""
 
-
-def write(records: Records, form: str, output: Path | None, force: bool) -> None:
-    """Write the records in one of FORMS; raises UsageError and FileError."""
-    FORMS[form](records, output, force)
-
-
-def _text(form: str, records: Records, output: Path | None, force: bool) -> None:
+def _write_text(form: str, records: Records, output: Path | None, force: bool) -> None:
     if output is None:
         records.write_text(form, sys.stdout.buffer)
         sys.stdout.buffer.flush()
@@ -30,36 +22,40 @@ def _text(form: str, records: Records, output: Path | None, force: bool) -> None
         records.write_text(form, out)
 
 
-def _tables(form: str, records: Records, output: Path | None, force: bool) -> None:
+def _write_tables(form: str, records: Records, output: Path | None, force: bool) -> None:
     from formats.export import table_file, table_folder
 
     if output is None:
         raise UsageError(f"{form} needs -o", "name a file")
-    if records.kinds:
-        single = ENDINGS.get(output.suffix) == form
-        if single and len(records.kinds) != 1:
-            raise UsageError(
-                f"{output} can hold one event only",
-                "choose it by --event NAME, or give a folder to -o",
-            )
-        table_folder.write_folder(records, form, output, single, force)
+    if not records.kinds:
+        writers = {"parquet": table_file.write_parquet, "arrow": table_file.write_arrow}
+        with create_file(output, force) as out:
+            writers[form](records, out)
         return
-    writers = {"parquet": table_file.write_parquet, "arrow": table_file.write_arrow}
-    with create_file(output, force) as out:
-        writers[form](records, out)
+    is_file = ENDINGS.get(output.suffix) == form
+    if is_file and len(records.kinds) != 1:
+        raise UsageError(
+            f"{output} can hold one event only",
+            "choose it by --event NAME, or give a folder to -o",
+        )
+    table_folder.write_folder(records, form, output, is_file, force)
 
 
-FORMS: dict[str, Write] = {
-    "parquet": functools.partial(_tables, "parquet"),
-    "arrow": functools.partial(_tables, "arrow"),
-    "csv": functools.partial(_text, "csv"),
-    "json": functools.partial(_text, "json"),
-    "perl": functools.partial(_text, "perl"),
+FORMS: dict[str, Callable[[Records, Path | None, bool], None]] = {
+    "parquet": functools.partial(_write_tables, "parquet"),
+    "arrow": functools.partial(_write_tables, "arrow"),
+    "csv": functools.partial(_write_text, "csv"),
+    "json": functools.partial(_write_text, "json"),
+    "perl": functools.partial(_write_text, "perl"),
 }
-"""By a form's name, its writer. A new form is a line here."""
+"""The function that writes each form: write(records, output file, force).
+
+Without an output file it writes to stdout. With force it replaces a file. It raises UsageError and
+FileError. A new form is a new line here.
+"""
 
 TABLES = ("parquet", "arrow")
-"""The forms that pyarrow writes, and that stdout cannot take."""
+"""The forms that pyarrow writes. They cannot go to stdout."""
 
 ENDINGS = {
     ".parquet": "parquet",
@@ -70,4 +66,4 @@ ENDINGS = {
     ".jsonl": "json",
     ".ndjson": "json",
 }
-"""By the ending of a file's name, the form in which it is written."""
+"""The form for each ending of a file name."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Parquet or Arrow file of tables of one kind: one thread makes them, another writes."""
+"""Writes tables of one kind as one Parquet or Arrow file.
+
+One thread makes the next table while another writes the table before it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,12 @@ from formats.base.reader import Records
 BATCH_ROWS = 1 << 16
 _FEW = 128
 _SAMPLE_ROWS = 1024
-_STEADY = 0.005
+_RARE_CHANGES = 0.005
+"""A column rarely changes if at most this share of its rows differs from the row before."""
 
 
 def write_parquet(records: Records, out: BinaryIO) -> None:
-    """Write the records as Parquet, a row group for each table."""
+    """Write the records as Parquet, one row group for each table."""
     from pyarrow import parquet
 
     def new_writer(sink: Any, table: Any) -> Any:
@@ -30,11 +34,13 @@ def write_parquet(records: Records, out: BinaryIO) -> None:
 
 
 def encodings(table: Any) -> dict[str, Any]:
-    """How ParquetWriter is to encode and compress the columns, by the rows of a first table.
+    """Options for ParquetWriter: how to encode and compress each column, from a first table.
 
-    Numbers of many values change little from row to row: their differences are written. Others
-    cost least as they are: of what stays the same LZ4 makes next to nothing, and of what changes
-    now and then zstd makes less, but is slower. Of everything else there are few: a dictionary.
+    column                                        encoding     codec
+    numbers with more than _FEW distinct values   differences  lz4
+    other numbers that rarely change              plain        lz4 (the fastest)
+    other numbers                                 plain        zstd (smaller, but slower)
+    anything else                                 dictionary   lz4
     """
     from pyarrow import types
 
@@ -48,7 +54,7 @@ def encodings(table: Any) -> dict[str, Any]:
             numbers[name] = "DELTA_BINARY_PACKED"
             continue
         numbers[name] = "PLAIN"
-        if np.count_nonzero(values[1:] != values[:-1]) > _STEADY * len(values):
+        if np.count_nonzero(values[1:] != values[:-1]) > _RARE_CHANGES * len(values):
             codecs[name] = "zstd"
     return {
         "use_dictionary": [name for name in table.column_names if name not in numbers],
@@ -69,7 +75,7 @@ def write_arrow(records: Records, out: BinaryIO) -> None:
 
 
 def without_dictionaries(table: Any) -> Any:
-    """The table without dictionaries, which differ from table to table."""
+    """The table without dictionaries: an Arrow file needs one dictionary for all tables."""
     pyarrow = import_pyarrow()
     fields = [
         f.with_type(f.type.value_type) if pyarrow.types.is_dictionary(f.type) else f
@@ -79,10 +85,10 @@ def without_dictionaries(table: Any) -> Any:
 
 
 def _write(tables: Iterator[Any], new_writer: Callable[[Any, Any], Any], out: BinaryIO) -> None:
-    """Write the tables to an empty file, by what `new_writer` gives for the first of them."""
+    """Write the tables to an empty file. new_writer(sink, first table) returns pyarrow's writer."""
     pyarrow = import_pyarrow()
     writer: Any = None
-    # Opened again: each of Arrow's many small writes to a file of Python would take Python's lock.
+    # Arrow opens the file itself. Through Python's file, each small write would need Python's lock.
     with pyarrow.OSFile(f"/proc/self/fd/{out.fileno()}", "wb") as sink:
         try:
             for table in tables:
@@ -95,10 +101,10 @@ def _write(tables: Iterator[Any], new_writer: Callable[[Any, Any], Any], out: Bi
 
 
 def _ahead(records: Records) -> Iterator[Any]:
-    """The tables, each made in another thread while the one before it is used."""
+    """The tables. Another thread makes each one while the caller uses the one before."""
     tables = (table for piece in records.tables(reuse=True) for table in piece.values())
     with ThreadPoolExecutor(1) as pool:
-        waiting: Future[Any] = pool.submit(next, tables, None)
-        while (table := waiting.result()) is not None:
-            waiting = pool.submit(next, tables, None)
+        following: Future[Any] = pool.submit(next, tables, None)
+        while (table := following.result()) is not None:
+            following = pool.submit(next, tables, None)
             yield table

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet or Arrow files of tables of several kinds: a file for each kind, in a folder."""
+"""Writes tables of several kinds as Parquet or Arrow files: one file for each kind, in a folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from formats.base.arrow import import_pyarrow
+from formats.base.closing import Closing
 from formats.base.errors import FileError, UsageError
 from formats.base.files import already_there
 from formats.base.reader import Records
@@ -18,84 +18,75 @@ _ROW_GROUP_ROWS = 1 << 18
 
 
 def write_folder(
-    records: Records, form: str, to: Path, single: bool = False, force: bool = False
+    records: Records, form: str, to: Path, is_file: bool = False, force: bool = False
 ) -> None:
-    """Write to/KIND.FORM for each kind of table that there is; `form` is parquet or arrow.
+    """Write the file to/KIND.FORM for each kind of table; `form` is parquet or arrow.
 
-    single: `to` is the one file, for the one kind that there may be. Nothing that is there is
-    overwritten without `force`. Raises FileError, UsageError.
+    is_file: `to` is the file for the only kind. An existing file is replaced only with `force`.
+    Raises FileError, UsageError.
     """
     import_pyarrow(form.capitalize())
-    if not single:
+    if not is_file:
         try:
             to.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(f"cannot make {to}: {error.strerror}") from error
-    with _Files(form, to, single, force) as files:
-        for piece in records.tables():
-            files.add(piece)
+    with _Files(form, to, is_file, force) as files:
+        for tables in records.tables():
+            files.add(tables)
+        files.flush()
 
 
-class _Files:
-    """The files of write_folder(); a context manager."""
+class _Files(Closing):
+    """The files of write_folder(). Tables are buffered until they fill a row group."""
 
-    def __init__(self, form: str, to: Path, single: bool, force: bool) -> None:
+    def __init__(self, form: str, to: Path, is_file: bool, force: bool) -> None:
         self._form = form
         self._to = to
-        self._single = single
+        self._is_file = is_file
         self._force = force
         self._writers: dict[str, Any] = {}
-        self._waiting: dict[str, list[Any]] = {}
+        self._buffered: dict[str, list[Any]] = {}
 
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                for name in list(self._waiting):
-                    self._flush(name)
-        finally:
-            for writer in self._writers.values():
-                writer.close()
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
 
     def add(self, tables: dict[str, Any]) -> None:
-        """Take the tables of a piece; they are written once there are enough rows of a kind."""
-        for name, table in tables.items():
-            waiting = self._waiting.setdefault(name, [])
-            waiting.append(table)
-            if sum(len(one) for one in waiting) >= _ROW_GROUP_ROWS:
-                self._flush(name)
+        """Add one table for each kind. Memory stays below _BUFFERED_BYTES_MAX."""
+        for kind, table in tables.items():
+            buffered = self._buffered.setdefault(kind, [])
+            buffered.append(table)
+            if sum(map(len, buffered)) >= _ROW_GROUP_ROWS:
+                self._write(kind)
         sizes = {
-            name: sum(int(table.nbytes) for table in tables)
-            for name, tables in self._waiting.items()
+            kind: sum(int(table.nbytes) for table in buffered)
+            for kind, buffered in self._buffered.items()
         }
         while sum(sizes.values()) > _BUFFERED_BYTES_MAX:
-            largest = max(sizes, key=lambda name: sizes[name])
+            largest = max(sizes, key=lambda kind: sizes[kind])
             del sizes[largest]
-            self._flush(largest)
+            self._write(largest)
 
-    def _flush(self, name: str) -> None:
-        table = import_pyarrow().concat_tables(self._waiting.pop(name))
+    def flush(self) -> None:
+        """Write all buffered tables."""
+        for kind in list(self._buffered):
+            self._write(kind)
+
+    def _write(self, kind: str) -> None:
+        """Write the buffered tables of a kind as one row group."""
+        table = import_pyarrow().concat_tables(self._buffered.pop(kind))
+        path = self._to if self._is_file else self._to / f"{kind}.{self._form}"
         try:
-            if name not in self._writers:
-                self._writers[name] = self._open(name, table)
-            self._writers[name].write_table(table)
+            if kind not in self._writers:
+                self._writers[kind] = self._open(kind, path, table)
+            self._writers[kind].write_table(table)
         except OSError as error:
-            raise FileError(f"cannot write {self._path(name)}: {error}") from error
+            raise FileError(f"cannot write {path}: {error}") from error
 
-    def _path(self, name: str) -> Path:
-        return self._to if self._single else self._to / f"{name}.{self._form}"
-
-    def _open(self, name: str, table: Any) -> Any:
-        if not (name.isascii() and name.isidentifier()):
-            raise UsageError(f"the event {name!r} cannot name a file", "choose others by --event")
-        path = self._path(name)
+    def _open(self, kind: str, path: Path, table: Any) -> Any:
+        if not (kind.isascii() and kind.isidentifier()):
+            raise UsageError(f"the event {kind!r} cannot name a file", "choose others by --event")
         if path.is_symlink() or (path.exists() and not self._force):
             raise already_there(path)
         if self._form == "arrow":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records read from Klogger logs, many at once: what the reader yields and all decoding takes."""
+"""A batch of records of Klogger logs: the reader returns batches, and all decoders take them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from formats.klogger.table import LogEvent, LogFormat
 
 @dataclass(frozen=True)
 class LogBatch:
-    """n records in the order in which they shall be seen.
+    """n records, in output order.
 
-    numbers: (n,) uint16 event numbers; serials, times_ns: (n,) uint64, of CLOCK_MONOTONIC;
-    cpus: (n,) uint16. starts: (n,) int64, where each payload begins in `words`, the bytes as read,
-    in units of 8. dump: index of the dump that they stand in, -1 where they are of several.
+    numbers: (n,) uint16 event numbers. serials: (n,) uint64. times_ns: (n,) uint64 of
+    CLOCK_MONOTONIC. cpus: (n,) uint16. words: the raw bytes, as uint64. starts: (n,) int64, the
+    index in `words` where each payload begins. dump: index of their dump, -1 for several dumps.
+
+        words   | head (3 words) | payload of record 0 | head | payload of record 1 | ...
+                                 ^ starts[0]                  ^ starts[1]
     """
 
     format: LogFormat
@@ -39,14 +42,15 @@ class LogBatch:
         return [self.format.event(int(n)) for n in np.flatnonzero(np.bincount(self.numbers))]
 
     def where(self, event: LogEvent | str) -> NDArray[np.int64]:
-        """The places of an event's records in this batch, rising."""
+        """The indices of an event's records in this batch, ascending."""
         found = self.format.event(event) if isinstance(event, str) else event
         return np.flatnonzero(self.numbers == found.number)
 
     def rows(self, event: LogEvent | str, at: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The payloads of an event's records (of those at the places `at`) as event.dtype.
+        """A copy of the payloads of an event's records, or of those at the indices `at`.
 
-        A copy, in the byte order of the log; strings as S (bytes after a NUL are still there).
+        Their dtype is event.dtype, in the byte order of the log; strings are S, with all bytes
+        after a NUL.
         """
         found = self.format.event(event) if isinstance(event, str) else event
         places = self.where(found) if at is None else at
@@ -59,7 +63,7 @@ class LogBatch:
         return rows
 
     def take(self, at: NDArray[Any] | slice) -> LogBatch:
-        """The records at these places, in this order."""
+        """The records at these indices, in this order."""
         return replace(
             self,
             numbers=self.numbers[at],
@@ -71,7 +75,7 @@ class LogBatch:
 
 
 def join_batches(batches: Sequence[LogBatch]) -> LogBatch:
-    """The records of several batches (one at least) of one format, one batch after the other."""
+    """Concatenate one or more batches of one format."""
     if len(batches) == 1:
         return batches[0]
     parts = [_compact(batch) for batch in batches]
@@ -89,7 +93,7 @@ def join_batches(batches: Sequence[LogBatch]) -> LogBatch:
 
 
 def _compact(batch: LogBatch) -> LogBatch:
-    """The batch with few bytes besides its records' payloads."""
+    """The batch, with `words` that hold little more than the payloads."""
     widths = batch.format.payload_sizes[batch.numbers] // 8
     total = int(widths.sum())
     if not total:
@@ -97,7 +101,7 @@ def _compact(batch: LogBatch) -> LogBatch:
     low, high = int(batch.starts.min()), int((batch.starts + widths).max())
     if high - low <= 2 * total + 3 * len(batch):
         return replace(batch, starts=batch.starts - low, words=batch.words[low:high])
-    # A few records far apart: only they are kept, else what is joined again and again would grow.
+    # A few records far apart: copy only their payloads, so that repeated joins do not grow.
     starts = np.cumsum(widths) - widths
     places = np.repeat(batch.starts - starts, widths) + np.arange(total)
     return replace(batch, starts=starts, words=batch.words[places])

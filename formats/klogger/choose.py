@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which records of Klogger logs are decoded: by event, by time, by the values of fields."""
+"""Chooses records of Klogger logs by event, by time and by the values of fields."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from formats.base.errors import UsageError
 from formats.klogger.batch import LogBatch
 from formats.klogger.clock import LogClock, Moment
-from formats.klogger.table import LogEvent, LogField, LogFormat
-from formats.klogger.values import describe_value, native
+from formats.klogger.table import LogEvent, LogField, LogFormat, native
 from formats.schema import suggest
 
 _CONDITION = re.compile(r"\s*([^\s=<>!]+)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
@@ -34,7 +33,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """FIELD OPERATOR VALUE, as it was given."""
+    """FIELD OPERATOR VALUE of --where; `text` is the whole of it."""
 
     text: str
     field: str
@@ -52,7 +51,7 @@ def parse_condition(text: str) -> Condition:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was asked for; `events` None: all. A record must fulfil everything."""
+    """The wanted records: those that fulfil all conditions. events: None for all."""
 
     events: tuple[str, ...] | None = None
     since: Moment | None = None
@@ -65,7 +64,7 @@ class Choice:
         return any(moment is not None and moment.is_real for moment in (self.since, self.until))
 
     def check(self, logs: Sequence[LogFormat]) -> None:
-        """Raise UsageError for a name that none of the logs knows, or a value that cannot be."""
+        """Raise UsageError for a name that no log has, or a value that no such field can have."""
         known = {event.name for log in logs for event in log.events}
         for name in self.events or ():
             if name not in known:
@@ -78,7 +77,7 @@ class Choice:
         return tuple(e for e in log.events if self.events is None or e.name in self.events)
 
     def places(self, batch: LogBatch, clock: LogClock) -> NDArray[np.int64] | None:
-        """The places of the chosen records in a batch, rising; None: all of them."""
+        """The indices of the chosen records in a batch, ascending; None: all of them."""
         if self == ALL:
             return None
         chosen = np.ones(len(batch), np.bool_)
@@ -101,7 +100,7 @@ ALL = Choice()
 
 
 def _check(condition: Condition, among: Sequence[tuple[LogFormat, LogEvent]]) -> None:
-    """Raise UsageError unless some event has the field and the value can be one of it."""
+    """Raise UsageError unless an event has the field and the field can have the value."""
     why = ""
     for log, event in among:
         field = event.find_field(condition.field)
@@ -129,14 +128,14 @@ def _test(
         return False
     try:
         wanted = _wanted(batch.format, field, condition)
-    except UsageError:  # it fits the field of that name of another event
+    except UsageError:  # another event has a field of this name that can have the value
         return False
     compare = _OPERATORS[condition.sign]
     values = batch.rows(event, at)[field.name]
     if isinstance(wanted, int):
         found: NDArray[np.bool_] = compare(native(values), wanted)
         return found
-    text = describe_value(batch.format, field)
+    text = batch.format.converter(field)
     assert text is not None
     listed = values.tolist()
     right = {value: compare(text(value), wanted) for value in set(listed)}
@@ -144,7 +143,7 @@ def _test(
 
 
 def _wanted(log: LogFormat, field: LogField, condition: Condition) -> int | str:
-    """The value as it is compared: a number, or the text that decoding shows."""
+    """The value to compare with: a number, or the text that decoding prints."""
     value = condition.value
     if field.kind in ("int", "enum"):
         if field.kind == "enum":

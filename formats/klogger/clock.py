@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of a Klogger log's records, in the clock that --time names, and times given by people."""
+"""Times of a Klogger log's records in the clock of --time, and times given on a command line."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _LARGEST = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Moment:
-    """A time that was given: `ns` of real time, or of the clock that --time names."""
+    """A time from the command line: `ns` of real time, or of the clock of --time."""
 
     ns: int
     is_real: bool
 
 
 class LogClock:
-    """Gives each record of one stream its time; show it every batch, in order.
+    """Computes the times of the records of one stream, whose batches must be given in order.
 
-    zero_ns: CLOCK_MONOTONIC that `rel` counts from. Raises UsageError if the log has no clock pair
-    and real time is asked for.
+    kind: as in --time. zero_ns: CLOCK_MONOTONIC at which `rel` is 0. Raises UsageError if the log
+    has no clock pair and `kind` is not "mono".
     """
 
     def __init__(self, log: LogFormat, kind: str, zero_ns: int = 0) -> None:
@@ -47,7 +47,7 @@ class LogClock:
         self._has_pairs = event is not None and all(event.find_field(name) for name in names)
 
     def ahead_of_mono(self, batch: LogBatch) -> NDArray[np.int64] | int:
-        """Real time minus CLOCK_MONOTONIC, ns, for each record: as the last CLOCK event had it."""
+        """Real time minus CLOCK_MONOTONIC in ns for each record, from the last CLOCK event."""
         if self._seen is None or self._seen[0] is not batch:
             self._seen = batch, self._find_ahead(batch, self._ahead)
         return self._seen[1]
@@ -65,7 +65,7 @@ class LogClock:
         return np.repeat(np.array(steps, np.int64), np.diff([0, *at.tolist(), len(batch)]))
 
     def times(self, batch: LogBatch, real: bool | None = None) -> NDArray[np.int64]:
-        """The records' times in ns of this clock (`real`: of real time, or not)."""
+        """The records' times in ns: in real time if `real`, by default in this clock."""
         mono = batch.times_ns.view(np.int64)
         if real or (real is None and self.kind in ("iso", "epoch")):
             return mono + self.ahead_of_mono(batch)
@@ -75,7 +75,7 @@ class LogClock:
 def parse_time(text: str, kind: str) -> Moment:
     """A time of --since or --until: ISO 8601 (UTC without a zone), or a number as --time prints.
 
-    That is ns for mono, seconds for rel and epoch (and for iso). Raises UsageError.
+    The number is in ns for mono, otherwise in seconds. Raises UsageError.
     """
     try:
         if kind == "mono" and text.isascii() and text.isdigit():
@@ -87,7 +87,7 @@ def parse_time(text: str, kind: str) -> Moment:
     except InvalidOperation:
         pass
     try:
-        # Python 3.10 takes neither Z nor a fraction that is not of 3 or 6 digits.
+        # Python 3.10 parses neither Z nor a fraction unless it has 3 or 6 digits.
         plain = _FRACTION.sub(lambda match: match[0][:7].ljust(7, "0"), text.replace("Z", "+00:00"))
         moment = datetime.datetime.fromisoformat(plain)
     except ValueError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a writer puts into the header of a Klogger log: the event table, from a schema."""
+"""Makes the header of a Klogger log, and its event table from a schema."""
 
 from __future__ import annotations
 
@@ -10,23 +10,14 @@ from typing import Any, Protocol
 from formats.klogger.table import FORMAT, SNAPSHOT, WIDTHS
 from formats.schema import Event, Place, Schema, field_type, format_schema, place_fields
 
-FIRST_NUMBER = 32
 IN_HEAD = frozenset({"seq_no", "time", "seq", "time_ns", "serial", "cpu"})
-"""Columns of SNAPSHOT that a log has in each record's head, or is itself: the CPU."""
+"""Columns that SNAPSHOT lacks: each record's head has them, and the log's header has the CPU."""
 SNAPSHOT_NUMBER = 1
-"""The number of the tcp schema's event in a log: its location is a field of it."""
-
-
-def number_events(schema: Schema, first: int = FIRST_NUMBER) -> dict[str, int]:
-    """The number of each event: `first` + its place in the schema; SNAPSHOT is SNAPSHOT_NUMBER."""
-    numbers = {event.name: first + place for place, event in enumerate(schema.events)}
-    if SNAPSHOT in numbers:
-        numbers[SNAPSHOT] = SNAPSHOT_NUMBER
-    return numbers
+"""The number of the tcp schema's event in a log. The location is a field of the event."""
 
 
 def describe_event(schema: Schema, event: Event, number: int) -> dict[str, Any]:
-    """An event's entry in the header's table, its fields where the C structure has them."""
+    """The table entry of an event. Its fields have the offsets of the C structure."""
     places, size = place_fields(schema, event)
     return {
         "number": number,
@@ -43,7 +34,7 @@ def describe_event(schema: Schema, event: Event, number: int) -> dict[str, Any]:
 
 
 class EntryColumn(Protocol):
-    """A column of a ring entry, as formats.psc.Column: `length` bytes at `offset`, 0 if absent."""
+    """A column of a ring entry, as formats.psc.columns.Column; `length` is 0 if it is absent."""
 
     @property
     def name(self) -> str: ...
@@ -66,7 +57,7 @@ def describe_snapshot(
 ) -> dict[str, Any]:
     """The table entry of SNAPSHOT, whose payload is a whole ring entry of the tcp schema.
 
-    `columns` are those of the capture's PSC layout; absent ones and IN_HEAD are left out.
+    columns: those of a PSC entry; absent ones and IN_HEAD are left out.
     """
     event = schema.event(SNAPSHOT)
     enums = {enum.name for enum in schema.enums}
@@ -91,7 +82,7 @@ def describe_snapshot(
 
 def make_header(
     schema: Schema,
-    events: Sequence[Mapping[str, Any]] | Mapping[str, int],
+    events: Sequence[Mapping[str, Any]],
     *,
     cpu: int,
     cpus: int,
@@ -105,14 +96,9 @@ def make_header(
 ) -> dict[str, Any]:
     """The header of one CPU's log, for encode_preamble().
 
-    `events`: the table itself, or the number of each event of the table by name (numbers of
-    number_events(), say), whose fields are then placed as in C. clock: CLOCK_MONOTONIC,
-    CLOCK_REALTIME and how far apart they were read at most, ns.
+    events: the event table, of describe_event() and describe_snapshot(). clock: CLOCK_MONOTONIC,
+    CLOCK_REALTIME and the longest time between the two readings, all in ns.
     """
-    if isinstance(events, Mapping):
-        table = [describe_event(schema, schema.event(name), n) for name, n in events.items()]
-    else:
-        table = [dict(event) for event in events]
     return {
         "format": FORMAT,
         "byteorder": sys.byteorder,
@@ -126,7 +112,7 @@ def make_header(
         "clock": dict(zip(("mono_ns", "realtime_ns", "uncertainty_ns"), clock, strict=True)),
         "schema": format_schema(schema),
         "settings": dict(settings),
-        "events": table,
+        "events": [dict(event) for event in events],
     }
 
 

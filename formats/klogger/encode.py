@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ring records and the collector's own events to the bytes of a Klogger log; the reader undoes it.
+"""Encodes ring records and the collector's own events as a Klogger log; the reader decodes it.
 
-    preamble   8 magic | u32 header bytes | u32 crc32 of the header | u64 0
-    header     JSON, padded with blanks to a multiple of 8 bytes
-    dump, again and again:
-      head     8 magic | u32 index | u32 records | u64 body bytes | u64 first serial
-               | u32 crc32 of the body | u32 crc32 of the 36 bytes before | u64 0
-      body     u16 event number of each record, padded with zeros to a multiple of 8 bytes
-               then each record: u32 number | u32 bytes | u64 serial | u64 time | payload
+    +-----------------+
+    | preamble        |  8 magic | u32 header bytes | u32 crc32 of the header | u64 0
+    | header          |  JSON, padded with spaces to a multiple of 8 bytes
+    +-----------------+
+    | dump 0:  head   |  8 magic | u32 index | u32 records | u64 body bytes | u64 first serial
+    |                 |  | u32 crc32 of the body | u32 crc32 of the 36 bytes before | u64 0
+    |          body   |  list of the u16 event numbers of all records, padded with zeros to a
+    |                 |  multiple of 8 bytes
+    |                 |  records: u32 number | u32 bytes | u64 serial | u64 time | payload
+    +-----------------+
+    | dump 1 ...      |
 
-All in the byte order of the machine that writes.
+All numbers have the byte order of the machine that writes. The first record of a dump is
+DUMP_BEGIN, the last is DUMP_FINISH.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 import zlib
@@ -35,7 +41,7 @@ DUMP_HEAD = struct.Struct("=8sIIQQIIQ")
 DUMP_HEAD_BYTES = DUMP_HEAD.size
 HEAD_CRC_AT = 36
 DUMP_BYTES_MAX = 1 << 30
-"""A larger body is no dump: readers refuse it, the writer begins another dump in time."""
+"""The largest body. Readers refuse a larger one; the writer begins another dump before."""
 DUMP_FINISH = "DUMP_FINISH"
 
 _HEAD = np.dtype([("number", "=u4"), ("size", "=u4"), ("serial", "=u8"), ("time", "=u8")])
@@ -43,10 +49,10 @@ _HEAD = np.dtype([("number", "=u4"), ("size", "=u4"), ("serial", "=u8"), ("time"
 
 @dataclass(frozen=True)
 class Packed:
-    """Records ready for a dump: the event number of each, and their bytes, one after the other.
+    """n records, ready for a dump.
 
-    numbers: (n,) uint16. body: (bytes,) uint8, a multiple of 8; it belongs to the receiver.
-    first_serial is that of the first record, 0 where there is none.
+    numbers: (n,) uint16, their event numbers. body: (bytes,) uint8, the encoded records, a multiple
+    of 8; the receiver owns it. first_serial: 0 if n is 0.
     """
 
     numbers: NDArray[np.uint16]
@@ -55,9 +61,9 @@ class Packed:
 
 
 def encode_preamble(header: Mapping[str, Any]) -> bytes:
-    """The beginning of a file: the preamble and the header. Raises UsageError if it is no header.
+    """The preamble and the header of a file; header: of make_header().
 
-    header: see make_header(); LogFormat.of() of it must be good.
+    Raises UsageError if it is too large, and DamagedError if LogFormat.of() refuses it.
     """
     LogFormat.of(header)
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
@@ -76,15 +82,15 @@ def pack_records(
     payload_sizes: NDArray[Any],
     payload_start: int = RECORD_HEAD_BYTES,
 ) -> Packed:
-    """Records from a ring as records of a log.
+    """Encode n ring records as records of a log.
 
-    numbers: (n,) event numbers, 0 to 255. rows: (n,) structured or void, of any stride, of one
-    ring record each. serials, times_ns: (n,) unsigned 64-bit, as they shall stand in the file.
-    payload_sizes: (256,) payload bytes by event number, as LogFormat.payload_sizes. payload_start:
-    where the payload begins in a row (24; 0 for SNAPSHOT, which is the whole entry).
+    numbers: (n,) event numbers, 0 to 255. rows: (n,) structured or void, of any stride, one ring
+    record each. serials, times_ns: (n,) unsigned 64-bit. payload_sizes: (256,) payload bytes by
+    event number, as LogFormat.payload_sizes. payload_start: offset of the payload in a row (24;
+    0 for SNAPSHOT, whose payload is the whole entry).
 
-    A payload that a row is less than 8 bytes too short for is filled with zeros (the row was
-    not padded). Raises UsageError for a number without a size, or rows that are shorter yet.
+    A row may lack the padding of its payload, up to 7 bytes: they are zeros in the log. Raises
+    UsageError for a number without a size, and for shorter rows.
     """
     numbers = np.asarray(numbers)
     count = len(numbers)
@@ -94,11 +100,12 @@ def pack_records(
         raise UsageError("numbers, rows, serials and times of records differ in length")
     used = np.flatnonzero(np.bincount(numbers, minlength=NUMBERS))
     if used[-1] >= NUMBERS or (payload_sizes[used] < 0).any():
-        raise UsageError(f"no event has the number {_first_unknown(used, payload_sizes)}")
+        unknown = next(n for n in used if n >= NUMBERS or payload_sizes[n] < 0)
+        raise UsageError(f"no event has the number {unknown}")
     room = rows.dtype.itemsize - payload_start
     if room + 8 <= payload_sizes[used].max() or room < 0:
         raise UsageError(f"rows of {rows.dtype.itemsize} bytes are too short for their payloads")
-    # As plain bytes: of a structured row, numpy need not copy what belongs to no field.
+    # As plain bytes: numpy may skip the bytes of a structured row that belong to no field.
     rows = rows.getfield(np.dtype(f"V{rows.dtype.itemsize}"), 0)
     widths = np.unique(payload_sizes[used])
     if len(widths) == 1:
@@ -109,10 +116,6 @@ def pack_records(
     return Packed(numbers.astype(np.uint16), body, int(serials[0]))
 
 
-def _first_unknown(used: NDArray[Any], payload_sizes: NDArray[Any]) -> int:
-    return next(int(n) for n in used if n >= NUMBERS or payload_sizes[n] < 0)
-
-
 def _records(
     numbers: NDArray[Any],
     rows: NDArray[Any],
@@ -121,19 +124,19 @@ def _records(
     width: int,
     payload_start: int,
 ) -> NDArray[Any]:
-    """Records whose payloads all have `width` bytes, (n,) structured."""
+    """Records whose payloads all have `width` bytes, (n,) void."""
     size = RECORD_HEAD_BYTES + width
-    taken = min(width, rows.dtype.itemsize - payload_start)
-    make = np.empty if taken == width else np.zeros
+    copied = min(width, rows.dtype.itemsize - payload_start)
+    make = np.empty if copied == width else np.zeros
     records = make(len(numbers), np.dtype(f"V{size}"))
     head = records.getfield(_HEAD, 0)
     head["number"] = numbers
     head["size"] = size
     head["serial"] = serials
     head["time"] = times_ns
-    if taken:
-        kind = np.dtype(f"V{taken}")
-        records.getfield(kind, RECORD_HEAD_BYTES)[:] = rows.getfield(kind, payload_start)
+    if copied:
+        payload = np.dtype(f"V{copied}")
+        records.getfield(payload, RECORD_HEAD_BYTES)[:] = rows.getfield(payload, payload_start)
     return records
 
 
@@ -146,7 +149,7 @@ def _pack_mixed(
     widths: NDArray[Any],
     payload_start: int,
 ) -> NDArray[np.uint8]:
-    """Records of several sizes: those of each size at once, then spread over the body."""
+    """Records of several sizes: encodes those of one size at once, and puts each in its place."""
     words_each = (payload_sizes[numbers] + RECORD_HEAD_BYTES) // 8
     ends = np.cumsum(words_each)
     starts = ends - words_each
@@ -166,11 +169,11 @@ def pack_event(
     serial: int,
     time_ns: int,
 ) -> Packed:
-    """One event that the collector makes itself.
+    """Encode one of the collector's own events.
 
-    values: by field; ints, enum values by name or number, text (cut to fit, at a character's
-    end), bytes. Fields that are not named are zero. Raises UsageError for a name that the event or
-    enum lacks and a number that does not fit.
+    values, by field name: int, enum value by name or number, text (cut at the end of a character
+    if it is too long), bytes. Other fields are zero. Raises UsageError for a name that the event or
+    enum lacks, and for a number that does not fit.
     """
     return pack_events(log, name, [values], serial, [time_ns])
 
@@ -182,7 +185,7 @@ def pack_events(
     first_serial: int,
     times_ns: Sequence[int],
 ) -> Packed:
-    """As pack_event(), several events of one name, with the serials from `first_serial` on."""
+    """As pack_event(), for several events of one name, with serials from `first_serial` on."""
     event = log.event(name)
     payload = np.zeros(len(rows), np.dtype((np.void, event.size)) if event.size else np.dtype("V0"))
     table = payload.view(event.dtype) if event.size else payload
@@ -193,7 +196,7 @@ def pack_events(
         column = table[key]
         for index, values in enumerate(rows):
             if key in values:
-                column[index] = _stored(log, event, field, values[key])
+                column[index] = _encode(log, event, field, values[key])
     return pack_records(
         np.full(len(rows), event.number),
         payload if event.size else np.zeros(len(rows), "V8"),
@@ -204,7 +207,7 @@ def pack_events(
     )
 
 
-def _stored(log: LogFormat, event: LogEvent, field: LogField, value: int | str | bytes) -> Any:
+def _encode(log: LogFormat, event: LogEvent, field: LogField, value: int | str | bytes) -> Any:
     where = f"field '{field.name}' of event {event.name}"
     if field.kind not in ("int", "enum"):
         if isinstance(value, int):
@@ -228,14 +231,14 @@ def _stored(log: LogFormat, event: LogEvent, field: LogField, value: int | str |
 
 
 def _cut(text: str, most: int) -> bytes:
-    """The text in UTF-8, at most `most` bytes of it, no character cut in two."""
+    """At most `most` bytes of the text in UTF-8, whole characters only."""
     data = text.encode("utf-8", "surrogateescape")
     if len(data) <= most:
         return data
     end = most
     while end and data[end] & 0xC0 == 0x80:
         end -= 1
-    # Bytes that are no UTF-8 (and so no character's) are cut where they are.
+    # Four such bytes are no character of UTF-8: they may be cut anywhere.
     return data[: end if most - end < 4 else most]
 
 
@@ -244,9 +247,8 @@ def finish_dump(
 ) -> bytes:
     """A whole dump: head, the records of `parts` (the first is DUMP_BEGIN), and DUMP_FINISH.
 
-    index: number of the dump in its file, from 0. serial, time_ns: those of DUMP_FINISH. Raises
-    UsageError when the body is larger than DUMP_BYTES_MAX: keep what is collected for one dump
-    well below.
+    index: number of the dump in its file, from 0. serial, time_ns: of DUMP_FINISH. Raises
+    UsageError if the body is larger than DUMP_BYTES_MAX.
     """
     count = sum(len(part.numbers) for part in parts) + 1
     finish_bytes = RECORD_HEAD_BYTES + log.event(DUMP_FINISH).size
@@ -256,16 +258,10 @@ def finish_dump(
         raise UsageError(f"a dump of {body_bytes} bytes is larger than {DUMP_BYTES_MAX}")
     finish = pack_event(log, DUMP_FINISH, {"bytes": body_bytes}, serial, time_ns)
     every = [*parts, finish]
-    pieces: list[bytes | NDArray[Any]] = [
-        *(part.numbers for part in every),
-        bytes(padding),
-        *(part.body for part in every),
-    ]
-    crc = 0
-    for piece in pieces:
-        crc = zlib.crc32(piece.data if isinstance(piece, np.ndarray) else piece, crc)
+    body: list[bytes | memoryview] = [part.numbers.data for part in every]
+    body += [bytes(padding), *(part.body.data for part in every)]
+    crc = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), body, 0)
     first = next(part.first_serial for part in every if len(part.numbers))
     head = DUMP_HEAD.pack(DUMP_MAGIC, index, count, body_bytes, first, crc, 0, 0)
-    seal = struct.pack("=I", zlib.crc32(head[:HEAD_CRC_AT]))
-    data = [piece.data if isinstance(piece, np.ndarray) else piece for piece in pieces]
-    return b"".join([head[:HEAD_CRC_AT], seal, head[HEAD_CRC_AT + 4 :], *data])
+    head_crc = struct.pack("=I", zlib.crc32(head[:HEAD_CRC_AT]))
+    return b"".join([head[:HEAD_CRC_AT], head_crc, head[HEAD_CRC_AT + 4 :], *body])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of Klogger logs as text: Perl hashes, JSON lines or CSV, a whole batch at a time.
 
-A style says for each event of which pieces its text consists: text as it is, and places where a
-value stands. formats.lines then writes each record by the plan of its event.
+A style lists the pieces of an event's text: fixed text, values of the record's head, and fields.
+_plan() makes a Plan of them for each event, by which formats.lines writes the records.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from formats.base.escape import for_terminal
 from formats.base.text import quote_csv
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
-from formats.klogger.values import describe_value
 from formats.lines import Cell, Kind, Plan, Rows, Source, Texts, make_writer
 
 SERIAL, TIME, CPU = HEADS = "serial", "timestamp", "cpu"
 _PAGE_BYTES = 4 << 20
 _TIMES = {"mono": Kind.NUMBER, "rel": Kind.SECONDS, "epoch": Kind.SECONDS, "iso": Kind.UTC}
 _KEYS = ("conn_id", "lport", "rport")
-"""Records in which these are the same have much in common."""
+"""Fields that identify a connection: records of one connection have much text in common."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A place where a value of the record's head stands: SERIAL, TIME or CPU."""
+    """A value of the record's head: SERIAL, TIME or CPU."""
 
     name: str
 
 
 Piece = str | Head | LogField
-"""Text as it is, or a value of the head or of a field."""
+"""Fixed text, a value of the head, or a field."""
 
 
 class Style:
-    """How a kind of text is written. with_cpu: the CPU stands in each record's head."""
+    """A form of text. with_cpu: the head of each record includes the CPU."""
 
     begin = ""
     end = ""
@@ -51,23 +50,23 @@ class Style:
         self.heads = [SERIAL, TIME, *([CPU] if with_cpu else [])]
 
     def pieces(self, event: LogEvent) -> list[Piece]:
-        """What one record of this event consists of."""
+        """The text of one record of this event, in pieces."""
         raise NotImplementedError
 
     def quote(self, text: str) -> str:
-        """A text of the file (other than hex digits) as a value."""
+        """A text of the file, quoted and escaped as a value (not for hex digits)."""
         raise NotImplementedError
 
 
 class PerlStyle(Style):
-    """An array of hashes, as section 3.1.2 of the Klogger HOWTO has them; `do FILE` returns it."""
+    """An array of hashes as in section 3.1.2 of the Klogger HOWTO; `do FILE` returns it."""
 
     begin = "[\n"
     end = "]\n"
 
     def pieces(self, event: LogEvent) -> list[Piece]:
         keys = [f'"{perl_text(field.name)}"' for field in event.fields]
-        # The arrows of an event stand in one column: that of "timestamp" in the header, or more.
+        # All arrows of an event are in one column, at least that of "timestamp" in the header.
         column = max(24, *(len(key) + 7 for key in keys), 0)
         found: list[Piece] = ["{\n    header => {\n"]
         found.append(_perl_line(12, '"type"', column))
@@ -88,7 +87,7 @@ def _perl_line(indent: int, key: str, column: int) -> str:
 
 
 class JsonStyle(Style):
-    """One JSON object a line, with the key header as in Perl."""
+    """One JSON object per line, with the key header as in Perl."""
 
     def pieces(self, event: LogEvent) -> list[Piece]:
         found: list[Piece] = [f'{{"header":{{"type":{json.dumps(event.name)}']
@@ -106,9 +105,9 @@ class JsonStyle(Style):
 
 
 class CsvStyle(Style):
-    """A table of all events: the head, then a column for each name of a field.
+    """A table of all events: the head, then one column for each field name.
 
-    Fields of one name share a column. Control characters are written as on a terminal.
+    Fields of the same name share a column. Control characters are escaped as on a terminal.
     """
 
     def __init__(self, clock: str, events: Iterable[LogEvent]) -> None:
@@ -133,7 +132,7 @@ class CsvStyle(Style):
 
 
 def perl_text(text: str) -> str:
-    """Text for between the double quotes of a Perl string: Perl evaluates it to the same text."""
+    """The text, escaped for a Perl string in double quotes."""
     return "".join(
         f"\\{character}"
         if character in '"\\$@'
@@ -145,22 +144,22 @@ def perl_text(text: str) -> str:
 
 
 class Lines:
-    """Writes the records of one log's format (or of logs that are alike) in a style."""
+    """Writes records of one LogFormat in a style."""
 
     def __init__(self, log: LogFormat, style: Style) -> None:
         self._plans = [_plan(log, style, event) for event in log.events]
         self._places = np.zeros(NUMBERS, np.uint16)
         for place, event in enumerate(log.events):
             self._places[event.number] = place
-        # So few that no header makes much text of them at a time.
+        # A page has few records if a header declares long ones, so that its text stays small.
         self._page_rows = max(1, _PAGE_BYTES // max(map(_line_bytes, self._plans)))
 
     def make_worker(self) -> Callable[[Rows], Texts]:
-        """What makes text of pages; for one thread at a time."""
+        """A function that returns the text of a page; only one thread may use it at a time."""
         return make_writer(self._plans).write
 
     def pages(self, records: Iterable[tuple[LogBatch, NDArray[np.int64]]]) -> Iterator[Rows]:
-        """The records in their order; with each batch (n,) times of LogClock.times()."""
+        """The records in order, in pages. records: batches, each with its LogClock.times()."""
         for batch, times_ns in records:
             data = batch.words.view(np.uint8)
             offsets, plans = batch.starts * 8, self._places[batch.numbers]
@@ -188,7 +187,7 @@ def _plan(log: LogFormat, style: Style, event: LogEvent) -> Plan:
 
 
 def _line_bytes(plan: Plan) -> int:
-    """About how many bytes a line may have."""
+    """An estimate of the largest text of a record, in bytes."""
     return sum(len(cell.before) for cell in plan.cells) + len(plan.after) + 2 * plan.size
 
 
@@ -208,15 +207,15 @@ def _value(log: LogFormat, style: Style, field: LogField, before: str) -> Cell:
 
 
 def _text(log: LogFormat, style: Style, field: LogField, order: Endian) -> Callable[[bytes], str]:
-    """What writes a string, an address or the value of an enum."""
-    text = describe_value(log, field)
+    """The function that converts a string, an address or an enum value to quoted text."""
+    text = log.converter(field)
     assert text is not None
     if field.kind != "enum":
         return lambda data: style.quote(text(data))
     known = log.enums.get(field.type, {})
 
     def name(data: bytes) -> str:
-        # A number of an enum that has no name stays a number.
+        # A value without a name stays a number, without quotes.
         value = int.from_bytes(
             data, "big" if order == Endian.BIG else "little", signed=field.signed
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Klogger logs that are open together: one, or those of all CPUs of a capture, all or some records.
+"""Reads one Klogger log, or the logs of all CPUs of a capture: all records, or chosen ones.
 
-formats.open() and `tcpkmon decode` make Logs; analysis scripts use formats.analysis.Log.
+formats.open() and `tcpkmon decode` use Logs; analysis scripts use formats.analysis.Log.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.base.arrow import import_pyarrow
+from formats.base.closing import Closing
 from formats.base.errors import FileError, UsageError
-from formats.base.files import Closing
 from formats.klogger.batch import LogBatch
 from formats.klogger.choose import ALL, Choice
 from formats.klogger.clock import LogClock
@@ -30,14 +30,14 @@ from formats.klogger.tables import make_tables
 from formats.lines import write_pages
 
 LOG_NAME = re.compile(r"kernlog\.dump\.cpu(\d{1,5})\Z")
-"""The log of CPU N in a capture's folder."""
+"""The file name of a CPU's log in a capture's folder."""
 
 Stamped = tuple[LogBatch, NDArray[np.int64]]
-"""Records, and their times in ns of the clock asked for."""
+"""Records, and their times in ns of the wanted clock."""
 
 
 def find_logs(folder: str | os.PathLike[str]) -> list[Path]:
-    """The logs in a folder, by CPU. Raises FileError where there is none."""
+    """The logs in a folder, sorted by CPU. Raises FileError if there is none."""
     try:
         names = os.listdir(folder)
     except OSError as error:
@@ -49,10 +49,9 @@ def find_logs(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def open_logs(path: str | os.PathLike[str]) -> Logs:
-    """Open a log, or all logs in a folder as one, in time order.
+    """Open a log, or all logs in a folder, merged in time order.
 
-    Raises FileError, DamagedError where a header cannot be read, UsageError for logs of several
-    captures.
+    Raises FileError, DamagedError for a header, UsageError for logs of different captures.
     """
     path = Path(path)
     if not path.is_dir():
@@ -65,10 +64,10 @@ def open_logs(path: str | os.PathLike[str]) -> Logs:
 
 
 class Logs(Closing):
-    """Open logs and which of their records are read; a formats.base.reader.Reader.
+    """The chosen records of open logs; a formats.base.reader.Reader.
 
-    clock: as in --time. merge: all as one, in time order, else one log after the other. Raises
-    UsageError for what cannot be, before anything is read. Closing it closes the readers.
+    clock: as in --time. merge: read all logs in time order, not one log after the other. Raises
+    UsageError for an impossible choice, clock or merge. close() closes the readers.
     """
 
     def __init__(
@@ -92,13 +91,13 @@ class Logs(Closing):
 
     @property
     def path(self) -> Path:
-        """The log, or the folder of the logs."""
+        """The log, or the folder of several logs."""
         first = self.readers[0].path
         return first if len(self.readers) == 1 else first.parent
 
     @property
     def format(self) -> LogFormat:
-        """The events that the first log may hold, and its header."""
+        """The header and the events of the first log."""
         return self.readers[0].format
 
     @property
@@ -108,12 +107,11 @@ class Logs(Closing):
         return list(dict.fromkeys(found))
 
     def close(self) -> None:
-        """Close the files."""
         for reader in self.readers:
             reader.close()
 
     def streams(self) -> Iterator[tuple[LogFormat, Iterator[Stamped]]]:
-        """The chosen records of each log, one log after the other, or of all as one."""
+        """The chosen records: a stream for each log, or one stream if the logs are merged."""
         if self._merge:
             yield self.format, self._chosen(self.format, merge_logs(self.readers))
             return
@@ -135,7 +133,7 @@ class Logs(Closing):
         return min((pair[0] for pair in pairs if pair is not None), default=0)
 
     def events(self) -> list[LogEvent]:
-        """The chosen events that occur, in the order of the tables, each name of each log once."""
+        """The chosen events that occur, in the order of the event tables, without repetition."""
         found: dict[tuple[str, Any], LogEvent] = {}
         for reader in self.readers:
             present = reader.present()
@@ -145,7 +143,7 @@ class Logs(Closing):
         return list(found.values())
 
     def tables(self, reuse: bool = False) -> Iterator[dict[str, Any]]:
-        """A table for each event that occurs in a piece of a log, each with its own memory."""
+        """Tables by event name for each batch. `reuse` has no effect: each has its own memory."""
         import_pyarrow()
         for _, records in self.streams():
             for batch, times_ns in records:
@@ -161,7 +159,7 @@ class Logs(Closing):
         out.write(style.end.encode())
 
     def _make_style(self, form: str) -> Style:
-        # As in 2007, a Perl hash has no CPU: the log is of one. With several logs it has.
+        # As in 2007, a Perl hash of a single log has no CPU.
         styles: dict[str, Callable[[], Style]] = {
             "perl": lambda: PerlStyle(self.clock, with_cpu=len(self.readers) > 1),
             "json": lambda: JsonStyle(self.clock, with_cpu=True),
@@ -184,9 +182,9 @@ class Logs(Closing):
         return self
 
     def _read_readers(self) -> tuple[LogReader, ...]:
-        """The readers: those of which nothing was read yet are read now; others know what they saw.
+        """The readers; reads those from which nothing was read yet.
 
-        A reader cannot be read anew here: somebody may be iterating over it.
+        Others are not read again, because a caller may iterate over them.
         """
         for reader in self.readers:
             if not reader.losses.records and not reader.problems:
@@ -196,7 +194,7 @@ class Logs(Closing):
 
     @property
     def warnings(self) -> list[str]:
-        """What is damaged, or has no known end, in the logs as far as they were read."""
+        """The damage, and the unknown ends, in the part of the logs that was read."""
         found = []
         for reader in self._read_readers():
             name = "" if len(self.readers) == 1 else f"{reader.path.name}: "
@@ -205,15 +203,15 @@ class Logs(Closing):
 
     @property
     def damaged(self) -> bool:
-        """Whether damage was found in the logs as far as they were read."""
+        """Whether the part of the logs that was read is damaged."""
         return any(reader.problems for reader in self._read_readers())
 
     @property
     def lost(self) -> int:
-        """Events known to be missing from what was read; `tcpkmon verify` tells them apart."""
+        """How many events are missing in what was read; `tcpkmon verify` lists the causes."""
         return sum(reader.losses.lost for reader in self._read_readers())
 
     @property
     def complete(self) -> bool:
-        """Whether all logs that were read ended in order."""
+        """Whether all logs ended in order."""
         return not any(reader.tail for reader in self._read_readers())

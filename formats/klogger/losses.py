@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is missing from a Klogger log, by its serials and ledger events, while it is read."""
+"""Counts what is missing from a Klogger log while it is read, from serials and ledger events."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES)
 
 
 class Losses:
-    """Adds up one log's losses; feed it every batch, in file order.
+    """The losses of one log, whose batches are added in file order.
 
-    missing: serials that are not there, in `gaps` gaps. by_cause: losses of the ledger so far.
-    complete: the last thing that happened to logging is that it ended (KLOGGER_FINISH).
+    missing: missing serials, in `gaps` gaps. complete: logging ended in order, that is with
+    KLOGGER_FINISH.
     """
 
     def __init__(self, log: LogFormat) -> None:
@@ -42,7 +42,7 @@ class Losses:
                 self._is_end[event.number] = True
 
     def add(self, batch: LogBatch) -> None:
-        """Take the next records of the file into account."""
+        """Add the next records of the file."""
         if not len(batch):
             return
         self.records += len(batch)
@@ -70,7 +70,7 @@ class Losses:
 
     @property
     def by_cause(self) -> dict[str, int]:
-        """Losses by cause, only those that there are."""
+        """The losses in the ledger by cause, without zeros."""
         found = {
             cause: sum(row.get(cause, 0) for row in self._ledgers.values()) for cause in CAUSES
         }
@@ -79,16 +79,16 @@ class Losses:
 
     @property
     def missed(self) -> int:
-        """Events that the programs never saw, on all CPUs (told in the lowest CPU's log)."""
+        """Events that the programs never saw, on all CPUs (the lowest CPU's log has them)."""
         return sum(self._missed.values())
 
     @property
     def lost(self) -> int:
-        """Everything known to be missing from this log."""
+        """How many events are known to be missing from this log."""
         return max(self.missing, sum(self.by_cause.values())) + self.missed
 
     def describe(self) -> str:
-        """What was lost, for a line of text; empty if nothing was."""
+        """The losses in a line of text; empty if there are none."""
         if not self.lost:
             return ""
         causes = self.by_cause | ({"missed by programs": self.missed} if self.missed else {})
@@ -98,10 +98,10 @@ class Losses:
 
 
 def _values(batch: LogBatch, name: str) -> list[dict[str, Any]]:
-    """An event's numbers and byte strings by field, for the few events of the ledger."""
+    """The records of a ledger event, as values by field name."""
     rows = batch.rows(name)
     event = batch.format.event(name)
-    # A hostile header may declare a counter as text.
+    # Only numbers and the name: a hostile header may declare a counter as text.
     kept = [f.name for f in event.fields if f.kind in ("int", "enum") or f.name == "program"]
     columns = [rows[field].tolist() for field in kept]
     return [dict(zip(kept, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The logs of several CPUs as one, in time order, a bounded piece of each in memory."""
+"""Merges the logs of several CPUs in time order, in bounded memory.
+
+Times in a log can step back: programs nest, and a program gets its serial before its time. But a
+record is at most HOLD records behind a later one. The example has HOLD = 2, and times as numbers:
+
+            read          | not read yet
+    log 0   1  3  2  4  6 | 5  7 ...      safe until 4, the earliest of its last HOLD records
+    log 1   2  3  5  8  9 | ...           safe until 8
+    limit   4, the lowest: 1, 2, 2, 3, 3 are returned, the others wait
+"""
 
 from __future__ import annotations
 
@@ -12,11 +21,11 @@ from formats.klogger.batch import LogBatch, join_batches
 from formats.klogger.reader import BATCH_RECORDS, LogReader
 
 HOLD = 4096
-"""How many records later one may stand that is earlier: programs nest, and serials come first."""
+"""A record is at most so many records behind a later one of its log."""
 
 
 class _Source:
-    """One log: what was read of it and is not handed out yet."""
+    """One log; `pending`: the records that were read but not returned yet."""
 
     def __init__(self, reader: LogReader, records: int) -> None:
         self._batches = reader.batches(records)
@@ -26,7 +35,7 @@ class _Source:
         self.refill()
 
     def refill(self) -> None:
-        """Read on."""
+        """Read the next batch."""
         batch = next(self._batches, None)
         if batch is None:
             self.is_done = True
@@ -34,17 +43,17 @@ class _Source:
             self.pending = batch if self.pending is None else join_batches([self.pending, batch])
 
     def safe_until(self) -> int | None:
-        """What will be read is not earlier than this (as far as can be known); None: no more."""
+        """No later record is earlier than this time [ns]; None: there are no later records."""
         if self.is_done or self.pending is None:
             return None
         times = self.pending.times_ns
         safe = int(times[-HOLD:].min())
-        if len(times) > self._most:  # times that do not rise at all: memory stays bounded
+        if len(times) > self._most:  # times that do not rise: bound the memory
             safe = max(safe, int(np.partition(times, -self._most)[-self._most]))
         return safe
 
     def take(self, limit: int | None) -> LogBatch | None:
-        """What is earlier than `limit` (all with None), in file order."""
+        """Remove and return the records before `limit` (None: all), in file order."""
         batch = self.pending
         if batch is None:
             return None
@@ -60,10 +69,10 @@ class _Source:
 
 
 def merge_logs(readers: Sequence[LogReader], records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
-    """The records of all logs in time order; those of one time in the order of `readers`.
+    """The records of all logs in time order; at the same time, in the order of `readers`.
 
-    A record that stands more than HOLD records behind a later one of its file comes out late.
-    Raises UsageError for logs of different captures.
+    A record more than HOLD records behind a later one of its log is returned late. Raises
+    UsageError for logs of different captures.
     """
     for reader in readers[1:]:
         check_alike(readers[0], reader)
@@ -81,7 +90,7 @@ def merge_logs(readers: Sequence[LogReader], records: int = BATCH_RECORDS) -> It
 
 
 def check_alike(one: LogReader, other: LogReader) -> None:
-    """Raise UsageError unless both are logs of one capture, whose records can stand together."""
+    """Raise UsageError unless both logs are of one capture."""
     same = one.format.events == other.format.events and all(
         one.header.get(key) == other.header.get(key) for key in ("schema", "host", "kernel")
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a Klogger log and hands out its records a bounded piece at a time, trusting nothing."""
+"""Reads the records of a Klogger log in bounded memory, and checks everything in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.base.files import InputFile
 from formats.klogger.batch import LogBatch
 from formats.klogger.encode import (
-    DUMP_BYTES_MAX,
     DUMP_FINISH,
     HEADER_BYTES_MAX,
     MAGIC,
@@ -29,19 +28,18 @@ from formats.klogger.walk import DumpHead, DumpWalk, list_bytes
 
 DUMP_BEGIN = "DUMP_BEGIN"
 BATCH_RECORDS = 1 << 16
-_BATCH_BYTES = 2 << 20
+BATCH_BYTES = 2 << 20
 _READ_BYTES = 1 << 20
 _PROBLEMS_MAX = 20
 Data = bytes | memoryview
 
 
 class LogReader(InputFile):
-    """A log, open for reading; FileError or DamagedError where its header cannot be read.
+    """An open log. Raises FileError, or DamagedError for its header.
 
-    header: as in the file; format: its events; cpu: whose log it is. After (or while) batches() or
-    dumps() ran: `problems` says what is damaged, `losses` what is missing, `tail` whether the end
-    is known, `walked` where the dumps are. Text from the file may hold anything: whoever prints it
-    escapes it.
+    header: as in the file. format: its events. cpu: the CPU whose records it holds. batches()
+    updates `problems` (the damage), `losses` (what is missing) and `walked` (where the dumps are).
+    Text from the file can hold any character: escape it before you print it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -63,7 +61,7 @@ class LogReader(InputFile):
         preamble = self._read(0, PREAMBLE.size)
         if preamble[: len(MAGIC)] != MAGIC:
             raise DamagedError("not a Klogger log", "tcpkmon decode reads kernlog.dump.cpuN")
-        # The byte order is told in the header, which the preamble must tell the size of.
+        # The byte order is in the header, but its size, in the preamble, has that order already.
         for order in "<>":
             _, size, crc, _ = struct.unpack(order + PREAMBLE.format[1:], preamble)
             if size % 8 or not 0 < size <= min(HEADER_BYTES_MAX, self._size - PREAMBLE.size):
@@ -88,29 +86,21 @@ class LogReader(InputFile):
 
     @property
     def damage(self) -> str:
-        """What is damaged, in one text; empty if nothing was found so far."""
+        """The damage found so far, in one line; empty if there is none."""
         more = self._problems_total - len(self.problems)
         return "; ".join([*map(str, self.problems), *([f"and {more} more"] if more else [])])
 
     @property
     def tail(self) -> str:
-        """Empty if the log ended in order; else why its end is unknown."""
+        """Why the end of the log is unknown; empty if the log ended in order."""
         if self.losses.complete and not self.problems:
             return ""
         if self.losses.complete:
             return "tail unknown: the file is damaged"
         return "tail unknown: the file does not end with KLOGGER_FINISH"
 
-    def batches(self, records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
-        """All good records in file order, at most `records` (and some 2 MiB) at a time."""
-        return self._iterate(records, _BATCH_BYTES)
-
-    def dumps(self) -> Iterator[LogBatch]:
-        """All good records in file order, a whole dump at a time, which is held in memory."""
-        return self._iterate(DUMP_BYTES_MAX, DUMP_BYTES_MAX)
-
     def present(self) -> frozenset[int]:
-        """The event numbers that occur, found in the lists of numbers alone; damage is ignored."""
+        """The event numbers that occur, from the dumps' lists of numbers; ignores damage."""
         found = np.zeros(1 << 16, np.bool_)
         for head in self.walk():
             try:
@@ -123,7 +113,13 @@ class LogReader(InputFile):
         """A new walk over the heads of the dumps."""
         return DumpWalk(self._read, self._data_offset, self._size, self.format.order)
 
-    def _iterate(self, records: int, most_bytes: int) -> Iterator[LogBatch]:
+    def batches(
+        self, records: int = BATCH_RECORDS, most_bytes: int = BATCH_BYTES
+    ) -> Iterator[LogBatch]:
+        """All valid records in file order; a batch has at most `records` of one dump.
+
+        Their encoded size is at most most_bytes, unless a single record is larger.
+        """
         self.problems = []
         self._problems_total = 0
         self.losses = Losses(self.format)
@@ -139,7 +135,7 @@ class LogReader(InputFile):
                 except DamagedError as error:
                     what = f"dump {head.index}: {error.message}"
                     self._note(DamagedError(what, offset=head.body))
-        except DamagedError as error:  # it became shorter meanwhile
+        except DamagedError as error:  # the file became shorter
             self._note(error)
         for found in self.walked.damage:
             self._note(found)
@@ -150,8 +146,7 @@ class LogReader(InputFile):
             self.problems.append(problem)
 
     def _open_body(self, head: DumpHead, most_bytes: int) -> Callable[[int, int], Data]:
-        """What reads bytes at an offset of a dump whose checksum was found right; a small one is
-        held in memory, so that it is read once."""
+        """Check a dump's checksum; returns read(offset in the file, size). Buffers a small dump."""
         crc, at, end = 0, head.body, head.end
         if head.body_bytes <= most_bytes:
             body = memoryview(self._read(at, head.body_bytes))
@@ -173,7 +168,7 @@ class LogReader(InputFile):
     def _records(
         self, head: DumpHead, read: Callable[[int, int], Data], records: int, most_bytes: int
     ) -> Iterator[LogBatch]:
-        """The records of a dump whose checksum is right."""
+        """The records of a dump, after its checksum was verified."""
         numbers = self._numbers(head, read)
         sizes = self.format.payload_sizes
         counts = np.bincount(numbers, minlength=len(sizes))
@@ -229,7 +224,7 @@ class LogReader(InputFile):
         )
 
     def _read(self, at: int, size: int) -> bytes:
-        """Exactly `size` bytes, which the file had when it was opened."""
+        """Exactly `size` bytes. DamagedError if the file has become shorter."""
         try:
             parts = []
             while size:

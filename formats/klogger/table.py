@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event table of a Klogger log, as every reader checks it; klogger/describe.py makes it."""
+"""The event table in the header of a Klogger log, checked for readers; describe.py makes it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.schema import (
-    Schema,
-    parse,
-    suggest,
-)
+from formats.base.text import address_of, text_of
+from formats.schema import Schema, parse, suggest
 
 FORMAT = 1
 RECORD_HEAD_BYTES = 24
 NUMBERS = 256
-"""Event numbers are 0 to 255: those of the kernel's control map."""
+"""Event numbers are 0 to 255, as in the kernel's control map."""
 SNAPSHOT = "SNAPSHOT"
 """The event of the schema tcp."""
 
@@ -34,11 +32,11 @@ WIDTHS = {"int": (1, 2, 4, 8), "enum": (4,), "address": (4, 16)}
 
 @dataclass(frozen=True)
 class LogField:
-    """A field of an event: `offset` from the payload's start and `length` in bytes.
+    """A field of an event: `offset` in the payload and `length`, both in bytes.
 
-    kind: int, enum (an int; `type` names the enum), string (text up to the first NUL), bytes (any)
-    or address (network order: 4 bytes IPv4, 16 bytes IPv6, IPv4 as v4-mapped). network: an int in
-    network order, whatever the log's order is.
+    kind: int, enum (an int; `type` names the enum), string (text up to the first NUL), bytes (any),
+    or address (in network order: 4 bytes IPv4, 16 bytes IPv6 or v4-mapped IPv4). network: an int in
+    network order, for any byte order of the log.
     """
 
     name: str
@@ -50,7 +48,7 @@ class LogField:
     network: bool = False
 
     def numpy_format(self, order: str) -> str:
-        """The numpy format of the value in a log of `order` ("<" or ">")."""
+        """The numpy format of the value in a log of this byte order ("<" or ">")."""
         if self.kind in ("int", "enum"):
             return f"{'>' if self.network else order}{'i' if self.signed else 'u'}{self.length}"
         return f"{'S' if self.kind == 'string' else 'V'}{self.length}"
@@ -58,7 +56,7 @@ class LogField:
 
 @dataclass(frozen=True)
 class LogEvent:
-    """An event of a log: its number, name, payload bytes (a multiple of 8) and fields."""
+    """An event of a log; `size`: payload bytes, a multiple of 8."""
 
     number: int
     name: str
@@ -68,7 +66,7 @@ class LogEvent:
 
     @functools.cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The payload as a structured type, in the byte order of the log."""
+        """The structured dtype of the payload, in the byte order of the log."""
         return np.dtype(
             {
                 "names": [one.name for one in self.fields],
@@ -84,10 +82,10 @@ class LogEvent:
 
 
 class LogFormat:
-    """What a log's header says of its events; see LogFormat.of().
+    """The events that a log's header describes; LogFormat.of() makes and checks it.
 
-    header: the header as it is; events: in the order of the table; order: "<" or ">".
-    Text in it may hold anything: whoever prints it escapes it.
+    header: as read from the file. events: in the order of the table. order: "<" or ">". Text can
+    hold any character: escape it before you print it.
     """
 
     def __init__(self, header: Mapping[str, Any], events: Sequence[LogEvent], order: str) -> None:
@@ -99,7 +97,7 @@ class LogFormat:
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> LogFormat:
-        """The format that a header describes. Raises DamagedError for what makes no sense."""
+        """The format that a header describes. Raises DamagedError if the header is invalid."""
         if header.get("format") != FORMAT:
             raise DamagedError(f"the log is of format {header.get('format')!r:.40}, not {FORMAT}")
         order = _ORDERS.get(_text(header, "byteorder", "the header"))
@@ -123,11 +121,11 @@ class LogFormat:
         return found
 
     def find_event(self, name: str) -> LogEvent | None:
-        """The event called `name`, if the log may hold it."""
+        """The event called `name`; None if the table lacks it."""
         return self._by_name.get(name)
 
     @functools.cached_property
-    def payload_sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def payload_sizes(self) -> NDArray[np.int64]:
         """(256,) payload bytes by event number; -1 for numbers that the table lacks."""
         sizes = np.full(NUMBERS, -1, np.int64)
         for event in self.events:
@@ -136,7 +134,7 @@ class LogFormat:
 
     @functools.cached_property
     def schema(self) -> Schema:
-        """The schema in the header. Raises DamagedError where it cannot be read."""
+        """The schema in the header. Raises DamagedError if it cannot be parsed."""
         try:
             found: Schema = parse(_text(self.header, "schema", "the header"), "schema in the log")
         except TcpkmonError as error:
@@ -146,15 +144,27 @@ class LogFormat:
 
     @functools.cached_property
     def enums(self) -> dict[str, dict[int, str]]:
-        """By an enum's name, the name of each value; empty where the schema cannot be read."""
+        """The names of the values of each enum; empty if the schema cannot be parsed."""
         try:
             return {enum.name: enum.names() for enum in self.schema.enums}
         except DamagedError:
             return {}
 
+    def converter(self, field: LogField) -> Callable[[Any], str] | None:
+        """The function that converts a value of the field to text; None for plain numbers.
+
+        Its argument is an int for an enum, otherwise bytes.
+        """
+        if field.kind == "enum":
+            names = self.enums.get(field.type, {})
+            return lambda value: names.get(value, str(value))
+        return {"int": None, "string": text_of, "bytes": bytes.hex, "address": address_of}[
+            field.kind
+        ]
+
     @property
     def cpu(self) -> int:
-        """The CPU whose log this is."""
+        """The CPU whose records the log holds."""
         return _integer(self.header, "cpu", "the header", 0, (1 << 16) - 1)
 
     @property
@@ -173,10 +183,15 @@ class LogFormat:
         return mono, real, doubt
 
     def need_clock(self) -> tuple[int, int, int]:
-        """The clock pair; raises UsageError where there is none."""
+        """The clock pair; UsageError if the header has none."""
         if self.clock is None:
             raise UsageError("the log has no clock pair", "give and print times by --time mono")
         return self.clock
+
+
+def native(values: NDArray[Any]) -> NDArray[Any]:
+    """Numbers in the machine's byte order, contiguous."""
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
 
 
 def _read_event(item: Any, order: str) -> LogEvent:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of Klogger logs as pyarrow tables: of each event its own, with typed columns."""
+"""Records of Klogger logs as pyarrow tables: one for each event, with typed columns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from formats.base.arrow import encode, import_pyarrow, plain, with_texts
 from formats.klogger.batch import LogBatch
 from formats.klogger.lines import CPU, SERIAL, TIME
-from formats.klogger.table import LogEvent, LogField, LogFormat
-from formats.klogger.values import describe_value, native
+from formats.klogger.table import LogEvent, LogField, LogFormat, native
 
 
 def make_tables(batch: LogBatch, times_ns: NDArray[np.int64], clock: str) -> dict[str, Any]:
-    """The records by their events' names; times_ns: (n,) of LogClock.times(), clock: as --time."""
+    """A table for each event name in the batch.
+
+    times_ns: (n,) of LogClock.times(). clock: as in --time.
+    """
     pyarrow = import_pyarrow()
     tables = {}
     for event in batch.events():
@@ -43,8 +45,8 @@ def _times(times_ns: NDArray[np.int64], clock: str) -> Any:
 
 
 def _column(log: LogFormat, field: LogField, values: NDArray[Any]) -> Any:
-    """Numbers as they are, enums by name, text and addresses as text, bytes as bytes."""
-    text = describe_value(log, field)
+    """An Arrow array: numbers and bytes as they are, enums by name, addresses as text."""
+    text = log.converter(field)
     if text is None:
         return import_pyarrow().array(native(values))
     encoded = encode(native(values) if field.kind == "enum" else values)
@@ -52,6 +54,6 @@ def _column(log: LogFormat, field: LogField, values: NDArray[Any]) -> Any:
 
 
 def _metadata(log: LogFormat, event: LogEvent) -> dict[str, str]:
-    """What the log's header says, for the table of one event."""
+    """The event's name and the log's header, without what belongs to other events and CPUs."""
     header = {key: value for key, value in log.header.items() if key not in ("events", "cpu")}
     return {"klogger.event": event.name, "klogger.header": json.dumps(header)}

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the dumps of a log are, from their heads alone; readers, verify and repair walk here."""
+"""Finds the dumps of a log by their heads, for readers, verify and repair.
+
+begin          found[0].body          found[0].end              found[-1].end = end    size
+| header of    | list, records        | dump 1 ...              | not a dump           |
+| dump 0       |                      |                         | (damage, is_cut)     |
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class DumpHead:
-    """A dump's head whose crc is right: `offset` in the file [bytes], and what the head says."""
+    """A dump's head with a valid crc; `offset`: of the head in the file [bytes]."""
 
     offset: int
     index: int
@@ -47,8 +52,8 @@ class DumpWalk:
     """Iterates once over the heads of the dumps whose whole body is in the file.
 
     read(offset, size) returns exactly `size` bytes. The dumps are in the bytes `begin` to `size` of
-    the file; order: "<" or ">". found: the heads so far; damage: what is wrong with the heads, and
-    why nothing behind the last of `found` can be read.
+    the file. order: "<" or ">". found: the heads so far. damage: invalid heads, and why the bytes
+    after the last of `found` are no dump.
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class DumpWalk:
 
     @property
     def end(self) -> int:
-        """Where the last dump of `found` ends."""
+        """Offset of the first byte after the last dump of `found`."""
         return self.found[-1].end if self.found else self.begin
 
     def __iter__(self) -> Iterator[DumpHead]:
@@ -88,7 +93,7 @@ class DumpWalk:
         expected = self.found[-1].index + 1 if self.found else 0
         if index != expected:
             self._note(at, f"dump {index} where dump {expected} should be")
-        # The body fits in the file and its records in the body, before anything is allocated.
+        # Before memory is allocated: the file must hold the body, and the body its records.
         least = count * RECORD_HEAD_BYTES + list_bytes(count)
         if not count or body % 8 or body > DUMP_BYTES_MAX or least > body:
             self._note(at + DUMP_HEAD_BYTES, f"dump {index} has a senseless size")
@@ -106,8 +111,10 @@ class DumpWalk:
 
     @property
     def is_cut(self) -> bool:
-        """What follows `end` can be the beginning of a dump that was never finished, or room that
-        was never written: no damage where a capture was killed."""
+        """Whether a killed capture explains the bytes after `end`, so that they are no damage.
+
+        They are the beginning of a dump, or zeros that were never written.
+        """
         rest = self.size - self.end
         if not rest or self._is_torn:
             return self._is_torn

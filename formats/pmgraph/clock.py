@@ -11,7 +11,8 @@ from formats.base.errors import FileError, UsageError
 from formats.base.times import format_ns, format_utc
 from formats.lines import Cell, Kind
 from formats.pmgraph.arrays import Array, Columns
-from formats.psc import Capture, number_cell
+from formats.psc.lines import number_cell
+from formats.psc.reader import Capture
 
 
 class Seconds:

@@ -13,7 +13,7 @@ from formats.base.escape import for_terminal
 from formats.base.text import address_of
 from formats.pmgraph.arrays import Array, Columns
 from formats.pmgraph.quantities import is_number
-from formats.psc import Capture
+from formats.psc.reader import Capture
 
 _COMPACT_AT = 1 << 20
 _HAS_ID = np.uint64(1 << 63)

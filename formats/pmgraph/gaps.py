@@ -12,7 +12,8 @@ import numpy as np
 
 from formats.pmgraph.arrays import Array
 from formats.pmgraph.clock import ClockText, Seconds
-from formats.psc import Capture, Gap
+from formats.psc.reader import Capture
+from formats.psc.sequence import Gap
 
 _NEAR_ROWS = 65536
 

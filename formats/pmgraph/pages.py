@@ -19,7 +19,7 @@ from formats.pmgraph.options import EVERYTHING, M_CLUSED_BYTES, Selection
 from formats.pmgraph.quantities import Quantity
 from formats.pmgraph.series import Trace, gather
 from formats.pmgraph.units import choose_scale, dimension_of
-from formats.psc import Capture
+from formats.psc.reader import Capture
 
 MOST_CONNECTIONS = 12
 """Most connections that are drawn without -p."""

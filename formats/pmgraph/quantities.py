@@ -11,7 +11,7 @@ import numpy as np
 from formats.base.errors import FileError, UsageError
 from formats.pmgraph.arrays import Array, Columns
 from formats.pmgraph.options import M_CLUSED_BYTES, PARAMETERS
-from formats.psc import Capture
+from formats.psc.reader import Capture
 
 SEQUENCES = {
     "snd_max": "send", "snd_fack": "send", "snd_una": "send", "snd_nxt": "send",

@@ -21,7 +21,7 @@ from formats.pmgraph.quantities import (
     source_of,
 )
 from formats.pmgraph.symbols import SYMBOLS
-from formats.psc import Capture
+from formats.psc.reader import Capture
 
 
 @dataclass

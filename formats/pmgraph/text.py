@@ -14,7 +14,9 @@ from formats.pmgraph.clock import ClockText
 from formats.pmgraph.connections import key_columns, match_ports
 from formats.pmgraph.options import Selection
 from formats.pmgraph.quantities import factor_of, require, source_of
-from formats.psc import Capture, decode, number_cell, write_entries
+from formats.psc.lines import number_cell, write_entries
+from formats.psc.reader import Capture
+from formats.psc.values import decode
 
 _ALWAYS = ("time", "lport", "rport")
 

@@ -30,7 +30,7 @@ from formats.pmgraph.options import Selection
 from formats.pmgraph.pages import choose_quantities, display_name
 from formats.pmgraph.quantities import Quantity, derive, source_of
 from formats.pmgraph.series import Unwrapper
-from formats.psc import Capture
+from formats.psc.reader import Capture
 
 _OPEN_AT_ONCE = 64
 

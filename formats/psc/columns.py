@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of a PSC entry: their descriptions, chosen from a schema, and the numpy type of a row.
+"""Columns of a PSC entry: which ones a capture has, where they are, and the numpy type of a row.
 
-The classic head of every entry that tcpkmon writes (struct tpm_entry with a 4-byte u_long):
+The classic head of each entry that tcpkmon writes (struct tpm_entry with a 4-byte u_long), by
+offset in bytes:
 
      0         4         8         12          16         20      22      24
     +---------+---------+---------+-----------+----------+-------+-------+----------+
@@ -69,7 +70,7 @@ CLASSIC: dict[str, tuple[int, int]] = {
     "hiwat_fair_share": (56, 4),
     "m_clused": (60, 4),
 }
-"""Offset and length in bytes of the sixteen columns of struct tpm_entry."""
+"""Offset and length [bytes] of the sixteen columns of struct tpm_entry."""
 CLASSIC_BYTES = 64
 
 _SCOPES = {"pm": SCOPE_PM, "sys": SCOPE_SYS}
@@ -78,7 +79,7 @@ _MODS = {"sack": MODS_SACK, "fack": MODS_FACK, "auto": MODS_AUTO}
 
 @dataclass(frozen=True)
 class Column:
-    """One struct tpm_entry_description: offset and length in bytes; length 0 means absent."""
+    """One struct tpm_entry_description: offset and length [bytes]; length 0: absent."""
 
     name: str
     offset: int
@@ -89,12 +90,12 @@ class Column:
 
     @property
     def is_time(self) -> bool:
-        """Whether this is the struct timeval, of two 32-bit or two 64-bit words."""
+        """Whether this is a struct timeval, of two 32-bit or two 64-bit words."""
         return self.name == TIME and self.length in (8, 16)
 
     @property
     def is_integer(self) -> bool:
-        """Whether the value is a number of 1 to 8 bytes; else it is raw bytes or the time."""
+        """Whether the value is a number of 1 to 8 bytes, not raw bytes or the time."""
         return not (self.is_time or self.is_raw) and 1 <= self.length <= 8
 
     @property
@@ -104,7 +105,7 @@ class Column:
 
     @property
     def is_network(self) -> bool:
-        """Whether the value is in network order, whatever the file's order is."""
+        """Whether the value is in network order, for any byte order of the file."""
         return bool(self.flags & FLAG_INT_NET)
 
 
@@ -113,9 +114,9 @@ def columns_of(
 ) -> tuple[tuple[Column, ...], int]:
     """The columns of a capture of `event`, and the entry's size in bytes (a multiple of 8).
 
-    The sixteen classic ones always come first; then those of `chosen`, in the schema's order,
-    packed. Names in `absent` (this kernel lacks them) get length 0 and take no room beyond the
-    classic 64 bytes. Raises UsageError for an unknown name or what the format cannot hold.
+    The sixteen classic columns are first. The columns in `chosen` follow, packed, in the schema's
+    order. Columns in `absent` (which this kernel lacks) have length 0; behind the classic 64 bytes
+    they use no bytes. Raises UsageError for an unknown name, and for columns that do not fit.
     """
     from formats.schema import field_type
 
@@ -175,7 +176,7 @@ def check_columns(columns: Sequence[Column], entry_size: int) -> None:
 
 
 def find_conflict(columns: Sequence[Column], entry_size: int) -> tuple[int, str] | None:
-    """The first column out of range, overlapping or named twice: its index and what is wrong."""
+    """The index and the problem of the first column that is out of range, overlaps or repeats."""
     seen: set[str] = set()
     for index, column in enumerate(columns):
         names = (column.name, *(TIME_FIELDS if column.is_time else ()))
@@ -198,12 +199,12 @@ def find_conflict(columns: Sequence[Column], entry_size: int) -> tuple[int, str]
 
 
 def entry_dtype(columns: Iterable[Column], entry_size: int, order: str = "=") -> np.dtype[Any]:
-    """The numpy type of one entry: a field per present column, explicit offsets.
+    """The numpy type of one entry: a field at its offset for each present column.
 
-    Integers of 1, 2, 4 and 8 bytes are unsigned in `order` ("<", ">" or "="), big-endian where
-    INT_NET; the time is two fields, tv_sec and tv_usec; all else, and every wider integer where
-    `order` is "pdp", is raw: V with its length. Bytes of no column are gaps in the type, which
-    numpy drops when it joins or sorts such rows: do that with `rows.view(f"V{entry_size}")`.
+    order: "<", ">", "=" or "pdp". Integers of 1, 2, 4 and 8 bytes are unsigned in this order;
+    those with FLAG_INT_NET are big-endian. The time is two fields, tv_sec and tv_usec. All other
+    columns are raw, V with their length; so are integers of more than 2 bytes for "pdp". Bytes that
+    belong to no column are lost when numpy joins or sorts such rows: use a view as V{entry_size}.
     """
     names: list[str] = []
     formats: list[str] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a PSC file's header says beyond its layout: the schema, the settings, the clocks, names."""
+"""The parts of a PSC header that are parsed on demand: schema, settings, clock, location names."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SETTINGS_CHARACTERS_MAX = 1 << 20
 
 
 class Description:
-    """The header of the file at `path`, read further where asked.
+    """The header of the file at `path`.
 
-    What cannot be read there is told in `warnings` and is otherwise as if it were missing. Text may
-    hold anything: whoever prints it escapes it.
+    A part that cannot be parsed counts as missing, and `warnings` reports it. Text can hold any
+    character: escape it before you print it.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -35,19 +35,19 @@ class Description:
         self.names = tuple(self.columns_by_name)
 
     def find_column(self, name: str) -> Column:
-        """The present column called `name`; raises UsageError."""
+        """The column called `name`; UsageError if the file has none."""
         if name not in self.columns_by_name:
             raise UsageError(f"{self.path} has no column {name}", f"it has {' '.join(self.names)}")
         return self.columns_by_name[name]
 
     def is_text(self, name: str) -> bool:
-        """Whether a column is raw bytes that hold text (a name), as opposed to an address."""
+        """Whether a column is raw bytes that hold text (a name), not an address."""
         column = self.find_column(name)
         raw = not (column.is_integer or column.is_time)
         return raw and column.is_raw and not name.endswith("addr")
 
     def is_signed(self, column: Column) -> bool:
-        """Whether the file's schema declares this column a signed number."""
+        """Whether the file's schema declares this column as signed."""
         return bool(self._signed) and (column.name, column.length) in self._signed
 
     @functools.cached_property
@@ -70,7 +70,7 @@ class Description:
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
-        """How the file was captured, as its header has it; empty if it says nothing."""
+        """How the file was captured; empty if the header has no settings."""
         text = self.header.text(KIND_SETTINGS)
         if text is None:
             return {}
@@ -102,7 +102,7 @@ class Description:
             return None
 
     def location_name(self, number: int) -> str:
-        """A location's name as the file's schema has it, else the control entry's, else digits."""
+        """A location's name: from the file's schema, else of a control entry, else its digits."""
         return self._location_names.get(number) or controls.NAMES.get(number) or str(number)
 
     @functools.cached_property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a PSC file and reads its entries and columns as numpy arrays, a bounded piece at a time."""
+"""Opens a PSC file and reads its entries and columns as numpy arrays, in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
 from formats.psc.description import Description
 from formats.psc.header import HEADER_BYTES_MAX, Header, decode_header
 from formats.psc.sequence import Losses
-from formats.psc.values import ORDERS, Places
+from formats.psc.values import ORDERS, ColumnReader
 
 READ_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20
-"""What stays in the second-level cache while all its columns are taken out."""
+"""So much stays in the second-level cache while all its columns are decoded."""
 _CONTROL_COLUMNS = ("callvalue", "location", "lport", "rport")
 
 
 class Entries(InputFile, Description):
-    """The entries of a PSC file that is open: `len()` is their number.
+    """The entries of an open PSC file; `len()` is their number.
 
-    Rows are counted from 0. Every method that takes start and stop copies those rows out of the
-    file, reading at most READ_BYTES at a time; of what was read, BLOCK_BYTES are kept. Text from
-    the file (names, settings, strings) may hold anything: whoever prints it escapes it.
+    Rows are counted from 0. Each method with start and stop copies these rows from the file, and
+    buffers at most BLOCK_BYTES. Text from the file (names, settings, strings) can hold any
+    character: escape it before you print it.
 
-    `warnings` is what a person should be told; `damaged` that entries may be missing for it.
+    warnings: messages for the user. damaged: the file is damaged, so entries may be missing.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -57,15 +57,12 @@ class Entries(InputFile, Description):
             )
         self.entry_dtype = entry_dtype(header.columns, size, ORDERS[header.endian])
         """The type of an entry, see formats.psc.columns."""
-        places = {
-            column.name: (column.offset, column.length)
-            for column in header.columns
-            if column.is_integer
-        }
-        self._spare: dict[tuple[str, ...], Places] = {}
+        self._readers: dict[tuple[str, ...], ColumnReader] = {}
+        integers = {c.name: (c.offset, c.length) for c in header.columns if c.is_integer}
         self.controls_fit = size >= CLASSIC_BYTES and all(
-            places.get(name) == CLASSIC[name] for name in _CONTROL_COLUMNS
+            integers.get(name) == CLASSIC[name] for name in _CONTROL_COLUMNS
         )
+        """Whether the entries can be control entries: they have the classic columns for it."""
 
     def _read_header(self) -> tuple[Header, int]:
         try:
@@ -80,11 +77,9 @@ class Entries(InputFile, Description):
 
     @functools.cached_property
     def array(self) -> npt.NDArray[Any]:
-        """The entries as they stand in the file: a read-only memory map of entry_dtype()."""
+        """The raw entries: a read-only memory map of entry_dtype()."""
         if not self._rows:
-            empty = np.empty(0, self.entry_dtype)
-            empty.flags.writeable = False
-            return empty
+            return np.frombuffer(b"", self.entry_dtype)
         try:
             return np.memmap(self._file, self.entry_dtype, "r", self._data_offset, (self._rows,))
         except (OSError, ValueError) as error:
@@ -96,14 +91,14 @@ class Entries(InputFile, Description):
             yield slice(start, min(start + rows, self._rows))
 
     def rows(self, start: int = 0, stop: int | None = None) -> Rows:
-        """A copy of entries as they stand in the file, of entry_dtype(); all at once."""
+        """A copy of raw entries, of entry_dtype()."""
         start, stop = self._range(start, stop)
         found = np.empty(stop - start, self.entry_dtype)
         self.read_into(found, start)
         return found
 
     def read_into(self, rows: Rows, start: int) -> None:
-        """Read the entries from `start` on into `rows`, an array of entries; in any thread."""
+        """Fill the array `rows` with the entries from `start` on. Any thread may call it."""
         view = memoryview(rows.view(np.uint8).data)
         offset = self._data_offset + start * self.entry_dtype.itemsize
         try:
@@ -125,74 +120,73 @@ class Entries(InputFile, Description):
     ) -> dict[str, npt.NDArray[Any]]:
         """Several columns in one pass over the file; see column()."""
         wanted = tuple(dict.fromkeys(names))
-        places = self._spare.pop(wanted, None) or self.places(wanted)
+        reader = self._readers.pop(wanted, None) or self.column_reader(wanted)
         start, stop = self._range(start, stop)
-        found = [np.empty(stop - start, kind) for kind in places.kinds]
-        step = len(places.rows)
+        found = [np.empty(stop - start, dtype) for dtype in reader.dtypes]
+        step = len(reader.rows)
         for low in range(start, stop, step):
             count = min(step, stop - low)
-            self.read_into(places.rows[:count], low)
-            places.read(count, found, low - start)
-        # Whoever reads a piece at a time asks for the same again.
-        self._spare.clear()
-        self._spare[wanted] = places
+            self.read_into(reader.rows[:count], low)
+            reader.read(count, found, low - start)
+        # A caller that reads slice by slice needs the same columns again.
+        self._readers = {wanted: reader}
         return dict(zip(wanted, found, strict=True))
 
-    def places(self, names: Iterable[str]) -> Places:
-        """What takes these columns out of BLOCK_BYTES of rows, for read_into()."""
+    def column_reader(self, names: Iterable[str]) -> ColumnReader:
+        """A reader of these columns, whose `rows` hold BLOCK_BYTES: fill them by read_into()."""
         columns = [self.find_column(name) for name in names]
         signed = [self.is_signed(column) for column in columns]
-        rows = np.empty(self._block_rows(), self.entry_dtype)
-        return Places(columns, signed, self.header.endian, rows)
-
-    def _block_rows(self) -> int:
-        return max(min(BLOCK_BYTES, READ_BYTES) // self.entry_dtype.itemsize, 1)
+        count = max(min(BLOCK_BYTES, READ_BYTES) // self.entry_dtype.itemsize, 1)
+        rows = np.empty(count, self.entry_dtype)
+        return ColumnReader(columns, signed, self.header.endian, rows)
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """A column's values as a native array of stop - start rows.
 
-        Integers come in the machine's order, unsigned but where the file's schema says signed; the
-        time as int64 ns since the epoch; strings as S with their length (numpy leaves trailing
-        NULs off when it hands out one), and other raw bytes as V. Raises UsageError if absent.
+        Integers have the machine's byte order. They are unsigned unless the file's schema declares
+        them signed. The time is int64 ns since the epoch. Strings are S with their length (numpy
+        removes trailing NULs from a single value), other raw bytes are V. Raises UsageError if the
+        file has no such column.
         """
         return self.columns([name], start, stop)[name]
 
     @property
     def seq_column(self) -> Column | None:
-        """What holds the sequence numbers, of 64 bits or fewer."""
+        """The column of the sequence numbers, of 64 bits or fewer; None if there is none."""
         column = self.columns_by_name.get("seq")
         if column is None or not column.is_integer or column.length != 8:
             column = self.columns_by_name.get("seq_no")
         return column if column is not None and column.is_integer else None
 
     def count_losses(self) -> Losses | None:
-        """A counter for whoever reads all entries anyway: give it their numbers, in file order.
+        """A counter of losses for a caller that reads all entries anyway.
 
-        None where the file has no sequence numbers.
+        Add their sequence numbers to it in file order; `lost` then needs no second pass. None if
+        the file has no sequence numbers.
         """
         column = self.seq_column
         self._losses = Losses(8 * column.length) if column is not None else None
         return self._losses
 
     def control_of(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which of these rows, as rows() and read_into() give them, are control entries."""
+        """The mask of the control entries in these rows, which rows() or read_into() returned."""
         if not self.controls_fit:
             return np.zeros(len(rows), np.bool_)
         return is_control(np.ascontiguousarray(rows["location"]), rows["lport"], rows["rport"])
 
     def snapshots_of(self, rows: Rows) -> Rows:
-        """The snapshots of such rows, without the control entries; the rows where all are."""
+        """The snapshots in these rows; the rows themselves if no control entry is among them."""
         mask = self.control_of(rows)
-        # As plain bytes: of a structured row, numpy need not copy what belongs to no column.
+        # As plain bytes: numpy may skip the bytes of a structured row that belong to no column.
         return rows.view(f"V{rows.dtype.itemsize}")[~mask] if mask.any() else rows
 
 
 def is_control(
     location: npt.NDArray[Any], lport: npt.NDArray[Any], rport: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
-    """Which entries with these values are control entries."""
+    """The mask of the control entries among entries with these values."""
     mask: npt.NDArray[np.bool_] = controls.is_control(location)
-    # Most files have few: the ports are looked at only where the location says so.
+    # Most entries are snapshots, so the ports of few are compared.
     at = np.flatnonzero(mask)
     mask[at] = (lport[at] | rport[at]) == 0
     return mask

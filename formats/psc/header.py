@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a PSC file, from and to bytes: all that stands before the first entry.
+"""Encodes and decodes the header of a PSC file: everything before the first entry.
 
-Every number in the header is in network order. It is a row of records, ended by KIND_END:
+All numbers in the header are in network order. The header is a list of records; KIND_END is last:
 
      0        2        4                    length
     +--------+--------+--------------------+
-    | kind   | length | data               |      length counts kind and length too
+    | kind   | length | data               |      length includes kind and length
     +--------+--------+--------------------+
 
     kind                         length  data
@@ -19,8 +19,8 @@ Every number in the header is in network order. It is a row of records, ended by
     0x100 HOST                   any     UTF-8: node name
     0x101 KERNEL                 any     UTF-8: release, version and machine
     0x102 CLOCK                  28      u64 monotonic ns, u64 realtime ns, u64 uncertainty ns
-    0x103 SCHEMA                 any     UTF-8: the schema's text; all records of the kind joined
-    0x104 SETTINGS               any     UTF-8: JSON of how it was captured; likewise joined
+    0x103 SCHEMA                 any     UTF-8: the schema's text; several records are joined
+    0x104 SETTINGS               any     UTF-8: JSON of how it was captured; several are joined
 
     struct tpm_entry_description:
      0                      24       26     27     28     30     32
@@ -29,8 +29,8 @@ Every number in the header is in network order. It is a row of records, ended by
     +----------------------+--------+------+------+------+------+
      24 bytes               u16      u8     u8     u16    u16
 
-MODS, TABLE_ENTRY_SIZE and ENDIAN are read both as 16 bits and pad and as 32 bits: the report's
-table and its appendix differ.
+MODS, TABLE_ENTRY_SIZE and ENDIAN may be 16 bits and pad, or 32 bits: the report's table and its
+appendix differ, so both are read.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from typing import Any
 
 from formats.base.byteorder import Endian
 from formats.base.errors import DamagedError, UsageError
+from formats.base.text import text_of
 from formats.psc.columns import (
     COLUMNS_MAX,
     MODS_RENO,
@@ -69,7 +70,7 @@ KIND_SETTINGS = 0x104
 HEADER_BYTES_MAX = 16 << 20
 RECORDS_MAX = 1 << 16
 VERSION_BYTES = 8
-TEXT_BYTES_MAX = 65528  # so that a text record ends, like all others, on a word boundary
+TEXT_BYTES_MAX = 65528  # the largest for which a text record ends on a word boundary
 
 _RECORD = struct.Struct(">HH")
 _DESCRIPTION = struct.Struct(f">{NAME_BYTES}sHBBHH")
@@ -81,7 +82,7 @@ _U64_MAX = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Header:
-    """What a PSC header says; `extras` holds the data of all other kinds, by kind, as they came."""
+    """The values in a PSC header. `extras`: the data of all other kinds, in file order."""
 
     mods: int
     version: str
@@ -92,7 +93,7 @@ class Header:
     extras: dict[int, list[bytes]] = field(default_factory=dict)
 
     def text(self, kind: int) -> str | None:
-        """The joined text of one of the kinds from 0x100, or None; bad UTF-8 is shown escaped."""
+        """The joined text of a kind from 0x100, or None; bytes that are not UTF-8 as \\xff."""
         if kind not in self.extras:
             return None
         return b"".join(self.extras[kind]).rstrip(b"\0").decode("utf-8", "backslashreplace")
@@ -119,10 +120,10 @@ def writer_header(
     schema: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> Header:
-    """The header of a file that this machine is about to write, in its own byte order.
+    """The header of a new file in the byte order of this machine.
 
-    `clock` is (monotonic ns, realtime ns, uncertainty ns); `schema` the text of the schema;
-    `settings` anything that JSON can hold. What is empty gets no record.
+    clock: (monotonic ns, realtime ns, uncertainty ns). schema: its text. settings: any JSON object.
+    Empty values have no record.
     """
     extras: dict[int, list[bytes]] = {}
     for kind, text in ((KIND_HOST, host), (KIND_KERNEL, kernel)):
@@ -139,14 +140,14 @@ def writer_header(
 
 
 def _text_data(text: str) -> list[bytes]:
-    """Text cut to the length of a record, NUL padded to a word."""
+    """The text in pieces that fit into a record, NUL padded to a word."""
     data = text.encode("utf-8", "replace")
     data += b"\0" * (-len(data) % 4)
     return [data[start : start + TEXT_BYTES_MAX] for start in range(0, len(data), TEXT_BYTES_MAX)]
 
 
 def encode_header(header: Header) -> bytes:
-    """The bytes of a header, KIND_END last. Raises UsageError for what the format cannot hold."""
+    """The bytes of a header. Raises UsageError for values that the format cannot hold."""
     check_columns(header.columns, header.entry_size)
     version = header.version.encode("utf-8", "replace")
     if len(version) > VERSION_BYTES:
@@ -187,8 +188,8 @@ def _description(column: Column) -> bytes:
 def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
     """The header at the start of a file, and the offset of its first entry.
 
-    `data` is the file's start: all of it, or at least HEADER_BYTES_MAX bytes; `size` the file's
-    size. Raises DamagedError, which names the offset, for anything it cannot trust.
+    data: the whole file, or at least its first HEADER_BYTES_MAX bytes. size: of the file [bytes].
+    Raises DamagedError, which names the offset.
     """
     single: dict[int, tuple[int, bytes]] = {}
     columns: list[Column] = []
@@ -226,7 +227,7 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
         raise _damaged(single[KIND_ENDIAN][0], f"unknown byte order {endian}")
     header = Header(
         mods=_short(single, KIND_MODS, MODS_RENO),
-        version=_text(single.get(KIND_VERSION, (0, b""))[1]),
+        version=text_of(single.get(KIND_VERSION, (0, b""))[1]),
         entry_size=entry_size,
         columns=tuple(columns),
         endian=Endian(endian),
@@ -237,7 +238,7 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
 
 
 def _records(data: memoryview, size: int) -> Iterable[tuple[int, int, bytes]]:
-    """Each record's kind, offset and data, KIND_END included, after which it stops."""
+    """The kind, offset and data of each record up to KIND_END."""
     at = 0
     for _ in range(RECORDS_MAX):
         if at + _RECORD.size > HEADER_BYTES_MAX:
@@ -261,20 +262,16 @@ def _records(data: memoryview, size: int) -> Iterable[tuple[int, int, bytes]]:
 
 
 def _decode_description(at: int, data: bytes) -> Column | None:
-    """A column; None for the nameless last element of the kernel's array (TPM_STR_LAST)."""
+    """A column; None for TPM_STR_LAST, the last element of the kernel's array, without a name."""
     if len(data) != _DESCRIPTION.size:
         raise _damaged(at, f"a column description of {len(data)} bytes, not {_DESCRIPTION.size}")
     name, offset, length, scope, mask, flags = _DESCRIPTION.unpack(data)
-    text = _text(name)
+    text = text_of(name)
     if not text and not length:
         return None
     if not text:
         raise _damaged(at, "a column without a name")
     return Column(text, offset, length, scope, mask, flags)
-
-
-def _text(data: bytes) -> str:
-    return data.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
 
 
 def _short(single: Mapping[int, tuple[int, bytes]], kind: int, missing: int) -> int:

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entries of a PSC file as lines of text, for pmgraph -T and export."""
+"""The entries of a PSC file as lines of text: for pmgraph -T, and as CSV or JSON for exports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from formats.base.byteorder import Endian
+from formats.base.errors import UsageError
+from formats.base.escape import for_terminal
+from formats.base.text import quote_csv
 from formats.lines import Cell, Kind, Plan, Rows, Source, make_writer, write_pages
 from formats.psc.columns import Column
 from formats.psc.values import decode
@@ -19,60 +24,134 @@ if TYPE_CHECKING:
     from formats.psc.entries import Entries
 
 Mask = npt.NDArray[np.bool_]
+Text = Callable[[Any], str]
+"""Returns the text for a value of a column. The value is an int or bytes."""
 
 _PAGE_BYTES = 1 << 20
 _CONNECTION = ("conn_id", "lport", "rport")
+_TEXTS_MAX = 1 << 16
+"""So many texts of each column are kept, because values repeat."""
+
+
+def write_lines(
+    entries: Entries, texts: Mapping[str, Text | None], form: str, out: BinaryIO
+) -> None:
+    """Write the snapshots as CSV with a line of names ("csv"), or as JSON objects ("json").
+
+    texts: for each column the function that returns its text; None for numbers and times. Raises
+    UsageError for another form.
+    """
+    if form not in ("csv", "json"):
+        raise UsageError(f"{form} is for Klogger logs", "choose csv or json")
+    is_json = form == "json"
+    if not is_json:
+        out.write((",".join(texts) + "\n").encode())
+    cells = []
+    before = "{" if is_json else ""
+    for name, text in texts.items():
+        column = entries.find_column(name)
+        mark = '"' if is_json and column.is_time else ""
+        before += f"{json.dumps(name)}:{mark}" if is_json else ""
+        if text is not None:
+            cells.append(text_cell(entries, column, before, _quoted(text, is_json)))
+        elif column.is_time:
+            cells.append(number_cell(entries, column, before, Kind.UTC, between=" "))
+        else:
+            cells.append(number_cell(entries, column, before))
+        before = f"{mark},"
+    after = before[:-1] + ("}\n" if is_json else "\n")
+    write_entries(
+        entries, cells, after, lambda rows: ~entries.control_of(rows), out, with_losses=True
+    )
+
+
+def _quoted(text: Text, is_json: bool) -> Text:
+    def quote(value: Any) -> str:
+        return json.dumps(text(value)) if is_json else quote_csv(for_terminal(text(value)))
+
+    return functools.lru_cache(_TEXTS_MAX)(quote)
 
 
 def number_cell(
-    capture: Entries, column: Column, before: str, kind: Kind = Kind.NUMBER, **how: Any
+    entries: Entries, column: Column, before: str, kind: Kind = Kind.NUMBER, **how: Any
 ) -> Cell:
-    """The cell of a column of numbers, or of the time; `how` as in Cell."""
-    order = capture.header.endian
+    """The cell of a column that holds numbers or the time; `how` as in Cell."""
+    order = entries.header.endian
     if column.is_integer and column.is_network:
         order = Endian.BIG
     source = Source.TIMEVAL if column.is_time else Source.INTEGER
-    signed = capture.is_signed(column)
+    signed = entries.is_signed(column)
     return Cell(before, kind, column.offset, column.length, order, source, signed, **how)
 
 
-def text_cell(capture: Entries, column: Column, before: str, text: Callable[[Any], str]) -> Cell:
-    """The cell of a column of which text() tells each value, an int or bytes, as text."""
-    alone = Column(column.name, 0, column.length, flags=column.flags)
-    signed = capture.is_signed(column)
+def text_cell(entries: Entries, column: Column, before: str, text: Text) -> Cell:
+    """The cell of a column whose values text() converts."""
+    at_start = Column(column.name, 0, column.length, flags=column.flags)
+    signed = entries.is_signed(column)
 
     def text_of(value: bytes) -> str:
         if not column.is_integer:
             return text(value)
         rows = np.frombuffer(value, f"V{len(value)}")
-        return text(int(decode(rows, alone, capture.header.endian, signed)[0]))
+        return text(int(decode(rows, at_start, entries.header.endian, signed)[0]))
 
     return Cell(before, Kind.TEXT, column.offset, column.length, text=text_of)
 
 
-class _Worker:
-    """Reads some entries and makes lines of those that `choose` has in its mask (None: of all).
+def write_entries(
+    entries: Entries,
+    cells: Sequence[Cell],
+    after: str,
+    choose: Callable[[Any], Mask | None],
+    out: BinaryIO,
+    with_losses: bool = False,
+) -> None:
+    """Write one line of these cells for each chosen entry of the file, in bounded memory.
 
-    numbers: of the column `counted`, of the entries that it read last.
+    choose(rows), with rows as entries.read_into() reads them: the mask of the entries to write;
+    None: all. with_losses: also count the losses, so that capture.lost needs no second pass.
+    """
+    size = entries.header.entry_size
+    keys = [
+        (column.offset, column.length)
+        for column in map(entries.columns_by_name.get, _CONNECTION)
+        if column is not None and column.is_integer
+    ]
+    plan = Plan(cells, after, size, keys if size >= 8 else ())
+    rows = max(1, min(_PAGE_BYTES // size, len(entries)))
+    losses = entries.count_losses() if with_losses else None
+    column = entries.seq_column if losses is not None else None
+    write_pages(
+        entries.chunks(rows),
+        lambda: _Worker(entries, plan, choose, rows, column),
+        out,
+        None if losses is None else lambda worker: losses.add(worker.numbers),
+    )
+
+
+class _Worker:
+    """Reads a slice of the entries and returns the lines of those that choose() selects.
+
+    numbers: the values of the column `counted` in the last slice.
     """
 
     def __init__(
         self,
-        capture: Entries,
+        entries: Entries,
         plan: Plan,
         choose: Callable[[Any], Mask | None],
         rows: int,
         counted: Column | None,
     ) -> None:
-        self._entries = capture
+        self._entries = entries
         self._choose = choose
-        self._room = np.empty(rows, capture.entry_dtype)
+        self._buffer = np.empty(rows, entries.entry_dtype)
         self._writer = make_writer([plan])
         self._counted = counted
         self.numbers: npt.NDArray[Any] = np.empty(0, np.uint64)
 
     def __call__(self, piece: slice) -> Texts:
-        rows = self._room[: piece.stop - piece.start]
+        rows = self._buffer[: piece.stop - piece.start]
         self._entries.read_into(rows, piece.start)
         if self._counted is not None:
             self.numbers = decode(rows, self._counted, self._entries.header.endian)
@@ -82,34 +161,3 @@ class _Worker:
             return self._writer.write(Rows(data, len(rows)))
         at = np.flatnonzero(mask)
         return self._writer.write(Rows(data, len(at), at * rows.dtype.itemsize))
-
-
-def write_entries(
-    capture: Entries,
-    cells: Sequence[Cell],
-    after: str,
-    choose: Callable[[Any], Mask | None],
-    out: BinaryIO,
-    with_losses: bool = False,
-) -> None:
-    """Write a line of these cells for each entry of the file, in bounded memory.
-
-    choose: which of some entries, as capture.read_into() gives them, are wanted; None: all.
-    with_losses: count what is missing meanwhile, so that capture.lost need not.
-    """
-    size = capture.header.entry_size
-    keys = [
-        (column.offset, column.length)
-        for column in map(capture.columns_by_name.get, _CONNECTION)
-        if column is not None and column.is_integer
-    ]
-    plan = Plan(cells, after, size, keys if size >= 8 else ())
-    rows = max(1, min(_PAGE_BYTES // size, len(capture)))
-    losses = capture.count_losses() if with_losses else None
-    column = capture.seq_column if losses is not None else None
-    write_pages(
-        capture.chunks(rows),
-        lambda: _Worker(capture, plan, choose, rows, column),
-        out,
-        None if losses is None else lambda worker: losses.add(worker.numbers),
-    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PSC file as what it holds: numbered snapshots with their times, and control entries."""
+"""The reader of PSC files: numbered snapshots with their times, and control entries."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def open_capture(path: str | os.PathLike[str]) -> Capture:
 
 
 class Capture(Entries):
-    """A PSC file, open for reading; a formats.base.reader.Reader.
+    """An open PSC file; a formats.base.reader.Reader.
 
-    Rows are counted from 0; methods that take start and stop are as those of Entries.
+    Rows are counted from 0. Methods with start and stop work as those of Entries.
     """
 
     kinds: Sequence[str] = ()
 
     def seq(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint64]:
-        """The 64-bit sequence numbers, uint64: of `seq`, else seq_no unwrapped, else the row's."""
+        """The 64-bit sequence numbers, uint64: of `seq`, else seq_no extended, else the row + 1."""
         return self._numbers.numbers(*self._range(start, stop))
 
     @functools.cached_property
@@ -56,7 +56,7 @@ class Capture(Entries):
     def lost(self) -> int:
         """How many sequence numbers are missing between the entries of the file.
 
-        They are counted now, unless count_losses() was given those of all entries.
+        This reads the file, unless the counter of count_losses() has all sequence numbers already.
         """
         if self._losses is not None and self._losses.rows == len(self):
             return self._losses.lost
@@ -68,20 +68,20 @@ class Capture(Entries):
         return losses.lost
 
     def time_ns(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64]:
-        """The wall-clock time of rows, int64 ns since the epoch; UsageError if not recorded."""
+        """The wall-clock time of rows, int64 ns since the epoch; UsageError without that column."""
         if not self.find_column(TIME).is_time:
             raise UsageError(f"{self.path} has a column {TIME} that is no struct timeval")
         return self.column(TIME, start, stop)
 
     def mono_ns(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int64] | None:
-        """CLOCK_MONOTONIC of rows, int64 ns, or None where the file has no column time_ns."""
+        """CLOCK_MONOTONIC of rows, int64 ns; None if the file has no column time_ns."""
         column = self.columns_by_name.get("time_ns")
         if column is None or not column.is_integer:
             return None
         return self.column("time_ns", start, stop).astype(np.int64)
 
     def control(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.bool_]:
-        """Which rows are control entries (see formats.base.control) and not snapshots."""
+        """The mask of the rows that are control entries (see formats.base.control)."""
         start, stop = self._range(start, stop)
         if not self.controls_fit:
             return np.zeros(stop - start, np.bool_)
@@ -91,14 +91,14 @@ class Capture(Entries):
     def controls(
         self, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, controls.Control]]:
-        """The control entries with the row of each, in file order."""
+        """The row and the value of each control entry, in file order."""
         start, stop = self._range(start, stop)
         step = max(READ_BYTES // self.entry_dtype.itemsize, 1)
         for low in range(start, stop, step):
             at = np.flatnonzero(self.control(low, min(low + step, stop)))
             if not len(at):
                 continue
-            # As plain bytes: of a structured row, numpy need not copy what belongs to no column.
+            # As plain bytes: see snapshots_of().
             rows = self.rows(low, low + int(at[-1]) + 1)
             chosen = rows.view(f"V{rows.dtype.itemsize}")[at]
             endian = self.header.endian
@@ -112,15 +112,15 @@ class Capture(Entries):
 
     @functools.cached_property
     def complete(self) -> bool:
-        """Whether the last entry is END: the capture ended in order. Else the tail is unknown."""
+        """Whether the last entry is END, so that the capture ended in order."""
         last = [entry for _, entry in self.controls(max(self._rows - 1, 0))]
         return not self.damaged and bool(last) and isinstance(last[0], controls.End)
 
     def table(self, names: Sequence[str] | None = None) -> Any:
-        """Columns of all entries (all columns by default) as a pyarrow.Table, held in memory.
+        """Columns of all entries (by default all columns) as a pyarrow.Table in memory.
 
-        The time is a timestamp[ns, UTC], text a dictionary of strings, other raw bytes are
-        fixed-size binary. UsageError for a column that is absent, and without pyarrow.
+        The time is a timestamp[ns, UTC], text is a dictionary of strings, other raw bytes are
+        fixed-size binary. Raises UsageError for a missing column, and if pyarrow is missing.
         """
         return build_table(self, self.names if names is None else names)
 

@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sequence numbers of a capture, unwrapped to 64 bits, and the gaps in them: the losses."""
+"""The sequence numbers of a capture, extended to 64 bits, and the gaps in them: the losses.
+
+A file may store fewer than 64 bits, and a number may come late, so that it is below the highest
+number before it. A gap is where a number exceeds that highest number by more than one:
+
+    stored (8 bits)   254   255     0     2     1     5
+    extended          254   255   256   258   257   261
+    highest so far    254   255   256   258   258   261
+    gap before                           257         259, 260
+
+The late number 257 does not close its gap.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +22,11 @@ import numpy.typing as npt
 
 CHUNK_ROWS = 1 << 18
 
-ReadColumn = Callable[[int, int], npt.NDArray[Any]]
+Signed = npt.NDArray[np.int64]
 
 
 class Gap(NamedTuple):
-    """Sequence numbers that are missing; `row` is that of the entry after the gap."""
+    """Missing sequence numbers. `row` is the row of the entry after the gap."""
 
     seq_before: int
     seq_after: int
@@ -24,14 +35,13 @@ class Gap(NamedTuple):
 
 
 class Numbers:
-    """Sequence numbers of `rows` entries, read in `bits` bits through `read(start, stop)`.
+    """The sequence numbers of `rows` entries; read(start, stop) returns them as stored.
 
-    Numbers of fewer than 64 bits are unwrapped from the first entry on, each step taken as the
-    shorter way round (so a gap of half the range or more cannot be told). What was once passed is
-    remembered, one number per chunk.
+    Numbers of bits < 64 are extended from the first entry on. Each step is taken as the shorter way
+    round, so a gap of half the range or more is not seen. The last number of each chunk is kept.
     """
 
-    def __init__(self, read: ReadColumn, rows: int, bits: int) -> None:
+    def __init__(self, read: Callable[[int, int], npt.NDArray[Any]], rows: int, bits: int) -> None:
         self._read = read
         self._rows = rows
         self._bits = bits
@@ -48,89 +58,76 @@ class Numbers:
         return np.concatenate(parts)[start - first * CHUNK_ROWS : stop - first * CHUNK_ROWS]
 
     def _chunk(self, chunk: int) -> npt.NDArray[np.uint64]:
-        """The numbers of one chunk; all before it have been passed. Remembers its last."""
+        """The numbers of one chunk. All chunks before it were read already."""
         low = chunk * CHUNK_ROWS
         raw = self._read(low, min(low + CHUNK_ROWS, self._rows))
-        numbers = _unwrap(raw, self._lasts[chunk - 1] if chunk else None, self._bits)
+        numbers = _extend(raw, self._lasts[chunk - 1] if chunk else None, self._bits)
         if len(self._lasts) == chunk:
             self._lasts.append(int(numbers[-1]))
         return numbers
 
     def gaps(self) -> Iterator[Gap]:
-        """Every gap, in file order, counted from the highest number so far."""
-        for index, before, after in self._jumps():
-            missing = (after - before - 1).view(np.uint64)
-            columns = (before.view(np.uint64), after.view(np.uint64), missing, index)
-            for values in zip(*(column.tolist() for column in columns), strict=True):
-                yield Gap(*values)
-
-    def _jumps(
-        self,
-    ) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        for start, numbers, before in self._chunks():
-            at = _find_jumps(numbers, before)
-            if len(at):
-                yield at + start, before[at], numbers[at]
-
-    def _chunks(self) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Per chunk: row after the first, the numbers there, and the highest number before each."""
-        highest: npt.NDArray[np.int64] | None = None
+        """All gaps, in file order."""
+        highest = np.empty(0, np.int64)
         for low in range(0, self._rows, CHUNK_ROWS):
             numbers = self.numbers(low, min(low + CHUNK_ROWS, self._rows)).view(np.int64)
-            if highest is not None:
-                numbers = np.concatenate((highest, numbers))
-            reached = np.maximum.accumulate(numbers)
-            yield (low if highest is not None else low + 1), numbers[1:], reached[:-1]
-            highest = reached[-1:]
+            first = low - len(highest)  # the row of the first number in the next line
+            at, before, after, highest = _find_gaps(np.concatenate((highest, numbers)))
+            columns = (before, after, after - before - 1)
+            lists = (column.view(np.uint64).tolist() for column in columns)
+            yield from map(Gap, *lists, (at + first).tolist())
 
 
 class Losses:
-    """Counts what is missing in the sequence numbers of a file, given from the first on.
+    """Counts the missing sequence numbers of a file, whose numbers are added in file order.
 
-    They have `bits` bits and are unwrapped as in Numbers; `lost` is the count so far, of `rows`.
+    The numbers have `bits` bits and are extended as in Numbers. `lost` is the count in the first
+    `rows` entries.
     """
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
         self._last: int | None = None
-        self._highest: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._highest: Signed = np.empty(0, np.int64)
         self.lost = 0
         self.rows = 0
 
     def add(self, raw: npt.NDArray[Any]) -> None:
-        """Go on with these numbers as they stand in the file."""
+        """Add the next numbers, as stored."""
         if not len(raw):
             return
         self.rows += len(raw)
-        numbers = _unwrap(raw, self._last, self._bits)
+        numbers = _extend(raw, self._last, self._bits)
         self._last = int(numbers[-1])
         signed = np.concatenate((self._highest, numbers.view(np.int64)))
         if signed[0] <= signed[-1] and (np.diff(signed) == 1).all():
             self._highest = signed[-1:]
             return
-        reached = np.maximum.accumulate(signed)
-        self._highest = reached[-1:]
-        after, before = signed[1:], reached[:-1]
-        at = _find_jumps(after, before)
-        # Cannot pass 2**64: the gaps lie apart on the number line.
-        self.lost += int((after[at] - before[at] - 1).view(np.uint64).sum())
+        _, before, after, self._highest = _find_gaps(signed)
+        # The sum is below 2**64: gaps do not overlap.
+        self.lost += int((after - before - 1).view(np.uint64).sum())
 
 
-def _unwrap(raw: npt.NDArray[Any], last: int | None, bits: int) -> npt.NDArray[np.uint64]:
-    """Numbers of so many bits as 64 bits, those after `last`; None: they are the first."""
+def _extend(raw: npt.NDArray[Any], last: int | None, bits: int) -> npt.NDArray[np.uint64]:
+    """Numbers of `bits` bits as 64 bits; `last` is the number before them, None at the start."""
     raw = raw.astype(np.uint64)
     if bits == 64:
         return raw
     before = np.array(raw[:1] if last is None else [last], np.uint64)
     spare = np.uint64(64 - bits)
+    # In the upper bits of 64, a step over the end of the range is an ordinary signed difference.
     steps = (np.diff(raw, prepend=before) << spare).view(np.int64) >> spare.astype(np.int64)
     numbers: npt.NDArray[np.uint64] = np.cumsum(steps).view(np.uint64) + before
     return numbers
 
 
-def _find_jumps(
-    numbers: npt.NDArray[np.int64], before: npt.NDArray[np.int64]
-) -> npt.NDArray[np.intp]:
-    """Where a number is more than one above the highest of all before it."""
-    # Not numbers - before > 1: that difference can pass 2**63 in a hostile file.
-    return np.flatnonzero((numbers > before) & (numbers - 1 > before))
+def _find_gaps(numbers: Signed) -> tuple[npt.NDArray[np.intp], Signed, Signed, Signed]:
+    """The gaps between these numbers: of each the index, the number before it and after it.
+
+    The index is that of the number after the gap. The last result is the highest number, (1,).
+    """
+    highest = np.maximum.accumulate(numbers)
+    before, after = highest[:-1], numbers[1:]
+    # Not after - before > 1: that difference can exceed 2**63 in a hostile file.
+    at = np.flatnonzero((after > before) & (after - 1 > before))
+    return at + 1, before[at], after[at], highest[-1:]

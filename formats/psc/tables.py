@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PSC file as pyarrow tables, in bounded memory: what exports and `capture.table()` read.
+"""A PSC file as pyarrow tables, in bounded memory: for exports and `capture.table()`.
 
-Snapshots alone, one row each: the time as a timestamp of microseconds, enumerated values by name,
-addresses and names as text. Control entries are left out (tcpkmon verify reads them).
+Exports have one row for each snapshot: the time as a timestamp of microseconds, enumerated values
+by name, addresses and names as text. They leave out control entries (tcpkmon verify reads them).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,17 +17,14 @@ import numpy.typing as npt
 from formats.base.arrow import encode, fixed, import_pyarrow, with_texts
 from formats.base.text import address_of, text_of
 from formats.psc.entries import Entries
+from formats.psc.lines import Text, write_lines
 from formats.psc.sequence import Losses
-from formats.psc.text import write_lines
 from formats.psc.values import decode
 
 SNAPSHOT = "SNAPSHOT"
 ROWS = 1 << 16
 _TABLE_ROWS = 1 << 18
-_STRIDE = 512
-
-Text = Callable[[Any], str]
-"""Shows a value of a column, an int or bytes, as text."""
+_SAMPLE_STRIDE = 512
 
 
 def build_table(entries: Entries, names: Sequence[str]) -> Any:
@@ -46,7 +43,7 @@ def _make_table(
     texts: Mapping[str, Text | None],
     unit: str,
 ) -> Any:
-    """The columns of `texts`, out of those found; times (of ns) in this unit."""
+    """A table of the columns in `texts`; `found` has their values; times have this unit."""
     pyarrow = import_pyarrow()
     arrays, fields = [], []
     for name, text in texts.items():
@@ -62,10 +59,10 @@ def _make_table(
 
 
 class Snapshots:
-    """The snapshots of a capture with some of its columns; UsageError for one that it lacks.
+    """The snapshots of a capture, with some of its columns. UsageError for a missing column.
 
-    by_connection: in each table the rows of a connection stand together (then a file of them takes
-    a third of the room); the column seq has the order of the file.
+    by_connection: each table is sorted by connection, which makes its file three times smaller. The
+    column seq then has the order of the capture.
     """
 
     kinds: Sequence[str] = ()
@@ -83,23 +80,23 @@ class Snapshots:
             for column in map(capture.columns_by_name.get, ("lport", "rport", "conn_id"))
             if by_connection and column is not None and column.is_integer
         ]
-        self._places = capture.places(dict.fromkeys([*self.names, *self._keys]))
+        self._reader = capture.column_reader(dict.fromkeys([*self.names, *self._keys]))
         enums = self._find_enums()
         self._texts = {name: self._text(name, enums.get(name)) for name in self.names}
 
     def write_text(self, form: str, out: BinaryIO) -> None:
-        """Write "csv" or "json", in the order of the file. UsageError for anything else."""
+        """Write "csv" or "json", in the order of the file. UsageError for another form."""
         write_lines(self.capture, self._texts, form, out)
 
     def tables(self, reuse: bool = False, rows: int | None = None) -> Iterator[dict[str, Any]]:
         """Tables of at most `rows` (ROWS) snapshots, named SNAPSHOT; text is in dictionaries.
 
-        After the last, capture.lost is known. reuse: see formats.base.reader.Records.
+        After the last table, capture.lost needs no second pass. reuse: see formats.base.reader.
         """
         losses = self.capture.count_losses()
-        rooms = itertools.cycle([_Room(), _Room()] if reuse else [None])
+        buffers = itertools.cycle([_Buffer(), _Buffer()] if reuse else [None])
         for piece in list(self.capture.chunks(rows or ROWS)) or [slice(0, 0)]:
-            found = self._columns(piece, next(rooms) or _Room(), losses)
+            found = self._columns(piece, next(buffers) or _Buffer(), losses)
             if self._by_connection:
                 self._sort(found)
             for name in self.names:
@@ -108,12 +105,12 @@ class Snapshots:
             yield {SNAPSHOT: _make_table(self.capture, found, self._texts, "us")}
 
     def _columns(
-        self, piece: slice, room: _Room, losses: Losses | None
+        self, piece: slice, buffer: _Buffer, losses: Losses | None
     ) -> dict[str, npt.NDArray[Any]]:
-        """The columns of the snapshots of a piece of the file, and those to sort by."""
-        capture, places = self.capture, self._places
-        rows = places.rows
-        arrays = room.arrays(places.kinds, piece.stop - piece.start)
+        """The wanted columns and the sort keys, for the snapshots in a slice of the entries."""
+        capture, reader = self.capture, self._reader
+        rows = reader.rows
+        arrays = buffer.arrays(reader.dtypes, piece.stop - piece.start)
         done = 0
         for low in range(piece.start, piece.stop, len(rows)):
             some = rows[: piece.stop - low]
@@ -123,30 +120,30 @@ class Snapshots:
             kept = capture.snapshots_of(some)
             if len(kept) < len(some):
                 some[: len(kept)] = kept.view(some.dtype)
-            places.read(len(kept), arrays, done)
+            reader.read(len(kept), arrays, done)
             done += len(kept)
         names = dict.fromkeys([*self.names, *self._keys])
         return {name: values[:done] for name, values in zip(names, arrays, strict=True)}
 
     def _sort(self, found: dict[str, npt.NDArray[Any]]) -> None:
-        """Bring the rows of a connection together, each in the order of the file."""
+        """Sort the rows by connection; those of a connection stay in the order of the file."""
         keys = [found[name] for name in self._keys]
         if keys and self._keys[-1] == "conn_id" and keys[-1].all():
-            del keys[:-1]  # the ports tell apart only those without an id
+            del keys[:-1]  # ports matter only where an id is missing
         order = np.arange(len(next(iter(found.values()))))
         for values in keys:
             order = order[np.argsort(self._ranks(values)[order], kind="stable")]
-        spare: dict[int, npt.NDArray[Any]] = {}
+        unused: dict[int, npt.NDArray[Any]] = {}
         for name, values in found.items():
             if not _is_constant(values):
                 size = values.itemsize
-                # The place of one column is the room for the next of its width.
-                room = spare[size].view(values.dtype) if size in spare else np.empty_like(values)
-                found[name] = np.take(values, order, out=room, mode="clip")
-                spare[size] = values
+                # The array of one column, once sorted, takes the next column of the same width.
+                out = unused[size].view(values.dtype) if size in unused else np.empty_like(values)
+                found[name] = np.take(values, order, out=out, mode="clip")
+                unused[size] = values
 
     def _ranks(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Numbers in the order of the values, 16 bits wide where these suffice (fast to sort)."""
+        """Numbers in the same order as the values, of 16 bits if possible (fast to sort)."""
         narrow = _narrow(values)
         if narrow is not None:
             return narrow
@@ -160,7 +157,7 @@ class Snapshots:
         return found
 
     def _find_enums(self) -> dict[str, dict[int, str]]:
-        """By column, the names of its values, where the file's schema enumerates them."""
+        """The names of values, for each column that has an enum in the file's schema."""
         schema = self.capture.schema
         if schema is None:
             return {}
@@ -174,7 +171,7 @@ class Snapshots:
         }
 
     def _text(self, name: str, names: Mapping[int, str] | None) -> Text | None:
-        """What shows a value of a column as text; None for plain numbers and times."""
+        """The function that converts the column to text; None for plain numbers and times."""
         column = self.capture.find_column(name)
         if column.is_time or (column.is_integer and names is None):
             return None
@@ -183,34 +180,34 @@ class Snapshots:
         return text_of if self.capture.is_text(name) else _bytes_of
 
 
-class _Room:
-    """A place in memory that is used again and again: new pages cost more than what is done."""
+class _Buffer:
+    """Memory that is used again for each table: new pages would cost more time than the work."""
 
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
-    def arrays(self, kinds: Sequence[np.dtype[Any]], rows: int) -> list[npt.NDArray[Any]]:
-        """An array of so many rows for each of these kinds; those made before are void."""
-        sizes = [-(-kind.itemsize * rows // 64) * 64 for kind in kinds]
+    def arrays(self, dtypes: Sequence[np.dtype[Any]], rows: int) -> list[npt.NDArray[Any]]:
+        """One array of `rows` values for each dtype. They overwrite the arrays of the last call."""
+        sizes = [-(-dtype.itemsize * rows // 64) * 64 for dtype in dtypes]
         if len(self._bytes) < sum(sizes):
             self._bytes = np.empty(sum(sizes), np.uint8)
-        ends = list(itertools.accumulate(sizes, initial=0))
+        starts = itertools.accumulate(sizes, initial=0)
         return [
-            self._bytes[start : start + kind.itemsize * rows].view(kind)
-            for kind, start in zip(kinds, ends, strict=False)
+            self._bytes[start : start + dtype.itemsize * rows].view(dtype)
+            for dtype, start in zip(dtypes, starts, strict=False)
         ]
 
 
 def _is_constant(values: npt.NDArray[Any]) -> bool:
-    """Whether all integers are the same; False too where that takes long to tell."""
+    """Whether all values are equal. Only integers are compared, others count as different."""
     if values.dtype.kind not in "iu" or not len(values):
         return not len(values)
-    some = values[::_STRIDE]
+    some = values[::_SAMPLE_STRIDE]
     return bool((some == some[0]).all() and (values == some[0]).all())
 
 
 def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Integers less the least of them, in 16 bits; None where these do not suffice."""
+    """The integers minus their minimum, as 16 bits; None if that range is too large."""
     if not len(values):
         return values
     least = values.min()
@@ -219,5 +216,5 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
 
 
 def _bytes_of(data: bytes) -> str:
-    """A column of raw bytes that is no name: an address, or whatever else as hex digits."""
+    """The text of raw bytes that are no name: an address, or else hex digits."""
     return address_of(data) if len(data) == 16 else data.hex()

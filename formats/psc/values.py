@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values out of the raw entries of a PSC file: any width and byte order to native numpy arrays."""
+"""Decodes columns of raw PSC entries, of any width and byte order, to native numpy arrays."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from formats.base.control import WORDS_COUNT, WORDS_OFFSET
 from formats.psc.columns import Column
 
 ORDERS = {Endian.LITTLE: "<", Endian.BIG: ">", Endian.PDP: "pdp"}
-"""The order that entry_dtype() takes, by the byte order of the file."""
+"""The argument `order` of entry_dtype() for each byte order of a file."""
 
 
 def native_dtype(column: Column, signed: bool = False) -> np.dtype[Any]:
-    """What decode() gives for a column: int64 ns for the time, the next wider integer, S or V."""
+    """The dtype of decode() for a column: int64 ns for the time, the next wider integer, S or V."""
     if column.is_time:
         return np.dtype(np.int64)
     if column.is_integer:
@@ -28,9 +28,10 @@ def native_dtype(column: Column, signed: bool = False) -> np.dtype[Any]:
 
 
 def decode(rows: Rows, column: Column, endian: Endian, signed: bool = False) -> npt.NDArray[Any]:
-    """A present column of contiguous rows (any dtype of the entry's size) as native_dtype().
+    """The values of a present column as native_dtype(); the time in ns since the epoch.
 
-    The time becomes ns since the epoch. `signed` is for integers of 1, 2, 4 or 8 bytes.
+    rows: contiguous, of any dtype with the entry's size. signed: for integers of 1, 2, 4 or 8
+    bytes.
     """
     dtype = native_dtype(column, signed)
     if column.is_time:
@@ -47,10 +48,10 @@ def decode(rows: Rows, column: Column, endian: Endian, signed: bool = False) -> 
     return raw
 
 
-class Places:
-    """Columns of the rows that an array, `rows`, is filled with again and again.
+class ColumnReader:
+    """Decodes columns of the array `rows`, each time after the caller has filled it with entries.
 
-    What decode() looks up each time is looked up once. The values go to arrays of `kinds`.
+    It does once what decode() does in each call. `dtypes` are those of the decoded columns.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class Places:
         self.rows = rows
         self._endian = endian
         self._columns = list(zip(columns, signed, strict=True))
-        self.kinds = [native_dtype(column, is_signed) for column, is_signed in self._columns]
+        self.dtypes = [native_dtype(column, is_signed) for column, is_signed in self._columns]
         self._views = [_views(column, endian, rows) for column in columns]
 
     def read(self, count: int, out: Sequence[npt.NDArray[Any]], low: int = 0) -> None:
-        """Write the values of the first rows into an array for each column, from `low` on."""
+        """Write the values of the first `count` rows into out[column][low : low + count]."""
         for views, values, column in zip(self._views, out, self._columns, strict=True):
             some = values[low : low + count]
             if not views:
@@ -77,7 +78,7 @@ class Places:
 
 
 def _views(column: Column, endian: Endian, rows: Rows) -> list[npt.NDArray[Any]]:
-    """What the values can be copied from: two for a time, none where it takes more than that."""
+    """Views to copy the values from: two for a time, none where copying is not enough."""
     offset, length = column.offset, column.length
     order = Endian.BIG if column.is_integer and column.is_network else endian
     if column.is_time and endian != Endian.PDP:

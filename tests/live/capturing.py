@@ -26,7 +26,7 @@ import formats
 from collector.lab.lab import Lab
 from collector.lab.namespaces import Side
 from formats.base import control
-from formats.psc import Capture
+from formats.psc.reader import Capture
 
 if TYPE_CHECKING:
     from tests.live.forked import Forked

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from formats.klogger import LogBatch, LogEvent, LogReader, merge_logs
-from formats.klogger.values import describe_value, native
+from formats.klogger.batch import LogBatch
+from formats.klogger.merge import merge_logs
+from formats.klogger.reader import LogReader
+from formats.klogger.table import LogEvent, native
 from tests.live.capturing import WAIT_S, Running
 
 Record = dict[str, Any]
@@ -123,7 +125,7 @@ def _records(batch: LogBatch, event: LogEvent) -> list[Record]:
         "on_cpu": batch.cpus[at].tolist(),
     }
     for field in event.fields:
-        describe = describe_value(batch.format, field)
+        describe = batch.format.converter(field)
         values = rows[field.name]
         plain = (native(values) if field.kind in ("int", "enum") else values).tolist()
         columns[field.name] = plain if describe is None else [describe(one) for one in plain]

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from formats.klogger import LOG_NAME, LogReader
+from formats.klogger.logs import LOG_NAME
+from formats.klogger.reader import LogReader
 from tests.live.faults import (
     FULL,
     TCPKMON,

@@ -28,7 +28,7 @@ from collector.writer.spool import Spool
 from collector.writer.written import RETRY_NS, Written
 from formats.base.control import End, Start, encode_many
 from formats.base.errors import FileError
-from formats.psc import encode_header, writer_header
+from formats.psc.header import encode_header, writer_header
 from formats.verify import verify_file
 from tests.unit.ordering import Whole
 
@@ -89,9 +89,9 @@ class Capture:
             times = self.time_ns + serials * 100
             rows["seq_no"] = serials
             # Where the time of day will stand, the kernel has left nanoseconds.
-            rows.view(np.uint8).reshape(count, -1)[:, 4:12] = times.astype(np.uint64).view(
-                np.uint8
-            ).reshape(count, 8)
+            rows.view(np.uint8).reshape(count, -1)[:, 4:12] = (
+                times.astype(np.uint64).view(np.uint8).reshape(count, 8)
+            )
             rows["location"], rows["lport"], rows["rport"] = LOCATION, 1, 2
             rows["cpu"], rows["serial"], rows["time_ns"] = cpu, serials, times
             self.sequencer.push(Batch(cpu, rows, 0))
@@ -113,9 +113,7 @@ def finish(capture: Capture, spool: Spool) -> None:
     books = capture.books()
     now_ns = capture.time_ns + 10**9
     spool.put_control(lambda w: books.checkpoint(w, final=True), now_ns, reserved=True)
-    spool.put_control(
-        lambda w: [End(0, w.entries, w.lost, w.checkpoints)], now_ns, reserved=True
-    )
+    spool.put_control(lambda w: [End(0, w.entries, w.lost, w.checkpoints)], now_ns, reserved=True)
     assert spool.close(WAIT_S)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from collector.control.client import Client, Collector
 from collector.linux.syscalls import online_cpus
-from formats.klogger import LogReader
+from formats.klogger.reader import LogReader
 from tests.live.capturing import ROOT, wait_until
 
 SCHEMA = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.klogger import IN_HEAD
+from formats.klogger.describe import IN_HEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 120

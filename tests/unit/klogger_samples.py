@@ -13,16 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.klogger import (
-    LogFormat,
-    Packed,
-    encode_preamble,
-    finish_dump,
-    make_header,
-    number_events,
-    pack_event,
-    pack_records,
-)
+from formats.klogger.describe import SNAPSHOT_NUMBER, describe_event, make_header
+from formats.klogger.encode import Packed, encode_preamble, finish_dump, pack_event, pack_records
+from formats.klogger.table import LogFormat
 from formats.schema import Schema, load, parse
 from formats.schema.resolve import merge
 
@@ -48,10 +41,18 @@ def make_schema(text: str = SAMPLE) -> Schema:
     return merge([load([BASE]), parse(text)])
 
 
+def describe_events(schema: Schema) -> list[dict[str, Any]]:
+    """A table of all events of a schema, numbered from 32 on; SNAPSHOT has its own number."""
+    return [
+        describe_event(schema, event, SNAPSHOT_NUMBER if event.name == "SNAPSHOT" else number)
+        for number, event in enumerate(schema.events, 32)
+    ]
+
+
 def sample_header(text: str = SAMPLE, cpu: int = 0, **changes: Any) -> dict[str, Any]:
     schema = make_schema(text)
     header = make_header(
-        schema, number_events(schema), cpu=cpu, cpus=2, host="here", kernel="6.18.0",
+        schema, describe_events(schema), cpu=cpu, cpus=2, host="here", kernel="6.18.0",
         version="0.1.0", buffer_bytes=4 << 20, low_water_percent=10, clock=CLOCK,
         settings={"schema": ["sample"]},
     )  # fmt: skip

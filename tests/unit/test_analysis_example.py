@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from formats.klogger import describe_event, number_events
 from formats.schema import format_schema, load
-from tests.unit.klogger_samples import BASE, ROOT, LogMaker, Values
+from tests.unit.klogger_samples import BASE, ROOT, LogMaker, Values, describe_events
 
 DOCUMENT = ROOT / "docs" / "analysis.md"
 SCHED = ROOT / "bpf" / "schemata" / "sched.conf"
@@ -27,9 +26,7 @@ def programs() -> dict[str, str]:
 def sched_maker(cpu: int) -> LogMaker:
     """A log of base and sched."""
     schema = load([BASE, SCHED])
-    numbers = number_events(schema)
-    table = [describe_event(schema, event, numbers[event.name]) for event in schema.events]
-    return LogMaker(cpu=cpu, schema=format_schema(schema), events=table)
+    return LogMaker(cpu=cpu, schema=format_schema(schema), events=describe_events(schema))
 
 
 @pytest.fixture

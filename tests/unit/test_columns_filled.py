@@ -15,8 +15,8 @@ from collector.plan.event_codegen import event_lines
 from collector.plan.event_layout import lay_out_sources
 from collector.plan.schema_lint import check_sources
 from collector.plan.schema_sources import TCP, find_sources, read_texts, shipped_names
-from formats.klogger import IN_HEAD, describe_snapshot
-from formats.psc import CLASSIC
+from formats.klogger.describe import IN_HEAD, describe_snapshot
+from formats.psc.columns import CLASSIC
 
 SCHEMA = load_schema()
 DECLARED = tuple(field.name for field in SCHEMA.event(EVENT).fields)

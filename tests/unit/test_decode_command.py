@@ -16,7 +16,7 @@ import pytest
 
 from collector.commands.tcpkmon import command as tcpkmon
 from formats.base.cli import run
-from formats.klogger import encode_preamble
+from formats.klogger.encode import encode_preamble
 from tests.unit.klogger_samples import CLOCK, ROOT, LogMaker
 
 parquet = pytest.importorskip("pyarrow.parquet")

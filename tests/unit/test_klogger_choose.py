@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from formats.base.errors import UsageError
-from formats.klogger import LogReader, Logs, merge_logs
 from formats.klogger.choose import Choice, parse_condition
 from formats.klogger.clock import LogClock, Moment, parse_time
+from formats.klogger.logs import Logs
+from formats.klogger.merge import merge_logs
+from formats.klogger.reader import LogReader
 from tests.unit.klogger_samples import CLOCK, LogMaker
 
 SECOND = 1_000_000_000

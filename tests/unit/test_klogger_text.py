@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from formats.base.errors import UsageError
-from formats.export import write
-from formats.klogger import LogReader, Logs
+from formats.export.forms import FORMS
 from formats.klogger.choose import ALL, Choice, parse_condition
 from formats.klogger.lines import perl_text
+from formats.klogger.logs import Logs
+from formats.klogger.reader import LogReader
 from formats.lines import writing
 from tests.unit.klogger_samples import LogMaker, sample_header, write_big_endian
 
@@ -238,7 +239,7 @@ def test_a_table_without_pyarrow_says_what_to_install(
     log = LogMaker().add("EMPTY").write(tmp_path / "log")
     assert decode([log], "json", Choice(conditions=(parse_condition("text!=x"),))) == ""
     with pytest.raises(UsageError, match=r"pip install 'tcpkmon\[export\]'"):
-        write(Logs([LogReader(log)]), "parquet", tmp_path / "tables", force=False)
+        FORMS["parquet"](Logs([LogReader(log)]), tmp_path / "tables", False)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,10 @@ from collector.writer.log_writer import LogBatch, LogFile, LogWriter
 from collector.writer.written import Written
 from formats.base.control import LossCause
 from formats.base.errors import FileError, UsageError
-from formats.klogger import LogFormat, describe_event, encode_preamble, make_header
+from formats.klogger.describe import describe_event, make_header
+from formats.klogger.encode import DUMP_BYTES_MAX, encode_preamble
 from formats.klogger.reader import LogReader
+from formats.klogger.table import LogFormat
 from formats.schema.parser import load
 
 BASE = load([source.conf for source in find_sources([])])
@@ -99,7 +101,7 @@ class _Log:
         """(event, serial, first field or None) of every record; damage."""
         reader = LogReader(self.path(cpu))
         found = []
-        for dump in reader.dumps():
+        for dump in reader.batches(DUMP_BYTES_MAX, DUMP_BYTES_MAX):
             for number, serial in zip(dump.numbers.tolist(), dump.serials.tolist(), strict=True):
                 found.append((self.format.event(number).name, serial))
         return found, reader.damage

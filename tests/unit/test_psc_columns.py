@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 
 from formats.base.errors import UsageError
-from formats.psc import (
-    CLASSIC,
-    Column,
-    Header,
-    columns_of,
-    decode_header,
-    encode_header,
-    entry_dtype,
-)
+from formats.psc.columns import CLASSIC, Column, columns_of, entry_dtype
+from formats.psc.header import Header, decode_header, encode_header
 from formats.schema import load, parse
 
 SCHEMA = parse(

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 import formats
-from formats.psc import Column, Endian
+from formats.base.byteorder import Endian
+from formats.psc.columns import Column
 from tests.unit.psc_samples import BIG, LITTLE, LITTLE_DATA, PDP, save
 
 SECOND_NS = 1_000_000_000

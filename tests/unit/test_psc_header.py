@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from formats.base.byteorder import Endian
 from formats.base.errors import DamagedError, UsageError
-from formats.psc import Column, Endian, Header, decode_header, encode_header, writer_header
+from formats.psc.columns import Column
+from formats.psc.header import Header, decode_header, encode_header, writer_header
 from tests.unit.psc_samples import END, describe, entry_size, from_hex, record
 
 SEQ = describe("seq_no", 0, 4)

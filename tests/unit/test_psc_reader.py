@@ -16,19 +16,12 @@ from hypothesis import strategies as st
 
 import formats
 from formats.base import control
+from formats.base.byteorder import Endian
 from formats.base.errors import DamagedError, FileError, TcpkmonError, UsageError
-from formats.psc import (
-    CLASSIC,
-    Capture,
-    Column,
-    Endian,
-    Header,
-    encode_header,
-    entry_dtype,
-    reader,
-    sequence,
-    writer_header,
-)
+from formats.psc import reader, sequence
+from formats.psc.columns import CLASSIC, Column, entry_dtype
+from formats.psc.header import Header, encode_header, writer_header
+from formats.psc.reader import Capture
 from tests.unit.psc_samples import (
     BIG,
     END,

@@ -14,9 +14,10 @@ from collector.commands.tcpkmon import command as tcpkmon
 from formats import registry
 from formats.base.cli import run
 from formats.base.errors import FileError, UsageError
-from formats.export import FORMS
-from formats.klogger import Logs
-from formats.psc import Capture, open_capture, tables
+from formats.export.forms import FORMS
+from formats.klogger.logs import Logs
+from formats.psc import tables
+from formats.psc.reader import Capture, open_capture
 from formats.registry import FILE_FORMATS, FileFormat, format_of
 from formats.verify import Report
 from tests.unit.klogger_samples import LogMaker

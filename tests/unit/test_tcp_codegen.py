@@ -48,7 +48,7 @@ def test_what_is_not_stored_is_not_evaluated():
 def test_switches_and_facts():
     text = header("classic")
     for line in (
-        "KLOGGER_ENTRY_SIZE 64", "KLOGGER_RECORD_SIZE 64", "KLOGGER_ROW_SIZE 72", "KLOGGER_HZ 250",
+        "KLOGGER_ENTRY_SIZE 64", "KLOGGER_RECORD_SIZE 64", "KLOGGER_HZ 250",
         "USE_timer 1",
         "KIND_timer 2", "KLOGGER_ENABLED_RTO 1", "KLOGGER_ENABLED_LOSS_PROBE 0", "LOCATION_RTO 14",
         "ARGUMENTS_kfree_skb 4", "KLOGGER_tcp_write_timer 0x10ull", "KLOGGER_WATCHING 0",

@@ -16,8 +16,9 @@ import pytest
 from formats.base.cli import run
 from formats.commands.repair import command as repair
 from formats.commands.verify import command as verify
-from formats.klogger import DumpWalk, LogReader
 from formats.klogger.encode import DUMP_HEAD_BYTES, PREAMBLE
+from formats.klogger.reader import LogReader
+from formats.klogger.walk import DumpWalk
 from formats.registry import format_of
 from formats.verify import repair_log, verify_folder, verify_log
 from formats.verify.report import Report

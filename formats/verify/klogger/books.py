@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from formats.klogger import NUMBERS, LogBatch
+from formats.klogger.batch import LogBatch
+from formats.klogger.table import NUMBERS
 from formats.verify.ledger import (
     COLLECTED,
     COUNTERS,

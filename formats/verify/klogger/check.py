@@ -10,14 +10,10 @@ import numpy as np
 
 from formats.base.control import EXISTING
 from formats.base.errors import DamagedError
-from formats.klogger import (
-    NUMBERS,
-    RECORD_HEAD_BYTES,
-    SNAPSHOT,
-    LogBatch,
-    LogReader,
-    list_bytes,
-)
+from formats.klogger.batch import LogBatch
+from formats.klogger.reader import LogReader
+from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, SNAPSHOT
+from formats.klogger.walk import list_bytes
 from formats.verify.balance import build_rows, check_counts, check_rise, check_sums
 from formats.verify.clock import runs_back
 from formats.verify.klogger.books import LEDGERS, Gathered, LogLedger, SoFar, integers

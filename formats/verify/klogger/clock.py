@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formats.klogger import LogBatch
+from formats.klogger.batch import LogBatch
 from formats.verify.clock import ClockPairs
 from formats.verify.klogger.books import integers
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from formats.base.errors import DamagedError
-from formats.klogger import NUMBERS, SNAPSHOT, LogFormat
+from formats.klogger.table import NUMBERS, SNAPSHOT, LogFormat
 from formats.verify.klogger.books import LEDGERS
 from formats.verify.klogger.clock import CLOCK
 from formats.verify.klogger.pauses import FINISH, START

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from formats.base.errors import DamagedError, FileError
-from formats.klogger import LOG_NAME, LogReader, find_logs
+from formats.klogger.logs import LOG_NAME, find_logs
+from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
 from formats.verify.report import Problem, Report, Row
 

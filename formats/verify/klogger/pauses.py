@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.klogger import LogBatch, LogFormat
+from formats.klogger.batch import LogBatch
+from formats.klogger.table import LogFormat
 from formats.verify.klogger.books import integers
 
 START, FINISH = "KLOGGER_START", "KLOGGER_FINISH"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from formats.base.errors import FileError, UsageError
 from formats.base.files import create_file
-from formats.klogger import LogReader
+from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
 from formats.verify.psc.repair import MODE, NEW_NAME
 from formats.verify.report import Report

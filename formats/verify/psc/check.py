@@ -9,7 +9,7 @@ import numpy as np
 
 from formats.base import control
 from formats.base.errors import DamagedError
-from formats.psc import Capture, open_capture
+from formats.psc.reader import Capture, open_capture
 from formats.verify.balance import build_rows
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import MOST_CPUS, Checkpoint

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base import control
-from formats.psc import Endian
+from formats.base.byteorder import Endian
 from formats.verify.psc.checkpoints import MOST_CPUS
 from formats.verify.psc.entries import Segment, is_number
 from formats.verify.psc.sequence import SequenceReader
 from formats.verify.report import I64, U64, Mask, Problems
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 SEGMENT_ROWS = 1 << 16
 HELD_ROWS = 64

@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base import control
-from formats.psc import CLASSIC, CLASSIC_BYTES, KIND_SCHEMA, KIND_SETTINGS, Endian, decode, words
+from formats.base.byteorder import Endian
+from formats.psc.columns import CLASSIC, CLASSIC_BYTES
+from formats.psc.header import KIND_SCHEMA, KIND_SETTINGS
+from formats.psc.values import decode, words
 from formats.verify.report import I64, U64, Mask
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 _WORDS_USED = {
     control.Start.location: 6,

@@ -13,7 +13,8 @@ from typing import IO
 
 from formats.base.errors import UsageError
 from formats.base.files import create_file
-from formats.psc import HEADER_BYTES_MAX, Capture, decode_header, open_capture
+from formats.psc.header import HEADER_BYTES_MAX, decode_header
+from formats.psc.reader import Capture, open_capture
 from formats.verify.psc.check import verify_file
 from formats.verify.psc.clean import Cleaned, Cleaner
 from formats.verify.psc.entries import is_ours

@@ -12,7 +12,7 @@ from formats.verify.psc.entries import ControlRows, Segment, is_number
 from formats.verify.report import U64, Mask, Problems
 
 if TYPE_CHECKING:
-    from formats.psc import Capture
+    from formats.psc.reader import Capture
 
 
 class SequenceReader:
