@@ -21,8 +21,8 @@ from formats.registry import FILE_FORMATS, FileFormat
 if TYPE_CHECKING:
     from collector.plan.request import Request
 
-FORMATS = [FILE_FORMATS[name] for name in STREAMS if name in FILE_FORMATS]
-"""Those that can be written and read; the first is the default."""
+FORMATS = [FILE_FORMATS[name] for name in STREAMS]
+"""The first is the default."""
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of collect --print: one a record, the columns that the capture stores."""
+"""The lines of collect --print: one for each record, with the columns that the capture stores."""
 
 from __future__ import annotations
 
@@ -22,15 +22,10 @@ _HIDDEN = {
 }
 
 
-def address_text(raw: bytes) -> str:
-    """An address of 16 bytes as people write it; v4-mapped ones as IPv4."""
-    return address_of(raw.ljust(16, b"\0"))
-
-
 class Printer:
-    """Writes records as text lines to a stream; control entries are left out.
+    """Writes records as text lines to a stream, without control entries.
 
-    `fail` is called once, when the stream takes no more lines (its reader has gone, say).
+    `fail` is called once, when a write to the stream fails (its reader closed it, say).
     """
 
     def __init__(
@@ -51,7 +46,7 @@ class Printer:
                 self._enums[name] = {m.value: m.name for m in members}
 
     def write(self, entries: npt.NDArray[Any]) -> None:
-        """Prints the entries."""
+        """Print the records among these entries."""
         if self._stream is None:
             return
         records = entries[~is_control(entries["location"])]
@@ -68,8 +63,8 @@ class Printer:
             location = int(record["location"])
             ends = f":{int(record['lport'])} > :{int(record['rport'])}"
             if self._addresses:
-                local = address_text(record["laddr"].tobytes())
-                remote = address_text(record["raddr"].tobytes())
+                local = address_of(record["laddr"].tobytes())
+                remote = address_of(record["raddr"].tobytes())
                 ends = f"{local}:{int(record['lport'])} > {remote}:{int(record['rport'])}"
             words = [
                 f"{when}.{int(record['tv_usec']):06}",

@@ -17,9 +17,10 @@ from collector.plan import columns
 from collector.session import status_line
 from collector.session.stop_signals import Stopping
 from collector.writer import stream
-from collector.writer.record_printer import Printer, address_text
+from collector.writer.record_printer import Printer
 from formats.base.control import EndReason
 from formats.base.errors import UsageError
+from formats.base.text import address_of
 from formats.registry import FILE_FORMATS
 
 
@@ -97,8 +98,8 @@ def test_status_texts():
 
 
 def test_addresses():
-    assert address_text(b"\0" * 10 + b"\xff\xff" + bytes([192, 0, 2, 1])) == "192.0.2.1"
-    assert address_text(bytes.fromhex("20010db8") + b"\0" * 11 + b"\1") == "2001:db8::1"
+    assert address_of(b"\0" * 10 + b"\xff\xff" + bytes([192, 0, 2, 1])) == "192.0.2.1"
+    assert address_of(bytes.fromhex("20010db8") + b"\0" * 11 + b"\1") == "2001:db8::1"
 
 
 def test_printed_records_are_one_harmless_line_each():
