@@ -48,7 +48,7 @@ def test_a_signal_asks_to_stop_and_a_second_one_hurries():
     got: list[int] = []
     woken: list[bool] = []
     with Stopping() as stopping, stopping.waking(lambda: woken.append(stopping.due())):
-        stopping.forward_to(got.append)
+        stopping.forward = got.append
         assert not stopping.due()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopping.due() and stopping.reason is EndReason.ASKED and not stopping.hurry
