@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
-from collector.control.handlers import Switching
+from collector.control.handlers import Handlers
 from collector.control.server import ControlServer
 from collector.linux.cpu_affinity import Placing
 from collector.linux.privileges import (
@@ -137,7 +137,7 @@ class Session:
             request, self._prepared, kernel, dict(self._was_refused), self._existing.sockets
         )
         stream.begin(info, kernel, self._clocks, show)
-        self._switching = Switching(
+        self._handlers = Handlers(
             request, kernel, self._rings, stream, self._losses_so_far, self._refused
         )
         kernel.switch_on()
@@ -255,7 +255,7 @@ class Session:
         self._report_error(self._stream.written.error)
         self._write_marks()
         if self._server is not None:
-            self._server.serve_pending(self._switching)
+            self._server.serve_pending(self._handlers)
 
     def _drain(self) -> None:
         """Drain the rings, and write the records up to the watermark."""
