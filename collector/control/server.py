@@ -79,7 +79,7 @@ class ControlServer(Closing):
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tcpkmon-control", daemon=True)
 
-    def serve_pending(self, controls: Handlers) -> None:
+    def serve_pending(self, handlers: Handlers) -> None:
         """Handle the requests that wait, and return. Call it each round."""
         while True:
             try:
@@ -88,7 +88,7 @@ class ControlServer(Closing):
                 return
             try:
                 _, call = _REQUESTS[request["op"]]
-                answer = {"ok": True, "result": call(controls, request, client.peer.pid)}
+                answer = {"ok": True, "result": call(handlers, request, client.peer.pid)}
             except TcpkmonError as error:
                 answer = _refusal(error)
             self._answers.put((client, _line(answer)))
