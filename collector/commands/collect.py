@@ -113,7 +113,7 @@ def _was_given(parameter: str) -> bool:
 @click.option("--control-group", metavar="NAME",
               help="A group whose members may control the capture (tcpkmon status, ...).")
 @click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
-@click.option("--no-existing", is_flag=True, help="Do not record the open connections.")
+@click.option("--no-existing", is_flag=True, help="Omit connections that are open at the start.")
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
 @click.option("--ready-fd", type=int, metavar="N",
               help="Write a byte to this descriptor when attached.")
