@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from collector.linux.syscalls import call_libc
 from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
 FOLDER = "/run/tcpkmon"
@@ -22,7 +23,6 @@ _NAME = re.compile(r"([1-9][0-9]{0,9})\.sock", re.ASCII)
 _BACKLOG = 16
 _SO_PEERGROUPS = 59
 _MOST_GROUPS = 65536  # NGROUPS_MAX
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ def peer_of(connection: socket.socket) -> Peer:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, gid = struct.unpack("=iII", raw)
     # Python's getsockopt returns 1024 bytes at most.
-    groups = (ctypes.c_uint32 * _MOST_GROUPS)()
-    size = ctypes.c_uint32(ctypes.sizeof(groups))
-    fd, level = connection.fileno(), socket.SOL_SOCKET
-    if _libc.getsockopt(fd, level, _SO_PEERGROUPS, groups, ctypes.byref(size)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return Peer(pid, uid, gid, tuple(groups[: size.value // 4]))
+    groups = ctypes.create_string_buffer(4 * _MOST_GROUPS)
+    size = ctypes.create_string_buffer(struct.pack("=I", len(groups)), 4)
+    call_libc(
+        "getsockopt", connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, groups, size
+    )
+    count = struct.unpack("=I", size)[0] // 4
+    return Peer(pid, uid, gid, struct.unpack_from(f"={count}I", groups))
 
 
 def listen(folder: Path, gid: int | None) -> tuple[Path, socket.socket]:

@@ -131,7 +131,8 @@ class Session:
         request, kernel, stream = self._request, self._kernel, self._stream
         show = None
         if request.show:
-            show = Printer(self._prepared.layout, sys.stdout, self._fail).write
+            layout = self._prepared.layout
+            show = Printer(layout.schema, layout.columns, sys.stdout, self._fail).write
         self._was_refused = self._refused()
         info = make_info(
             request, self._prepared, kernel, dict(self._was_refused), self._existing.sockets

@@ -14,22 +14,7 @@ import numpy as np
 
 from collector.writer.base_events import Note
 from formats.psc.columns import Column
-from formats.schema import Event, Field, Schema
-
-
-class Columns(Protocol):
-    """The columns of a snapshot: collector/plan/columns.py, Layout."""
-
-    @property
-    def schema(self) -> Schema: ...
-
-    @property
-    def columns(self) -> tuple[Column, ...]: ...
-
-    @property
-    def entry_size(self) -> int: ...
-
-    def field(self, name: str) -> Field: ...
+from formats.schema import Event, Schema
 
 
 class Current(Protocol):
@@ -65,8 +50,11 @@ class CaptureInfo:
     buffer_bytes: int
     """As requested; Current has the size that a ring got."""
     low_water_percent: int
-    columns: Columns | None = None
-    """None without the schema tcp. The next two belong to it."""
+    tcp: Schema | None = None
+    """None without the schema tcp. The next four belong to it."""
+    columns: Sequence[Column] = ()
+    entry_size: int = 0
+    """Bytes of a snapshot."""
     schema_text: str = ""
     page_bytes: int = 0
     schema: Schema | None = None

@@ -21,6 +21,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from collector.linux.syscalls import c_string, call_libc
+
 BLOCK_BYTES = 4096
 LEAST_BYTES = 128 << 10
 """A smaller write is cheaper through the cache."""
@@ -31,7 +33,6 @@ _REFUSED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 _AT_EMPTY_PATH = 0x1000
 _STATX_DIOALIGN = 0x2000
 _MASK_AT, _ALIGNMENT_AT, _STATX_BYTES = 0, 152, 256
-_libc = ctypes.CDLL(None, use_errno=True)
 _local = threading.local()
 
 
@@ -127,13 +128,10 @@ def alignment(fd: int) -> tuple[int, int]:
     (0, 0) where it has no direct writes, or the kernel does not report them.
     """
     result = ctypes.create_string_buffer(_STATX_BYTES)
-    with contextlib.suppress(AttributeError):  # a C library without statx
-        failed = _libc.statx(
-            ctypes.c_int(fd), b"", ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_DIOALIGN),
-            result,
-        )  # fmt: skip
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: a libc without statx
+        call_libc("statx", fd, c_string(""), _AT_EMPTY_PATH, _STATX_DIOALIGN, result)
         (mask,) = struct.unpack_from("=I", result, _MASK_AT)
-        if not failed and mask & _STATX_DIOALIGN:
+        if mask & _STATX_DIOALIGN:
             memory_bytes, offset_bytes = struct.unpack_from("=II", result, _ALIGNMENT_AT)
             return memory_bytes, offset_bytes
     return 0, 0

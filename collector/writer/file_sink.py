@@ -9,13 +9,13 @@ Large writes bypass the page cache where that is possible (collector/writer/dire
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import select
 import stat
 from dataclasses import dataclass
 
+from collector.linux.syscalls import call_libc
 from collector.writer.direct_io import DirectWrites, Pieces
 from formats.base.control import LossCause
 from formats.base.errors import FileError
@@ -25,7 +25,6 @@ AHEAD_BYTES = 8 << 20
 """fallocate() takes this much more than needed: it costs more than the write of a small batch."""
 _FALLOC_FL_KEEP_SIZE = 1
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Calls:
@@ -45,15 +44,7 @@ class Calls:
     @staticmethod
     def fallocate(fd: int, offset: int, length: int) -> None:
         """Reserve room on the disk. The file's size does not change. OSError."""
-        result = _libc.fallocate(
-            ctypes.c_int(fd),
-            ctypes.c_int(_FALLOC_FL_KEEP_SIZE),
-            ctypes.c_int64(offset),
-            ctypes.c_int64(length),
-        )
-        if result:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+        call_libc("fallocate", fd, _FALLOC_FL_KEEP_SIZE, offset, length)
 
 
 def cause_of(error: OSError) -> LossCause:

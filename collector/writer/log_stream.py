@@ -167,9 +167,8 @@ def _describe(info: CaptureInfo) -> list[dict[str, Any]]:
     assert info.schema is not None
     table = []
     for number, event in info.events:
-        if event.name == "SNAPSHOT" and info.columns is not None:
-            known = info.columns
-            table.append(describe_snapshot(known.schema, known.columns, known.entry_size))
+        if event.name == "SNAPSHOT" and info.tcp is not None:
+            table.append(describe_snapshot(info.tcp, info.columns, info.entry_size))
         else:
             table.append(describe_event(info.schema, event, number))
     return table

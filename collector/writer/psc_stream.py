@@ -41,7 +41,7 @@ class PscStream(Stream[Ordered]):
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
     ) -> None:
         self._show = show
-        self._entry_size = info.dtype.itemsize
+        self._entry_size = info.entry_size
         # The entries that sock_diag lists come from no CPU: they have the number after the last.
         cpus = info.cpus + 1
         mono_ns = clocks.start.mono_ns
@@ -51,8 +51,8 @@ class PscStream(Stream[Ordered]):
         self._output.begin(_header(info, clocks) + first.tobytes())
         sink = FileSink(
             self._output.fd,
-            self._entry_size,
-            reserve_bytes=reserve_bytes(cpus, info.programs + 4, self._entry_size),
+            info.entry_size,
+            reserve_bytes=reserve_bytes(cpus, info.programs + 4, info.entry_size),
             # Another process may write to standard output by the same descriptor.
             direct=not self._output.is_stdout,
         )
@@ -100,12 +100,11 @@ class PscStream(Stream[Ordered]):
 
 
 def _header(info: CaptureInfo, clocks: Clocks) -> bytes:
-    assert info.columns is not None
     pair = clocks.start
     return encode_header(
         writer_header(
-            info.columns.columns,
-            info.columns.entry_size,
+            info.columns,
+            info.entry_size,
             mods=_features(),
             version=f"tk{info.version}"[:8],
             mclsize=info.page_bytes,

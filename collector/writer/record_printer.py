@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
-from collector.writer.capture_info import Columns
 from formats.base.control import is_control
 from formats.base.escape import for_terminal
 from formats.base.text import address_of
-from formats.schema import field_type
+from formats.psc.columns import Column
+from formats.schema import Schema, field_type
 
 _HIDDEN = {
     "seq_no", "time", "callvalue", "location", "lport", "rport", "seq", "time_ns", "serial",
@@ -29,20 +29,23 @@ class Printer:
     """
 
     def __init__(
-        self, layout: Columns, stream: TextIO, fail: Callable[[OSError], None]
+        self,
+        schema: Schema,
+        columns: Sequence[Column],
+        stream: TextIO,
+        fail: Callable[[OSError], None],
     ) -> None:
         self._stream: TextIO | None = stream
         self._fail = fail
-        self._layout = layout
-        self._names = {m.value: m.name for m in layout.schema.enum("location").members}
-        placed = [column.name for column in layout.columns if column.length]
+        self._names = {m.value: m.name for m in schema.enum("location").members}
+        placed = [column.name for column in columns if column.length]
         self._addresses = "laddr" in placed and "raddr" in placed
         self._shown = [name for name in placed if name not in _HIDDEN]
         self._enums: dict[str, dict[int, str]] = {}
         for name in self._shown:
-            field = layout.field(name)
-            if field_type(layout.schema, field).kind == "enum":
-                members = layout.schema.enum(field.type).members
+            field = schema.event("SNAPSHOT").find_field(name)
+            if field_type(schema, field).kind == "enum":
+                members = schema.enum(field.type).members
                 self._enums[name] = {m.value: m.name for m in members}
 
     def write(self, entries: npt.NDArray[Any]) -> None:

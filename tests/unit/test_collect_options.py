@@ -114,7 +114,7 @@ def test_printed_records_are_one_harmless_line_each():
     entries["state"] = 1
     out = io.StringIO()
     failed: list[OSError] = []
-    Printer(made, out, failed.append).write(entries)
+    Printer(made.schema, made.columns, out, failed.append).write(entries)
     lines = out.getvalue().splitlines()
     assert len(lines) == 2, "a control entry is no record"
     assert " RTO " in lines[0] and ":5001 > " in lines[0] and "state=TCP_ESTABLISHED" in lines[0]
@@ -132,7 +132,7 @@ def test_a_reader_that_has_gone_is_told_of_once():
     read, write = os.pipe()
     os.close(read)
     with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as out:
-        printer = Printer(made, out, failed.append)
+        printer = Printer(made.schema, made.columns, out, failed.append)
         for _ in range(3):
             printer.write(entries)
     assert [type(error) for error in failed] == [BrokenPipeError]
