@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -132,27 +132,15 @@ def command(
     cgroup: tuple[str, ...],
     pid: tuple[int, ...],
     output: str | None,
-    force: bool,
     duration: str | None,
-    stop_after: int | None,
-    columns: str,
-    locations: str | None,
     when_changed: str | None,
     buffer_size: float,
     low_water: int,
-    show: bool,
     file_format: str,
     schemata: tuple[str, ...],
-    using: tuple[str, ...],
     limits: tuple[str, ...],
-    control_group: str | None,
-    fail_on_loss: bool,
     no_existing: bool,
-    as_root: bool,
-    ready_fd: int | None,
-    quiet: bool,
-    verbose: bool,
-    command: tuple[str, ...],
+    **same: Any,
 ) -> int:
     """Capture snapshots of TCP connections from the running kernel.
 
@@ -183,28 +171,16 @@ def command(
     request = Request(
         filters=filters,
         output=default_name(FILE_FORMATS[file_format]) if output is None else output,
-        force=force,
         duration_s=parse_duration(duration) if duration else None,
-        stop_after=stop_after,
-        columns=columns,
-        locations=locations,
         when_changed=tuple(n.strip() for n in (when_changed or "").split(",") if n.strip()),
         buffer_bytes=parse_megabytes(buffer_size),
         low_water_percent=low_water,
-        show=show,
-        fail_on_loss=fail_on_loss,
         existing=not no_existing,
-        as_root=as_root,
-        ready_fd=ready_fd,
-        quiet=quiet,
-        verbose=verbose,
-        command=command,
         arguments=tuple(sys.argv[1:]),
         schemata=tuple(dict.fromkeys(schemata)) or ("tcp",),
         file_format=file_format,
         limits=tuple(parse_limit(text) for text in limits),
-        using=using,
-        control_group=control_group,
+        **same,  # the options that Request takes as they are, by the same names
     )
     return run(request)
 

@@ -36,7 +36,7 @@ FIRST_PORT = 5001
 BOTTLENECK = Bottleneck(rate_mbit=20, queue_bytes=120_000, loss_percent=0.04, delay_ms=10)
 ALGORITHMS = ("reno", "cubic", "bbr")
 START_S = 300.0
-"""To compile takes minutes on a slow machine."""
+"""A slow machine needs minutes to compile."""
 STOP_S = 120.0
 CAPTURE, PICTURE = "demo.pm", "demo.png"
 
@@ -45,7 +45,7 @@ CAPTURE, PICTURE = "demo.pm", "demo.png"
 def prepare_folder(folder: Path) -> Iterator[None]:
     """Make the folder, and remove an old picture from it.
 
-    Under sudo, the new files belong to the caller at the end of the `with`.
+    Under sudo, the caller owns the new files at the end of the `with`.
     Errors: PrivilegeError without root, OSError when the folder cannot be made.
     """
     check_root("the demo")

@@ -123,7 +123,7 @@ class Rings(Closing):
         return left
 
     def free(self) -> None:
-        """Release what the drains returned: the views of it are no longer valid."""
+        """Release the records that drain() returned: the views of them are no longer valid."""
         for ring in self._rings.values():
             ring.free()
 

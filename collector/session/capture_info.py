@@ -32,7 +32,7 @@ def make_info(
         settings=_settings(request, prepared, recorded, missing, refused),
         dtype=prepared.dtype,
         cpus=len(kernel.heads()),
-        asked=len(prepared.numbers),
+        requested=len(prepared.numbers),
         recorded=len(recorded),
         programs=len(prepared.plan.probes),
         buffer_bytes=request.buffer_bytes,

@@ -42,7 +42,7 @@ def report(
     """Print what was captured, and raise the error for the exit code.
 
     totals: None when the file could not be finished. refused: what the kernel refused a CPU, and
-    why. FileError when the last write or the sync failed, not when a full disk had room again;
+    why. FileError when the last write or the sync failed (an earlier failure is only a loss);
     LossError under --fail-on-loss.
     """
     if totals is None:

@@ -126,11 +126,7 @@ def ledger_notes(books: Books, written: Written, final: bool) -> list[Note]:
         del values["cpu"]
         notes.append(Note("CPU_LEDGER", values, entry.cpu))
     for name, program in books.programs.items():
-        values = {
-            "program": name,
-            "missed": program.missed,
-            "kprobe_missed": program.kprobe_missed,
-            "final": int(final),
-        }
+        missed = {"missed": program.missed, "kprobe_missed": program.kprobe_missed}
+        values = {"program": name, **missed, "final": int(final)}
         notes.append(Note("PROGRAM_LEDGER", values, FIRST_CPU))
     return notes

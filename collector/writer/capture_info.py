@@ -42,8 +42,8 @@ class CaptureInfo:
     """Of a record in the ring."""
     cpus: int
     """How many this machine can have."""
-    asked: int
-    """Locations and events in the request."""
+    requested: int
+    """Locations and events."""
     recorded: int
     """Those of them that this kernel has."""
     programs: int
@@ -51,7 +51,7 @@ class CaptureInfo:
     """As requested; Current has the size that a ring got."""
     low_water_percent: int
     tcp: Schema | None = None
-    """None without the schema tcp. The next four belong to it."""
+    """None without the schema tcp. The next four are of its snapshots."""
     columns: Sequence[Column] = ()
     entry_size: int = 0
     """Bytes of a snapshot."""

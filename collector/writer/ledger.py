@@ -59,7 +59,7 @@ class Books:
 
     ledger: (CPUs, rows) of ring.points.ACCOUNT; serials: (CPUs,) given out by the kernel.
     programs: by name. read and ring_lost: by CPU. late: by (cpu, location). online: CPUs that have
-    a ring. The methods take the writer's counts when their entries are written.
+    a ring. The writer's counts are not here: each method gets them as `written`.
     """
 
     ledger: NDArray[Any]

@@ -157,7 +157,7 @@ class LogStream(Stream[LogBatch]):
         output = self._folder.output(cpu)
         data, last = make_dump(self._log, 0, 0, notes, self._clocks.now_ns())
         output.begin(encode_preamble(self._header(cpu)) + data)
-        reserve = (self._info.asked + self._info.programs + 8) * NOTE_BYTES
+        reserve = (self._info.requested + self._info.programs + 8) * NOTE_BYTES
         sink = FileSink(output.fd, 1, reserve_bytes=reserve)
         return LogFile(sink, last, len(notes) + 2, 1)
 
