@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controls Klogger captures from Python: start and stop them, mark, switch, run a workload inside.
+"""Controls Klogger captures from Python: start and stop them, mark, switch, run a workload.
 
-What was the control half of Klogger's Perl module; formats/analysis/log.py is the other. A
-capture is a `collect` of its own, which is asked through its control socket.
+This is the control half of Klogger's Perl module; formats/analysis/log.py is the other half. A
+capture is a process `collect`, which is controlled through its control socket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from collector.control import client
 from formats.base.errors import TcpkmonError, UsageError
 
-# The same modules as here, and none from the folder that it happens to run in.
+# With this process's modules, and none from the current folder.
 _COLLECT = """
 import sys
 sys.path[:] = sys.argv.pop(1).split(":")
@@ -35,24 +35,24 @@ INTERRUPTED_S = 5.0
 
 
 class Control:
-    """A capture that runs, whoever started it; see attach(). Needs root, or its control group.
+    """A running capture of any process; see attach(). Needs root, or its control group.
 
-    Each call raises TcpkmonError with what the capture answers, or when it has ended.
+    Each call raises TcpkmonError when the capture refuses it, or has ended.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
     def status(self) -> dict[str, Any]:
-        """What `tcpkmon status` shows: events, their counts, losses, buffers."""
+        """The values of `tcpkmon status`: events, their counts, losses, buffers."""
         return self._client().status()
 
     def enable(self, *events: str) -> None:
-        """Log these events again; none named: log again at all."""
+        """Switch these events on; without any: switch logging on."""
         self._client().enable(events or None)
 
     def disable(self, *events: str) -> None:
-        """Do not log these events; none named: log nothing, until enable()."""
+        """Switch these events off; without any: switch logging off, until enable()."""
         self._client().disable(events or None)
 
     def mark(self, number: int) -> None:
@@ -60,12 +60,12 @@ class Control:
         self._client().mark(number)
 
     def set_buffer_size(self, megabytes: float) -> float:
-        """Give each CPU a buffer of at most that size; the size it has now. After disable()."""
-        told = self._client().set_buffer_bytes(int(megabytes * _MB))
-        return float(told["buffer_bytes"]) / _MB
+        """Give each CPU a buffer of at most that size; returns its size. Only after disable()."""
+        result = self._client().set_buffer_bytes(int(megabytes * _MB))
+        return float(result["buffer_bytes"]) / _MB
 
     def set_low_water(self, percent: int) -> None:
-        """Empty the buffers when less than this share of one is free. After disable()."""
+        """Drain the buffers when less than this share of one is free. Only after disable()."""
         self._client().set_low_water(percent)
 
     def _client(self) -> client.Client:
@@ -73,20 +73,20 @@ class Control:
 
 
 def attach(pid: int | None = None) -> Control:
-    """The capture of that PID, or the only one that runs. UsageError when that is not clear."""
+    """The capture of that PID, or the only one. UsageError when there is none, or several."""
     return Control(client.choose(pid).pid)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a capture ended: its exit code, and what it said on stderr (not fit for a terminal)."""
+    """How a capture ended: its exit code, and its stderr (not escaped for a terminal)."""
 
     exit_code: int
     messages: str
 
 
 class Capture(Control):
-    """A capture that this process started; see start(). At the end of a `with` it is stopped."""
+    """A capture that this process started; see start(). The end of a `with` stops it."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path, errors: Any) -> None:
         super().__init__(process.pid)
@@ -97,14 +97,14 @@ class Capture(Control):
 
     @property
     def running(self) -> bool:
-        """Whether it goes on."""
+        """Whether it has not ended."""
         return self._process.poll() is None
 
     def run_workload(self, command: Sequence[str], mark: int | None = None) -> int:
-        """Run a command to its end while the capture goes on; its exit code (-N: by signal N).
+        """Run a command to its end during the capture; its exit code (-N: signal N ended it).
 
-        mark: a number that is marked when the command starts, and again when it has ended.
-        Raises UsageError if it cannot be run.
+        mark: set a mark of this number before the command and after it. UsageError when the
+        command cannot run.
         """
         if mark is not None:
             self.mark(mark)
@@ -117,20 +117,16 @@ class Capture(Control):
         return code
 
     def stop(self) -> Ended:
-        """End the capture in order, and wait until its log is complete.
+        """Stop the capture, and wait until its log is complete.
 
-        Raises the error that it ended with; losses are none (but with --fail-on-loss).
+        Raises the error that it ended with. Losses are an error only with --fail-on-loss.
         """
-        if self._ended is None:
-            if self._process.poll() is None:
-                self._process.send_signal(signal.SIGTERM)
-            self._ended = self._wait()
-            if self._ended.exit_code:
-                raise _error(self._ended)
-        return self._ended
+        if self.running:
+            self._process.send_signal(signal.SIGTERM)
+        return self.wait()
 
     def wait(self) -> Ended:
-        """Wait until a capture ends by itself: after duration_s, say."""
+        """Wait until the capture ends by itself, after duration_s for example. Raises as stop()."""
         if self._ended is None:
             self._ended = self._wait()
             if self._ended.exit_code:
@@ -156,10 +152,10 @@ class Capture(Control):
             self.stop()
             return
         if isinstance(error, KeyboardInterrupt):
-            # Ctrl-C reached the capture too, and a second signal would make it hurry.
+            # The capture got the Ctrl-C too. After a second signal it would not drain all.
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(INTERRUPTED_S)
-        with suppress(TcpkmonError):  # what went wrong first is what matters
+        with suppress(TcpkmonError):  # the first error is the one to raise
             self.stop()
 
 
@@ -173,11 +169,11 @@ def start(
     force: bool = False,
     options: Sequence[str] = (),
 ) -> Capture:
-    """Start to log schemata into the folder `output`; returns when all events are attached.
+    """Start a capture of schemata into the folder `output`; returns when all events are attached.
 
-    schemata: names of shipped ones or folders of one's own. force: replace a log that is there.
-    options: more options of `collect`. Needs root. Raises the error that the capture ended with
-    if it could not start; nothing is left behind then.
+    schemata: names of shipped schemata, or folders. force: replace a log in that folder. options:
+    more options of `collect`. Needs root. When the capture cannot start, it raises the error and
+    leaves nothing behind.
     """
     listed = [schemata] if isinstance(schemata, (str, os.PathLike)) else list(schemata)
     arguments = ["--format", "klogger", "-o", os.fspath(output)]
@@ -192,22 +188,22 @@ def start(
     arguments += ["--force"] * force + list(options)
     with ExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile())
-        ready, told = os.pipe()
+        ready, theirs = os.pipe()
         stack.callback(os.close, ready)
         try:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-c", _COLLECT, ":".join(sys.path)),
-                    *("--ready-fd", str(told), *arguments),
+                    *("--ready-fd", str(theirs), *arguments),
                 ],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-                pass_fds=(told,),
+                pass_fds=(theirs,),
             )  # fmt: skip
         finally:
-            os.close(told)
+            os.close(theirs)
         capture = Capture(process, Path(output), os.fdopen(os.dup(errors.fileno()), "rb"))
         try:
-            is_ready = os.read(ready, 1) != b""  # a byte when attached, none when it has ended
+            is_ready = os.read(ready, 1) != b""  # no byte: it has ended
         except BaseException:
             process.terminate()
             process.wait()
@@ -223,13 +219,13 @@ def run_workload(
     output: str | os.PathLike[str],
     **options: Any,
 ) -> int:
-    """Log schemata while a command runs, and stop; the command's exit code. See start()."""
+    """Capture schemata while a command runs; the command's exit code. See start()."""
     with start(schemata, output, **options) as capture:
         return capture.run_workload(command)
 
 
 def _error(ended: Ended) -> TcpkmonError:
-    """What the capture said last, as the error that it was."""
+    """The error of a capture that failed, from its exit code and its stderr."""
     lines = [line.removeprefix("collect: ") for line in ended.messages.splitlines()]
     message = "\n".join(lines) or f"the capture ended with exit code {ended.exit_code}"
     return client.ERRORS.get(ended.exit_code, TcpkmonError)(message)

@@ -12,7 +12,7 @@ from formats.base.errors import TcpkmonError, UsageError
 
 
 def describe(buffer_bytes: int) -> str:
-    """As Klogger's file buffer_size read: 4MB/CPU."""
+    """The size as in Klogger's file buffer_size: 4MB/CPU."""
     return f"{buffer_bytes / (1 << 20):.6g}MB/CPU"
 
 
@@ -20,9 +20,9 @@ def describe(buffer_bytes: int) -> str:
 @click.argument("megabytes", metavar="[MB]", required=False, type=click.FloatRange(0.008, 1024))
 @collector_option
 def command(megabytes: float | None, collector: int | None) -> int:
-    """Print the size of each CPU's ring, or set it to so many MB.
+    """Print the size of each CPU's ring, or set it to MB.
 
-    It can be set only while logging as a whole is off (`tcpkmon disable`).
+    Set it only while logging is off (`tcpkmon disable`).
     """
     if megabytes is not None and math.isnan(megabytes):
         raise UsageError("nan is no size", "write 4 or 0.5")

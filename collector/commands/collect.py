@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,13 +21,13 @@ from formats.registry import FILE_FORMATS, FileFormat
 if TYPE_CHECKING:
     from collector.plan.request import Request
 
-FORMATS = [FILE_FORMATS[name] for name in STREAMS if name in FILE_FORMATS]
-"""Those that can be written and read; the first is the default."""
+FORMATS = [FILE_FORMATS[name] for name in STREAMS]
+"""The first is the default."""
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from 10, 10s, 250ms, 2m, 1h. Raises UsageError."""
+    """Seconds of a text such as 10, 10s, 250ms, 2m, 1h. UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
     if not match or float(match[1]) == 0:
         raise UsageError(f"not a duration: {text!r}", "write 10s, 250ms, 2m or 1h")
@@ -35,14 +35,14 @@ def parse_duration(text: str) -> float:
 
 
 def parse_megabytes(number: float) -> int:
-    """Bytes. Raises UsageError for what is no number."""
+    """Megabytes as bytes. UsageError for nan."""
     if math.isnan(number):
         raise UsageError("--buffer-size: nan is no size", "write 4 or 0.5")
     return int(number * (1 << 20))
 
 
 def parse_limit(text: str) -> tuple[str, int]:
-    """An event and its records a second, from EVENT=N. Raises UsageError."""
+    """The event and the number of a text EVENT=N. UsageError."""
     name, _, number = text.partition("=")
     if not name or not number.isascii() or not number.isdigit() or not 0 < int(number) < 1 << 32:
         raise UsageError(f"not a limit: {text!r}", "write EVENT=N, N records a second")
@@ -50,7 +50,7 @@ def parse_limit(text: str) -> tuple[str, int]:
 
 
 def default_name(file_format: FileFormat) -> str:
-    """A file or folder name from the host's local time."""
+    """The name of the output without -o, with the local time."""
     return time.strftime("tcpkmon-%Y%m%d-%H%M%S") + file_format.suffix
 
 
@@ -74,18 +74,18 @@ def _was_given(parameter: str) -> bool:
 @click.option("--cgroup", multiple=True, metavar="PATH", help="A cgroup (v2), those below too.")
 @click.option("--pid", multiple=True, type=int, metavar="N", help="Connections of this process.")
 @click.option("-o", "--output", metavar="FILE", help="File to write; - is stdout.")
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--duration", metavar="TIME", help="Stop after this time: 10s, 2m.")
 @click.option("--stop-after", type=click.IntRange(1), metavar="N",
-              help="Stop once there are N records; those under way are kept.")
+              help="Stop after N records; those still in the rings are kept.")
 @click.option(
     "--columns", default="default", show_default=True, metavar="SET|NAME,...",
-    help="classic, default, all, or names: what is read in the kernel and stored.",
+    help="classic, default, all, or names: the columns to read in the kernel and store.",
 )
 @click.option(
     "--locations", metavar="NAME,...",
-    help="Events: default, all, NAME or -NAME. The default leaves out the calls of the application "
-    "(SEND_CALL, RECEIVE_CALL) and what comes with each (RCV_SPACE_ADJUST).",
+    help="Events: default, all, NAME or -NAME. The default has no calls of the application "
+    "(SEND_CALL, RECEIVE_CALL), and no RCV_SPACE_ADJUST, which comes with each call.",
 )
 @click.option(
     "--when-changed", metavar="COL,...",
@@ -104,21 +104,21 @@ def _was_given(parameter: str) -> bool:
               default=FORMATS[0].name, show_default=True,
               help="A PSC file, or a folder with a Klogger log per CPU.")
 @click.option("--schema", "schemata", multiple=True, metavar="NAME|FOLDER",
-              help="What to record: a schema that is shipped (tcp, network, sched, locking, "
-              "stopwatch) or your own; several together. Default: tcp.")
+              help="What to record: a shipped schema (tcp, network, sched, locking, stopwatch) or "
+              "your own; also several. Default: tcp.")
 @click.option("--using", multiple=True, metavar="LEVEL",
-              help="A log level of a schema, in place of the one that the schema uses.")
+              help="Use this log level of a schema instead of its default.")
 @click.option("--limit", "limits", multiple=True, metavar="EVENT=N",
               help="Record at most N of this event a second and CPU.")
 @click.option("--control-group", metavar="NAME",
               help="A group whose members may control the capture (tcpkmon status, ...).")
 @click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
-@click.option("--no-existing", is_flag=True, help="Leave out connections that are open already.")
+@click.option("--no-existing", is_flag=True, help="Omit connections that are open at the start.")
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
 @click.option("--ready-fd", type=int, metavar="N",
-              help="Write a byte to this descriptor once attached.")
+              help="Write a byte to this descriptor when attached.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
-@click.option("-v", "--verbose", is_flag=True, help="Tell how each location is attached.")
+@click.option("-v", "--verbose", is_flag=True, help="Print how each location is attached.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def command(
     ports: str | None,
@@ -132,31 +132,19 @@ def command(
     cgroup: tuple[str, ...],
     pid: tuple[int, ...],
     output: str | None,
-    force: bool,
     duration: str | None,
-    stop_after: int | None,
-    columns: str,
-    locations: str | None,
     when_changed: str | None,
     buffer_size: float,
     low_water: int,
-    show: bool,
     file_format: str,
     schemata: tuple[str, ...],
-    using: tuple[str, ...],
     limits: tuple[str, ...],
-    control_group: str | None,
-    fail_on_loss: bool,
     no_existing: bool,
-    as_root: bool,
-    ready_fd: int | None,
-    quiet: bool,
-    verbose: bool,
-    command: tuple[str, ...],
+    **same: Any,
 ) -> int:
     """Capture snapshots of TCP connections from the running kernel.
 
-    With COMMAND, attach first, run it, stop with it and return its exit code.
+    With COMMAND: attach, run it, stop when it ends, and return its exit code.
 
     \b
     collect --ports 5001 -o transfer.pm --duration 10s
@@ -183,41 +171,29 @@ def command(
     request = Request(
         filters=filters,
         output=default_name(FILE_FORMATS[file_format]) if output is None else output,
-        force=force,
         duration_s=parse_duration(duration) if duration else None,
-        stop_after=stop_after,
-        columns=columns,
-        locations=locations,
         when_changed=tuple(n.strip() for n in (when_changed or "").split(",") if n.strip()),
         buffer_bytes=parse_megabytes(buffer_size),
         low_water_percent=low_water,
-        show=show,
-        fail_on_loss=fail_on_loss,
         existing=not no_existing,
-        as_root=as_root,
-        ready_fd=ready_fd,
-        quiet=quiet,
-        verbose=verbose,
-        command=command,
         arguments=tuple(sys.argv[1:]),
         schemata=tuple(dict.fromkeys(schemata)) or ("tcp",),
         file_format=file_format,
         limits=tuple(parse_limit(text) for text in limits),
-        using=using,
-        control_group=control_group,
+        **same,  # the options that Request takes as they are, by the same names
     )
     return run(request)
 
 
 def run(request: Request) -> int:
-    """collector.session.session.run, imported when it is needed."""
+    """collector.session.session.run(), imported only here: it is slow."""
     from collector.session import session
 
     return session.run(request)
 
 
 def import_quietly() -> None:
-    """Imports what takes a while. Ctrl-C meanwhile ends the process without a traceback."""
+    """Import what is slow. During that, Ctrl-C ends the process without a traceback."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands that ask a running collector have in common: which one."""
+"""The option --collector of the commands that ask a running collector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def collector_option(function: _Function) -> _Function:
-    """Adds --collector, which the command takes as `collector`."""
+    """Add --collector, which the command gets as `collector`."""
     option = click.option(
         "--collector", type=click.IntRange(1), metavar="PID", help="Which one, when several run."
     )
@@ -23,7 +23,7 @@ def collector_option(function: _Function) -> _Function:
 
 
 def ask(pid: int | None) -> Client:
-    """The collector of that PID, or the only one. Raises UsageError."""
+    """A client of the collector of that PID, or of the only one. UsageError: see choose()."""
     from collector.control.client import Client, choose
 
     return Client(choose(pid))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon demo: captures transfers of its own and shows them."""
+"""The command tcpkmon demo: makes transfers, captures them and shows them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from rich.console import Console
     help="How long the transfers take.",
 )
 def command(output: Path, seconds: float) -> None:
-    """Capture TCP transfers of its own, and show them; as root.
+    """Make TCP transfers, capture them and show them; needs root.
 
-    It makes two network namespaces with a bottleneck between them, captures a transfer for each
+    It makes two network namespaces with a bottleneck between them, captures one transfer for each
     congestion control (reno, cubic, bbr), prints a table and a plot, and draws a picture. The
     namespaces are removed at the end, also after Ctrl-C.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon disable: a running collector stops logging, but stays."""
+"""The command tcpkmon disable: switches events of a running collector off."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collector.commands.collector_option import ask, collector_option
 @click.argument("events", metavar="[EVENT]...", nargs=-1)
 @collector_option
 def command(events: tuple[str, ...], collector: int | None) -> int:
-    """Have a running collector log these events no more, or, without EVENT, log nothing.
+    """Switch these events of a running collector off. Without EVENT: switch logging off.
 
-    Its programs stay attached, so that `tcpkmon enable` is immediate; what a disabled event costs
-    is told by `tcpkmon benchmark`.
+    The programs stay attached, so `tcpkmon enable` works at once. `tcpkmon benchmark` measures
+    what a disabled event costs.
     """
     ask(collector).disable(events or None)
     return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon enable: a running collector logs again."""
+"""The command tcpkmon enable: switches events of a running collector on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collector.commands.collector_option import ask, collector_option
 @click.argument("events", metavar="[EVENT]...", nargs=-1)
 @collector_option
 def command(events: tuple[str, ...], collector: int | None) -> int:
-    """Have a running collector log these events again, or, without EVENT, log at all.
+    """Switch these events of a running collector on. Without EVENT: switch logging on.
 
-    An event is logged while it is enabled and logging as a whole is.
+    An event is logged while both the event and logging are on.
     """
     ask(collector).enable(events or None)
     return 0

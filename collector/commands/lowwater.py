@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon lowwater: how full a running collector lets its rings become."""
+"""The command tcpkmon lowwater: the wake-up threshold of a running collector's rings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from formats.base.errors import TcpkmonError
 @click.argument("percent", metavar="[PERCENT]", required=False, type=click.IntRange(1, 99))
 @collector_option
 def command(percent: int | None, collector: int | None) -> int:
-    """Print the low-water mark, or set it: the free share of a ring below which it is emptied.
+    """Print or set the low-water mark: the free share of a ring below which it is drained.
 
-    While records come slowly it is half a ring. It can be set only while logging as a whole is off
+    While records come slowly it is half a ring. Set it only while logging is off
     (`tcpkmon disable`).
     """
     client = ask(collector)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon mark: puts a number into a running collector's log."""
+"""The command tcpkmon mark: writes a mark into a running collector's log."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from collector.commands.collector_option import ask, collector_option
 @click.argument("number", type=click.IntRange(0, (1 << 64) - 1))
 @collector_option
 def command(number: int, collector: int | None) -> int:
-    """Log the event MARK with NUMBER and the PID of this process, to find the place again."""
+    """Log the event MARK with NUMBER and the PID of this process, to find this moment later."""
     ask(collector).mark(number)
     return 0

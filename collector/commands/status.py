@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon status: what a running collector is doing."""
+"""The command tcpkmon status: the state and the counts of a running collector."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _TEXT = frozenset({"name", "enabled"})
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @collector_option
 def command(as_json: bool, collector: int | None) -> int:
-    """Tell what a running collector logs, how much it logged and what it lost."""
-    told = ask(collector).status()
+    """Show what a running collector records, how much it recorded and what it lost."""
+    answer = ask(collector).status()
     if as_json:
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(answer, indent=2))
         return 0
     console = Console(file=sys.stdout, markup=False, highlight=False,
                       width=None if sys.stdout.isatty() else 110)
     head = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in told.items():
+    for name, value in answer.items():
         if name != "events" and not (name == "refused" and not value):
             head.add_row(*in_words(name, value))
     console.print(head)
-    events = [row for row in told.get("events", ()) if isinstance(row, dict)]
+    events = [row for row in answer.get("events", ()) if isinstance(row, dict)]
     if events:
         console.print()
         console.print(list_events(events))
@@ -43,7 +43,7 @@ def command(as_json: bool, collector: int | None) -> int:
 
 
 def in_words(name: str, value: Any) -> tuple[str, str]:
-    """A line of the head: what the value is, and the value."""
+    """A line of the head: the label and the value, as text."""
     if name == "buffer_bytes" and isinstance(value, int):
         return "buffer", describe(value)
     if name == "low_water_percent":
@@ -58,7 +58,7 @@ def in_words(name: str, value: Any) -> tuple[str, str]:
 
 
 def list_events(events: list[dict[str, Any]]) -> Table:
-    """The events' table, with the columns that the collector tells."""
+    """The table of events, with those columns that the answer has."""
     table = Table(box=None, pad_edge=False)
     columns = [name for name in _COLUMNS if any(name in row for row in events)]
     for name in columns:

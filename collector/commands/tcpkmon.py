@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon: a subcommand for everything but capturing and drawing."""
+"""The command tcpkmon: the group of all subcommands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control plane: a socket that takes requests, its client, and what carries them out."""
+"""The control plane: the server of a control socket, its client, and the handlers of requests."""
 
 __all__ = ["client", "handlers", "server"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where collectors listen and who may speak to them: under collector/control/server.py."""
+"""The control socket of a collector: its folder, its permissions, and who connected."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from collector.linux.syscalls import call_libc
 from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
 FOLDER = "/run/tcpkmon"
@@ -22,12 +23,11 @@ _NAME = re.compile(r"([1-9][0-9]{0,9})\.sock", re.ASCII)
 _BACKLOG = 16
 _SO_PEERGROUPS = 59
 _MOST_GROUPS = 65536  # NGROUPS_MAX
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is at the other end, as it was when it connected."""
+    """The process that connected, with the identity that it had then."""
 
     pid: int
     uid: int
@@ -35,28 +35,28 @@ class Peer:
     groups: tuple[int, ...]
 
     def may_control(self, gid: int | None) -> bool:
-        """Whether it is root, the collector's own user, or in the group `gid`."""
+        """Whether it is root, has the collector's user, or is in the group `gid`."""
         return self.uid in {0, os.geteuid()} or gid in {self.gid, *self.groups}
 
 
 def control_folder() -> Path:
-    """/run/tcpkmon, or what TCPKMON_RUN names."""
+    """/run/tcpkmon, or the value of TCPKMON_RUN."""
     return Path(os.environ.get("TCPKMON_RUN") or FOLDER)
 
 
 def socket_pid(name: str) -> int | None:
-    """The process that a socket of this name belongs to; None for other names."""
+    """The PID in the name of a control socket; None for other names."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process of that number."""
+    """Whether a process has that PID."""
     return Path("/proc", str(pid)).exists()
 
 
 def find_group(name: str) -> int:
-    """A group's number. Raises UsageError."""
+    """A group's number. UsageError when it does not exist."""
     try:
         return grp.getgrnam(name).gr_gid
     except (KeyError, ValueError):
@@ -64,7 +64,7 @@ def find_group(name: str) -> int:
 
 
 def group_name(gid: int) -> str:
-    """A group's name, or its number when it has none."""
+    """A group's name, or its number if it has no name."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -75,31 +75,31 @@ def peer_of(connection: socket.socket) -> Peer:
     """Who connected, by SO_PEERCRED and SO_PEERGROUPS. OSError."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, gid = struct.unpack("=iII", raw)
-    # Python's getsockopt takes 1024 bytes at most.
-    groups = (ctypes.c_uint32 * _MOST_GROUPS)()
-    size = ctypes.c_uint32(ctypes.sizeof(groups))
-    fd, level = connection.fileno(), socket.SOL_SOCKET
-    if _libc.getsockopt(fd, level, _SO_PEERGROUPS, groups, ctypes.byref(size)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return Peer(pid, uid, gid, tuple(groups[: size.value // 4]))
+    # Python's getsockopt returns 1024 bytes at most.
+    groups = ctypes.create_string_buffer(4 * _MOST_GROUPS)
+    size = ctypes.create_string_buffer(struct.pack("=I", len(groups)), 4)
+    call_libc(
+        "getsockopt", connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, groups, size
+    )
+    count = struct.unpack("=I", size)[0] // 4
+    return Peer(pid, uid, gid, struct.unpack_from(f"={count}I", groups))
 
 
 def listen(folder: Path, gid: int | None) -> tuple[Path, socket.socket]:
-    """This process's socket in the folder, 0660 with that group (None: root's alone), listening.
+    """This process's socket in the folder, listening; mode 0660 with the group, else 0600.
 
-    The folder is made if it is not there; it must be this user's, and only this user's to write.
-    Sockets that dead collectors left in it go. Raises FileError or PrivilegeError.
+    Makes the folder if it does not exist. Only this user may own it and write to it. Removes the
+    sockets of dead collectors. FileError or PrivilegeError.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     path = folder / f"{os.getpid()}.sock"
     try:
         _prepare(folder)
         listener.setblocking(False)
-        # Before bind, so that nobody gets in meanwhile: the new file takes the socket's mode.
+        # Before bind(), because the new file gets the socket's mode: nobody else can connect.
         os.fchmod(listener.fileno(), 0o600)
         with suppress(FileNotFoundError):
-            path.unlink()  # a dead process's: the number is ours now
+            path.unlink()  # of a dead process with the same PID
         listener.bind(os.fspath(path))
         if gid is not None:
             os.chown(path, -1, gid, follow_symlinks=False)

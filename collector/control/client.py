@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks running collectors: finds their sockets and speaks to collector/control/server.py.
+"""The client of running collectors: finds their sockets and sends requests to them.
 
 Used by the commands status, enable, disable, mark, buffer-size and lowwater.
 """
@@ -34,7 +34,7 @@ _HOW_TO_START = "start one: sudo collect --schema NAME -o FOLDER"
 ERRORS: dict[object, type[TcpkmonError]] = {
     error.exit_code: error for error in (UsageError, LossError, KernelError, DamagedError)
 }
-"""The kinds of error that a collector's exit code, or its answer, stands for."""
+"""The errors by a collector's exit code, which is also in its answers."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Collector:
     path: Path
 
     def command_line(self) -> str:
-        """How it was called, as far as it can be seen, cut short; not yet fit for a terminal."""
+        """Its command line, shortened, "" if it cannot be read; not escaped for a terminal."""
         with suppress(OSError):
             words = Path("/proc", str(self.pid), "cmdline").read_bytes().split(b"\0")
             text = " ".join(os.fsdecode(word) for word in words if word)
@@ -54,7 +54,7 @@ class Collector:
 
 
 def find_collectors(folder: Path | None = None) -> tuple[Collector, ...]:
-    """The collectors that run here, by PID; sockets that dead ones left are passed over."""
+    """The collectors that run here, by PID. Sockets of dead ones are ignored."""
     folder = folder or control_folder()
     try:
         names = os.listdir(folder)
@@ -69,7 +69,7 @@ def find_collectors(folder: Path | None = None) -> tuple[Collector, ...]:
 
 
 def choose(pid: int | None = None, folder: Path | None = None) -> Collector:
-    """The collector of that PID, or the only one there is. UsageError when that is not clear."""
+    """The collector of that PID, or the only one. UsageError when there is none, or several."""
     running = find_collectors(folder)
     if pid is not None:
         for collector in running:
@@ -87,10 +87,10 @@ def choose(pid: int | None = None, folder: Path | None = None) -> Collector:
 
 
 class Client:
-    """Asks one collector; each call is a connection of its own.
+    """Sends requests to one collector, each in a connection of its own.
 
-    Raises PrivilegeError where it does not listen to this user, TcpkmonError when it ends or does
-    not answer, and the error that it answers with.
+    PrivilegeError when this user may not control it, TcpkmonError when it ends or does not
+    answer, and each error in its answer.
     """
 
     def __init__(self, collector: Collector, time_limit_s: float = TIME_LIMIT_S) -> None:
@@ -98,31 +98,31 @@ class Client:
         self._time_limit_s = time_limit_s
 
     def status(self) -> dict[str, Any]:
-        """What the collector tells of itself."""
+        """The collector's state and counts."""
         return self.ask({"op": "status"})
 
     def enable(self, names: Sequence[str] | None = None) -> dict[str, Any]:
-        """Log these events again; None: log at all."""
-        return self.ask({"op": "enable", "events": None if names is None else list(names)})
+        """Switch these events on; None: switch logging on."""
+        return self.ask({"op": "enable", "events": names})
 
     def disable(self, names: Sequence[str] | None = None) -> dict[str, Any]:
-        """Do not log these events; None: log nothing."""
-        return self.ask({"op": "disable", "events": None if names is None else list(names)})
+        """Switch these events off; None: switch logging off."""
+        return self.ask({"op": "disable", "events": names})
 
     def mark(self, number: int) -> dict[str, Any]:
         """Log MARK with this number (0 to 2^64 - 1) and this process's PID."""
         return self.ask({"op": "mark", "number": number})
 
     def set_buffer_bytes(self, n: int) -> dict[str, Any]:
-        """Give each CPU's ring that size."""
+        """Set the size of each CPU's ring."""
         return self.ask({"op": "buffer-size", "bytes": n})
 
     def set_low_water(self, percent: int) -> dict[str, Any]:
-        """Empty the rings when less than this share of one is free."""
+        """Set the wake-up threshold: a ring is drained when less than this share of it is free."""
         return self.ask({"op": "lowwater", "percent": percent})
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request as collector/control/server.py describes it; its result."""
+        """Send a request, which collector/control/server.py describes; its result."""
         name = f"the collector {self.collector.pid}"
         try:
             line = self._exchange(json.dumps(request).encode() + b"\n")
@@ -150,22 +150,22 @@ class Client:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self._time_limit_s)
             connection.connect(os.fspath(self.collector.path))
-            with suppress(BrokenPipeError):  # it answered before it was asked: a refusal
+            with suppress(BrokenPipeError):  # it refused before it read the request
                 connection.sendall(line)
-            said = bytearray()
-            while len(said) <= ANSWER_BYTES and not said.endswith(b"\n"):
+            answer = bytearray()
+            while len(answer) <= ANSWER_BYTES and not answer.endswith(b"\n"):
                 try:
                     part = connection.recv(1 << 16)
                 except ConnectionResetError:
                     break
                 if not part:
                     break
-                said += part
-        return bytes(said)
+                answer += part
+        return bytes(answer)
 
 
 def _listens(path: Path) -> bool:
-    """Whether somebody answers at a socket that root, or this user, put there."""
+    """Whether a process listens at a socket of root or this user."""
     try:
         status = os.lstat(path)
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid not in {0, os.geteuid()}:
@@ -174,7 +174,7 @@ def _listens(path: Path) -> bool:
             connection.setblocking(False)
             connection.connect(os.fspath(path))
     except (PermissionError, BlockingIOError):
-        return True  # not for us to ask, or busy
+        return True  # this user may not connect, or it is busy
     except OSError:
         return False
     return True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be changed while a capture runs: switches, marks, buffers. The session's main thread.
+"""The handlers of requests to a running capture: switches, marks, rings, status.
 
-collector/control/server.py brings the requests of others here.
+They run in the session's main thread. collector/control/server.py calls them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from formats.base.errors import TcpkmonError, UsageError
 from formats.schema import suggest
 
 
-class Switching:
-    """Carries out requests (collector/control/server.py, Controls). All refusals are TcpkmonErrors.
+class Handlers:
+    """One method for each kind of request. TcpkmonError when it is refused.
 
-    losses: what was lost so far, by cause. refused: what the kernel refuses a CPU, and why.
+    losses: records lost so far, by cause. refused: what the kernel refuses a CPU, and why.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Switching:
         self._refused = refused
         self._on = dict.fromkeys(kernel.states(), True)
         self.enabled = True
-        """Whether logging as a whole is on."""
+        """Whether logging is on. An event is recorded if it and logging are on."""
 
     def status(self) -> dict[str, Any]:
         accounts = self._kernel.heads()["accounts"]
@@ -81,7 +81,7 @@ class Switching:
         }
 
     def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
-        """Switches these events, or logging as a whole."""
+        """Switch these events; None: switch logging."""
         if names is None:
             if on != self.enabled:
                 self.enabled = on
@@ -108,19 +108,19 @@ class Switching:
         return {name: self._on[name] for name in names}
 
     def mark(self, number: int, pid: int) -> dict[str, Any]:
-        """Sets a mark."""
+        """Write a mark."""
         if not self._stream.marks([Mark(number, f"process {pid}")], pid):
             raise TcpkmonError("the mark was not set: the disk is too slow", "try it again")
         return {"number": number, "pid": pid}
 
     def set_buffer_bytes(self, n: int) -> dict[str, Any]:
-        """Gives each CPU a new ring, of the largest power of two of pages that fits."""
+        """Give each CPU a new ring: the largest power of two of pages in `n` bytes."""
         self._refuse_while_enabled("the buffer size")
         self._resize(pages_of(n), self._kernel.low_water_percent)
         return {"buffer_bytes": self._kernel.buffer_bytes}
 
     def set_low_water(self, percent: int) -> dict[str, Any]:
-        """Sets the share of a ring below which it is emptied."""
+        """Set the wake-up threshold: the free share of a ring below which it is drained."""
         self._refuse_while_enabled("the low-water mark")
         if not 1 <= percent <= 99:
             raise UsageError(f"a low-water mark of {percent}%", "choose 1 to 99")
@@ -146,7 +146,7 @@ class Switching:
                 self._kernel.switch(chosen, wanted)
 
     def _settle(self) -> None:
-        """All that was logged before the switch, into the file."""
+        """Write all records from before the switch."""
         wait_for_running()
         self._stream.push(self._rings.drain())
         self._stream.release(FOREVER_NS)

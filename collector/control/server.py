@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running collector's ear: a socket whose requests the session's main thread carries out.
+"""The server at a collector's control socket. The session's main thread handles the requests.
 
-One line of JSON asks, one line answers, and the connection ends:
+A request is one line of JSON, and so is its answer. Then the connection ends:
     {"op": "enable", "events": ["SCHEDIN"]}  ->  {"ok": true, "result": {...}}
                                              or  {"ok": false, "error": {"message", "hint", "code"}}
-A thread of its own, without any privilege, talks to the clients; control/client.py is one.
+A thread without any privilege reads and writes the sockets; control/client.py is a client.
+
+    client     server's thread                         main thread
+      | line -> _receive: parse, put in _requests, wake  -> serve_pending
+      | <- line _take_answers: _reply, _send             <- _answers, eventfd
 """
 
 from __future__ import annotations
@@ -18,37 +22,26 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from collector.control.access import Peer, control_folder, find_group, listen, peer_of
 from collector.linux.privileges import drop_capabilities, forbid_new_privileges
 from formats.base.closing import Closing
 from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
+if TYPE_CHECKING:
+    from collector.control.handlers import Handlers
+
 REQUEST_BYTES = 4096
 CLIENTS = 16
 TIME_LIMIT_S = 5.0
-"""How long a client may take to say its line, and to take its answer."""
+"""How long a client may take to send its line, and to read its answer."""
 LARGEST_MARK = (1 << 64) - 1
 _NEVER_S = 3600.0
-
-
-class Controls(Protocol):
-    """What the session lets others do; called in its main thread. Refusals are TcpkmonErrors."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]: ...
-
-    def mark(self, number: int, pid: int) -> dict[str, Any]: ...
-
-    def set_buffer_bytes(self, n: int) -> dict[str, Any]: ...
-
-    def set_low_water(self, percent: int) -> dict[str, Any]: ...
 
 
 @dataclass(eq=False)
@@ -56,17 +49,16 @@ class _Client:
     socket: socket.socket
     peer: Peer
     deadline: float
-    said: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
     answer: bytes = b""
 
 
 class ControlServer(Closing):
-    """Listens at FOLDER/PID.sock from the beginning; answers inside its `with`.
+    """Listens at FOLDER/PID.sock, and answers inside a `with`.
 
-    Root may ask, who runs the collector, and the members of `group`. Make it before capabilities
-    are dropped. `wake` is called in another thread when a request waits for serve_pending().
-    Raises UsageError for an unknown group, FileError or PrivilegeError where the folder cannot be
-    had.
+    It accepts root, the collector's user, and the members of `group`. Make it before capabilities
+    are dropped. wake: called in another thread when a request waits for serve_pending().
+    UsageError for an unknown group, FileError or PrivilegeError when it cannot use the folder.
     """
 
     def __init__(
@@ -87,22 +79,23 @@ class ControlServer(Closing):
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tcpkmon-control", daemon=True)
 
-    def serve_pending(self, controls: Controls) -> None:
-        """Carries out the requests that wait, and returns; call it each round."""
+    def serve_pending(self, handlers: Handlers) -> None:
+        """Handle the requests that wait, and return. Call it each round."""
         while True:
             try:
                 client, request = self._requests.get_nowait()
             except queue.Empty:
                 return
             try:
-                answer = {"ok": True, "result": carry_out(controls, request, client.peer.pid)}
+                _, call = _REQUESTS[request["op"]]
+                answer = {"ok": True, "result": call(handlers, request, client.peer.pid)}
             except TcpkmonError as error:
                 answer = _refusal(error)
             self._answers.put((client, _line(answer)))
             self._nudge()
 
     def __enter__(self) -> ControlServer:
-        # Signals are the main thread's: taken here, they would not end its wait.
+        # The main thread must get the signals, or they would not end its wait.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._thread.start()
@@ -111,7 +104,7 @@ class ControlServer(Closing):
         return self
 
     def close(self) -> None:
-        """Takes the socket away; who still waits is told that the capture is over."""
+        """Remove the socket. Clients that still wait get an error."""
         if self._closing:
             return
         self._closing = True
@@ -130,14 +123,14 @@ class ControlServer(Closing):
     # What follows runs in the thread.
 
     def _run(self) -> None:
-        with suppress(PrivilegeError):  # it has nothing to lose then
+        with suppress(PrivilegeError):  # then it has no privileges
             forbid_new_privileges()
             drop_capabilities(())
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._fd, selectors.EVENT_READ)
         while not self._closing:
             self._drop_late()
-            for key, _ in self._selector.select(self._patience_s()):
+            for key, _ in self._selector.select(self._timeout_s()):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fileobj == self._fd:
@@ -153,7 +146,7 @@ class ControlServer(Closing):
             self._reply(client, over if not client.answer else b"")
             self._drop(client)
 
-    def _patience_s(self) -> float:
+    def _timeout_s(self) -> float:
         first = min((client.deadline for client in self._clients), default=math.inf)
         return min(_NEVER_S, max(0.0, first - time.monotonic()))
 
@@ -166,7 +159,7 @@ class ControlServer(Closing):
         try:
             connection, _ = self._listener.accept()
         except OSError:
-            return  # who came is gone again, or there are no descriptors
+            return  # the client is gone already, or there is no descriptor left
         connection.setblocking(False)
         try:
             peer = peer_of(connection)
@@ -195,8 +188,8 @@ class ControlServer(Closing):
         if not part:
             self._drop(client)
             return
-        client.said += part
-        line, end, _ = client.said.partition(b"\n")
+        client.received += part
+        line, end, _ = client.received.partition(b"\n")
         if len(line) > REQUEST_BYTES:
             refusal = UsageError(f"a request has at most {REQUEST_BYTES} bytes")
             self._reply(client, _line(_refusal(refusal)))
@@ -249,36 +242,22 @@ class ControlServer(Closing):
 
 
 def parse(line: bytes | bytearray) -> dict[str, Any]:
-    """A request, its `op` known and its values of the right kind. Raises UsageError."""
+    """A request with a known `op` and valid values. UsageError for any other."""
     try:
         request = json.loads(line)
     except (ValueError, RecursionError):
         raise UsageError("a request is one line of JSON") from None
     if not isinstance(request, dict) or not isinstance(request.get("op"), str):
         raise UsageError("a request is a JSON object with an op")
-    values = _VALUES.get(request["op"])
-    if values is None:
-        raise UsageError(f"unknown request {request['op']!r}", f"there are {', '.join(_VALUES)}")
+    if request["op"] not in _REQUESTS:
+        raise UsageError(f"unknown request {request['op']!r}", f"there are {', '.join(_REQUESTS)}")
+    values, _ = _REQUESTS[request["op"]]
     if unknown := request.keys() - {"op", *values}:
         raise UsageError(f"{request['op']} has no {sorted(unknown)[0]!r}")
     for name, valid in values.items():
         if not valid(request.get(name)):
             raise UsageError(f"{request['op']}: not a valid value of {name!r}")
     return request
-
-
-def carry_out(controls: Controls, request: dict[str, Any], pid: int) -> dict[str, Any]:
-    """Does what a parsed request of the process `pid` asks."""
-    op = request["op"]
-    if op in {"enable", "disable"}:
-        return controls.set_enabled(request.get("events"), op == "enable")
-    if op == "mark":
-        return controls.mark(request["number"], pid)
-    if op == "buffer-size":
-        return controls.set_buffer_bytes(request["bytes"])
-    if op == "lowwater":
-        return controls.set_low_water(request["percent"])
-    return controls.status()
 
 
 def _is_names(value: object) -> bool:
@@ -291,14 +270,20 @@ def _within(least: int, most: int) -> Callable[[object], bool]:
     return lambda value: type(value) is int and least <= value <= most
 
 
-_VALUES: dict[str, dict[str, Callable[[object], bool]]] = {
-    "status": {},
-    "enable": {"events": _is_names},
-    "disable": {"events": _is_names},
-    "mark": {"number": _within(0, LARGEST_MARK)},
-    "buffer-size": {"bytes": _within(1, 1 << 40)},
-    "lowwater": {"percent": _within(1, 99)},
-}
+_Values = dict[str, Callable[[object], bool]]
+_Call = Callable[["Handlers", dict[str, Any], int], dict[str, Any]]
+_REQUESTS: dict[str, tuple[_Values, _Call]] = {
+    "status": ({}, lambda to, r, pid: to.status()),
+    "enable": ({"events": _is_names}, lambda to, r, pid: to.set_enabled(r.get("events"), True)),
+    "disable": ({"events": _is_names}, lambda to, r, pid: to.set_enabled(r.get("events"), False)),
+    "mark": ({"number": _within(0, LARGEST_MARK)}, lambda to, r, pid: to.mark(r["number"], pid)),
+    "buffer-size": (
+        {"bytes": _within(1, 1 << 40)}, lambda to, r, pid: to.set_buffer_bytes(r["bytes"])
+    ),
+    "lowwater": ({"percent": _within(1, 99)}, lambda to, r, pid: to.set_low_water(r["percent"])),
+}  # fmt: skip
+"""By `op`: the values of a request, each with its check, and its handler's call. pid: the client's
+process."""
 
 
 def _refusal(error: TcpkmonError) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `tcpkmon demo` does: it captures transfers of its own through a bottleneck and draws them.
+"""The demo: transfers through a bottleneck, a capture of them, and a picture.
 
 record() makes the lab, the traffic and the capture; demo_report prints; draw() makes the picture.
-`collect` and `pmgraph` run as programs, the way a user would run them.
+`collect` and `pmgraph` run as programs, as a user runs them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ FIRST_PORT = 5001
 BOTTLENECK = Bottleneck(rate_mbit=20, queue_bytes=120_000, loss_percent=0.04, delay_ms=10)
 ALGORITHMS = ("reno", "cubic", "bbr")
 START_S = 300.0
-"""A slow machine compiles for minutes."""
+"""A slow machine needs minutes to compile."""
 STOP_S = 120.0
 CAPTURE, PICTURE = "demo.pm", "demo.png"
 
 
 @contextmanager
 def prepare_folder(folder: Path) -> Iterator[None]:
-    """Makes the folder, without an old picture in it.
+    """Make the folder, and remove an old picture from it.
 
-    Under sudo, what was made belongs to the caller at the end, whatever ends it.
+    Under sudo, the caller owns the new files at the end of the `with`.
     Errors: PrivilegeError without root, OSError when the folder cannot be made.
     """
     check_root("the demo")
@@ -59,10 +59,10 @@ def prepare_folder(folder: Path) -> Iterator[None]:
 
 
 def record(folder: Path, seconds: float, console: Console) -> Recording:
-    """Captures transfers of so many seconds into `folder`; the console shows the progress.
+    """Capture transfers of so many seconds into `folder`; the console shows the progress.
 
-    Everything happens in namespaces that are removed at the end, whatever ends it.
-    Raises TcpkmonError when the lab, the traffic or `collect` fails.
+    The namespaces are removed at the end, also after an error.
+    TcpkmonError when the lab, the traffic or `collect` fails.
     """
     capture = folder / CAPTURE
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def record(folder: Path, seconds: float, console: Console) -> Recording:
 
 
 def draw(recording: Recording, console: Console) -> None:
-    """Draws the congestion windows with `pmgraph`; raises TcpkmonError when that fails."""
+    """Draw the congestion windows with `pmgraph`. TcpkmonError when that fails."""
     chosen = [word for ports in recording.ports for word in ("-p", ports)]
     command = [str(find_command("pmgraph")), str(recording.capture), "-P", *chosen, "-c"]
     with _stage(console, "pmgraph: drawing"):
@@ -101,7 +101,7 @@ def draw(recording: Recording, console: Console) -> None:
 
 
 def find_command(name: str) -> Path:
-    """The path of an installed command: beside the running Python, else from PATH."""
+    """The path of an installed command: in the running Python's folder, else from PATH."""
     own = (os.path.dirname(sys.executable), sysconfig.get_path("scripts"))
     found = shutil.which(name, path=os.pathsep.join(own)) or shutil.which(name)
     if found is None:
@@ -110,7 +110,7 @@ def find_command(name: str) -> Path:
 
 
 class Recorder:
-    """`collect` around the demo's traffic."""
+    """The process `collect` that captures the demo's traffic."""
 
     def __init__(self, options: Sequence[str], log: IO[str]) -> None:
         self._log = log
@@ -127,13 +127,13 @@ class Recorder:
             os.close(theirs)
 
     def await_attached(self) -> None:
-        """Returns when every probe is attached."""
+        """Wait until every probe is attached."""
         readable, _, _ = select.select([self._ready], [], [], START_S)
         if not readable or not os.read(self._ready, 1):
             self._complain("did not start")
 
     def finish(self) -> None:
-        """Stops it: it empties its buffers and closes the file."""
+        """Stop it, and wait until the file is complete."""
         self._process.send_signal(signal.SIGINT)
         try:
             code = self._process.wait(STOP_S)
@@ -143,7 +143,7 @@ class Recorder:
             self._complain(f"ended with {code}")
 
     def close(self) -> None:
-        """Ends it, if something failed before finish()."""
+        """End it if it still runs."""
         os.close(self._ready)
         if self._process.poll() is None:
             self._process.terminate()
@@ -161,7 +161,7 @@ class Recorder:
 
 @contextmanager
 def _stage(console: Console, text: str, seconds: float | None = None) -> Iterator[Progress]:
-    """Shows a stage on the console; with `seconds`, a bar of its progress."""
+    """Show a stage on the console; with `seconds`, with a bar of its progress."""
     columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
     if seconds is not None:
         columns.insert(2, BarColumn(bar_width=30))
@@ -175,11 +175,11 @@ def _stage(console: Console, text: str, seconds: float | None = None) -> Iterato
 
 
 def _choose_flows(lab: Lab, seconds: float) -> dict[int, Workload]:
-    """The transfers by port: one for each algorithm that the kernel has."""
+    """The transfers by port: one for each congestion control that the kernel has."""
     names = [name for name in ALGORITHMS if lab.a.run(partial(can_use_congestion, name))]
     flows = {}
     for port, name in enumerate(names or [""], start=FIRST_PORT):
-        # One of them over IPv6, to show that too.
+        # One transfer is over IPv6.
         server = lab.b.address6 if name == "cubic" else lab.b.address4
         flows[port] = Workload(server, port=port, duration_s=seconds, congestion=name)
     return flows
@@ -189,7 +189,7 @@ def _transfer(lab: Lab, flows: dict[int, Workload], console: Console, seconds: f
     with ExitStack() as stack:
         exchanges = []
         for workload in flows.values():
-            exchange = traffic.start(workload, lab.a.namespace.fd, lab.b.namespace.fd)
+            exchange = traffic.Exchange(workload, lab.a.namespace.fd, lab.b.namespace.fd)
             stack.callback(exchange.stop)
             exchanges.append(exchange)
         text = f"{len(flows)} transfers through {BOTTLENECK.rate_mbit:g} Mbit/s"
@@ -207,7 +207,7 @@ def _transfer(lab: Lab, flows: dict[int, Workload], console: Console, seconds: f
 
 
 def _give_to_caller(*paths: Path) -> None:
-    """Under sudo, gives these files to the user who called it."""
+    """Under sudo, give these files to the user who called it."""
     uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
     if uid.isdecimal() and gid.isdecimal():
         for path in paths:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo prints at its end: a table of the connections, a plot, and what to try next."""
+"""The output of the demo: a table of the connections, a plot, and commands to try next."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ class Flow:
     name: str
     """Its congestion control."""
     ports: str
-    """lport.rport, as pmgraph's -p takes it."""
+    """lport.rport, as for pmgraph's -p."""
     time_s: NDArray[np.float64]
-    """Shape (records,), from the capture's first record of any connection."""
+    """(records,), since the first record of the capture."""
     cwnd_bytes: NDArray[np.int64]
-    """Shape (records,)."""
+    """(records,)"""
     srtt_ms: float
-    """Median; not a number where the file has none."""
+    """Median; nan where the file has no value."""
     acked_bytes: int
     retransmits: int
     timeouts: int
 
     @property
     def rate_mbit(self) -> float:
-        """Bytes that the receiver acknowledged, over the time of the connection."""
+        """Acknowledged bytes, divided by the time of the connection."""
         length_s = float(self.time_s[-1] - self.time_s[0])
         return self.acked_bytes * 8 / length_s / 1e6 if length_s > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What the demo made."""
+    """The files of the demo, and what they hold."""
 
     capture: Path
     picture: Path
@@ -61,14 +61,14 @@ class Recording:
 
     @property
     def ports(self) -> list[str]:
-        """Each flow's ports, as pmgraph's -p takes them."""
+        """Each flow's ports, as for pmgraph's -p."""
         return [flow.ports for flow in self.flows]
 
 
 def read_flows(path: Path, names: Mapping[int, str]) -> list[Flow]:
     """The connections to the ports of `names` (port: congestion control), in that order.
 
-    Raises TcpkmonError when one of the ports has no connection in the file.
+    TcpkmonError when one of the ports has no connection in the file.
     """
     with open_capture(path) as capture:
         local, remote = capture.column("lport"), capture.column("rport")
@@ -102,13 +102,13 @@ def read_flows(path: Path, names: Mapping[int, str]) -> list[Flow]:
 
 
 def print_summary(console: Console, recording: Recording) -> None:
-    """The connections as a table, what was lost on the way, and the plot of their windows."""
+    """Print the table of the connections, the losses, and the plot of the windows."""
     console.print(make_table(recording.flows))
     with open_capture(recording.capture) as capture:
         losses = f"{capture.lost} lost" if capture.complete else "tail unknown"
         console.print(f"{len(capture)} entries in the file, {losses}.", end=" ")
         console.print(f"nftables dropped {recording.dropped} packets.\n")
-        # As `pmgraph CAPTURE -P -p ... -c` draws them, on a terminal or not.
+        # The plot of `pmgraph CAPTURE -P -p ... -c`, also when stdout is no terminal.
         wanted = select(["snd_cwnd"], tuple(recording.ports), (), True)
         ascii_only = not (console.encoding or "").lower().startswith("utf")
         pages, _ = build_pages(capture, wanted, BINS)
@@ -117,7 +117,7 @@ def print_summary(console: Console, recording: Recording) -> None:
 
 
 def print_next(console: Console, recording: Recording, commands: Path) -> None:
-    """Where the files are and what to try next; `commands` is the folder of collect."""
+    """Print where the files are, and what to try next. commands: the folder of collect."""
     folder = _short(commands)
     words = shlex.quote(str(recording.capture))
     console.print(
@@ -135,7 +135,7 @@ Your own:     sudo {folder}/collect --ports 443 --duration 10s -o my.pm
 
 
 def make_table(flows: Sequence[Flow]) -> Table:
-    """One row a connection."""
+    """A table with a row for each connection."""
     table = Table(title="What the kernel did")
     table.add_column("")
     table.add_column("ports")
@@ -158,6 +158,6 @@ def make_table(flows: Sequence[Flow]) -> Table:
 
 
 def _short(path: Path) -> str:
-    """The shortest way to type a path here."""
+    """The path as it is shortest to type here."""
     relative = os.path.relpath(path)
     return shlex.quote(min(relative, str(path), key=len))

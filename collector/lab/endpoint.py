@@ -20,7 +20,7 @@ BLOCK_BYTES = 1 << 16
 
 
 def serve(workload: Workload, listener: socket.socket) -> Tally:
-    """The server's part on a listening socket: accepts and serves all connections."""
+    """Run the server: accept and serve all connections of a listening socket."""
     tally = Tally(os.getpid())
     threads = []
     for _ in range(workload.connections):
@@ -40,7 +40,7 @@ def serve(workload: Workload, listener: socket.socket) -> Tally:
 
 
 def open_listener(workload: Workload) -> socket.socket:
-    """The server's listening socket; the caller closes it."""
+    """Open the server's listening socket. The caller closes it."""
     address = workload.listen or workload.server
     listener = socket.socket(_family(address), socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,7 +54,7 @@ def open_listener(workload: Workload) -> socket.socket:
 
 
 def connect_all(workload: Workload) -> Tally:
-    """The client's part: opens all connections, sends, reads, closes."""
+    """Run the client: open all connections, send, read, close."""
     tally = Tally(os.getpid())
     todo = iter(range(workload.connections))
     lock = threading.Lock()
@@ -165,7 +165,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _bound_waits(stream: socket.socket) -> None:
-    """Sets time-outs in the kernel: Python's own would split one send() into several."""
+    """Set the time-outs in the kernel: Python's own would split one send() into several."""
     limit = struct.pack("ll", int(TIMEOUT_S), 0)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -193,7 +193,7 @@ def _describe(stream: socket.socket) -> Connection:
 
 
 def main(arguments: list[str]) -> int:
-    """Arguments: server|client NETNS_FD WORKLOAD_JSON. Prints the tally."""
+    """Arguments: server|client NETNS_FD WORKLOAD_JSON. It prints the tally."""
     role, netns, text = arguments
     if netns != "-":
         set_namespace(int(netns))

@@ -5,8 +5,8 @@ Lab():
            a --veth0==========================================veth0-- b
     10.77.0.1 fd77::1                                  10.77.0.2 fd77::2
 
-Lab(Bottleneck(...)): a router r holds the queue. In a queue of the sender's own host, TCP would
-see each drop at once (TCP small queues, local congestion). The addresses of a and b are the same.
+Lab(Bottleneck(...)): the queue is in a router r. In a queue of its own host, the sender's TCP
+would see each drop at once (TCP small queues, local congestion). a and b have the same addresses.
 
            a --veth0====left-- r --[tbf]right====veth0--[nftables drop] b
                                          <- netem delay, where the kernel has it
@@ -22,23 +22,18 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from collector.lab import namespaces
-from collector.lab.namespaces import Side, remove_stale
+from collector.lab.namespaces import Side
 from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError
-
-__all__ = ["Bottleneck", "Lab", "Side", "remove_stale"]
-
-T = TypeVar("T")
 
 DEVICE = "veth0"
 """The device in a and in b that leads to the other."""
@@ -62,10 +57,10 @@ class Bottleneck:
 
 
 class Lab(Closing):
-    """Two namespaces `a` and `b` that exist inside a `with`, whatever ends it.
+    """Two namespaces `a` and `b`, which exist inside a `with`. Any end of it removes them.
 
-    Opened in the main thread, it makes SIGTERM and SIGHUP raise SystemExit, so that nothing is
-    left behind. It first removes the labs of processes that died.
+    In the main thread, SIGTERM and SIGHUP raise SystemExit inside the `with`, so that the
+    namespaces are removed. At the start it removes the labs of processes that died.
     Errors: PrivilegeError without root, KernelError where the kernel lacks namespaces, veth or
     nf_tables, TcpkmonError where the commands ip or nft are missing.
     """
@@ -85,7 +80,7 @@ class Lab(Closing):
 
     def __enter__(self) -> Lab:
         check_root("a lab of network namespaces")
-        remove_stale()
+        namespaces.remove_stale()
         atexit.register(self.close)
         self._catch_signals()
         try:
@@ -103,7 +98,7 @@ class Lab(Closing):
         return self
 
     def close(self) -> None:
-        """Removes the namespaces and all that is in them; may be called again."""
+        """Remove the namespaces with all their devices. A second call does nothing."""
         while self._sides:
             self._sides.pop().namespace.close()
         while self._names:
@@ -112,11 +107,6 @@ class Lab(Closing):
             signal.signal(number, handler)
         self._handlers.clear()
         atexit.unregister(self.close)
-
-    def run(self, side: str, what: Callable[[], T] | Sequence[str]) -> T | str:
-        """Side.run() with a callable, Side.command() with words; `side` is "a" or "b"."""
-        place: Side = getattr(self, side)
-        return place.run(what) if callable(what) else place.command(what)
 
     # Making
 
@@ -158,7 +148,7 @@ class Lab(Closing):
             _index(router, "right"),
             0x10000,
             rate=rate,
-            # tbf splits a segment that is larger than the burst, as a real link would.
+            # tbf splits a segment that is larger than the burst, like a real link.
             burst=max(4096, rate // 250),
             limit=wanted.queue_bytes,
         )
@@ -185,7 +175,7 @@ class Lab(Closing):
                 self.delay_ms = delay_ms
 
     def drop(self, loss_percent: float) -> None:
-        """From now on b drops this share of the large packets that come from a (0: none)."""
+        """Let b drop this share of the large packets from a, from now on (0: none)."""
         rules = ["add table inet lab", "flush table inet lab"]
         if loss_percent > 0:
             share = max(1, round(loss_percent * 100))
@@ -197,7 +187,7 @@ class Lab(Closing):
         self._nft("\n".join(rules))
 
     def dropped(self) -> int:
-        """Packets dropped so far by the rule of drop()."""
+        """Packets that the rule of drop() dropped so far."""
         text = self._nft("list", "table", "inet", "lab")
         found = re.search(r"counter packets (\d+)", text)
         return int(found.group(1)) if found else 0
@@ -221,7 +211,7 @@ class Lab(Closing):
 
 
 def check_root(what: str) -> None:
-    """Raises PrivilegeError, which says that `what` needs root, when this is not root."""
+    """PrivilegeError for `what` when this process is not root's."""
     if os.geteuid() != 0:
         raise PrivilegeError(f"{what} needs root", "run it with sudo")
 
@@ -231,7 +221,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _prepare() -> None:
-    """Settings of a namespace that has no devices yet: IPv6 addresses can be used at once."""
+    """Set a namespace without devices so that its IPv6 addresses can be used at once."""
     ipv6 = Path("/proc/sys/net/ipv6/conf")
     if ipv6.is_dir():
         (ipv6 / "default/accept_dad").write_text("0")
@@ -248,7 +238,7 @@ def _forward() -> None:
 
 
 def _join(side: Side, device: str, other: Side, other_device: str) -> None:
-    """A veth pair between two namespaces, up."""
+    """Make a veth pair between two namespaces, and set it up."""
     with side.routes() as routes:
         peer = {"ifname": other_device, "net_ns_fd": other.namespace.fd}
         routes.link("add", ifname=device, kind="veth", peer=peer)
@@ -264,7 +254,7 @@ def _hardware(side: Side, device: str) -> str:
 
 
 def _add_neighbours(routes: IPRoute, device: str, other: Side, hardware: str) -> None:
-    """Static neighbours: a lost solicitation would cost a second and a SYN."""
+    """Add static neighbours: after a lost solicitation, a SYN would wait for a second."""
     for address in (other.address4, other.address6):
         routes.neigh(
             "replace",

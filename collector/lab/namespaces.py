@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The named network namespaces of a lab: makes them, enters them, removes them."""
+"""The named network namespaces of a lab: makes, enters and removes them."""
 
 from __future__ import annotations
 
@@ -33,20 +33,15 @@ class Side:
     def name(self) -> str:
         return self.namespace.name
 
-    @property
-    def mapped(self) -> str:
-        """The IPv4 address in the form of an IPv6 socket."""
-        return f"::ffff:{self.address4}"
-
     def run(self, call: Callable[[], T]) -> T:
-        """Calls it in a thread inside this namespace; returns its result."""
+        """Call it in a thread inside this namespace; returns its result."""
         return run_inside(self.namespace.fd, call)
 
     @contextmanager
     def routes(self) -> Iterator[IPRoute]:
         """A netlink socket for the network settings of this namespace.
 
-        IPRoute(netns=...) would fork, and a fork of a process with threads can hang.
+        IPRoute(netns=...) would fork. A fork of a process with threads can block forever.
         """
         with enter(self.namespace.fd), IPRoute() as routes:
             yield routes
@@ -58,7 +53,7 @@ class Side:
             return subprocess.Popen(list(command), **options)
 
     def command(self, command: Sequence[str], timeout_s: float = 120.0) -> str:
-        """Runs a command inside this namespace and returns its standard output.
+        """Run a command inside this namespace; returns its standard output.
 
         Errors: subprocess.CalledProcessError when it fails, TcpkmonError when it is not installed.
         """
@@ -67,7 +62,7 @@ class Side:
 
 
 def make(name: str) -> Namespace:
-    """Makes a namespace of that name; removes first what a dead process left there."""
+    """Make a namespace of that name. One that a dead process left is removed first."""
     if (NAMED / name).exists():
         remove(name)
     # This may create /run/netns: others must be able to read it, whatever the umask.
@@ -77,7 +72,7 @@ def make(name: str) -> Namespace:
 
 
 def remove_stale() -> None:
-    """Removes the labs of processes that no longer exist."""
+    """Remove the labs of processes that do not exist any more."""
     with suppress(FileNotFoundError):
         for entry in sorted(os.listdir(NAMED)):
             found = re.fullmatch(r"tcpkmon-(\d+)-\d+-[abr]", entry)
@@ -86,7 +81,7 @@ def remove_stale() -> None:
 
 
 def remove(name: str) -> None:
-    """Removes the name; the kernel frees the namespace when no process uses it any more."""
+    """Remove the name. The kernel frees the namespace when no process uses it."""
     # Another program may remove the same stale namespace at the same time: no error.
     with suppress(TcpkmonError):
         _ip("netns", "delete", name)
@@ -119,7 +114,7 @@ def _run(command: Sequence[str], timeout_s: float = 120.0) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with the folders of ip, tc and nft, which sudo and cron may leave out."""
+    """This process's, with the folders of ip, tc and nft, which sudo and cron may remove."""
     return {**os.environ, "PATH": f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"}
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counted TCP traffic: starts both ends and returns what each of them did.
+"""Counted TCP traffic: starts both ends and returns the counts of each.
 
-A Workload describes the traffic. start() launches both ends, each in a process of its own and, if
-wanted, in a network namespace. Exchange.finish() returns the counts of each end. They count
-system calls, one for one, so that a capture can be compared with them.
+A Workload describes the traffic. An Exchange starts both ends, each in a process of its own and,
+if wanted, in a network namespace. Its finish() returns the counts of each end. They count each
+system call, so that a test can compare a capture with them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Workload:
     """The traffic between a client and a server.
 
     The client opens `connections`, `parallel` at a time. On each one it sends `count` messages of
-    `size` bytes, one send() each; if `duration_s` is not 0, it sends blocks for so long instead.
+    `size` bytes, one send() each. If `duration_s` is not 0, it sends blocks for that time instead.
     After each message it reads `reply` bytes. Then it closes; with `reset`, by an RST.
     """
 
@@ -36,7 +36,7 @@ class Workload:
     port: int = 0
     """0: any free port."""
     listen: str = ""
-    """Where the server listens; `server` if empty ("::" takes both families)."""
+    """Where the server listens; `server` if empty ("::" is for both families)."""
     client: str = ""
     """The client's own address; any if empty."""
     client_port: int = 0
@@ -48,9 +48,9 @@ class Workload:
     reply: int = 0
     duration_s: float = 0.0
     reset: bool = False
-    """Needs reply or size 0, or the reset might overtake the data."""
+    """Needs reply, or size 0: else the reset could discard data."""
     server_closes: bool = False
-    """The server closes first, once it has all `count` messages."""
+    """The server closes first, when it has all `count` messages."""
     congestion: str = ""
     """Congestion control of both ends; if empty, the namespace's default."""
 
@@ -63,7 +63,7 @@ class Workload:
 
 @dataclass
 class Connection:
-    """One connection as one end saw it."""
+    """What one end counted of one connection."""
 
     local: str
     local_port: int
@@ -72,7 +72,7 @@ class Connection:
     sends: int = 0
     """send() calls that sent something."""
     receives: int = 0
-    """recv() calls, with the one that returned the end of the stream."""
+    """recv() calls, including the one that returned the end of the stream."""
     bytes_sent: int = 0
     bytes_received: int = 0
     was_reset: bool = False
@@ -80,7 +80,7 @@ class Connection:
 
 @dataclass
 class Tally:
-    """What one end did; the connections in the order of their beginning."""
+    """The counts of one end; the connections in the order in which they began."""
 
     pid: int = 0
     connections: list[Connection] = field(default_factory=list)
@@ -112,9 +112,14 @@ class Result:
 
 
 class Exchange:
-    """A workload under way: the server listens, the client waits for go()."""
+    """A workload whose server listens, and whose client waits for go().
 
-    def __init__(self, workload: Workload, client_netns: int | None, server_netns: int | None):
+    client_netns, server_netns: descriptors of namespaces; None for the caller's.
+    """
+
+    def __init__(
+        self, workload: Workload, client_netns: int | None = None, server_netns: int | None = None
+    ) -> None:
         self._processes: list[subprocess.Popen[str]] = []
         try:
             self.server = self._spawn("server", workload, server_netns)
@@ -127,7 +132,7 @@ class Exchange:
             raise
 
     def go(self) -> None:
-        """Makes the client connect."""
+        """Let the client connect."""
         assert self.client.stdin is not None
         self.client.stdin.write("go\n")
         self.client.stdin.flush()
@@ -138,7 +143,7 @@ class Exchange:
         return self.client.poll() is None
 
     def finish(self, timeout_s: float = TIMEOUT_S) -> Result:
-        """Waits for both ends; raises TcpkmonError with the message of an end that failed."""
+        """Wait for both ends. TcpkmonError with the message of an end that failed."""
         try:
             client = _collect(self.client, "client", timeout_s)
             server = _collect(self.server, "server", timeout_s)
@@ -147,7 +152,7 @@ class Exchange:
         return Result(client, server, self.port)
 
     def stop(self) -> None:
-        """Kills what still runs of both processes."""
+        """Kill both processes if they still run."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -179,21 +184,14 @@ class Exchange:
         return process
 
 
-def start(
-    workload: Workload, client_netns: int | None = None, server_netns: int | None = None
-) -> Exchange:
-    """Launches both ends, in the namespaces of these descriptors or (None) in the caller's."""
-    return Exchange(workload, client_netns, server_netns)
-
-
 def run(
     workload: Workload,
     client_netns: int | None = None,
     server_netns: int | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Result:
-    """start(), go() and finish() in one."""
-    exchange = start(workload, client_netns, server_netns)
+    """Start an Exchange, and return its result."""
+    exchange = Exchange(workload, client_netns, server_netns)
     exchange.go()
     return exchange.finish(timeout_s)
 

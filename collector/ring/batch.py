@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one drain takes from one CPU's ring, and the time up to which all rings were read."""
+"""The records of one drain of one CPU's ring, and the time up to which all rings were read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 class Batch:
     """Records of one CPU, in the order in which they were reserved.
 
-    entries: (n,) of the capture's dtype, strided; it may be a view of the ring, which is valid
-    until the rings are freed. read_before_ns: CLOCK_MONOTONIC before the ring was read; a record
-    that is not here is later.
+    entries: (n,) of the capture's dtype, strided; maybe a view of the ring, which is valid until
+    the rings are freed. read_before_ns: CLOCK_MONOTONIC before the ring was read; records that are
+    not in `entries` are later.
     """
 
     cpu: int

@@ -32,10 +32,10 @@ _HELD_UP_S, _HELD_UP_MOST_S = 0.001, 0.008
 class Rings(Closing):
     """The rings of all CPUs that are online, in the maps of a capture. Close it after use.
 
-    `pages` per ring is a power of two; wait() returns when a ring holds `low_water_bytes` (at most
-    half a ring). What drain() returns are views of the rings: copy it, then free(). One thread
-    uses it; only wake() may be called from anywhere. Raises KernelError or PrivilegeError when the
-    kernel refuses, UsageError for a size that cannot be.
+    pages: of each ring, a power of two. wait() returns when a ring holds `low_water_bytes` (at most
+    half a ring). drain() returns views of the rings: copy them, then call free(). One thread uses
+    it, except for wake(). KernelError or PrivilegeError when the kernel refuses, UsageError for an
+    impossible size.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class Rings(Closing):
         return self._pages * mmap.PAGESIZE // self.transport.row_bytes(self._dtype.itemsize)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for data above the low-water mark or for wake(); False when the time is over."""
+        """Wait until a ring is due, or for wake(); False after timeout_s."""
         until_s = time.monotonic() + timeout_s
         pause_s = _HELD_UP_S
         while True:
             ready = self._is_due()
             if not ready and any(ring.held_up for ring in self._rings.values()):
-                # Not to spin: the program may be waiting for this very CPU.
+                # Sleep: the program that holds it up may need this CPU.
                 timeout_s = min(timeout_s, pause_s)
                 pause_s = min(2 * pause_s, _HELD_UP_MOST_S)
             events = self._epoll.poll(0 if ready else timeout_s)
-            # A wake-up may be for what the last drain returned.
+            # A wake-up may be for records that the last drain returned.
             if self._is_called(events) or ready or self._is_due():
                 return True
             timeout_s = until_s - time.monotonic()
@@ -106,7 +106,7 @@ class Rings(Closing):
                 os.eventfd_read(fd)
                 found = True
             elif mask & (select.EPOLLHUP | select.EPOLLERR):
-                # Its CPU is gone for good: refresh() retires the ring; until then, do not spin.
+                # Its CPU is gone; refresh() will retire the ring. Do not poll it until then.
                 self._epoll.unregister(fd)
                 found = True
         return found
@@ -123,7 +123,7 @@ class Rings(Closing):
         return left
 
     def free(self) -> None:
-        """Release what the drains returned: the views of it are no longer valid."""
+        """Release the records that drain() returned: the views of them are no longer valid."""
         for ring in self._rings.values():
             ring.free()
 
@@ -187,7 +187,7 @@ class Rings(Closing):
             )
         except OSError as error:
             if error.errno == errno.ENODEV:
-                return  # it went offline meanwhile
+                return  # it just went offline
             raise _explained(error, cpu, self._pages) from error
         self._rings[cpu] = ring
         self._epoll.register(ring.fd, select.EPOLLIN | select.EPOLLET)

@@ -9,11 +9,11 @@ CALM_NS, IDLE_NS = 20_000_000, 200_000_000
 
 
 class Threshold:
-    """How many records after the last one read the next wake-up comes, for a ring of `rows`.
+    """The wake-up threshold of a ring, in records; rows: the size of the ring in records.
 
     A wake-up costs as much as a thousand records, so the threshold rises to half a ring while the
-    other half would last more than CALM_NS. It falls back when the low-water mark takes more than
-    IDLE_NS to reach: what comes next may be a burst.
+    other half would last more than CALM_NS. It falls back when the ring needs more than IDLE_NS to
+    reach the low-water mark: a burst may come next.
     """
 
     def __init__(self, rows: int, low_water: int) -> None:

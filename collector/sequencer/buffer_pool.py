@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for what is released to the spool: pieces that are used again, and lie as in the file."""
+"""Memory for released records: pieces that are used again, with the layout of the file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 PAGE_BYTES = mmap.PAGESIZE
 _MEMORY_BYTES = 4 << 20
 PIECE_BYTES = _MEMORY_BYTES - PAGE_BYTES
-"""A piece has its price, whatever its size: that of a thousand records, since the traffic that is
-recorded has put all that handles it out of the core's caches."""
+"""Each piece has a fixed cost, that of a thousand records: the recorded traffic has evicted the
+code for pieces from the core's caches."""
 LEAST_BYTES = 64 << 10
-"""Below this, fresh memory costs little."""
+"""New memory for a smaller piece costs little."""
 _KEPT, _WARM = 4, 2
 _HUGE_BYTES = 2 << 20
 
 
 class _Lender:
-    """Lends memory to an array. When the last view of that is gone, in whatever thread, the memory
-    goes back."""
+    """Lends memory to an array. When its last view is deleted, in any thread, the memory is free
+    again."""
 
     def __init__(self, memory: NDArray[np.uint8], free: deque[NDArray[np.uint8]]) -> None:
         self._memory = memory
@@ -36,17 +36,17 @@ class _Lender:
 
 
 def even(count: int, most: int) -> int:
-    """The size of pieces, all about alike, that hold no more than `most` each; count: above 0."""
+    """The size of pieces for `count` (> 0) in all: about equal, and at most `most` each."""
     pieces = -(-count // most)
     return -(-count // pieces)
 
 
 class Pool:
-    """Gives out memory for pieces; fresh pages would cost more than what is done with them.
+    """Lends memory for pieces: new pages would cost more than the work on the records.
 
-    Any thread may drop what it was given, one thread asks. It has _KEPT pieces, made when they are
-    needed; when all of them are lent, others are made that do not come back: what waits behind a
-    slow disk has no more memory than it needs.
+    One thread calls rows(); any thread may delete the arrays. The pool makes up to _KEPT pieces
+    when they are needed. When all are lent, rows() makes arrays of the needed size that are not
+    used again, so that records behind a slow disk take no more memory than they need.
     """
 
     def __init__(self) -> None:
@@ -55,19 +55,21 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """Pieces that nobody uses now."""
+        """How many pieces are not lent."""
         return len(self._free)
 
     def warm(self) -> None:
-        """Make what is needed first: fresh memory in the middle of a burst takes too long."""
+        """Make the first pieces: new memory during a burst takes too long."""
         for whole in [self.rows(PIECE_BYTES, np.dtype(np.uint8)) for _ in range(_WARM)]:
             whole[:] = 0
 
     def rows(self, count: int, dtype: np.dtype[Any], place_bytes: int = 0) -> NDArray[Any]:
-        """So many rows, with anything in them, contiguous.
+        """So many contiguous rows, not initialized.
 
-        place_bytes: where they will stand in a file. In memory of the pool it is as far from their
-        start to the next page as it is there.
+        place_bytes: their offset in the file. Memory of the pool has the same offset within a page:
+
+            file    | page ...  place_bytes ->[rows    | page
+            memory  | page ...  start       ->[rows    | page
         """
         nbytes = count * dtype.itemsize
         if not LEAST_BYTES <= nbytes <= PIECE_BYTES:
@@ -84,7 +86,7 @@ class Pool:
 
 
 def _new_memory() -> NDArray[np.uint8]:
-    """Huge pages, where there are some: what is copied or written in 4 MiB is in few of them."""
+    """Memory of a piece, in huge pages where the kernel has them: fewer pages to look up."""
     mapped = mmap.mmap(-1, _MEMORY_BYTES + _HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         mapped.madvise(mmap.MADV_HUGEPAGE)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One CPU's records each, between the rings and what numbers them: put in the order of their
-serials, held until their time has come, every missing serial found.
+"""A queue for each CPU, between the rings and the sequencer. It sorts records by serial, holds
+them until the watermark, and finds each missing serial.
 
-The rows stay where they are, in the rings, until they are released or settle() copies them.
+The rows stay in the rings until they are released, or settle() copies them.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_places, 
 
 FOREVER_NS = 2**63 - 1
 COPY_BYTES = 1 << 20
-"""About a core's second-level cache: what was copied is still there when it is packed."""
+"""About the size of a core's second-level cache: a copy is still there when it is packed."""
 _TIME_OFFSET = 4
 _WORD, _TIME = np.dtype("=u4"), np.dtype("=i8")
 
 
 @dataclass
 class Chunk:
-    """Records of one CPU in order of serials: opaque rows, which may be the ring's."""
+    """Records of one CPU in order of serials: opaque rows, maybe in the ring's memory."""
 
     rows: NDArray[Any]
     serials: I64
     times_ns: I64
     keys_ns: I64
-    """Each one's time, but never below that of a lower serial."""
+    """The highest time up to this serial: never lower than that of a lower serial."""
     own: bool = False
-    """The rows are in memory that nobody else writes to."""
+    """The rows are not in the ring's memory."""
 
     def __len__(self) -> int:
         return len(self.serials)
 
     def part(self, start: int, stop: int) -> Chunk:
-        """A range of it, as views."""
+        """A range of the records, as views."""
         which = slice(start, stop)
         return Chunk(
             self.rows[which],
@@ -55,7 +55,7 @@ class Chunk:
 
 @dataclass
 class Part:
-    """What one CPU gives to a release, in order of serials; before: the serial ahead of them.
+    """One CPU's records of a release, in order of serials; before: the last serial before them.
 
         serials                 7   8  11  12       before is 6
         gaps                    0   0   2   0
@@ -74,7 +74,7 @@ class Part:
 
     @property
     def rows(self) -> NDArray[Any]:
-        """The records themselves: a view where they stand in one piece."""
+        """The records: a view if they are in one chunk, else a copy."""
         return _joined([chunk.rows for chunk in self.chunks])
 
     @property
@@ -91,18 +91,18 @@ class Part:
 
     @property
     def missing(self) -> int:
-        """Serials that are missing before and between the records."""
+        """How many serials are missing before and between the records."""
         return int(self.chunks[-1].serials[-1]) - self.before - len(self)
 
     @property
     def gaps(self) -> I64:
-        """How many are missing before each record."""
+        """How many serials are missing before each record."""
         if not self.missing:
             return np.zeros(len(self), np.int64)
         return np.diff(self.serials, prepend=self.before) - 1
 
     def copies(self, pool: Pool) -> Iterator[Part]:
-        """The same in pieces of COPY_BYTES, each with its rows in one place of their own."""
+        """Copies of about COPY_BYTES each, with contiguous rows."""
         kind = self.chunks[0].rows.dtype
         before, total = self.before, len(self)
         step = even(total, max(1, COPY_BYTES // kind.itemsize))
@@ -121,11 +121,11 @@ class Part:
 
 @dataclass
 class CpuQueue:
-    """One CPU's records that wait, and where its serials stand.
+    """One CPU's records that wait, and its serials.
 
          1 ...      decided |  chunks[0] |  chunks[1] |   seen
         --------------------+------------+------------+-------- serials
-         released, or lost  |  wait for their time; what is missing may still come
+         released, or lost  |  wait for the watermark; missing serials may still come
     """
 
     number: int
@@ -133,14 +133,14 @@ class CpuQueue:
     chunks: list[Chunk] = field(default_factory=list)
     waiting: int = 0
     seen: int = 0
-    """Highest serial that came in, for the unwrapping of the next."""
+    """Highest serial so far: the next are unwrapped by it."""
     decided: int = 0
-    """Serials up to this one have been released or counted as lost."""
+    """Serials up to this one are released, or counted as lost."""
     key_ns: int = 0
     pushed: int = 0
 
     def push(self, entries: NDArray[Any]) -> NDArray[Any]:
-        """Take in what a drain brought, in any order; rows that came too late, or twice."""
+        """Add records of a drain, in any order; returns rows that come too late, or twice."""
         serials, steady = self._serials(entries)
         times_ns = entries.getfield(_TIME, _TIME_OFFSET).copy()
         rows = entries.view(self.opaque)
@@ -157,14 +157,14 @@ class CpuQueue:
         return rows[:0]
 
     def settle(self) -> None:
-        """Have all that waits in memory of its own."""
+        """Copy all waiting rows out of the rings."""
         for chunk in self.chunks:
             if not chunk.own:
                 chunk.rows = chunk.rows.copy()
                 chunk.own = True
 
     def take(self, watermark_ns: int) -> Part | None:
-        """The leading records up to the watermark; they are decided then."""
+        """Remove and return the first records, up to the watermark."""
         whole = 0
         for chunk in self.chunks:
             if chunk.keys_ns[-1] > watermark_ns:
@@ -186,13 +186,13 @@ class CpuQueue:
         return part
 
     def _serials(self, entries: NDArray[Any]) -> tuple[I64, bool]:
-        """The serials, of which the classic head has the low half; whether they rise by one."""
+        """The serials, and whether they rise by one. The classic head has their low 32 bits."""
         low = entries.getfield(_WORD, 0)
         steady = int(low[-1]) - int(low[0]) == len(low) - 1 and bool((low[1:] > low[:-1]).all())
         if "serial" in (entries.dtype.names or ()):
             wide = entries["serial"]
             first = int(wide[0])
-            # Without a gap, the first tells all; and the last, that there was none.
+            # If low halves rise by one, the first and the last full serial show whether all do.
             if not steady or int(wide[-1]) != first + len(low) - 1:
                 return wide.astype(np.int64), False
         else:
@@ -210,10 +210,10 @@ class CpuQueue:
         self.chunks.append(Chunk(rows, serials, times_ns, keys_ns))
 
     def _insert(self, new: Chunk) -> NDArray[Any]:
-        """Put records where their serials belong; returns the rows that have no place any more.
+        """Sort records into the queue; returns rows whose serials are decided or there already.
 
-        Interrupts make that necessary, seldom and for few records at a time: the rows between the
-        first and the last that change places are copied, the others stay where they are.
+        It is rare and for few records: an interrupt's record can come before a lower serial. Only
+        the rows between the first and the last that change places are copied.
         """
         lowest = int(new.serials.min())
         start = len(self.chunks)
@@ -243,7 +243,7 @@ class CpuQueue:
 
 
 def cut(arrays: Sequence[NDArray[Any]], start: int, stop: int) -> Iterator[NDArray[Any]]:
-    """What stands from `start` up to `stop` in arrays one after the other, as views."""
+    """Views of the items from `start` to `stop` in several arrays, read one after the other."""
     for array in arrays:
         if start < len(array) and stop > 0:
             yield array[max(0, start) : stop]
@@ -257,35 +257,35 @@ def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 class Queues:
-    """The queues of all CPUs. `dtype` is that of a record; about `limit_bytes` wait at most:
-    beyond, the oldest half goes out before its time."""
+    """The queues of all CPUs. dtype: of a record. About `limit_bytes` of records wait at most:
+    above that, take() returns the oldest half before the watermark."""
 
     def __init__(self, dtype: np.dtype[Any], limit_bytes: int = 256 << 20) -> None:
         self._opaque = opaque(dtype)
         self._limit = max(2, limit_bytes // dtype.itemsize)
         self._cpus: dict[int, CpuQueue] = {}
         self.lost = 0
-        """Serials that were given out and never came."""
+        """How many serials the kernel gave out whose records never came."""
         self.late: Counter[tuple[int, int]] = Counter()
-        """Records by (cpu, location) that came after their place was given up; dropped."""
+        """Records by (cpu, location) that came after their serial was decided; dropped."""
 
     @property
     def read(self) -> dict[int, int]:
-        """Records by CPU that came in and no longer wait here (late ones too)."""
+        """Records by CPU that were added and do not wait any more (with late ones)."""
         return {n: cpu.pushed - cpu.waiting for n, cpu in self._cpus.items()}
 
     @property
     def waiting(self) -> int:
-        """Records that wait for the watermark."""
+        """How many records wait for the watermark."""
         return sum(cpu.waiting for cpu in self._cpus.values())
 
     @property
     def last_ns(self) -> int:
-        """The time of the last record that was taken; 0 without one."""
+        """The time of the last record that take() returned; 0 without one."""
         return max((cpu.key_ns for cpu in self._cpus.values()), default=0)
 
     def push(self, batch: Batch) -> None:
-        """Take in what one drain of one ring brought; its memory is looked at until settle()."""
+        """Add the records of one drain of one ring. Their memory is read until settle()."""
         if not len(batch.entries):
             return
         late = self.cpu(batch.cpu).push(batch.entries)
@@ -293,7 +293,7 @@ class Queues:
             self.late.update(count_places(batch.cpu, late.getfield(_WORD, 4 * LOCATION_WORD)))
 
     def settle(self) -> None:
-        """Copy what waits still: after this, what push() was given may be overwritten."""
+        """Copy what still waits: then the memory that push() got may be overwritten."""
         for cpu in self._cpus.values():
             cpu.settle()
 
@@ -302,9 +302,9 @@ class Queues:
         return self._cpus.setdefault(number, CpuQueue(number, self._opaque))
 
     def take(self, watermark_ns: int) -> list[Part]:
-        """All records up to this time; missing serials before them are lost from now on.
+        """Remove and return all records up to this time. Missing serials before them are lost.
 
-        Their rows may be those that push() was given: see settle().
+        The rows may be in the memory that push() got: see settle().
         """
         excess = self.waiting - self._limit
         if excess > 0:
@@ -318,9 +318,9 @@ class Queues:
         return parts
 
     def tails(self, serials: Mapping[int, int]) -> list[tuple[int, int, int]]:
-        """(cpu, first serial, count) of what is missing after each CPU's last record, at the end.
+        """(cpu, first serial, count) of the serials after each CPU's last record, at the end.
 
-        serials: by CPU, how many the kernel has given out. They are counted as lost.
+        serials: by CPU, how many the kernel gave out. The missing ones count as lost.
         """
         found = []
         for number, given in sorted(serials.items()):

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The merge under the sequencer: where in a release each CPU's records go, piece by piece."""
+"""The merge for the sequencer: the place of each CPU's records in a release, piece by piece.
+
+    pieces of a release    |  0  1  2  3 |  4  5  6 |
+    places of CPU 0           0  1          4              Flow: places in the release
+    places of CPU 1                 2  3       5  6
+    where of CPU 1                  2  3       1  2        Share: places in the piece
+"""
 
 from __future__ import annotations
 
@@ -16,20 +22,20 @@ from collector.sequencer.ordered_batch import I64
 
 @dataclass
 class Share:
-    """One CPU's records in a piece of a merge: `where` says at which places, in rising order."""
+    """One CPU's records in a piece of a merge, and their places `where`, which rise."""
 
     cpu: int
     where: I64
     rows: Sequence[NDArray[Any]]
-    """One after the other, maybe in memory of the ring."""
+    """One after the other, maybe in the ring's memory."""
     times_ns: I64
     serials: I64
     gaps: I64 | None
-    """How many serials are missing before each; None for a part that has no gaps at all."""
+    """How many serials are missing before each; None if none is missing in the release."""
 
 
 class Flow:
-    """A CPU's part of a merge. places: where each of its records comes in the whole of it."""
+    """A CPU's part of a merge. places: the place of each record in the whole release."""
 
     def __init__(self, part: Part, places: I64) -> None:
         self._part = part
@@ -40,7 +46,7 @@ class Flow:
         self._done = 0
 
     def next(self, start: int, stop: int) -> Share:
-        """Its records at the places from `start`, where the last call ended, up to `stop`."""
+        """Its records at the places from `start`, the end of the last call, up to `stop`."""
         end = int(self._places.searchsorted(stop))
         which = slice(self._done, end)
         share = Share(
@@ -56,11 +62,11 @@ class Flow:
 
 
 def flows(parts: Sequence[Part]) -> list[Flow]:
-    """The merge of several CPUs' parts: stable by time, then in the order they are given."""
+    """Merge several CPUs' parts by time; at the same time, in the order of the parts."""
     total = sum(map(len, parts))
     places: I64 = np.arange(total)
     if len(parts) > 1:
-        # Sorted runs one after the other: a stable sort only has to merge them.
+        # A stable sort merges runs that are sorted already.
         order = np.concatenate([part.keys_ns for part in parts]).argsort(kind="stable")
         places = np.empty_like(order)
         places[order] = np.arange(total)
@@ -73,25 +79,25 @@ def flows(parts: Sequence[Part]) -> list[Flow]:
 
 
 def _which(where: I64) -> slice | I64:
-    """An index for places that rise: faster when they do so by one."""
+    """An index for rising places: a slice, which is faster, if they rise by one."""
     if len(where) and where[-1] - where[0] == len(where) - 1:
         return slice(int(where[0]), int(where[-1]) + 1)
     return where
 
 
 def put(target: NDArray[Any], where: I64, values: Any) -> None:
-    """target[where] = values, where `where` rises."""
+    """target[where] = values, for places that rise."""
     target[_which(where)] = values
 
 
 def pick(source: NDArray[Any], where: I64) -> NDArray[Any]:
-    """source[where], where `where` rises."""
+    """source[where], for places that rise."""
     picked: NDArray[Any] = source[_which(where)]
     return picked
 
 
 def put_rows(target: NDArray[Any], where: I64, rows: Sequence[NDArray[Any]]) -> None:
-    """The rows of several arrays, one after the other, to their places."""
+    """target[where] = the rows of several arrays, one after the other."""
     at = 0
     for piece in rows:
         put(target, where[at : at + len(piece)], piece)

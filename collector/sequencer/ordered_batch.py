@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ordered entries: what the sequencer hands to the spool, and how entries get numbers and times."""
+"""Ordered entries: what the sequencer gives to the spool, and the numbers and times in entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from formats.base.control import WORDS_OFFSET, Loss
 
 I64 = NDArray[np.int64]
 MonoToEpoch = Callable[[I64], I64]
-"""Takes and gives ns, arrays of one shape."""
+"""From ns to ns, arrays of one shape."""
 
 # The classic head of an entry as u32 words; see the table in formats/psc/columns.py.
 _SEQ, _SECONDS, _MICROSECONDS, _CALLVALUE, LOCATION_WORD = 0, 1, 2, 3, 4
@@ -30,9 +30,9 @@ class Numbering:
         sequencer:  100 .. 199 | 200 .. 299 |            numbers as if nothing else came
         file:       100 .. 199 | 2 marks | 202 .. 301    so ahead is 2
 
-    ahead: how many numbers the file is ahead of the sequencer's; ahead_bytes: likewise its bytes.
-    Where ahead is out of date, the writer numbers entries again; where ahead_bytes is, it copies
-    them before a direct write.
+    ahead: the file's numbers less the sequencer's; ahead_bytes: the same for bytes. If ahead is
+    out of date, the writer numbers entries again. If ahead_bytes is, it copies them before a
+    direct write.
     """
 
     ahead: int = 0
@@ -52,9 +52,9 @@ class Origin:
 class Ordered:
     """Entries ready to be written: (n,) contiguous rows of the capture's dtype.
 
-    seqs: their sequence numbers; they rise by more than one where records were lost. origins: of
-    all records; what is at no place of them is a control entry. The batch takes the numbers
-    first_seq up to first_seq + span; the last one is its last entry's.
+    seqs: their sequence numbers; they rise by more than one where records were lost. origins: the
+    places of all records; an entry at another place is a control entry. The batch uses `span`
+    numbers, from first_seq to that of its last entry.
     """
 
     entries: NDArray[Any]
@@ -66,9 +66,9 @@ class Ordered:
     """CLOCK_MONOTONIC of the first entry."""
     numbering: Numbering | None = None
     ahead: int = 0
-    """What it told when these numbers were given."""
+    """numbering.ahead when these numbers were given."""
     start_bytes: int = 0
-    """How many bytes the sequencer gave out before this."""
+    """The bytes of all batches of the sequencer before this one."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -79,11 +79,11 @@ class Ordered:
 
     @property
     def records(self) -> int:
-        """Entries that are records."""
+        """How many entries are records."""
         return sum(len(origin.where) for origin in self.origins)
 
     def renumber(self, first_seq: int) -> None:
-        """Give it other numbers, in the entries too."""
+        """Set other numbers, in the entries too."""
         step = first_seq - self.first_seq
         if step:
             self.ahead += step
@@ -108,7 +108,7 @@ def head_words(entries: NDArray[Any]) -> NDArray[np.uint32]:
 
 
 def count_places(cpu: int, points: NDArray[np.uint32]) -> Counter[tuple[int, int]]:
-    """How many there are of each (cpu, point), of one CPU's records."""
+    """Count one CPU's records by (cpu, point)."""
     counts = np.bincount(np.minimum(points, _POINTS - 1))
     return Counter({(cpu, point): int(counts[point]) for point in np.flatnonzero(counts).tolist()})
 
@@ -121,7 +121,7 @@ def stamp(entries: NDArray[Any], seqs: I64, mono_ns: I64, mono_to_epoch: MonoToE
     epoch_us = mono_to_epoch(mono_ns) // 1000
     seconds: Any = int(epoch_us[0]) // 1_000_000
     microseconds = epoch_us - seconds * 1_000_000
-    # Nearly always all of one second.
+    # Nearly always, all are of one second.
     if microseconds.view(np.uint64).max() >= 1_000_000:
         seconds = epoch_us // 1_000_000
         microseconds = epoch_us - seconds * 1_000_000
@@ -133,7 +133,7 @@ def stamp(entries: NDArray[Any], seqs: I64, mono_ns: I64, mono_to_epoch: MonoToE
 def stamp_control(
     entries: NDArray[Any], seqs: I64, mono_ns: int, mono_to_epoch: MonoToEpoch
 ) -> None:
-    """Set numbers and times of control entries, which are all of one moment, in place."""
+    """Set the numbers of control entries, and one time for all, in place."""
     stamp(entries, seqs, np.full(len(entries), mono_ns, np.int64), mono_to_epoch)
     if "time_ns" in (entries.dtype.names or ()):
         entries["time_ns"] = mono_ns
@@ -148,7 +148,7 @@ def _number(entries: NDArray[Any], seqs: I64) -> None:
 def fill_losses(
     raw: NDArray[np.uint32], rows: I64, cpus: NDArray[np.uint16], first_serial: I64, count: I64
 ) -> None:
-    """formats.base.control.Loss of cause 0, many at once, in rows of u32 words."""
+    """Write many formats.base.control.Loss of cause 0, in rows of u32 words."""
     raw[rows] = 0
     raw[rows, _CALLVALUE] = cpus
     raw[rows, LOCATION_WORD] = Loss.location
@@ -158,6 +158,6 @@ def fill_losses(
 
 
 def opaque(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Rows as mere bytes: numpy copies those whole, but structured rows field by field, which is
-    slower and leaves out bytes that belong to no column (a LOSS entry's words may lie there)."""
+    """Rows as bytes without fields. numpy copies structured rows field by field: that is slower,
+    and omits the bytes of no column, which a LOSS entry may use."""
     return np.dtype(("V", dtype.itemsize))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sequencer: between the rings and the spool, makes one numbered stream of all CPUs' records.
 
-Records of a CPU are put in the order of their serials, CPUs are merged by time, and each missing
-serial takes a sequence number where it happened; a LOSS entry stands after each such gap.
+It sorts each CPU's records by serial and merges the CPUs by time. Each missing serial takes a
+sequence number in its place, and a LOSS entry follows each such gap.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ from collector.sequencer.ordered_batch import (
 from formats.base.control import Control, Loss, encode_many
 
 SLACK_NS = 100_000
-"""How far the clocks of two CPUs may be apart. A record's place in its ring is reserved before it
-gets its serial and its stamp: what was stamped before the ring was looked at stands in it."""
+"""How much the clocks of two CPUs may differ. A record is reserved in its ring before it gets its
+serial and its stamp, so a drain finds each record that was stamped before it."""
 _ROWS_PER_CPU = 128
-"""A piece has at least so many records for each CPU of a release: numpy pays off for many."""
+"""The least records of a piece for each CPU of a release: numpy is slow for few."""
 
 
 class Sequencer(Queues):
     """Orders and numbers the records of all CPUs. One thread uses it.
 
-    `dtype` is that of an entry (itemsize a multiple of 8); mono_to_epoch turns CLOCK_MONOTONIC
-    into time of day for tv_sec and tv_usec. No more than about `limit_bytes` wait: beyond, the
-    oldest half goes out before its watermark.
+    dtype: of an entry (itemsize a multiple of 8). mono_to_epoch: from CLOCK_MONOTONIC to the time
+    of day for tv_sec and tv_usec. limit_bytes: see Queues.
     """
 
     def __init__(
@@ -61,42 +60,42 @@ class Sequencer(Queues):
         self._pool = Pool()
 
     def warm(self) -> None:
-        """Have memory ready, before the first records come."""
+        """Make memory ready before the first records come."""
         self._pool.warm()
 
     def pieces(self, watermark_ns: int) -> Iterator[Ordered]:
         """All records up to this time, ordered and numbered, with a LOSS entry after each gap.
 
-        In pieces of about PIECE_BYTES: take all of them. A missing serial whose successor is
-        released here is lost from now on.
+        In pieces of about PIECE_BYTES: use all of them. Missing serials before these records are
+        lost.
         """
         return self._merge(self.take(watermark_ns), PIECE_BYTES)
 
     def missing(self, serials: Mapping[int, int], mono_ns: int | None = None) -> Ordered:
-        """LOSS entries for what is missing after each CPU's last record, when all is released.
+        """LOSS entries for the serials after each CPU's last record, when all is released.
 
-        serials: by CPU, how many the kernel has given out. mono_ns: the time of the entries;
-        without it, that of the last record.
+        serials: by CPU, how many the kernel gave out. mono_ns: the time of the entries; without
+        it, that of the last record.
         """
         losses = [Loss(cpu, first, count, 0) for cpu, first, count in self.tails(serials)]
         seqs = self._first() - 1 + np.cumsum([loss.count + 1 for loss in losses], dtype=np.int64)
         return self._control(losses, seqs, max(mono_ns or 0, self.last_ns))
 
     def _first(self) -> int:
-        """The number of the next entry, as far as it is known here."""
+        """The number of the next entry, with the latest feedback of the writer."""
         ahead = self._numbering.ahead
         self._next_seq += ahead - self._ahead
         self._ahead = ahead
         return self._next_seq
 
     def _rows(self, count: int) -> NDArray[Any]:
-        """Memory for so many entries that lies as in the file, so that it need not be copied."""
+        """Memory for so many entries, aligned as in the file: a direct write does not copy it."""
         return self._pool.rows(count, self._opaque, self._bytes + self._numbering.ahead_bytes)
 
     def _ordered(
         self, rows: NDArray[Any], seqs: I64, origins: Sequence[Origin], first_ns: int
     ) -> Ordered:
-        """Entries that take all numbers up to their last."""
+        """A batch of entries, which uses all numbers up to the last in `seqs`."""
         first, self._next_seq = self._next_seq, int(seqs[-1]) + 1 if len(seqs) else self._next_seq
         start, self._bytes = self._bytes, self._bytes + rows.nbytes
         span = self._next_seq - first
@@ -110,7 +109,7 @@ class Sequencer(Queues):
         return self._ordered(rows, seqs, (), mono_ns)
 
     def _merge(self, parts: list[Part], piece_bytes: int) -> Iterator[Ordered]:
-        """One stream of several CPUs' parts, in pieces."""
+        """Merge several CPUs' parts into one stream, in pieces."""
         total = sum(map(len, parts))
         if not total:
             return
@@ -126,7 +125,7 @@ class Sequencer(Queues):
                 yield self._with_losses(shares, stop - start)
 
     def _steady(self, shares: list[Share], count: int) -> Ordered:
-        """A piece in which nothing is missing."""
+        """A piece without gaps."""
         whole = self._rows(count)
         mono_ns = np.empty(count, np.int64)
         for share in shares:
@@ -157,7 +156,7 @@ class Sequencer(Queues):
             if share.gaps is not None:
                 gaps[share.where] = share.gaps
         after_gap = gaps > 0
-        # A lost record takes one number, the LOSS entry after it one, the record itself one.
+        # Each lost record takes one number, the LOSS entry one, the record one.
         numbers = self._first() - 1 + np.cumsum(gaps + after_gap + 1)
         place = np.arange(count) + np.cumsum(after_gap)
         losses = place[after_gap] - 1
@@ -183,6 +182,6 @@ class Sequencer(Queues):
 
 
 def _origins(entries: NDArray[Any], places: Sequence[tuple[int, I64]]) -> list[Origin]:
-    # Now, while the entries' heads are in the CPU's cache.
+    # Copy now, while the entries' heads are in the core's cache.
     locations = head_words(entries)[:, LOCATION_WORD].copy()
     return [Origin(cpu, where, pick(locations, where)) for cpu, where in places]

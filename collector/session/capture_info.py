@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the writer is told of a capture: made of the request, the plan and the loaded programs."""
+"""Makes the writer's CaptureInfo from the request, the plan and the loaded programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_info(
     refused: Mapping[str, str],
     sockets: Callable[[], Iterable[Note]],
 ) -> CaptureInfo:
-    """For the stream's begin(): the programs are attached, so that it is known which are not."""
+    """For the stream's begin(). Call it after attaching: then all refusals are known."""
     missing = kernel.missing()
     recorded = {n: prepared.plan.kind_of(n) for n in prepared.enabled if n not in missing}
     tcp, events = prepared.tcp, prepared.events
@@ -32,12 +32,14 @@ def make_info(
         settings=_settings(request, prepared, recorded, missing, refused),
         dtype=prepared.dtype,
         cpus=len(kernel.heads()),
-        asked=len(prepared.numbers),
+        requested=len(prepared.numbers),
         recorded=len(recorded),
         programs=len(prepared.plan.probes),
         buffer_bytes=request.buffer_bytes,
         low_water_percent=request.low_water_percent,
-        columns=tcp.layout if tcp else None,
+        tcp=tcp.layout.schema if tcp else None,
+        columns=tcp.layout.columns if tcp else (),
+        entry_size=tcp.layout.entry_size if tcp else 0,
         schema_text=(SCHEMATA / "tcp.conf").read_text() if tcp else "",
         page_bytes=tcp.facts.page_size if tcp else 0,
         schema=events.schema if events else None,
@@ -54,7 +56,7 @@ def _settings(
     missing: Mapping[str, str],
     refused: Mapping[str, str],
 ) -> dict[str, Any]:
-    """For the header; what this kernel lacks and what it refused is among them."""
+    """For the header, with what this kernel lacks and what it refused."""
     tcp = prepared.tcp
     return {
         "tcpkmon": version("tcpkmon"),

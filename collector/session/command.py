@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command of `collect -- COMMAND ...`: held at a gate until capture is attached, then run."""
+"""The command of `collect -- COMMAND ...`: it waits at a gate until the capture is attached."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.linux.netns import enter
+from formats.base.closing import Closing
 from formats.base.errors import TcpkmonError, UsageError
 
 _GATE = Path(__file__).with_name("command_gate.py")
@@ -23,7 +24,7 @@ _START_S = 60.0
 
 @dataclass(frozen=True)
 class Identity:
-    """Who runs the command."""
+    """The user who runs the command."""
 
     uid: int
     gid: int
@@ -32,14 +33,14 @@ class Identity:
     home: str
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """`base` with what sudo changed put back to this user's."""
+        """`base`, with this user's values of the variables that sudo changes."""
         return {**base, "HOME": self.home, "USER": self.name, "LOGNAME": self.name}
 
 
 def find_caller(environment: Mapping[str, str] = os.environ) -> Identity | None:
-    """Who called sudo; None when it was root, or nobody did.
+    """The user who called sudo; None for root, or without sudo.
 
-    Raises UsageError when SUDO_UID names no user: the command must not run as root by mistake.
+    UsageError when SUDO_UID names no user: the command must not run as root by mistake.
     """
     uid_text = environment.get("SUDO_UID")
     if uid_text is None or os.geteuid() != 0:
@@ -57,12 +58,12 @@ def find_caller(environment: Mapping[str, str] = os.environ) -> Identity | None:
     return Identity(uid, gid, groups, entry.pw_name, entry.pw_dir)
 
 
-class Command:
-    """A command that was looked up and is ready, but does nothing before go().
+class Command(Closing):
+    """A command that was found and waits for go().
 
-    Its PID is already that of the command, for filters. Standard streams, environment and folder
-    are the caller's. Errors: UsageError when there is no such command, TcpkmonError when it
-    cannot be started. Use it in a `with`, which ends a command that never went.
+    Its PID is already that of the command, for filters. It has the caller's standard streams,
+    environment and folder. Errors: UsageError when there is no such command, TcpkmonError when it
+    cannot be started. Close it after use.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Command:
         try:
             self._await_ready()
         except BaseException:
-            self.abandon()
+            self.close()
             raise
 
     @property
@@ -98,13 +99,13 @@ class Command:
 
     @property
     def gone(self) -> bool:
-        """Whether the gate was opened (or the command given up)."""
+        """Whether go() or close() was called."""
         return self._gone
 
     def go(self) -> None:
-        """Opens the gate and returns once the command runs; UsageError if it cannot."""
+        """Open the gate, and return when the command runs; UsageError if it cannot."""
         self._gone = True
-        with suppress(BrokenPipeError):  # somebody killed it at the gate: poll() tells
+        with suppress(BrokenPipeError):  # it was killed at the gate: poll() returns the signal
             os.write(self._gate, b"!")
         os.close(self._gate)
         complaint = self._read_status()
@@ -114,21 +115,20 @@ class Command:
             raise UsageError(f"{self.argv[0]} cannot be run: {complaint}")
 
     def poll(self) -> int | None:
-        """The exit code (128 + signal for one that a signal ended), None while it runs."""
+        """The exit code (128 + signal if a signal ended it), None while it runs."""
         return _exit_code(self._process.poll())
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """poll() once it ended, or after the time given."""
+        """Wait for its end; then like poll(). None after timeout_s."""
         try:
             return _exit_code(self._process.wait(timeout_s))
         except subprocess.TimeoutExpired:
             return None
 
     def forward(self, number: int) -> None:
-        """Passes on a signal that the collector got.
+        """Send the command a signal that the collector got; no effect when it has ended.
 
-        A terminal's Ctrl-C reaches the command by itself, so the first SIGINT is not repeated
-        then. Nothing happens when the command has ended.
+        A terminal sends Ctrl-C to the command too, so the first SIGINT is not sent again there.
         """
         first = number not in self._forwarded
         self._forwarded.add(number)
@@ -137,8 +137,8 @@ class Command:
         if self._process.poll() is None:
             self._process.send_signal(number)
 
-    def abandon(self) -> None:
-        """Ends a command that did not go: it never runs. No effect on one that did."""
+    def close(self) -> None:
+        """End a command that waits: it never runs. No effect after go()."""
         if self._gone:
             return
         self._gone = True
@@ -146,12 +146,6 @@ class Command:
         os.close(self._status)
         self._process.kill()
         self._process.wait()
-
-    def __enter__(self) -> Command:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.abandon()
 
     def _spawn(
         self, gate: int, status: int, identity: Identity | None, netns_fd: int | None
@@ -192,7 +186,7 @@ def _exit_code(code: int | None) -> int | None:
 
 
 def _in_foreground() -> bool:
-    """Whether this process and its children are what the terminal's keys speak to."""
+    """Whether the terminal sends its signals to this process and its children."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for a command until capture is attached, then becomes it: see command.py.
+"""Runs in place of a command until the capture is attached, then executes it: see command.py.
 
     python -I -S command_gate.py GATE_FD STATUS_FD UID GID GROUPS COMMAND...
 
-Drops to the user, looks for the command as that user, writes "ready" to STATUS_FD, waits for a
-byte from GATE_FD and executes the command: same process, so same PID. Anything that fails is
-told on STATUS_FD; end of file there means that the command runs. It imports nothing of tcpkmon,
-because it starts while a person waits.
+It becomes the user, finds the command as that user, writes "ready" to STATUS_FD, waits for a
+byte from GATE_FD, and executes the command: the same process, so the same PID. An error goes to
+STATUS_FD; end of file there means that the command runs. It imports nothing of tcpkmon, so that
+it starts fast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 
 
 def find(name: str) -> str:
-    """The path of the command; raises OSError when there is none to execute."""
+    """The path of the command. OSError when there is none that can be executed."""
     folders = [""] if "/" in name else os.get_exec_path()
     denied = False
     for folder in folders:
@@ -32,7 +32,7 @@ def find(name: str) -> str:
 
 
 def drop_privileges(uid: str, gid: str, groups: str) -> None:
-    """Becomes the user, for good; "-" stays who it is."""
+    """Become the user, for good; "-" changes nothing."""
     if uid != "-":
         os.setgroups([int(group) for group in groups.split(",")])
         os.setgid(int(gid))
@@ -40,7 +40,7 @@ def drop_privileges(uid: str, gid: str, groups: str) -> None:
 
 
 def restore_signals() -> None:
-    """Every signal does what it does by default, and none is blocked."""
+    """Set all signals to their defaults, and block none."""
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
@@ -56,7 +56,7 @@ def main() -> int:
         drop_privileges(*sys.argv[3:6])
         path = find(command[0])
         os.write(status, b"ready\n")
-        # Until now the collector's signals were not for this process: it must end with the gate.
+        # End of file: the collector ended. This process ignored its signals, so it ends here.
         if not os.read(gate, 1):
             return 0
         restore_signals()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections and sockets that were there before the capture."""
+"""The connections and sockets that existed before the capture."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from formats.base.control import EXISTING
 
 
 class Existing(Closing):
-    """Records the open connections of the network namespaces in question, if it was asked for.
+    """Records the open connections of the network namespaces that the request names, or of all.
 
-    Make it while this process has all its capabilities, and close it after use.
+    Make it while this process has all its capabilities, and close it after use. Nothing is
+    recorded with --no-existing.
     """
 
     def __init__(self, request: Request, prepared: Prepared, kernel: Kernel) -> None:
@@ -39,18 +40,24 @@ class Existing(Closing):
         elif not self._namespaces:
             self._namespaces = self._own = list(find_namespaces())
         self.listed = 0
-        """Connections that sock_diag listed."""
+        """How many connections sock_diag listed."""
 
     def walk(self, step: int) -> Generator[list[Batch], None, None]:
-        """Records them by the kernel's iterator, `step` at a time; empty the rings between.
+        """Record them by the kernel's iterator, `step` at a time; drain the rings after each step.
 
-        Without an iterator, yields what sock_diag lists, as the records of a CPU of its own.
+        Without an iterator, yields what sock_diag lists, as records of a CPU after the last one.
         """
         if not self._namespaces or self._prepared.tcp is None:
             return
         walk = self._kernel.walk(self._namespaces, step)
         if walk is None:
-            yield self._list(self._prepared)
+            # The import of pyroute2 is slow, and few kernels need it.
+            from collector.loader.sock_diag import list_batch
+
+            cpu = len(self._kernel.heads())
+            batch = list_batch(self._prepared.layout, self._namespaces, self._filters, cpu)
+            self.listed = len(batch.entries)
+            yield [batch]
             return
         try:
             while walk.step():
@@ -59,8 +66,8 @@ class Existing(Closing):
             walk.close()
 
     def sockets(self) -> Iterator[Note]:
-        """SOCKET_EXISTS of each TCP socket, as sock_diag lists them."""
-        # pyroute2 takes a while to import, and other captures need it hardly ever.
+        """SOCKET_EXISTS of each TCP socket that sock_diag lists."""
+        # The import of pyroute2 is slow, and only logs need it.
         from collector.loader.sock_diag import list_connections
 
         for one in list_connections(self._namespaces, Filters(), every=True):
@@ -70,7 +77,7 @@ class Existing(Closing):
             )  # fmt: skip
 
     def heads(self) -> NDArray[Any]:
-        """The kernel's counts by CPU, and in the last row those of what sock_diag listed."""
+        """The kernel's counts by CPU, and in the last row those of the entries of sock_diag."""
         heads = self._kernel.heads()
         listed = np.zeros(1, heads.dtype)
         listed["serial"] = self.listed
@@ -82,12 +89,3 @@ class Existing(Closing):
         """Close the namespaces' descriptors."""
         while self._own:
             os.close(self._own.pop())
-
-    def _list(self, prepared: Prepared) -> list[Batch]:
-        # pyroute2 takes a while to import, and hardly a kernel needs it.
-        from collector.loader.sock_diag import list_batch
-
-        cpu = len(self._kernel.heads())
-        batch = list_batch(prepared.layout, self._namespaces, self._filters, cpu)
-        self.listed = len(batch.entries)
-        return [batch]

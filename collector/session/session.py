@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
-from collector.control.handlers import Switching
+from collector.control.handlers import Handlers
 from collector.control.server import ControlServer
 from collector.linux.cpu_affinity import Placing
 from collector.linux.privileges import (
@@ -44,15 +44,15 @@ CHECKPOINT_S = 1.0
 WAIT_S = 0.2
 HURRY_S = 0.3
 SWITCH_S = 0.0005
-"""How long the writing thread may keep Python's lock when the reader waits for it: in the usual
-5 ms a ring of 4 MiB can be half full."""
+"""How long the writing thread keeps Python's lock when the reader waits for it. Python's default
+is 5 ms, in which half a ring of 4 MiB can fill."""
 
 
 def run(request: Request) -> int:
-    """Captures as asked; returns the exit code: the command's own, or 0.
+    """Run the capture; returns the exit code: the command's own, or 0.
 
-    Raises LossError under fail_on_loss, FileError when the file did not take everything, and the
-    errors of setting up, before anything is half done.
+    LossError under fail_on_loss, FileError when a write failed. Errors of the preparation leave
+    no file and no program behind.
     """
     check_privilege()
     check_request(request)
@@ -62,14 +62,14 @@ def run(request: Request) -> int:
         status = stack.enter_context(Status(request.quiet))
         stream = STREAMS[request.file_format](request.output, request.force)
         stack.callback(stream.discard)
-        status.tell("preparing: types, columns, programs")
+        status.show("preparing: types, columns, programs")
         prepared = prepare(wish_of(request))
         stopping = stack.enter_context(Stopping(request.duration_s))
         command = None
         if request.command:
             caller = None if request.as_root else find_caller()
             command = stack.enter_context(Command(request.command, caller))
-            stopping.forward_to(command.forward)
+            stopping.forward = command.forward
         kernel = stack.enter_context(Kernel(prepared, request.filters))
         if stopping.due():
             return stopping.exit_code
@@ -104,11 +104,11 @@ class Session:
         self._placing = Placing()
         self._failure: TcpkmonError | OSError | None = None
         self._marked = 0
-        self._told_error: str | None = None
+        self._reported_error: str | None = None
         self._was_refused: dict[str, str] = {}
 
     def attach(self, stack: ExitStack) -> None:
-        """Opens what the capture needs, and attaches the programs; `stack` closes it.
+        """Open what the capture needs, and attach the programs; `stack` closes them.
 
         Nothing is recorded before begin().
         """
@@ -127,36 +127,40 @@ class Session:
         kernel.loaded.attach()
 
     def begin(self) -> None:
-        """Begins the file, and has the programs record. FileError: then there is no file."""
+        """Begin the file, and let the programs record. FileError: then there is no file."""
         request, kernel, stream = self._request, self._kernel, self._stream
         show = None
         if request.show:
-            show = Printer(self._prepared.layout, sys.stdout, self._fail).write
+            layout = self._prepared.layout
+            show = Printer(layout.schema, layout.columns, sys.stdout, self._fail).write
         self._was_refused = self._refused()
         info = make_info(
             request, self._prepared, kernel, dict(self._was_refused), self._existing.sockets
         )
         stream.begin(info, kernel, self._clocks, show)
-        self._switching = Switching(
+        self._handlers = Handlers(
             request, kernel, self._rings, stream, self._losses_so_far, self._refused
         )
         kernel.switch_on()
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
 
     def run(self) -> None:
-        """Captures until asked to stop, and until the command has ended."""
+        """Capture until there is a reason to stop, or the command ends."""
         command, stopping = self._command, self._stopping
         forbid_new_privileges()
         self._stream.start()
         run_first()
         describe(self._request, self._kernel.attached(), self._kernel.missing())
-        self._checkpoint()
+        self._stream.checkpoint(self._books())
         self._record_existing()
         needed = needed_capabilities()
         drop_capabilities((*needed, "CAP_KILL") if command else needed)
         self._ready()
         if command is not None and not stopping.due():
-            self._go(command)
+            try:
+                command.go()
+            except TcpkmonError as error:
+                self._fail(error)
         stopping.start_clock()
         while not stopping.due():
             most_s = WAIT_S / 4 if self._request.show else WAIT_S
@@ -168,11 +172,11 @@ class Session:
             self._wait_for(command)
 
     def finish(self) -> int:
-        """Finishes the file and reports; the exit code. Raises the error that ended the capture."""
+        """Finish the file and report; the exit code. Raises the error that ended the capture."""
         totals = self._end()
         if self._failure is not None:
             raise self._failure
-        code = 0 if self._command is None else self._outlive(self._command)
+        code = 0 if self._command is None else self._await_exit(self._command)
         connections = max(self._kernel.connections(), self._existing.listed)
         report(
             self._request,
@@ -185,7 +189,7 @@ class Session:
         return code
 
     def _listen(self, stack: ExitStack) -> ControlServer | None:
-        """The control socket; a capture does without, unless a group was named for it."""
+        """The control socket. Without a group for it, the capture also runs without the socket."""
         request = self._request
         try:
             server = ControlServer(group=request.control_group, wake=self._rings.wake)
@@ -197,20 +201,13 @@ class Session:
             return None
         return stack.enter_context(server)
 
-    def _go(self, command: Command) -> None:
-        """Lets the command run; if it cannot, the file is finished before that is told."""
-        try:
-            command.go()
-        except TcpkmonError as error:
-            self._fail(error)
-
     def _fail(self, error: TcpkmonError | OSError) -> None:
-        """Ends the capture in order; the error is raised once the file is finished."""
+        """Stop the capture. finish() raises the error when the file is finished."""
         self._failure = self._failure or error
         self._stopping.ask(EndReason.ERROR)
 
-    def _outlive(self, command: Command) -> int:
-        """The exit code of a command that may go on after the capture; it may be interrupted."""
+    def _await_exit(self, command: Command) -> int:
+        """Wait for a command that runs longer than the capture; its exit code, or a signal's."""
         if (code := command.poll()) is not None:
             return code
         if not command.gone:
@@ -223,7 +220,7 @@ class Session:
         return self._stopping.exit_code
 
     def _record_existing(self) -> None:
-        """Records the connections that are open already, as fast as the rings are emptied."""
+        """Record the connections that are open already, as fast as the rings are drained."""
         with closing(self._existing.walk(max(1, self._rings.rows // 2))) as walk:
             for listed in walk:
                 self._stream.push(listed)
@@ -235,11 +232,11 @@ class Session:
         if not self._request.quiet and self._request.verbose:
             say("capturing")
         if self._request.ready_fd is not None:
-            with suppress(OSError):  # who asked for it is gone
+            with suppress(OSError):  # its reader is gone
                 os.write(self._request.ready_fd, b"!")
 
     def _step(self) -> None:
-        """One round: drain, order, hand over; once a second the clock and the books."""
+        """One round: drain, order, write; once a second the clock and a checkpoint."""
         self._drain()
         self._placing.move()
         if time.monotonic() >= self._next_checkpoint:
@@ -249,20 +246,20 @@ class Session:
             self._was_refused |= self._refused()
             if (clock := self._clocks.check()) is not None:
                 self._stream.clock(clock)
-            self._checkpoint()
+            self._stream.checkpoint(self._books())
         self._status.update(
             self._stream.records,
             self._kernel.connections,
             self._stream.bytes_written,
             self._losses_so_far,
         )
-        self._tell_error(self._stream.written.error)
+        self._report_error(self._stream.written.error)
         self._write_marks()
         if self._server is not None:
-            self._server.serve_pending(self._switching)
+            self._server.serve_pending(self._handlers)
 
     def _drain(self) -> None:
-        """Empties the rings and hands over what is old enough."""
+        """Drain the rings, and write the records up to the watermark."""
         batches = self._rings.drain()
         self._stream.push(batches)
         self._stream.release(watermark_ns(batches, SLACK_NS + self._rings.transport.slack_ns))
@@ -282,18 +279,18 @@ class Session:
         return {"in the kernel": self._stream.order.lost, **self._stream.written.losses()}
 
     def _refused(self) -> dict[str, str]:
-        """What the kernel refuses a CPU at present, and why."""
+        """What the kernel refuses a CPU now, and why."""
         found = {f"ring of CPU {cpu}": why for cpu, why in self._rings.refused.items()}
         for cpu, why in self._counters.refused.items():
             found[f"counters of CPU {cpu}"] = why
         return found
 
-    def _tell_error(self, error: OSError | None) -> None:
-        """Says once that the file does not take more, and once that it does again."""
+    def _report_error(self, error: OSError | None) -> None:
+        """Print once that writes fail, and once that they succeed again."""
         text = None if error is None else f"{self._request.output}: {error.strerror}"
-        if text != self._told_error:
+        if text != self._reported_error:
             say(f"{text}; records are being lost, counted" if text else "writing goes on")
-            self._told_error = text
+            self._reported_error = text
 
     def _books(self) -> Books:
         heads = self._existing.heads()
@@ -308,11 +305,8 @@ class Session:
             online=frozenset(self._rings.cpus),
         )
 
-    def _checkpoint(self) -> None:
-        self._stream.checkpoint(self._books())
-
     def _wait_for(self, command: Command) -> None:
-        """Goes on capturing while the command, which got the signal, comes to its end."""
+        """Capture while the command, which also got the signal, ends: for at most 5 s."""
         deadline = time.monotonic() + 5.0
         while command.poll() is None and time.monotonic() < deadline:
             self._rings.wait(0.05)
@@ -321,7 +315,7 @@ class Session:
                 break
 
     def _end(self) -> Totals | None:
-        """Detaches, writes the rest, the last checkpoint and END; None if that took too long."""
+        """Detach, write the rest, the last checkpoint and END; None if that took too long."""
         self._kernel.loaded.detach()
         self._write_marks()
         batches = self._rings.drain()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The live status line of a capture on stderr, and its summary at the end."""
+"""The live status line of a capture on stderr."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ if TYPE_CHECKING:
 REFRESH_S = 0.25
 
 
-def is_live() -> bool:
-    """Whether stderr is a terminal that can hold a status line."""
-    stderr: TextIO | None = sys.stderr
-    able = os.environ.get("TERM", "dumb") != "dumb"
-    return able and stderr is not None and stderr.isatty()
-
-
 def human_bytes(count: float) -> str:
     """Bytes with a binary prefix: 3.4 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -33,24 +26,26 @@ def human_bytes(count: float) -> str:
 
 
 def describe_losses(causes: Mapping[str, int]) -> str:
-    """The losses by cause, those that happened."""
+    """The losses by cause, without those that are 0."""
     named = [f"{name} {count:,}" for name, count in causes.items() if count]
     return ", ".join(named) or "none"
 
 
 class Status:
-    """A line of rates while capturing; nothing where stderr is no terminal or it is quiet."""
+    """A line of counts and rates, if stderr is a terminal and not `quiet`. Use it in a `with`."""
 
     def __init__(self, quiet: bool) -> None:
         self._live: Live | None = None
-        self._wanted = not quiet and is_live()
+        stderr: TextIO | None = sys.stderr
+        able = os.environ.get("TERM", "dumb") != "dumb"
+        self._wanted = not quiet and able and stderr is not None and stderr.isatty()
         self._seen = (time.monotonic(), 0)
         self._rate = 0.0
         self._next = 0.0
 
     def __enter__(self) -> Status:
         if self._wanted:
-            # It takes a while to import, and hardly a capture has a terminal.
+            # The import is slow, and most captures have no terminal.
             from rich.console import Console
             from rich.live import Live
 
@@ -65,15 +60,15 @@ class Status:
             with suppress(OSError):
                 live.stop()
 
-    def tell(self, text: str) -> None:
-        """Shows what is going on before the first record."""
+    def show(self, text: str) -> None:
+        """Show this text as the line."""
         if self._live is None:
             return
         from rich.text import Text
 
         try:
             self._live.update(Text(text), refresh=True)
-        except OSError:  # the terminal is gone: that is no reason to end a capture
+        except OSError:  # the terminal is closed; the capture goes on
             self._live = None
 
     def update(
@@ -83,9 +78,9 @@ class Status:
         written: Callable[[], int],
         causes: Callable[[], Mapping[str, int]],
     ) -> None:
-        """Shows the counts so far: records, connections, bytes in the file, losses by cause.
+        """Show the counts so far: records, connections, bytes in the file, losses by cause.
 
-        What is called is called only when there is a line to show it in.
+        It calls the callables only when it shows the line.
         """
         now = time.monotonic()
         if self._live is None or now < self._next:
@@ -95,7 +90,7 @@ class Status:
             self._rate = (records - count) / (now - before)
             self._seen = (now, records)
         self._next = now + REFRESH_S
-        self.tell(
+        self.show(
             f"{records:,} records  {self._rate:,.0f}/s  {connections():,} connections  "
             f"{human_bytes(written())}  lost: {describe_losses(causes())}"
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns signals, the clock and the command's end into one question: shall the capture stop.
+"""Why and when a capture stops: signals, its duration, the end of its command.
 
-SIGUSR1 does not stop it: it asks for a MARK entry.
+SIGUSR1 does not stop it, but requests a MARK entry.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopping:
-    """Collects the reasons to stop; a second signal means: now, without draining all.
+    """Keeps the reason to stop. After a second signal, the capture ends without draining all.
 
-    Context manager: the process's signal handlers are this one's inside.
+    It handles the process's signals inside a `with`.
     """
 
     def __init__(self, duration_s: float | None = None) -> None:
         self.reason: EndReason | None = None
-        self.signals = 0
         self.exit_code = 0
-        """128 + the first signal's number, as a shell would say; 0 without one."""
+        """128 + the first signal's number, as in a shell; 0 without a signal."""
         self.hurry = False
         self.marks = 0
-        """How many marks were asked for."""
+        """How many marks were requested."""
         self._duration_s = duration_s
         self._deadline: float | None = None
         self._before: dict[signal.Signals, object] = {}
-        self._forward: Callable[[int], None] | None = None
+        self.forward: Callable[[int], None] | None = None
+        """Also gets each signal's number: for the captured command."""
         self._wake: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Stopping:
         for number in SIGNALS:
             before = signal.getsignal(number)
             if number == signal.SIGHUP and before is signal.SIG_IGN:
-                continue  # nohup: it shall outlive the terminal
+                continue  # nohup: the capture goes on without the terminal
             self._before[number] = before
             signal.signal(number, self._handle)
         self._before[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)
@@ -54,35 +54,31 @@ class Stopping:
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Inside, each signal calls `wake`, which ends the main thread's wait."""
+        """Inside a `with`, each signal calls `wake`, which ends the main thread's wait."""
         self._wake = wake
         try:
             yield
         finally:
             self._wake = lambda: None
 
-    def forward_to(self, send: Callable[[int], None] | None) -> None:
-        """Signals go to the captured command too, through `send`."""
-        self._forward = send
-
     def start_clock(self) -> None:
-        """The duration counts from here."""
+        """Start the duration."""
         if self._duration_s is not None:
             self._deadline = time.monotonic() + self._duration_s
 
     def ask(self, reason: EndReason) -> None:
-        """Asks to stop; the first reason stays."""
+        """Request a stop. Only the first reason counts."""
         if self.reason is None:
             self.reason = reason
 
     def due(self) -> bool:
-        """Whether the capture shall stop now."""
+        """Whether the capture must stop now."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self.ask(EndReason.DURATION)
         return self.reason is not None
 
     def remaining_s(self, most: float) -> float:
-        """How long to wait at most: `most`, or less where the deadline is nearer."""
+        """How long to wait at most: `most`, or less if the deadline is earlier."""
         if self._deadline is None:
             return most
         return min(most, max(0.0, self._deadline - time.monotonic()))
@@ -92,10 +88,9 @@ class Stopping:
         self._wake()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.signals += 1
+        self.hurry = self.exit_code != 0
         self.exit_code = self.exit_code or 128 + number
-        self.hurry = self.signals > 1
         self.ask(EndReason.ASKED)
         self._wake()
-        if self._forward is not None:
-            self._forward(number)
+        if self.forward is not None:
+            self.forward(number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What collect says on stderr before and after capturing, and which exit code it has."""
+"""What collect prints on stderr before and after a capture, and the error that it ends with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from formats.base.errors import FileError, LossError, TcpkmonError
 
 
 def say(text: str) -> None:
-    """A line on stderr, harmless for a terminal."""
+    """Print a line on stderr, escaped for a terminal."""
     say_line(f"collect: {text}")
 
 
 def describe(request: Request, attached: Mapping[str, str], missing: Mapping[str, str]) -> None:
-    """With -v, how each location is attached; always, what was asked for by name and lacks."""
+    """With -v, print how each location is attached; always, which requested location is missing."""
     if request.quiet:
         return
     if request.verbose:
@@ -39,11 +39,11 @@ def report(
     nbytes: int,
     refused: Mapping[str, str],
 ) -> None:
-    """Says what was captured; raises what the exit code shall tell.
+    """Print what was captured, and raise the error for the exit code.
 
     totals: None when the file could not be finished. refused: what the kernel refused a CPU, and
-    why. LossError under --fail-on-loss; FileError
-    when the last write or the sync failed; losses to a full disk alone raise nothing.
+    why. FileError when the last write or the sync failed (an earlier failure is only a loss);
+    LossError under --fail-on-loss.
     """
     if totals is None:
         raise TcpkmonError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base events of a Klogger log, which the collector makes: the system at the start, the ledger.
+"""The base events of a Klogger log, which the collector makes: the start, the ledger, the end.
 
 Their fields are declared in bpf/schemata/base.conf.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from formats.base.text import address_of
 EVERY_CPU = -1
 FIRST_CPU = -2
 DISABLED = 5
-"""KLOGGER_FINISH.reason of a pause; the others are EndReason's."""
+"""KLOGGER_FINISH.reason of a pause. Other reasons are in EndReason."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A base event to be written: for which CPU's file, and when it happened (0: now)."""
+    """A base event to be written into a CPU's file. mono_ns: when it happened, 0 for now."""
 
     name: str
     values: Mapping[str, int | str | bytes]
@@ -51,22 +51,16 @@ def finish_note(reason: EndReason | int) -> Note:
 
 def clock_note(clock: Clock) -> Note:
     """A pair of clock readings."""
-    values = {
-        "mono_ns": clock.mono_ns,
-        "realtime_ns": clock.realtime_ns,
-        "uncertainty_ns": clock.uncertainty_ns,
-        "step_ns": clock.step_ns,
-    }
-    return Note("CLOCK", values, mono_ns=clock.mono_ns)
+    return Note("CLOCK", asdict(clock), mono_ns=clock.mono_ns)
 
 
 def mark_note(number: int, pid: int) -> Note:
-    """A mark, by a process."""
+    """A mark that a process set."""
     return Note("MARK", {"number": number, "pid": pid}, FIRST_CPU)
 
 
 def event_notes(states: Mapping[str, tuple[int, int]]) -> list[Note]:
-    """Each event that may be logged: name -> (number, 1 on, 0 off, -1 not on this kernel)."""
+    """Each event of the capture. states: (number, 1 on, 0 off, -1 not on this kernel) by name."""
     return [
         Note("LOGGING_EVENT", {"number": number, "enabled": enabled, "name": name})
         for name, (number, enabled) in states.items()
@@ -74,7 +68,7 @@ def event_notes(states: Mapping[str, tuple[int, int]]) -> list[Note]:
 
 
 def process_notes() -> Iterator[Note]:
-    """Each process that is there now, as /proc tells it."""
+    """Each process that exists now, from /proc."""
     for entry in sorted(Path("/proc").iterdir(), key=lambda path: path.name.zfill(12)):
         if not entry.name.isdigit():
             continue
@@ -83,7 +77,7 @@ def process_notes() -> Iterator[Note]:
             line = (entry / "cmdline").read_bytes()
         except OSError:
             continue  # it ended meanwhile
-        # The name stands in brackets and may hold any of them itself.
+        # The name is in brackets, and may contain brackets itself.
         name = text[text.index("(") + 1 : text.rindex(")")]
         fields = text[text.rindex(")") + 2 :].split()
         values: dict[str, int | str | bytes] = {
@@ -101,7 +95,7 @@ def socket_note(
     netns: int, inode: int, family: int, state: int, local: tuple[bytes, int],
     remote: tuple[bytes, int],
 ) -> Note:  # fmt: skip
-    """A TCP socket that is there now. Its ends are addresses (16 bytes) and ports."""
+    """A TCP socket that exists now. local, remote: address (16 bytes) and port."""
     values: dict[str, int | str | bytes] = {
         "netns": netns,
         "inode": inode,
@@ -120,7 +114,7 @@ def _address(packed: bytes, family: int) -> str:
 
 
 def ledger_notes(books: Books, written: Written, final: bool) -> list[Note]:
-    """The books as they stand, for the file of each CPU."""
+    """The ledger at this moment, for the file of each CPU."""
     notes = []
     for cpu, point in books.places(written):
         values: dict[str, Any] = {"number": point, "final": int(final)}
@@ -128,22 +122,11 @@ def ledger_notes(books: Books, written: Written, final: bool) -> list[Note]:
         values.update(books.collector(cpu, point, written))
         notes.append(Note("LEDGER", values, cpu))
     for entry in books.cpus():
-        values = {
-            "serials": entry.serials,
-            "read": entry.read,
-            "damaged": entry.damaged,
-            "late": entry.late,
-            "ring_lost": entry.ring_lost,
-            "online": entry.online,
-            "final": int(final),
-        }
+        values = {**asdict(entry), "final": int(final)}
+        del values["cpu"]
         notes.append(Note("CPU_LEDGER", values, entry.cpu))
     for name, program in books.programs.items():
-        values = {
-            "program": name,
-            "missed": program.missed,
-            "kprobe_missed": program.kprobe_missed,
-            "final": int(final),
-        }
+        missed = {"missed": program.missed, "kprobe_missed": program.kprobe_missed}
+        values = {"program": name, **missed, "final": int(final)}
         notes.append(Note("PROGRAM_LEDGER", values, FIRST_CPU))
     return notes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the session hands its records to: from the rings' views to a file on the disk."""
+"""A stream takes the records of a capture from the rings' views to a file on the disk."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from collector.writer.written import Written
 from formats.base.control import Clock, EndReason, Mark
 
 Show = Callable[[NDArray[Any]], None]
-"""Takes entries that are handed to the file, to print them."""
+"""Prints entries that go into the file."""
 
 
 class Stream(ABC, Generic[BatchT]):
     """Orders the records of a capture and writes them. One thread uses it.
 
-    A new one has found out that its place can be written to (FileError or UsageError if not);
-    nothing is under the output's name before begin().
+    The constructor checks that the output can be written (FileError or UsageError if not).
+    Nothing has the output's name before begin().
     """
 
     written: Written
     order: Queues
-    """What is known of the records before the file: read, late and lost."""
+    """Counts records before they reach the file: read, late and lost."""
     _clocks: Clocks
     _spool: Spool[BatchT]
 
     def __init__(self) -> None:
         self.records = 0
-        """Records handed to the file so far, control entries not counted."""
+        """Records that went to the spool so far, without control entries."""
 
     @abstractmethod
     def begin(
@@ -48,23 +48,23 @@ class Stream(ABC, Generic[BatchT]):
 
     @abstractmethod
     def discard(self) -> None:
-        """Leave nothing behind where begin() was not called, or failed; else nothing."""
+        """Remove what an output without a successful begin() left; else do nothing."""
 
     def start(self) -> None:
-        """Start writing."""
+        """Start the writing thread."""
         self._spool.start()
 
     def push(self, batches: Iterable[Batch]) -> None:
-        """Take in what a drain brought; its memory is read until settle()."""
+        """Add what a drain returned. The stream reads that memory until settle()."""
         for batch in batches:
             self.order.push(batch)
 
     @abstractmethod
     def release(self, watermark_ns: int) -> None:
-        """Hand over all records up to this time."""
+        """Write all records up to this time."""
 
     def settle(self) -> None:
-        """Copy what still waits: after this, the batches' memory may be overwritten."""
+        """Copy the records that still wait: then the batches' memory may be overwritten."""
         self.order.settle()
         self._spool.flush()
 
@@ -73,12 +73,12 @@ class Stream(ABC, Generic[BatchT]):
         """The time of day was set."""
 
     def marks(self, marks: Sequence[Mark], pid: int = 0) -> bool:
-        """Marks were set, by a process; False where there is no room for them."""
+        """A process set marks; False where the queue has no room for them."""
         entries = self._mark_entries(marks, pid)
         return self._spool.put_control(lambda _: entries, self._clocks.now_ns())
 
     def pause(self) -> None:
-        """Recording was switched off; all that came before was released."""
+        """Recording was switched off; all earlier records were released."""
 
     def resume(self) -> None:
         """Recording was switched on again."""
@@ -87,7 +87,7 @@ class Stream(ABC, Generic[BatchT]):
         """Single events were switched on or off."""
 
     def checkpoint(self, books: Books) -> None:
-        """Write the books as they stand, and have them on the disk."""
+        """Write the ledger, and sync the file."""
         self._spool.put_control(
             lambda written: self._book_entries(books, written),
             self._clocks.now_ns(),
@@ -96,14 +96,14 @@ class Stream(ABC, Generic[BatchT]):
 
     @abstractmethod
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
-        """The rest, at the end; serials: by CPU, how many the kernel has given out."""
+        """Write the rest, at the end; serials: by CPU, the number that the kernel gave out."""
 
     @abstractmethod
     def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
-        """The last entries."""
+        """Write the last entries."""
 
     def close(self, timeout_s: float) -> bool:
-        """Write what waits and close the file; False if that is not over in time."""
+        """Write what waits and close the file; False when that takes longer."""
         return self._spool.close(timeout_s)
 
     @abstractmethod
@@ -117,7 +117,7 @@ class Stream(ABC, Generic[BatchT]):
     def _book_entries(self, books: Books, written: Written) -> Sequence[Any]: ...
 
     def _write_by(self, writer: Writing[BatchT], clocks: Clocks) -> None:
-        """Have this writer in a thread of its own, from start() on."""
+        """Use this writer, in a thread of its own after start()."""
         self._clocks = clocks
         self.written = writer.written
         self._spool = Spool(writer, begin=begin_writing)

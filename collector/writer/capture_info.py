@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stream knows of its capture, without knowing how it was planned and loaded.
+"""What a stream knows of its capture. The writer does not know how it was planned and loaded.
 
-The session makes a CaptureInfo when the programs are attached (collector/session/capture_info.py).
+collector/session/capture_info.py makes a CaptureInfo when the programs are attached.
 """
 
 from __future__ import annotations
@@ -14,29 +14,11 @@ import numpy as np
 
 from collector.writer.base_events import Note
 from formats.psc.columns import Column
-from formats.schema import Event, Field, Schema
-
-
-class Columns(Protocol):
-    """The columns of a snapshot: collector/plan/columns.py, Layout."""
-
-    @property
-    def schema(self) -> Schema: ...
-
-    @property
-    def columns(self) -> tuple[Column, ...]: ...
-
-    @property
-    def entry_size(self) -> int: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def field(self, name: str) -> Field: ...
+from formats.schema import Event, Schema
 
 
 class Current(Protocol):
-    """What can change while a capture runs. The writing thread asks too."""
+    """What can change during a capture. The writing thread reads it too."""
 
     buffer_bytes: int
     """Size of a CPU's ring."""
@@ -48,7 +30,7 @@ class Current(Protocol):
 
 @dataclass(frozen=True)
 class CaptureInfo:
-    """What a file says of its capture, and what is needed to write it; nothing of it changes."""
+    """What does not change during a capture: for the header and for the writing."""
 
     version: str
     """Of this package."""
@@ -59,24 +41,27 @@ class CaptureInfo:
     dtype: np.dtype[Any]
     """Of a record in the ring."""
     cpus: int
-    """That this machine can have."""
-    asked: int
-    """Locations and events that were asked for."""
+    """How many this machine can have."""
+    requested: int
+    """Locations and events."""
     recorded: int
     """Those of them that this kernel has."""
     programs: int
     buffer_bytes: int
-    """As it was asked for; Current has what a ring got."""
+    """As requested; Current has the size that a ring got."""
     low_water_percent: int
-    columns: Columns | None = None
-    """None without the schema tcp. The next two belong to it."""
+    tcp: Schema | None = None
+    """None without the schema tcp. The next four are of its snapshots."""
+    columns: Sequence[Column] = ()
+    entry_size: int = 0
+    """Bytes of a snapshot."""
     schema_text: str = ""
     page_bytes: int = 0
     schema: Schema | None = None
-    """The merged schemata, for formats that take events."""
+    """The merged schemata, for formats that can hold any schema."""
     events: Sequence[tuple[int, Event]] = ()
     """All events of the schema, each with its number."""
     mixed: bool = False
     """Snapshots and other events share the rings."""
     sockets: Callable[[], Iterable[Note]] = tuple
-    """Makes SOCKET_EXISTS of the sockets that are there now."""
+    """Makes SOCKET_EXISTS of the sockets that exist now."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole blocks of a file, written past the page cache: for collector/writer/file_sink.py.
+"""Direct writes for collector/writer/file_sink.py: whole blocks of a file bypass the page cache.
 
-Through the cache each 4 KiB cost a copy, a page and later the page's way to the disk; in a virtual
-machine a page that the host must first provide costs ten times the copy (docs/benchmark.md).
+Through the cache, each 4 KiB cost a copy, a page, and later the write-back of the page. In a
+virtual machine, a page that the host must first provide costs ten copies (docs/benchmark.md).
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from itertools import accumulate
 
 import numpy as np
 
+from collector.linux.syscalls import c_string, call_libc
+
 BLOCK_BYTES = 4096
 LEAST_BYTES = 128 << 10
-"""Below this a write through the cache is the cheaper one."""
+"""A smaller write is cheaper through the cache."""
 PIECE_BYTES = 4 << 20
-"""Written at a time: a write costs some 40 us, whatever its size."""
-# Errors by which a file system refuses the way of writing, not the bytes.
+"""The most that one write takes. Each write costs about 40 us, whatever its size."""
+# Errors by which a file system refuses direct writes, not these bytes.
 _REFUSED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 _AT_EMPTY_PATH = 0x1000
 _STATX_DIOALIGN = 0x2000
 _MASK_AT, _ALIGNMENT_AT, _STATX_BYTES = 0, 152, 256
-_libc = ctypes.CDLL(None, use_errno=True)
 _local = threading.local()
 
 
 class Pieces:
-    """Buffers one after the other, as if they were one; they stay the caller's."""
+    """Several buffers, read as if they were one. They are not copied."""
 
     def __init__(self, data: Sequence[bytes | memoryview]) -> None:
         self._views = [memoryview(piece).cast("B") for piece in data if len(piece)]
@@ -46,18 +47,18 @@ class Pieces:
         return self._stops[-1] if self._stops else 0
 
     def first(self, start: int, stop: int) -> memoryview:
-        """The bytes from `start` on that lie together, `stop` at most."""
+        """The bytes from `start` to the end of their buffer, or to `stop` if that comes first."""
         which = bisect_right(self._stops, start)
         view, end = self._views[which], self._stops[which]
         offset = start - (end - len(view))
         return view[offset : offset + min(stop, end) - start]
 
     def copy(self, start: int, target: memoryview) -> None:
-        """Fill the target with the bytes from `start` on."""
+        """Fill the target with the bytes after `start`."""
         done = 0
         while done < len(target):
             part = self.first(start + done, start + len(target))
-            # numpy lets other threads run meanwhile.
+            # numpy releases Python's lock during the copy.
             np.copyto(
                 np.frombuffer(target[done : done + len(part)], np.uint8),
                 np.frombuffer(part, np.uint8),
@@ -66,10 +67,10 @@ class Pieces:
 
 
 class DirectWrites:
-    """Direct writes to a regular file; the descriptor stays the caller's, and nobody else's.
+    """Direct writes to a regular file. The caller closes the descriptor, and no one else uses it.
 
-    They are made only where the kernel tells of them (statx, since Linux 6.1): tmpfs, for one,
-    takes the flag and uses the cache nonetheless.
+    They are possible only where statx reports them (since Linux 6.1). The flag O_DIRECT alone says
+    nothing: tmpfs accepts it and uses the cache.
     """
 
     def __init__(self, fd: int) -> None:
@@ -79,29 +80,29 @@ class DirectWrites:
         self.possible = (
             0 < self._memory_bytes <= mmap.PAGESIZE and 0 < self._block_bytes <= PIECE_BYTES
         )
-        # Of parts of the file system's blocks, the kernel would make one write after the other.
+        # The kernel would write parts of the file system's blocks one after the other.
         self._block_bytes = max(self._block_bytes, BLOCK_BYTES)
 
     def size(self, offset: int, length: int) -> int:
-        """How many of the bytes to be written at this offset to write directly; 0: none."""
+        """How many of `length` bytes at this offset a direct write can take; 0: none."""
         if not self.possible or length < LEAST_BYTES or offset % self._block_bytes:
             return 0
         return min(length, PIECE_BYTES) // self._block_bytes * self._block_bytes
 
     def head(self, offset: int, length: int) -> int:
-        """How many bytes to write through the cache before size() says more than none."""
+        """How many bytes to write through the cache until a direct write is possible."""
         head = -offset % self._block_bytes
         return head if head and self.size(offset + head, length - head) else length
 
     def write(
         self, data: Pieces, start: int, size: int, write: Callable[[int, memoryview], int]
     ) -> int:
-        """Write bytes whose size() allowed it, where the descriptor stands; how far it came.
+        """Write `size` bytes (see size()) at the descriptor's position; returns how many it wrote.
 
-        OSError as from write(2); when it is a refusal of direct writes, `possible` is no longer.
+        OSError as from write(2). When the error refuses direct writes, `possible` becomes False.
         """
         aligned = data.first(start, start + size)
-        if len(aligned) < size or not self._lies_right(aligned):
+        if len(aligned) < size or not self._is_aligned(aligned):
             aligned = _memory()[:size]
             data.copy(start, aligned)
         try:
@@ -115,30 +116,29 @@ class DirectWrites:
                 self.possible = False
             raise
 
-    def _lies_right(self, view: memoryview) -> bool:
-        """Whether the disk can take it from where it is."""
+    def _is_aligned(self, view: memoryview) -> bool:
+        """Whether the disk can read from this address."""
         address = int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
         return address % self._memory_bytes == 0
 
 
 def alignment(fd: int) -> tuple[int, int]:
-    """What a file's direct writes must be multiples of: the memory's address, and offset and
-    length; (0, 0) where it has none or the kernel does not tell."""
+    """The alignment of a file's direct writes in bytes: of memory, and of offset and length.
+
+    (0, 0) where it has no direct writes, or the kernel does not report them.
+    """
     result = ctypes.create_string_buffer(_STATX_BYTES)
-    with contextlib.suppress(AttributeError):  # a C library without statx
-        failed = _libc.statx(
-            ctypes.c_int(fd), b"", ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_DIOALIGN),
-            result,
-        )  # fmt: skip
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: a libc without statx
+        call_libc("statx", fd, c_string(""), _AT_EMPTY_PATH, _STATX_DIOALIGN, result)
         (mask,) = struct.unpack_from("=I", result, _MASK_AT)
-        if not failed and mask & _STATX_DIOALIGN:
+        if mask & _STATX_DIOALIGN:
             memory_bytes, offset_bytes = struct.unpack_from("=II", result, _ALIGNMENT_AT)
             return memory_bytes, offset_bytes
     return 0, 0
 
 
 def _memory() -> memoryview:
-    """Aligned memory to write from, one a thread: it is never in use between two writes."""
+    """Aligned memory to write from, one buffer for each thread."""
     if not hasattr(_local, "memory"):
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         _local.memory = memoryview(mmap.mmap(-1, PIECE_BYTES, flags=flags))

@@ -1,35 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sink under the spool: writes whole entries to a file and survives a full disk and errors.
 
-After a failed write the file is cut back to its last whole entry. Room for the last entries of a
-capture is kept free beyond the end of the file (fallocate), so that a full disk still takes them.
-Large writes go past the page cache where that can be (collector/writer/direct_io.py).
+After a failed write, the sink truncates the file to its last whole entry. fallocate() keeps a
+reserve beyond the end of the file, so that the last entries of a capture fit on a full disk.
+Large writes bypass the page cache where that is possible (collector/writer/direct_io.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import select
 import stat
 from dataclasses import dataclass
 
+from collector.linux.syscalls import call_libc
 from collector.writer.direct_io import DirectWrites, Pieces
 from formats.base.control import LossCause
 from formats.base.errors import FileError
 
 RESERVE_BYTES = 64 << 10
 AHEAD_BYTES = 8 << 20
-"""So much is taken at once: an fallocate costs more than the write of a small batch."""
+"""fallocate() takes this much more than needed: it costs more than the write of a small batch."""
 _FALLOC_FL_KEEP_SIZE = 1
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Calls:
-    """The system calls that sinks and outputs make; tests put in others, which fail."""
+    """The system calls that sinks and outputs make. Tests replace them by calls that fail."""
 
     open = staticmethod(os.open)
     write = staticmethod(os.write)
@@ -44,37 +43,29 @@ class Calls:
 
     @staticmethod
     def fallocate(fd: int, offset: int, length: int) -> None:
-        """Take room on the disk without changing the file's size. OSError."""
-        result = _libc.fallocate(
-            ctypes.c_int(fd),
-            ctypes.c_int(_FALLOC_FL_KEEP_SIZE),
-            ctypes.c_int64(offset),
-            ctypes.c_int64(length),
-        )
-        if result:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+        """Reserve room on the disk. The file's size does not change. OSError."""
+        call_libc("fallocate", fd, _FALLOC_FL_KEEP_SIZE, offset, length)
 
 
 def cause_of(error: OSError) -> LossCause:
-    """How a failed write is counted."""
+    """The cause of loss for a failed write."""
     return LossCause.DISK_FULL if error.errno in _FULL else LossCause.WRITE_ERROR
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a write: bytes that stand in the file now, and why not all of them do."""
+    """The result of a write: how many bytes the file kept, and the error if not all."""
 
     kept_bytes: int
     error: OSError | None = None
 
 
 class FileSink:
-    """Appends entries to a descriptor, which belongs to it. One thread uses it.
+    """Appends entries to a descriptor, and closes it. One thread uses it.
 
-    The descriptor stands at the end of what was written before. `reserve_bytes` are kept free for
-    writes with reserved=True. direct: whether writes may go past the page cache; not where others
-    have the descriptor too. BrokenPipeError goes to the caller; other errors are in the Outcome.
+    It appends at the descriptor's position. `reserve_bytes` stay free for writes with
+    reserved=True. direct: writes may bypass the page cache; False where another process has the
+    descriptor too. It raises BrokenPipeError; other errors are in the Outcome.
     """
 
     def __init__(
@@ -108,8 +99,10 @@ class FileSink:
         reserved: bool = False,
         cached: bool = False,
     ) -> Outcome:
-        """Append the pieces (whole entries, all in all): as many entries as fit, or with `whole`
-        all or none. cached: by the page cache, which takes a burst faster than a slow disk."""
+        """Append the pieces, together whole entries: as many entries as fit; `whole`: all or none.
+
+        cached: through the page cache, which is faster than a slow disk during a burst.
+        """
         if self._ragged and (error := self._cut_back()) is not None:
             return Outcome(0, error)
         data = Pieces(pieces)
@@ -131,7 +124,7 @@ class FileSink:
         return Outcome(kept, failed)
 
     def sync(self) -> OSError | None:
-        """Have it on the disk; an error comes back as it is."""
+        """Sync the file; returns the error."""
         if not self.regular:
             return None
         while True:
@@ -144,12 +137,12 @@ class FileSink:
             return None
 
     def close(self) -> OSError | None:
-        """Give back the reserve, sync and close; the first error comes back."""
+        """Release the reserve, sync and close; returns the first error."""
         failed = None
         if self._ragged or self._reserve:
             self._reserve = 0
             error = self._cut_back()
-            # Not to get the reserve back does no harm; half an entry at the end does.
+            # Only half an entry at the end is an error, a reserve that stays is none.
             failed = error if self._ragged else None
         synced = self.sync()
         try:
@@ -161,7 +154,7 @@ class FileSink:
     def _put(
         self, data: Pieces, start: int, stop: int, direct: DirectWrites | None
     ) -> tuple[int, OSError | None]:
-        """Write a range; how far it came."""
+        """Write a range; returns where the write ended, and the error."""
         while start < stop:
             offset, length = self._end + start, stop - start
             try:
@@ -178,7 +171,7 @@ class FileSink:
             except BrokenPipeError:
                 raise
             except OSError as error:
-                if direct and not direct.possible:  # it was refused just now
+                if direct and not direct.possible:  # the kernel just refused direct writes
                     direct = None
                     continue
                 return start, error
@@ -188,7 +181,7 @@ class FileSink:
         return start, None
 
     def _room(self, done: int, data: Pieces, whole: bool) -> tuple[int, OSError | None]:
-        """How many bytes from `done` on may be written so that the reserve stays free."""
+        """How many bytes after `done` can be written while the reserve stays free."""
         want = len(data) - done
         if not self._reserve:
             return want, None
@@ -200,7 +193,7 @@ class FileSink:
             if error is None:
                 return size, None
             if error.errno not in _FULL:
-                # No fallocate here (or a strange one): the write itself will tell.
+                # No fallocate() here: only the write itself shows whether there is room.
                 if error.errno in {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.EINVAL}:
                     self._reserve = 0
                 return want, None
@@ -223,10 +216,10 @@ class FileSink:
             return None
 
     def _cut_back(self) -> OSError | None:
-        """Cut the file to its whole entries (which frees the reserve: take it again)."""
+        """Truncate the file to its whole entries. That frees the reserve, so reserve again."""
         if not self.regular:
             raise FileError("the output broke within an entry and cannot be cut back")
-        self._allocated = 0  # it goes with what is cut off
+        self._allocated = 0  # ftruncate() frees it
         try:
             self._calls.ftruncate(self._fd, self._end)
             self._calls.lseek(self._fd, self._end, os.SEEK_SET)

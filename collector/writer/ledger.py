@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The books: the kernel's ledger and the collector's own counts, as entries for the file.
+"""The ledger of a capture: the kernel's counts and the collector's, as entries for the file.
 
     attempts = filtered + unchanged + limited + written
                + ring full + no ring + other + table full + no slot
@@ -34,33 +34,32 @@ MISSED = "missed by a program"
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums of the books, for people and for --fail-on-loss; counts of records.
+    """Sums of the ledger, for the summary and --fail-on-loss; counts of records.
 
-    by_cause: every cause of loss, those of 0 too; missed is among them.
+    by_cause: each cause of loss, also those that are 0; MISSED is one of them.
     """
 
     attempts: int
     filtered: int
     unchanged: int
+    limited: int
     written: int
     in_file: int
     by_cause: dict[str, int]
-    limited: int = 0
 
     @property
     def lost(self) -> int:
-        """Everything that should be in the file and is not."""
+        """Records that should be in the file and are not."""
         return sum(self.by_cause.values())
 
 
 @dataclass(frozen=True)
 class Books:
-    """All counts as they stood at one moment of the stream.
+    """All counts at one moment of the stream.
 
     ledger: (CPUs, rows) of ring.points.ACCOUNT; serials: (CPUs,) given out by the kernel.
     programs: by name. read and ring_lost: by CPU. late: by (cpu, location). online: CPUs that have
-    a ring.
-    What the writer dropped comes later, when the entries' turn to be written has come.
+    a ring. The writer's counts are not here: each method gets them as `written`.
     """
 
     ledger: NDArray[Any]
@@ -72,7 +71,7 @@ class Books:
     online: Set[int] = frozenset()
 
     def places(self, written: Written) -> list[Place]:
-        """The (cpu, location) of which there is anything to tell, in order."""
+        """Each (cpu, location) with any count, in order."""
         found = {
             (int(cpu), location_of(int(row)))
             for cpu, row in np.argwhere(self.ledger["attempts"] > 0)
@@ -82,7 +81,7 @@ class Books:
         return sorted(found)
 
     def group(self, written: Written) -> list[Control]:
-        """The entries of a checkpoint, without its head."""
+        """The entries of a checkpoint, without the first."""
         entries: list[Control] = []
         for cpu, point in self.places(written):
             counts = self.kernel(cpu, point)
@@ -95,49 +94,40 @@ class Books:
         return entries
 
     def checkpoint(self, written: Written, final: bool = False) -> list[Control]:
-        """A whole checkpoint, to be written right after what `written` tells of."""
+        """A whole checkpoint. Its place in the file is right after what `written` counts."""
         group = self.group(written)
-        head = Checkpoint(
-            number=written.checkpoints,
-            entries=written.entries,
-            lost=written.lost,
-            group=len(group),
-            final=int(final),
-        )
-        return [head, *group]
+        head = (written.checkpoints, written.entries, written.lost, len(group), int(final))
+        return [Checkpoint(*head), *group]
 
     def totals(self, written: Written) -> Totals:
-        """The sums; of the final books, when the writer has written all."""
+        """The sums. Call it when the writer has written all."""
         ledger = {name: int(self.ledger[name].sum()) for name in COUNTERS}
         by_cause = {text: ledger[name] for name, text in KERNEL_CAUSES.items()}
         by_cause[COLLECTOR_CAUSES["late"]] = sum(self.late.values())
         by_cause |= written.losses()
         by_cause[MISSED] = sum(p.missed + p.kprobe_missed for p in self.programs.values())
+        counted = ("attempts", "filtered", "unchanged", "limited", "written")
         return Totals(
-            ledger["attempts"],
-            ledger["filtered"],
-            ledger["unchanged"],
-            ledger["written"],
-            written.in_file.total(),
-            by_cause,
-            ledger["limited"],
+            **{name: ledger[name] for name in counted},
+            in_file=written.in_file.total(),
+            by_cause=by_cause,
         )
 
     def kernel(self, cpu: int, point: int) -> dict[str, int]:
-        """The kernel's counts of one place, by name."""
+        """The kernel's counts of one (cpu, location), by name."""
         row = row_of(point)
         if cpu >= self.ledger.shape[0] or row >= self.ledger.shape[1]:
             return dict.fromkeys(COUNTERS, 0)
         return {name: int(self.ledger[name][cpu, row]) for name in COUNTERS}
 
     def collector(self, cpu: int, point: int, written: Written) -> dict[str, int]:
-        """The collector's counts of one place, by the names of Collector's fields."""
+        """The collector's counts of one (cpu, location), by the names of Collector's fields."""
         place = (cpu, point)
         dropped = {name: counts[place] for name, counts in written.drops.items()}
         return {"late": self.late.get(place, 0), **dropped, "in_file": written.in_file[place]}
 
     def cpus(self) -> list[Cpu]:
-        """An entry for each CPU of which there is anything to tell."""
+        """An entry for each CPU with a ring or any count."""
         late: dict[int, int] = {}
         for (cpu, _), count in self.late.items():
             late[cpu] = late.get(cpu, 0) + count
@@ -146,7 +136,7 @@ class Books:
                 cpu,
                 serials=int(serials),
                 read=self.read.get(cpu, 0),
-                damaged=0,  # no record can be: the programs write the rows that are read
+                damaged=0,  # the programs write the rows themselves, so no record can be damaged
                 late=late.get(cpu, 0),
                 online=int(cpu in self.online),
                 ring_lost=min(self.ring_lost.get(cpu, 0), 0xFFFFFFFF),
@@ -157,5 +147,5 @@ class Books:
 
 
 def reserve_bytes(cpus: int, locations: int, entry_size: int) -> int:
-    """Room on the disk that surely holds the last entries: LOSSes, a checkpoint, END."""
+    """Enough room on the disk for the last entries: LOSS, a checkpoint, END."""
     return (3 * cpus * locations + cpus + 2 * locations + 16) * entry_size

@@ -17,9 +17,9 @@ NAME = "kernlog.dump.cpu"
 
 
 class LogFolder:
-    """The folder, made if it is not there (its parent must be). FileError when that cannot be.
+    """Makes the folder if it does not exist; its parent must exist. FileError if it cannot.
 
-    Symbolic links are not followed, and files of an earlier log are only replaced with `force`.
+    It follows no symbolic links. Only with `force` it replaces the files of an earlier log.
     """
 
     def __init__(self, path: str | Path, force: bool = False) -> None:
@@ -44,20 +44,20 @@ class LogFolder:
             raise FileError(f"{self.path} holds a log already ({old[0]})", "use --force")
 
     def output(self, cpu: int) -> Output:
-        """The file of a CPU, which has no name yet: see collector/writer/output_file.py."""
+        """The file of a CPU. It has no name before begin(): see collector/writer/output_file.py."""
         made = Output(os.path.join(self.path, f"{NAME}{cpu}"), self._force)
         self._outputs[cpu] = made
         return made
 
     def clear(self) -> None:
-        """Takes away the files of an earlier log, with `force`: those of all its CPUs."""
+        """With `force`, remove all files of an earlier log."""
         if self._force:
             for name in self._old():
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self.path, name))
 
     def discard(self) -> None:
-        """Leaves nothing behind of a log that did not begin; no effect on files that did."""
+        """Remove what a log without begin() left. Files that began stay."""
         for output in self._outputs.values():
             output.discard()
         if self._made:

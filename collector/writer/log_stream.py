@@ -36,11 +36,11 @@ from formats.klogger.encode import encode_preamble
 from formats.klogger.table import LogFormat
 
 NOTE_BYTES = 256
-"""More than a base event of the end takes in a file."""
+"""No base event at the end of a file is larger."""
 
 
 def copies(parts: Iterable[Part], pool: Pool) -> Iterator[LogBatch]:
-    """Batches of about COPY_BYTES that outlive the memory of the rings."""
+    """Batches of about COPY_BYTES, copied out of the rings' memory."""
     pieces: list[Part] = []
     size = 0
     for part in parts:
@@ -55,7 +55,7 @@ def copies(parts: Iterable[Part], pool: Pool) -> Iterator[LogBatch]:
 
 
 class LogStream(Stream[LogBatch]):
-    """See collector/writer/base_stream.py. Nothing is printed: a log has no order of all CPUs."""
+    """See collector/writer/base_stream.py. It prints nothing: a log has no order of all CPUs."""
 
     def __init__(self, path: str | Path, force: bool = False) -> None:
         super().__init__()
@@ -71,16 +71,13 @@ class LogStream(Stream[LogBatch]):
         self._clocks = clocks
         self.order = Queues(info.dtype)
         self._log = LogFormat.of(self._header(0))
-        self._writer = LogWriter(self._log, self._open_later, info.mixed)
+        self._writer = LogWriter(self._log, self._open, info.mixed)
         self._write_by(self._writer, clocks)
         self._folder.clear()
-        first = min(online_cpus())
-        for cpu in sorted(online_cpus()):
-            notes = self._first_notes()
-            if cpu == first:
-                notes += process_notes()
-                notes += info.sockets()
-            self._writer.begin(cpu, self._open(cpu, notes))
+        first, *others = sorted(online_cpus())
+        self._writer.begin(first, self._open(first, [*process_notes(), *info.sockets()]))
+        for cpu in others:
+            self._writer.begin(cpu, self._open(cpu))
 
     def discard(self) -> None:
         self._folder.discard()
@@ -125,7 +122,7 @@ class LogStream(Stream[LogBatch]):
         return ledger_notes(books, written, final=False)
 
     def _note(self, notes: Sequence[Note]) -> None:
-        # What tells when logging was on must not be dropped where the queue is full.
+        # Reserved: a full queue must not drop an event that says when logging was on.
         self._spool.put_control(lambda _: notes, self._clocks.now_ns(), reserved=True)
 
     def _first_notes(self) -> list[Note]:
@@ -154,15 +151,13 @@ class LogStream(Stream[LogBatch]):
             settings=self._info.settings,
         )
 
-    def _open_later(self, cpu: int) -> LogFile:
-        """The file of a CPU that came on, in the writer's thread."""
-        return self._open(cpu, self._first_notes())
-
-    def _open(self, cpu: int, notes: Sequence[Note]) -> LogFile:
+    def _open(self, cpu: int, more: Sequence[Note] = ()) -> LogFile:
+        """A CPU's file with its first dump. The writing thread opens those of later CPUs."""
+        notes = [*self._first_notes(), *more]
         output = self._folder.output(cpu)
         data, last = make_dump(self._log, 0, 0, notes, self._clocks.now_ns())
         output.begin(encode_preamble(self._header(cpu)) + data)
-        reserve = (self._info.asked + self._info.programs + 8) * NOTE_BYTES
+        reserve = (self._info.requested + self._info.programs + 8) * NOTE_BYTES
         sink = FileSink(output.fd, 1, reserve_bytes=reserve)
         return LogFile(sink, last, len(notes) + 2, 1)
 
@@ -172,9 +167,8 @@ def _describe(info: CaptureInfo) -> list[dict[str, Any]]:
     assert info.schema is not None
     table = []
     for number, event in info.events:
-        if event.name == "SNAPSHOT" and info.columns is not None:
-            known = info.columns
-            table.append(describe_snapshot(known.schema, known.columns, known.entry_size))
+        if event.name == "SNAPSHOT" and info.tcp is not None:
+            table.append(describe_snapshot(info.tcp, info.columns, info.entry_size))
         else:
             table.append(describe_event(info.schema, event, number))
     return table

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of Klogger logs, in the spool's thread: a file per CPU, written in whole dumps.
 
-A CPU's serials run through its file: the kernel's own, and between them those of the base events
-that are written here. A record that was lost anywhere leaves its serial out.
+Serials number the records and base events of a file. The serial of a record is the kernel's, plus
+the number of base events before it in the file. So the serial of a lost record is missing:
+
+                     dump 0  | dump 1    | dump 2
+    kernel's serial          |    1  2   |     3     5       record 4 was lost
+    serial in file   1 ... 5 | 6  7  8  9| 10 11    13 14    12 is missing
+                             | ^        ^| ^           ^     base events: DUMP_BEGIN, DUMP_FINISH
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ _U64 = np.uint64
 
 @dataclass(frozen=True)
 class LogBatch:
-    """Records of several CPUs, each CPU's in order of its serials, for spool.py."""
+    """Records of several CPUs for the spool, each CPU's in order of its serials."""
 
     parts: Sequence[Part]
 
@@ -44,7 +49,7 @@ class LogBatch:
 
     @property
     def span(self) -> int:
-        """No numbers run through all CPUs."""
+        """0: a log has no sequence numbers of all CPUs."""
         return 0
 
     @property
@@ -61,7 +66,7 @@ class LogBatch:
 
 @dataclass
 class LogFile:
-    """One CPU's file: where its serials stand, how many of them base events took, its dumps."""
+    """One CPU's file: its last serial, the number of base events in it, and of dumps."""
 
     sink: FileSink
     last: int = 0
@@ -70,9 +75,9 @@ class LogFile:
 
 
 class LogWriter:
-    """Writes dumps. `open_file` makes the file of a CPU that has none yet, or raises.
+    """Writes dumps. open_file: makes the file of a CPU that has none yet; OSError, TcpkmonError.
 
-    mixed: the schema tcp and others share the rings, so payloads begin at different places.
+    mixed: the schema tcp and others share the rings, so payloads begin at different offsets.
     """
 
     def __init__(
@@ -93,11 +98,11 @@ class LogWriter:
         self._cached = False
 
     def begin(self, cpu: int, file: LogFile) -> None:
-        """Take over a file that has its first dump."""
+        """Add a file that has its first dump."""
         self._files[cpu] = file
 
     def write(self, *batches: LogBatch, cached: bool = False) -> None:
-        """Write batches in dumps; those that do not go are counted as dropped, record by record.
+        """Write batches in dumps. When a dump fails, its records count as dropped.
 
         cached: see collector/writer/file_sink.py.
         """
@@ -115,13 +120,13 @@ class LogWriter:
                     self.written.dropped(cause_of(error)).update(counts)
 
     def skip(self, cause: LossCause, numbers: int, counts: Counter[Place]) -> None:
-        """Records were dropped before they came here."""
+        """Count records that were dropped before they came here."""
         self.written.dropped(cause).update(counts)
 
     def control(
         self, build: Callable[[Written], Iterable[Note]], mono_ns: int, *, reserved: bool = False
     ) -> bool:
-        """Write base events, a dump a file; False when one could not be written."""
+        """Write base events, one dump in each file; False when a write failed."""
         notes = list(build(self.written))
         for cpu in {note.cpu for note in notes} - self._files.keys() - {EVERY_CPU, FIRST_CPU}:
             self._file(cpu)
@@ -138,13 +143,13 @@ class LogWriter:
         return good
 
     def is_for(self, note: Note, cpu: int) -> bool:
-        """Whether a base event belongs into this CPU's file."""
+        """Whether this CPU's file gets the base event."""
         if note.cpu == FIRST_CPU:
             return cpu == min(self._files, default=cpu)
         return note.cpu in {EVERY_CPU, cpu}
 
     def sync(self) -> None:
-        """Have on the disk what was written."""
+        """Sync the files."""
         for file in self._files.values():
             self.written.sync_error = file.sink.sync() or self.written.sync_error
 
@@ -201,7 +206,7 @@ class LogWriter:
     def _put(
         self, file: LogFile, data: bytes, last: int, inserted: int, reserved: bool
     ) -> OSError | None:
-        """Write a dump, all of it or nothing; serials go on only when it stands in the file."""
+        """Write a whole dump or nothing. Serials advance only when it is in the file."""
         outcome = file.sink.write(data, whole=True, reserved=reserved, cached=self._cached)
         self.written.error = self._failed = outcome.error
         if outcome.error is not None:
@@ -215,7 +220,7 @@ class LogWriter:
     def _payloads(
         self, points: NDArray[Any], rows: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any], int]:
-        """Event numbers, rows, and where in a row the payload begins."""
+        """Event numbers, rows, and the offset of the payload in a row."""
         snapshots = (points < FIRST_EVENT) | (points == EXISTING)
         if not snapshots.any():
             return points, rows, EVENT_HEAD_BYTES
@@ -233,7 +238,7 @@ class LogWriter:
 def make_dump(
     log: LogFormat, last: int, index: int, notes: Sequence[Note], mono_ns: int
 ) -> tuple[bytes, int]:
-    """A dump of base events after the serial `last`, and the last serial in it."""
+    """A dump of base events after the serial `last`, and its own last serial."""
     serial = last + 1
     parts = [pack_event(log, "DUMP_BEGIN", {"index": index}, serial, mono_ns)]
     for name, same in groupby(notes, lambda note: note.name):

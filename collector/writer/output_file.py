@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output file: appears under its name only when its header and first entry are on the disk."""
+"""The output file. It gets its name only when its header and first entry are on the disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from collector.writer.file_sink import Calls
@@ -15,18 +16,18 @@ from formats.base.errors import FileError
 
 MODE = 0o640
 STDOUT = "-"
-# Errors by which a file system says that it has no O_TMPFILE, or no /proc to link from.
+# Errors without O_TMPFILE in the file system, or without /proc to link from.
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
 _TRIES = 100
 
 
 class Output:
-    """A file to be written, or with "-" standard output. FileError when that cannot be.
+    """A file to write, or with "-" standard output. FileError when that is not possible.
 
-    Open it early (it finds out what is wrong with the name), begin() it with the file's first
-    bytes, then take its `fd`. Until begin() there is nothing under the name; discard() undoes
-    everything before that. Symbolic links are never followed and nothing is replaced without
-    `force`; with it, the old file goes away in the moment when the new one has its first bytes.
+    The constructor checks the name, so make an Output early. begin() writes the file's first
+    bytes; then use its `fd`. Before begin(), nothing has the name, and discard() removes
+    everything. It never follows symbolic links. Only with `force` it replaces a file: the old one
+    is there until the new one has its first bytes.
     """
 
     def __init__(self, path: str | Path, force: bool = False, calls: Calls | None = None) -> None:
@@ -37,7 +38,7 @@ class Output:
         self._begun = False
         self._directory = -1
         self.fd = -1
-        """The descriptor to write to, at the end of what begin() wrote. Who takes it closes it."""
+        """The descriptor, positioned after what begin() wrote. Then the caller closes it."""
         self.is_stdout = self.path == STDOUT
         if self.is_stdout:
             self._open_stdout()
@@ -85,7 +86,7 @@ class Output:
         self._begun = True
 
     def discard(self) -> None:
-        """Close it and leave nothing behind; no effect after begin()."""
+        """Close and remove the file; no effect after begin()."""
         if self._begun:
             return
         if self._temporary is not None:
@@ -109,7 +110,7 @@ class Output:
             raise self._failed(error) from error
 
     def _check_name(self) -> None:
-        """FileError if the name is taken by what may not be replaced."""
+        """FileError if something has the name that must not be replaced."""
         try:
             there = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -126,9 +127,7 @@ class Output:
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CLOEXEC
         try:
-            self.fd = self._calls.open(
-                ".", flags | os.O_TMPFILE, MODE, dir_fd=self._directory
-            )
+            self.fd = self._calls.open(".", flags | os.O_TMPFILE, MODE, dir_fd=self._directory)
         except OSError as error:
             if error.errno not in _NO_TMPFILE:
                 raise
@@ -137,22 +136,26 @@ class Output:
         self._calls.fchmod(self.fd, MODE)
 
     def _open_temporary(self, flags: int) -> None:
-        """A hidden file beside the name, where there is no O_TMPFILE."""
-        for name in self._temporary_names():
+        """Open a hidden file in the same directory, where there is no O_TMPFILE."""
+
+        def create(name: str) -> None:
+            self.fd = self._calls.open(
+                name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, MODE, dir_fd=self._directory
+            )
+
+        self._name_temporary(create)
+
+    def _name_temporary(self, make: Callable[[str], None]) -> None:
+        """Call `make` with hidden names until one does not exist yet."""
+        for number in range(_TRIES):
+            name = f".{self._name[:200]}.{os.getpid()}.{number}"
             try:
-                self.fd = self._calls.open(
-                    name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, MODE,
-                    dir_fd=self._directory,
-                )  # fmt: skip
+                make(name)
             except FileExistsError:
                 continue
             self._temporary = name
             return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-
-    def _temporary_names(self) -> list[str]:
-        stem = f".{self._name[:200]}.{os.getpid()}"
-        return [f"{stem}.{number}" for number in range(_TRIES)]
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -174,28 +177,21 @@ class Output:
             return
         self._check_name()
         if self._temporary is None:
-            for name in self._temporary_names():
-                try:
-                    self._link(name)
-                except FileExistsError:
-                    continue
-                self._temporary = name
-                break
-        if self._temporary is None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            self._name_temporary(self._link)
+        assert self._temporary is not None
         self._calls.rename(
             self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory
         )
         self._temporary = None
 
     def _link(self, name: str) -> None:
-        """Give the open file a name, never one that is taken."""
+        """Give the open file a name. FileExistsError if something has it."""
         if self._temporary is not None:
             self._calls.link(
                 self._temporary, name, src_dir_fd=self._directory, dst_dir_fd=self._directory
             )
             return
-        # linkat(2) follows the link in /proc to the file, but not one that stands at `name`.
+        # linkat(2) follows the link in /proc, but no link called `name`.
         self._calls.link(
             f"/proc/self/fd/{self.fd}", name, dst_dir_fd=self._directory, follow_symlinks=True
         )
@@ -206,7 +202,7 @@ class Output:
             self._directory = -1
 
     def _failed(self, error: OSError, folder: bool = False) -> FileError:
-        """The error to raise, in words."""
+        """The error to raise: what failed, why, what to try."""
         where = (os.path.dirname(self.path) or ".") if folder else self.path
         if self.is_stdout:
             where = "standard output"

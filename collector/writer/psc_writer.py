@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer, in the spool's thread: gives final sequence numbers and hands entries to the sink.
+"""The writer of PSC files, in the spool's thread: final sequence numbers, LOSS entries, ledger.
 
-Only it knows what reached the file: what was dropped takes its sequence numbers with it, and a LOSS
-entry tells so before writing goes on.
+Only the writer knows what reached the file. Dropped entries keep their sequence numbers; a LOSS
+entry reports them before the next entries are written.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ TALLY_ENTRIES = 1 << 16
 
 
 class Tally:
-    """Counts what was written, many batches at a time: for each alone, that costs more than giving
-    its entries their numbers. The counter is complete after settle()."""
+    """Counts written records, many batches at a time: to count each batch alone costs more than
+    to number its entries. The counter is complete after settle()."""
 
     def __init__(self, counter: Counter[Place]) -> None:
         self._counter = counter
@@ -54,13 +54,13 @@ class Tally:
 
 
 Build = Callable[[Written], Sequence[Control]]
-"""Makes control entries when their turn has come, from what stands in the file just before."""
+"""Makes control entries when they are written, from what is in the file just before."""
 
 
 class Writer:
-    """Numbers entries and hands them to the sink, without a queue or a thread.
+    """Numbers entries and writes them to the sink, without a queue or a thread.
 
-    `written` says what the file holds already (START). `now_ns` is a monotonic clock.
+    written: what is in the file already (START). now_ns: a monotonic clock.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Writer:
         self._given_bytes = 0
 
     def write(self, *batches: Ordered, cached: bool = False) -> None:
-        """Write batches, or as many of their entries as go; the rest is counted as dropped.
+        """Write the batches' entries up to the first that fails; the rest counts as dropped.
 
         cached: see collector/writer/file_sink.py.
         """
@@ -120,16 +120,16 @@ class Writer:
             kept -= len(batch)
         self._numbering = batches[-1].numbering
         self._given_bytes = batches[-1].start_bytes + batches[-1].nbytes
-        self._tell_place()
+        self._update_numbering()
 
     def drop(self, ordered: Ordered, cause: LossCause, start: int = 0) -> None:
-        """Count the entries of a batch from `start` on as lost; they keep their numbers."""
+        """Count the entries of a batch from index `start` as lost; they keep their numbers."""
         before = int(ordered.seqs[start - 1]) if start else ordered.first_seq - 1
         last = ordered.first_seq + ordered.span - 1
         self.skip(cause, last - before, ordered.counts(start))
 
     def skip(self, cause: LossCause, numbers: int, counts: Counter[Place]) -> None:
-        """Give up so many sequence numbers; counts: the records among them."""
+        """Skip so many sequence numbers; counts: the records among them."""
         self.written.dropped(cause).update(counts)
         if not numbers:
             return
@@ -138,21 +138,22 @@ class Writer:
         self._gaps.append((cause, numbers))
 
     def control(self, build: Build, mono_ns: int, *, reserved: bool = False) -> bool:
-        """Write control entries, all or none of them; also while records are being dropped.
+        """Write all control entries or none, also while records are dropped; False for none.
 
-        Those of the end may use the sink's reserve, and are tried again at once when that fails.
+        reserved: the last entries of a file. They may use the sink's reserve, and are tried again
+        at once when a write fails.
         """
         self.tally.settle()
         for _ in range(END_TRIES if reserved else 1):
             if self._write_losses(mono_ns, reserved) and self._append(
                 build(self.written), mono_ns, reserved
             ):
-                self._tell_place()
+                self._update_numbering()
                 return True
         return False
 
     def sync(self) -> None:
-        """Have on the disk what was written."""
+        """Sync the file."""
         self.written.sync_error = self._sink.sync() or self.written.sync_error
 
     def close(self) -> None:
@@ -160,13 +161,13 @@ class Writer:
         self.tally.settle()
         self.written.sync_error = self._sink.close() or self.written.sync_error
 
-    def _tell_place(self) -> None:
-        """Tell the sequencer where in the file comes what it gives out next."""
+    def _update_numbering(self) -> None:
+        """Give the sequencer the place in the file of its next entries."""
         if self._numbering is not None:
             self._numbering.ahead_bytes = self._sink.end_bytes - self._given_bytes
 
     def _write_losses(self, mono_ns: int, reserved: bool) -> bool:
-        """The LOSS entries that are due; False when they cannot be written yet."""
+        """Write the LOSS entries that are due; False when a write fails."""
         while self._gaps:
             cause, count = self._gaps[0]
             loss = Loss(ANY_CPU, 0, count, cause)
@@ -196,7 +197,7 @@ class Writer:
         return True
 
     def _fail(self, batches: Sequence[Ordered], start: int = 0) -> None:
-        """A write just failed: drop the rest of the batches, and for a while all that follows."""
+        """A write just failed: drop the rest of the batches, and all others until the next try."""
         self._failed = self.written.error
         self._retry_ns = self._now_ns() + RETRY_NS
         if self._failed is not None:

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of collect --print: one a record, the columns that the capture stores."""
+"""The lines of collect --print: one for each record, with the columns that the capture stores."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
-from collector.writer.capture_info import Columns
 from formats.base.control import is_control
 from formats.base.escape import for_terminal
 from formats.base.text import address_of
-from formats.schema import field_type
+from formats.psc.columns import Column
+from formats.schema import Schema, field_type
 
 _HIDDEN = {
     "seq_no", "time", "callvalue", "location", "lport", "rport", "seq", "time_ns", "serial",
@@ -22,36 +22,34 @@ _HIDDEN = {
 }
 
 
-def address_text(raw: bytes) -> str:
-    """An address of 16 bytes as people write it; v4-mapped ones as IPv4."""
-    return address_of(raw.ljust(16, b"\0"))
-
-
 class Printer:
-    """Writes records as text lines to a stream; control entries are left out.
+    """Writes records as text lines to a stream, without control entries.
 
-    `fail` is called once, when the stream takes no more lines (its reader has gone, say).
+    `fail` is called once, when a write to the stream fails (its reader closed it, say).
     """
 
     def __init__(
-        self, layout: Columns, stream: TextIO, fail: Callable[[OSError], None]
+        self,
+        schema: Schema,
+        columns: Sequence[Column],
+        stream: TextIO,
+        fail: Callable[[OSError], None],
     ) -> None:
         self._stream: TextIO | None = stream
         self._fail = fail
-        self._layout = layout
-        self._names = {m.value: m.name for m in layout.schema.enum("location").members}
-        placed = [column.name for column in layout.columns if column.length]
+        self._names = {m.value: m.name for m in schema.enum("location").members}
+        placed = [column.name for column in columns if column.length]
         self._addresses = "laddr" in placed and "raddr" in placed
         self._shown = [name for name in placed if name not in _HIDDEN]
         self._enums: dict[str, dict[int, str]] = {}
         for name in self._shown:
-            field = layout.field(name)
-            if field_type(layout.schema, field).kind == "enum":
-                members = layout.schema.enum(field.type).members
+            field = schema.event("SNAPSHOT").find_field(name)
+            if field_type(schema, field).kind == "enum":
+                members = schema.enum(field.type).members
                 self._enums[name] = {m.value: m.name for m in members}
 
     def write(self, entries: npt.NDArray[Any]) -> None:
-        """Prints the entries."""
+        """Print the records among these entries."""
         if self._stream is None:
             return
         records = entries[~is_control(entries["location"])]
@@ -68,8 +66,8 @@ class Printer:
             location = int(record["location"])
             ends = f":{int(record['lport'])} > :{int(record['rport'])}"
             if self._addresses:
-                local = address_text(record["laddr"].tobytes())
-                remote = address_text(record["raddr"].tobytes())
+                local = address_of(record["laddr"].tobytes())
+                remote = address_of(record["raddr"].tobytes())
                 ends = f"{local}:{int(record['lport'])} > {remote}:{int(record['rport'])}"
             words = [
                 f"{when}.{int(record['tv_usec']):06}",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spool: a thread between the sequencer and the file, so that a slow disk holds up no ring."""
+"""The spool: a thread between the sequencer and the file, so that a slow disk does not stop the
+reading of the rings."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ from formats.base.control import LossCause
 
 LIMIT_BYTES = 64 << 20
 CONTROL_COST_BYTES = 64 << 10
-"""What a waiting control item counts for: about a copy of the kernel's ledger."""
+"""The size of a waiting control item: about a copy of the kernel's ledger."""
 GATHER_BYTES = 2 << 20
-"""So much is written together if it waits: a write has its price, whatever its size. When so much
-waits, it is written before flush() asks for it."""
+"""The most that is written at once: each write has a fixed cost. When so much waits, the thread
+writes before flush()."""
 BEHIND = 4
-"""When more than this part of the limit waits, the disk is too slow for writes that wait for it:
-then the page cache takes all, for CACHED_S at least and until only CAUGHT_UP's part waits."""
+"""When more than 1/BEHIND of the limit waits, the disk is too slow for direct writes. Then all
+writes go through the page cache, for at least CACHED_S and until 1/CAUGHT_UP waits."""
 CAUGHT_UP = 16
 CACHED_S = 1.0
 
 
 class Sized(Protocol):
-    """A batch of records: `span` is the sequence numbers it takes."""
+    """A batch of records; span: how many sequence numbers it takes."""
 
     @property
     def span(self) -> int: ...
@@ -45,7 +46,7 @@ BatchT_contra = TypeVar("BatchT_contra", bound=Sized, contravariant=True)
 
 
 class Writing(Protocol[BatchT_contra]):
-    """What writes, in the spool's thread: psc_writer.py, log_writer.py."""
+    """A writer, which runs in the spool's thread: psc_writer.py, log_writer.py."""
 
     written: Written
 
@@ -62,7 +63,7 @@ class Writing(Protocol[BatchT_contra]):
 
 @dataclass
 class _Gap:
-    """Batches that did not fit in the queue, in the place where they would have stood."""
+    """Batches that did not fit in the queue, in their place."""
 
     numbers: int
     counts: Counter[Place]
@@ -77,10 +78,10 @@ class _Entries:
 
 
 class Spool(Generic[BatchT]):
-    """A writer in a thread of its own behind a queue of at most about `limit_bytes`.
+    """A writer in a thread of its own, behind a queue of about `limit_bytes` at most.
 
-    put() and put_control() return at once, and raise what ended the thread (BrokenPipeError when
-    nobody reads the output any more). One thread calls them, flush() and close().
+    put() and put_control() return at once. They raise the error that ended the thread
+    (BrokenPipeError when the output's reader is gone). One thread calls all methods.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Spool(Generic[BatchT]):
         begin: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`begin` is what the thread does first: what is a thread's own, such as capabilities."""
+        """begin: what the thread does first: it sets its capabilities and its priority."""
         self._begin = begin
         self._now_s = now_s
         self.written = writer.written
@@ -104,7 +105,7 @@ class Spool(Generic[BatchT]):
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._no_news = threading.Lock()
-        """_wake() releases it. The thread acquires it to sleep until then."""
+        """The thread acquires it to sleep; _wake() releases it."""
         self._no_news.acquire()
         self._thread = threading.Thread(target=self._run, name="tcpkmon-spool", daemon=True)
 
@@ -113,9 +114,9 @@ class Spool(Generic[BatchT]):
         self._thread.start()
 
     def put(self, ordered: BatchT) -> bool:
-        """Hand over a batch, which belongs to the spool from now on; False: dropped, and counted.
+        """Add a batch, which the caller must not change; False: it was dropped, and counted.
 
-        A batch larger than the whole queue is taken when the queue is empty.
+        An empty queue accepts a batch of any size.
         """
         with self._lock:
             self._raise_failure()
@@ -140,10 +141,11 @@ class Spool(Generic[BatchT]):
         reserved: bool = False,
         sync: bool = False,
     ) -> bool:
-        """Have control entries written in their turn; False when the queue is too full for them.
+        """Add control entries; False when the queue has no room for them.
 
-        build is called in the writer's thread, and makes what its control() takes. reserved: those
-        of the end, which are always taken and may use the reserve on the disk. sync: fsync after.
+        build: called in the writer's thread; makes the argument of its control(). reserved: the
+        last entries. They are always accepted and may use the reserve on the disk. sync: sync
+        the file after them.
         """
         with self._lock:
             self._raise_failure()
@@ -153,9 +155,9 @@ class Spool(Generic[BatchT]):
             return True
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Write what waits, sync and close the file; False if that is not over in time.
+        """Write what waits, sync and close the file; False when that takes longer than timeout_s.
 
-        Raises what ended the thread. The result is in `written`: error and sync_error too.
+        Raises the error that ended the thread. `written` has the result, with error and sync_error.
         """
         with self._lock:
             self._closing = True
@@ -167,7 +169,7 @@ class Spool(Generic[BatchT]):
         return True
 
     def flush(self) -> None:
-        """Have written what was put: after the last of several batches, since waking up costs."""
+        """Wake the thread. Call it after several batches, since each wake-up costs time."""
         if self._queue:
             self._wake()
 
@@ -198,7 +200,7 @@ class Spool(Generic[BatchT]):
                 self._failure = failure
 
     def _next(self) -> list[BatchT] | _Gap | _Entries | None:
-        """What to write next, batches that wait together; waits for it, None: that was all."""
+        """Wait for the next item; None at the end. Batches that wait come together."""
         while True:
             with self._lock:
                 if self._queue:
@@ -221,7 +223,7 @@ class Spool(Generic[BatchT]):
         return batches
 
     def _handle(self, item: list[BatchT] | _Gap | _Entries | None) -> bool:
-        """Write it, and hold on to nothing of it; False if there is nothing more to come."""
+        """Write an item and keep no reference to it; False at the end."""
         if item is None:
             return False
         cost = CONTROL_COST_BYTES
@@ -240,7 +242,7 @@ class Spool(Generic[BatchT]):
         return True
 
     def _is_behind(self) -> bool:
-        """Whether so much waits that the page cache shall take it, until next to nothing waits."""
+        """Whether to write through the page cache: see BEHIND."""
         if self._bytes > self._limit_bytes // BEHIND:
             self._cached_until_s = self._now_s() + CACHED_S
         elif self._cached_until_s is not None and (

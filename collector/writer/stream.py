@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which stream writes a file format of formats/registry.py: a new format has a row here.
 
-Importing this is cheap, for the command line: a stream is imported when one is opened.
+The command line imports this, so each stream is imported only when it is opened.
 """
 
 from __future__ import annotations
@@ -29,5 +29,7 @@ STREAMS: dict[str, Callable[[str, bool], Stream[Any]]] = {
     "psc": _open_psc,
     "klogger": _open_klogger,
 }
-"""By the format's name: opens a stream into a place (its name, and whether to replace what is
-there). Raises FileError or UsageError for a place that cannot be written to."""
+"""By the format's name: opens a stream to an output. force: replace what is there.
+
+FileError or UsageError when the output cannot be written.
+"""

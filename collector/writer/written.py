@@ -10,9 +10,9 @@ from formats.base.causes import COLLECTOR_CAUSES
 from formats.base.control import LossCause
 
 RETRY_NS = 100_000_000
-"""After a failed write, records are dropped for so long before the next try."""
+"""After a failed write, records are dropped for this time. Then comes the next try."""
 END_TRIES = 3
-"""The last entries of a file are tried so often, at once."""
+"""How often the last entries of a file are tried, without a pause."""
 
 Place = tuple[int, int]
 """(cpu, location)"""
@@ -20,14 +20,15 @@ Place = tuple[int, int]
 
 @dataclass
 class Written:
-    """What stands in the file, and what was dropped on the way to it; the writer keeps it.
+    """What is in the file, and what was dropped on the way to it. The writer updates it.
 
-    Read it from another thread only after close(), or for a display. Counters are of records (no
-    control entries) by (cpu, location); in_file is up to date in control entries and after close().
+    Another thread may read it after close(), or for a display. Counters are of records (no
+    control entries) by (cpu, location). in_file is up to date when control entries are made, and
+    after close().
     """
 
     entries: int = 0
-    """Entries in the file, control entries too."""
+    """Entries in the file, with control entries."""
     last_seq: int = 0
     checkpoints: int = 0
     in_file: Counter[Place] = field(default_factory=Counter)
@@ -35,19 +36,19 @@ class Written:
     disk_full: Counter[Place] = field(default_factory=Counter)
     write_error: Counter[Place] = field(default_factory=Counter)
     refused: int = 0
-    """Control entries that could not be written; they took no numbers."""
+    """Control entries that could not be written; they have no sequence numbers."""
     error: OSError | None = None
-    """The last error of a write; None again when writing went on."""
+    """The error of the last write; None if it had none."""
     sync_error: OSError | None = None
 
     @property
     def lost(self) -> int:
-        """Sequence numbers up to last_seq that no entry of the file has."""
+        """Sequence numbers up to last_seq that are not in the file."""
         return self.last_seq - self.entries
 
     @property
     def drops(self) -> dict[str, Counter[Place]]:
-        """What did not get into the file, by cause: a field of formats.base.control.Collector."""
+        """Dropped records by cause, which is a field of formats.base.control.Collector."""
         return {
             "queue_full": self.queue_full,
             "disk_full": self.disk_full,
@@ -59,5 +60,5 @@ class Written:
         return self.drops[cause.name.lower()]
 
     def losses(self) -> dict[str, int]:
-        """How much was dropped, by the causes' words."""
+        """How many records were dropped, by the cause in words."""
         return {COLLECTOR_CAUSES[name]: n.total() for name, n in self.drops.items()}

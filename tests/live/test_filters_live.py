@@ -133,7 +133,7 @@ def test_each_filter_lets_its_own_pass(tmp_path: Path, lab: Lab) -> None:
 def other_process(lab: Lab) -> Iterator[traffic.Exchange]:
     """A connection between two other processes, that waits for go()."""
     work = Workload("10.77.0.2", port=V4, client_port=V4 + OWN, count=ROUNDS, reply=3)
-    exchange = traffic.start(work, lab.a.namespace.fd, lab.b.namespace.fd)
+    exchange = traffic.Exchange(work, lab.a.namespace.fd, lab.b.namespace.fd)
     try:
         yield exchange
     finally:

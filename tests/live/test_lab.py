@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from collector.lab import traffic
-from collector.lab.lab import Bottleneck, Lab, remove_stale
+from collector.lab.lab import Bottleneck, Lab
+from collector.lab.namespaces import Side, remove_stale
 from collector.lab.traffic import Workload
 from collector.linux import netns
 from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
@@ -30,9 +31,9 @@ def run(lab: Lab, workload: Workload) -> traffic.Result:
     return traffic.run(workload, lab.a.namespace.fd, lab.b.namespace.fd)
 
 
-def opened(lab: Lab, side: str) -> tuple[int, int]:
+def opened(side: Side) -> tuple[int, int]:
     """The kernel's count of active and passive opens in one of the namespaces."""
-    text = str(lab.run(side, ["cat", "/proc/thread-self/net/snmp"]))
+    text = side.command(["cat", "/proc/thread-self/net/snmp"])
     rows = [line.split() for line in text.splitlines() if line.startswith("Tcp:")]
     counts = dict(zip(*rows, strict=True))
     return int(counts["ActiveOpens"]), int(counts["PassiveOpens"])
@@ -146,10 +147,10 @@ def test_the_bottleneck_is_as_asked() -> None:
         assert lab.router is not None
         queue = lab.router.command(["tc", "qdisc", "show"])
         assert re.search(r"tbf .*rate 10Mbit", queue)
-        rules = str(lab.run("b", ["nft", "list", "ruleset"]))
+        rules = lab.b.command(["nft", "list", "ruleset"])
         assert re.search(r"random mod 10000 < 250 counter .*drop", rules)
         lab.drop(0)
-        assert "random" not in str(lab.run("b", ["nft", "list", "ruleset"]))
+        assert "random" not in lab.b.command(["nft", "list", "ruleset"])
 
 
 @pytest.mark.parametrize("server", ["10.77.0.2", "fd77::2"])
@@ -161,7 +162,7 @@ def test_a_full_queue_loses_packets_unknown_to_the_sender(server: str) -> None:
         queue = lab.router.command(["tc", "-s", "qdisc", "show"])
         lost = max(int(count) for count in re.findall(r"dropped (\d+)", queue))
         assert lost > 0
-        counters = str(lab.run("a", ["cat", "/proc/thread-self/net/snmp"]))
+        counters = lab.a.command(["cat", "/proc/thread-self/net/snmp"])
         rows = [line.split() for line in counters.splitlines() if line.startswith("Tcp:")]
         assert int(dict(zip(*rows, strict=True))["RetransSegs"]) >= lost
 
@@ -196,9 +197,9 @@ def test_sends_are_counted(lab: Lab, server: str, listen: str, seen: str) -> Non
 
 
 def test_connections_are_counted(lab: Lab) -> None:
-    before = opened(lab, "a"), opened(lab, "b")
+    before = opened(lab.a), opened(lab.b)
     result = run(lab, Workload("10.77.0.2", connections=211, parallel=5, size=10, reply=3))
-    after = opened(lab, "a"), opened(lab, "b")
+    after = opened(lab.a), opened(lab.b)
     assert len(result.client.connections) == len(result.server.connections) == 211
     assert (after[0][0] - before[0][0], after[1][1] - before[1][1]) == (211, 211)
     ports = [one.local_port for one in result.client.connections]
@@ -219,9 +220,9 @@ def test_the_server_can_close_first(lab: Lab) -> None:
     work = Workload("10.77.0.2", connections=20, client_port=41_000, size=10, server_closes=True)
     result = run(lab, work)
     assert result.server.receives == result.server.bytes_received / 10 == 20
-    waiting = str(lab.run("b", ["ss", "-tnH", "state", "time-wait"]))
+    waiting = lab.b.command(["ss", "-tnH", "state", "time-wait"])
     assert f"10.77.0.1:{41_000}" in waiting
-    assert str(lab.run("a", ["ss", "-tnH", "state", "time-wait"])) == ""
+    assert lab.a.command(["ss", "-tnH", "state", "time-wait"]) == ""
 
 
 @pytest.mark.parametrize("name", ["reno", "cubic", "bbr"])
@@ -230,28 +231,28 @@ def test_congestion_control_is_per_socket(lab: Lab, name: str) -> None:
     if name not in available:
         pytest.skip(f"this kernel has no {name}")
     work = Workload("10.77.0.2", duration_s=600, congestion=name)
-    exchange = traffic.start(work, lab.a.namespace.fd, lab.b.namespace.fd)
+    exchange = traffic.Exchange(work, lab.a.namespace.fd, lab.b.namespace.fd)
     try:
         exchange.go()
         text = ""
         while "ESTAB" not in text:
             assert exchange.client.poll() is None
-            text = str(lab.run("a", ["ss", "-tinH"]))
+            text = lab.a.command(["ss", "-tinH"])
         assert re.search(rf"\b{name}\b", text)
     finally:
         exchange.stop()
 
 
 def test_nothing_flows_before_go(lab: Lab) -> None:
-    exchange = traffic.start(Workload("10.77.0.2"), lab.a.namespace.fd, lab.b.namespace.fd)
-    assert opened(lab, "a")[0] == 0
+    exchange = traffic.Exchange(Workload("10.77.0.2"), lab.a.namespace.fd, lab.b.namespace.fd)
+    assert opened(lab.a)[0] == 0
     exchange.go()
     assert exchange.finish().client.sends == 1
-    assert opened(lab, "a")[0] == 1
+    assert opened(lab.a)[0] == 1
 
 
 def test_failures_are_told(lab: Lab) -> None:
     with pytest.raises(TcpkmonError, match="did not start"):
-        traffic.start(Workload("192.0.2.1"), lab.a.namespace.fd, lab.b.namespace.fd)
+        traffic.Exchange(Workload("192.0.2.1"), lab.a.namespace.fd, lab.b.namespace.fd)
     with pytest.raises(ValueError, match="needs replies"):
         Workload("10.77.0.2", reset=True)

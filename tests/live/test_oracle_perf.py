@@ -146,7 +146,7 @@ def seen_by_collect(records: Records) -> Streams:
 def test_perf_sees_the_same(tmp_path: Path, kind: str) -> None:
     with Lab(Bottleneck(rate_mbit=200, queue_bytes=100_000, loss_percent=3.0)) as lab:
         work = Workload("10.77.0.2", count=300, size=10_000, connections=3, parallel=3, reply=7)
-        exchange = traffic.start(work, lab.a.namespace.fd, lab.b.namespace.fd)
+        exchange = traffic.Exchange(work, lab.a.namespace.fd, lab.b.namespace.fd)
         options = ("--locations", "SEGMENT_RECEIVED", "--buffer-size", "16", "-v", *within(lab))
         with ExitStack() as stack:
             run = stack.enter_context(capturing(tmp_path / "a.pm", *options, kinds=f"{kind},iter"))

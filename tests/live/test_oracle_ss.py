@@ -233,7 +233,7 @@ def test_every_column_says_what_the_application_is_told(tmp_path: Path, lab: Lab
         at_rest(lab, pair)
         told = {end: told_of(end) for end in (pair.client, pair.server)}
         outcome = run.stop()
-        limits = str(lab.run("a", ["cat", "/proc/sys/net/ipv4/tcp_wmem"])).split()
+        limits = lab.a.command(["cat", "/proc/sys/net/ipv4/tcp_wmem"]).split()
     memory = Path("/proc/sys/net/ipv4/tcp_mem").read_text().split()
     outcome.check_complete()
     records = outcome.records

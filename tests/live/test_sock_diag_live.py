@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from collector.lab.lab import Lab, Side
+from collector.lab.lab import Lab
+from collector.lab.namespaces import Side
 from collector.loader import sock_diag
 from collector.loader.sock_diag import Connection, list_connections, make_entries
 from collector.plan.columns import Layout, choose_columns, load_schema, make_layout
@@ -43,7 +44,7 @@ def connect(lab: Lab, stack: ExitStack, kind: str) -> tuple[socket.socket, socke
     """A connection from a to b; `kind` is v4, v6 or mapped."""
     family = socket.AF_INET if kind == "v4" else socket.AF_INET6
     place = {"v4": lab.b.address4, "v6": lab.b.address6, "mapped": "::"}[kind]
-    goal = {"v4": lab.b.address4, "v6": lab.b.address6, "mapped": lab.b.mapped}[kind]
+    goal = {"v4": lab.b.address4, "v6": lab.b.address6, "mapped": f"::ffff:{lab.b.address4}"}[kind]
 
     def listen() -> socket.socket:
         made = socket.socket(family)

@@ -17,9 +17,10 @@ from collector.plan import columns
 from collector.session import status_line
 from collector.session.stop_signals import Stopping
 from collector.writer import stream
-from collector.writer.record_printer import Printer, address_text
+from collector.writer.record_printer import Printer
 from formats.base.control import EndReason
 from formats.base.errors import UsageError
+from formats.base.text import address_of
 from formats.registry import FILE_FORMATS
 
 
@@ -47,7 +48,7 @@ def test_a_signal_asks_to_stop_and_a_second_one_hurries():
     got: list[int] = []
     woken: list[bool] = []
     with Stopping() as stopping, stopping.waking(lambda: woken.append(stopping.due())):
-        stopping.forward_to(got.append)
+        stopping.forward = got.append
         assert not stopping.due()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopping.due() and stopping.reason is EndReason.ASKED and not stopping.hurry
@@ -97,8 +98,8 @@ def test_status_texts():
 
 
 def test_addresses():
-    assert address_text(b"\0" * 10 + b"\xff\xff" + bytes([192, 0, 2, 1])) == "192.0.2.1"
-    assert address_text(bytes.fromhex("20010db8") + b"\0" * 11 + b"\1") == "2001:db8::1"
+    assert address_of(b"\0" * 10 + b"\xff\xff" + bytes([192, 0, 2, 1])) == "192.0.2.1"
+    assert address_of(bytes.fromhex("20010db8") + b"\0" * 11 + b"\1") == "2001:db8::1"
 
 
 def test_printed_records_are_one_harmless_line_each():
@@ -113,7 +114,7 @@ def test_printed_records_are_one_harmless_line_each():
     entries["state"] = 1
     out = io.StringIO()
     failed: list[OSError] = []
-    Printer(made, out, failed.append).write(entries)
+    Printer(made.schema, made.columns, out, failed.append).write(entries)
     lines = out.getvalue().splitlines()
     assert len(lines) == 2, "a control entry is no record"
     assert " RTO " in lines[0] and ":5001 > " in lines[0] and "state=TCP_ESTABLISHED" in lines[0]
@@ -131,7 +132,7 @@ def test_a_reader_that_has_gone_is_told_of_once():
     read, write = os.pipe()
     os.close(read)
     with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as out:
-        printer = Printer(made, out, failed.append)
+        printer = Printer(made.schema, made.columns, out, failed.append)
         for _ in range(3):
             printer.write(entries)
     assert [type(error) for error in failed] == [BrokenPipeError]

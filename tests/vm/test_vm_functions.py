@@ -133,7 +133,7 @@ def _check_calls(outcome: Outcome, records: Records, done: traffic.Result) -> No
 def _delay(lab: Lab, delay: str) -> bool:
     """What b sends takes so long; whether the kernel has netem."""
     try:
-        lab.run("b", ["tc", "qdisc", "replace", "dev", "veth0", "root", "netem", "delay", delay])
+        lab.b.command(["tc", "qdisc", "replace", "dev", "veth0", "root", "netem", "delay", delay])
     except subprocess.CalledProcessError:
         return False
     return True

@@ -21,7 +21,7 @@ NETEM = ("tc", "qdisc", "add", "dev", "veth0", "root", "netem")
 
 def test_loss_by_netem(lab: Lab, tmp_path: Path) -> None:
     try:
-        lab.run("a", [*NETEM, "loss", "5%", "delay", "2ms", "limit", "10000"])
+        lab.a.command([*NETEM, "loss", "5%", "delay", "2ms", "limit", "10000"])
     except subprocess.CalledProcessError as error:
         pytest.skip(f"netem: {error.stderr.strip()}")
     path = tmp_path / "netem.pm"
@@ -31,7 +31,7 @@ def test_loss_by_netem(lab: Lab, tmp_path: Path) -> None:
     outcome = running.stop()
     outcome.check_complete()
     verify(path, 0)
-    statistics = str(lab.run("a", ["tc", "-s", "qdisc", "show", "dev", "veth0"]))
+    statistics = lab.a.command(["tc", "-s", "qdisc", "show", "dev", "veth0"])
     dropped = re.search(r"dropped (\d+)", statistics)
     assert dropped and int(dropped[1]) > 0, statistics
     client = outcome.records.where(rport=result.port)
