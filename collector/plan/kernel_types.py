@@ -225,12 +225,9 @@ class _Header:
     def _pointer(self, type_id: int) -> str:
         """The type of a pointer: to a struct if that has a name, else to void."""
         type_id = self.btf.resolve(type_id)
-        kind, name = self.btf.kind(type_id), self.btf.name(type_id)
-        if (kind in COMPOSITE or kind is Kind.FWD) and _IDENTIFIER.match(name):
-            tag = self.btf.c_type(type_id).split()[0]
-            if self._declare(tag, name):
-                return f"{tag} {name} *"
-        return "void *"
+        tag, name = self.btf.tag(type_id), self.btf.name(type_id)
+        is_struct = tag in ("struct", "union") and _IDENTIFIER.match(name)
+        return f"{tag} {name} *" if is_struct and self._declare(tag, name) else "void *"
 
     def _bitfields(self, type_id: int, prefix: str, base_bits: int, depth: int) -> Iterator[str]:
         """Macros of a struct's bitfields, and of those in its members that have no type name."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from collector.linux.btf import Btf
+from collector.linux.btf import Btf, Kind
 from collector.linux.probe_kinds import KINDS
 from collector.plan.c_scanner import blank_comments
 from formats.base.errors import KernelError
@@ -131,10 +131,8 @@ def make_plan(
 
 def count_arguments(btf: Btf, tracepoint: str) -> int:
     """How many arguments a tracepoint hands over (they grew in the course of time)."""
-    found = btf.typedef(f"btf_trace_{tracepoint}")
-    if found is None:
-        return 0
-    return len(btf.func_args(found)) - 1
+    found = btf.find(Kind.TYPEDEF, f"btf_trace_{tracepoint}")
+    return 0 if found is None else len(btf.args(found)) - 1  # the first is `void *__data`
 
 
 def require_any(plan: Plan, asked: Collection[str]) -> None:
