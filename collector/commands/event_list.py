@@ -63,7 +63,7 @@ def _locations(control: bool) -> list[Listed]:
 
 def _with_places(rows: list[Listed], text: str) -> list[Listed]:
     btf = Btf.from_kernel()
-    plan = make_plan(find_probes(text), {row.name for row in rows}, Probing(btf), btf)
+    plan = make_plan(find_probes(text), {row.name for row in rows}, Probing(btf).can, btf)
     found = []
     for row in rows:
         place = plan.kind_of(row.name) or ""

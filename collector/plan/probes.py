@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from collector.linux.btf import Btf, Kind
 from collector.linux.probe_kinds import KINDS
@@ -15,12 +14,6 @@ from formats.base.errors import KernelError
 
 _PROBE = re.compile(r'^PROBE\(\s*(\w+),\s*"([^"]*)",\s*"([^"]*)"\s*\)', re.MULTILINE)
 _NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
-
-
-class Prober(Protocol):
-    """Tells what this kernel offers; collector/loader/attach_trials.py is the real one."""
-
-    def can(self, kind: str, target: str) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +80,7 @@ def absent_columns(text: str, btf: Btf) -> tuple[str, ...]:
 def make_plan(
     probes: Iterable[Probe],
     enabled: Collection[str],
-    prober: Prober,
+    can: Callable[[str, str], bool],
     btf: Btf,
     always: Collection[str] = (),
     kinds: Collection[str] | None = None,
@@ -108,7 +101,7 @@ def make_plan(
             continue
         for kind, target in probe.alternatives:
             narrowed = kinds is not None and kind not in kinds
-            if narrowed or not prober.can(kind, target):
+            if narrowed or not can(kind, target):
                 continue
             chosen.append(Chosen(probe.name, tuple(wanted), kind, target))
             if KINDS[kind].is_tracepoint and target not in arguments:

@@ -46,7 +46,7 @@ class Types:
 
 
 def make(*offers: str, enabled: set[str] = ALL, **more) -> probes.Plan:
-    return probes.make_plan(PROBES, enabled, Offers(*offers), Types(), **more)
+    return probes.make_plan(PROBES, enabled, Offers(*offers).can, Types(), **more)
 
 
 def test_every_location_has_a_probe_and_every_probe_a_location():
