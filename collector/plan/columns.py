@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which columns a capture stores, and where: made from the schema, used by kernel and collector."""
+"""Which columns a capture stores, and at which offsets: for the C text and for the collector."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C text for the events of Klogger schemata: what klogger(EVENT, ...) calls, and the enums."""
+"""The C text for the events of Klogger schemata: the functions that klogger() calls, the enums."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ static inline __attribute__((always_inline)) void klogger_send(void *ctx, struct
 
 
 def event_lines(layout: EventLayout, reserved: Collection[str] = ()) -> list[str]:
-    """C text for all events; those that no log level in use holds are checked and log nothing.
+    """C text for all events. Those that the log levels leave out are checked, and log nothing.
 
-    reserved: names that klogger() does not log.
+    reserved: names of events that klogger() does not log.
     """
     lines = _DECLARED.splitlines()
     for enum in layout.schema.enums:
@@ -70,12 +70,12 @@ def _event(slot: Slot, logged: bool) -> list[str]:
 def _zeroes(size: int) -> list[str]:
     if size <= UNROLLED_BYTES:
         return [f"\t*(u64 *)(record + {EVENT_HEAD_BYTES + at}) = 0;" for at in range(0, size, 8)]
-    # The compiler has no memset for so much; a read that fails leaves zeros.
+    # The compiler has no memset of this size; a read that fails stores zeros.
     return [f"\tbpf_probe_read_kernel(record + {EVENT_HEAD_BYTES}, {size}, 0);"]
 
 
 def _parameter(place: Place) -> str:
-    # A trailing underscore: a field may be called ctx, cpu, or like a type's keyword.
+    # The underscore: a field's name may be ctx, cpu or a keyword.
     if place.type.kind == "string":
         return f"const void *{place.field.name}_"
     return f"{place.type.c_type} {place.field.name}_"
