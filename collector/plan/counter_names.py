@@ -49,11 +49,11 @@ _SOFTWARE = {
     "task_clock": (1, f"{_CLOCK}; perf counts a task's own time only in events of that task."),
     "page_faults": (2, "Page faults on this CPU."),
     "context_switches": (3, "Context switches on this CPU, without the one that sched_switch "
-                            "is just telling of."),
+                            "is just reporting."),
     "cpu_migrations": (4, "Tasks that came to this CPU from another one."),
     "minor_faults": (5, "Page faults that needed no disk."),
     "major_faults": (6, "Page faults that needed the disk."),
-    "alignment_faults": (7, "Unaligned accesses that the kernel mended (never on x86)."),
+    "alignment_faults": (7, "Unaligned accesses that the kernel fixed (never on x86)."),
     "emulation_faults": (8, "Instructions that the kernel emulated."),
     "cgroup_switches": (11, "Context switches between tasks of different cgroups (Linux 5.13)."),
 }  # fmt: skip
