@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * The ring transport `shared`: rows of memory that the collector maps and reads in place.
- * collector/ring/shared_ring.py is the other side, and has a drawing. The text before this file has
- * KLOGGER_ROW_SIZE, KLOGGER_PARTS and KLOGGER_PART_SHIFT.
+ * collector/ring/shared_ring.py is the collector's side, and has a drawing. The generated text
+ * defines KLOGGER_ROW_SIZE, KLOGGER_PARTS and KLOGGER_PART_SHIFT.
+ *
+ *     position p -> row r = p % rows
+ *                   | part: r >> KLOGGER_PART_SHIFT | row in the part: the lower bits |
+ *     part n of CPU c is the array klogger_rings[c * KLOGGER_PARTS + n]
  */
 #define KLOGGER_TRIES 4
 
 /* The head of a CPU's ring. */
 struct klogger_ring {
-    u64 reserved; /* positions given out: by programs */
-    u64 limit;    /* first position that is not free, 0 where there is no ring: by the collector */
+    u64 reserved; /* positions that programs have reserved */
+    u64 limit;    /* of the collector: the first position that is not free; 0: there is no ring */
     u64 rows;
-    u64 wake_at; /* the collector wants to be woken when so many positions are given out */
+    u64 wake_at; /* a wake-up is due when so many positions are reserved */
     u64 full;    /* records that found no room */
     u64 unused[3];
 };
@@ -20,16 +24,16 @@ struct klogger_row {
     u8 bytes[KLOGGER_ROW_SIZE];
 };
 
-/* An entry in it wakes the collector. It carries no records. */
+/* An entry in it wakes the collector. It contains no records. */
 BPF_PERF_OUTPUT(klogger_wakeups);
 
-/* The collector makes these two: the heads for it to map, and an array of arrays of rows. All
- * those arrays have one size, so that the kernel finds a row without a call.
+/* The collector makes these two maps: the heads, which it maps, and an array of arrays of rows. All
+ * those arrays have one size, so that a lookup needs no call.
  */
 BPF_ARRAY(klogger_heads, struct klogger_ring, 1);
 BPF_ARRAY(klogger_rings, struct klogger_row, 1);
 
-/* bpf_map_lookup_elem(), which BCC offers only for maps that have a name. */
+/* bpf_map_lookup_elem(): BCC has it only for maps with a name. */
 static void *(*klogger_find_row)(void *rows, const u32 *index) = (void *)1;
 
 static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 row,
@@ -42,7 +46,7 @@ static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 ro
 
     if (!ring)
         return 0;
-        /* Another try only where an interrupt came in between and took the position. */
+        /* Another try follows only where an interrupt has reserved this position. */
 #pragma unroll
     for (int i = 0; i < KLOGGER_TRIES; i++) {
         position = *(volatile u64 *)&ring->reserved;
@@ -68,7 +72,7 @@ reserved:
     index = number * KLOGGER_PARTS + (at >> KLOGGER_PART_SHIFT);
     rows = klogger_rings.lookup(&index);
     if (!rows) {
-        /* The collector retired the ring, and could not wait for this program. */
+        /* The collector has retired the ring, and could not wait for this program. */
         klogger_count(account->no_ring);
         klogger_number(cpu);
         return 0;
@@ -82,16 +86,16 @@ reserved:
 
 static __always_inline void klogger_commit(void *ctx, struct klogger_account *account,
                                            struct klogger_place *place) {
-    u64 taken = place->position + 1;
+    u64 mark = place->position + 1;
 
 #if defined(__TARGET_ARCH_arm64)
-    /* An exchange is ordered behind the stores before it. */
-    __sync_lock_test_and_set((u64 *)(place->row + KLOGGER_ROW_SIZE - 8), taken);
+    /* An exchange is ordered after the stores before it. */
+    __sync_lock_test_and_set((u64 *)(place->row + KLOGGER_ROW_SIZE - 8), mark);
 #else
     asm volatile("" ::: "memory");
-    *(volatile u64 *)(place->row + KLOGGER_ROW_SIZE - 8) = taken;
+    *(volatile u64 *)(place->row + KLOGGER_ROW_SIZE - 8) = mark;
 #endif
     klogger_count(account->written);
-    if (taken == *(volatile u64 *)&place->ring->wake_at)
-        klogger_wakeups.perf_submit(ctx, &taken, sizeof(taken));
+    if (mark == *(volatile u64 *)&place->ring->wake_at)
+        klogger_wakeups.perf_submit(ctx, &mark, sizeof(mark));
 }

@@ -12,15 +12,12 @@ from formats.schema import Place
 UNROLLED_BYTES = 512
 
 _DECLARED = """struct klogger_cpu;
-static inline __attribute__((always_inline)) int klogger_enabled(const u32 point);
-static inline __attribute__((always_inline)) int klogger_admit(struct klogger_cpu *cpu,
-                                                               const u32 point);
-static inline __attribute__((always_inline)) u8 *klogger_reserve(struct klogger_cpu *cpu,
-                                                                 const u32 row,
-                                                                 struct klogger_place *place);
-static inline __attribute__((always_inline)) void klogger_send(void *ctx, struct klogger_cpu *cpu,
-                                                               const u32 point,
-                                                               struct klogger_place *place);"""
+static __always_inline int klogger_enabled(const u32 point);
+static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 point);
+static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 row,
+                                           struct klogger_place *place);
+static __always_inline void klogger_commit_event(void *ctx, struct klogger_cpu *cpu,
+                                                 const u32 point, struct klogger_place *place);"""
 
 
 def event_lines(layout: EventLayout, reserved: Collection[str] = ()) -> list[str]:
@@ -48,10 +45,7 @@ def _event(slot: Slot, logged: bool) -> list[str]:
     ]
     parameters = ["void *ctx", "struct klogger_cpu *cpu"]
     parameters += [_parameter(place) for place in slot.places]
-    lines.append(
-        "static inline __attribute__((always_inline)) void "
-        f"klogger_log_{name}({', '.join(parameters)})"
-    )
+    lines.append(f"static __always_inline void klogger_log_{name}({', '.join(parameters)})")
     if not logged:
         return [*lines, "{ }"]
     lines += ["{", f"\tif (!klogger_admit(cpu, {slot.number}))", "\t\treturn;"]
@@ -63,7 +57,7 @@ def _event(slot: Slot, logged: bool) -> list[str]:
         *_zeroes(slot.size),
     ]
     lines += [_store(place) for place in slot.places]
-    lines.append(f"\tklogger_send(ctx, cpu, {slot.number}, &place);")
+    lines.append(f"\tklogger_commit_event(ctx, cpu, {slot.number}, &place);")
     return [*lines, "}"]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The events of Klogger schemata in a capture: their ids, and their records in the ring.
 
-The record of an event, made by klogger_send() in bpf/include/klogger.h:
+The record of an event, made by klogger_commit_event() in bpf/include/klogger.h:
 
      0        4           12    16      20   24
     +--------+-----------+-----+-------+----+---------------------------------+
