@@ -21,7 +21,7 @@ import click
 from collector.commands import collect, tcpkmon
 from collector.commands import schema as schema_command
 from collector.commands.columns import sets_of
-from collector.loader.tcp_info import TOLD
+from collector.loader.sock_diag import TOLD
 from collector.plan.columns import (
     EVENT,
     LOCATIONS,

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The engine under every schema: rings to build records in, serial numbers, the ledger.
+ * The engine of all schemata: PROBE(), serial numbers, the ledger, and the calls that reserve and
+ * commit records in a ring.
  *
- * The text that stands before this file is generated (collector/plan/tcp_codegen.py,
- * collector/plan/event_codegen.py): the kernel's types, the sizes, the kinds of probes, KIND_probe
- * and INDEX_probe, and what logs each event. Everything here runs with migration off, so a CPU's
- * memory is this program's but for what interrupts it.
+ * The text before this file is generated (collector/plan/kernel_types.py, engine_config.py,
+ * tcp_codegen.py, event_codegen.py): the kernel's types, the sizes, the kinds of probes, KIND_probe
+ * and INDEX_probe, and a function for each event. Programs run with migration off: only a program
+ * that interrupts this one can use the memory of this CPU at the same time.
  */
-/* How deep programs may nest on a CPU: task, softirq, interrupt, and one to spare. */
-#define KLOGGER_SLOTS  4 /* klogger_take() masks with one less */
+/* How deep programs may nest on a CPU: task, softirq, interrupt, and one more. */
+#define KLOGGER_SLOTS  4 /* klogger_acquire_slot() masks with this less one */
 #define KLOGGER_POINTS 256
 
 struct klogger_account {
@@ -24,24 +25,26 @@ struct klogger_account {
     u64 limited;
 };
 
-/* An event's current second on a CPU, where it has a rate limit. */
+/* The current second of an event with a rate limit, on a CPU. */
 struct klogger_rate {
     u64 since;
     u64 count;
 };
 
-/* The switches, by point: a location of the schema tcp, or the number of an event. */
+/* The switches, by point: a location of the schema tcp, or an event id. */
 struct klogger_control {
     u8 enabled[KLOGGER_POINTS];
-    u32 limit[KLOGGER_POINTS]; /* a second and CPU, 0: none */
+    u32 limit[KLOGGER_POINTS]; /* records a second and CPU; 0: no limit */
 };
 
+/* For PROBE(), one for each program. */
 struct klogger_guard {
-    u32 running;
-    u32 again;
+    u32 running; /* the first copy runs on this CPU */
+    u32 again;   /* events that the second copy recorded */
 };
 
-/* Room for what a program cannot build in a ring's row, or keep on the stack. */
+/* Memory for a record that may not be committed, and for a socket's copy: too large for the stack.
+ */
 struct klogger_slot {
     u64 busy;
     u8 record[KLOGGER_RECORD_SIZE];
@@ -50,13 +53,14 @@ struct klogger_slot {
 #endif
 };
 
-/* One CPU's memory; collector/plan/columns.py knows the order of the first three members. */
+/* The memory of a CPU. The first three members are Engine.head of collector/plan/engine_config.py.
+ */
 struct klogger_cpu {
     u64 serial;
     struct klogger_guard guards[KLOGGER_GUARDS];
     struct klogger_account accounts[KLOGGER_ROWS];
     struct klogger_rate rates[KLOGGER_ROWS];
-    u64 zero; /* always */
+    u64 zero; /* always 0; the verifier does not know that */
     struct klogger_slot slots[KLOGGER_SLOTS];
 };
 
@@ -69,19 +73,14 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
     return klogger_cpus.lookup(&zero);
 }
 
-/* Makes the compiler forget what it knows of a pointer, so that it asks again for null: the
- * verifier follows the question, not the reasoning that would save it.
- */
-#define klogger_forget(pointer) asm volatile("" : "+r"(pointer))
-
 #define klogger_count(counter) __sync_fetch_and_add(&(counter), 1)
 
-/* Reads a member of what the verifier lets us read: a copy of ours or a BTF pointer. The cast takes
- * away the packed alignment that the generated types have, volatile keeps each load whole.
+/* Reads a member by a plain load: from a copy of ours, or by a BTF pointer. The cast removes the
+ * packed alignment of the generated types, and volatile keeps the load in one piece.
  */
 #define GET(p, m) (*(const volatile typeof((p)->m) *)(void *)&(p)->m)
 
-/* Reads a member through any kernel pointer. */
+/* Reads a member by any kernel pointer. direct: by a plain load. */
 #define READ(direct, p, m)                                                                         \
     ({                                                                                             \
         typeof((p)->m) value_;                                                                     \
@@ -97,9 +96,13 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
 #define HAS(column)        KLOGGER_HAS_##column
 
 /*
- * The nth argument of what a program is attached to; the return value follows an fexit's arguments.
- * Registers hold six arguments on x86-64 (rdi rsi rdx rcx r8 r9, in struct pt_regs) and eight on
- * arm64. Those on the stack are not read: asking for one does not compile.
+ * ARG(n): the nth argument of the target. For fexit the return value follows the arguments.
+ *
+ *     tracepoint, fentry, fexit, iter     ctx: | arg 0 | arg 1 | ...      u64 each
+ *     kprobe                              ctx: struct pt_regs
+ *
+ * struct pt_regs has the arguments in registers: six on x86-64 (rdi rsi rdx rcx r8 r9), eight on
+ * arm64. ARG() of an argument on the stack does not compile.
  */
 #if defined(__TARGET_ARCH_arm64)
 #define KLOGGER_REGISTERS   8
@@ -109,7 +112,7 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
 #define KLOGGER_REGISTER(n)                                                                        \
     ((n) == 0 ? 112 : (n) == 1 ? 104 : (n) == 2 ? 96 : (n) == 3 ? 88 : (n) == 4 ? 72 : 64)
 #endif
-/* Only where the compiler finds that it is reached does the assembler see the directive. */
+/* The compiler removes this where it is not called, and with it the assembler's directive. */
 static __always_inline u64 klogger_no_register(void) {
     asm volatile(".error \"a kprobe has no ARG() beyond the arguments in registers\"");
     return 0;
@@ -122,9 +125,13 @@ static __always_inline u64 klogger_no_register(void) {
 
 /*
  * The kernel never runs a program inside itself, so an event that interrupts its own program would
- * be lost. Each program is therefore loaded twice, and both hang on the same place. The constant
- * tells which copy runs: the loader makes it 0 in the second. The first marks that it runs; the
- * second, which runs after it, records only when it finds that mark: then the first was skipped.
+ * be lost. So each program is loaded twice, and both copies are attached to the same target. The
+ * loader replaces the constant by 0 in the second copy. The first copy sets `running` while it
+ * runs. The second copy runs after it, and records only if `running` is still set: then the kernel
+ * skipped the first copy.
+ *
+ *     event A:  first copy  [running = 1 ... interrupted ...            running = 0]  second: 0,
+ * out event B:                    kernel skips the first; second: running is 1, records
  */
 #define PROBE(name, events, attach)                                                                \
     static __always_inline void name##_body(void *ctx, const int kind, struct klogger_cpu *cpu);   \
@@ -151,16 +158,16 @@ static __always_inline u64 klogger_no_register(void) {
     }                                                                                              \
     static __always_inline void name##_body(void *ctx, const int kind, struct klogger_cpu *cpu)
 
-/* For collector/plan/tcp_codegen.py alone: a column is absent where the kernel lacks one of these
- * members.
+/* Read by collector/plan/probes.py: the column is absent where the kernel lacks one of the members.
  */
 #define NEEDS(column, members)
 
 /*
- * A slot that no program on this CPU uses, or null. The index is made a number that the verifier
- * does not know, by adding one that is always 0: else it would walk what follows once a slot.
+ * Acquires a slot that no other program on this CPU uses; null: there is none. Adding `zero`, which
+ * is always 0, makes the index unknown to the verifier: else it would check all later code once for
+ * each slot.
  */
-static __always_inline struct klogger_slot *klogger_take(struct klogger_cpu *cpu) {
+static __always_inline struct klogger_slot *klogger_acquire_slot(struct klogger_cpu *cpu) {
     u64 index = *(volatile u64 *)&cpu->zero;
 
 #pragma unroll
@@ -173,11 +180,11 @@ static __always_inline struct klogger_slot *klogger_take(struct klogger_cpu *cpu
     return 0;
 }
 
-static __always_inline void klogger_give_back(struct klogger_slot *slot) {
+static __always_inline void klogger_release_slot(struct klogger_slot *slot) {
     *(volatile u64 *)&slot->busy = 0;
 }
 
-/* Whether an event is to be logged now: it is switched on. */
+/* Whether an event is switched on. */
 static __always_inline int klogger_enabled(const u32 point) {
     u32 zero = 0;
     struct klogger_control *control = klogger_control.lookup(&zero);
@@ -185,7 +192,7 @@ static __always_inline int klogger_enabled(const u32 point) {
     return control && control->enabled[point];
 }
 
-/* Enters an attempt in the ledger, if the event is switched on; 0 if it is not to be logged. */
+/* Counts an attempt in the ledger if the event is switched on. Returns whether to log it. */
 static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 point) {
     struct klogger_account *account = &cpu->accounts[point];
     struct klogger_rate *rate = &cpu->rates[point];
@@ -210,22 +217,22 @@ static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 poin
     return 1;
 }
 
-/* The next serial number of this CPU: taken before the output, so that a loss has a place. */
+/* The next serial number of this CPU. A lost record has one too, so that its place is known. */
 static __always_inline u64 klogger_number(struct klogger_cpu *cpu) {
     return __sync_fetch_and_add(&cpu->serial, 1) + 1;
 }
 
 /*
- * The ring transport: a header of its own (ring_NAME.h), which comes after this one and defines
- * these two. collector/ring/transport.py describes the other side.
+ * The ring transport: a header ring_NAME.h after this one defines these two functions.
+ * collector/ring/transport.py describes the collector's side.
  *
- * klogger_reserve() returns where to build the next record of KLOGGER_RECORD_SIZE bytes, and fills
- * in `place`. Where there is no room it counts the reason in that row of the ledger, takes a serial
- * number, and returns null. Reserve first, stamp then: so the ring holds every record that was
- * stamped before the collector read it. Every reserved record must be committed: those after it
- * wait.
+ * klogger_reserve() reserves a record of KLOGGER_RECORD_SIZE bytes: it returns its address and
+ * fills in `place`. Where there is no room it counts the reason in that row of the ledger, uses up
+ * a serial number, and returns null. Stamp a record only after it is reserved: then each record
+ * that was stamped before the collector read the ring is in the ring. Commit each reserved record:
+ * the collector reads none behind it before.
  *
- * klogger_commit() passes a whole record on to the collector, and counts it as written.
+ * klogger_commit() makes a whole record readable for the collector, and counts it as written.
  */
 static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 row,
                                            struct klogger_place *place);
@@ -233,18 +240,17 @@ static __always_inline void klogger_commit(void *ctx, struct klogger_account *ac
                                            struct klogger_place *place);
 
 /*
- * klogger(EVENT, v1, ..., vn) logs an event: a value for each of its fields, in order. It stands in
- * a PROBE, or where ctx and cpu are what they are there. KLOGGER_ENABLED(EVENT) tells whether it
- * would, for what is worth doing only then.
+ * klogger(EVENT, v1, ..., vn) logs an event, with a value for each of its fields, in order. It
+ * needs `ctx` and `cpu` of a PROBE. KLOGGER_ENABLED(EVENT): whether the event is switched on.
  */
 #define klogger(event, ...)    klogger_log_##event(ctx, cpu, ##__VA_ARGS__)
 #define KLOGGER_ENABLED(event) (KLOGGER_ENABLED_##event)
 
-/* Numbers, stamps and sends an event's record; the layout of its head stands in
- * collector/plan/event_layout.py.
+/* Numbers, stamps and commits an event's record; collector/plan/event_layout.py has the layout of
+ * its head.
  */
-static __always_inline void klogger_send(void *ctx, struct klogger_cpu *cpu, const u32 point,
-                                         struct klogger_place *place) {
+static __always_inline void klogger_commit_event(void *ctx, struct klogger_cpu *cpu,
+                                                 const u32 point, struct klogger_place *place) {
     u64 serial = klogger_number(cpu), now = bpf_ktime_get_ns();
     u8 *record = place->row;
 

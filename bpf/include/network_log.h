@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What the probes of network.bpf.c log, each for itself and for its twin of IPv6. */
+/* Functions that log events, for the probes of network.bpf.c for IPv4 and IPv6. */
 
-/* Descriptors of a process that are looked at when it ends. */
+/* So many descriptors are examined when a process ends. */
 #define NETWORK_DESCRIPTORS 128
 
-/* After a connect() that succeeded or goes on; to AF_UNSPEC it takes the target away. */
-static __always_inline void network_connected(void *ctx, struct klogger_cpu *cpu, struct sock *sk,
-                                              const struct network_ends *ends, int result,
-                                              u32 pid) {
+/* After a connect() that succeeded or is in progress; with AF_UNSPEC it removes the target. */
+static __always_inline void network_log_connect(void *ctx, struct klogger_cpu *cpu, struct sock *sk,
+                                                const struct network_ends *ends, int result,
+                                                u32 pid) {
     if (!ends->rport && READ(0, sk, __sk_common.skc_state) == NETWORK_CLOSE) {
         if (network_is_udp(ends))
             klogger(UDP_DISCONNECT, (u64)sk, pid, ends->lport);
@@ -21,8 +21,8 @@ static __always_inline void network_connected(void *ctx, struct klogger_cpu *cpu
         klogger(UDP_CONNECT, (u64)sk, ends->laddr, ends->raddr, pid, ends->lport, ends->rport);
 }
 
-/* The kernel's own sockets were not created on request either. */
-static __always_inline void network_closed(void *ctx, struct klogger_cpu *cpu, struct sock *sk) {
+/* Sockets of the kernel are not logged: no system call creates them. */
+static __always_inline void network_log_close(void *ctx, struct klogger_cpu *cpu, struct sock *sk) {
     struct network_ends ends = {};
 
     if (!sk || !network_kind_of(0, sk, &ends))
@@ -38,9 +38,9 @@ static __always_inline void network_closed(void *ctx, struct klogger_cpu *cpu, s
     klogger(SOCKET_CLOSE, (u64)sk, ends.family, ends.type, ends.protocol, network_pid());
 }
 
-/* bytes: what the call returned, or, seen from its begin, what it was asked for. */
-static __always_inline void network_sent(void *ctx, struct klogger_cpu *cpu, const int direct,
-                                         struct sock *sk, int bytes) {
+/* bytes: the result of the call, or, where a probe is at its begin, the requested size. */
+static __always_inline void network_log_send_call(void *ctx, struct klogger_cpu *cpu,
+                                                  const int direct, struct sock *sk, int bytes) {
     struct network_ends ends = {};
     u32 pid = network_pid();
 
@@ -53,9 +53,10 @@ static __always_inline void network_sent(void *ctx, struct klogger_cpu *cpu, con
         klogger(UDP_SEND, (u64)sk, bytes, pid, ends.lport, ends.rport);
 }
 
-/* An end of file is no data; a datagram may be empty. */
-static __always_inline void network_received(void *ctx, struct klogger_cpu *cpu, const int direct,
-                                             struct sock *sk, int bytes, u32 flags) {
+/* On a stream no bytes are the end of file; a datagram may be empty. */
+static __always_inline void network_log_receive_call(void *ctx, struct klogger_cpu *cpu,
+                                                     const int direct, struct sock *sk, int bytes,
+                                                     u32 flags) {
     struct network_ends ends = {};
     u32 pid = network_pid();
 
@@ -74,14 +75,14 @@ static __always_inline void network_received(void *ctx, struct klogger_cpu *cpu,
     klogger(SOCKET_RECEIVE, (u64)sk, ends.protocol, bytes, pid, ends.lport, ends.rport);
 }
 
-/* Which of four things each segment is. */
+/* The kind of a segment: the first of these that holds, else data. */
 #define NETWORK_IS_SYN(tcp)    (((tcp).flags & (NETWORK_SYN | NETWORK_ACK)) == NETWORK_SYN)
 #define NETWORK_IS_SYNACK(tcp) ((tcp).flags & NETWORK_SYN)
 #define NETWORK_IS_ACK(tcp, packet)                                                                \
     (!(packet)->payload && !((tcp).flags & (NETWORK_FIN | NETWORK_RST)))
 
-static __always_inline void network_queued(void *ctx, struct klogger_cpu *cpu, const int direct,
-                                           struct sk_buff *skb, struct network_packet *packet) {
+static __always_inline void network_log_sent(void *ctx, struct klogger_cpu *cpu, const int direct,
+                                             struct sk_buff *skb, struct network_packet *packet) {
     struct net_device *device = READ(direct, skb, dev);
     struct sock *sk = READ(direct, skb, sk);
     struct network_tcp tcp;
@@ -103,7 +104,7 @@ static __always_inline void network_queued(void *ctx, struct klogger_cpu *cpu, c
         if (state != NETWORK_CLOSE && state != NETWORK_TIME_WAIT && state != NETWORK_LISTEN &&
             state != NETWORK_NEW_SYN_RECV) {
             tuple.net = (u64)READ(0, device, nd_net.net);
-            network_learn(&tuple, owner);
+            network_store(&tuple, owner);
         }
         seq = bpf_ntohl(tcp.seq);
         ack = bpf_ntohl(tcp.ack);
@@ -121,12 +122,12 @@ static __always_inline void network_queued(void *ctx, struct klogger_cpu *cpu, c
             klogger(TCP_SENDPACKET, owner, (u64)skb, packet->saddr, packet->daddr, seq, ack,
                     packet->payload, tuple.lport, tuple.rport, window, tcp.flags);
     } else if ((protocol == NETWORK_ICMP || protocol == NETWORK_ICMPV6) && packet->transport) {
-        u8 told[2];
+        u8 head[2];
         u32 type, code;
 
-        bpf_probe_read_kernel(told, sizeof(told), packet->transport);
-        type = network_icmp_type(packet, told[0]);
-        code = network_icmp_code(type, told[1]);
+        bpf_probe_read_kernel(head, sizeof(head), packet->transport);
+        type = network_icmp_type(packet, head[0]);
+        code = network_icmp_code(type, head[1]);
         if (network_is_reply(type))
             klogger(ICMP_REPLY, (u64)skb, packet->saddr, packet->daddr, type, code, payload,
                     network_pid());
@@ -139,8 +140,9 @@ static __always_inline void network_queued(void *ctx, struct klogger_cpu *cpu, c
             network_pid());
 }
 
-static __always_inline void network_arrived(void *ctx, struct klogger_cpu *cpu, const int direct,
-                                            struct sk_buff *skb, struct network_packet *packet) {
+static __always_inline void network_log_received(void *ctx, struct klogger_cpu *cpu,
+                                                 const int direct, struct sk_buff *skb,
+                                                 struct network_packet *packet) {
     struct net_device *device = READ(direct, skb, dev);
     struct network_tcp tcp;
     u32 protocol = packet->protocol;
@@ -178,19 +180,19 @@ static __always_inline void network_arrived(void *ctx, struct klogger_cpu *cpu, 
             klogger(TCP_RECEIVEPACKET, owner, (u64)skb, packet->daddr, packet->saddr, seq, ack,
                     packet->payload, lport, rport, window, tcp.flags);
     } else if ((protocol == NETWORK_ICMP || protocol == NETWORK_ICMPV6) && packet->transport) {
-        u8 told[2];
+        u8 head[2];
         u32 type;
 
-        bpf_probe_read_kernel(told, sizeof(told), packet->transport);
-        type = network_icmp_type(packet, told[0]);
+        bpf_probe_read_kernel(head, sizeof(head), packet->transport);
+        type = network_icmp_type(packet, head[0]);
         klogger(ICMP_RECEIVE, (u64)skb, packet->saddr, packet->daddr, type,
-                network_icmp_code(type, told[1]), packet->payload);
+                network_icmp_code(type, head[1]), packet->payload);
     }
 }
 
-/* queue: the socket's own if frames were pending; its first buffer becomes the packet. */
-static __always_inline void network_pushed(void *ctx, struct klogger_cpu *cpu, struct sock *sk,
-                                           u64 queue) {
+/* queue: that of the socket if frames were pending; its first buffer becomes the packet. */
+static __always_inline void network_log_push(void *ctx, struct klogger_cpu *cpu, struct sock *sk,
+                                             u64 queue) {
     struct network_ends ends = {};
     struct sk_buff *skb;
     u32 length, pid = network_pid();
@@ -208,7 +210,7 @@ static __always_inline void network_pushed(void *ctx, struct klogger_cpu *cpu, s
     klogger(IP_PUSHPENDINGFRAMES, (u64)sk, (u64)skb, ends.protocol, length, pid);
 }
 
-static __always_inline void network_flushed(void *ctx, struct klogger_cpu *cpu, struct sock *sk) {
+static __always_inline void network_log_flush(void *ctx, struct klogger_cpu *cpu, struct sock *sk) {
     struct network_ends ends = {};
     u32 length, pid = network_pid();
 

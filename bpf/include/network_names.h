@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* The kernel's types, constants and system calls that network.bpf.c needs. */
 
-/* The header generator declares the kernel types that this text names; these stand inside others.
+/* collector/plan/kernel_types.py declares the kernel types that this text names. These are types
+ * of members.
  */
 struct files_struct;
 struct in6_addr;
@@ -37,10 +38,10 @@ struct thread_info;
 #define NETWORK_SYN          2
 #define NETWORK_RST          4
 #define NETWORK_ACK          16
-/* Packets for others, that a device in promiscuous mode sees; and what this host sent. */
+/* pkt_type of packets for other hosts (in promiscuous mode); higher ones: sent by this host. */
 #define NETWORK_OTHERHOST 3
 
-/* The system calls, and where their first argument still stands when they return. */
+/* The system calls, and the member of struct pt_regs that keeps their first argument. */
 #if defined(__TARGET_ARCH_arm64)
 #define NETWORK_SYS_SOCKET   198
 #define NETWORK_SYS_BIND     200

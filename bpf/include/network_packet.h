@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What stands in a packet's headers: for network.bpf.c. */
+/* Parses the headers of packets: for network.bpf.c. */
 #define NETWORK_WIRE_V4        0x0800
 #define NETWORK_WIRE_V6        0x86dd
 #define NETWORK_FRAGMENT       44
 #define NETWORK_MORE_FRAGMENTS 0x2000
-/* Headers between that of IPv6 and the payload that are gone through, at most. */
+/* At most so many headers after that of IPv6 are skipped. */
 #define NETWORK_EXTENSIONS 3
 
 struct network_v4 {
@@ -46,11 +46,11 @@ struct network_tcp {
     u16 window;
 };
 
-/* A packet; addresses in network order, all else in the machine's, sizes in bytes. */
+/* A packet: addresses in network order, numbers in the machine's order, sizes in bytes. */
 struct network_packet {
     u64 saddr[2];
     u64 daddr[2];
-    /* Of the protocol's header; null in a fragment that does not hold it. */
+    /* The protocol's header; null in a fragment without it. */
     u8 *transport;
     u32 protocol;
     u32 payload; /* from the protocol's header on */
@@ -61,7 +61,7 @@ struct network_packet {
     u32 total;
 };
 
-/* The third word of ::ffff:0:0/96, as it stands in memory. */
+/* The v4-mapped address of an IPv4 address, both in network order. */
 static __always_inline void network_map_v4(u64 *address, u32 v4) {
     address[0] = 0;
     address[1] = (u64)v4 << 32 | 0xffff0000u;
@@ -71,7 +71,7 @@ static __always_inline int network_is_ip(u16 wire) {
     return wire == bpf_htons(NETWORK_WIRE_V4) || wire == bpf_htons(NETWORK_WIRE_V6);
 }
 
-/* What is told of a fragment, from its offset in bytes and the size of what stands before it. */
+/* Describes a fragment. offset: in the payload, in bytes; headers: bytes before the payload. */
 static __always_inline void network_fragment(struct network_packet *packet, u32 offset, int is_last,
                                              u32 headers) {
     packet->fragment = 1;
@@ -82,9 +82,9 @@ static __always_inline void network_fragment(struct network_packet *packet, u32 
 }
 
 /*
- * Reads the headers of IP that begin at `at`; bytes is what the buffer holds from there on, linear
- * how much of it can be read. A size of 0 in the header, as in very large packets, or one that is
- * too large, yields to it. 0 if this is no packet.
+ * Parses the IP headers that begin at `at`. bytes: the rest of the buffer from there; linear: the
+ * part of it that can be read. A size of 0 in the header, as in very large packets, or one that is
+ * too large is replaced by `bytes`. Returns 0 if this is no packet.
  */
 static __always_inline int network_parse(u8 *at, u32 bytes, u32 linear,
                                          struct network_packet *packet) {
@@ -170,13 +170,13 @@ static __always_inline int network_parse(u8 *at, u32 bytes, u32 linear,
     } else {
         return 0;
     }
-    /* A header of 8 bytes at least: of UDP and ICMP; that of TCP is asked for where it is read. */
+    /* The shortest headers (UDP, ICMP) have 8 bytes; network_tcp_of() checks that of TCP. */
     if (packet->transport && packet->transport + 8 > at + linear)
         packet->transport = 0;
     return 1;
 }
 
-/* The header of TCP; 0 if there is none here. The payload's size becomes that of the segment. */
+/* Reads the header of TCP; 0 if there is none. payload becomes the size of the segment's data. */
 static __always_inline int network_tcp_of(struct network_packet *packet, struct network_tcp *tcp) {
     u32 headers;
 
@@ -189,12 +189,12 @@ static __always_inline int network_tcp_of(struct network_packet *packet, struct 
     return 1;
 }
 
-/* A type as enum icmp_type counts it. */
+/* The value of a type in enum icmp_type. */
 static __always_inline u32 network_icmp_type(const struct network_packet *packet, u32 type) {
     return packet->protocol == NETWORK_ICMPV6 ? 256 + type : type;
 }
 
-/* A code as enum icmp_code counts it; type: as enum icmp_type counts it. */
+/* The value of a code in enum icmp_code; type: the value in enum icmp_type. */
 static __always_inline u32 network_icmp_code(u32 type, u32 code) {
     if (type == 3 || type == 5 || type == 11 || type == 12 || type == 257 || type == 259 ||
         type == 260)
@@ -202,7 +202,7 @@ static __always_inline u32 network_icmp_code(u32 type, u32 code) {
     return code;
 }
 
-/* Whether a type is an answer to an echo or timestamp request, or the like. */
+/* Whether a type is a reply, as to an echo or timestamp request. */
 static __always_inline int network_is_reply(u32 type) {
     return type == 0 || type == 14 || type == 16 || type == 18 || type == 43 || type == 385 ||
            type == 417;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Sockets: their ends, whose descriptor they are, which one a packet is for: for network.bpf.c. */
+/* Sockets: their ends, their descriptors, and the socket of a packet: for network.bpf.c. */
 
-/* Of a socket; addresses in network order, IPv4 as v4-mapped, ports in the machine's order. */
+/* The ends of a socket: addresses in network order, IPv4 as v4-mapped, ports in the machine's. */
 struct network_ends {
     u64 laddr[2];
     u64 raddr[2];
@@ -12,7 +12,7 @@ struct network_ends {
     u16 family;
 };
 
-/* Which socket the packets are for that TCP gets; a listener has zeros for the remote end and the
+/* The key of a TCP socket, to find it by a packet. A listener has zeros for the remote end and the
  * addresses.
  */
 struct network_tuple {
@@ -80,7 +80,7 @@ static __always_inline int network_is_compat(void) {
 #endif
 }
 
-/* The file behind an entry of a table of descriptors. */
+/* The file of a descriptor in a table; null: none. */
 static __always_inline struct file *network_file_at(struct fdtable *table, u32 descriptor) {
     struct file *file = 0;
 
@@ -97,9 +97,7 @@ static __always_inline struct file *network_file_of(u32 descriptor) {
     return files ? network_file_at(READ(0, files, fdt), descriptor) : 0;
 }
 
-/* The socket that a file is; null if it is another file, or there is none: what cannot be read is
- * 0.
- */
+/* The socket of a file; null for other files and for no file, of which all reads give 0. */
 static __always_inline struct sock *network_socket_in(struct file *file) {
     struct inode *inode = READ(0, file, f_inode);
     struct socket *socket;
@@ -110,10 +108,10 @@ static __always_inline struct sock *network_socket_in(struct file *file) {
     return READ(0, socket, sk);
 }
 
-/* Whether closing one descriptor closes the file: nobody else holds it. */
+/* Whether closing a descriptor closes the file: it has no other reference. */
 static __always_inline int network_is_last(struct file *file) {
 #if defined(HAVE_file_f_ref)
-    /* Linux 6.13: one reference is 0. */
+    /* Since Linux 6.13 the counter is 0 for one reference. */
     return READ(0, file, f_ref.refcnt.counter) == 0;
 #elif defined(HAVE_file_f_count)
     return READ(0, file, f_count.counter) == 1;
@@ -122,8 +120,7 @@ static __always_inline int network_is_last(struct file *file) {
 #endif
 }
 
-/* Whose the segments of this socket are: for an answer before there is a connection, its listener.
- */
+/* The socket that is logged for segments of sk: for a connection request, its listener. */
 static __always_inline u64 network_owner(struct sock *sk, u32 state) {
 #ifdef HAVE_sock_common_skc_listener
     if (state == NETWORK_NEW_SYN_RECV)
@@ -132,19 +129,19 @@ static __always_inline u64 network_owner(struct sock *sk, u32 state) {
     return (u64)sk;
 }
 
-static __always_inline void network_learn(struct network_tuple *tuple, u64 sk) {
+static __always_inline void network_store(struct network_tuple *tuple, u64 sk) {
     u64 *known = network_sockets.lookup(tuple);
 
     if (!known || *known != sk)
         network_sockets.update(tuple, &sk);
 }
 
-/* Remembers a socket that is connected or listens, and forgets it when it is closed: its ports may
- * be another's next.
+/* Stores a socket that is connected or listens, and deletes it when it is closed: another may use
+ * its ports next.
  */
-static __always_inline void network_follow(const int direct, struct sock *sk,
-                                           const struct network_ends *ends, int listens,
-                                           int closed) {
+static __always_inline void network_track(const int direct, struct sock *sk,
+                                          const struct network_ends *ends, int listens,
+                                          int closed) {
     struct network_tuple tuple = {};
     u64 *known;
 
@@ -158,7 +155,7 @@ static __always_inline void network_follow(const int direct, struct sock *sk,
         tuple.rport = ends->rport;
     }
     if (!closed) {
-        network_learn(&tuple, (u64)sk);
+        network_store(&tuple, (u64)sk);
         return;
     }
     known = network_sockets.lookup(&tuple);
@@ -166,11 +163,11 @@ static __always_inline void network_follow(const int direct, struct sock *sk,
         network_sockets.delete(&tuple);
 }
 
-/* Marks a socket whose remote end is not known yet; the second tells whether it was marked. */
+/* Marks a socket whose remote end is not known yet. network_unmark() returns whether it was. */
 static __always_inline void network_mark(struct sock *sk) {
     struct network_tuple tuple = {.laddr = {(u64)sk}, .zero = 1};
 
-    network_learn(&tuple, (u64)sk);
+    network_store(&tuple, (u64)sk);
 }
 
 static __always_inline int network_unmark(struct sock *sk) {
@@ -179,7 +176,7 @@ static __always_inline int network_unmark(struct sock *sk) {
     return network_sockets.delete(&tuple) == 0;
 }
 
-/* The socket of a connection, or else the listener at its port; 0: unknown. */
+/* The socket of a connection, or the listener at its port; 0: unknown. */
 static __always_inline u64 network_find(struct network_tuple *tuple) {
     u64 *known = network_sockets.lookup(tuple);
 

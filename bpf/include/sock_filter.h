@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/*
- * Which sockets are recorded: maps that collector/plan/filters.py fills, asked before any field is
- * read.
+/* The filters: maps that collector/plan/filters.py fills, and the checks before a record is made.
  */
 #define FILTER_PORTS        1
 #define FILTER_LOCAL_PORTS  2
@@ -17,7 +15,7 @@
 
 #define FAMILY_V4 2
 #define FAMILY_V6 10
-/* The third word of ::ffff:0:0/96, as it stands in memory. */
+/* The third word of ::ffff:0:0/96 in network order. */
 #define MAPPED_PREFIX 0xffff0000u
 
 struct filter_settings {
@@ -30,7 +28,7 @@ struct filter_address {
     u8 address[16];
 };
 
-/* What tells one connection from another on the outside; addresses in network order. */
+/* The two ends of a connection. Addresses are in network order, ports in the machine's. */
 struct endpoints {
     u16 lport;
     u16 rport;
@@ -88,13 +86,13 @@ static __always_inline int filter_cgroup(u64 id) {
     return filter_cgroups.lookup(&id) != 0;
 }
 
-/* By what goes over the wire: a v4-mapped connection of an IPv6 socket is IPv4. */
+/* Whether its packets are IPv4: also those of an IPv6 socket with v4-mapped addresses. */
 static __always_inline int is_v4(const struct endpoints *ends) {
     return ends->family == FAMILY_V4 ||
            (ends->raddr[0] == 0 && (u32)ends->raddr[1] == MAPPED_PREFIX);
 }
 
-/* All that the ends tell but the ports. */
+/* The filters by address, family and namespace. */
 static __always_inline int filter_addresses_of(u32 flags, struct endpoints *ends) {
     if ((flags & FILTER_V4) && !is_v4(ends))
         return 0;

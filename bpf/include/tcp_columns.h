@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* How the columns of the schema tcp are filled, and what of the kernel they need: for tcp.bpf.c. */
+/* Fills the columns of the schema tcp, and names the members that they need: for tcp.bpf.c. */
 NEEDS(bytes_acked, "tcp_sock.bytes_acked")
 NEEDS(bytes_received, "tcp_sock.bytes_received")
 NEEDS(bytes_sent, "tcp_sock.bytes_sent")
@@ -53,9 +53,9 @@ static __always_inline u32 saturate(u64 value) {
     return value > 0xffffffffull ? 0xffffffffu : value;
 }
 
-/* tcp_mem's pressure limit, read once a jiffy: an administrator changes it, if anybody. */
+/* The pressure limit of tcp_mem, which is read once in a jiffy: only administrators change it. */
 struct pressure {
-    u64 looked; /* [jiffies] */
+    u64 read_at; /* [jiffies] */
     u64 pages;
 };
 
@@ -68,20 +68,20 @@ static __always_inline u64 pressure_pages(const int direct, struct proto *prot) 
 
     if (!limit)
         return 0;
-    if (*(volatile u64 *)&limit->looked == now)
+    if (*(volatile u64 *)&limit->read_at == now)
         return limit->pages;
     bpf_probe_read_kernel(&pages, sizeof(pages), (long *)READ(direct, prot, sysctl_mem) + 1);
     *(volatile u64 *)&limit->pages = pages;
-    *(volatile u64 *)&limit->looked = now;
+    *(volatile u64 *)&limit->read_at = now;
     return pages;
 }
 
-/* What the whole system shares: TCP's memory. */
+/* TCP's memory, which all sockets share. */
 static __always_inline void fill_system(const int direct, struct sock *sk, u8 *entry) {
     struct proto *prot = GET(sk, __sk_common.skc_prot);
 
     if (HAS(m_clused)) {
-        /* A pointer to a type without a name: GET() does not know its member. */
+        /* A pointer to a type without a name, so not by GET(). */
         void *allocated = READ(direct, prot, memory_allocated);
         long pages = 0;
 
@@ -100,7 +100,7 @@ static __always_inline void fill_system(const int direct, struct sock *sk, u8 *e
     }
 }
 
-/* Times the connection spent limited, as tcp_get_info_chrono_stats() gives them. */
+/* For how long the connection was limited, as in tcp_get_info_chrono_stats(). */
 static __always_inline void fill_times(struct tcp_sock *tp, u8 *entry) {
 #ifdef BITFIELD_tcp_sock_chrono_type
     u32 type = BITFIELD_tcp_sock_chrono_type(tp);
@@ -117,7 +117,7 @@ static __always_inline void fill_times(struct tcp_sock *tp, u8 *entry) {
     SET(sndbuf_limited_us, buffer * (1000000 / KLOGGER_HZ));
 }
 
-/* What tcp_sndbuf_expand() would ask for; bbr alone brings a factor of its own, three. */
+/* The send buffer that tcp_sndbuf_expand() would request. Only bbr has its own factor, 3. */
 static __always_inline void fill_targets(const int direct, struct tcp_sock *tp, u32 mss, u32 cwnd,
                                          u32 reordering, u8 *entry) {
     struct inet_connection_sock *icsk = (struct inet_connection_sock *)tp;
@@ -170,7 +170,7 @@ static __always_inline u32 highest_sacked(const int direct, struct tcp_sock *tp,
     return READ(direct, (struct tcp_skb_cb *)(void *)&highest->cb, seq);
 }
 
-/* Every column that the full socket tells; tp is readable, direct or a copy of ours. */
+/* Fills the columns of a full socket; tp is readable by plain loads. */
 static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u8 *entry) {
     struct sock *sk = (struct sock *)tp;
     struct inet_connection_sock *icsk = (struct inet_connection_sock *)tp;
@@ -263,7 +263,7 @@ static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u
     SET(ecn_flags, GET(tp, ecn_flags));
 }
 
-/* The segment's columns; returns what callvalue shall be. */
+/* Fills the segment's columns; returns the value for callvalue. */
 static __always_inline u32 fill_segment(const int direct, struct sk_buff *skb, u8 *entry,
                                         u32 callvalue, const u32 flags) {
     struct tcp_skb_cb copy, *control = &copy;
@@ -302,12 +302,8 @@ static __always_inline void fill_ends(struct endpoints *ends, u8 *entry) {
     SET(lport, bpf_htons(ends->lport));
     SET(rport, bpf_htons(ends->rport));
     SET(netns, ends->netns);
-    if (HAS(laddr)) {
-        SET(laddr, ends->laddr);
-    }
-    if (HAS(raddr)) {
-        SET(raddr, ends->raddr);
-    }
+    SET(laddr, ends->laddr);
+    SET(raddr, ends->raddr);
     SET(state, ends->state);
     SET(family, ends->family);
 }

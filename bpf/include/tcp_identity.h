@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Which connection a socket is, and its ends: for tcp.bpf.c, whose flags it uses. */
+/* The identity of a socket's connection, and its ends: for tcp.bpf.c. */
 struct connection {
     u64 id;
     u32 pid;
     u32 watching;
     u64 comm[2];
-    /* The ends as last seen whole: the kernel wipes them when a connect fails or the owner resets.
+    /* The last complete ends: the kernel clears them in the socket when a connect fails, and when
+     * the owner resets the connection.
      */
     u64 laddr[2];
     u64 raddr[2];
@@ -17,17 +18,17 @@ struct connection {
 
 BPF_TABLE("hash", u64, struct connection, connections, KLOGGER_CONNECTIONS);
 BPF_ARRAY(next_connection, u64, 1);
-/* Always zero; it would be too much for the stack. */
+/* Always zero; it is too large for the stack. */
 BPF_ARRAY(blank_connection, struct connection, 1);
-/* Existing sockets of the process that --pid names: inode -> pid, filled by
- * collector/loader/socket_iterator.py.
+/* Open sockets of the processes of --pid: inode -> pid. collector/loader/socket_iterator.py fills
+ * it.
  */
 BPF_HASH(existing_inodes, u64, u32, KLOGGER_INODES);
 
 /*
- * A full TCP socket as what it is, or null: bpf_skc_to_tcp_sock(). The second argument is for
- * bpf_rdonly_cast(), which collector/loader/bytecode.py puts in its place where the kernel has
- * that: a call that the verifier turns into a move, and that asks nothing of the socket.
+ * bpf_skc_to_tcp_sock(): a struct sock as the struct tcp_sock that it is, or null. Where the kernel
+ * has bpf_rdonly_cast(), collector/loader/bytecode.py replaces the call by that one, which the
+ * verifier makes a move. It checks nothing, and needs the second argument.
  */
 static struct tcp_sock *(*as_tcp_sock)(struct sock *sk, u32 type) = (void *)137;
 #define AS_TCP(sk) as_tcp_sock(sk, 0x74637073)
@@ -45,15 +46,15 @@ static __always_inline u64 cookie_of(const int direct, struct net *net) {
     return 0;
 }
 
-/* Fills in what the kernel has wiped from a socket that is closed, as far as it is known; whether
- * the addresses are among that.
+/* Restores the ends that the kernel has cleared in a closed socket. Returns whether it has restored
+ * the addresses.
  */
-static __always_inline int recall_ends(const int direct, struct sock *sk, int fresh,
-                                       struct endpoints *ends) {
+static __always_inline int restore_ends(const int direct, struct sock *sk, int fresh,
+                                        struct endpoints *ends) {
     struct connection *known;
     u64 key = (u64)sk;
 
-    /* Requests and those in TIME_WAIT, which have no such member, always have their port. */
+    /* Requests and time-wait sockets lack this member, but always have their port. */
     if (!ends->lport) {
         struct inet_sock *inet = direct ? (struct inet_sock *)AS_TCP(sk) : (struct inet_sock *)sk;
 
@@ -72,12 +73,12 @@ static __always_inline int recall_ends(const int direct, struct sock *sk, int fr
     return 1;
 }
 
-/* Fills in family, addresses and namespace; skc is readable: direct, or a copy of ours. */
-static __always_inline void read_ends(const int direct, struct sock_common *skc, int recalled,
+/* Fills in family, addresses and namespace. skc is readable by plain loads. */
+static __always_inline void read_ends(const int direct, struct sock_common *skc, int restored,
                                       struct endpoints *ends) {
     ends->family = GET(skc, skc_family);
     ends->netns = cookie_of(direct, GET(skc, skc_net.net));
-    if (recalled)
+    if (restored)
         return;
     if (ends->family == FAMILY_V6) {
         const volatile u64 *local = (const volatile u64 *)(void *)&skc->skc_v6_rcv_saddr;
@@ -93,7 +94,7 @@ static __always_inline void read_ends(const int direct, struct sock_common *skc,
     }
 }
 
-/* The dropped or answered packet's ends, seen from here: it came from the remote side. */
+/* Fills in the ends from a received packet, whose source is the remote end. */
 static __always_inline int endpoints_of_packet(struct sk_buff *skb, struct endpoints *ends) {
     u8 *head = READ(0, skb, head);
     u16 transport = READ(0, skb, transport_header);
@@ -163,34 +164,34 @@ static __always_inline u64 new_id(void) {
     return next ? __sync_fetch_and_add(next, 1) + 1 : 0;
 }
 
-/* Begins a new identity for the socket at key; known is the one it had, or null. */
+/* Begins a new identity for the socket at key. known: the one that it has, or null. */
 static __always_inline struct connection *new_identity(u64 key, struct connection *known) {
     u32 zero = 0;
     struct connection *blank;
     struct known *row;
 
-    forget(key);
+    evict(key);
     if (known) {
         known->id = new_id();
         known->pid = known->watching = 0;
         known->comm[0] = known->comm[1] = 0;
         known->lport = known->rport = 0;
-        /* Once more: meanwhile another CPU may have entered what there was before. */
-        forget(key);
+        /* Once more: another CPU may have cached the old identity since then. */
+        evict(key);
         return known;
     }
     blank = blank_connection.lookup(&zero);
     row = known_row(number_of(key));
     if (!blank || !row)
         return 0;
-    /* First, so that it is never less than what is in the table. */
+    /* Before the insert, so that `entered` is never too low. */
     __sync_fetch_and_add(&row->entered, 1);
     if (connections.insert(&key, blank))
         __sync_fetch_and_add(&row->entered, -1);
     return connections.lookup(&key);
 }
 
-/* Gives a connection that has just begun its number: by whoever comes first. */
+/* Sets the id of a new connection, unless another CPU has done so. */
 static __always_inline void number_connection(struct connection *connection) {
     if (!*(volatile u64 *)&connection->id)
         __sync_val_compare_and_swap(&connection->id, 0, new_id());
@@ -200,7 +201,7 @@ static __always_inline void number_connection(struct connection *connection) {
 static __always_inline void end_identity(u64 key) {
     struct known *row = known_row(number_of(key));
 
-    forget(key);
+    evict(key);
     if (row && *(volatile u32 *)&row->entered && !connections.delete(&key))
         __sync_fetch_and_add(&row->entered, -1);
 }
@@ -209,7 +210,7 @@ static __always_inline void remember_ends(struct connection *connection, struct 
     u32 now = (u32)ends->lport << 16 | ends->rport;
     u32 before = (u32)connection->lport << 16 | connection->rport;
 
-    /* One question for both ports: the verifier walks what follows once for each answer. */
+    /* One branch for both ports: the verifier checks all later code once for each branch. */
     if (now == before || (u32)ends->lport * ends->rport == 0)
         return;
     connection->lport = ends->lport;
@@ -218,7 +219,7 @@ static __always_inline void remember_ends(struct connection *connection, struct 
     __builtin_memcpy(connection->raddr, ends->raddr, 16);
 }
 
-/* Enters who calls now as the connection's owner. */
+/* Stores the current process as the connection's owner. */
 static __always_inline void note_owner(const int direct, struct connection *connection) {
     struct caller caller;
 
@@ -228,11 +229,11 @@ static __always_inline void note_owner(const int direct, struct connection *conn
     connection->comm[1] = caller.comm[1];
 }
 
-/* Puts the connection of the socket at key where the next event finds it without a call. Who calls
- * next is looked at unless that was done now.
+/* Stores the identity of the socket at key in the cache, where the next event reads it without a
+ * call. looked: the caller is compared already; else watch_owner() does so at the next call.
  */
-static __always_inline void enter(struct known *row, u64 number, u64 key, u32 ports, int looked,
-                                  struct connection *connection) {
+static __always_inline void cache_identity(struct known *row, u64 number, u64 key, u32 ports,
+                                           int looked, struct connection *connection) {
     u64 id = connection->id;
     u64 differs = (row->sk ^ number) | (row->id ^ id) | (row->ports ^ ports) |
                   (row->pid ^ connection->pid) | (row->comm[0] ^ connection->comm[0]) |
@@ -240,30 +241,30 @@ static __always_inline void enter(struct known *row, u64 number, u64 key, u32 po
 
     if (!differs)
         return;
-    if (!take_row(row, number))
+    if (!acquire_row(row, number))
         return;
     row->id = id;
     row->pid = connection->pid;
     row->comm[0] = connection->comm[0];
     row->comm[1] = connection->comm[1];
     row->ports = ports;
-    row->looked = bpf_jiffies64() - !looked;
-    let_go(row, number);
-    /* Another CPU may have begun a new identity before it could see the row. */
+    row->compared_at = bpf_jiffies64() - !looked;
+    release_row(row, number);
+    /* Another CPU may have begun a new identity before this row was visible to it. */
     if (*(volatile u64 *)&connection->id != id)
-        forget(key);
+        evict(key);
 }
 
-/* What a record tells of its connection. */
+/* The identity in a record. */
 struct identity {
     u64 id;
     u64 comm[2];
     u32 pid;
 };
 
-/* Reads it from the row; 0 where that is not this socket's, or not with these ends. */
-static __always_inline int recall(const struct known *row, u64 number, u32 ports,
-                                  struct identity *who) {
+/* Reads it from the cache; 0 where the row has another socket, or other ports. */
+static __always_inline int read_cached(const struct known *row, u64 number, u32 ports,
+                                       struct identity *who) {
     if (*(const volatile u64 *)&row->sk != number || row->ports != ports)
         return 0;
     who->id = *(const volatile u64 *)&row->id;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What is known of a socket, at hand: a table in front of the connections, which cost a call. */
+/* The identity cache: rows that are read by plain loads; the map `connections` needs a call. */
 #define KNOWN_BITS 14
 #define KNOWN_BUSY 1
 
@@ -9,27 +9,32 @@ struct caller {
 };
 
 /*
- * What records tell of a socket's connection, and who called on it last. A row holds one socket, at
- * a place given by its address: the first there with an identity, until that ends or begins anew.
- * Others at that place do without, and so do programs that copy a socket to read it: they have no
- * room on the stack. Who reads a row looks at sk before and afterwards.
+ * A row of the identity cache: the identity and the last caller of one socket. A hash of the
+ * socket's address selects the row:
+ *
+ *     address * 0x9e3779b97f4a7c15 = | KNOWN_BITS: the row | lower bits |
+ *
+ * The first socket with an identity gets the row, until its identity ends or a new one begins.
+ * Other sockets with that row are not cached. Programs that read a copy of the socket do not use
+ * the cache, for lack of stack. A reader compares sk before and after it reads a row; a writer
+ * stores KNOWN_BUSY in sk while it writes.
  */
 struct known {
-    u64 sk; /* 0: nobody's; KNOWN_BUSY: being changed */
+    u64 sk; /* 0: free; KNOWN_BUSY: being written */
     u64 id; /* 0: the filters leave the socket out */
     u64 comm[2];
     u32 pid;
     u32 ports;
-    u32 looked;  /* when its owner was last compared with who called [jiffies] */
-    u32 entered; /* how many of the connections in the table have this place, at most */
+    u32 compared_at; /* when the owner was last compared with the caller [jiffies] */
+    u32 entered;     /* connections in the map `connections` that have this row, at most */
     u64 unused[2];
 };
 
-/* Mapped by nobody, but such a map begins with a page: each row has a cache line. */
+/* Nothing maps it, but a mappable array begins at a page: so each row has its own cache line. */
 BPF_F_TABLE("array", u32, struct known, known_sockets, 1 << KNOWN_BITS, BPF_F_MMAPABLE);
 
-/* An address as a number: the verifier lets nobody multiply a pointer, but takes one whose bytes
- * were put in order, of which none moves, for a number.
+/* An address as a number. The verifier refuses to multiply a pointer; after le64, which changes
+ * nothing on this machine, it is a number for the verifier.
  */
 static __always_inline u64 number_of(u64 key) {
     asm volatile("%0 = le64 %0" : "+r"(key));
@@ -52,7 +57,7 @@ static __always_inline void read_caller(const int direct, struct caller *caller)
         caller->comm[1] = comm[1];
     } else {
         caller->pid = bpf_get_current_pid_tgid() >> 32;
-        /* Some kernels (6.1) write no further than the name's end. */
+        /* Some kernels (6.1) do not write behind the end of the name. */
         caller->comm[0] = caller->comm[1] = 0;
         bpf_get_current_comm(caller->comm, sizeof(caller->comm));
     }
@@ -63,8 +68,8 @@ static __always_inline int is_caller(const struct known *row, const struct calle
              (row->pid ^ caller->pid));
 }
 
-/* Makes the row this socket's, or nothing where it is another's; who gets 1 has to let go of it. */
-static __always_inline int take_row(struct known *row, u64 number) {
+/* Acquires the row for this socket; 0 where it belongs to another. release_row() must follow. */
+static __always_inline int acquire_row(struct known *row, u64 number) {
     u64 before = *(volatile u64 *)&row->sk;
 
     if (before == KNOWN_BUSY || (before && before != number && row->id))
@@ -72,13 +77,13 @@ static __always_inline int take_row(struct known *row, u64 number) {
     return __sync_val_compare_and_swap(&row->sk, before, KNOWN_BUSY) == before;
 }
 
-/* An exchange is ordered behind the stores before it. */
-static __always_inline void let_go(struct known *row, u64 number) {
+/* An exchange is ordered after the stores before it. */
+static __always_inline void release_row(struct known *row, u64 number) {
     __sync_lock_test_and_set(&row->sk, number);
 }
 
-/* Forgets a socket whose identity ends or begins. */
-static __always_inline void forget(u64 key) {
+/* Evicts a socket whose identity ends or begins. */
+static __always_inline void evict(u64 key) {
     u64 number = number_of(key);
     struct known *row = known_row(number);
 
@@ -86,15 +91,15 @@ static __always_inline void forget(u64 key) {
         __sync_val_compare_and_swap(&row->sk, number, 0);
 }
 
-/* Enters a socket that the filters leave out, so that its caller's next call is done with. */
-static __always_inline void enter_unwanted(struct known *row, u64 number,
+/* Caches a socket that the filters leave out, so that watch_owner() returns at its next call. */
+static __always_inline void cache_left_out(struct known *row, u64 number,
                                            const struct caller *caller) {
-    if (*(volatile u64 *)&row->sk == number || !take_row(row, number))
+    if (*(volatile u64 *)&row->sk == number || !acquire_row(row, number))
         return;
     row->id = 0;
     row->pid = caller->pid;
     row->comm[0] = caller->comm[0];
     row->comm[1] = caller->comm[1];
-    row->looked = bpf_jiffies64();
-    let_go(row, number);
+    row->compared_at = bpf_jiffies64();
+    release_row(row, number);
 }

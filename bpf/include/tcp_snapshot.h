@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The snapshot that every probe of tcp.bpf.c takes. */
-/* Numbers, stamps and sends what stands in the row. */
+/* The snapshot that each probe of tcp.bpf.c records. */
+
+/* Numbers, stamps and commits the record in the row. */
 static __always_inline void commit(void *ctx, struct klogger_cpu *cpu,
                                    struct klogger_account *account, struct klogger_place *place,
                                    u32 location) {
@@ -19,60 +20,60 @@ static __always_inline void commit(void *ctx, struct klogger_cpu *cpu,
     klogger_commit(ctx, account, place);
 }
 
-/* Whether a snapshot needs a slot: for a record that may not be sent, or for a copy of the socket.
- */
+/* Whether a snapshot needs a slot: for a record that may not be committed, or a socket's copy. */
 #define IN_SLOT(direct) (KLOGGER_WATCHING || !(direct))
 
-/* Whether this is the state of what is no full socket. */
+/* Whether a socket in this state is no full socket. */
 static __always_inline int is_mini(u32 state) {
     return state == STATE_TIME_WAIT || state == STATE_NEW_SYN_RECV;
 }
 
-/* A socket as a program meets it. */
-struct met {
-    struct sock_common *skc; /* readable: direct, or a copy of ours */
+/* A socket during a snapshot. */
+struct socket_view {
+    struct sock_common *skc; /* readable by plain loads: the socket, or a copy of its head */
     int mini;                /* it is no full socket */
-    int recalled;            /* the kernel has wiped its addresses, they are in ends already */
+    int restored;            /* the kernel has cleared its addresses; they are restored in ends */
 };
 
-/* What identify() finds. */
-#define NOBODY   0 /* there is no identity to be had */
-#define LEFT_OUT 1 /* the filter by process leaves it out */
-#define SOMEBODY 2
+/* Results of identify(). */
+#define NO_IDENTITY 0
+#define LEFT_OUT    1 /* by the filter by process */
+#define IDENTIFIED  2
 
-/* Reads the socket's state and ports; 0 for what is no TCP socket. copy: room for its head. */
+/* Reads the socket's state and ports; 0 if it is no TCP socket. copy: memory for its head. */
 static __always_inline int classify(const int direct, const u32 location, struct sock *sk,
-                                    const u32 flags, struct sock_common *copy, struct met *met,
-                                    struct endpoints *ends) {
-    met->skc = (struct sock_common *)sk;
+                                    const u32 flags, struct sock_common *copy,
+                                    struct socket_view *view, struct endpoints *ends) {
+    view->skc = (struct sock_common *)sk;
     if (!direct) {
         if (bpf_probe_read_kernel(copy, sizeof(*copy), sk))
             return 0;
-        met->skc = copy;
+        view->skc = copy;
     }
-    ends->state = GET(met->skc, skc_state);
-    met->mini = is_mini(ends->state);
-    /* Raw sockets and some of netlink have the protocol's number too. */
-    if (!met->mini && location != LOCATION_EXISTING &&
+    ends->state = GET(view->skc, skc_state);
+    view->mini = is_mini(ends->state);
+    /* Raw sockets and some netlink sockets can have the number of TCP too. */
+    if (!view->mini && location != LOCATION_EXISTING &&
         (READ(direct, sk, sk_protocol) != PROTOCOL_TCP || READ(direct, sk, sk_type) != TYPE_STREAM))
         return 0;
-    ends->lport = GET(met->skc, skc_num);
-    ends->rport = bpf_ntohs(GET(met->skc, skc_dport));
+    ends->lport = GET(view->skc, skc_num);
+    ends->rport = bpf_ntohs(GET(view->skc, skc_dport));
     if (!ends->lport || !ends->rport)
-        met->recalled = recall_ends(direct, sk, flags & FRESH, ends);
+        view->restored = restore_ends(direct, sk, flags & FRESH, ends);
     return 1;
 }
 
-/* Whether the filters let it pass, but for those by port of the socket and by process; reads all of
- * its ends.
+/* Reads the rest of the ends, and checks all filters but two: by the socket's ports, which
+ * snapshot() checks before, and by process, which identify() checks.
  */
 static __always_inline int passes(const int direct, const struct filter_settings *settings,
                                   u32 filters, struct sock *sk, struct sk_buff *skb,
-                                  const u32 flags, const struct met *met, struct endpoints *ends) {
+                                  const u32 flags, const struct socket_view *view,
+                                  struct endpoints *ends) {
     const int packet = flags & PACKET;
 
     if (!packet) {
-        read_ends(direct, met->skc, met->recalled, ends);
+        read_ends(direct, view->skc, view->restored, ends);
     } else {
         if (!skb || !endpoints_of_packet(skb, ends) || !filter_ports_of(filters, ends))
             return 0;
@@ -83,21 +84,22 @@ static __always_inline int passes(const int direct, const struct filter_settings
         if (!filter_addresses_of(filters, ends))
             return 0;
         if ((filters & FILTER_CGROUPS) &&
-            ((packet && !sk) || met->mini || !in_cgroup(sk, settings->cgroup_level)))
+            ((packet && !sk) || view->mini || !in_cgroup(sk, settings->cgroup_level)))
             return 0;
     }
     return 1;
 }
 
 /*
- * Finds or begins the identity of the connection. It is in who where the socket is read directly
- * (elsewhere there is no room on the stack), and connection is its row if that was looked up.
- * full: counts connections that the table has no room for, or null.
+ * Finds or begins the identity of the connection. For a socket that is read directly it is stored
+ * in who (other programs have no stack for that); found: its row in the map, if that was looked up.
+ * full: counts connections for which the map has no room.
  */
 static __always_inline int identify(const int direct, const u32 location, u32 filters,
-                                    struct sock *sk, const u32 flags, const struct met *met,
-                                    struct endpoints *ends, u64 *full, int unasked,
-                                    struct identity *who, struct connection **found) {
+                                    struct sock *sk, const u32 flags,
+                                    const struct socket_view *view, struct endpoints *ends,
+                                    u64 *full, int unrecorded, struct identity *who,
+                                    struct connection **found) {
     const int packet = flags & PACKET;
     u64 key = (u64)sk, number = 0;
     u32 ports = (u32)ends->lport << 16 | ends->rport;
@@ -109,10 +111,10 @@ static __always_inline int identify(const int direct, const u32 location, u32 fi
         number = number_of(key);
         known = known_row(number);
         if (!known)
-            return NOBODY;
+            return NO_IDENTITY;
     }
     is_known = direct && !KLOGGER_WATCHING && !(flags & FRESH) && !(filters & FILTER_PIDS) &&
-               recall(known, number, ports, who);
+               read_cached(known, number, ports, who);
     if (is_known && (flags & OWNER)) {
         struct caller caller;
 
@@ -120,8 +122,8 @@ static __always_inline int identify(const int direct, const u32 location, u32 fi
         is_known = is_caller(known, &caller);
     }
     if (is_known)
-        return SOMEBODY;
-    /* Where one begins there is seldom one yet. */
+        return IDENTIFIED;
+    /* Where an identity begins there is rarely one yet: then the lookup is avoided. */
     if ((!packet || sk) &&
         (!direct || location != LOCATION_STATE_CHANGE || *(volatile u32 *)&known->entered))
         connection = connections.lookup(&key);
@@ -132,13 +134,13 @@ static __always_inline int identify(const int direct, const u32 location, u32 fi
     }
     if (packet)
         connection = 0;
-    else if (!met->mini && (ends->state != STATE_CLOSE || (flags & (FRESH | OWNER))) &&
+    else if (!view->mini && (ends->state != STATE_CLOSE || (flags & (FRESH | OWNER))) &&
              (!connection || (flags & FRESH))) {
         connection = new_identity(key, connection);
         if (!connection) {
-            if (!unasked)
+            if (!unrecorded)
                 klogger_count(*full);
-            return NOBODY;
+            return NO_IDENTITY;
         }
     }
     if (direct)
@@ -153,37 +155,39 @@ static __always_inline int identify(const int direct, const u32 location, u32 fi
             who->pid = connection->pid;
             who->comm[0] = connection->comm[0];
             who->comm[1] = connection->comm[1];
-            enter(known, number, key, ports, flags & OWNER, connection);
+            cache_identity(known, number, key, ports, flags & OWNER, connection);
         } else if (flags & OWNER) {
-            forget(key);
+            evict(key);
         }
     }
     *found = connection;
-    return SOMEBODY;
+    return IDENTIFIED;
 }
 
-/* Fills every column but those that commit() stamps. slot: where there is room for a copy. */
+/* Fills all columns but those of commit(). slot: memory for a copy of the socket. */
 static __always_inline void fill(const int direct, const u32 location, struct sock *sk,
                                  struct sk_buff *skb, u32 callvalue, const u32 flags,
-                                 const struct met *met, struct endpoints *ends,
+                                 const struct socket_view *view, struct endpoints *ends,
                                  struct identity *who, struct connection *connection,
                                  struct klogger_slot *slot, u8 *entry) {
     struct tcp_sock *tp = 0;
 
-    /* Of a copy the state is asked once more: the verifier walks what stands between only once. */
     if (direct) {
-        /* Where a socket is read directly, only that of a reset sent may be no full one. */
-        if (location != LOCATION_RESET_SENT || !met->mini)
+        /* Among the locations that read sockets directly, only RESET_SENT has mini sockets. */
+        if (location != LOCATION_RESET_SENT || !view->mini)
             tp = AS_TCP(sk);
     } else if (!(flags & PACKET) &&
                !bpf_probe_read_kernel(slot->copy, sizeof(struct tcp_sock), sk)) {
+        /* Reads the state again. A branch on view->mini would make the verifier check twice all
+         * code since classify().
+         */
         if (!is_mini(GET((struct sock *)slot->copy, __sk_common.skc_state)))
             tp = (struct tcp_sock *)slot->copy;
     }
     if (tp) {
         fill_socket(direct, tp, entry);
     } else {
-        /* In words: a memset of packed bytes is stored byte by byte. */
+        /* Word by word: clang makes a memset of packed bytes byte by byte. */
 #pragma unroll
         for (int i = 0; i < KLOGGER_ENTRY_SIZE / 8; i++)
             ((u64 *)entry)[i] = 0;
@@ -209,7 +213,7 @@ static __always_inline void fill(const int direct, const u32 location, struct so
     }
 }
 
-/* With --when-changed: reserves a row and copies the entry to it, if it is to be recorded. */
+/* With --when-changed: reserves a row and copies the entry to it, unless nothing has changed. */
 static __always_inline int reserve_changed(struct klogger_cpu *cpu, const u32 row, const u32 flags,
                                            struct connection *connection, u8 *entry,
                                            struct klogger_place *place) {
@@ -222,7 +226,7 @@ static __always_inline int reserve_changed(struct klogger_cpu *cpu, const u32 ro
         }
     }
     if (!klogger_reserve(cpu, row, place)) {
-        /* After a loss the next record has to tell the change. */
+        /* After a loss the next entry is recorded, for the lost change. */
         if (connection)
             connection->watching = 0;
         return 0;
@@ -236,10 +240,10 @@ static __always_inline int reserve_changed(struct klogger_cpu *cpu, const u32 ro
 }
 
 /*
- * Takes a snapshot: classifies the socket, filters, identifies the connection, fills the record and
- * sends it. sk may be a full socket, a request or a time-wait socket; with PACKET it is a listener
- * or null. Otherwise it is not compared with null: the verifier of 6.1 learns nothing from that,
- * and refuses the loads behind it, which then seem to use different kinds of pointers.
+ * Records a snapshot: classifies the socket, checks the filters, identifies the connection, fills
+ * the record and commits it. sk is a full socket, a request or a time-wait socket; with PACKET it
+ * is a listener or null. Without PACKET do not compare it with null: the verifier of 6.1 would then
+ * refuse the loads after it ("same insn cannot be used with different pointers").
  */
 static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const int direct,
                                      const u32 location, struct sock *sk, struct sk_buff *skb,
@@ -253,66 +257,65 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     struct endpoints ends = {};
     struct klogger_place place;
     struct identity who;
-    struct met met = {};
+    struct socket_view view = {};
     u32 zero = 0, filters;
-    int wanted, unasked, found;
+    int wanted, unrecorded, found;
     u8 *entry;
 
     if (!(flags & PACKET) &&
-        !classify(direct, location, sk, flags, (struct sock_common *)common, &met, &ends))
+        !classify(direct, location, sk, flags, (struct sock_common *)common, &view, &ends))
         return;
     settings = filter_settings.lookup(&zero);
     if (!settings)
         return;
     filters = settings->flags;
-    /* The ports before all else, without a call: most of what is left out goes here. */
+    /* The ports first, without a call: they leave out most sockets. */
     wanted = (flags & PACKET) || filter_ports_of(filters, &ends);
-    unasked = (flags & UNASKED) || !klogger_enabled(location);
-    if (unasked && location != LOCATION_STATE_CHANGE && !(flags & OWNER))
+    unrecorded = (flags & NO_RECORD) || !klogger_enabled(location);
+    if (unrecorded && location != LOCATION_STATE_CHANGE && !(flags & OWNER))
         goto out;
-    if (!unasked)
+    if (!unrecorded)
         klogger_count(account->attempts);
-    if (!wanted || !passes(direct, settings, filters, sk, skb, flags, &met, &ends))
+    if (!wanted || !passes(direct, settings, filters, sk, skb, flags, &view, &ends))
         goto left_out;
-    found = identify(direct, location, filters, sk, flags, &met, &ends, &account->table_full,
-                     unasked, &who, &connection);
+    found = identify(direct, location, filters, sk, flags, &view, &ends, &account->table_full,
+                     unrecorded, &who, &connection);
     if (found == LEFT_OUT)
         goto left_out;
-    if (found == NOBODY || unasked)
+    if (found == NO_IDENTITY || unrecorded)
         return;
 
-    if (IN_SLOT(direct) && !(slot = klogger_take(cpu))) {
+    if (IN_SLOT(direct) && !(slot = klogger_acquire_slot(cpu))) {
         klogger_count(account->no_slot);
         goto out;
     }
-    /* With --when-changed the row is reserved when it is known that there is something to record.
-     */
+    /* With --when-changed, reserve_changed() reserves the row if something has changed. */
     entry = KLOGGER_WATCHING ? slot->record : klogger_reserve(cpu, row, &place);
     if (entry) {
-        fill(direct, location, sk, skb, callvalue, flags, &met, &ends, &who, connection, slot,
+        fill(direct, location, sk, skb, callvalue, flags, &view, &ends, &who, connection, slot,
              entry);
         if (!KLOGGER_WATCHING || reserve_changed(cpu, row, flags, connection, entry, &place))
             commit(ctx, cpu, account, &place, location);
     }
     if (slot)
-        klogger_give_back(slot);
+        klogger_release_slot(slot);
 out:
     if (flags & LAST)
         end_identity((u64)sk);
     return;
 
 left_out:
-    if (!unasked)
+    if (!unrecorded)
         klogger_count(account->filtered);
     if (flags & (LAST | FRESH))
         end_identity((u64)sk);
 }
 
 /*
- * What a call of the application tells where calls are not recorded: the owner. One copy of a
- * program will do, since the next call tells what one was skipped for. Most calls on a socket are
- * its owner's, so who calls is asked once a jiffy, for that costs as much as all the rest here; but
- * each time where --pid chooses by the answer.
+ * Finds the owner at an application's call, where calls are not recorded. One copy of the program
+ * is enough: what it misses it finds at the next call. Most callers are the owner, and reading the
+ * caller costs as much as the rest of this function. So it does that once in a jiffy; with --pid,
+ * whose filter needs the owner, at each call.
  */
 static __always_inline void watch_owner(void *ctx, const int kind) {
     struct sock *sk = (struct sock *)ARG(0);
@@ -324,16 +327,16 @@ static __always_inline void watch_owner(void *ctx, const int kind) {
 
     if (!row)
         return;
-    if (!KLOGGER_BY_INODE && row->sk == number && row->looked == now)
+    if (!KLOGGER_BY_INODE && row->sk == number && row->compared_at == now)
         return;
     read_caller(DIRECT, &caller);
     if (row->sk == number && is_caller(row, &caller)) {
-        row->looked = now;
+        row->compared_at = now;
         return;
     }
     cpu = klogger_this_cpu();
     if (!cpu)
         return;
-    snapshot(ctx, cpu, DIRECT, LOCATION_SEND_CALL, sk, 0, 0, OWNER | UNASKED);
-    enter_unwanted(row, number, &caller);
+    snapshot(ctx, cpu, DIRECT, LOCATION_SEND_CALL, sk, 0, 0, OWNER | NO_RECORD);
+    cache_left_out(row, number, &caller);
 }

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How the schema locking is logged. A wait for a lock begins and ends at the kernel's two
- * contention tracepoints (Linux 5.19), a wait for a spinlock at the slow path itself where it can
- * be probed: the tracepoints leave out the waiter that is first in line. Where the functions that
- * release locks can be probed too, an acquired lock is remembered until then, elsewhere it is
- * logged at once.
+ * The programs of the schema locking. A wait for a lock begins and ends at the kernel's two
+ * contention tracepoints (Linux 5.19). A wait for a spinlock begins and ends at the slow path,
+ * where that can be probed: the tracepoints leave out the first waiter in the queue. Where the
+ * functions that release locks can be probed, an acquired lock is stored until its release and
+ * logged then; elsewhere it is logged at once.
  */
 #include "klogger.h"
 
-/* The header generator declares these. */
+/* collector/plan/kernel_types.py declares these. */
 struct mutex;
 struct task_struct;
 struct wait_queue_head;
 
-/* What a contention event tells of the lock (include/trace/events/lock.h). */
+/* Flags of the contention tracepoints (include/trace/events/lock.h). */
 #define LOCK_SPIN   0x01
 #define LOCK_READ   0x02
 #define LOCK_WRITE  0x04
@@ -22,10 +22,10 @@ struct wait_queue_head;
 #define LOCK_MUTEX  0x20
 
 #define LOCKING_NESTED  4     /* task, softirq, interrupt, NMI */
-#define LOCKING_WAITERS 16384 /* threads that wait for a lock at a time */
-#define LOCKING_HELD    16384 /* locks that were waited for and are not released yet */
+#define LOCKING_WAITERS 16384 /* threads that wait for a lock at the same time */
+#define LOCKING_HELD    16384 /* locks that were acquired after a wait, and not released yet */
 
-/* Whether the end of holding is seen, for each kind of lock: all its functions must be probed. */
+/* For each kind of lock whether releases are probed: all functions that release it must be. */
 #if USE_spin_unlock && USE_spin_unlock_irq && USE_spin_unlock_bh && USE_spin_unlock_restore
 #define FOLLOWS_SPIN 1
 #else
@@ -63,14 +63,14 @@ struct lock_wait {
     u32 unused;
 };
 
-/* Who waits asleep, or holds: readers share a lock, so each is a holder of its own. */
+/* A thread that waits, or a holder. Readers share a lock, so each is a separate holder. */
 struct lock_owner {
     u64 lock;
-    u64 thread; /* 0: whoever, there can be only one */
+    u64 thread; /* 0: the only holder */
 };
 
-/* A lock that was waited for and acquired, by whom: another thread may release it, as the next one
- * on the CPU does with a run queue's.
+/* A lock that was acquired after a wait, and the thread that acquired it. Another thread may
+ * release it: for the lock of a run queue that is the next thread on the CPU.
  */
 struct lock_held {
     u64 acquired;
@@ -85,7 +85,7 @@ struct locking_cpu {
     struct lock_wait spins[LOCKING_NESTED];
 };
 
-/* A CPU spins for one lock in each context; threads that sleep are many. */
+/* A CPU spins for one lock in each context. Any number of threads may sleep. */
 BPF_PERCPU_ARRAY(locking_cpus, struct locking_cpu, 1);
 BPF_HASH(locking_waits, struct lock_owner, struct lock_wait, LOCKING_WAITERS);
 #if FOLLOWS
@@ -105,7 +105,7 @@ static __always_inline int lock_type_of(u32 flags) {
     return flags & LOCK_SPIN ? KLOGGER_lock_type_SPINLOCK : KLOGGER_lock_type_SEMAPHORE;
 }
 
-/* Whether a lock of this kind is remembered until it is released. */
+/* Whether a lock of this kind is stored until its release. */
 static __always_inline int is_followed(u32 flags) {
     int type = lock_type_of(flags);
 
@@ -115,9 +115,9 @@ static __always_inline int is_followed(u32 flags) {
            (FOLLOWS_MUTEX && type == KLOGGER_lock_type_MUTEX);
 }
 
-/* Logs the event of a lock's kind. */
-static __always_inline void finished(void *ctx, struct klogger_cpu *cpu, u64 lock,
-                                     struct lock_held *held, int moment, int error) {
+/* Logs the finish event of this kind of lock. */
+static __always_inline void log_finish(void *ctx, struct klogger_cpu *cpu, u64 lock,
+                                       struct lock_held *held, int moment, int error) {
     u32 pid = held->who, tgid = held->who >> 32, flags = held->flags;
     int type = lock_type_of(flags);
     u64 acquired = held->acquired, waited = held->waited;
@@ -139,8 +139,8 @@ static __always_inline void finished(void *ctx, struct klogger_cpu *cpu, u64 loc
         klogger(SPINLOCK_FINISH, lock, acquired, waited, type, moment, error, pid, tgid, comm);
 }
 
-/* Enters into the ledger an event that is lost because a table is full. */
-static __always_inline void no_room(struct klogger_cpu *cpu, u32 flags) {
+/* Counts in the ledger an event that is lost because a map is full. */
+static __always_inline void count_table_full(struct klogger_cpu *cpu, u32 flags) {
     u32 point = KLOGGER_POINT_SPINLOCK_FINISH;
     int type = lock_type_of(flags);
 
@@ -160,15 +160,15 @@ static __always_inline void no_room(struct klogger_cpu *cpu, u32 flags) {
     }
 }
 
-/* Whether the waiter spins with preemption off, so that its CPU tells which wait it is. */
+/* Whether the waiter spins with preemption off: then its CPU identifies the wait. */
 static __always_inline int is_spinning(u32 flags) {
     return flags & LOCK_SPIN && !(flags & LOCK_MUTEX);
 }
 
-/* A spinning wait takes the first place that is free, or else that of the wait that began first:
- * its end was not seen.
+/* Stores a wait. A spinning wait gets the first free place, or replaces the oldest one, whose end
+ * was missed.
  */
-static __always_inline void waits(struct klogger_cpu *cpu, u64 lock, u32 flags) {
+static __always_inline void wait_begins(struct klogger_cpu *cpu, u64 lock, u32 flags) {
     struct lock_owner owner = {.lock = lock, .thread = (u32)bpf_get_current_pid_tgid()};
     struct lock_wait wait = {.lock = lock, .since = bpf_ktime_get_ns(), .flags = flags};
     struct locking_cpu *here;
@@ -176,9 +176,11 @@ static __always_inline void waits(struct klogger_cpu *cpu, u64 lock, u32 flags) 
     u64 oldest = ~0ULL;
 
     if (!is_spinning(flags)) {
-        /* A mutex's waiter begins again when it changes from spinning to sleeping, or back. */
+        /* A mutex has several begin events for a wait: one for each change of spinning and
+         * sleeping.
+         */
         if (!locking_waits.lookup(&owner) && locking_waits.update(&owner, &wait))
-            no_room(cpu, flags);
+            count_table_full(cpu, flags);
         return;
     }
     here = locking_cpus.lookup(&zero);
@@ -195,11 +197,11 @@ static __always_inline void waits(struct klogger_cpu *cpu, u64 lock, u32 flags) 
     }
     chosen &= LOCKING_NESTED - 1;
     if (oldest)
-        no_room(cpu, here->spins[chosen].flags);
+        count_table_full(cpu, here->spins[chosen].flags);
     here->spins[chosen] = wait;
 }
 
-static __always_inline void gets(void *ctx, struct klogger_cpu *cpu, u64 lock, int error) {
+static __always_inline void wait_ends(void *ctx, struct klogger_cpu *cpu, u64 lock, int error) {
     struct lock_owner owner = {.lock = lock, .thread = (u32)bpf_get_current_pid_tgid()};
     struct lock_wait wait = {}, *found;
     struct locking_cpu *here;
@@ -224,7 +226,7 @@ static __always_inline void gets(void *ctx, struct klogger_cpu *cpu, u64 lock, i
     if (!wait.lock) {
         found = locking_waits.lookup(&owner);
         if (!found)
-            return; /* it began before the capture */
+            return; /* the wait began before the capture */
         wait = *found;
         locking_waits.delete(&owner);
     }
@@ -245,38 +247,38 @@ static __always_inline void gets(void *ctx, struct klogger_cpu *cpu, u64 lock, i
             is_again = 1;
         }
         if (locking_held.update(&owner, &held))
-            no_room(cpu, held.flags);
+            count_table_full(cpu, held.flags);
         if (is_again)
-            finished(ctx, cpu, lock, &before, KLOGGER_lock_moment_UNSEEN, 0);
+            log_finish(ctx, cpu, lock, &before, KLOGGER_lock_moment_UNSEEN, 0);
         return;
     }
 #endif
-    finished(ctx, cpu, lock, &held,
-             error ? KLOGGER_lock_moment_GIVEN_UP : KLOGGER_lock_moment_ACQUIRED, error);
+    log_finish(ctx, cpu, lock, &held,
+               error ? KLOGGER_lock_moment_GIVEN_UP : KLOGGER_lock_moment_ACQUIRED, error);
 }
 
 #if FOLLOWS
-static __always_inline void releases(void *ctx, struct klogger_cpu *cpu, u64 lock,
-                                     const int shared) {
+static __always_inline void lock_released(void *ctx, struct klogger_cpu *cpu, u64 lock,
+                                          const int shared) {
     struct lock_owner owner = {.lock = lock,
                                .thread = shared ? (u32)bpf_get_current_pid_tgid() : 0};
     struct lock_held held, *found = locking_held.lookup(&owner);
 
     if (!found)
-        return; /* nobody had to wait for it */
+        return; /* it was acquired without a wait */
     held = *found;
     locking_held.delete(&owner);
-    finished(ctx, cpu, lock, &held, KLOGGER_lock_moment_RELEASED, 0);
+    log_finish(ctx, cpu, lock, &held, KLOGGER_lock_moment_RELEASED, 0);
 }
 #endif
 
-/* The functions that release locks, each with the lock as its first argument. A kprobe at those
- * that release spinlocks would interrupt the kernel too often.
+/* The functions that release locks; the lock is their first argument. For spinlocks there are no
+ * kprobes, which would interrupt the kernel too often.
  */
 #if FOLLOWS
 #define FOLLOWED(lock, shared)                                                                     \
     if (FOLLOWS_##lock)                                                                            \
-    releases(ctx, cpu, ARG(0), shared)
+    lock_released(ctx, cpu, ARG(0), shared)
 #else
 #define FOLLOWED(lock, shared)
 #endif
@@ -362,15 +364,15 @@ PROBE(mutex_unlock, "MUTEX_FINISH", "fentry:mutex_unlock kprobe:mutex_unlock")
 #endif
 
 /*
- * contention_end(lock, error), contention_begin(lock, flags). Programs are attached in this order,
- * backwards: lest a wait begin whose end is not seen.
+ * contention_end(lock, error), contention_begin(lock, flags). Programs are attached in the order of
+ * this file, ends before begins: so the end of each stored wait is seen.
  */
 /* clang-format off */
 #if USE_ends
 PROBE(ends, "SPINLOCK_FINISH PREEMPT_SPINLOCK_FINISH READLOCK_FINISH WRITELOCK_FINISH PREEMPT_WRITELOCK_FINISH MUTEX_FINISH",
       "btf:contention_end raw:contention_end")
 /* clang-format on */
-{ gets(ctx, cpu, ARG(0), (int)ARG(1)); }
+{ wait_ends(ctx, cpu, ARG(0), (int)ARG(1)); }
 #endif
 
 /* clang-format off */
@@ -382,62 +384,63 @@ PROBE(begins, "SPINLOCK_FINISH PREEMPT_SPINLOCK_FINISH READLOCK_FINISH WRITELOCK
     u32 flags = ARG(1);
 
     if (!SPINS_AT_SLOW_PATH || flags != LOCK_SPIN)
-        waits(cpu, ARG(0), flags);
+        wait_begins(cpu, ARG(0), flags);
 }
 #endif
 
-/* The slow path of spinlocks, and that of a guest whose host helps it to wait. */
+/* The slow path of spinlocks, and that of a guest with paravirtual spinlocks. */
 #if USE_spin_taken
 PROBE(spin_taken, "SPINLOCK_FINISH",
       "fexit:native_queued_spin_lock_slowpath fexit:queued_spin_lock_slowpath")
-{ gets(ctx, cpu, ARG(0), 0); }
+{ wait_ends(ctx, cpu, ARG(0), 0); }
 #endif
 
 #if USE_pv_spin_taken
 PROBE(pv_spin_taken, "SPINLOCK_FINISH", "fexit:__pv_queued_spin_lock_slowpath")
-{ gets(ctx, cpu, ARG(0), 0); }
+{ wait_ends(ctx, cpu, ARG(0), 0); }
 #endif
 
 #if USE_spin_slow
 PROBE(spin_slow, "SPINLOCK_FINISH",
       "fentry:native_queued_spin_lock_slowpath fentry:queued_spin_lock_slowpath")
-{ waits(cpu, ARG(0), LOCK_SPIN); }
+{ wait_begins(cpu, ARG(0), LOCK_SPIN); }
 #endif
 
 #if USE_pv_spin_slow
 PROBE(pv_spin_slow, "SPINLOCK_FINISH", "fentry:__pv_queued_spin_lock_slowpath")
-{ waits(cpu, ARG(0), LOCK_SPIN); }
+{ wait_begins(cpu, ARG(0), LOCK_SPIN); }
 #endif
 
-static __always_inline void spinlock_made(void *ctx, struct klogger_cpu *cpu, u64 lock, int holder,
-                                          u64 name) {
+static __always_inline void log_spinlock_init(void *ctx, struct klogger_cpu *cpu, u64 lock,
+                                              int holder, u64 name) {
     u64 who = bpf_get_current_pid_tgid();
 
     klogger(SPINLOCK_INIT, lock, holder, (const void *)name, who, who >> 32);
 }
 
-static __always_inline void rwlock_made(void *ctx, struct klogger_cpu *cpu, u64 lock, int type,
-                                        u64 name) {
+static __always_inline void log_rwlock_init(void *ctx, struct klogger_cpu *cpu, u64 lock, int type,
+                                            u64 name) {
     u64 who = bpf_get_current_pid_tgid();
 
     klogger(RWLOCK_INIT, lock, type, (const void *)name, who, who >> 32);
 }
 
 /*
- * (lock, name, key, ...). Only a kernel with CONFIG_DEBUG_SPINLOCK has a function for spinlocks and
- * rwlocks; the others set a word to zero in place. What holds a spinlock has one always.
+ * (lock, name, key, ...). Only with CONFIG_DEBUG_SPINLOCK has the kernel functions that initialize
+ * spinlocks and rwlocks; else it stores a zero in place. Wait queues and mutexes, which contain a
+ * spinlock, always have such a function.
  */
 #if USE_spin_init
 PROBE(spin_init, "SPINLOCK_INIT", "fentry:__raw_spin_lock_init kprobe:__raw_spin_lock_init")
-{ spinlock_made(ctx, cpu, ARG(0), KLOGGER_lock_holder_ALONE, ARG(1)); }
+{ log_spinlock_init(ctx, cpu, ARG(0), KLOGGER_lock_holder_ALONE, ARG(1)); }
 #endif
 
 #if USE_waitqueue_init
 PROBE(waitqueue_init, "SPINLOCK_INIT", "fentry:__init_waitqueue_head kprobe:__init_waitqueue_head")
 {
 #if !USE_spin_init
-    spinlock_made(ctx, cpu, ARG(0) + __builtin_offsetof(struct wait_queue_head, lock),
-                  KLOGGER_lock_holder_WAIT_QUEUE, ARG(1));
+    log_spinlock_init(ctx, cpu, ARG(0) + __builtin_offsetof(struct wait_queue_head, lock),
+                      KLOGGER_lock_holder_WAIT_QUEUE, ARG(1));
 #endif
 }
 #endif
@@ -446,18 +449,18 @@ PROBE(waitqueue_init, "SPINLOCK_INIT", "fentry:__init_waitqueue_head kprobe:__in
 PROBE(mutex_init, "SPINLOCK_INIT", "fentry:__mutex_init kprobe:__mutex_init")
 {
 #if !USE_spin_init
-    spinlock_made(ctx, cpu, ARG(0) + __builtin_offsetof(struct mutex, wait_lock),
-                  KLOGGER_lock_holder_MUTEX_WAITERS, ARG(1));
+    log_spinlock_init(ctx, cpu, ARG(0) + __builtin_offsetof(struct mutex, wait_lock),
+                      KLOGGER_lock_holder_MUTEX_WAITERS, ARG(1));
 #endif
 }
 #endif
 
 #if USE_rwlock_init
 PROBE(rwlock_init, "RWLOCK_INIT", "fentry:__rwlock_init kprobe:__rwlock_init")
-{ rwlock_made(ctx, cpu, ARG(0), KLOGGER_lock_type_RWLOCK, ARG(1)); }
+{ log_rwlock_init(ctx, cpu, ARG(0), KLOGGER_lock_type_RWLOCK, ARG(1)); }
 #endif
 
 #if USE_rwsem_init
 PROBE(rwsem_init, "RWLOCK_INIT", "fentry:__init_rwsem kprobe:__init_rwsem")
-{ rwlock_made(ctx, cpu, ARG(0), KLOGGER_lock_type_RWSEM, ARG(1)); }
+{ log_rwlock_init(ctx, cpu, ARG(0), KLOGGER_lock_type_RWSEM, ARG(1)); }
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Where the events of the schema network are logged, and with what. */
+/* The programs that log the schema network. */
 #include "klogger.h"
 
 #include "network_names.h"
@@ -7,8 +7,7 @@
 #include "network_socket.h"
 #include "network_log.h"
 
-/* Every packet that leaves: after fragmentation, before a device cuts what is larger than its MTU.
- */
+/* Each packet that is sent: after fragmentation, and before a device splits large segments. */
 #if USE_net_out
 PROBE(net_out,
       "TCP_SENDSYN TCP_SENDSYNACK TCP_SENDACK TCP_SENDPACKET ICMP_SEND ICMP_REPLY IP_SENDPACKET",
@@ -19,18 +18,18 @@ PROBE(net_out,
     u32 before, size;
     u8 *at;
 
-    /* What came from a device is forwarded: no socket of this host sent it. */
+    /* A packet that came from a device is forwarded: no socket of this host sent it. */
     if (!network_is_ip(READ(DIRECT, skb, protocol)) || READ(DIRECT, skb, skb_iif))
         return;
     at = (u8 *)READ(DIRECT, skb, head) + READ(DIRECT, skb, network_header);
     before = at - (u8 *)READ(DIRECT, skb, data);
     size = READ(DIRECT, skb, len) - before;
     if (network_parse(at, size, size - READ(DIRECT, skb, data_len), &packet))
-        network_queued(ctx, cpu, DIRECT, skb, &packet);
+        network_log_sent(ctx, cpu, DIRECT, skb, &packet);
 }
 #endif
 
-/* Every packet that arrives, as the devices have put it together. */
+/* Each packet that arrives; devices may have merged several. */
 #if USE_net_in
 PROBE(net_in,
       "TCP_RECVSYN TCP_RECVSYNACK TCP_RECVACK TCP_RECEIVEPACKET ICMP_RECEIVE IP_RECEIVEPACKET",
@@ -49,11 +48,11 @@ PROBE(net_in,
     size = READ(DIRECT, skb, len);
     if (network_parse((u8 *)READ(DIRECT, skb, data), size, size - READ(DIRECT, skb, data_len),
                       &packet))
-        network_arrived(ctx, cpu, DIRECT, skb, &packet);
+        network_log_received(ctx, cpu, DIRECT, skb, &packet);
 }
 #endif
 
-/* What a call did to a socket shows when it returns: only then does the socket have its ends. */
+/* System calls are logged when they return: only then does the socket have its ends. */
 #if USE_net_calls
 /* clang-format off */
 PROBE(net_calls,
@@ -93,7 +92,7 @@ PROBE(net_calls,
                 ends.rport);
         klogger(SOCKET_BIND, (u64)sk, ends.laddr, ends.protocol, pid, ends.lport);
     } else if (number == NETWORK_SYS_CONNECT) {
-        network_connected(ctx, cpu, sk, &ends, result, pid);
+        network_log_connect(ctx, cpu, sk, &ends, result, pid);
     } else {
         listener = network_socket_in(network_file_of(NETWORK_FIRST(regs)));
         klogger(SOCKET_ACCEPT, (u64)sk, (u64)listener, ends.laddr, ends.raddr, ends.protocol, pid,
@@ -102,7 +101,7 @@ PROBE(net_calls,
 }
 #endif
 
-/* inet_release() closes sockets of IPv6 too. Without it: the call of close() that is the last. */
+/* inet_release() closes IPv6 sockets too. Without it: close() of the last descriptor. */
 #if USE_net_close
 PROBE(net_close, "SOCKET_CLOSE",
       "fentry:inet_release kprobe:inet_release btf:sys_enter raw:sys_enter")
@@ -116,14 +115,14 @@ PROBE(net_close, "SOCKET_CLOSE",
         file = network_file_of(NETWORK_FIRST((struct pt_regs *)ARG(0)));
         sk = network_socket_in(file);
         if (sk && network_is_last(file))
-            network_closed(ctx, cpu, sk);
+            network_log_close(ctx, cpu, sk);
     } else {
-        network_closed(ctx, cpu, READ(0, (struct socket *)ARG(0), sk));
+        network_log_close(ctx, cpu, READ(0, (struct socket *)ARG(0), sk));
     }
 }
 #endif
 
-/* Without inet_release(): a process that ends closes the sockets that it alone has. */
+/* Without inet_release(): a process that ends closes the sockets that no other process has. */
 #if USE_net_exit
 PROBE(net_exit, "SOCKET_CLOSE", "btf:sched_process_exit raw:sched_process_exit")
 {
@@ -139,7 +138,7 @@ PROBE(net_exit, "SOCKET_CLOSE", "btf:sched_process_exit raw:sched_process_exit")
     if (!files)
         return;
 #if ARGUMENTS_sched_process_exit > 1
-    /* Since 6.18 the last thread is told. */
+    /* Since 6.18 the tracepoint says whether this is the last thread. */
     if (!(u8)ARG(1))
         return;
 #else
@@ -159,14 +158,14 @@ PROBE(net_exit, "SOCKET_CLOSE", "btf:sched_process_exit raw:sched_process_exit")
         bpf_probe_read_kernel(&file, sizeof(file), array + descriptor * sizeof(file));
         sk = network_socket_in(file);
         if (sk && network_is_last(file))
-            network_closed(ctx, cpu, sk);
+            network_log_close(ctx, cpu, sk);
     }
 }
 #endif
 
-/* The states of TCP, which DCCP, SCTP and MPTCP use as well. What arrives is logged by net_in, with
- * the sockets that this probe has seen. Before 6.18 an accepted connection knows its ends only when
- * it leaves SYN_RECV, which it does at once.
+/* The states of TCP, which DCCP, SCTP and MPTCP use too. It also stores sockets, so that net_in
+ * finds the socket of a packet. Before 6.18 an accepted connection gets its ends only when it
+ * leaves SYN_RECV, which it does at once.
  */
 #if USE_net_state
 /* clang-format off */
@@ -185,8 +184,8 @@ PROBE(net_state,
     if (!network_ends_of(DIRECT, sk, &ends))
         return;
     if (to == NETWORK_LISTEN || to == NETWORK_ESTABLISHED || to == NETWORK_CLOSE)
-        network_follow(DIRECT, sk, &ends, to == NETWORK_LISTEN || from == NETWORK_LISTEN,
-                       to == NETWORK_CLOSE);
+        network_track(DIRECT, sk, &ends, to == NETWORK_LISTEN || from == NETWORK_LISTEN,
+                      to == NETWORK_CLOSE);
     if (to == NETWORK_LISTEN) {
         klogger(SOCKET_LISTEN, (u64)sk, ends.laddr, ends.protocol,
                 READ(DIRECT, sk, sk_max_ack_backlog), network_pid(), ends.lport);
@@ -206,17 +205,18 @@ PROBE(net_state,
 }
 #endif
 
-/* Before 6.12 the two families have a function each; the second is silent where one does for both.
+/* Before 6.12 each family has its own function; net_send6 logs nothing where net_send is attached
+ * to a tracepoint for both.
  */
 #if USE_net_send
 PROBE(net_send, "SOCKET_WRITE TCP_SEND UDP_SEND",
       "btf:sock_send_length raw:sock_send_length fexit:inet_sendmsg kprobe:inet_sendmsg")
 {
     if (kind == KLOGGER_BTF || kind == KLOGGER_RAW)
-        network_sent(ctx, cpu, DIRECT, (struct sock *)ARG(0), ARG(1));
+        network_log_send_call(ctx, cpu, DIRECT, (struct sock *)ARG(0), ARG(1));
     else
-        network_sent(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk),
-                     kind == KLOGGER_FEXIT ? ARG(3) : ARG(2));
+        network_log_send_call(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk),
+                              kind == KLOGGER_FEXIT ? ARG(3) : ARG(2));
 }
 #endif
 
@@ -224,8 +224,8 @@ PROBE(net_send, "SOCKET_WRITE TCP_SEND UDP_SEND",
 PROBE(net_send6, "SOCKET_WRITE TCP_SEND UDP_SEND", "fexit:inet6_sendmsg kprobe:inet6_sendmsg")
 {
     if (KIND_net_send == KLOGGER_FEXIT || KIND_net_send == KLOGGER_KPROBE)
-        network_sent(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk),
-                     kind == KLOGGER_FEXIT ? ARG(3) : ARG(2));
+        network_log_send_call(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk),
+                              kind == KLOGGER_FEXIT ? ARG(3) : ARG(2));
 }
 #endif
 
@@ -234,10 +234,10 @@ PROBE(net_receive, "SOCKET_RECEIVE TCP_RECEIVE TCP_RECV_URGENTDATA UDP_RECEIVE",
       "btf:sock_recv_length raw:sock_recv_length fexit:inet_recvmsg kprobe:inet_recvmsg")
 {
     if (kind == KLOGGER_BTF || kind == KLOGGER_RAW)
-        network_received(ctx, cpu, DIRECT, (struct sock *)ARG(0), ARG(1), ARG(2));
+        network_log_receive_call(ctx, cpu, DIRECT, (struct sock *)ARG(0), ARG(1), ARG(2));
     else
-        network_received(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk),
-                         kind == KLOGGER_FEXIT ? ARG(4) : ARG(2), ARG(3));
+        network_log_receive_call(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk),
+                                 kind == KLOGGER_FEXIT ? ARG(4) : ARG(2), ARG(3));
 }
 #endif
 
@@ -246,12 +246,12 @@ PROBE(net_receive6, "SOCKET_RECEIVE TCP_RECEIVE TCP_RECV_URGENTDATA UDP_RECEIVE"
       "fexit:inet6_recvmsg kprobe:inet6_recvmsg")
 {
     if (KIND_net_receive == KLOGGER_FEXIT || KIND_net_receive == KLOGGER_KPROBE)
-        network_received(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk),
-                         kind == KLOGGER_FEXIT ? ARG(4) : ARG(2), ARG(3));
+        network_log_receive_call(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk),
+                                 kind == KLOGGER_FEXIT ? ARG(4) : ARG(2), ARG(3));
 }
 #endif
 
-/* The function serves both families; the tracepoint tells of the socket alone. */
+/* The function is for both families; the tracepoint has only the socket. */
 #if USE_net_queue
 PROBE(net_queue, "UDP_QUEUESOCKETBUFFER",
       "fexit:__udp_enqueue_schedule_skb kprobe:__udp_enqueue_schedule_skb raw:sk_data_ready")
@@ -267,7 +267,7 @@ PROBE(net_queue, "UDP_QUEUESOCKETBUFFER",
     if (kind == KLOGGER_FEXIT || kind == KLOGGER_KPROBE) {
         skb = (struct sk_buff *)ARG(1);
     } else {
-        /* The newest; the queue's head if its reader was faster. */
+        /* The newest buffer; the queue itself where its reader was faster. */
         skb = READ(0, sk, sk_receive_queue.prev);
         if ((u64)skb == (u64)&sk->sk_receive_queue)
             skb = 0;
@@ -277,29 +277,29 @@ PROBE(net_queue, "UDP_QUEUESOCKETBUFFER",
 }
 #endif
 
-/* Here all protocols make one packet of what a socket gathered; they are called for what was never
- * gathered as well, with a queue of their caller's.
+/* Here all protocols make one packet of the pending frames of a socket. They also call it for
+ * frames that were never pending, with a queue of the caller.
  */
 #if USE_net_push
 PROBE(net_push, "UDP_PUSHPENDINGFRAMES ICMP_PUSHPENDINGFRAMES IP_PUSHPENDINGFRAMES",
       "fentry:__ip_make_skb kprobe:__ip_make_skb")
-{ network_pushed(ctx, cpu, (struct sock *)ARG(0), ARG(2)); }
+{ network_log_push(ctx, cpu, (struct sock *)ARG(0), ARG(2)); }
 #endif
 
 #if USE_net_push6
 PROBE(net_push6, "UDP_PUSHPENDINGFRAMES ICMP_PUSHPENDINGFRAMES IP_PUSHPENDINGFRAMES",
       "fentry:__ip6_make_skb kprobe:__ip6_make_skb")
-{ network_pushed(ctx, cpu, (struct sock *)ARG(0), ARG(1)); }
+{ network_log_push(ctx, cpu, (struct sock *)ARG(0), ARG(1)); }
 #endif
 
 #if USE_net_flush
 PROBE(net_flush, "UDP_FLUSHPENDINGFRAMES IP_FLUSHPENDINGFRAMES",
       "fentry:ip_flush_pending_frames kprobe:ip_flush_pending_frames")
-{ network_flushed(ctx, cpu, (struct sock *)ARG(0)); }
+{ network_log_flush(ctx, cpu, (struct sock *)ARG(0)); }
 #endif
 
 #if USE_net_flush6
 PROBE(net_flush6, "UDP_FLUSHPENDINGFRAMES IP_FLUSHPENDINGFRAMES",
       "fentry:ip6_flush_pending_frames kprobe:ip6_flush_pending_frames")
-{ network_flushed(ctx, cpu, (struct sock *)ARG(0)); }
+{ network_log_flush(ctx, cpu, (struct sock *)ARG(0)); }
 #endif

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* How the schema sched is logged: all at the scheduler's tracepoints, which run with its locks held
- * (but for FORK, EXEC and EXIT), so that what is read belongs together.
+/* The programs of the schema sched, at the scheduler's tracepoints. But for FORK, EXEC and EXIT
+ * they run under the scheduler's locks, so the values in an event are consistent.
  */
 #include "klogger.h"
 
-/* The header generator declares these, which stand inside task_struct. */
+/* collector/plan/kernel_types.py declares these types of members of task_struct. */
 struct sched_entity;
 struct sched_info;
 struct signal_struct;
 struct thread_info;
 
-/* Bits of a task's state (include/linux/sched.h); the rest modifies these. */
+/* Bits of a task's state (include/linux/sched.h); all others modify these. */
 #define STATE_INTERRUPTIBLE   0x0001
 #define STATE_UNINTERRUPTIBLE 0x0002
 #define STATE_STOPPED         0x0004
@@ -78,7 +78,7 @@ static __always_inline int is_delayed(const int direct, struct task_struct *task
 #endif
 }
 
-/* The function sees every try; the tracepoint those alone that find the thread asleep. */
+/* The function runs at each try; the tracepoint only where the thread is asleep. */
 #if USE_wakeup_try
 PROBE(wakeup_try, "TRY_TO_WAKEUP",
       "fentry:try_to_wake_up kprobe:try_to_wake_up btf:sched_waking raw:sched_waking")
@@ -86,7 +86,7 @@ PROBE(wakeup_try, "TRY_TO_WAKEUP",
     struct task_struct *task = (struct task_struct *)ARG(0);
     u32 bits = STATE_BITS(DIRECT, task), wakes = 1;
 
-    /* try_to_wake_up(task, states, flags): it wakes what is in one of these states. */
+    /* try_to_wake_up(task, states, flags): it wakes a thread in one of these states. */
     if (kind == KLOGGER_FENTRY || kind == KLOGGER_KPROBE)
         wakes = !!(bits & (u32)ARG(1));
     klogger(TRY_TO_WAKEUP, READ(DIRECT, task, pid), READ(DIRECT, task, tgid), NAME(task),
@@ -103,7 +103,7 @@ static __always_inline void added(void *ctx, struct klogger_cpu *cpu, const int 
             READ(direct, task, se.vruntime), READ(direct, task, se.sum_exec_runtime));
 }
 
-/* A thread that has a CPU was still on its way to sleep: it never left the queue. */
+/* A thread that is on a CPU was just going to sleep: it has not left the queue. */
 #if USE_woken
 PROBE(woken, "ADD_TO_RUNQ", "btf:sched_wakeup raw:sched_wakeup")
 {
@@ -134,8 +134,8 @@ static __always_inline int in_iowait(const int direct, struct task_struct *task)
 }
 
 /*
- * sched_switch(preempt, prev, next, state): the last since Linux 5.18. A thread that wanted to wait
- * may still be on its queue: it was preempted before it could, or a signal came.
+ * sched_switch(preempt, prev, next, state), with state since Linux 5.18. A thread that is going to
+ * sleep may still be on its queue: it was preempted before, or a signal arrived.
  */
 #if USE_switched
 PROBE(switched, "REMOVE_FROM_RUNQ SCHEDOUT SCHEDIN", "btf:sched_switch raw:sched_switch")

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* How user programs log the schema stopwatch: by a prctl() that the kernel does not know. Where
- * the kernel has a tracepoint for such calls (Linux 6.17), others' calls cost nothing more; where a
- * function can be probed, their prctl() cost a comparison, and elsewhere all their system calls do.
+/* The program of the schema stopwatch: user programs log by a prctl() with an option that the
+ * kernel does not know. Linux 6.17 has a tracepoint for such options: then other calls cost nothing
+ * more. Where security_task_prctl() can be probed each prctl() costs a comparison, elsewhere each
+ * system call does.
  */
 #include "klogger.h"
 

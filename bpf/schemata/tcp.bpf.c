@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* How the schema tcp is recorded: one snapshot function and the places that call it. */
+/* The programs of the schema tcp: each calls snapshot() of tcp_snapshot.h at its location. */
 #include "klogger.h"
 #include "sock_filter.h"
 
-/* The header generator declares the kernel types that this text names; these stand inside others.
+/* collector/plan/kernel_types.py declares the kernel types that this text names. These are types
+ * of members.
  */
 struct in6_addr;
 struct inode;
@@ -37,16 +38,16 @@ enum skb_drop_reason;
 #define TIME_LOSS_PROBE  5
 #define TIME_REO_TIMEOUT 6
 
-/* How a snapshot is taken. */
-#define SEGMENT  1   /* the buffer's control block is filled in */
-#define PAYLOAD  2   /* callvalue is the segment's payload */
-#define SEQUENCE 4   /* callvalue is the segment's sequence number */
-#define OWNER    8   /* runs in the owner's context */
-#define FRESH    16  /* a connection begins: a new identity whatever was there */
-#define LAST     32  /* the connection's last entry */
-#define CHANGES  64  /* --when-changed applies */
-#define PACKET   128 /* there is no socket of the connection: the packet tells the ends */
-#define UNASKED  256 /* nothing is recorded: it is for the identity and the owner alone */
+/* Flags of snapshot(). */
+#define SEGMENT   1   /* skb is a segment whose control block the kernel has filled in */
+#define PAYLOAD   2   /* callvalue is the segment's payload */
+#define SEQUENCE  4   /* callvalue is the segment's sequence number */
+#define OWNER     8   /* the current process is the connection's owner */
+#define FRESH     16  /* a connection begins: it gets a new identity, even if the socket has one */
+#define LAST      32  /* the connection ends: so does its identity */
+#define CHANGES   64  /* --when-changed applies */
+#define PACKET    128 /* the connection has no socket: its ends are in the packet */
+#define NO_RECORD 256 /* updates identity and owner, and records nothing */
 
 #include "tcp_known.h"
 #include "tcp_identity.h"
@@ -54,7 +55,9 @@ enum skb_drop_reason;
 #include "tcp_snapshot.h"
 
 #if USE_segment_received && USE_rcvq_full && ARGUMENTS_kfree_skb < 4
-/* Before 6.11 the kernel does not tell whose a dropped segment was: the one that came in last. */
+/* Before 6.11 the tracepoint lacks the socket of a dropped segment. It is that of the last segment
+ * that arrived on this CPU.
+ */
 #define FIND_RECEIVER 1
 struct receiving {
     u64 sk;
@@ -72,7 +75,7 @@ static __always_inline struct sock *receiver_of(struct sk_buff *skb) {
     if (!last || last->skb != (u64)skb)
         return 0;
     sk = (struct sock *)last->sk;
-    /* Buffers are used again. */
+    /* The kernel reuses buffers, so compare the ports. */
     bpf_probe_read_kernel(ports, sizeof(ports),
                           READ(0, skb, head) + READ(0, skb, transport_header));
     if (ports[0] != READ(0, sk, __sk_common.skc_dport) ||
@@ -103,7 +106,7 @@ PROBE(segment_received, "SEGMENT_RECEIVED", "btf:tcp_probe raw:tcp_probe")
 PROBE(retransmit, "RETRANSMIT", "btf:tcp_retransmit_skb raw:tcp_retransmit_skb")
 {
 #if ARGUMENTS_tcp_retransmit_skb > 2
-    /* Since 6.18 (the argument err) it tells of those too that could not be sent. */
+    /* Since 6.18 (argument err) the tracepoint also reports segments that could not be sent. */
     if ((int)ARG(2))
         return;
 #endif
@@ -122,13 +125,13 @@ PROBE(retransmit_synack, "RETRANSMIT_SYNACK", "btf:tcp_retransmit_synack raw:tcp
 }
 #endif
 
-/* Hangs on even where STATE_CHANGE is not asked for: identities begin here. */
+/* Attached even if STATE_CHANGE is not recorded: identities begin here. */
 #if USE_state_change
 PROBE(state_change, "STATE_CHANGE", "btf:inet_sock_set_state raw:inet_sock_set_state")
 {
     struct sock *sk = (struct sock *)ARG(0);
     u32 old = ARG(1), new = ARG(2);
-    u32 flags = KLOGGER_ENABLED_STATE_CHANGE ? 0 : UNASKED;
+    u32 flags = KLOGGER_ENABLED_STATE_CHANGE ? 0 : NO_RECORD;
 
     if (new == STATE_SYN_SENT || new == STATE_LISTEN)
         flags |= FRESH | OWNER;
@@ -164,7 +167,7 @@ PROBE(reset_sent, "RESET_SENT", "btf:tcp_send_reset raw:tcp_send_reset")
 #if ARGUMENTS_tcp_send_reset > 2
     reason = ARG(2);
 #endif
-    /* A listener answers for a connection that there is not: the packet knows which. */
+    /* A listener sends a reset where there is no connection: the ends are in the packet. */
     if (sk && !(skb && READ(0, sk, __sk_common.skc_state) == STATE_LISTEN))
         snapshot(ctx, cpu, DIRECT, LOCATION_RESET_SENT, sk, 0, reason, 0);
     else
@@ -177,7 +180,7 @@ PROBE(reset_received, "RESET_RECEIVED", "btf:tcp_receive_reset raw:tcp_receive_r
 { snapshot(ctx, cpu, DIRECT, LOCATION_RESET_RECEIVED, (struct sock *)ARG(0), 0, 0, 0); }
 #endif
 
-/* No location: it tells whose an accepted connection is, where the kernel has a way to see that. */
+/* No location: it finds the owner of an accepted connection, on kernels with fexit. */
 #if USE_accepted
 PROBE(accepted, "", "fexit:inet_csk_accept")
 {
@@ -190,16 +193,16 @@ PROBE(accepted, "", "fexit:inet_csk_accept")
 #endif
 
     if (sk)
-        snapshot(ctx, cpu, 0, LOCATION_STATE_CHANGE, sk, 0, 0, OWNER | UNASKED);
+        snapshot(ctx, cpu, 0, LOCATION_STATE_CHANGE, sk, 0, 0, OWNER | NO_RECORD);
 }
 #endif
 
-/* These two hang on also where they are not recorded, to tell the owner. */
+/* These two are attached even if they are not recorded: they find the owner. */
 #if USE_send_call && KLOGGER_ENABLED_SEND_CALL
 PROBE(send_call, "SEND_CALL",
       "btf:sock_send_length raw:sock_send_length fexit:tcp_sendmsg kprobe:tcp_sendmsg")
 {
-    /* fexit: (sk, msg, size) and the result; kprobe: the size that is asked for */
+    /* fexit: (sk, msg, size) and the result; kprobe: the requested size */
     u32 result = kind == KLOGGER_FEXIT ? ARG(3) : kind == KLOGGER_KPROBE ? ARG(2) : ARG(1);
 
     snapshot(ctx, cpu, DIRECT, LOCATION_SEND_CALL, (struct sock *)ARG(0), 0, result, OWNER);
@@ -215,7 +218,7 @@ int send_call(void *ctx) {
 PROBE(receive_call, "RECEIVE_CALL",
       "btf:sock_recv_length raw:sock_recv_length fexit:tcp_recvmsg kprobe:tcp_recvmsg")
 {
-    /* fexit: (sk, msg, len, flags, addr_len) and the result; kprobe: the room that is offered */
+    /* fexit: (sk, msg, len, flags, addr_len) and the result; kprobe: the buffer's size */
     u32 result = kind == KLOGGER_FEXIT ? ARG(5) : kind == KLOGGER_KPROBE ? ARG(2) : ARG(1);
 
     snapshot(ctx, cpu, DIRECT, LOCATION_RECEIVE_CALL, (struct sock *)ARG(0), 0, result, OWNER);
@@ -227,7 +230,7 @@ int receive_call(void *ctx) {
 }
 #endif
 
-/* Hangs on even where DESTROY is not asked for: identities end here. */
+/* Attached even if DESTROY is not recorded: identities end here. */
 #if USE_destroy
 PROBE(destroy, "DESTROY", "btf:tcp_destroy_sock raw:tcp_destroy_sock")
 {
@@ -299,8 +302,8 @@ PROBE(socket_error, "SOCKET_ERROR", "btf:inet_sk_error_report raw:inet_sk_error_
 #endif
 
 /*
- * The four timers of a connection share one timer_list; icsk_pending tells which one expired. The
- * kernel puts the timer off when a socket's deadline moved: only a deadline that has come counts.
+ * The four timers of a connection share one timer_list; icsk_pending says which of them expires. If
+ * the socket's deadline is still in the future, the kernel only starts the timer again.
  */
 #if USE_timer
 PROBE(timer, "RTO LOSS_PROBE ZERO_WINDOW_PROBE REO_TIMEOUT",
@@ -364,7 +367,7 @@ PROBE(transmit, "TRANSMIT", "fentry:__tcp_transmit_skb kprobe:__tcp_transmit_skb
 }
 #endif
 
-/* Walks the sockets that were there before the capture: one call a socket, none for a request. */
+/* Walks the sockets that were open before the capture: one call for each, none for requests. */
 #if USE_existing
 PROBE(existing, "EXISTING", "iter:tcp")
 {
@@ -375,7 +378,7 @@ PROBE(existing, "EXISTING", "iter:tcp")
 
     if (!sk)
         return;
-    /* A byte a socket: who reads n bytes walks n sockets, as fast as the rings are emptied. */
+    /* One byte for each socket: a read of n bytes walks n sockets. */
     bpf_seq_write(*meta, &step, 1);
     state = GET(sk, __sk_common.skc_state);
     if (state == STATE_TIME_WAIT || state == STATE_NEW_SYN_RECV || state == STATE_CLOSE ||

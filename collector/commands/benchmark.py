@@ -26,10 +26,10 @@ def command(
 ) -> int:
     """Measure what logging each EVENT costs, in nanoseconds, enabled and disabled (needs root).
 
-    Without EVENT, all events of the schemata; without --schema, every schema that is shipped, each
-    loaded alone. A program in the kernel calls klogger(EVENT, constants) in a loop, while nothing
-    is attached; the medians of nine rounds are told. What the probe around it costs, and what its
-    values cost to get, comes on top. Every record must get into the ring, or it is an error.
+    Without EVENT: all events of the schemata. Without --schema: all shipped schemata, each loaded
+    alone. A program in the kernel calls klogger(EVENT, constants) in a loop, and nothing is
+    attached. The output has the medians of nine rounds. A real probe costs more: the probe itself,
+    and reading the values. It is an error if a record does not reach the ring.
     """
     from collector.commands import event_cost
     from collector.loader.prepare import check_privilege

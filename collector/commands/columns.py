@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon columns: what a capture can store, from the schema."""
+"""The command tcpkmon columns: the columns that a capture can store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from formats.schema import field_type
 
 
 def sets_of(tags: frozenset[str]) -> str:
-    """The smallest set that has the column."""
+    """The smallest set that contains the column."""
     return next((name for name in ("classic", "default") if name in tags), "all")
 
 

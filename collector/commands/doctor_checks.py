@@ -20,7 +20,7 @@ MOUNTS = Path("/proc/mounts")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing a capture needs or can use: `needed` ones must be good."""
+    """One check of this machine. Captures work only where all `needed` ones are good."""
 
     name: str
     good: bool
@@ -31,7 +31,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found; `locations`: name -> kind:target, None where `missing` says why not."""
+    """The results. locations: name -> kind:target, or None; missing: name -> why it is None."""
 
     checks: tuple[Check, ...]
     locations: Mapping[str, str | None] = field(default_factory=dict)
@@ -55,15 +55,14 @@ class Report:
 
 
 def examine() -> Report:
-    """Looks at kernel, privilege, BTF, bcc, perf, namespaces, and tries each way to attach."""
+    """Checks kernel, privilege, BTF, bcc, perf and namespaces, and tries each way to attach."""
     required = [
         Check("kernel", platform.system() == "Linux", f"{platform.release()} {platform.machine()}"),
         _attempt("machine", check_machine, platform.machine()),
         _attempt("privilege", check_privilege, "root", "not root"),
         _attempt("BTF", Btf.from_kernel, str(KERNEL_BTF)),
     ]
-    checks = [*required, _check_bcc(), _check_perf(), _check_tracefs(), _check_namespaces(),
-              _check_cgroups()]  # fmt: skip
+    checks = [*required, _check_bcc(), *_check_files()]
     if not all(check.good for check in required):
         return Report(tuple(checks))
     everything = decide(Wish(columns="all", locations="all"))
@@ -79,9 +78,9 @@ def examine() -> Report:
               "CONFIG_BPF_EVENTS and CONFIG_DEBUG_INFO_BTF are needed")
     )  # fmt: skip
     if attachable:
-        # What collect runs by default: it is in the cache then, when it is wanted.
-        found = "the default capture compiles"
-        checks.append(_attempt("compiler", lambda: prepare(Wish()), found))
+        # The default capture of collect: its image is in the cache from now on.
+        compiles = "the default capture compiles"
+        checks.append(_attempt("compiler", lambda: prepare(Wish()), compiles))
     kinds = {name: plan.kind_of(name) for name in tcp.switches.enabled}
     return Report(tuple(checks), kinds, plan.missing, tcp.layout.absent)
 
@@ -108,30 +107,28 @@ def _check_bcc() -> Check:
     return Check("bcc", True, asked.stdout.strip())
 
 
-def _check_perf() -> Check:
-    path = Path("/proc/sys/kernel/perf_event_paranoid")
-    there = path.exists()
-    return Check("perf events", there, "there" if there else "not in this kernel",
-                 "CONFIG_PERF_EVENTS is needed")
+def _check_files() -> list[Check]:
+    """Checks what /proc shows: perf events, tracefs, namespaces, cgroups."""
+    rows = (line.split() for line in reversed(_read(MOUNTS)))
+    mounts = {words[2]: words[1] for words in rows}  # of each type the first
+    known = "tracefs" in " ".join(_read(Path("/proc/filesystems"))).split()
+    tracefs = "not mounted (tcpkmon mounts its own)" if known else "none"
+    cgroup = mounts.get("cgroup2", "")
+    return [
+        _check_there("perf events", "/proc/sys/kernel/perf_event_paranoid",
+                     "CONFIG_PERF_EVENTS is needed"),
+        Check("tracefs", "tracefs" in mounts or known,
+              "mounted" if "tracefs" in mounts else tracefs, "only kprobes need it", needed=False),
+        _check_there("network namespaces", "/proc/self/ns/net", needed=False),
+        Check("cgroup version 2", bool(cgroup), cgroup or "not mounted",
+              "only --cgroup needs it", needed=False),
+    ]  # fmt: skip
 
 
-def _check_tracefs() -> Check:
-    mounted = any(
-        line.split()[2] == "tracefs" for line in MOUNTS.read_text().splitlines()
-    )
-    known = "tracefs" in Path("/proc/filesystems").read_text()
-    found = "mounted" if mounted else "not mounted (tcpkmon mounts its own)" if known else "none"
-    return Check("tracefs", mounted or known, found, "only kprobes need it", needed=False)
+def _check_there(name: str, path: str, advice: str = "", needed: bool = True) -> Check:
+    there = Path(path).exists()
+    return Check(name, there, "there" if there else "not in this kernel", advice, needed)
 
 
-def _check_namespaces() -> Check:
-    there = Path("/proc/self/ns/net").exists()
-    found = "there" if there else "not in this kernel"
-    return Check("network namespaces", there, found, needed=False)
-
-
-def _check_cgroups() -> Check:
-    lines = [line.split() for line in MOUNTS.read_text(errors="replace").splitlines()]
-    place = next((words[1] for words in lines if words[2:3] == ["cgroup2"]), None)
-    return Check("cgroup version 2", place is not None, place or "not mounted",
-                 "only --cgroup needs it", needed=False)
+def _read(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What logging an event costs on this machine: klogger(EVENT, constants) in a loop, timed.
+"""Measures what logging an event costs on this machine: klogger(EVENT, constants) in a loop.
 
-A program for each event goes through the same engine as a capture's (bpf/include/klogger.h) and is
-run by BPF_PROG_TEST_RUN on one CPU, with its ring emptied in between. Nothing is attached.
+A program for each event uses the engine of a capture (bpf/include/klogger.h). BPF_PROG_TEST_RUN
+runs it on one CPU, and its ring is drained between two runs. Nothing is attached.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from formats.schema import suggest
 ITERATIONS = 1000
 ROUNDS = 9
 _BATCH = 100
-"""Calls in one run of a program: interrupts are off meanwhile."""
+"""Calls in one run of a program, during which interrupts are off."""
 _RING_BYTES = 4 << 20
 _ZERO = struct.pack("=I", 0)
 _EMPTY = "klogger_benchmark_empty"
@@ -43,22 +43,22 @@ _EMPTY = "klogger_benchmark_empty"
 
 @dataclass(frozen=True)
 class Cost:
-    """An event's cost in ns a call: medians of the rounds, and the fastest and slowest round."""
+    """An event's cost in ns for a call: medians of all rounds, the fastest and slowest round."""
 
     schema: str
     event: str
     record_bytes: int
-    """Of its record in the ring, which is as large as the schemata's largest."""
+    """Of a record in the ring: the size of the schemata's largest."""
     enabled_ns: float
     fastest_ns: float
     slowest_ns: float
     disabled_ns: float
     written: int
-    """Records that went into the ring: every call of every round did, or there is no result."""
+    """Records that reached the ring: one for each call, else there is no result."""
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The schemata of tcpkmon that have klogger() events."""
+    """The shipped schemata that log events by klogger()."""
     return tuple(name for name in all_shipped() if name not in {BASE, TCP})
 
 
@@ -69,11 +69,11 @@ def measure(
     rounds: int = ROUNDS,
     cpu: int | None = None,
 ) -> Iterator[Cost]:
-    """The cost of these events (none named: of all) of the schemata, which are loaded together.
+    """The cost of these events of the schemata, which are loaded together; no names: all events.
 
-    Without `schemata`, of every one that is shipped, each loaded alone. Before it yields anything:
-    UsageError for unknown events, KernelError where this kernel refuses. KernelError when a call's
-    record did not go into the ring.
+    Without `schemata`: of all shipped ones, each loaded alone. UsageError for unknown events,
+    before it yields anything. KernelError where the kernel refuses a program, and where the record
+    of a call did not reach the ring.
     """
     check_machine()
     groups = [tuple(schemata)] if schemata else [(name,) for name in shipped_names()]
@@ -152,7 +152,7 @@ def _program(name: str, what: str) -> str:
     for (u32 i = 0; i < {_BATCH}; i++) {{
         if (i >= wanted)
             break;
-        /* The compiler shall not count down from `wanted`: to the verifier that has no end. */
+        /* Keeps the compiler from counting down from `wanted`, which the verifier refuses. */
         asm volatile("" : "+r"(i));
         {what};
     }}
@@ -184,7 +184,7 @@ class _Bench:
             dtype = ring_dtype(self._engine.entry_size)
             self._rings = Rings(self._loaded.maps, dtype, pages, _RING_BYTES)
         except TcpkmonError:
-            self._give_back()
+            self._close()
             raise
 
     def __enter__(self) -> _Bench:
@@ -192,9 +192,9 @@ class _Bench:
 
     def __exit__(self, *error: object) -> None:
         self._rings.close()
-        self._give_back()
+        self._close()
 
-    def _give_back(self) -> None:
+    def _close(self) -> None:
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
@@ -204,7 +204,7 @@ class _Bench:
         """One event's cost."""
         with _on_cpu(self._cpu):
             self._switch(slot, False)
-            self._round(slot, iterations)  # the first round warms caches up
+            self._round(slot, iterations)  # to warm up caches
             disabled = [self._round(slot, iterations) for _ in range(rounds)]
             if self._written(slot):
                 raise KernelError(f"{slot.name} was logged though it was switched off")
@@ -222,7 +222,7 @@ class _Bench:
         )  # fmt: skip
 
     def _round(self, slot: Slot, iterations: int) -> float:
-        """The ns that a call took, without the loop around it."""
+        """The ns of a call, without those of the loop."""
         total_ns = 0
         left = iterations
         while left:
@@ -240,7 +240,7 @@ class _Bench:
         if bpf.prog_test_run(self._fds[function], self._cpu):
             raise KernelError(f"the program {function} found no maps")
         raw = bpf.map_lookup(self._loaded.maps["klogger_benchmark_ns"], _ZERO, 8)
-        assert raw is not None  # an array's element is always there
+        assert raw is not None  # an array has all its elements
         return int(struct.unpack("=Q", raw)[0])
 
     def _switch(self, slot: Slot, on: bool) -> None:
@@ -253,7 +253,7 @@ class _Bench:
 
 @contextmanager
 def _on_cpu(cpu: int) -> Iterator[None]:
-    """Keeps this thread where the programs run, so that the ring's memory is near."""
+    """Keeps this thread on the CPU where the programs run, close to the ring's memory."""
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {cpu})

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the schemata can record, and how each event is attached on this kernel: for tcpkmon events.
-"""
+"""The events of schemata, and how this kernel attaches each: for tcpkmon events."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from formats.base.control import FIRST_CONTROL
 
 @dataclass(frozen=True)
 class Listed:
-    """An event or location. on: recorded unless told otherwise; where: kind:target, all of them;
-    '' where this process may not try. why_not: the reason why this kernel has no place for it."""
+    """An event or location. on: recorded by default; where: kind:target of all its programs, ''
+    where this process may not try; why_not: why this kernel cannot record it."""
 
     number: int
     name: str
@@ -31,9 +30,9 @@ class Listed:
 
 
 def list_events(schemata: Sequence[str], control: bool = False) -> list[Listed]:
-    """The events of schemata, base's apart (they are in every log). control: tcp's too.
+    """The events of schemata but base, whose events are in every log. control: those of tcp too.
 
-    Asks the kernel by attaching for an instant, which root alone can do.
+    For root it also tries how each can be attached.
     """
     sources = find_sources(schemata, trusted_only=os.geteuid() == 0)
     rows: list[Listed] = []
@@ -42,15 +41,12 @@ def list_events(schemata: Sequence[str], control: bool = False) -> list[Listed]:
     others = [source for source in sources if source.name != TCP or not source.shipped]
     layout = lay_out_sources(others)
     base = made_events(layout.schema)
-    logged = {slot.name for slot in layout.logged}
     rows += [
-        Listed(slot.number, slot.name, slot.name in logged, slot.event.doc)
+        Listed(slot.number, slot.name, slot in layout.logged, slot.event.doc)
         for slot in layout.slots
         if slot.name not in base
     ]
-    if os.geteuid() != 0:
-        return rows
-    return _with_places(rows, read_texts(sources))
+    return _with_places(rows, read_texts(sources)) if os.geteuid() == 0 else rows
 
 
 def _locations(control: bool) -> list[Listed]:
@@ -63,12 +59,11 @@ def _locations(control: bool) -> list[Listed]:
 
 def _with_places(rows: list[Listed], text: str) -> list[Listed]:
     btf = Btf.from_kernel()
-    plan = make_plan(find_probes(text), {row.name for row in rows}, Probing(btf), btf)
+    plan = make_plan(find_probes(text), {row.name for row in rows}, Probing(btf).can, btf)
     found = []
     for row in rows:
         place = plan.kind_of(row.name) or ""
         why = plan.missing.get(row.name, "" if place else "no probe logs it")
-        found.append(
-            replace(row, where=place, why_not="" if row.number >= FIRST_CONTROL else why)
-        )
+        why = "" if row.number >= FIRST_CONTROL else why
+        found.append(replace(row, where=place, why_not=why))
     return found

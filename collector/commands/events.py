@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon events: what a capture can record, and where it hangs on this kernel."""
+"""The command tcpkmon events: what a capture can record, and where it is attached here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command tcpkmon schema: what schemata say, what is wrong with them, what counters exist."""
+"""The command tcpkmon schema: checks and shows schemata, and lists counters."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def command() -> None:
     help="Compile the C files too, and look for what this kernel lacks (needs root).",
 )
 def check(schemata: tuple[str, ...], compiled: bool) -> int:
-    """Look for mistakes in schemata, and tell all of them with file, line and column.
+    """Look for mistakes in schemata, and report all of them with file, line and column.
 
-    Several schemata are checked as they would be loaded, together and with base. What looks like a
-    mistake but is none is told as a warning. Exit code 0: no mistakes; 2: there are some; 4: this
-    kernel lacks what a schema needs.
+    Several schemata are checked together and with base, as a capture would load them. What may be a
+    mistake is reported as a warning. Exit code 0: no mistakes; 2: there are some; 4: this kernel
+    lacks what a schema needs.
     """
     sources = find_sources(schemata, trusted_only=False, text_needed=False)
     checked = read_checked(sources)
@@ -64,10 +64,10 @@ def check(schemata: tuple[str, ...], compiled: bool) -> int:
 @click.argument("schemata", nargs=-1, metavar="[NAME|PATH...]")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with offsets and sizes in bytes.")
 def show(schemata: tuple[str, ...], as_json: bool) -> int:
-    """Print schemata as one, with base, as a log would hold it.
+    """Print schemata and base as one schema, as it is in a log.
 
-    Then come, as comments, the number of each event, and whether it is logged: log levels may leave
-    it out, and the events of base are made by the collector.
+    Comments after it have the id of each event, and whether it is logged: log levels may leave it
+    out, and the collector makes the events of base.
     """
     sources = find_sources(schemata, trusted_only=False, text_needed=False)
     checked = read_checked(sources)
@@ -82,7 +82,7 @@ def show(schemata: tuple[str, ...], as_json: bool) -> int:
 
 
 @command.command("list-counters")
-@click.option("--all", "all_names", is_flag=True, help="Those that this machine lacks, too.")
+@click.option("--all", "all_names", is_flag=True, help="Also those that this machine lacks.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON (all of them).")
 def counters(all_names: bool, as_json: bool) -> int:
     """List the counters that an arch section may bind, tried on this machine (needs root)."""

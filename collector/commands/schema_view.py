@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemata as `tcpkmon schema` shows them: text that is a schema again, and plain data for JSON."""
+"""Schemata for `tcpkmon schema`: as text in the schema language, and as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from collector.plan.event_layout import EventLayout, Slot
 from collector.plan.schema_sources import Source
-from formats.schema import Enum, Field, LogLevel, Place, format_schema
+from formats.schema import Enum, LogLevel, Place, format_schema
 
 
 def text_lines(layout: EventLayout, made: Sequence[str]) -> Iterator[str]:
-    """The merged schema, and as a comment the number of each event and who logs it.
+    """The merged schema, then comments with the id of each event and whether it is logged.
 
     made: names of the events that the collector makes.
     """
@@ -25,7 +25,7 @@ def text_lines(layout: EventLayout, made: Sequence[str]) -> Iterator[str]:
 
 
 def describe(layout: EventLayout, sources: Sequence[Source], made: Sequence[str]) -> dict[str, Any]:
-    """All that the schemata declare, as values that JSON can hold; offsets and sizes in bytes."""
+    """All declarations of the schemata as values for JSON; offsets and sizes in bytes."""
     schema = layout.schema
     return {
         "schemata": [
@@ -60,10 +60,9 @@ def describe(layout: EventLayout, sources: Sequence[Source], made: Sequence[str]
 
 
 def summary(source: Source, layout: EventLayout) -> str:
-    """One line that tells how much a schema declares."""
+    """One line: how many events a schema declares."""
     mine = [slot for slot in layout.slots if slot.event.position.file == str(source.conf)]
-    logged = {slot.name for slot in layout.logged}
-    count = sum(slot.name in logged for slot in mine)
+    count = sum(slot in layout.logged for slot in mine)
     off = "" if count in (0, len(mine)) else f", {len(mine) - count} of them switched off by levels"
     return f"{source.name}: {len(mine)} event{'' if len(mine) == 1 else 's'}{off}"
 
@@ -75,7 +74,7 @@ def _logged(layout: EventLayout, slot: Slot, made: Sequence[str]) -> str:
 
 
 def _field(place: Place) -> dict[str, Any]:
-    field: Field = place.field
+    field = place.field
     return {
         "name": field.name,
         "type": field.type,

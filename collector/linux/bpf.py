@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bpf(2) system call by ctypes: all that loads, attaches and reads.
+"""The bpf(2) system call by ctypes: makes and reads maps, loads, attaches and runs programs.
 
 Every file descriptor returned here is close-on-exec and belongs to the caller. Constants are named
-as in linux/bpf.h and linux/perf_event.h. A call that the kernel refuses raises KernelError
-(PrivilegeError for EPERM of an unprivileged caller), except where None is said to mean "no entry".
+as in linux/bpf.h and linux/perf_event.h. A call that the kernel refuses raises KernelError, or
+PrivilegeError where the caller is not root.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collector.linux.syscalls import (
     system_call,
 )
 
-# So that callers need know only this module.
+# For the callers of this module.
 __all__ = ["online_cpus", "perf_event_open", "possible_cpus", "system_call"]
 
 BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM = 0, 1, 2, 3
@@ -51,7 +51,7 @@ BPF_F_TEST_RUN_ON_CPU = 1
 
 BPF_LD_IMM64, BPF_CALL, BPF_MOV64_IMM = 0x18, 0x85, 0xB7
 BPF_PSEUDO_KFUNC_CALL = 2
-# r0 = 0; exit: the least program the verifier lets through.
+# r0 = 0; exit: the smallest program that the verifier accepts.
 RETURN_ZERO = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
 
 PERF_TYPE_TRACEPOINT = 2
@@ -62,9 +62,28 @@ _LOG_BYTES = 1 << 24
 
 
 def kernel_name(text: str) -> bytes:
-    """The text as a BPF object's name may be: 15 bytes of letters, digits, '_' and '.'."""
+    """The text as the name of a BPF object: at most 15 letters, digits, '_' and '.'."""
     kept = "".join(c if (c.isascii() and c.isalnum()) or c in "_." else "_" for c in text)
     return kept.encode()[:_NAME_BYTES]
+
+
+def _call(command: int, attributes: bytes, what: str) -> int:
+    """bpf(2); its result. `what` is what failed, for the error."""
+    try:
+        return bpf(command, attributes)[0]
+    except OSError as error:
+        raise refused(error, what) from error
+
+
+def _call_for_entry(command: int, attributes: bytes, what: str) -> bool:
+    """bpf(2) on an entry of a map; False where there is no such entry."""
+    try:
+        bpf(command, attributes)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise refused(error, what) from error
+    return True
 
 
 def map_create(
@@ -76,19 +95,16 @@ def map_create(
     name: str = "",
     inner_fd: int = 0,
 ) -> int:
-    """Make a map; its file descriptor. Sizes are bytes; KernelError when refused.
+    """Make a map; its file descriptor. Sizes are bytes.
 
-    inner_fd: for a map of maps, one that is as they will be.
+    inner_fd: for a map of maps, an example of the maps that it will hold.
     """
     attributes = struct.pack(
         "=IIIIIII16sIIIIII", map_type, key_size, value_size, max_entries, flags, inner_fd, 0,
         kernel_name(name), 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
-    try:
-        return bpf(BPF_MAP_CREATE, attributes)[0]
-    except OSError as error:
-        size = f"{max_entries} entries of {key_size}+{value_size} bytes"
-        raise refused(error, f"making the BPF map {name or map_type} ({size})") from error
+    size = f"{max_entries} entries of {key_size}+{value_size} bytes"
+    return _call(BPF_MAP_CREATE, attributes, f"making the BPF map {name or map_type} ({size})")
 
 
 def _element(fd: int, key: int, value: int, flags: int = 0) -> bytes:
@@ -96,24 +112,18 @@ def _element(fd: int, key: int, value: int, flags: int = 0) -> bytes:
 
 
 def map_update(fd: int, key: bytes, value: bytes, flags: int = BPF_ANY) -> None:
-    """Set one entry. A per-CPU map takes all possible CPUs' values, each padded to 8 bytes."""
+    """Set one entry. For a per-CPU map: the values of all possible CPUs, each padded to 8 bytes."""
     keys, values = ctypes.create_string_buffer(key), ctypes.create_string_buffer(value)
-    try:
-        bpf(BPF_MAP_UPDATE_ELEM, _element(fd, address(keys), address(values), flags))
-    except OSError as error:
-        raise refused(error, "writing to a BPF map") from error
+    element = _element(fd, address(keys), address(values), flags)
+    _call(BPF_MAP_UPDATE_ELEM, element, "writing to a BPF map")
 
 
 def map_lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
-    """One entry's value of `value_size` bytes, or None when the key is not there."""
+    """One entry's value of `value_size` bytes, or None where there is no such key."""
     keys, values = ctypes.create_string_buffer(key), ctypes.create_string_buffer(value_size)
-    try:
-        bpf(BPF_MAP_LOOKUP_ELEM, _element(fd, address(keys), address(values)))
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return None
-        raise refused(error, "reading from a BPF map") from error
-    return values.raw[:value_size]
+    element = _element(fd, address(keys), address(values))
+    found = _call_for_entry(BPF_MAP_LOOKUP_ELEM, element, "reading from a BPF map")
+    return values.raw[:value_size] if found else None
 
 
 def map_lookup_percpu(fd: int, key: bytes, value_size: int) -> NDArray[np.uint8] | None:
@@ -129,15 +139,10 @@ def map_lookup_percpu(fd: int, key: bytes, value_size: int) -> NDArray[np.uint8]
 
 
 def map_delete(fd: int, key: bytes) -> bool:
-    """Take an entry out; False when it was not there."""
+    """Delete an entry; False where there was none."""
     keys = ctypes.create_string_buffer(key)
-    try:
-        bpf(BPF_MAP_DELETE_ELEM, _element(fd, address(keys), 0))
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return False
-        raise refused(error, "deleting from a BPF map") from error
-    return True
+    element = _element(fd, address(keys), 0)
+    return _call_for_entry(BPF_MAP_DELETE_ELEM, element, "deleting from a BPF map")
 
 
 def prog_load(
@@ -149,8 +154,8 @@ def prog_load(
 ) -> int:
     """Load a program (8 bytes an instruction, map descriptors filled in); its file descriptor.
 
-    KernelError carries the errno and the last lines of the verifier's log, which is asked for
-    only in a second try.
+    KernelError has the errno and the last lines of the verifier's log, for which a refused
+    program is loaded once more.
     """
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = c_string("GPL")
@@ -178,37 +183,29 @@ def prog_load(
 
 
 def raw_tracepoint_open(name: str | None, prog_fd: int) -> int:
-    """Attach a program: to the raw tracepoint `name`, or with None to what its attach_btf_id says
+    """Attach a program to the raw tracepoint `name`; None: to the target of its attach_btf_id
     (BTF tracepoint, fentry, fexit). Closing the returned descriptor detaches it."""
     text = c_string(name) if name is not None else None
     target = address(text) if text is not None else 0
-    try:
-        return bpf(BPF_RAW_TRACEPOINT_OPEN, struct.pack("=QII", target, prog_fd, 0))[0]
-    except OSError as error:
-        raise refused(error, f"attaching to {name or 'the BTF target'}") from error
+    attributes = struct.pack("=QII", target, prog_fd, 0)
+    return _call(BPF_RAW_TRACEPOINT_OPEN, attributes, f"attaching to {name or 'the BTF target'}")
 
 
 def link_create(prog_fd: int, attach_type: int) -> int:
-    """A link without a target of its own (an iterator's, a tracing program's): its descriptor."""
+    """The descriptor of a link without a target of its own (of an iterator)."""
     attributes = struct.pack("=IIII32x", prog_fd, 0, attach_type, 0)
-    try:
-        return bpf(BPF_LINK_CREATE, attributes)[0]
-    except OSError as error:
-        raise refused(error, "making a BPF link") from error
+    return _call(BPF_LINK_CREATE, attributes, "making a BPF link")
 
 
 def iter_create(link_fd: int) -> int:
-    """A file that runs the iterator through once as it is read."""
-    try:
-        return bpf(BPF_ITER_CREATE, struct.pack("=II", link_fd, 0))[0]
-    except OSError as error:
-        raise refused(error, "opening a BPF iterator") from error
+    """A file; reading it to its end runs the iterator once."""
+    return _call(BPF_ITER_CREATE, struct.pack("=II", link_fd, 0), "opening a BPF iterator")
 
 
 def prog_test_run(prog_fd: int, cpu: int) -> int:
-    """Run a program for raw tracepoints once on that CPU, interrupts off; what it returned.
+    """Run a raw tracepoint program once on that CPU with interrupts off; its return value.
 
-    KernelError: the kernel cannot (before Linux 5.10), or the CPU is off.
+    KernelError before Linux 5.10, and where the CPU is off.
     """
     attributes = struct.pack(
         "=IIIIQQIIIIQQIII4x", prog_fd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
@@ -223,7 +220,7 @@ def prog_test_run(prog_fd: int, cpu: int) -> int:
 
 @dataclass(frozen=True)
 class ProgInfo:
-    """What the kernel tells of a loaded program; run_cnt and run_time_ns need enable_stats."""
+    """A loaded program's counters; without enable_stats() run_cnt and run_time_ns are 0."""
 
     id: int
     run_time_ns: int
@@ -232,19 +229,15 @@ class ProgInfo:
 
 
 def prog_info(fd: int) -> ProgInfo:
-    """The counters of a loaded program (those of struct bpf_prog_info)."""
+    """The counters of a loaded program, from struct bpf_prog_info."""
     info = ctypes.create_string_buffer(232)
-    try:
-        bpf(BPF_OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", fd, len(info), address(info)))
-    except OSError as error:
-        raise refused(error, "asking for a BPF program's counters") from error
+    attributes = struct.pack("=IIQ", fd, len(info), address(info))
+    _call(BPF_OBJ_GET_INFO_BY_FD, attributes, "asking for a BPF program's counters")
     run_time_ns, run_cnt, misses = struct.unpack_from("=QQQ", info.raw, 192)
     return ProgInfo(struct.unpack_from("=I", info.raw, 4)[0], run_time_ns, run_cnt, misses)
 
 
 def enable_stats() -> int:
-    """Have the kernel count runs and their time in all programs until the descriptor is closed."""
-    try:
-        return bpf(BPF_ENABLE_STATS, struct.pack("=I", BPF_STATS_RUN_TIME))[0]
-    except OSError as error:
-        raise refused(error, "turning on BPF statistics") from error
+    """Until the descriptor is closed, the kernel counts the runs and run times of all programs."""
+    attributes = struct.pack("=I", BPF_STATS_RUN_TIME)
+    return _call(BPF_ENABLE_STATS, attributes, "turning on BPF statistics")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running kernel's types, read from its BTF: where every schema's fields are looked up."""
+"""The running kernel's types by name, from its BTF: struct members, enums, functions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ KERNEL_BTF = Path("/sys/kernel/btf/vmlinux")
 
 
 class Btf(Blob):
-    """A kernel's types, by name; the indexes are built when first asked for.
+    """A kernel's types, by name. An index of names is built at its first use.
 
-    A type is an id, from find() and its like; Blob has what is asked of an id. Whatever is
-    damaged in the data raises KernelError, here or when it is met.
+    find() gives the id of a type, and the methods of Blob describe it. Damaged data raises
+    KernelError, here or where it is read.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -41,7 +41,7 @@ class Btf(Blob):
 
     @classmethod
     def from_kernel(cls) -> Btf:
-        """The running kernel's own."""
+        """The running kernel's types."""
         return cls.from_file(KERNEL_BTF)
 
     @classmethod
@@ -56,8 +56,10 @@ class Btf(Blob):
     def find(self, kind: Kind, name: str) -> int | None:
         """The first type of that kind and name."""
         if kind is Kind.FUNC:
-            # Fifty thousand names: a search of the strings is cheaper than an index.
-            offset = self._string_offset(name)
+            # For fifty thousand names a search of the strings is cheaper than an index.
+            if not name or not name.isascii():
+                return None
+            offset = self._strings.find(b"\0" + name.encode() + b"\0") + 1
             wanted = (self._kinds == Kind.FUNC) & (self._name_offsets == offset)
             ids = np.flatnonzero(wanted).tolist()
             return ids[0] if offset and ids else None
@@ -68,13 +70,6 @@ class Btf(Blob):
                 index.setdefault(self._text(int(self._name_offsets[type_id])), type_id)
         return index.get(name) if name else None
 
-    def typedef(self, name: str) -> int | None:
-        return self.find(Kind.TYPEDEF, name)
-
-    def func_args(self, type_id: int) -> list[tuple[str, str]]:
-        """As args(), with each type as C text (`const struct sk_buff *`)."""
-        return [(name, self.c_type(arg)) for name, arg in self.args(type_id)]
-
     def struct(self, name: str) -> Struct:
         """The struct (or else union) of that name; KernelError if there is none."""
         type_id = self.find(Kind.STRUCT, name) or self.find(Kind.UNION, name)
@@ -83,7 +78,8 @@ class Btf(Blob):
         return self.composite(type_id)
 
     def member(self, struct_name: str, path: str) -> Member | None:
-        """The member at `a.b.c`, its offset from the struct's start; None if any part is absent."""
+        """The member at `a.b.c`, with its offset from the struct's start; None where a part is
+        absent."""
         type_id = self.find(Kind.STRUCT, struct_name) or self.find(Kind.UNION, struct_name)
         found: Member | None = None
         base_bits = 0
@@ -100,15 +96,9 @@ class Btf(Blob):
     def has_member(self, struct_name: str, path: str) -> bool:
         return self.member(struct_name, path) is not None
 
-    def enum(self, name: str) -> dict[str, int]:
-        """The constants of the enum of that name; KernelError if there is none."""
-        type_id = self.find(Kind.ENUM, name) or self.find(Kind.ENUM64, name)
-        if type_id is None:
-            raise KernelError(f"this kernel has no enum {name}")
-        return self.enumerators(type_id)
-
     def flattened(self, type_id: int, depth: int = 0) -> tuple[Member, ...]:
-        """Named members, those of anonymous structs and unions among them; offsets from the top."""
+        """The named members, also those of anonymous structs and unions in it; each with its
+        offset from the start of this type."""
         known = self._flattened.get(type_id)
         if known is not None:
             return known
@@ -125,40 +115,9 @@ class Btf(Blob):
         self._flattened[type_id] = tuple(found)
         return self._flattened[type_id]
 
-    def c_type(self, type_id: int, inner: str = "", depth: int = 0) -> str:
-        """A type as C text, around the declarator `inner`."""
-        if depth > DEEPEST:
-            raise damaged(f"type {type_id} refers to itself")
+    def tag(self, type_id: int) -> str:
+        """"struct", "union" or "enum"; "" for other types."""
         kind = self.kind(type_id)
-        if kind is Kind.PTR:
-            behind = self.resolve(self.target(type_id), typedefs=False)
-            wrap = self.kind(behind) in (Kind.ARRAY, Kind.FUNC_PROTO)
-            inner = f"(*{inner})" if wrap else f"*{inner}"
-            return self.c_type(self.target(type_id), inner, depth + 1)
-        if kind is Kind.TYPE_TAG:
-            return self.c_type(self.target(type_id), inner, depth + 1)
-        if kind in QUALIFIERS:
-            word = kind.name.lower()
-            if self.kind(self.resolve(self.target(type_id), typedefs=False)) is Kind.PTR:
-                inner = f" {word} {inner}".rstrip()
-                return self.c_type(self.target(type_id), inner, depth + 1)
-            return f"{word} {self.c_type(self.target(type_id), inner, depth + 1)}"
-        if kind is Kind.ARRAY:
-            element, count = self.array(type_id)
-            return self.c_type(element, f"{inner}[{count}]", depth + 1)
-        if kind is Kind.FUNC_PROTO:
-            args = [self.c_type(arg, name, depth + 1) for name, arg in self.args(type_id)]
-            listed = ", ".join("..." if text == "void" else text for text in args) or "void"
-            return self.c_type(self.target(type_id), f"{inner}({listed})", depth + 1)
-        base = self.name(type_id)
-        if kind in COMPOSITE or kind is Kind.FWD or kind in ENUMS:
-            union = kind is Kind.UNION or (kind is Kind.FWD and self._head(type_id)[3])
-            tag = "enum" if kind in ENUMS else "union" if union else "struct"
-            base = f"{tag} {base or '{...}'}"
-        return f"{base or 'void'} {inner}" if inner else base or "void"
-
-    def _string_offset(self, name: str) -> int:
-        """Where a string stands; 0 if it does not."""
-        if not name or not name.isascii():
-            return 0
-        return self._strings.find(b"\0" + name.encode() + b"\0") + 1
+        if kind is Kind.FWD:
+            return "union" if self._head(type_id)[3] else "struct"
+        return kind.name.removesuffix("64").lower() if kind in COMPOSITE | ENUMS else ""

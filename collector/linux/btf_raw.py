@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BTF by type id: the raw blob behind collector.linux.btf, checked as it is read."""
+"""BTF by type id: the raw data under collector/linux/btf.py, checked where it is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from formats.base.errors import KernelError
 
 POINTER_BYTES = struct.calcsize("P")
 MAGIC = 0xEB9F
-# A chain of typedefs, or types within types, that is deeper than this is a loop.
+# A longer chain of typedefs, or deeper nesting of types, is a loop.
 DEEPEST = 64
 
 
@@ -46,7 +46,7 @@ class Kind(IntEnum):
 QUALIFIERS = frozenset({Kind.CONST, Kind.VOLATILE, Kind.RESTRICT, Kind.TYPE_TAG})
 COMPOSITE = frozenset({Kind.STRUCT, Kind.UNION})
 ENUMS = frozenset({Kind.ENUM, Kind.ENUM64})
-# 32-bit words after a type's 3 head words: so many, and so many per element (vlen).
+# A type has 3 head words of 32 bits, then these for its kind, then these for each element (vlen).
 FIXED_WORDS = {Kind.INT: 1, Kind.ARRAY: 3, Kind.VAR: 1, Kind.DECL_TAG: 1}
 ELEMENT_WORDS = {
     Kind.STRUCT: 3,
@@ -60,7 +60,7 @@ ELEMENT_WORDS = {
 
 @dataclass(frozen=True)
 class Member:
-    """A struct's or union's member; `bitfield_bits` is 0 unless it is a bitfield."""
+    """A member of a struct or union; `bitfield_bits` is 0 where it is no bitfield."""
 
     name: str
     offset_bits: int
@@ -70,7 +70,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Struct:
-    """A struct or union as declared: anonymous members have the name ""."""
+    """A struct or union; an anonymous member has the name ""."""
 
     type_id: int
     kind: Kind
@@ -81,7 +81,7 @@ class Struct:
 
 @dataclass(frozen=True)
 class Integer:
-    """An integer type; `bits` is less than its size only in bitfields of old compilers."""
+    """An integer type; `bits` are fewer than its size only in bitfields of old compilers."""
 
     name: str
     size_bytes: int
@@ -95,7 +95,7 @@ def damaged(what: str) -> KernelError:
 
 
 class Blob:
-    """Types by id (1..count; 0 is void). Any damage raises KernelError when it is met."""
+    """Types by id (1..count; 0 is void). Damaged data raises KernelError where it is read."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) < 24:
@@ -138,7 +138,7 @@ class Blob:
         return self._text(int(self._name_offsets[type_id]))
 
     def resolve(self, type_id: int, typedefs: bool = True) -> int:
-        """The id behind const, volatile, restrict, type tags and (unless told) typedefs."""
+        """The id behind const, volatile, restrict, type tags and, by default, typedefs."""
         for _ in range(DEEPEST):
             kind = self.kind(type_id)
             if kind not in QUALIFIERS and not (typedefs and kind is Kind.TYPEDEF):
@@ -147,7 +147,8 @@ class Blob:
         raise damaged(f"type {type_id} refers to itself")
 
     def target(self, type_id: int) -> int:
-        """The id that a pointer, typedef, qualifier, function (its prototype) or variable names."""
+        """The id of the type to which a pointer, typedef, qualifier, function or variable refers.
+        For a function that is its prototype."""
         return self._head(type_id)[2]
 
     def array(self, type_id: int) -> tuple[int, int]:
@@ -159,13 +160,12 @@ class Blob:
     def integer(self, type_id: int) -> Integer:
         self._expect(type_id, Kind.INT)
         extra = self._word[int(self._start[type_id]) + 3]
-        encoding = extra >> 24 & 0xF
         return Integer(
             name=self.name(type_id),
             size_bytes=self._head(type_id)[2],
             bits=extra & 0xFF,
             offset_bits=extra >> 16 & 0xFF,
-            signed=bool(encoding & 1),
+            signed=bool(extra >> 24 & 1),
         )
 
     def size_bytes(self, type_id: int) -> int:
@@ -211,8 +211,8 @@ class Blob:
         return self._enum_head(type_id)[3]
 
     def args(self, type_id: int) -> list[tuple[str, int]]:
-        """(name or "", type id) of each argument; of a function, its prototype, or a typedef of
-        a pointer to one (`btf_trace_tcp_probe`: its first argument is the `void *__data`)."""
+        """(name or "", type id) of each argument of a function, a prototype, or a typedef of a
+        pointer to one (`btf_trace_tcp_probe`, whose first argument is `void *__data`)."""
         for _ in range(DEEPEST):
             type_id = self.resolve(type_id)
             if self.kind(type_id) not in (Kind.PTR, Kind.FUNC):
@@ -224,7 +224,7 @@ class Blob:
         return [(self._text(self._word[word]), self._word[word + 1]) for word in words]
 
     def _head(self, type_id: int) -> tuple[Kind, int, int, bool]:
-        """(kind, number of elements, size in bytes or id of the target, the kind flag)."""
+        """(kind, number of elements, size in bytes or the target's id, the kind flag)."""
         kind = self.kind(type_id)
         if kind is Kind.VOID:
             raise damaged("void was expected to be a type")
@@ -266,9 +266,15 @@ class Blob:
 
 
 def _starts(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """Index of each type's first word; entry 0 stands for void.
+    """Index of each type's first word; entry 0 is for void.
 
-    The length of a would-be type is computed at every word at once; then the chain is walked.
+    numpy computes for every word how long a type would be that began there. Then a loop follows
+    the chain of the real types:
+
+        word     0    1    2    3    4    5    6    7
+               +----+----+----+----+----+----+----+----+---
+               | type 1 (INT)      | type 2 (PTR) | ...       starts = [0, 0, 4, 7, ...]
+               +----+----+----+----+----+----+----+----+---
     """
     fixed = np.zeros(32, np.int64)
     element = np.zeros(32, np.int64)

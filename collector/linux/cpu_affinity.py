@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the reader runs: on the CPU that has most time to spare.
+"""Moves the reader to the CPU that is idle for the most time.
 
-The kernel leaves a SCHED_FIFO thread that wakes up where it ran last, even on a CPU full of traffic
-beside an idle one. So it looks itself, now and then.
+When a SCHED_FIFO thread wakes up, the kernel runs it on the CPU where it ran last, even if that is
+full of traffic and another CPU is idle. So the reader compares the CPUs itself from time to time.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 STAT = Path("/proc/stat")
 INTERVAL_S = 0.25
 ENOUGH = 0.25
-"""Share of a CPU's time that another one must have more to spare to be worth moving."""
+"""The reader moves where another CPU is idle for more time, by this share of the time."""
 MOST = 0.005
-"""Share of the time that looking may take: /proc/stat is long where there are many CPUs."""
+"""Share of the time that reading /proc/stat may take: it is long where there are many CPUs."""
 _CPUS_MAX = 8192
 _IDLE, _IOWAIT = 4, 5
 _CPU_FIELD = 36
-"""Of /proc/thread-self/stat, behind the name: the CPU that the thread ran on last."""
+"""Index in /proc/thread-self/stat, after the name: the CPU on which the thread ran last."""
 
 
 class Placing:
-    """Moves the thread that calls move() to another CPU, now and then."""
+    """Moves the thread that calls move() to another CPU where that is worth it."""
 
     def __init__(self) -> None:
         self._allowed = os.sched_getaffinity(0)
         if len(self._allowed) == os.cpu_count():
-            # Nobody pinned it: CPUs that come online later are allowed too.
+            # It is not pinned: CPUs that come online later are allowed too.
             self._allowed = set(range(_CPUS_MAX))
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
         self._next = 0.0
@@ -38,7 +38,7 @@ class Placing:
         self._looked = self._used_s = 0.0
 
     def move(self) -> None:
-        """Goes to the idlest CPU of those that this thread may use, if that is worth it."""
+        """Moves to the idlest CPU that this thread may use, if that is worth it."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -53,7 +53,7 @@ class Placing:
         }
         here = _this_cpu()
         if here in spare_s:
-            # What this process used, it would use elsewhere too.
+            # This process would use the same time on another CPU.
             spare_s[here] += own_s
             best = max(spare_s, key=spare_s.__getitem__)
             if spare_s[best] - spare_s[here] > ENOUGH * since_s:
@@ -61,10 +61,10 @@ class Placing:
         self._next = now + max(INTERVAL_S, (time.monotonic() - now) / MOST)
 
     def _go_to(self, cpu: int) -> None:
-        # Not there any more, or not allowed any more: then it stays where it is.
+        # The CPU may have gone off, or may no longer be allowed: then the thread stays.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, {cpu})
-            # The kernel may move it again if need be, and does not of itself.
+            # From here the kernel may move it again where it has to.
             os.sched_setaffinity(0, self._allowed)
 
     def _read_idle(self) -> dict[int, float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's list of its symbols: the addresses of functions, by name."""
+"""Addresses of kernel functions by name, from /proc/kallsyms."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ KALLSYMS = Path("/proc/kallsyms")
 
 
 class Kallsyms:
-    """The functions of the running kernel and its modules; the list is read when first needed."""
+    """The functions of the running kernel and its modules. The file is read at the first use."""
 
     @cached_property
     def _listing(self) -> bytes:
         return b"\n" + KALLSYMS.read_bytes()
 
     def functions(self, name: str) -> tuple[int, ...]:
-        """The addresses of all functions of this name; 0 where the reader may not know them."""
+        """The addresses of all functions of this name; each 0 where kptr_restrict hides them."""
         found = []
         wanted = f" {name}".encode()
         at = self._listing.find(wanted)

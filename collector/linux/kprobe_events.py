@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kprobe events in tracefs: what programs are attached to as kprobes, so that misses are counted.
+"""Kprobe events in tracefs: programs are attached to them, so that the kernel counts misses.
 
-Only events made in kprobe_events have their misses in kprobe_profile. Each process has a group of
-its own, tcpkmon_PID; a dead process's group is removed, and nobody else's events are touched.
+The kernel lists misses in kprobe_profile, and only for events that were made in kprobe_events.
+Each process has its own group, tcpkmon_PID. The groups of dead processes are removed; events of
+other tools are never touched.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collector.linux.syscalls import c_string, online_cpus, perf_event_open, ref
 from formats.base.closing import Closing
 from formats.base.errors import KernelError, TcpkmonError
 
-# The same on all machines: they came after the tables were joined.
+# The same on all machines: since Linux 5.1 new system calls have one number everywhere.
 NR_FSOPEN, NR_FSCONFIG, NR_FSMOUNT = 430, 431, 432
 FSOPEN_CLOEXEC = 1
 FSCONFIG_CMD_CREATE = 6
@@ -37,10 +38,11 @@ _numbers = itertools.count(1)
 
 
 class Tracefs(Closing):
-    """Where tracefs is: `path`, mounted already, or mounted for this process alone until closed."""
+    """tracefs at `path`: where the system has mounted it, or a mount of our own until close()."""
 
     def __init__(self) -> None:
-        """KernelError when the kernel has no tracefs, or PrivilegeError when it is closed to us."""
+        """KernelError where the kernel has no tracefs, PrivilegeError where it may not be mounted.
+        """
         self._mount = -1
         found = find_tracefs()
         if found is None:
@@ -49,7 +51,7 @@ class Tracefs(Closing):
         self.path = Path(found)
 
     def close(self) -> None:
-        """Unmounts what was mounted here."""
+        """Unmounts it if this object mounted it."""
         if self._mount >= 0:
             os.close(self._mount)
             self._mount = -1
@@ -64,7 +66,7 @@ def find_tracefs() -> str | None:
 
 
 def _mount_privately() -> int:
-    """A mount of tracefs that hangs in no folder: reached by its descriptor, gone when closed."""
+    """The descriptor of a mount of tracefs that is in no folder; closing it unmounts it."""
     try:
         context = system_call(NR_FSOPEN, c_string("tracefs"), FSOPEN_CLOEXEC)
         try:
@@ -77,12 +79,12 @@ def _mount_privately() -> int:
 
 
 def has_kprobes(tracefs: Path) -> bool:
-    """Whether this kernel takes kprobe events."""
+    """Whether this kernel supports kprobe events."""
     return (tracefs / "kprobe_events").exists()
 
 
 def _command(tracefs: Path, line: str) -> None:
-    # Opening without O_APPEND, or with O_TRUNC, would remove everybody's events.
+    # Without O_APPEND, or with O_TRUNC, opening would remove the events of all tools.
     file = os.open(tracefs / "kprobe_events", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         os.write(file, line.encode() + b"\n")
@@ -91,7 +93,7 @@ def _command(tracefs: Path, line: str) -> None:
 
 
 def stale_events(listing: str) -> tuple[str, ...]:
-    """GROUP/NAME of the events in a kprobe_events listing whose process is no more."""
+    """GROUP/NAME of the events in the text of kprobe_events whose process has ended."""
     return tuple(
         f"{match['group']}/{match['name']}"
         for match in _EVENT_LINE.finditer(listing)
@@ -100,10 +102,10 @@ def stale_events(listing: str) -> tuple[str, ...]:
 
 
 def remove_stale(tracefs: Path) -> tuple[str, ...]:
-    """Removes what dead tcpkmon processes left, and says what. An event in use stays."""
+    """Removes the events of dead tcpkmon processes, and returns them. An event in use stays."""
     removed = []
     for event in stale_events((tracefs / "kprobe_events").read_text()):
-        # EBUSY: it lives on in another PID namespace.
+        # EBUSY: the process runs in another PID namespace.
         with contextlib.suppress(OSError):
             _command(tracefs, f"-:{event}")
             removed.append(event)
@@ -117,9 +119,9 @@ def parse_profile(text: str) -> dict[str, tuple[int, int]]:
 
 
 def attach_kprobe(function: str, programs: Sequence[int]) -> KprobeEvent:
-    """Have the programs run, in this order, at each call of a kernel function; KernelError.
+    """Attaches the programs to a kernel function; they run in this order. KernelError.
 
-    What dead tcpkmon processes left is removed first.
+    The events of dead tcpkmon processes are removed first.
     """
     tracefs = Tracefs()
     event = None
@@ -140,7 +142,7 @@ def attach_kprobe(function: str, programs: Sequence[int]) -> KprobeEvent:
 
 @dataclass
 class KprobeEvent:
-    """One event in kprobe_events, with the perf events that run programs."""
+    """One event in kprobe_events, and a perf event for each attached program (`fds`)."""
 
     tracefs: Path
     group: str
@@ -152,36 +154,34 @@ class KprobeEvent:
 
     @classmethod
     def make(cls, tracefs: Path, function: str) -> KprobeEvent:
-        """Makes the event on a kernel function; KernelError when the kernel will not."""
-        # kprobe_profile leaves the group out, so the name must be unique by itself.
+        """Makes the event on a kernel function; KernelError where the kernel refuses it."""
+        # kprobe_profile has names without groups, so the name alone must be unique.
         words = re.sub(r"\W", "_", function)
         name = f"p{os.getpid()}_{next(_numbers)}_{words}"[:_NAME_LIMIT]
         event = cls(tracefs, f"{GROUP_PREFIX}{os.getpid()}", name, [])
         try:
             _command(tracefs, f"p:{event.group}/{name} {function}")
-        except FileNotFoundError as error:
+        except OSError as error:
             if not has_kprobes(tracefs):
                 raise KernelError("this kernel has no kprobes (CONFIG_KPROBE_EVENTS)") from error
-            raise refused(error, f"making a kprobe on {function}") from error
-        except OSError as error:
             raise refused(error, f"making a kprobe on {function}") from error
         return event
 
     def attach(self, prog_fd: int) -> None:
-        """Has the program run at each hit, on all CPUs, after those attached before it."""
+        """Attaches a program on all CPUs; it runs after those that were attached before it."""
         try:
             number = int((self.tracefs / "events" / self.group / self.name / "id").read_text())
             attributes = struct.pack(
                 "=IIQ", PERF_TYPE_TRACEPOINT, _PERF_ATTRIBUTE_BYTES, number
             ).ljust(_PERF_ATTRIBUTE_BYTES, b"\0")
-            # A program runs wherever the event is hit, not only on this CPU.
+            # The kernel runs the program on every CPU, whichever CPU is named here.
             self.fds.append(perf_event_open(attributes, online_cpus()[0]))
             fcntl.ioctl(self.fds[-1], PERF_EVENT_IOC_SET_BPF, prog_fd)
         except OSError as error:
             raise refused(error, f"attaching a program to {self.name}") from error
 
     def read_missed(self) -> int:
-        """How often the kernel could not run the probe (nmissed)."""
+        """How many times the kernel could not run the probe (nmissed)."""
         if self.name:
             with contextlib.suppress(OSError):
                 profile = parse_profile((self.tracefs / "kprobe_profile").read_text())
@@ -189,7 +189,7 @@ class KprobeEvent:
         return self.nmissed
 
     def remove(self) -> None:
-        """Detaches the programs, reads nmissed a last time, and removes the event."""
+        """Detaches the programs, reads nmissed for the last time, and removes the event."""
         while self.fds:
             os.close(self.fds.pop(0))
         if not self.name:

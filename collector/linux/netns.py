@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds network namespaces by name, process or path, and enters them, for filters and labs."""
+"""Finds network namespaces by name, process or path, and enters them: for filters and labs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, Usage
 
 T = TypeVar("T")
 
-NAMED = Path("/run/netns")  # where iproute2 binds the named ones
+NAMED = Path("/run/netns")  # the folder in which iproute2 keeps the named ones
 CLONE_NEWNET = 0x40000000
 SO_NETNS_COOKIE = 71  # asm-generic/socket.h, since Linux 5.14
-
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,9 @@ class Namespace(Closing):
     fd: int
     """Owned by this object."""
     inode: int
-    """Not unique in time: a deleted namespace's number comes back at once."""
+    """The number of a deleted namespace is used again at once."""
     cookie: int
-    """Unique since boot; what BPF compares."""
+    """Unique since boot; the BPF programs compare it."""
 
     def close(self) -> None:
         os.close(self.fd)
@@ -47,8 +46,8 @@ class Namespace(Closing):
 def resolve(text: str) -> Namespace:
     """Opens the namespace NAME (of `ip netns`), PID or PATH.
 
-    Only digits are a PID; text with a slash is a path. Errors: UsageError when there is none,
-    PrivilegeError when it may not be opened or entered, KernelError before Linux 5.14.
+    Text of digits alone is a PID, text with a slash is a path. UsageError where there is no such
+    namespace, PrivilegeError where it may not be opened or entered, KernelError before Linux 5.14.
     """
     fd = _open(text)
     try:
@@ -59,7 +58,7 @@ def resolve(text: str) -> Namespace:
 
 
 def cookie_of(fd: int) -> int:
-    """The 64-bit cookie of the namespace that fd stands for; its errors are those of resolve()."""
+    """The 64-bit cookie of the namespace fd; it raises the errors of resolve()."""
 
     def ask() -> int:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -78,11 +77,11 @@ def cookie_of(fd: int) -> int:
 
 @contextmanager
 def enter(fd: int) -> Iterator[None]:
-    """Moves the calling thread, and only it, into the namespace fd until the end of the `with`.
+    """Moves the calling thread alone into the namespace fd until the end of the `with`.
 
-    What it makes there (sockets, children) stays there. Other threads are not touched.
+    Sockets and child processes that it makes there stay there.
     """
-    # Opened by the thread's own path: a process's other threads may be elsewhere.
+    # By the path of the thread: other threads of the process may be in other namespaces.
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         set_namespace(fd)
@@ -95,7 +94,7 @@ def enter(fd: int) -> Iterator[None]:
 
 
 def run_inside(fd: int, call: Callable[[], T]) -> T:
-    """Calls `call` in a new thread inside the namespace fd; returns or raises what it does."""
+    """Calls `call` in a new thread inside the namespace fd; its result, or its exception."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -103,7 +102,7 @@ def run_inside(fd: int, call: Callable[[], T]) -> T:
         try:
             set_namespace(fd)
             results.append(call())
-        except BaseException as error:  # carried to the caller's thread, whatever it is
+        except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
 
     thread = threading.Thread(target=body, name="netns", daemon=True)
@@ -115,7 +114,7 @@ def run_inside(fd: int, call: Callable[[], T]) -> T:
 
 
 def set_namespace(fd: int) -> None:
-    """setns(2) of the calling thread, for good. os.setns exists only from Python 3.12 on."""
+    """setns(2) of the calling thread, for good. Before Python 3.12 there is no os.setns."""
     try:
         call_libc("setns", fd, CLONE_NEWNET)
     except OSError as error:
@@ -141,7 +140,7 @@ def _open(text: str) -> int:
         path = NAMED / text
         missing = f"there is no network namespace named {text}"
     try:
-        # O_NONBLOCK: a path may name a FIFO, which would block here for ever.
+        # O_NONBLOCK: opening a FIFO would block.
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(missing, "ip netns list names them; a PID or a path will do") from None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the collector's process may do: priority and limits before set-up, capabilities after it.
+"""Priority and limits of the collector's process, and its capabilities after the start.
 
-Capabilities and the scheduling class are a thread's own, and new threads inherit them: call these
-in the main thread before the spool's is started.
+Each thread has its own capabilities and scheduling class, and a new thread inherits them. So call
+these functions in the main thread before the writing thread starts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import os
 import resource
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from collector.linux.syscalls import call_libc
@@ -41,43 +41,37 @@ _VERSION_3 = 0x20080522
 _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 38, 23, 24
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _FILES = 65536
-
-
 READER_PRIORITY, WRITER_PRIORITY = 2, 1
 
 
 def run_first(priority: int = READER_PRIORITY) -> bool:
-    """Give the calling thread SCHED_FIFO (its children not); False where that is not allowed."""
+    """Give the calling thread SCHED_FIFO, but not its children; False where that is not allowed."""
+    policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
     try:
-        os.sched_setscheduler(
-            0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(priority)
-        )
+        os.sched_setscheduler(0, policy, os.sched_param(priority))
     except OSError:
         return False
     return True
 
 
 def begin_writing() -> None:
-    """What a thread that writes the file does first: it keeps no capability.
+    """Prepares the calling thread to write the file: priority, and no capability.
 
-    It shares Python's lock with the reader, which would wait with it while others run.
+    It shares Python's lock with the reader. Without the priority the reader would wait while the
+    thread that has the lock waits for a CPU.
     """
     run_first(WRITER_PRIORITY)
     drop_capabilities(())
 
 
 def raise_limits() -> None:
-    """Take all that is allowed of locked memory and of open files (up to 65536)."""
+    """Raise the limits of locked memory and of open files (to 65536) as far as is allowed."""
     unlimited = resource.RLIM_INFINITY
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
     except (ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-    _raise_files()
-
-
-def _raise_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < target:
@@ -85,15 +79,15 @@ def _raise_files() -> None:
 
 
 def forbid_new_privileges() -> None:
-    """No program that this thread or its children run may gain privileges. PrivilegeError."""
+    """Programs that this thread or its children run cannot gain privileges. PrivilegeError."""
     _call("prctl", "prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def needed_capabilities(paranoid: Path = PARANOID) -> tuple[str, ...]:
-    """KEPT, and CAP_SYS_ADMIN where the kernel lets nobody else open perf events.
+    """KEPT, and CAP_SYS_ADMIN where only that allows to open perf events.
 
-    Those are Debian's and Ubuntu's with perf_event_paranoid above 2: their patch does not ask for
-    CAP_PERFMON. Without it a CPU that comes online would get no ring.
+    Debian's and Ubuntu's kernels need it where perf_event_paranoid is above 2: their patch does
+    not check CAP_PERFMON. Without it a CPU that comes online would get no ring.
     """
     try:
         restricted = int(paranoid.read_text()) > 2
@@ -103,17 +97,16 @@ def needed_capabilities(paranoid: Path = PARANOID) -> tuple[str, ...]:
 
 
 def drop_capabilities(keep: Iterable[str] = KEPT) -> None:
-    """Give up all capabilities but those named, for good. PrivilegeError if the kernel refuses.
+    """Drop all capabilities but those named, for good. PrivilegeError if the kernel refuses.
 
-    Those that this thread does not have are not gained.
+    The thread gains no capability that it does not have.
     """
-    numbers = {CAPABILITIES[name] for name in keep}
     _, permitted, _ = capability_sets()
-    left = permitted & _mask(numbers)
+    left = permitted & sum(1 << CAPABILITIES[name] for name in set(keep))
     number = 0
     while _prctl(_PR_CAPBSET_READ, number):
         if not left >> number & 1:
-            # EPERM without CAP_SETPCAP: then there is little to drop.
+            # Without CAP_SETPCAP the kernel refuses (EPERM), and there is little to drop.
             _prctl(_PR_CAPBSET_DROP, number)
         number += 1
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
@@ -135,10 +128,6 @@ def capability_sets() -> tuple[int, int, int]:
 
 def _header() -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0), 8)
-
-
-def _mask(numbers: Collection[int]) -> int:
-    return sum(1 << number for number in numbers)
 
 
 def _prctl(option: int, value: int) -> bool:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of probes: for each, how Linux loads, finds and attaches a BPF program.
+"""The kinds of probes: how Linux finds the target of each, loads its programs and attaches them.
 
-A new kind is a row of KINDS and the function that attaches. collector/plan checks PROBE() by this
-table and writes the C text's KLOGGER_ macros from it; collector/loader tries, loads and attaches.
+A new kind is a row of KINDS, and a function that attaches if it needs its own. By this table
+collector/plan checks PROBE() and writes the C text's KLOGGER_ macros, and collector/loader tries,
+loads and attaches.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
@@ -21,17 +22,17 @@ from formats.base.errors import KernelError, TcpkmonError
 
 
 class Attachment(Protocol):
-    """A program's copies, attached to one target."""
+    """The copies of a program, attached to one target."""
 
     fds: list[int]
-    """One a copy, in the order in which they run; none after remove()."""
+    """One for each copy, in the order in which they run; none after remove()."""
 
     def read_missed(self) -> int:
-        """How often the kernel could not run them, as far as it counts that; good afterwards too.
+        """How many times the kernel could not run them, where it counts that; after remove() too.
         """
 
     def remove(self) -> None:
-        """Detach them, the first copy first: meanwhile the second records in its place."""
+        """Detach them, the first copy first: from then on the second records in its place."""
 
 
 Attach = Callable[[str, Sequence[int]], Attachment]
@@ -49,22 +50,21 @@ class ProbeKind:
     attach: Attach
     attach_type: int = 0
     btf: tuple[Kind, str] | None = None
-    """Kind and name, for a target, of the type in BTF that the program names; None: it names none.
-    """
+    """Kind and name of the BTF type that the program attaches to ({} is the target), or None."""
     find: Callable[[Kallsyms, str], None] | None = None
-    """Raises KernelError where the kernel has no such target. None: attaching is tried."""
+    """Raises KernelError where the kernel has no such target. None: a trial program is attached."""
     is_tracepoint: bool = False
-    """All targets are attached alike, and BTF knows how many arguments each has."""
+    """What attaches to one target attaches to all. BTF has the number of arguments."""
     is_direct: bool = False
-    """Its programs read the kernel's memory by plain loads."""
+    """Programs read the kernel's memory by plain loads."""
     has_registers: bool = False
-    """Its programs find the arguments in the CPU's registers; others in an array."""
+    """Programs read their arguments from CPU registers; those of other kinds from an array."""
     is_optional: bool = True
-    """A capture goes on where the kernel refuses one such program after all."""
+    """A capture continues where the kernel refuses such a program after a successful trial."""
     nests: bool = True
-    """An interrupt may come to where such a program is running already."""
-    other_names: tuple[str, ...] = field(default=())
-    """What other tools call it: for the hint in an error."""
+    """An interrupt may reach the target while the program runs there already."""
+    other_names: tuple[str, ...] = ()
+    """Names in other tools, for the hint in an error."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class _Links:
 
 
 def _by_link(link: Callable[[str, int], int], last_first: bool = False) -> Attach:
-    """Attaches by `link`(target, program). last_first: what is attached last runs first."""
+    """Attaches by link(target, program). last_first: the kernel runs the last attached first."""
 
     def attach(target: str, programs: Sequence[int]) -> Attachment:
         links = _Links([])
@@ -99,21 +99,13 @@ def _by_link(link: Callable[[str, int], int], last_first: bool = False) -> Attac
     return attach
 
 
-def _link_named(target: str, program: int) -> int:
-    return bpf.raw_tracepoint_open(target, program)
-
-
 def _link_typed(_: str, program: int) -> int:
-    """The program's type in BTF says where it is attached."""
+    """The program was loaded for its target, a type in BTF."""
     return bpf.raw_tracepoint_open(None, program)
 
 
-def _link_iterator(_: str, program: int) -> int:
-    return bpf.link_create(program, bpf.BPF_TRACE_ITER)
-
-
 def _find_function(symbols: Kallsyms, target: str) -> None:
-    """A kprobe's target must be one function: not inlined, not renamed, not two of the name."""
+    """A kprobe's target must be one function: not inlined, not renamed, and its name unique."""
     with Tracefs() as tracefs:
         if not has_kprobes(tracefs.path):
             raise KernelError("this kernel has no kprobes (CONFIG_KPROBE_EVENTS)")
@@ -130,7 +122,7 @@ _ROWS = (
         other_names=("tp", "tp_btf", "tracepoint", "tracing"),
     ),
     ProbeKind(
-        "raw", 2, bpf.BPF_PROG_TYPE_RAW_TRACEPOINT, _by_link(_link_named),
+        "raw", 2, bpf.BPF_PROG_TYPE_RAW_TRACEPOINT, _by_link(bpf.raw_tracepoint_open),
         is_tracepoint=True, is_optional=False, other_names=("raw_tp", "raw_tracepoint"),
     ),
     ProbeKind(
@@ -146,7 +138,9 @@ _ROWS = (
         find=_find_function, has_registers=True,
     ),
     ProbeKind(
-        "iter", 6, _TRACING, _by_link(_link_iterator), bpf.BPF_TRACE_ITER,
+        "iter", 6, _TRACING,
+        _by_link(lambda _, program: bpf.link_create(program, bpf.BPF_TRACE_ITER)),
+        bpf.BPF_TRACE_ITER,
         btf=(Kind.FUNC, "bpf_iter_{}"), is_direct=True, is_optional=False, nests=False,
     ),
 )  # fmt: skip

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bare system calls under bpfsys and rings: bpf(2), perf_event_open(2), and the CPUs' numbers.
+"""System calls by ctypes: bpf(2), perf_event_open(2) and others, and the numbers of the CPUs.
 
-Numbers differ by machine: x86_64 and arm64 are known. A refused call is an OSError here; `refused`
-makes the error for people of it.
+The numbers of system calls are those of x86_64 and arm64. A refused call raises OSError; refused()
+turns that into an error for people.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def call_libc(function: str, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
-    """Call a function of libc; its result, or OSError where that is negative.
-
-    Integers are passed 64 bits wide.
-    """
+    """Call a function of libc with 64-bit integers; its result, or OSError where it is negative."""
     wide = (ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)
     result = int(getattr(_libc, function)(*wide))
     if result < 0:
@@ -45,24 +42,24 @@ def call_libc(function: str, *arguments: int | ctypes.Array[ctypes.c_char] | Non
 
 
 def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
-    """Make a system call; the result, or OSError. Integers are passed 64 bits wide."""
+    """Make a system call with 64-bit integers; its result, or OSError."""
     return call_libc("syscall", number, *arguments)
 
 
 def bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
-    """bpf(2) with these attributes; the result and the attributes as the kernel left them."""
+    """bpf(2); its result, and the attributes after it, which the kernel may have changed."""
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     while True:
         try:
             return system_call(NR_BPF, command, buffer, len(attributes)), buffer.raw
         except OSError as error:
-            # The verifier gives up with EAGAIN when a signal came in.
+            # After a signal the verifier ends with EAGAIN.
             if error.errno not in {errno.EINTR, errno.EAGAIN}:
                 raise
 
 
 def address(buffer: ctypes.Array[ctypes.c_char]) -> int:
-    """Where the buffer lies; keep the buffer alive while the kernel may read it."""
+    """The buffer's address; keep the buffer alive while the kernel may use it."""
     return ctypes.addressof(buffer)
 
 
@@ -72,7 +69,7 @@ def c_string(text: str) -> ctypes.Array[ctypes.c_char]:
 
 
 def refused(error: OSError, what: str, log: str = "") -> KernelError | PrivilegeError:
-    """The error to raise when the kernel refused `what`; `log` is the verifier's."""
+    """The error to raise where the kernel refused `what`; log: the verifier's."""
     name = errno.errorcode.get(error.errno or 0, str(error.errno))
     message = f"{what} failed: {os.strerror(error.errno or 0)} ({name})"
     if error.errno == errno.EPERM and os.geteuid() != 0:
@@ -90,9 +87,9 @@ def perf_event_open(attributes: bytes, cpu: int, pid: int = -1) -> int:
 
 
 def map_over(memory: mmap.mmap, offset: int, length: int, fd: int) -> None:
-    """Put a file, from its start, in place of a part of an anonymous mapping; OSError.
+    """Map a file, from its start, over whole pages of an anonymous mapping; OSError.
 
-    Whole pages; they go when the mapping does.
+    Closing the mapping unmaps it.
     """
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory, offset))
     access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
@@ -100,17 +97,17 @@ def map_over(memory: mmap.mmap, offset: int, length: int, fd: int) -> None:
 
 
 def wait_for_running() -> None:
-    """Wait until every program that was running when this was called has returned.
+    """Wait until every BPF program that runs now has returned.
 
-    membarrier(2)'s global command is synchronize_rcu(). A kernel with nohz_full CPUs refuses it:
-    there the programs of just now may still be running.
+    The global command of membarrier(2) is synchronize_rcu(). A kernel with nohz_full CPUs refuses
+    it: there programs may still run afterwards.
     """
     with contextlib.suppress(OSError):
         system_call(_NR_MEMBARRIER, _MEMBARRIER_CMD_GLOBAL, 0, 0)
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
-    """The numbers in a list as the kernel writes it: '0-2,5' is (0, 1, 2, 5)."""
+    """The numbers in a list of the kernel's form: '0-2,5' is (0, 1, 2, 5)."""
     numbers: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -126,15 +123,15 @@ def _read_cpu_list(which: str) -> tuple[int, ...]:
 
 @functools.cache
 def possible_numbers() -> tuple[int, ...]:
-    """The CPUs that there may ever be, in the order of a per-CPU value."""
+    """The CPUs that may ever come online, in the order of a per-CPU map's values."""
     return _read_cpu_list("possible")
 
 
 def possible_cpus() -> int:
-    """The highest number of a CPU that there may ever be, + 1: rows of a per-CPU lookup."""
+    """The highest number of a CPU that may ever come online, + 1."""
     return max(possible_numbers()) + 1
 
 
 def online_cpus() -> tuple[int, ...]:
-    """The numbers of the CPUs that are up now."""
+    """The numbers of the CPUs that are online now."""
     return _read_cpu_list("online")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this kernel lets us attach to, found by trying: for collector/plan/probes.py and the doctor.
+"""Which probes this kernel accepts, found by trying: for collector/plan/probes.py and the doctor.
 
-A trial loads a program of two instructions and attaches it for an instant. What a configuration
-says is never believed: kernels list functions that they then refuse.
+A trial loads a program of two instructions, attaches it and detaches it at once. A configuration
+or a list of functions is no proof: kernels list functions that they then refuse.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import os
 
 from collector.linux import bpf
-from collector.linux.btf import Kind
+from collector.linux.btf import Btf, Kind
 from collector.linux.kallsyms import Kallsyms
 from collector.linux.probe_kinds import KINDS
-from collector.loader.programs import TypeIds, attach_type_id, load_code
+from collector.loader.programs import attach_type_id, load_code
 from formats.base.errors import TcpkmonError
 
 
 class Probing:
-    """Answers for one kernel, kept while the object lives."""
+    """The answers for one kernel; each trial is made once."""
 
-    def __init__(self, btf: TypeIds) -> None:
+    def __init__(self, btf: Btf) -> None:
         self._btf = btf
         self._reasons: dict[tuple[str, str], str] = {}
-        # Kinds that the kernel refused for a reason that no other target can change.
+        # Kinds that the kernel refused, whatever the target.
         self._dead_kinds: dict[str, str] = {}
-        # BTF tracepoints with a trial behind them: others differ by name only.
+        # Kinds of which one tracepoint was attached: the others differ only by name.
         self._proven_kinds: set[str] = set()
         self._symbols = Kallsyms()
 
@@ -34,7 +34,7 @@ class Probing:
         return not self.why_not(kind, target)
 
     def why_not(self, kind: str, target: str) -> str:
-        """Why a program of this kind cannot be attached to the target, or '' when it can."""
+        """Why a program of this kind cannot be attached to the target, or '' where it can."""
         if kind not in KINDS:
             raise ValueError(f"no such kind: {kind}")
         if kind in self._dead_kinds:
@@ -56,8 +56,14 @@ class Probing:
             return
         declared = self._btf.find(Kind.TYPEDEF, f"btf_trace_{target}") is not None
         proves = kind.is_tracepoint and declared
-        if not proves or name not in self._proven_kinds:
-            _try_to_attach(name, target, self._btf)
+        if proves and name in self._proven_kinds:
+            return
+        type_id = attach_type_id(self._btf, name, target)
+        prog_fd = load_code(name, bpf.RETURN_ZERO, "tcpkmon_trial", type_id)
+        try:
+            kind.attach(target, [prog_fd]).remove()
+        finally:
+            os.close(prog_fd)
         if proves:
             self._proven_kinds.add(name)
 
@@ -66,12 +72,3 @@ def _is_final(error: TcpkmonError) -> bool:
     """Whether the kernel refused the kind and not the target: EPERM, or ENOTSUPP (524)."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in {1, 524}
-
-
-def _try_to_attach(kind: str, target: str, btf: TypeIds) -> None:
-    """Load and attach a program that does nothing; the refusal is raised."""
-    prog_fd = load_code(kind, bpf.RETURN_ZERO, "tcpkmon_trial", attach_type_id(btf, kind, target))
-    try:
-        KINDS[kind].attach(target, [prog_fd]).remove()
-    finally:
-        os.close(prog_fd)

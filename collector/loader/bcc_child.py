@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiler's child, and the only program that imports bcc: C text in, bytecode and maps out.
+"""The child process that compiles, the only one that imports bcc: C text to bytecode and maps.
 
-collector/loader/compiler.py runs it: `/usr/bin/python3 -I bcc_child.py`, BCC_KERNEL_SOURCE set.
+collector/loader/compiler.py runs `/usr/bin/python3 -I bcc_child.py` with BCC_KERNEL_SOURCE set.
 stdin: JSON {"text", "functions", "flags"}. stdout: one JSON object, {"maps", "programs"} or
-{"error": "bcc" | "compile" | "function" | "code", "detail"}. Clang writes to stderr. BCC makes the
-maps for real while it compiles; they go when this process ends. No program is loaded here.
+{"error": "bcc" | "compile" | "function" | "code", "detail"}. Clang writes to stderr. While BCC
+compiles it makes the maps in the kernel; they end with this process. No program is loaded here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PSEUDO_CALL = 1
 
 
 class Refusal(Exception):
-    """A reason why there is no image: the kind of error and its detail."""
+    """Why there is no image: the kind of error and its detail."""
 
 
 def read_maps(lib: Any, module: Any) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Every map that the text declares, sorted by name, and the names by file descriptor."""
+    """The maps that the text declares, sorted by name, and their names by file descriptor."""
     lib.bpf_num_tables.argtypes = [ctypes.c_void_p]
     lib.bpf_num_tables.restype = ctypes.c_size_t
     columns = {}
@@ -63,8 +63,8 @@ def read_maps(lib: Any, module: Any) -> tuple[list[dict[str, Any]], dict[int, st
     return sorted(maps, key=lambda spec: str(spec["name"])), names
 
 
-def take_maps_out(function: str, code: bytes, names: dict[int, str]) -> dict[str, Any]:
-    """The code with map descriptors made 0, and which instruction wants which map."""
+def remove_maps(function: str, code: bytes, names: dict[int, str]) -> dict[str, Any]:
+    """The code with 0 for map descriptors, and the instructions that need them with the maps."""
     cleaned = bytearray(code)
     references = []
     index = 0
@@ -85,13 +85,13 @@ def take_maps_out(function: str, code: bytes, names: dict[int, str]) -> dict[str
 
 
 def build(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request; Refusal when there is none."""
+    """The answer to a request, or Refusal."""
     try:
         from bcc.libbcc import lib
     except (ImportError, OSError) as error:
         raise Refusal("bcc", str(error)) from error
-    # Not bcc.BPF: it raises the bare Exception, and compiles no differently.
-    # Without debug information, which nobody reads, it takes a fifth less or so.
+    # Not bcc.BPF: it compiles in the same way, but raises a bare Exception.
+    # Nothing reads debug information; without it compiling is about a fifth faster.
     flags = [b"-g0", *(str(flag).encode() for flag in request["flags"])]
     module = lib.bpf_module_create_c_from_string(
         request["text"].encode(), 0, (ctypes.c_char_p * len(flags))(*flags), len(flags), True, None
@@ -105,7 +105,7 @@ def build(request: dict[str, Any]) -> dict[str, Any]:
         if not start:
             raise Refusal("function", function)
         code = ctypes.string_at(start, lib.bpf_function_size(module, function.encode()))
-        programs[function] = take_maps_out(function, code, names)
+        programs[function] = remove_maps(function, code, names)
     return {"maps": maps, "programs": programs}
 
 
@@ -122,7 +122,7 @@ def main() -> None:
         json.dump(answer, out)
     sys.stdout.flush()
     sys.stderr.flush()
-    # BCC's own cleaning up takes longer than the end of the process.
+    # Without BCC's cleaning up, which is slower than the end of the process.
     os._exit(0)
 
 

@@ -1,45 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image's bytecode, made ready for one capture and this kernel: for programs.py."""
+"""Patches an image's bytecode for one capture and this kernel: for programs.py."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from collector.linux import bpf
-from collector.linux.btf import Kind
+from collector.linux.btf import Btf, Kind
 from collector.loader.compiler import Code
 
 COPY_MARK = 0x6B6C6F6767657231
-"""What PROBE() of bpf/include/klogger.h holds in the first copy of a program."""
+"""The constant in PROBE() of bpf/include/klogger.h."""
 TYPE_MARK = 0x74637073
-"""What AS_TCP() of bpf/include/tcp_identity.h says instead of struct tcp_sock's number in BTF."""
+"""The constant in AS_TCP() of bpf/include/tcp_identity.h, in place of struct tcp_sock's BTF id."""
 TO_TCP_SOCK = 137
 """The helper bpf_skc_to_tcp_sock()."""
 
 
-class Types(Protocol):
-    """What is asked of BTF (collector/linux/btf.py)."""
-
-    def find(self, kind: Kind, name: str) -> int | None: ...
-
-
 class Cast(NamedTuple):
-    """BTF's numbers of bpf_rdonly_cast() and of struct tcp_sock."""
+    """The BTF ids of bpf_rdonly_cast() and of struct tcp_sock."""
 
     function: int
     socket: int
 
     @classmethod
-    def find(cls, btf: Types) -> Cast | None:
-        """None on kernels without that function (before Linux 6.2)."""
+    def find(cls, btf: Btf) -> Cast | None:
+        """None where the kernel has no bpf_rdonly_cast() (before Linux 6.2)."""
         function, socket = btf.find(Kind.FUNC, "bpf_rdonly_cast"), btf.find(Kind.STRUCT, "tcp_sock")
         return None if function is None or socket is None else cls(function, socket)
 
 
 def fill_maps(code: Code, fds: Mapping[str, int]) -> bytes:
-    """The code with map descriptors in place."""
+    """The code with the descriptors of its maps."""
     filled = bytearray(code.instructions)
     for index, name in code.map_refs:
         struct.pack_into("=i", filled, index * 8 + 4, fds[name])
@@ -47,7 +41,7 @@ def fill_maps(code: Code, fds: Mapping[str, int]) -> bytes:
 
 
 def second_copy(code: bytes) -> bytes | None:
-    """The code with the first COPY_MARK made 0, or None when it has none."""
+    """The code with 0 for the first COPY_MARK, or None where it has none."""
     index = 0
     while index < len(code) // 8:
         if code[index * 8] != bpf.BPF_LD_IMM64:
@@ -64,9 +58,9 @@ def second_copy(code: bytes) -> bytes | None:
 
 
 def cast_freely(code: bytes, cast: Cast) -> bytes:
-    """The code with bpf_rdonly_cast() for bpf_skc_to_tcp_sock(): the verifier makes a move of it.
+    """The code with bpf_rdonly_cast() for bpf_skc_to_tcp_sock(): the verifier makes it a move.
 
-    Code that calls the helper without saying the type is left as it is.
+    Code that calls the helper without TYPE_MARK stays as it is.
     """
     patched = bytearray(code)
     types = calls = 0

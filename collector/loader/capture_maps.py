@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prepared capture in the kernel: its maps and programs, and what they count."""
+"""A prepared capture in the kernel: its maps and programs, and their counters."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _U64 = struct.Struct("=Q")
 
 
 class EngineMaps:
-    """The maps of the engine that the collector reads and writes: ledger and switches.
+    """The engine's ledger, which the collector reads, and its switches, which it writes.
 
-    head: the type of the head of a CPU's memory (Engine.head). Nothing is on before apply().
+    head: the type of the head of a CPU's memory (Engine.head). All is off before apply().
     """
 
     def __init__(self, maps: Mapping[str, int], image: Image, head: np.dtype[Any]) -> None:
@@ -39,35 +39,35 @@ class EngineMaps:
         self._cpu_bytes = next(s.value_size for s in image.maps if s.name == "klogger_cpus")
         self._control = np.zeros(1, _CONTROL)
         self.enabled: NDArray[np.uint8] = self._control["enabled"][0]
-        """By point: whether it is recorded; a view, see apply()."""
+        """By point: whether it is recorded. Changes are in force after apply()."""
         self.limits: NDArray[np.uint32] = self._control["limit"][0]
-        """By point: records a second and CPU at most; 0 for no limit. A view, see apply()."""
+        """By point: at most so many records a second and CPU; 0: no limit. See apply(), too."""
 
     def apply(self) -> None:
-        """Have switches and limits in force."""
+        """Writes switches and limits to the kernel."""
         bpf.map_update(self._maps["klogger_control"], _FIRST, self._control.tobytes())
 
     def heads(self) -> NDArray[Any]:
         """The head of each possible CPU's memory: (CPUs,)."""
         raw = bpf.map_lookup_percpu(self._maps["klogger_cpus"], _FIRST, self._cpu_bytes)
-        assert raw is not None  # an array's element is always there
+        assert raw is not None  # an array has all its elements
         head = np.ascontiguousarray(raw[:, : self._head.itemsize])
         result: NDArray[Any] = head.view(self._head)[:, 0]
         return result
 
 
 class Kernel(Closing):
-    """The capture's programs; close() leaves nothing behind.
+    """The capture's maps and programs in the kernel, until close().
 
-    The filters are in force before anything is attached; nothing is recorded before switch_on().
-    Raises KernelError where the kernel refuses a program that it said it could load.
+    The filters are in force before anything is attached, and nothing is recorded before
+    switch_on(). KernelError where the kernel refuses a required program.
     """
 
     def __init__(self, prepared: Prepared, filters: Filters) -> None:
         self._prepared = prepared
         self.buffer_bytes = 0
         self.low_water_percent = 0
-        """Of a CPU's ring, and the share of it that is kept free; the session sets both."""
+        """The size of a CPU's ring, and the share of it to keep free; the session sets both."""
         self.loaded = Loaded(prepared.image, prepared.btf, transport=prepared.engine.transport)
         self._engine = EngineMaps(self.loaded.maps, prepared.image, prepared.engine.head)
         self.heads = self._engine.heads
@@ -93,7 +93,7 @@ class Kernel(Closing):
         self.loaded.close()
 
     def missing(self) -> dict[str, str]:
-        """The locations that cannot be recorded, and why: by plan, or refused by the kernel."""
+        """The locations that cannot be recorded, and why: not in the plan, or refused."""
         found = dict(self._prepared.plan.missing)
         for probe in self._prepared.plan.probes:
             if probe.name in self.loaded.refused:
@@ -102,7 +102,7 @@ class Kernel(Closing):
         return found
 
     def attached(self) -> dict[str, str]:
-        """By location or event, how it is attached: kind:target of each of its programs."""
+        """By location or event, kind:target of each of its programs."""
         kinds = {spec.function: f"{spec.kind}:{spec.target}" for spec in self.loaded.attached()}
         found: dict[str, list[str]] = {}
         for probe in self._prepared.plan.probes:
@@ -111,30 +111,30 @@ class Kernel(Closing):
         return {name: " ".join(dict.fromkeys(places)) for name, places in found.items()}
 
     def walk(self, namespaces: list[int], step: int) -> Walk | None:
-        """A walk over the existing sockets; None where the kernel has no iterator."""
+        """A walk over the open sockets; None where the kernel has no iterator."""
         if not any(spec.kind == "iter" for spec in self.loaded.attached()):
             return None
         return Walk(lambda: self.loaded.open_iter("existing"), namespaces, step)
 
     def connections(self) -> int:
-        """How many connections were given an identity so far."""
+        """How many connections have got an identity so far."""
         if "next_connection" not in self.loaded.maps:
             return 0
         value = bpf.map_lookup(self.loaded.maps["next_connection"], _FIRST, 8)
         return int(_U64.unpack(value)[0]) if value else 0
 
     def switch(self, names: Iterable[str], on: bool) -> None:
-        """Switch locations and events on or off, from now on."""
+        """Switches locations and events on or off."""
         for name in names:
             self._engine.enabled[self._prepared.numbers[name]] = on
         self._engine.apply()
 
     def switch_on(self) -> None:
-        """Have the switches in force: until then nothing is recorded."""
+        """Starts recording."""
         self._engine.apply()
 
     def states(self) -> dict[str, tuple[int, int]]:
-        """All that was asked for: its number, and 1 on, 0 off, -1 not on this kernel."""
+        """By name of all that was asked for: its number, and 1 on, 0 off, -1 missing here."""
         missing = self.missing()
         enabled = self._engine.enabled
         return {
@@ -143,10 +143,10 @@ class Kernel(Closing):
         }
 
     def programs(self, heads: NDArray[Any]) -> dict[str, Program]:
-        """What each program missed, by its name, under the point of the first thing it records.
+        """The counters of each program, by its name; point: of its first location or event.
 
-        The second copy of a program makes up for what the first was skipped for; the rest, and
-        what a kprobe reports, is lost.
+        Lost are the events for which the kernel skipped the first copy and the second did not run
+        either, and those that a kprobe reports.
         """
         again = heads["guards"]["again"].sum(axis=0)
         missed: Mapping[str, Any] = self.loaded.missed()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C text to an image of bytecode and maps: by BCC in a child process, or from the cache.
+"""Compiles C text to an image of bytecode and maps: by BCC in a child process, or from the cache.
 
-The generated text comes in from collector/plan/tcp_codegen.py, the image goes on to
-collector/loader/programs.py. A compiled image is kept in /var/cache/tcpkmon (or
-$TCPKMON_CACHE), so that a start with an unchanged text needs no BCC at all.
+collector/loader/prepare.py makes the text, and collector/loader/programs.py loads the image. The
+cache is /var/cache/tcpkmon (or $TCPKMON_CACHE): with an unchanged text a start does not run BCC.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SUFFIX = ".tcpkmon-image"
 TIME_LIMIT_S = 300
 ERRORS_SHOWN = 3
 INSTALL_HINT = "install it: apt install python3-bpfcc"
-# Where distributions put BCC: what lies there is part of the cache's key.
+# The files of BCC in several distributions: their sizes and times are part of the cache's key.
 _BCC_FILES = (
     "/usr/lib/*/libbcc.so.0",
     "/usr/lib/libbcc.so.0",
@@ -45,12 +44,12 @@ _BCC_FILES = (
 _ERROR = re.compile(
     r"^(?P<file>[^:\n]+):(?P<line>\d+):(?P<column>\d+): (?:fatal )?error: (?P<what>.*)$", re.M
 )
-# LLVM's assembler: a .error in the text, at which it ends the process.
+# LLVM's assembler ends the process at a .error directive in the text.
 _DIRECTIVE = re.compile(r"^error: <inline asm>:\d+:\d+: (.*)$", re.M)
 
 
 class CompileError(KernelError):
-    """A shipped program did not compile here; `diagnostics` is all that clang said."""
+    """A shipped program did not compile; `diagnostics` is clang's whole output."""
 
     def __init__(self, message: str, hint: str = "", diagnostics: str = "") -> None:
         super().__init__(message, hint)
@@ -65,7 +64,7 @@ class UserCompileError(CompileError):
 
 @dataclass(frozen=True)
 class MapSpec:
-    """A map as the text declares it: `type` is a BPF_MAP_TYPE_ number, sizes are bytes."""
+    """A map that the text declares: `type` is a BPF_MAP_TYPE_ number, sizes are bytes."""
 
     name: str
     type: int
@@ -77,7 +76,7 @@ class MapSpec:
 
 @dataclass(frozen=True)
 class Code:
-    """One function's bytecode, map descriptors 0; map_refs: (instruction's index, map's name)."""
+    """A function's bytecode with 0 for map descriptors; map_refs: (instruction's index, map)."""
 
     instructions: bytes
     map_refs: tuple[tuple[int, str], ...]
@@ -85,7 +84,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Image:
-    """What a text compiles to: its maps, and the code of the functions asked for."""
+    """The compiled text: its maps, and the code of the functions."""
 
     maps: tuple[MapSpec, ...]
     programs: Mapping[str, Code]
@@ -101,7 +100,7 @@ class Image:
 
     @classmethod
     def from_json(cls, text: str) -> Image:
-        """The image that to_json wrote; ValueError when the text is anything else."""
+        """The image that to_json() wrote; ValueError for any other text."""
         try:
             made = json.loads(text)
             if made["format"] != FORMAT:
@@ -135,9 +134,9 @@ def compile_text(
 ) -> Image:
     """Compile the text's functions (each `int NAME(void *ctx)`).
 
-    A text that does not compile is a CompileError naming clang's first errors, by the file and line
-    of the text's #line directives: UserCompileError with `user_schema`. KernelError when BCC is not
-    installed, PrivilegeError when the caller may not make maps. An unusable cache is passed over.
+    CompileError (UserCompileError with `user_schema`) has clang's first errors, with the files and
+    lines of the text's #line directives. KernelError where BCC is not installed, PrivilegeError
+    where the caller may not make maps. A cache that cannot be used is ignored.
     """
     wanted = sorted(set(functions))
     key = _cache_key(text, wanted, flags, headers) if cache else None
@@ -155,14 +154,14 @@ def compile_text(
 def _cache_key(
     text: str, functions: Sequence[str], flags: Sequence[str], headers: Path
 ) -> str | None:
-    """A hash over all that the image depends on; None when BCC's files are nowhere to be found."""
+    """A hash of all that the image depends on; None where BCC's files are not found."""
     found = sorted(path for pattern in _BCC_FILES for path in glob.glob(pattern))
     if not any("libbcc" in path for path in found):
         return None
     system = os.uname()
     parts = [FORMAT, text, *functions, *flags, system.release, system.version, system.machine]
     with contextlib.suppress(OSError):
-        # The perf array that BCC declares has one entry a CPU.
+        # BCC declares perf arrays with an entry for each CPU.
         parts.append(Path("/sys/devices/system/cpu/possible").read_text(encoding="ascii"))
     parts.append(CHILD.read_text(encoding="utf-8"))
     for path in found:
@@ -179,7 +178,7 @@ def _run_child(
     request = json.dumps({"text": text, "functions": list(functions), "flags": list(flags)})
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "BCC_KERNEL_SOURCE": str(headers)}
     try:
-        # Its own session: Ctrl-C goes to this process, which then ends the child.
+        # In a session of its own: Ctrl-C reaches only this process, which then ends the child.
         child = subprocess.run(
             [PYTHON, "-I", str(CHILD)],
             input=request.encode(),
@@ -211,7 +210,7 @@ def _run_child(
 
 
 def _error_of(kind: str, detail: str, said: str, user_schema: bool) -> KernelError | PrivilegeError:
-    """The error to raise for the child's refusal."""
+    """The error to raise for the child's answer {"error": kind}."""
     failure = UserCompileError if user_schema else CompileError
     if kind == "bcc":
         return KernelError(f"BCC cannot be used: {detail}", INSTALL_HINT)
@@ -219,7 +218,7 @@ def _error_of(kind: str, detail: str, said: str, user_schema: bool) -> KernelErr
         return failure(f"the program text has no function {detail}", diagnostics=said)
     if kind == "code":
         return failure(f"the program cannot be loaded: {detail}", diagnostics=said)
-    # A mistake in a macro is told once for each place that it is used in.
+    # Clang reports a mistake in a macro for each use of the macro.
     errors = list(
         dict.fromkeys(
             f"{m['file']}:{m['line']}:{m['column']}: {m['what']}" for m in _ERROR.finditer(said)

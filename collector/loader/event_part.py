@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from collector.loader.perf_counters import Bound, bind, c_text
+from collector.loader.perf_counters import Bound, c_text
 from collector.plan.event_codegen import event_lines
 from collector.plan.event_layout import EventLayout
 from collector.plan.probes import Plan
@@ -14,7 +14,7 @@ from collector.plan.probes import Plan
 
 @dataclass(frozen=True)
 class EventPart:
-    """The events of a capture into Klogger files: `chosen` are those to record."""
+    """The events of a capture to Klogger files: `chosen` are recorded."""
 
     layout: EventLayout
     chosen: tuple[str, ...]
@@ -27,7 +27,7 @@ class EventPart:
         return {name: slots[name] for name in self.chosen}
 
     def unreached(self, plan: Plan) -> dict[str, str]:
-        """The events that no probe names, whatever this kernel offers, and why."""
+        """The events that no probe of their schema names, and why they are missing."""
         reached = {name for probe in plan.probes for name in probe.locations} | set(plan.missing)
         why = "no probe of its schema logs it"
         return {name: why for name in self.chosen if name not in reached}
@@ -41,8 +41,3 @@ class EventPart:
         """The C text. reserved: events that klogger() does not log."""
         schema = self.layout.schema
         return [*event_lines(self.layout, reserved), c_text(self.counters, schema.arches)]
-
-
-def make_event_part(layout: EventLayout, chosen: Sequence[str]) -> EventPart:
-    """Binds the counters of the schemata; KernelError for those that this machine lacks."""
-    return EventPart(layout, tuple(chosen), bind(layout.schema.arches))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder that only root can have written, for what is trusted when read back (the image cache).
+"""A folder of files that nobody else can have changed: the cache of compiled images.
 
-The folder and each file are opened without following a symbolic link and must belong to the user
-this runs as, without write permission for others; anything else is an OSError.
+The folder and each file are opened without following symbolic links. They must belong to this
+process's user, and others must have no write permission; else OSError.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 
 
 class PrivateFolder:
-    """Small files NAME`suffix`, in a folder made (mode 0700) when first written to.
+    """Small files NAME`suffix`. The first write() makes the folder, with mode 0700.
 
-    `kept` newest files stay; only names that end in `suffix` are ever removed.
+    The newest `kept` files stay; older ones are removed if their name ends in `suffix`.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class PrivateFolder:
         self.size_limit_bytes = size_limit_bytes
 
     def read(self, name: str) -> bytes:
-        """The file's bytes; OSError when it is not there or not to be trusted."""
+        """The file's bytes; OSError where there is none or it cannot be trusted."""
         name += self.suffix
         with self._opened() as folder:
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -37,7 +37,7 @@ class PrivateFolder:
                 return stream.read(self.size_limit_bytes)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write the file whole or not at all, and remove the oldest beyond `kept` files."""
+        """Writes the whole file or nothing, and removes all but the newest `kept` files."""
         name += self.suffix
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path, 0o700)
@@ -81,7 +81,7 @@ class PrivateFolder:
 
 
 def _check(file: int, name: str, is_kind: Callable[[int], bool]) -> None:
-    """PermissionError unless the open file is of that kind, ours, and ours alone to write."""
+    """PermissionError unless the open file is of that kind, is ours, and only we may write it."""
     status = os.fstat(file)
     if not is_kind(status.st_mode):
         raise PermissionError(f"{name} is no plain file or folder")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counters that a schema's `arch` binds: perf events, from their names to what programs read.
+"""The counters that a schema's `arch` binds: perf events that its programs read.
 
-collector/loader/prepare.py binds them and puts their C text before the program's, the session
-opens them and sets them into the program's maps. docs/counters.md tells what each one means.
+collector/loader/prepare.py binds them and puts their C text before the program. The session opens
+them and enters them in the program's maps. docs/counters.md explains each counter.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ _NUMBER = re.compile(r"counter([0-9]+)", re.ASCII)
 
 @dataclass(frozen=True)
 class Bound:
-    """A counter under the number that the schema gives it: counter1 is number 1."""
+    """A counter and its number in the schema: counter1 has number 1."""
 
     number: int
     counter: Counter
 
     @property
     def map_name(self) -> str:
-        """The perf event array that the program reads it from, an entry a CPU."""
+        """The perf event array from which the program reads it, with an entry for each CPU."""
         return f"klogger_counter{self.number}"
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A counter and why this machine lacks it ('' when it does not)."""
+    """A counter, and why this machine lacks it ('' where it does not)."""
 
     counter: Counter
     why_not: str
 
 
 def this_machine() -> str:
-    """This machine as `arch` names it: x86_64, arm64, or what uname says."""
+    """This machine's name for `arch`: x86_64, arm64, or what uname says."""
     name = platform.machine()
     return {"aarch64": "arm64", "amd64": "x86_64"}.get(name, name)
 
 
 def list_counters() -> tuple[Listed, ...]:
-    """Every counter that has a name, tried on this machine. PrivilegeError without the right."""
+    """Every counter that has a name, tried here. PrivilegeError where perf events are refused."""
     return tuple(Listed(counter, why_not(counter)) for counter in table().values())
 
 
 def why_not(counter: Counter) -> str:
-    """Why this machine has no such counter, or '' when it has. PrivilegeError without the right."""
+    """Why this machine lacks the counter, or ''. PrivilegeError where perf events are refused."""
     try:
         os.close(_open(counter, online_cpus()[0]))
     except OSError as error:
@@ -78,11 +78,10 @@ def why_not(counter: Counter) -> str:
 
 
 def bind(arches: Sequence[Arch], machine: str | None = None) -> tuple[Bound, ...]:
-    """What the `arch` blocks for this machine bind, by number; nothing when there are none.
+    """The counters that the `arch` blocks for this machine bind, by number.
 
-    Where two blocks bind a number, the one that names the machine itself wins, then PentiumIV, then
-    any. Raises SchemaError with every unknown name, and KernelError naming all the counters that
-    this machine lacks.
+    Where several blocks bind a number, the one that names the machine itself wins, then PentiumIV,
+    then any. SchemaError lists all unknown names, KernelError all counters that this machine lacks.
     """
     problems = check(arches)
     if problems:
@@ -95,7 +94,7 @@ def bind(arches: Sequence[Arch], machine: str | None = None) -> tuple[Bound, ...
         for word, name in arch.counters:
             counter = find_counter(name)
             number = _NUMBER.fullmatch(word)
-            assert counter is not None and number is not None  # check() and the grammar saw to it
+            assert counter is not None and number is not None  # by check() and the grammar
             found.setdefault(int(number[1]), counter)
     lacking = {counter.name: why_not(counter) for counter in found.values()}
     reasons = [f"{name}: {reason}" for name, reason in lacking.items() if reason]
@@ -105,16 +104,17 @@ def bind(arches: Sequence[Arch], machine: str | None = None) -> tuple[Bound, ...
 
 
 def c_text(bound: Sequence[Bound], arches: Iterable[Arch] = ()) -> str:
-    """C declarations for a schema's program: a map a counter, and the functions that read them.
+    """C declarations for a schema's program: a map for each counter, and functions that read them.
 
-    What `arches` bind for other machines is declared unavailable: using it is an error that says
-    so. A counter that cannot be read (its CPU just came on) reads as KLOGGER_NO_COUNTER.
+    Counters that `arches` bind for other machines are declared unavailable: clang refuses their
+    use and says why. A counter that cannot be read (its CPU just came online) reads as
+    KLOGGER_NO_COUNTER.
     """
     lines = [f"#define KLOGGER_ARCH_{name} {number}" for name, number in _ARCH_NUMBERS.items()]
     compiled = this_machine().upper()
+    compiled = compiled if compiled in _ARCH_NUMBERS else "UNKNOWN"
     lines += [
-        f"#define KLOGGER_ARCH_COMPILED KLOGGER_ARCH_"
-        f"{compiled if compiled in _ARCH_NUMBERS else 'UNKNOWN'}",
+        f"#define KLOGGER_ARCH_COMPILED KLOGGER_ARCH_{compiled}",
         "typedef u32 klogger_arch_t;",
         "#define KLOGGER_NO_COUNTER (~0ULL)",
     ]
@@ -137,9 +137,8 @@ def c_text(bound: Sequence[Bound], arches: Iterable[Arch] = ()) -> str:
             ]
         names.add(one.counter.name)
     lines += _by_number(bound)
-    for name in sorted({name for arch in arches for _, name in arch.counters} - names):
-        for suffix in ("", "_ll"):
-            lines.append(_unavailable(f"klogger_get_{name}{suffix}(void)"))
+    unbound = {name for arch in arches for _, name in arch.counters} - names
+    lines += _unavailable(*(f"klogger_get_{name}{{}}(void)" for name in sorted(unbound)))
     return "\n".join(lines) + "\n"
 
 
@@ -149,10 +148,7 @@ _INLINE = "static __always_inline"
 
 def _by_number(bound: Sequence[Bound]) -> list[str]:
     if not bound:
-        return [
-            _unavailable(f"klogger_get_counter{suffix}(unsigned long ctr)")
-            for suffix in ("", "_ll")
-        ]
+        return _unavailable("klogger_get_counter{}(unsigned long ctr)")
     return [
         f"{_INLINE} u64 klogger_get_counter_ll(unsigned long ctr) {{",
         *(f"    if (ctr == {b.number}) return klogger_read_counter{b.number}();" for b in bound),
@@ -164,16 +160,21 @@ def _by_number(bound: Sequence[Bound]) -> list[str]:
     ]
 
 
-def _unavailable(function: str) -> str:
+def _unavailable(*functions: str) -> list[str]:
+    """Declarations of functions whose use is an error. {}: nothing, and _ll, in their names."""
     reason = f"no arch of the schema binds it for {this_machine()}"
-    return f'u64 {function} __attribute__((unavailable("{reason}")));'
+    return [
+        f'u64 {function.format(suffix)} __attribute__((unavailable("{reason}")));'
+        for function in functions
+        for suffix in ("", "_ll")
+    ]
 
 
 class OpenCounters(Closing):
-    """The counters of all CPUs, open and set into a program's maps. Close it after use.
+    """The counters of all CPUs, open and entered in a program's maps until close().
 
-    `maps` is Loaded.maps (programs.py). Raises KernelError or PrivilegeError when the kernel
-    refuses, KernelError too when the hardware cannot count all of them at once.
+    maps: Loaded.maps (programs.py). KernelError or PrivilegeError where the kernel refuses one,
+    KernelError also where the hardware cannot count all of them at once.
     """
 
     def __init__(
@@ -183,7 +184,8 @@ class OpenCounters(Closing):
         self._maps = {one: maps[one.map_name] for one in self._bound}
         self._open: dict[tuple[int, Bound], tuple[int, int]] = {}
         self.refused: dict[int, str] = {}
-        """CPUs for which refresh() got not all counters, and why; they read KLOGGER_NO_COUNTER."""
+        """CPUs for which refresh() could not open all counters, and why. Programs read
+        KLOGGER_NO_COUNTER there."""
         try:
             for cpu in online_cpus() if cpus is None else cpus:
                 self._add(cpu)
@@ -192,9 +194,9 @@ class OpenCounters(Closing):
             raise
 
     def refresh(self, cpus: Iterable[int] | None = None) -> None:
-        """Close what belongs to CPUs that went off, open it on those that came on.
+        """Closes the counters of CPUs that went offline, opens them on those that came online.
 
-        Call it about once a second. A counter begins at 0 again on a CPU that came back.
+        Call it about once a second. On a CPU that comes back a counter begins at 0 again.
         """
         online = set(online_cpus() if cpus is None else cpus)
         for (cpu, one), (fd, running_ns) in list(self._open.items()):
@@ -211,7 +213,7 @@ class OpenCounters(Closing):
                 self.refused[cpu] = error.message
 
     def close(self) -> None:
-        """Take them all out of the maps."""
+        """Removes all counters from the maps, and closes them."""
         for cpu, one in list(self._open):
             self._remove(cpu, one)
 
@@ -223,7 +225,7 @@ class OpenCounters(Closing):
                 fd = _open(one.counter, cpu)
             except OSError as error:
                 if error.errno == errno.ENODEV:
-                    return  # it went off meanwhile
+                    return  # the CPU has just gone offline
                 raise refused(error, f"opening the counter {one.counter.name}") from error
             if _running_ns(fd) < 0:
                 os.close(fd)
@@ -236,14 +238,15 @@ class OpenCounters(Closing):
 
     def _remove(self, cpu: int, one: Bound) -> None:
         fd, _ = self._open.pop((cpu, one))
-        with contextlib.suppress(KernelError):  # its map may be gone already
+        with contextlib.suppress(KernelError):  # the map may be closed already
             map_delete(self._maps[one], struct.pack("=I", cpu))
         os.close(fd)
 
 
 @functools.cache
 def _attributes(counter: Counter) -> bytes:
-    """struct perf_event_attr. Hardware is pinned: shared in turns, its values would stand still."""
+    """struct perf_event_attr. A hardware counter is pinned: else it would count only part of the
+    time where several share the hardware."""
     flags = _FLAG_PINNED if counter.hardware else 0
     flags |= _FLAG_EXCLUDE_USER if counter.exclude_user else 0
     flags |= _FLAG_EXCLUDE_KERNEL if counter.exclude_kernel else 0
@@ -258,6 +261,6 @@ def _open(counter: Counter, cpu: int) -> int:
 
 
 def _running_ns(fd: int) -> int:
-    """How long it has counted; -1 where it cannot: the kernel ends a read of such an event."""
+    """How long it has counted; -1 where the hardware has no room for it: then a read is empty."""
     raw = os.read(fd, 24)
     return int(struct.unpack("=QQQ", raw)[2]) if len(raw) == 24 else -1

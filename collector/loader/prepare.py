@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capture decides before it touches the kernel: columns, events, probes, the compiled image.
-"""
+"""Decides what a capture records and how, and compiles it; nothing in the kernel changes."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ import numpy as np
 from collector.linux.btf import Btf
 from collector.loader import attach_trials
 from collector.loader.compiler import Image, compile_text
-from collector.loader.event_part import EventPart, make_event_part
-from collector.loader.perf_counters import Bound, this_machine
+from collector.loader.event_part import EventPart
+from collector.loader.perf_counters import Bound, bind, this_machine
 from collector.loader.tcp_part import TcpPart, make_tcp_part
 from collector.plan import kernel_types
 from collector.plan.columns import (
@@ -36,16 +35,16 @@ from collector.plan.schema_lint import read_checked
 from collector.plan.schema_sources import TCP, find_sources, has_tcp, read_texts
 from formats.base.errors import KernelError, PrivilegeError, UsageError
 
-# A value of the wrong kind in klogger() is a mistake, not a warning.
+# A value of the wrong kind in klogger() is an error, not a warning.
 STRICT = ("-Werror=int-conversion", "-Werror=incompatible-pointer-types")
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What a capture is to record and how, before anything is compiled.
+    """What a capture records and how, before anything is compiled.
 
-    text: the C text of the schemata, `shipped` if no user wrote any of it. tcp, events: the parts
-    of it; events is None where the schema tcp alone goes into a PSC file.
+    text: the C text of the schemata; shipped: no user wrote any of it. tcp is None without the
+    schema tcp, events is None for a PSC file.
     """
 
     btf: Btf
@@ -57,18 +56,14 @@ class Decided:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The engine's point of every location and event that was asked for, by name."""
-        return {name: n for part in (self.tcp, self.events) if part for name, n in
-                part.numbers.items()}
+        """The engine's point of each location and event that was asked for, by name."""
+        return _numbers(self.tcp, self.events)
 
     def make_engine(self) -> Engine:
-        """The sizes of the engine, so that it holds both parts."""
+        """The engine's sizes, large enough for both parts."""
         tcp, events = self.tcp, self.events
         return make_engine(
-            max(
-                tcp.layout.entry_size if tcp else 0,
-                events.layout.entry_size if events else 0,
-            ),
+            max((part.layout.entry_size for part in (tcp, events) if part), default=0),
             self.plan,
             copy_size=tcp.socket_bytes if tcp else 0,
             points=events.highest if events else 0,
@@ -90,45 +85,40 @@ class Decided:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A capture that can start: nothing of it is in the kernel yet.
+class Prepared(Decided):
+    """A capture that can start."""
 
-    numbers: the engine's point of every location and event that was asked for, by name. events is
-    None where the schema tcp alone goes into a PSC file.
-    """
-
-    btf: Btf
-    plan: Plan
     engine: Engine
     image: Image
-    numbers: Mapping[str, int]
-    tcp: TcpPart | None = None
-    events: EventLayout | None = None
-    counters: tuple[Bound, ...] = ()
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int]
+
+    @property
+    def counters(self) -> tuple[Bound, ...]:
+        """The counters that programs read."""
+        return self.events.counters if self.events else ()
 
     @property
     def layout(self) -> Layout:
-        """The columns of the schema tcp, for captures that have it."""
+        """The columns of the schema tcp, in captures that have it."""
         assert self.tcp is not None
         return self.tcp.layout
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """A record in the ring: the capture's columns, or the head of any event."""
+        """A record in the ring: the capture's columns, or the head that all events have."""
         if self.events is None:
             return self.layout.dtype
         return ring_dtype(self.engine.entry_size)
 
     @property
     def enabled(self) -> tuple[str, ...]:
-        """What is recorded: asked for, and there on this kernel."""
+        """The names of what is recorded: asked for, and possible on this kernel."""
         return tuple(name for name in self.numbers if name not in self.plan.missing)
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What to prepare: see collector/plan/request.py. `kinds` narrows the ways to attach."""
+    """What to prepare: see collector/plan/request.py. kinds: only these kinds of probes."""
 
     schemata: tuple[str, ...] = (TCP,)
     columns: str = "default"
@@ -143,11 +133,11 @@ class Wish:
     limits: Mapping[str, int] = field(default_factory=dict)
     """Records a second and CPU, by event."""
     using: tuple[str, ...] = ()
-    """Log levels, in place of those that their schemata use."""
+    """Log levels that replace those that their schemata use."""
 
 
 def wish_of(request: Request) -> Wish:
-    """What a request needs to be prepared."""
+    """What prepare() needs to know of a request."""
     return Wish(
         schemata=request.schemata,
         columns=request.columns,
@@ -184,30 +174,21 @@ def check_machine() -> None:
 
 
 def prepare(wish: Wish) -> Prepared:
-    """Decides what to record and how, and compiles that (or takes it from the cache).
+    """Decides what to record and how, and compiles that (or finds it in the cache).
 
     Raises UsageError for unknown names, SchemaError, KernelError where this kernel cannot do what
     was asked.
     """
     decided = decide(wish)
-    events = decided.events
     require_any(decided.plan, decided.numbers.keys() - {"EXISTING"})
     engine = decided.make_engine()
-    return Prepared(
-        decided.btf,
-        decided.plan,
-        engine,
-        decided.compile(engine),
-        decided.numbers,
-        decided.tcp,
-        events.layout if events else None,
-        events.counters if events else (),
-        _check_limits(wish.limits, events),
-    )
+    image = decided.compile(engine)
+    _check_limits(wish.limits, decided.events)
+    return Prepared(**vars(decided), engine=engine, image=image, limits=dict(wish.limits))
 
 
 def decide(wish: Wish) -> Decided:
-    """Chooses columns, locations and events, and a way to attach each probe; compiles nothing."""
+    """Chooses columns, locations and events, and how to attach each probe; compiles nothing."""
     check_machine()
     sources = find_sources(wish.schemata)
     shipped = all(source.shipped for source in sources)
@@ -225,20 +206,19 @@ def decide(wish: Wish) -> Decided:
             by_inode=wish.by_inode, existing=wish.existing, klogger=wish.klogger,
         )  # fmt: skip
     if layout is not None:
-        events = make_event_part(layout, chosen)
+        events = EventPart(layout, chosen, bind(layout.schema.arches))
     return Decided(btf, text, shipped, tcp, events, _plan(wish, text, btf, tcp, events))
 
 
 def _plan(
     wish: Wish, text: str, btf: Btf, tcp: TcpPart | None, events: EventPart | None
 ) -> Plan:
-    """The programs for both parts, and what this kernel lacks of them."""
+    """The programs for both parts, and what cannot be recorded."""
     missing = tcp.missing if tcp else {}
-    asked = {name for part in (tcp, events) if part for name in part.numbers}
     plan = make_plan(
         find_probes(text),
-        asked - missing.keys(),
-        attach_trials.Probing(btf),
+        _numbers(tcp, events).keys() - missing.keys(),
+        attach_trials.Probing(btf).can,
         btf,
         always=tcp.always if tcp else (),
         kinds=wish.kinds,
@@ -247,10 +227,14 @@ def _plan(
     return replace(plan, missing={**plan.missing, **events.unreached(plan)}) if events else plan
 
 
+def _numbers(tcp: TcpPart | None, events: EventPart | None) -> dict[str, int]:
+    return {**(tcp.numbers if tcp else {}), **(events.numbers if events else {})}
+
+
 def _choose(
     text: str | None, with_tcp: bool, events: EventLayout | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The locations of the schema tcp and the events of others that --locations names."""
+    """The locations of the schema tcp and the events of other schemata that --locations names."""
     logged = [slot.name for slot in events.logged] if events is not None else []
     if events is None or not logged:
         return choose_locations(load_schema(), text), ()
@@ -274,16 +258,15 @@ def _choose(
     return locations, narrow(theirs, logged, logged, "event") if theirs else ()
 
 
-def _check_limits(limits: Mapping[str, int], events: EventPart | None) -> Mapping[str, int]:
+def _check_limits(limits: Mapping[str, int], events: EventPart | None) -> None:
     for name in limits:
         if events is None or name not in events.chosen:
             raise UsageError(
                 f"--limit {name}: no such event is recorded", "it holds for events of schemata"
             )
-    return dict(limits)
 
 
 def describe_kernel() -> str:
-    """Release, version and machine, as uname gives them."""
+    """Release, version and machine, of uname."""
     name = platform.uname()
     return f"{name.release} {name.version} {name.machine}"

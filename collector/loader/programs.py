@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """An image in the kernel: makes the maps, loads the programs, attaches and detaches them.
 
-Nothing is pinned: when the descriptors are closed, or this process ends, nothing is left but
-kprobe events, which the next start removes.
+Nothing is pinned: when the descriptors are closed, or this process ends, only kprobe events stay,
+and the next start removes them.
 
-The kernel never runs a program inside itself: an event that interrupts its own program would be
-lost. So each program that knows of it (its code holds the constant COPY_MARK) is loaded twice, the
-mark made 0 in the second copy, unless it hangs where no interrupt comes by (NEVER_NESTED). Both
-hang on the same target and the first runs first; the second records what the first was skipped for.
+The kernel never runs a program inside itself, so an event that interrupts its own program would be
+lost. So each program whose code has the constant COPY_MARK is loaded twice, with 0 for the mark in
+the second copy, unless no interrupt can reach its target (NEVER_NESTED). Both copies are attached
+to the same target, and the first runs first. The second records the events for which the kernel
+skipped the first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from collector.linux import bpf
-from collector.linux.btf import Kind
+from collector.linux.btf import Btf
 from collector.linux.probe_kinds import KINDS, Attachment
 from collector.linux.syscalls import wait_for_running
 from collector.loader.bytecode import Cast, cast_freely, fill_maps, second_copy
@@ -33,19 +34,13 @@ from formats.base.errors import KernelError, TcpkmonError
 NEVER_NESTED = frozenset(
     ["sys_enter", "sys_exit", "sock_send_length", "sock_recv_length", "timer_expire_entry"]
 )
-"""Tracepoints that a CPU passes in one context alone: that of a task that may sleep (system calls
-and calls on sockets), or that of the timers' softirq."""
-
-
-class TypeIds(Protocol):
-    """What is asked of BTF (collector/linux/btf.py): the number of a named type, or None."""
-
-    def find(self, kind: Kind, name: str) -> int | None: ...
+"""Tracepoints that run in one context alone: in a task that may sleep (system calls and calls on
+sockets), or in the softirq of timers."""
 
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """Which function of the image to attach, to what, and whether a capture can do without."""
+    """A function of the image, its target, and whether a capture needs it."""
 
     function: str
     kind: str
@@ -54,8 +49,12 @@ class ProgramSpec:
 
 
 class Missed(NamedTuple):
-    """A program's counters. Events lost: `again` (skipped by both copies, or by the only one's
-    `first`) + `nmissed`. run_cnt is the first copy's, run_ns of both; 0 without enable_stats."""
+    """A program's counters.
+
+    first, again: events for which the kernel skipped the first copy, and the second; nmissed:
+    events that a kprobe lost; run_cnt: runs of the first copy; run_ns: of both. The last two are 0
+    without bpf.enable_stats().
+    """
 
     first: int
     again: int
@@ -67,7 +66,8 @@ class Missed(NamedTuple):
 @dataclass
 class _Program:
     spec: ProgramSpec
-    prog_fds: list[int] = field(default_factory=list)
+    prog_fds: list[int]
+    """Of its copies."""
     attachment: Attachment | None = None
     missed_before: int = 0
 
@@ -80,24 +80,13 @@ class _Program:
             self.attachment.remove()
 
     def read_missed(self) -> int:
-        """What the kernel counted over all times that it was attached."""
+        """What the kernel counted in all times that it was attached."""
         now = self.attachment.read_missed() if self.attachment is not None else 0
         return self.missed_before + now
 
 
-@dataclass
-class _Copies:
-    """A program's copies as load_code() takes them, and what has become of them."""
-
-    spec: ProgramSpec
-    copies: Sequence[tuple[str, bytes, str, int]] = ()
-    loading: Sequence[Future[int]] = ()
-    error: TcpkmonError | None = None
-
-
-def attach_type_id(btf: TypeIds, kind: str, target: str) -> int:
-    """The BTF id that a program of this kind attaches to, 0 for kinds that need none; KernelError
-    when this kernel has no such target."""
+def attach_type_id(btf: Btf, kind: str, target: str) -> int:
+    """The BTF id of the target, 0 for kinds that need none; KernelError where there is none."""
     named = KINDS[kind].btf
     if named is None:
         return 0
@@ -108,13 +97,13 @@ def attach_type_id(btf: TypeIds, kind: str, target: str) -> int:
 
 
 def load_code(kind: str, code: bytes, name: str, btf_id: int) -> int:
-    """Load bytecode (map descriptors filled in) as a program of this kind; its descriptor."""
+    """Load bytecode, which has its map descriptors, as a program of this kind; its descriptor."""
     row = KINDS[kind]
     return bpf.prog_load(row.program_type, code, name, btf_id, row.attach_type)
 
 
 def _load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | None) -> int:
-    """load_code() with casts that cost nothing, where this kernel takes them."""
+    """load_code() with casts that cost nothing, where this kernel accepts them."""
     quick = cast_freely(code, cast) if cast is not None else code
     if quick != code:
         with contextlib.suppress(KernelError):
@@ -123,39 +112,31 @@ def _load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | 
 
 
 def _never_interrupts_itself(spec: ProgramSpec) -> bool:
-    """Whether no interrupt can bring a program to where it is already running on that CPU."""
+    """Whether no interrupt can reach the program's target while it runs there already."""
     kind = KINDS[spec.kind]
     return not kind.nests or (kind.is_tracepoint and spec.target in NEVER_NESTED)
 
 
 class Loaded(Closing):
-    """An image's maps (`maps`: name -> descriptor) and programs.
+    """An image's maps (`maps`: name -> descriptor) and programs, until close().
 
-    `refused` tells which programs that are not required the kernel would not load or attach, and
-    why. Use as a context manager, or close().
+    refused: the programs that are not required and that the kernel would not load or attach, and
+    why.
     """
 
     def __init__(
-        self,
-        image: Image,
-        btf: TypeIds,
-        sizes: Mapping[str, int] | None = None,
-        transport: Transport = DEFAULT_TRANSPORT,
+        self, image: Image, btf: Btf, transport: Transport = DEFAULT_TRANSPORT
     ) -> None:
-        """Makes the maps. `sizes` overrides max_entries by name; a perf array always has an entry
-        for each possible CPU. KernelError when the kernel refuses one."""
+        """Makes the maps; KernelError where the kernel refuses one. A perf array has an entry for
+        each possible CPU."""
         self._image = image
         self._btf = btf
         self._programs: dict[str, _Program] = {}
         self.maps: dict[str, int] = {}
         self.refused: dict[str, TcpkmonError] = {}
-        entries = dict(sizes or {})
-        unknown = entries.keys() - {spec.name for spec in image.maps}
-        if unknown:
-            raise ValueError(f"no such map: {', '.join(sorted(unknown))}")
         try:
             for spec in image.maps:
-                count = entries.get(spec.name, spec.max_entries)
+                count = spec.max_entries
                 if spec.type == bpf.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
                     count = bpf.possible_cpus()
                 self.maps[spec.name] = transport.make_map(spec.name) or (
@@ -169,51 +150,48 @@ class Loaded(Closing):
 
     def load(self, specs: Iterable[ProgramSpec]) -> None:
         """Loads the programs that are not loaded yet; a required one's refusal is raised."""
-        found: dict[str, _Copies] = {}
+        wanted: dict[str, ProgramSpec] = {}
         for spec in specs:
-            if spec.function in self._programs or spec.function in found:
-                continue
             if spec.kind not in KINDS or spec.function not in self._image.programs:
                 raise ValueError(f"no such kind or function: {spec}")
-            found[spec.function] = self._copies(spec)
+            if spec.function not in self._programs:
+                wanted.setdefault(spec.function, spec)
         cast = Cast.find(self._btf)
-        # The verifier takes tens of milliseconds for each, and runs on as many CPUs as it is asked.
+        loading: dict[str, list[Future[int]]] = {}
+        errors: dict[str, TcpkmonError] = {}
+        # The verifier needs tens of milliseconds for a program, and runs on several CPUs at once.
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for copies in found.values():
-                copies.loading = [
-                    pool.submit(_load_quickest, *copy, cast) for copy in copies.copies
-                ]
-        for copies in found.values():
-            self._keep(copies)
-        for copies in found.values():
-            if copies.error is not None:
-                self._refuse(copies.spec, copies.error)
+            for name, spec in wanted.items():
+                try:
+                    copies = self._copies(spec)
+                except TcpkmonError as error:
+                    errors[name] = error
+                else:
+                    loading[name] = [pool.submit(_load_quickest, *copy, cast) for copy in copies]
+        for name, futures in loading.items():
+            fds = []
+            for future in futures:
+                try:
+                    fds.append(future.result())
+                except TcpkmonError as error:
+                    errors.setdefault(name, error)
+            if name in errors:
+                _close_all(fds)
+            else:
+                self._programs[name] = _Program(wanted[name], fds)
+        for name, spec in wanted.items():
+            if name in errors:
+                self._refuse(spec, errors[name])
 
-    def _copies(self, spec: ProgramSpec) -> _Copies:
-        """What is to be loaded for a program."""
-        try:
-            btf_id = attach_type_id(self._btf, spec.kind, spec.target)
-        except TcpkmonError as error:
-            return _Copies(spec, error=error)
+    def _copies(self, spec: ProgramSpec) -> list[tuple[str, bytes, str, int]]:
+        """The copies of a program, for load_code()."""
+        btf_id = attach_type_id(self._btf, spec.kind, spec.target)
         code = fill_maps(self._image.programs[spec.function], self.maps)
         again = None if _never_interrupts_itself(spec) else second_copy(code)
         copies = [(spec.kind, code, spec.function, btf_id)]
         if again is not None:
             copies.append((spec.kind, again, f"{spec.function[:9]}_again", btf_id))
-        return _Copies(spec, copies)
-
-    def _keep(self, copies: _Copies) -> None:
-        """Takes over what was loaded: all copies of a program, or none and the first error."""
-        program = _Program(copies.spec)
-        for loading in copies.loading:
-            try:
-                program.prog_fds.append(loading.result())
-            except TcpkmonError as error:
-                copies.error = copies.error or error
-        if copies.error is None:
-            self._programs[copies.spec.function] = program
-        else:
-            _close_all(program.prog_fds)
+        return copies
 
     def _refuse(self, spec: ProgramSpec, error: TcpkmonError) -> None:
         if spec.required:
@@ -221,7 +199,7 @@ class Loaded(Closing):
         self.refused[spec.function] = error
 
     def attach(self) -> None:
-        """Attaches what is loaded and not attached; a required program's refusal is raised."""
+        """Attaches the loaded programs; a required one's refusal is raised."""
         for program in list(self._programs.values()):
             if program.attached:
                 continue
@@ -235,7 +213,7 @@ class Loaded(Closing):
                 self._refuse(spec, error)
 
     def open_iter(self, function: str) -> int:
-        """A file that runs an attached iterator through once when read; the caller closes it."""
+        """A file; reading it to its end runs an attached iterator once. The caller closes it."""
         program = self._programs.get(function)
         if program is None or program.attachment is None or not program.attached:
             raise ValueError(f"{function} is no attached iterator")
@@ -246,7 +224,7 @@ class Loaded(Closing):
         return tuple(program.spec for program in self._programs.values() if program.attached)
 
     def missed(self) -> dict[str, Missed]:
-        """Function -> counters; good after detach() too, until close()."""
+        """Counters by function; after detach() too, until close()."""
         found = {}
         for function, program in self._programs.items():
             infos = [bpf.prog_info(fd) for fd in program.prog_fds]
@@ -260,7 +238,7 @@ class Loaded(Closing):
         return found
 
     def detach(self) -> None:
-        """Detaches all and waits until none runs any more; maps and counters stay."""
+        """Detaches all programs and waits until none runs; maps and counters stay."""
         attached = self.attached()
         for program in self._programs.values():
             program.detach()
@@ -268,7 +246,7 @@ class Loaded(Closing):
             wait_for_running()
 
     def close(self) -> None:
-        """Detaches and gives everything back; may be called again."""
+        """Detaches, and closes programs and maps; may be called again."""
         self.detach()
         for program in self._programs.values():
             _close_all(program.prog_fds)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the connections that are open already by sock_diag, where a kernel has no socket iterator.
+"""Lists the open connections by sock_diag, where the kernel has no socket iterator.
 
-pyroute2 opens the socket and makes the request. Answers are decoded here, by the layouts of
-linux/inet_diag.h and linux/tcp.h: its decoder takes 0.2 ms a socket, and mixes up the bit fields of
-tcp_info. Listening, closed and time-wait sockets and requests are left out, as by the iterator.
+pyroute2 opens the netlink socket and makes the request. The answers are decoded here, by the
+layouts of linux/inet_diag.h and linux/tcp.h: pyroute2 needs 0.2 ms for a socket and decodes the bit
+fields of tcp_info wrongly. Like the iterator this leaves out listening, closed and time-wait
+sockets and requests.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _STATES = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
 """Established to closing, without TIME_WAIT (6), CLOSE (7) and LISTEN (10)."""
 _EVERY_STATE = 0xFFFFFFFF
 
-# Attributes of linux/inet_diag.h; the first three are asked for, the others come by themselves.
+# Attributes of linux/inet_diag.h: the first three are requested, the kernel always adds the others.
 _INFO, _CONG, _SKMEMINFO, _MARK, _CGROUP = 2, 4, 7, 15, 21
 _DATAGRAM_BYTES = 1 << 16  # the kernel fills at most 32 KiB
 _TIMEOUT_S = 30.0
@@ -62,12 +63,12 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection as sock_diag tells it."""
+    """A connection in sock_diag's answer."""
 
     cookie: int
-    """The socket's, unique since boot."""
+    """Of the socket; unique since boot."""
     netns: int
-    """Cookie of its network namespace; 0 where the kernel has none."""
+    """Cookie of the network namespace; 0 where the kernel has no cookies."""
     family: int
     state: int
     local: bytes
@@ -78,11 +79,11 @@ class Connection:
     receive_queue_bytes: int
     send_queue_bytes: int
     inode: int
-    """0: no process holds the socket any more."""
+    """0: no process has the socket open."""
     pid: int
-    """Which of the processes of --pid holds it; 0 without --pid."""
+    """The process of --pid that has it open; 0 without --pid."""
     info: bytes
-    """struct tcp_info, as long as this kernel has it."""
+    """struct tcp_info, of this kernel's length."""
     memory: bytes
     """INET_DIAG_SKMEMINFO: u32 words."""
     congestion: bytes
@@ -104,10 +105,9 @@ def _messages(data: bytes) -> Iterator[tuple[int, int]]:
 def list_connections(
     namespaces: Iterable[int], filters: Filters, every: bool = False
 ) -> list[Connection]:
-    """The open connections of these network namespaces (descriptors) that the filters let pass.
+    """The open connections of these network namespaces (descriptors) that pass the filters.
 
-    Each connection is there once; with `every` so are all other sockets, of any state. Raises
-    KernelError where the kernel has no tcp_diag.
+    Each is listed once. every: sockets of all states. KernelError where the kernel has no tcp_diag.
     """
     states = _EVERY_STATE if every else _STATES
     pids = {inode: pid for pid in filters.pids for inode in socket_inodes(pid)}
@@ -135,8 +135,8 @@ def list_connections(
 def make_entries(layout: Layout, connections: Sequence[Connection], mono_ns: int) -> NDArray[Any]:
     """An entry of location EXISTING for each connection: shape (n,), of layout.dtype.
 
-    As in a ring, the time's slot holds mono_ns (a u64 at byte 4); numbers are not given yet.
-    What sock_diag does not tell is 0: sequence numbers, identity, CPU, segment.
+    As in a ring, mono_ns (u64) is at byte 4, and there are no sequence numbers yet. Columns that
+    sock_diag does not have are 0: sequence numbers of TCP, identity, CPU, segment.
     """
     entries = np.zeros(len(connections), layout.dtype)
     if not connections:
@@ -151,7 +151,7 @@ def make_entries(layout: Layout, connections: Sequence[Connection], mono_ns: int
 def list_batch(
     layout: Layout, namespaces: Iterable[int], filters: Filters, cpu: int
 ) -> Batch:
-    """The open connections as if a CPU of this number had recorded them just now."""
+    """The open connections, as a batch that the CPU of this number has just recorded."""
     now_ns = time.monotonic_ns()
     entries = make_entries(layout, list_connections(namespaces, filters), now_ns)
     serials = np.arange(1, len(entries) + 1)
@@ -162,7 +162,7 @@ def list_batch(
 
 
 def _columns(connections: Sequence[Connection], mono_ns: int) -> Iterator[tuple[str, Any]]:
-    """Name and values of every column that can be told, in the kernel's integers."""
+    """Name and values of every column that sock_diag has, in the kernel's integers."""
     infos = _rows([one.info for one in connections], TCP_INFO.itemsize).view(TCP_INFO)[:, 0]
     memory = _rows([one.memory for one in connections], 4 * MEMORY_WORDS).view("=u4")
     yield "location", EXISTING
@@ -188,21 +188,22 @@ def _columns(connections: Sequence[Connection], mono_ns: int) -> Iterator[tuple[
 
 
 def _rows(parts: Sequence[bytes], width: int) -> NDArray[np.uint8]:
-    """Byte strings as rows of `width` bytes, cut or filled up with zeros."""
+    """Byte strings as rows of `width` bytes, cut or padded with zeros."""
     joined = b"".join(part[:width].ljust(width, b"\0") for part in parts)
     return np.frombuffer(joined, np.uint8).reshape(len(parts), width)
 
 
-# From the kernel
+TOLD = frozenset(name for name, _ in _columns((), 0))
+"""The names of all columns that make_entries() fills."""
 
 
 def _dump(states: int = _STATES) -> list[tuple[bytes, list[int]]]:
-    """All answers of both families in the namespace of this thread: datagrams, message offsets."""
+    """The answers for both families in this thread's namespace: datagrams, message offsets."""
     answers: list[tuple[bytes, list[int]]] = []
     try:
         with DiagSocket() as diag:
             diag.bind()
-            # pyroute2 decodes what it receives, so the answers are received here.
+            # pyroute2 would decode what it receives, so the answers are received here.
             with socket.socket(fileno=os.dup(diag.fileno())) as wire:
                 wire.settimeout(_TIMEOUT_S)
                 for family in (AF_INET, AF_INET6):
@@ -230,7 +231,7 @@ def _request(family: int, states: int) -> bytes:
 
 
 def _receive(wire: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
-    """The datagrams of one dump, each with the offsets of its messages; OSError if it failed."""
+    """The datagrams of one dump, each with the offsets of its messages; OSError where it failed."""
     while True:
         data = wire.recv(_DATAGRAM_BYTES)
         offsets = []
@@ -240,7 +241,7 @@ def _receive(wire: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
             elif kind in (NLMSG_ERROR, NLMSG_DONE):
                 if offsets:
                     yield data, offsets
-                # The first word of both is the error, if there was one.
+                # The first word of both is 0 or the negative error.
                 words = data[offset + _HEADER.size :][:4]
                 code = int.from_bytes(words, sys.byteorder, signed=True)
                 if code < 0:
@@ -253,7 +254,7 @@ def _receive(wire: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
 def _parse(
     data: bytes, offset: int, netns: int, pids: dict[int, int], every: bool = False
 ) -> tuple[Connection | None, int]:
-    """A message's connection and its cgroup's id; less than a full socket only with `every`."""
+    """A message's connection and the id of its cgroup. every: not only full sockets."""
     (length,) = struct.unpack_from("=I", data, offset)
     end = offset + length
     start = offset + _HEADER.size
@@ -273,7 +274,7 @@ def _parse(
         at += (size + 3) & ~3
     info = attributes.get(_INFO)
     if not every and (info is None or not _STATES >> state & 1):
-        return None, 0  # a time-wait socket in its substate FIN_WAIT2, or a request
+        return None, 0  # a time-wait socket in the substate FIN_WAIT2, or a request
     if family == AF_INET:
         local, remote = _MAPPED + local[:4], _MAPPED + remote[:4]
     connection = Connection(
@@ -298,9 +299,6 @@ def _parse(
     return connection, cgroup
 
 
-# Filters
-
-
 def _passes(filters: Filters, one: Connection) -> bool:
     return filters.accepts(
         _address(one.local), one.local_port, _address(one.remote), one.remote_port
@@ -313,14 +311,14 @@ def _address(packed: bytes) -> Address:
 
 
 def _cgroups_of(filters: Filters) -> set[int]:
-    """Ids of the cgroups that the filter names and of all below them."""
+    """Ids of the cgroups that the filter names, and of all below them."""
     ids = set()
     for cgroup in filters.cgroups:
         for folder, _folders, _files in os.walk(cgroup.path):
             try:
                 ids.add(os.stat(folder).st_ino)
             except FileNotFoundError:
-                continue  # removed meanwhile
+                continue  # just removed
     return ids
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks the sockets that were open before the capture, namespace by namespace, in steps.
+"""Walks the sockets that were open before the capture, one namespace after another, in steps.
 
-A BPF iterator takes the same snapshot as every other program, through the same rings. The program
-writes one byte a socket, so a read of n bytes walks n sockets: the walk never outruns the rings.
+A BPF iterator records each socket as every other program does, in the same rings. The program
+writes one byte for each socket, so a read of n bytes walks n sockets. So the rings can be drained
+between two steps.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 class Walk:
-    """A walk over the sockets of `namespaces` (descriptors), `step` sockets a read.
+    """A walk over the sockets of `namespaces` (descriptors), `step` sockets in each read.
 
-    `open_iter` makes an iterator of the namespace of the thread that calls it.
+    open_iter: opens an iterator for the calling thread's namespace.
     """
 
     def __init__(self, open_iter: Callable[[], int], namespaces: Iterable[int], step: int) -> None:
@@ -33,7 +34,7 @@ class Walk:
         self._fd: int | None = None
 
     def step(self) -> bool:
-        """Walks some sockets; False when all were walked."""
+        """Walks some sockets; False after the last."""
         while True:
             if self._fd is None:
                 if not self._waiting:
@@ -43,18 +44,19 @@ class Walk:
                 if os.read(self._fd, self._step):
                     return True
             except BlockingIOError:
-                return True  # a million sockets without one to record: the kernel pauses
+                return True  # the kernel pauses after a million sockets that are not recorded
             self.close()
 
     def close(self) -> None:
-        """Ends the walk of the present namespace."""
+        """Ends the walk in the current namespace."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
 
 def find_namespaces() -> Iterator[int]:
-    """Descriptors of every network namespace of a process or a name, each once; caller closes."""
+    """Descriptors of all network namespaces that have a process or a name, each once. The caller
+    closes them."""
     seen: set[tuple[int, int]] = set()
     places = [Path("/proc/self/ns/net")]
     places += [p / "ns/net" for p in Path("/proc").iterdir() if p.name.isdigit()]
@@ -64,7 +66,7 @@ def find_namespaces() -> Iterator[int]:
         try:
             fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            continue  # the process ended, or the name stands for nothing
+            continue  # the process has ended, or the file is no namespace
         identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
         if identity in seen:
             os.close(fd)
@@ -74,7 +76,7 @@ def find_namespaces() -> Iterator[int]:
 
 
 def socket_inodes(pid: int) -> set[int]:
-    """Inodes of the sockets that a process holds. Raises TcpkmonError when it is gone."""
+    """Inodes of the sockets that a process has open. TcpkmonError where there is no process."""
     inodes = set()
     try:
         names = os.listdir(f"/proc/{pid}/fd")
@@ -84,7 +86,7 @@ def socket_inodes(pid: int) -> set[int]:
         try:
             found = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{name}"))
         except OSError:
-            continue  # closed meanwhile
+            continue  # just closed
         if found:
             inodes.add(int(found[1]))
     return inodes

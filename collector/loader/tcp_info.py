@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sock_diag tells of a TCP socket, and the columns that it fills: tables of sock_diag.py."""
+"""sock_diag's data of a TCP socket, and the columns that they fill: the tables of sock_diag.py."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MEMBERS = (
     ("u4", "dsack_dups reord_seen rcv_ooopack snd_wnd rcv_wnd"),
 )
 TCP_INFO = np.dtype([(name, kind) for kind, names in _MEMBERS for name in names.split()])
-"""struct tcp_info of linux/tcp.h without tcpi_: it has no padding, and only ever grew at its end
-(rcv_wnd came with 6.2)."""
+"""struct tcp_info of linux/tcp.h without tcpi_. It has no padding, and new kernels only append to
+it (Linux 6.2: rcv_wnd)."""
 
 _SAME = """
     ca_state retransmits backoff rcv_mss rcv_ssthresh snd_ssthresh advmss reordering rcv_space
@@ -46,7 +46,7 @@ FROM_INFO = {name: name for name in _SAME.split()} | {
     "rwnd_limited_us": "rwnd_limited",
     "sndbuf_limited_us": "sndbuf_limited",
 }
-"""Columns that are a member of struct tcp_info, in the same unit."""
+"""Columns that are members of struct tcp_info, in the same unit."""
 
 FROM_MEMORY = {
     "sk_rmem_bytes": 0,
@@ -56,15 +56,8 @@ FROM_MEMORY = {
     "sk_forward_alloc": 4,
     "sk_wmem_bytes": 5,
 }
-"""Columns that are a word of INET_DIAG_SKMEMINFO (SK_MEMINFO_... of linux/sock_diag.h)."""
+"""Columns that are words of INET_DIAG_SKMEMINFO (SK_MEMINFO_... of linux/sock_diag.h)."""
 MEMORY_WORDS = 6
 
-# options -> ecn_flags: agreed, congestion seen; the two momentary flags are not told.
+# Bits of options -> bits of ecn_flags: negotiated, congestion seen. sock_diag lacks the other two.
 ECN = ((8, 1), (16, 8))
-
-_OTHERS = """
-    location time_ns lport rport rcv_sb_cc snd_sb_cc state family netns pid sk_mark laddr raddr
-    ca_name snd_cwnd ecn_flags
-"""
-TOLD = frozenset({*_OTHERS.split(), *FROM_INFO, *FROM_MEMORY})
-"""All columns that collector.loader.sock_diag fills."""

@@ -24,10 +24,10 @@ from formats.klogger.describe import IN_HEAD
 from formats.psc.columns import CLASSIC
 
 IDENTITY = ("state_change", "destroy", "accepted")
-"""Probes that run whatever is asked for: they tell connections apart, and whose they are."""
+"""Probes that are always attached: they find the identities of connections and their owners."""
 OWNERS = ("receive_call", "send_call")
-"""The same with --pid. Where only these columns ask for the owner, the first is enough: what an
-application accepts it seldom only sends on, and each program costs all calls of the machine."""
+"""Always attached with --pid. Where only OWNER_COLUMNS need the owner, the first is attached alone:
+an application rarely sends on a connection and never receives, and each program slows all calls."""
 OWNER_COLUMNS = {"pid", "comm"}
 TIMER_FUNCTION = "tcp_write_timer"
 TIMER_LOCATIONS = ("RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "REO_TIMEOUT")
@@ -35,16 +35,16 @@ TIMER_LOCATIONS = ("RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "REO_TIMEOUT")
 
 @dataclass(frozen=True)
 class TcpPart:
-    """What a capture stores and records of the schema tcp, and what that needs of this kernel."""
+    """What a capture stores and records of the schema tcp, and facts of this kernel for it."""
 
     layout: Layout
     facts: Facts
     switches: Switches
     socket_bytes: int
-    """Of struct tcp_sock: room for a copy of one."""
+    """Size of struct tcp_sock, for a copy."""
     existing: bool
     timer_address: int
-    """Of the function that all of a connection's timers call; 0: unknown."""
+    """Address of the function that all timers of a connection call; 0: unknown."""
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -55,7 +55,7 @@ class TcpPart:
 
     @property
     def missing(self) -> dict[str, str]:
-        """The locations that no probe can tell apart on this kernel, and why."""
+        """The locations that no probe can distinguish on this kernel, and why."""
         if self.timer_address:
             return {}
         why = f"{TIMER_FUNCTION} is not in {KALLSYMS}"
@@ -63,7 +63,7 @@ class TcpPart:
 
     @property
     def always(self) -> tuple[str, ...]:
-        """Names of the probes to attach whatever is recorded."""
+        """Names of the probes that are attached in any case."""
         if self.switches.by_inode:
             return (*IDENTITY, *OWNERS)
         stored = {column.name for column in self.layout.columns}
@@ -87,9 +87,9 @@ def make_tcp_part(
     existing: bool,
     klogger: bool,
 ) -> TcpPart:
-    """Chooses columns and finds out what this kernel has of them. text: the C text of the schemata.
+    """Chooses columns and finds those that this kernel lacks. text: the C text of the schemata.
 
-    klogger: for a Klogger log, whose records have IN_HEAD in their head.
+    klogger: for a Klogger log, where the columns IN_HEAD are in the head of a record.
     """
     schema = load_schema()
     chosen = choose_columns(schema.event(EVENT), columns)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which columns a capture stores, and where: made from the schema, used by kernel and collector."""
+"""Which columns a capture stores, and at which offsets: for the C text and for the collector."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def locations_of(schema: Schema) -> dict[str, int]:
 
 
 def choose_locations(schema: Schema, text: str | None) -> tuple[str, ...]:
-    """The locations that `--locations` names: default, all, or names; a leading - takes one away.
+    """The locations that `--locations` names: default, all, or names; a leading - removes one.
 
     Raises UsageError for a name that is no location.
     """
@@ -110,9 +110,9 @@ def split_words(text: str | None) -> list[str]:
 def narrow(
     words: Sequence[str], names: Sequence[str], default: Collection[str], what: str
 ) -> tuple[str, ...]:
-    """The names that the words leave: default, all, or names; a leading - takes one away.
+    """The names that the words select: default, all, or names; a leading - removes one.
 
-    Raises UsageError for an unknown name and where nothing is left; `what` the names are.
+    UsageError for an unknown name, and where nothing is left; what: the names' kind, for errors.
     """
     sets = {"default": set(default), "all": set(names)}
     chosen = set(default) if words and words[0].startswith("-") else set()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of counters, and which perf event each one is. Numbers are those of linux/perf_event.h.
+"""The names of counters and their perf events, with the numbers of linux/perf_event.h.
 
-schema_lint.py checks the names in a schema's `arch` blocks by this table, and
+By this table schema_lint.py checks the names in a schema's `arch` blocks, and
 collector/loader/perf_counters.py opens the events.
 """
 
@@ -21,14 +21,14 @@ ANY = "any"
 MACHINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"x86_64": ("x86_64",), "arm64": ("arm64",), "PentiumIV": ("x86_64",), ANY: ()}
 )
-"""What may stand after `arch`, and the machines that it means; any means all."""
+"""The names that may follow `arch`, and their machines; any is all."""
 
 _RAW = re.compile(r"raw_([0-9a-f]{1,16})(_user|_os)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Counter:
-    """A perf event by its name in a schema; `type` and `config` as in struct perf_event_attr."""
+    """A perf event and its name in a schema; `type` and `config` are of struct perf_event_attr."""
 
     name: str
     type: int
@@ -39,7 +39,7 @@ class Counter:
 
     @property
     def hardware(self) -> bool:
-        """Whether the CPU counts it, not the kernel."""
+        """Whether the CPU counts it; else the kernel does."""
         return self.type != SOFTWARE
 
 
@@ -49,16 +49,16 @@ _SOFTWARE = {
     "task_clock": (1, f"{_CLOCK}; perf counts a task's own time only in events of that task."),
     "page_faults": (2, "Page faults on this CPU."),
     "context_switches": (3, "Context switches on this CPU, without the one that sched_switch "
-                            "is just telling of."),
+                            "is just reporting."),
     "cpu_migrations": (4, "Tasks that came to this CPU from another one."),
     "minor_faults": (5, "Page faults that needed no disk."),
     "major_faults": (6, "Page faults that needed the disk."),
-    "alignment_faults": (7, "Unaligned accesses that the kernel mended (never on x86)."),
+    "alignment_faults": (7, "Unaligned accesses that the kernel fixed (never on x86)."),
     "emulation_faults": (8, "Instructions that the kernel emulated."),
     "cgroup_switches": (11, "Context switches between tasks of different cgroups (Linux 5.13)."),
 }  # fmt: skip
 _BY_LEVEL = ("page_faults", "minor_faults", "major_faults")
-"""Software counters that know where they were caused."""
+"""Software counters that the kernel can count for user mode or itself alone."""
 
 _HARDWARE = {
     "cycles": (0, "Cycles; their length changes with the CPU's frequency."),
@@ -92,17 +92,17 @@ _KLOGGER = {
     "l2_cache_misses": (HARDWARE, 3, "Cache misses of the last level that perf's cache-misses "
                                      "counts: L2 on the Pentium IV, L3 on most CPUs now"),
 }  # fmt: skip
-"""Table 2 of the Klogger HOWTO, by today's generic events."""
+"""The counters of table 2 of the Klogger HOWTO, as generic events of perf."""
 
 
 @functools.cache
 def table() -> Mapping[str, Counter]:
-    """Every counter with a name of its own, software first, by name."""
+    """All counters that have a name, by name; software counters first."""
     return MappingProxyType({counter.name: counter for counter in _all()})
 
 
 def find_counter(name: str) -> Counter | None:
-    """The counter of that name; raw_HEX is the CPU's own event of that code; None: no such name."""
+    """The counter of that name, or None; raw_HEX is the CPU's event of that code."""
     known = table().get(name)
     match = _RAW.fullmatch(name)
     if known is not None or match is None:
@@ -112,7 +112,7 @@ def find_counter(name: str) -> Counter | None:
 
 
 def check(arches: Iterable[Arch]) -> list[Problem]:
-    """The mistakes in `arch` blocks on any machine: unknown names of machines and of counters."""
+    """The unknown names of machines and counters in `arch` blocks, whatever this machine is."""
     problems = []
     for arch in arches:
         where = (arch.position.file, arch.position.line, arch.position.column)
@@ -149,7 +149,7 @@ def _all() -> Iterator[Counter]:
 
 
 def _levels(name: str, kind: int, config: int, doc: str) -> Iterator[Counter]:
-    """The counter for all protection levels, for the kernel's and for the user's."""
+    """The counter for all modes, for the kernel alone (_os), and for user mode alone (_user)."""
     yield Counter(name, kind, config, f"{doc}.")
     yield Counter(f"{name}_os", kind, config, f"{doc}, in the kernel.", exclude_user=True)
     yield Counter(f"{name}_user", kind, config, f"{doc}, in user mode.", exclude_kernel=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of the engine in bpf/include/klogger.h: told to the C text, used to read its map."""
+"""The sizes of the engine in bpf/include/klogger.h: for its C text, and to read its map."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from collector.ring.transport import Transport
 from formats.base.errors import KernelError, UsageError
 
 POINTS = 256
-"""KLOGGER_POINTS: places in the map of switches."""
+"""KLOGGER_POINTS: entries in the map of switches."""
 _GUARD = np.dtype([("running", "=u4"), ("again", "=u4")])
 _STEP = 32
 _SLOTS = 4
 _RATE_BYTES = 16
 _CPU_BYTES_MAX = 32 << 10
 """The kernel's limit for a value of a per-CPU map."""
-_PLACE = """/* What a program has reserved in a ring. */
+_PLACE = """/* A record that a program has reserved in a ring. */
 struct klogger_ring;
 struct klogger_place {
     u8 *row;
     struct klogger_ring *ring;
 };"""
-# Index and count of a program fit in one byte of the engine's tables.
 _MOST_PROBES = 256
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One capture's sizes: bytes of an entry in the ring and of a socket's copy, rows and guards.
+    """A capture's sizes.
 
-    rows: of the ledger, by point; guards: one a program.
+    entry_size: bytes of an entry in the ring; copy_size: bytes of a socket's copy; rows: of the
+    ledger, by point; guards: one for each program.
     """
 
     entry_size: int
@@ -48,22 +48,17 @@ class Engine:
 
     @property
     def record_size(self) -> int:
-        """Bytes of a record as a program builds it."""
+        """Bytes of a record while a program builds it."""
         return (self.entry_size + 7) // 8 * 8
 
     @property
     def head(self) -> np.dtype[Any]:
         """The head of struct klogger_cpu."""
-        return np.dtype(
-            [
-                ("serial", "=u8"),
-                ("guards", _GUARD, self.guards),
-                ("accounts", ACCOUNT, self.rows),
-            ]
-        )
+        guards, accounts = ("guards", _GUARD, self.guards), ("accounts", ACCOUNT, self.rows)
+        return np.dtype([("serial", "=u8"), guards, accounts])
 
     def lines(self, plan: Plan) -> list[str]:
-        """C text: the sizes, and which programs there are and how they are attached."""
+        """C text: the sizes, the programs, and how they are attached."""
         lines = [
             "#undef __always_inline",
             "#define __always_inline inline __attribute__((always_inline))",
@@ -79,7 +74,7 @@ class Engine:
             lines.append(f"#define INDEX_{probe.name} {index}")
             lines.append(f"#define KIND_{probe.name} {KINDS[probe.kind].number}")
         for name in plan.unused:
-            # Where the text does not leave such a program out, it compiles and is not loaded.
+            # A program without #if USE_ compiles all the same, and is not loaded.
             lines.append(f"#define INDEX_{name} 0")
             lines.append(f"#define KIND_{name} {KINDS['raw'].number}")
         for target, count in plan.arguments.items():
@@ -94,9 +89,9 @@ def make_engine(
     points: int = 0,
     transport: Transport = DEFAULT_TRANSPORT,
 ) -> Engine:
-    """The sizes for a plan; `points`: the highest event number.
+    """The sizes for a plan; points: the highest event id.
 
-    Raises KernelError for more programs than the engine takes, UsageError for too large events.
+    KernelError for more programs than the engine can have, UsageError for too large events.
     """
     if len(plan.probes) > _MOST_PROBES:
         raise KernelError(
@@ -122,14 +117,13 @@ def make_engine(
 
 
 def _kind_lines() -> list[str]:
-    """C text: the kinds of probes, and how the programs of each find what they read."""
+    """C text: the kinds of probes, and how their programs read arguments and memory."""
     lines = [f"#define KLOGGER_{kind.name.upper()} {kind.number}" for kind in KINDS.values()]
-    for macro, kinds in (
-        ("KLOGGER_IS_DIRECT", [kind for kind in KINDS.values() if kind.is_direct]),
-        ("KLOGGER_HAS_REGISTERS", [kind for kind in KINDS.values() if kind.has_registers]),
-    ):
-        tests = " || ".join(f"(kind) == {kind.number}" for kind in kinds)
-        lines.append(f"#define {macro}(kind) ({tests})")
+    for property_ in ("is_direct", "has_registers"):
+        tests = " || ".join(
+            f"(kind) == {kind.number}" for kind in KINDS.values() if getattr(kind, property_)
+        )
+        lines.append(f"#define KLOGGER_{property_.upper()}(kind) ({tests})")
     return lines
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C text for the events of Klogger schemata: what klogger(EVENT, ...) calls, and the enums."""
+"""The C text for the events of Klogger schemata: the functions that klogger() calls, the enums."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ from formats.schema import Place
 UNROLLED_BYTES = 512
 
 _DECLARED = """struct klogger_cpu;
-static inline __attribute__((always_inline)) int klogger_enabled(const u32 point);
-static inline __attribute__((always_inline)) int klogger_admit(struct klogger_cpu *cpu,
-                                                               const u32 point);
-static inline __attribute__((always_inline)) u8 *klogger_reserve(struct klogger_cpu *cpu,
-                                                                 const u32 row,
-                                                                 struct klogger_place *place);
-static inline __attribute__((always_inline)) void klogger_send(void *ctx, struct klogger_cpu *cpu,
-                                                               const u32 point,
-                                                               struct klogger_place *place);"""
+static __always_inline int klogger_enabled(const u32 point);
+static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 point);
+static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 row,
+                                           struct klogger_place *place);
+static __always_inline void klogger_commit_event(void *ctx, struct klogger_cpu *cpu,
+                                                 const u32 point, struct klogger_place *place);"""
 
 
 def event_lines(layout: EventLayout, reserved: Collection[str] = ()) -> list[str]:
-    """C text for all events; those that no log level in use holds are checked and log nothing.
+    """C text for all events. Those that the log levels leave out are checked, and log nothing.
 
-    reserved: names that klogger() does not log.
+    reserved: names of events that klogger() does not log.
     """
     lines = _DECLARED.splitlines()
     for enum in layout.schema.enums:
@@ -48,10 +45,7 @@ def _event(slot: Slot, logged: bool) -> list[str]:
     ]
     parameters = ["void *ctx", "struct klogger_cpu *cpu"]
     parameters += [_parameter(place) for place in slot.places]
-    lines.append(
-        "static inline __attribute__((always_inline)) void "
-        f"klogger_log_{name}({', '.join(parameters)})"
-    )
+    lines.append(f"static __always_inline void klogger_log_{name}({', '.join(parameters)})")
     if not logged:
         return [*lines, "{ }"]
     lines += ["{", f"\tif (!klogger_admit(cpu, {slot.number}))", "\t\treturn;"]
@@ -63,19 +57,19 @@ def _event(slot: Slot, logged: bool) -> list[str]:
         *_zeroes(slot.size),
     ]
     lines += [_store(place) for place in slot.places]
-    lines.append(f"\tklogger_send(ctx, cpu, {slot.number}, &place);")
+    lines.append(f"\tklogger_commit_event(ctx, cpu, {slot.number}, &place);")
     return [*lines, "}"]
 
 
 def _zeroes(size: int) -> list[str]:
     if size <= UNROLLED_BYTES:
         return [f"\t*(u64 *)(record + {EVENT_HEAD_BYTES + at}) = 0;" for at in range(0, size, 8)]
-    # The compiler has no memset for so much; a read that fails leaves zeros.
+    # The compiler has no memset of this size; a read that fails stores zeros.
     return [f"\tbpf_probe_read_kernel(record + {EVENT_HEAD_BYTES}, {size}, 0);"]
 
 
 def _parameter(place: Place) -> str:
-    # A trailing underscore: a field may be called ctx, cpu, or like a type's keyword.
+    # The underscore: a field's name may be ctx, cpu or a keyword.
     if place.type.kind == "string":
         return f"const void *{place.field.name}_"
     return f"{place.type.c_type} {place.field.name}_"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of Klogger schemata in a capture: their numbers, and their records in the ring.
+"""The events of Klogger schemata in a capture: their ids, and their records in the ring.
 
-A record of any event, as klogger_send() in bpf/include/klogger.h makes it:
+The record of an event, made by klogger_commit_event() in bpf/include/klogger.h:
 
      0        4           12    16      20   24
     +--------+-----------+-----+-------+----+---------------------------------+
@@ -9,7 +9,7 @@ A record of any event, as klogger_send() in bpf/include/klogger.h makes it:
     +--------+-----------+-----+-------+----+---------------------------------+
      u32      u64         u32   u32     u32
 
-All records of a capture have the size of the largest, so that a ring is a strided array.
+All records of a capture are as large as the largest, so that a ring is an array of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from formats.schema import Event, Place, Schema, enabled_events, place_fields
 
 @dataclass(frozen=True)
 class Slot:
-    """An event: its number (the engine's point), where its fields stand, bytes of its payload."""
+    """An event: its id (the engine's point), the places of its fields, bytes of its payload."""
 
     number: int
     event: Event
@@ -45,10 +45,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class EventLayout:
-    """The events of a merged schema, by number; `logged` are those the kernel may log.
-
-    The first `base` events are made by the collector.
-    """
+    """The events of a merged schema, by id; `logged` are those that programs log."""
 
     schema: Schema
     slots: tuple[Slot, ...]
@@ -56,17 +53,17 @@ class EventLayout:
 
     @property
     def entry_size(self) -> int:
-        """Bytes of a record of the largest event that may be logged."""
+        """Bytes of the largest record that programs log."""
         return EVENT_HEAD_BYTES + max((slot.size for slot in self.logged), default=0)
 
     def slot(self, name: str) -> Slot:
-        """The event of this name; UsageError when there is none."""
+        """The event of this name; UsageError where there is none."""
         self.schema.event(name)
         return next(slot for slot in self.slots if slot.name == name)
 
 
 def ring_dtype(entry_size: int) -> np.dtype[Any]:
-    """A record in the ring, its payload left as bytes."""
+    """The head of a record in the ring; the payload has no fields."""
     return np.dtype(
         {
             "names": ["low", "time", "cpu", "location"],
@@ -78,9 +75,9 @@ def ring_dtype(entry_size: int) -> np.dtype[Any]:
 
 
 def lay_out_sources(sources: Sequence[Source], using: Sequence[str] = ()) -> EventLayout:
-    """The events of several schemata, numbered. klogger() logs neither base's nor SNAPSHOT of tcp.
+    """The events of several schemata. klogger() logs neither those of base nor SNAPSHOT of tcp.
 
-    using: log levels that take the place of those that their schemata use.
+    using: log levels that replace those that their schemata use.
     """
     schema = load_schema_of(sources)
     made = [*made_events(schema), *([EVENT] if has_tcp(sources) else [])]
@@ -93,9 +90,9 @@ def lay_out_sources(sources: Sequence[Source], using: Sequence[str] = ()) -> Eve
 
 
 def lay_out(schema: Schema, base: Sequence[str]) -> EventLayout:
-    """Numbers the events of a merged schema, whose log levels say which are logged.
+    """Numbers the events of a merged schema; its log levels choose those that are logged.
 
-    base: names of those that the collector makes. UsageError when there are too many.
+    base: names of the events that the collector makes. UsageError for too many events.
     """
     most = min(FIRST_CONTROL, POINTS) - FIRST_EVENT
     if len(schema.events) > most:

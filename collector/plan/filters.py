@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to capture: checks the command line's filters and puts them into the BPF maps.
+"""The filters of the command line: checks them and enters them in the BPF maps.
 
-A connection passes when any of the port filters that were given matches (--ports, -L, -D,
---pair), and also each of address, family, network namespace, cgroup and process that was given.
+A connection passes if one of the given port filters matches (--ports, -L, -D, --pair), and if each
+given filter by address, family, network namespace, cgroup and process matches too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from formats.base.errors import KernelError, PrivilegeError, UsageError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-MAPPED_BITS = 96  # an IPv4 prefix stands in the map as part of ::ffff:0:0/96
+MAPPED_BITS = 96  # the map has an IPv4 prefix as a part of ::ffff:0:0/96
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 
 
 class Flag(IntFlag):
-    """Bits of filter_settings.flags: which filters are in force (bpf/ has the same)."""
+    """Bits of filter_settings.flags: the filters in force (FILTER_ in bpf/include/sock_filter.h).
+    """
 
     PORTS = 1
     LOCAL = 2
@@ -51,12 +52,12 @@ class Cgroup:
     id: int
     """The inode of its directory."""
     level: int
-    """Its depth below the root, which is 0."""
+    """Its depth; the root has 0."""
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Filters that make sense; empty ones are not in force. parse() makes them."""
+    """Checked filters, made by parse(); an empty one is not in force."""
 
     ports: tuple[int, ...] = ()
     """Either side's port is one of these."""
@@ -69,34 +70,22 @@ class Filters:
     family: int = 0
     """4 or 6; 0 for both."""
     namespaces: tuple[netns.Namespace, ...] = ()
-    """Open: close() closes them."""
+    """Open until close()."""
     cgroups: tuple[Cgroup, ...] = ()
     """All of one level."""
     pids: tuple[int, ...] = ()
 
     @property
     def flags(self) -> Flag:
-        """Which filters are in force."""
+        """The filters in force."""
         given = (
-            (Flag.PORTS, self.ports),
-            (Flag.LOCAL, self.local_ports),
-            (Flag.REMOTE, self.remote_ports),
-            (Flag.PAIRS, self.pairs),
-            (Flag.ADDRESS, self.addresses),
-            (Flag.ONLY_IPV4, self.family == 4),
-            (Flag.ONLY_IPV6, self.family == 6),
-            (Flag.NETNS, self.namespaces),
-            (Flag.CGROUP, self.cgroups),
-            (Flag.PID, self.pids),
-        )
-        flags = Flag(0)
-        for flag, value in given:
-            if value:
-                flags |= flag
-        return flags
+            self.ports, self.local_ports, self.remote_ports, self.pairs, self.addresses,
+            self.family == 4, self.family == 6, self.namespaces, self.cgroups, self.pids,
+        )  # fmt: skip
+        return Flag(sum(flag for flag, value in zip(Flag, given, strict=True) if value))
 
     def entries(self) -> dict[str, list[tuple[bytes, bytes]]]:
-        """For each BPF map by name: the keys and values to put in, native byte order."""
+        """By name of a BPF map: its keys and values, in native byte order."""
         one = struct.pack("=I", 1)
         bits: dict[int, int] = {}
         for bit, ports in ((1, self.ports), (2, self.local_ports), (4, self.remote_ports)):
@@ -114,12 +103,12 @@ class Filters:
             "filter_netns": [(struct.pack("=Q", space.cookie), one) for space in self.namespaces],
             "filter_cgroups": [(struct.pack("=Q", cgroup.id), one) for cgroup in self.cgroups],
             "filter_pids": [(struct.pack("=I", pid), one) for pid in self.pids],
-            # Last, so that no filter is in force before its values are there.
+            # Last: a filter is in force only when its values are in the maps.
             "filter_settings": [(struct.pack("=I", 0), struct.pack("=II", self.flags, level))],
         }
 
     def apply(self, maps: dict[str, int]) -> None:
-        """Fills the (fresh) BPF maps; `maps` gives the descriptor of each by name."""
+        """Fills the empty BPF maps; maps: descriptors by name."""
         from collector.linux.bpf import map_update
 
         for name, rows in self.entries().items():
@@ -127,20 +116,18 @@ class Filters:
                 map_update(maps[name], key, value)
 
     def accepts(self, local: Address, local_port: int, remote: Address, remote_port: int) -> bool:
-        """Whether ports, addresses and family let this connection pass, as the BPF code decides.
+        """Whether this connection passes the filters by port, address and family, as in BPF.
 
-        For sockets found by sock_diag; namespace, cgroup and process are the caller's to check.
+        For sockets found by sock_diag. The caller checks namespace, cgroup and process.
         """
-        if self.ports or self.local_ports or self.remote_ports or self.pairs:
-            wanted = (
-                local_port in self.ports
-                or remote_port in self.ports
-                or local_port in self.local_ports
-                or remote_port in self.remote_ports
-                or (local_port, remote_port) in self.pairs
-            )
-            if not wanted:
-                return False
+        if (self.ports or self.local_ports or self.remote_ports or self.pairs) and not (
+            local_port in self.ports
+            or remote_port in self.ports
+            or local_port in self.local_ports
+            or remote_port in self.remote_ports
+            or (local_port, remote_port) in self.pairs
+        ):
+            return False
         ends = (_mapped(local), _mapped(remote))
         is_ipv4 = ends[0] in _MAPPED
         if self.family and is_ipv4 != (self.family == 4):
@@ -149,7 +136,7 @@ class Filters:
         return not networks or any(end in network for end in ends for network in networks)
 
     def describe(self) -> dict[str, Any]:
-        """What is in force, as plain values for a capture's settings."""
+        """The filters in force, as plain values for the settings in a file's header."""
         values: dict[str, Any] = {
             "ports": list(self.ports),
             "local_ports": list(self.local_ports),
@@ -180,10 +167,10 @@ def parse(
     cgroups: Sequence[str] = (),
     pids: Sequence[int] = (),
 ) -> Filters:
-    """Makes Filters of the options' values as typed.
+    """Makes Filters of the options' values.
 
-    Errors: UsageError for what makes no sense or does not exist; those of netns.resolve();
-    KernelError for a cgroup where there is no cgroup2.
+    UsageError for a wrong value and for what does not exist, KernelError for a cgroup where no
+    cgroup2 is mounted, and the errors of netns.resolve().
     """
     networks = tuple(dict.fromkeys(_parse_network(text) for text in addresses))
     if family and networks and not any(_has_family(network, family) for network in networks):
@@ -200,12 +187,9 @@ def parse(
         family=family,
         cgroups=places,
         pids=tuple(dict.fromkeys(_check_pid(pid) for pid in pids)),
-        # Last: nothing fails after these are open, but the opening of a later one.
+        # Last, so that no error leaves these open.
         namespaces=_resolve_all(namespaces),
     )
-
-
-# Ports
 
 
 def _parse_ports(option: str, text: str | None) -> tuple[int, ...]:
@@ -249,9 +233,6 @@ def _parse_pair(text: str) -> tuple[int, int]:
     return _parse_port("--pair", local), _parse_port("--pair", remote)
 
 
-# Addresses
-
-
 def _parse_network(text: str) -> Network:
     try:
         return ipaddress.ip_network(text.strip(), strict=False)
@@ -285,9 +266,6 @@ def _prefix_key(network: Network) -> bytes:
     return struct.pack("=I", mapped.prefixlen) + mapped.network_address.packed
 
 
-# Processes, cgroups, namespaces
-
-
 def _check_pid(pid: int) -> int:
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
@@ -300,7 +278,7 @@ def _check_pid(pid: int) -> int:
 
 
 def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroup:
-    """The cgroup that text names: a directory, or a path below the root of cgroup2."""
+    """The cgroup of this name: a directory, or a path below the root of cgroup2."""
     if not text:
         raise UsageError("--cgroup: an empty name is no cgroup", "give a directory of cgroup2")
     mounts = list(_cgroup2_mounts(mountinfo.read_text(errors="surrogateescape")))
@@ -324,7 +302,7 @@ def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cg
 
 
 def _cgroup2_mounts(mountinfo: str) -> Iterable[tuple[str, int]]:
-    """Mount point and depth of each cgroup2 mount's root, of /proc/PID/mountinfo's text."""
+    """Mount point and depth of the root of each cgroup2 mount in a text of /proc/PID/mountinfo."""
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         if after.split(" ", 1)[0] == "cgroup2":

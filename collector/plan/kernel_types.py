@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header in front of a program's text: the kernel types that it names, made from BTF.
+"""Makes the header before a program's text from BTF: the kernel types that the text names.
 
-A struct becomes a union of one packed `struct { u8 pad[OFFSET]; T member; }` per member, so that
-each stands where this kernel has it, whatever of the rest C cannot say. For a text that names
-`struct sock`, and `struct sock_common` too:
+A struct becomes a union of one packed `struct { u8 pad[OFFSET]; T member; }` for each member. So
+each member is at this kernel's offset, and C need not be able to describe the other members. For a
+text that names `struct sock` and `struct sock_common`:
 
     struct sock {                                           members are read as in the kernel
         union {
@@ -15,13 +15,14 @@ each stands where this kernel has it, whatever of the rest C cannot say. For a t
     #define HAVE_struct_sock 1
     #define HAVE_sock_sk_rcvbuf 1                           this kernel has the member
     #define BITFIELD_sock_sk_kern_sock(p)                   a bitfield's value: p is read directly
-    #define BITS_sock_sk_kern_sock(raw)                     ... from the container `raw`, an integer
-    #define BITS_sock_sk_kern_sock_OFFSET, _SIZE            ... that has _SIZE bytes at _OFFSET
+    #define BITS_sock_sk_kern_sock(raw)                     ... from the integer `raw` that holds it
+    #define BITS_sock_sk_kern_sock_OFFSET, _SIZE            ... and has _SIZE bytes at _OFFSET
     #define BITS_inet_connection_sock_icsk_ack_ato(raw)     ... inside a member without a type name
 
-What a member is: integers, enums (as integers) and pointers as they are; a struct that the text
-names as that struct; one that has no name, or comes by a typedef, spelled out in place; any other
-is bytes, until the text (or a comment in it) names it. `#ifdef HAVE_...` for what may be absent.
+The type of a member: integers and pointers stay; an enum becomes an integer; a struct that the text
+names stays; a struct without a name, or named by a typedef, is defined in place; any other struct
+becomes bytes, until the text (or a comment in it) names it. `#ifdef HAVE_...` tests for types and
+members that may be absent.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ _DEFINED = re.compile(
 )
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z")
 
-# What BCC's own bpf.h defines (besides everything that begins with bpf_).
+# Types that BCC's bpf.h defines, besides those that begin with bpf_.
 _IN_BPF_H = {"__sk_buff", "btf_ptr", "sk_action", "sk_msg_md", "sk_reuseport_md", "xdp_action"}
 _IN_BPF_H |= {"xdp_md", "tcx_action_base"}
-# Keywords, and macros of the compiler and of the stub headers: no member's name.
+# Keywords, and macros of the compiler and of the stub headers: they cannot be members.
 _NOT_MEMBERS = re.compile(
     "(?:auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if"
     "|inline|int|long|register|restrict|return|short|signed|sizeof|static|struct|switch|typedef"
@@ -56,10 +57,10 @@ _NOT_MEMBERS = re.compile(
 
 
 def make(btf: Btf, text: str) -> str:
-    """The header for a program text (the text of what it includes, too, if that names types).
+    """The header for a program text, which has its includes in place.
 
-    A type that the text defines itself, that BCC's bpf.h defines, or that this kernel lacks is
-    left out. Raises KernelError for a damaged BTF.
+    It leaves out types that the text or BCC's bpf.h defines, and those that this kernel lacks.
+    KernelError for a damaged BTF.
     """
     return _Header(btf, text).render()
 
@@ -67,7 +68,7 @@ def make(btf: Btf, text: str) -> str:
 def named_types(text: str) -> list[tuple[str, str]]:
     """(struct, union or enum; name) of each type that a text names and does not define, in order.
 
-    In comments structs and unions count, in strings nothing does.
+    Comments may name structs and unions; strings name nothing.
     """
     code = _COMMENT_OR_LITERAL.sub(" ", text)
     defined = set(_DEFINED.findall(code))
@@ -85,7 +86,7 @@ class _Header:
     def __init__(self, btf: Btf, text: str) -> None:
         self.btf = btf
         self.enums: list[tuple[str, int]] = []
-        # Every tag that C will see, so that one name is not both a struct and a union.
+        # All tags in the C code, so that no name is both a struct and a union.
         self.tags = {name: tag for tag, name in _NAMED.findall(_COMMENT_OR_LITERAL.sub(" ", text))}
         self.wanted: dict[int, str] = {}
         self.forward: dict[str, str] = {}
@@ -101,7 +102,7 @@ class _Header:
                 continue
             type_id = btf.find(Kind.STRUCT if tag == "struct" else Kind.UNION, name)
             if type_id is None and name not in self.tags:
-                continue  # words of a comment
+                continue  # words of a comment, no type
             if type_id is not None and self.tags.setdefault(name, tag) == tag:
                 self.wanted[type_id] = name
             self._declare(tag, name)
@@ -114,7 +115,7 @@ class _Header:
         return "\n".join([*head, *self._enum_lines(), *self.lines]) + "\n"
 
     def _declare(self, tag: str, name: str) -> bool:
-        """A forward declaration; False if the name has another tag already."""
+        """Adds a forward declaration; False where the name has another tag already."""
         if self.tags.setdefault(name, tag) != tag:
             return False
         self.forward[name] = tag
@@ -124,7 +125,7 @@ class _Header:
         seen: set[str] = set()
         for name, type_id in self.enums:
             constants = self.btf.enumerators(type_id)
-            # Two enums of one name for a constant: C takes the first.
+            # A constant may be in two enums: the first one defines it.
             fresh = [c for c in constants if c not in seen and _IDENTIFIER.match(c)]
             seen.update(fresh)
             if fresh:
@@ -137,7 +138,7 @@ class _Header:
             yield from (f"#define HAVE_{constant} 1" for constant in fresh)
 
     def _emit(self, type_id: int, depth: int) -> None:
-        """A struct's definition and macros, after those of the structs within it."""
+        """Adds a struct's definition and macros, after those of the structs in it."""
         if type_id in self.emitted:
             return
         if depth > DEEPEST:
@@ -185,7 +186,7 @@ class _Header:
             )
 
     def _declaration(self, type_id: int, name: str, depth: int) -> str:
-        """One member's C declaration, of exactly its size."""
+        """A member's C declaration, of exactly its size."""
         btf = self.btf
         dimensions = ""
         by_typedef = False
@@ -223,17 +224,14 @@ class _Header:
         return f"u8 {name}{dimensions}[{size_bytes}]"
 
     def _pointer(self, type_id: int) -> str:
-        """The type of a pointer: to a struct if that has a name, else to void."""
+        """C text of a pointer: to a struct or union that has a name, else to void."""
         type_id = self.btf.resolve(type_id)
-        kind, name = self.btf.kind(type_id), self.btf.name(type_id)
-        if (kind in COMPOSITE or kind is Kind.FWD) and _IDENTIFIER.match(name):
-            tag = self.btf.c_type(type_id).split()[0]
-            if self._declare(tag, name):
-                return f"{tag} {name} *"
-        return "void *"
+        tag, name = self.btf.tag(type_id), self.btf.name(type_id)
+        is_struct = tag in ("struct", "union") and _IDENTIFIER.match(name)
+        return f"{tag} {name} *" if is_struct and self._declare(tag, name) else "void *"
 
     def _bitfields(self, type_id: int, prefix: str, base_bits: int, depth: int) -> Iterator[str]:
-        """Macros of a struct's bitfields, and of those in its members that have no type name."""
+        """Macros for a struct's bitfields, and for those in its members without a type name."""
         if depth > DEEPEST:
             raise damaged(f"type {type_id} contains itself")
         for member in self._members(type_id):
@@ -263,7 +261,7 @@ class _Header:
         )
         left, right = 64 - first - member.bitfield_bits, 64 - member.bitfield_bits
         word = "s64" if signed else "u64"
-        # Volatile: a narrower load than the bitfield's is refused for a pointer typed by BTF.
+        # Volatile: for a pointer of a BTF type the verifier refuses a narrower load.
         load = f"*(const volatile u{8 * size_bytes} *)((const u8 *)(p) + {start_bits // 8})"
         yield f"#define HAVE_{name} 1"
         yield f"#define BITS_{name}_OFFSET {start_bits // 8}"
@@ -273,7 +271,7 @@ class _Header:
 
 
 def _alignment(size_bytes: int) -> int:
-    """The widest that a struct of this size can have: single loads need to know it."""
+    """The widest alignment of a struct of this size; with it clang reads a member by one load."""
     return min(8, size_bytes & -size_bytes) or 1
 
 
@@ -282,7 +280,7 @@ def _assert(expression: str, value: int, what: str) -> str:
 
 
 def _literal(value: int) -> str:
-    """An enumerator's value as C: the lowest of all has no literal of its own."""
+    """A constant's value in C; the lowest value has no literal."""
     if value == -(1 << 63):
         return "(-0x7fffffffffffffffLL - 1)"
     return f"{value}ULL" if value >= 1 << 63 else str(value)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which programs a capture attaches and how: the probes of a BPF text against this kernel."""
+"""Which programs of a BPF text a capture attaches, and how on this kernel."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from collector.linux.btf import Btf
+from collector.linux.btf import Btf, Kind
 from collector.linux.probe_kinds import KINDS
 from collector.plan.c_scanner import blank_comments
 from formats.base.errors import KernelError
@@ -17,15 +16,9 @@ _PROBE = re.compile(r'^PROBE\(\s*(\w+),\s*"([^"]*)",\s*"([^"]*)"\s*\)', re.MULTI
 _NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
 
 
-class Prober(Protocol):
-    """Tells what this kernel offers; collector/loader/attach_trials.py is the real one."""
-
-    def can(self, kind: str, target: str) -> bool: ...
-
-
 @dataclass(frozen=True)
 class Probe:
-    """A program of the BPF text: the locations it serves and its alternatives, best first."""
+    """A program of the BPF text: its locations, and (kind, target) of its ways, best first."""
 
     name: str
     locations: tuple[str, ...]
@@ -34,7 +27,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A program as this capture attaches it."""
+    """A program, and how this capture attaches it."""
 
     name: str
     locations: tuple[str, ...]
@@ -49,7 +42,8 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Plan:
-    """The programs to load, the locations that this kernel lacks (name -> why)."""
+    """The programs to load, the locations that this kernel lacks (name -> why), and the numbers of
+    arguments of the tracepoints."""
 
     probes: tuple[Chosen, ...]
     missing: Mapping[str, str]
@@ -58,7 +52,7 @@ class Plan:
     """Programs of the text that are not loaded."""
 
     def kind_of(self, location: str) -> str | None:
-        """How a location or event is attached: kind:target of each of its programs."""
+        """kind:target of each program of a location or event, or None."""
         places = [probe.place for probe in self.probes if location in probe.locations]
         return " ".join(dict.fromkeys(places)) or None
 
@@ -76,7 +70,7 @@ def find_probes(text: str) -> tuple[Probe, ...]:
 
 
 def absent_columns(text: str, btf: Btf) -> tuple[str, ...]:
-    """The columns whose NEEDS() name a member that this kernel's types lack."""
+    """The columns whose NEEDS() name a member that this kernel lacks."""
     return tuple(
         column
         for column, members in _NEEDS.findall(text)
@@ -87,15 +81,16 @@ def absent_columns(text: str, btf: Btf) -> tuple[str, ...]:
 def make_plan(
     probes: Iterable[Probe],
     enabled: Collection[str],
-    prober: Prober,
+    can: Callable[[str, str], bool],
     btf: Btf,
     always: Collection[str] = (),
     kinds: Collection[str] | None = None,
 ) -> Plan:
     """Chooses for each probe with an enabled location the first way that this kernel offers.
 
-    `always` names probes that run whatever is enabled; `kinds` narrows the ways (for tests and
-    benchmarks). Locations without a way are in `missing`.
+    can: whether a kind can be attached to a target (Probing.can of collector/loader). always:
+    probes that are attached in any case. kinds: only these, for tests and benchmarks. Locations
+    without a way are in `missing`.
     """
     chosen: list[Chosen] = []
     missing: dict[str, str] = {}
@@ -108,7 +103,7 @@ def make_plan(
             continue
         for kind, target in probe.alternatives:
             narrowed = kinds is not None and kind not in kinds
-            if narrowed or not prober.can(kind, target):
+            if narrowed or not can(kind, target):
                 continue
             chosen.append(Chosen(probe.name, tuple(wanted), kind, target))
             if KINDS[kind].is_tracepoint and target not in arguments:
@@ -122,7 +117,7 @@ def make_plan(
                 missing[location] = (
                     f"{before}, {ways}" if before else f"this kernel offers none of {ways}"
                 )
-    # Several programs may record the same thing, each in a place of its own.
+    # Several programs may record the same location.
     for probe_chosen in chosen:
         for location in probe_chosen.locations:
             missing.pop(location, None)
@@ -130,15 +125,13 @@ def make_plan(
 
 
 def count_arguments(btf: Btf, tracepoint: str) -> int:
-    """How many arguments a tracepoint hands over (they grew in the course of time)."""
-    found = btf.typedef(f"btf_trace_{tracepoint}")
-    if found is None:
-        return 0
-    return len(btf.func_args(found)) - 1
+    """How many arguments a tracepoint has; newer kernels have appended some."""
+    found = btf.find(Kind.TYPEDEF, f"btf_trace_{tracepoint}")
+    return 0 if found is None else len(btf.args(found)) - 1  # the first is `void *__data`
 
 
 def require_any(plan: Plan, asked: Collection[str]) -> None:
-    """Raises KernelError when nothing of what was asked can be recorded on this kernel."""
+    """Raises KernelError where nothing that was asked for can be recorded on this kernel."""
     if asked and set(asked) <= set(plan.missing):
         reasons = "; ".join(f"{name}: {why}" for name, why in plan.missing.items())
         raise KernelError(f"nothing that was asked for exists here: {reasons}", "tcpkmon doctor")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capture is asked for: made by the command line, read by the session."""
+"""The request for a capture: the command line makes it, the session reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from formats.registry import FILE_FORMATS, FileFormat
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asked for."""
+    """The options and arguments of the command line."""
 
     filters: Filters
     output: str
@@ -40,23 +40,23 @@ class Request:
     schemata: tuple[str, ...] = ("tcp",)
     file_format: str = "psc"
     limits: tuple[tuple[str, int], ...] = ()
-    """Events and how many of them are recorded a second and CPU at most."""
+    """Events, and how many records of each a CPU makes in a second at most."""
     using: tuple[str, ...] = ()
     control_group: str | None = None
 
     @property
     def format(self) -> FileFormat:
-        """The file format that is written."""
+        """The format of the file."""
         return FILE_FORMATS[self.file_format]
 
     @property
     def has_tcp(self) -> bool:
-        """Whether the schema tcp is among those asked for."""
+        """Whether the capture has the schema tcp."""
         return "tcp" in self.schemata
 
 
 def check_request(request: Request) -> None:
-    """Raises UsageError for what makes no sense together, or with this process."""
+    """Raises UsageError for options that contradict each other or do not fit this process."""
     if request.show and request.output == "-":
         raise UsageError("--print and -o - both want standard output", "choose one of them")
     if request.show and not request.format.can_print:

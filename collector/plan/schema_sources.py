@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schemata that a capture was asked for: found, trusted or refused, and read as one.
+"""Finds the schemata of a capture, checks that they can be trusted, and reads them as one.
 
-A user's schema is a folder with NAME.conf and NAME.bpf.c. What it holds runs in the kernel, so a
-capture takes it only from where nobody but root can write. From here the declarations go to
-formats/schema, the C text to collector/plan/schema_lint.py, to kheader and to the compiler.
+A user's schema is a folder with NAME.conf and NAME.bpf.c. Its C text runs in the kernel, so a
+capture accepts it only from where nobody but root can write. The declarations go to formats/schema,
+the C text to schema_lint.py, kernel_types.py and the compiler.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)[^\n]*$', re.MULTILINE
 )
 _HEADER_NAME = re.compile(r"[\w.+-]+", re.ASCII)
-# What the HOWTO includes; here the engine stands in front anyhow.
+# The HOWTO's programs include these; here the engine always comes first.
 _ENGINE_NAMES = {"klogger.h", "linux/klogger.h"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """The files of one schema; `text` is its C file (base has none)."""
+    """The files of a schema; text: its C file (base has none)."""
 
     name: str
     conf: Path
@@ -48,18 +48,18 @@ class Source:
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The schemata that come with tcpkmon."""
+    """The names of the schemata that come with tcpkmon."""
     return tuple(sorted(path.stem for path in SCHEMATA.glob("*.conf")))
 
 
 def find_sources(
     asked: Sequence[str], trusted_only: bool = True, text_needed: bool = True
 ) -> tuple[Source, ...]:
-    """The schemata asked for, base before all: names of shipped ones, folders, or .conf files.
+    """base, and the schemata asked for: names of shipped ones, folders, or .conf files.
 
-    With `trusted_only` each file of a user's schema, each folder above it and each header beside it
-    must be plain and only root's to write, else PrivilegeError. UsageError for what is no schema
-    (without `text_needed` a .conf alone is one), or for two of one name.
+    trusted_only: PrivilegeError unless only root can change each file of a user's schema, each
+    folder above it and each header beside it. UsageError for what is no schema (without
+    `text_needed` a .conf alone is one), and for two schemata of one name.
     """
     found: dict[str, Source] = {}
     for word in (BASE, *asked):
@@ -74,27 +74,26 @@ def find_sources(
 
 
 def has_tcp(sources: Sequence[Source]) -> bool:
-    """Whether the schema tcp is among them, which takes snapshots."""
+    """Whether the schema tcp is among them, whose programs record snapshots."""
     return any(source.shipped and source.name == TCP for source in sources)
 
 
 def load_schema_of(sources: Sequence[Source]) -> Schema:
-    """The declarations of all, in order, as one; SchemaError with every problem, or FileError."""
+    """The declarations of all, as one schema; SchemaError with all problems, or FileError."""
     return load([source.conf for source in sources])
 
 
 def made_events(schema: Schema) -> tuple[str, ...]:
-    """The events of base: the collector makes them, no klogger() does."""
+    """The names of base's events: the collector makes them, not klogger()."""
     base = str(SCHEMATA / f"{BASE}.conf")
     return tuple(event.name for event in schema.events if event.position.file == base)
 
 
 def read_texts(sources: Sequence[Source], ring: str = DEFAULT_TRANSPORT.header) -> str:
-    """The C text of all: the engine, the ring transport's header, then each file, with what it
-    includes in place, once each.
+    """The C text of all: the engine, the ring transport's header, then each file.
 
-    #line directives tell the compiler where each line comes from. SchemaError for headers that are
-    not there, FileError.
+    Included headers are pasted in place, each once; #line directives name files and lines.
+    SchemaError for headers that do not exist, FileError.
     """
     text, problems = paste_texts(sources, ring)
     if problems:
@@ -105,7 +104,7 @@ def read_texts(sources: Sequence[Source], ring: str = DEFAULT_TRANSPORT.header) 
 def paste_texts(
     sources: Sequence[Source], ring: str = DEFAULT_TRANSPORT.header
 ) -> tuple[str, list[Problem]]:
-    """As `read_texts`, with the problems as a value: the text is then as good as it can be."""
+    """As read_texts(), but returns the problems; what is wrong is missing in the text."""
     pasting = _Pasting()
     parts = [pasting.paste(ENGINE), pasting.paste(INCLUDES / ring)]
     parts += [pasting.paste(source.text) for source in sources if source.text is not None]
@@ -113,7 +112,7 @@ def paste_texts(
 
 
 class _Pasting:
-    """Puts included files in place, each once over all that is pasted."""
+    """Pastes files, and the headers that they include in place, each header once in all."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -132,7 +131,7 @@ class _Pasting:
             return ""
         parts = [f'#line 1 "{_c_string(path)}"\n']
         end = 0
-        # Comments are blanked, so that an include in one is none; places stay.
+        # An #include in a comment does not count. Blanking keeps all positions.
         for match in _INCLUDE.finditer(blank_comments(text)):
             header = self._header(path, text, match)
             if header is None:
@@ -145,7 +144,7 @@ class _Pasting:
         return "".join([*parts, text[end:]])
 
     def _header(self, path: Path, text: str, match: re.Match[str]) -> Path | None:
-        """The file to put here; None: the line stays (the compiler's own headers)."""
+        """The file to paste here; None: the line stays, for headers of the compiler."""
         name = match[1] if match[1] is not None else match[2]
         if name in _ENGINE_NAMES:
             return ENGINE
@@ -178,7 +177,7 @@ def _find(word: str, trusted_only: bool, text_needed: bool) -> Source:
         conf = SCHEMATA / f"{word}.conf"
         text = SCHEMATA / f"{word}{TEXT_SUFFIX}"
         return Source(word, conf, text if text.is_file() else None, True)
-    # Not resolved: a link in the path is seen, and refused.
+    # Not resolved, so that _check_trusted() sees links in the path.
     path = Path(os.path.abspath(word))
     if any(not character.isprintable() for character in str(path)):
         raise UsageError(f"a schema's path holds unprintable characters: {word!r}")
@@ -203,7 +202,7 @@ def _find(word: str, trusted_only: bool, text_needed: bool) -> Source:
 
 
 def _pair(path: Path, text_needed: bool) -> Source:
-    """The schema in a folder, or of a .conf file."""
+    """The schema of a folder, or of a .conf file."""
     conf = path
     try:
         if path.is_dir():
@@ -234,7 +233,7 @@ def _is_conf(path: Path) -> bool:
 
 
 def _check_trusted(path: Path) -> None:
-    """Raises PrivilegeError unless only root can change what stands at `path` (absolute)."""
+    """Raises PrivilegeError unless only root can change the file or folder `path` (absolute)."""
     for each in (*reversed(path.parents), path):
         try:
             status = each.lstat()
@@ -255,7 +254,7 @@ def _check_trusted(path: Path) -> None:
                 " kernel",
                 _remedy(each, path, f"chown root: {each}"),
             )
-        # In a sticky folder (/tmp) nobody but root can replace what is root's.
+        # In a sticky folder (/tmp) only root can replace files of root.
         is_shared = each != path and mode & stat.S_ISVTX
         if mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:
             raise PrivilegeError(

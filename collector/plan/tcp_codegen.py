@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C text of the schema tcp that stands before the engine: setters, sizes, constants."""
+"""The C text that comes before the engine for the schema tcp: setters, sizes, constants."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WATCH_WORDS = 16
 
 @dataclass(frozen=True)
 class Switches:
-    """What a capture asks of the C text beyond its columns and probes.
+    """What a capture needs in the C text beyond its columns and probes.
 
-    enabled: names of the locations to record; watch: columns of --when-changed; connections:
-    room in the table of connections; by_inode: existing sockets are chosen by inode (--pid).
+    enabled: names of the locations to record; watch: columns of --when-changed; connections,
+    inodes: entries of those maps; by_inode: existing sockets are selected by inode (--pid).
     """
 
     enabled: tuple[str, ...]
@@ -33,25 +33,23 @@ def snapshot_lines(
     layout: Layout, facts: Facts, switches: Switches, symbols: Mapping[str, int]
 ) -> list[str]:
     """C text for the schema tcp. `symbols`: kernel addresses by name, 0 where unknown."""
-    lines: list[str] = []
-    define = lines.append
-    define(f"#define KLOGGER_ENTRY_SIZE {layout.entry_size}")
-    define(f"#define LOCATION_ROWS {ROWS}")
-    define(f"#define KLOGGER_HZ {facts.hz}")
-    define(f"#define KLOGGER_PAGE_SIZE {facts.page_size}")
-    define(f"#define KLOGGER_SKB_SIZE {facts.skb_size}")
-    define(f"#define KLOGGER_MSS_OVERHEAD {facts.mss_overhead or 0}")
-    define(f"#define KLOGGER_CONNECTIONS {switches.connections}")
-    define(f"#define KLOGGER_INODES {switches.inodes}")
-    define(f"#define KLOGGER_BY_INODE {int(switches.by_inode)}")
-    for name, address in symbols.items():
-        define(f"#define KLOGGER_{name} {address:#x}ull")
+    defined = {
+        "KLOGGER_ENTRY_SIZE": layout.entry_size,
+        "LOCATION_ROWS": ROWS,
+        "KLOGGER_HZ": facts.hz,
+        "KLOGGER_PAGE_SIZE": facts.page_size,
+        "KLOGGER_SKB_SIZE": facts.skb_size,
+        "KLOGGER_MSS_OVERHEAD": facts.mss_overhead or 0,
+        "KLOGGER_CONNECTIONS": switches.connections,
+        "KLOGGER_INODES": switches.inodes,
+        "KLOGGER_BY_INODE": int(switches.by_inode),
+        **{f"KLOGGER_{name}": f"{address:#x}ull" for name, address in symbols.items()},
+    }
     for member in layout.schema.enum(LOCATIONS).members:
-        define(f"#define LOCATION_{member.name} {member.value}")
-        define(f"#define KLOGGER_ENABLED_{member.name} {int(member.name in switches.enabled)}")
-    lines += _setters(layout)
-    lines += _watch(layout, switches.watch)
-    return lines
+        defined[f"LOCATION_{member.name}"] = member.value
+        defined[f"KLOGGER_ENABLED_{member.name}"] = int(member.name in switches.enabled)
+    lines = [f"#define {name} {value}" for name, value in defined.items()]
+    return [*lines, *_setters(layout), *_watch(layout, switches.watch)]
 
 
 def _setters(layout: Layout) -> list[str]:
@@ -90,8 +88,9 @@ def _string_stores(offset: int, length: int) -> str:
 
 
 def _watch(layout: Layout, watch: Sequence[str]) -> list[str]:
-    """struct klogger_watch and the function that compares an entry with it and takes it over."""
-    words: list[tuple[str, str]] = []
+    """struct klogger_watch, and the function that compares an entry with it and stores that in it.
+    """
+    words: list[str] = []
     placed = {column.name: column for column in layout.columns if column.length}
     fields = {field.name: field for field in layout.event.fields}
     for name in watch:
@@ -113,7 +112,7 @@ def _watch(layout: Layout, watch: Sequence[str]) -> list[str]:
         step = 4 if column.length % 4 == 0 and column.offset % 4 == 0 else column.length
         kind = f"u{8 * step}"
         words += [
-            (kind, f"*({kind} *)(entry + {at})")
+            f"*({kind} *)(entry + {at})"
             for at in range(column.offset, column.offset + column.length, step)
         ]
     if len(words) > WATCH_WORDS:
@@ -129,8 +128,8 @@ def _watch(layout: Layout, watch: Sequence[str]) -> list[str]:
         "{",
         "\tu32 changed = 0;",
     ]
-    # No comparison: the verifier would walk what follows once for each answer.
-    for index, (_, value) in enumerate(words):
+    # Without branches: the verifier would check all later code once for each outcome.
+    for index, value in enumerate(words):
         lines += [
             f"\tchanged |= watch->word{index} ^ {value};",
             f"\twatch->word{index} = {value};",

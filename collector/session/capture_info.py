@@ -25,7 +25,7 @@ def make_info(
     """For the stream's begin(). Call it after attaching: then all refusals are known."""
     missing = kernel.missing()
     recorded = {n: prepared.plan.kind_of(n) for n in prepared.enabled if n not in missing}
-    tcp, events = prepared.tcp, prepared.events
+    tcp, events = prepared.tcp, prepared.events.layout if prepared.events else None
     return CaptureInfo(
         version=version("tcpkmon"),
         kernel=describe_kernel(),

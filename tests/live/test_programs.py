@@ -279,13 +279,6 @@ def test_sizes_of_maps(image: Image, btf: Btf) -> None:
     assert declared.keys() == {"seen", "scratch", "table", "events", "prefixes"}
     assert (declared["seen"].key_size, declared["seen"].value_size) == (4, 8)
     assert declared["table"].max_entries == 1000
-    with Loaded(image, btf, sizes={"table": 2}) as loaded:
-        for key in range(2):
-            bpf.map_update(loaded.maps["table"], struct.pack("=I", key), bytes(8))
-        with pytest.raises(KernelError, match="E2BIG"):
-            bpf.map_update(loaded.maps["table"], struct.pack("=I", 2), bytes(8))
-    with pytest.raises(ValueError, match="no such map: tables"):
-        Loaded(image, btf, sizes={"tables": 2})
 
 
 def test_a_program_that_the_verifier_refuses(btf: Btf) -> None:

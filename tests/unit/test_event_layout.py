@@ -76,7 +76,7 @@ def test_records_are_built_in_the_ring():
     clear = next(i for i, line in enumerate(body) if "*(u64 *)(record + 24) = 0;" in line)
     store = next(i for i, line in enumerate(body) if "(record + 24) = a_;" in line)
     assert reserve < clear < store
-    assert body[-1].strip() == "klogger_send(ctx, cpu, 34, &place);"
+    assert body[-1].strip() == "klogger_commit_event(ctx, cpu, 34, &place);"
 
 
 def test_names_that_klogger_does_not_log_are_left_out():

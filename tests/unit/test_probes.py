@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from collector.linux.btf import Kind
 from collector.plan import columns, probes
 from collector.plan.schema_sources import find_sources, read_texts
 from collector.ring import points
@@ -34,18 +35,18 @@ class Types:
     def __init__(self, *missing: str) -> None:
         self.missing = missing
 
-    def typedef(self, name: str) -> int:
+    def find(self, kind: Kind, name: str) -> int:
         return 1
 
-    def func_args(self, number: int) -> list[tuple[str, str]]:
-        return [("__data", "void *"), ("sk", "struct sock *"), ("skb", "struct sk_buff *")]
+    def args(self, number: int) -> list[tuple[str, int]]:
+        return [("__data", 2), ("sk", 3), ("skb", 3)]
 
     def has_member(self, struct: str, member: str) -> bool:
         return f"{struct}.{member}" not in self.missing
 
 
 def make(*offers: str, enabled: set[str] = ALL, **more) -> probes.Plan:
-    return probes.make_plan(PROBES, enabled, Offers(*offers), Types(), **more)
+    return probes.make_plan(PROBES, enabled, Offers(*offers).can, Types(), **more)
 
 
 def test_every_location_has_a_probe_and_every_probe_a_location():

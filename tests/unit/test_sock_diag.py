@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from collector.loader import sock_diag
-from collector.loader.sock_diag import Connection, list_connections, make_entries
-from collector.loader.tcp_info import FROM_INFO, FROM_MEMORY, TCP_INFO, TOLD
+from collector.loader.sock_diag import TOLD, Connection, list_connections, make_entries
+from collector.loader.tcp_info import FROM_INFO, FROM_MEMORY, TCP_INFO
 from collector.plan.columns import choose_columns, load_schema, make_layout
 from collector.plan.filters import Filters
 from formats.base.control import EXISTING
