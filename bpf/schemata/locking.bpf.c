@@ -273,7 +273,8 @@ static __always_inline void lock_released(void *ctx, struct klogger_cpu *cpu, u6
 #endif
 
 /* The functions that release locks; the lock is their first argument. For spinlocks there are no
- * kprobes, which would interrupt the kernel too often.
+ * kprobes, which would interrupt the kernel too often. Without #if: they are small, and those that
+ * are not used are not loaded.
  */
 #if FOLLOWS
 #define FOLLOWED(lock, shared)                                                                     \
@@ -283,85 +284,53 @@ static __always_inline void lock_released(void *ctx, struct klogger_cpu *cpu, u6
 #define FOLLOWED(lock, shared)
 #endif
 
-#if USE_spin_unlock
 PROBE(spin_unlock, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock")
 { FOLLOWED(SPIN, 0); }
-#endif
 
-#if USE_spin_unlock_irq
 PROBE(spin_unlock_irq, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock_irq")
 { FOLLOWED(SPIN, 0); }
-#endif
 
-#if USE_spin_unlock_bh
 PROBE(spin_unlock_bh, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock_bh")
 { FOLLOWED(SPIN, 0); }
-#endif
 
-#if USE_spin_unlock_restore
 PROBE(spin_unlock_restore, "SPINLOCK_FINISH", "fentry:_raw_spin_unlock_irqrestore")
 { FOLLOWED(SPIN, 0); }
-#endif
 
-#if USE_read_unlock
 PROBE(read_unlock, "READLOCK_FINISH", "fentry:_raw_read_unlock")
 { FOLLOWED(RWLOCK, 1); }
-#endif
 
-#if USE_read_unlock_irq
 PROBE(read_unlock_irq, "READLOCK_FINISH", "fentry:_raw_read_unlock_irq")
 { FOLLOWED(RWLOCK, 1); }
-#endif
 
-#if USE_read_unlock_bh
 PROBE(read_unlock_bh, "READLOCK_FINISH", "fentry:_raw_read_unlock_bh")
 { FOLLOWED(RWLOCK, 1); }
-#endif
 
-#if USE_read_unlock_restore
 PROBE(read_unlock_restore, "READLOCK_FINISH", "fentry:_raw_read_unlock_irqrestore")
 { FOLLOWED(RWLOCK, 1); }
-#endif
 
-#if USE_write_unlock
 PROBE(write_unlock, "WRITELOCK_FINISH", "fentry:_raw_write_unlock")
 { FOLLOWED(RWLOCK, 0); }
-#endif
 
-#if USE_write_unlock_irq
 PROBE(write_unlock_irq, "WRITELOCK_FINISH", "fentry:_raw_write_unlock_irq")
 { FOLLOWED(RWLOCK, 0); }
-#endif
 
-#if USE_write_unlock_bh
 PROBE(write_unlock_bh, "WRITELOCK_FINISH", "fentry:_raw_write_unlock_bh")
 { FOLLOWED(RWLOCK, 0); }
-#endif
 
-#if USE_write_unlock_restore
 PROBE(write_unlock_restore, "WRITELOCK_FINISH", "fentry:_raw_write_unlock_irqrestore")
 { FOLLOWED(RWLOCK, 0); }
-#endif
 
-#if USE_up_read
 PROBE(up_read, "READLOCK_FINISH", "fentry:up_read kprobe:up_read")
 { FOLLOWED(RWSEM, 1); }
-#endif
 
-#if USE_up_write
 PROBE(up_write, "WRITELOCK_FINISH", "fentry:up_write kprobe:up_write")
 { FOLLOWED(RWSEM, 0); }
-#endif
 
-#if USE_downgrade_write
 PROBE(downgrade_write, "WRITELOCK_FINISH", "fentry:downgrade_write kprobe:downgrade_write")
 { FOLLOWED(RWSEM, 0); }
-#endif
 
-#if USE_mutex_unlock
 PROBE(mutex_unlock, "MUTEX_FINISH", "fentry:mutex_unlock kprobe:mutex_unlock")
 { FOLLOWED(MUTEX, 0); }
-#endif
 
 /*
  * contention_end(lock, error), contention_begin(lock, flags). Programs are attached in the order of

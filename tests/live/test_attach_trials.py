@@ -48,7 +48,7 @@ def test_answers_are_kept(btf: Btf, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("asked the kernel again")
 
-    monkeypatch.setattr(attach_trials, "_try_to_attach", refuse)
+    monkeypatch.setattr(attach_trials, "load_code", refuse)
     monkeypatch.setattr(bpf, "prog_load", refuse)
     assert [asked.can(*target) for target in targets] == before
     assert asked.can("btf", "tcp_destroy_sock"), "one trial stands for all BTF tracepoints"

@@ -120,8 +120,8 @@ def reset_reasons() -> dict[str, int]:
     Kernels before 6.10 do not tell, nor do they tell of resets that no socket sends.
     """
     btf = Btf.from_kernel()
-    told = btf.find(Kind.ENUM, "sk_rst_reason") is not None
-    return btf.enum("sk_rst_reason") if told else {}
+    reasons = btf.find(Kind.ENUM, "sk_rst_reason")
+    return {} if reasons is None else btf.enumerators(reasons)
 
 
 def check_refusals(outcome: Outcome, lab: Lab, refused: list[tuple[str, int, int]]) -> None:
@@ -253,7 +253,10 @@ def test_windows_and_buffers(tmp_path: Path, lab: Lab) -> None:
     assert np.all(probes["notsent_bytes"] > 0)
     full = outcome.records.at("RCVQ_FULL")
     assert shrunk in full["rport"].tolist()
-    reasons = {value: name for name, value in Btf.from_kernel().enum("skb_drop_reason").items()}
+    btf = Btf.from_kernel()
+    reason = btf.find(Kind.ENUM, "skb_drop_reason")
+    assert reason is not None
+    reasons = {value: name for name, value in btf.enumerators(reason).items()}
     names = [reasons[value] for value in full["callvalue"].tolist()]
     # Some kernels (6.1) first give up what came out of order, and count how often they do.
     pruned = names.count(PRUNED)
