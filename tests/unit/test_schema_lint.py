@@ -173,7 +173,7 @@ def test_two_schemata_are_checked_together(tmp_path: Path) -> None:
     ]
     assert found == [
         "b/b.bpf.c:2:11: expected the name of an event, found unknown 'C_EVENT'"
-        " (did you mean 'A_EVENT'?)"
+        " (did you mean 'B_EVENT'?)"
     ]
 
 
