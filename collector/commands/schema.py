@@ -40,15 +40,14 @@ def command() -> None:
 def check(schemata: tuple[str, ...], compiled: bool) -> int:
     """Look for mistakes in schemata, and report all of them with file, line and column.
 
-    Several schemata are checked together and with base, as a capture would load them. What may be a
-    mistake is reported as a warning. Exit code 0: no mistakes; 2: there are some; 4: this kernel
-    lacks what a schema needs.
+    Several schemata are checked together and with base, as a capture would load them. Without
+    --compile, only #include and PROBE() are checked in the C files. An event that this kernel
+    cannot log is a warning. Exit code 0: no mistakes; 2: there are some; 4: this kernel lacks what
+    a schema needs.
     """
     sources = find_sources(schemata, trusted_only=False, text_needed=False)
     checked = read_checked(sources)
     layout = lay_out(checked.schema, made_events(checked.schema))
-    for warning in checked.warnings:
-        say(f"warning: {warning}")
     if compiled:
         check_privilege()
         prepared = prepare(Wish(schemata=schemata, klogger=True))

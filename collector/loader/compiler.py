@@ -31,7 +31,6 @@ FORMAT = "tcpkmon-image-1"
 SUFFIX = ".tcpkmon-image"
 # An emulated kernel takes 20 s for a large text.
 TIME_LIMIT_S = 300
-ERRORS_SHOWN = 3
 INSTALL_HINT = "install it: apt install python3-bpfcc"
 # The files of BCC in several distributions: their sizes and times are part of the cache's key.
 _BCC_FILES = (
@@ -60,6 +59,10 @@ class UserCompileError(CompileError):
     """A user's own program did not compile."""
 
     exit_code = 2
+
+    def lines(self) -> tuple[str, ...]:
+        """One line for each of clang's errors."""
+        return tuple(self.message.split("\n"))
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,9 @@ def compile_text(
 ) -> Image:
     """Compile the text's functions (each `int NAME(void *ctx)`).
 
-    CompileError (UserCompileError with `user_schema`) has clang's first errors, with the files and
-    lines of the text's #line directives. KernelError where BCC is not installed, PrivilegeError
-    where the caller may not make maps. A cache that cannot be used is ignored.
+    CompileError (UserCompileError with `user_schema`) has clang's errors (it stops at 20), with the
+    files and lines of the text's #line directives. KernelError where BCC is not installed,
+    PrivilegeError where the caller may not make maps. A cache that cannot be used is ignored.
     """
     wanted = sorted(set(functions))
     key = _cache_key(text, wanted, flags, headers) if cache else None
@@ -224,10 +227,10 @@ def _error_of(kind: str, detail: str, said: str, user_schema: bool) -> KernelErr
             f"{m['file']}:{m['line']}:{m['column']}: {m['what']}" for m in _ERROR.finditer(said)
         )
     )
+    if errors and user_schema:
+        return UserCompileError("\n".join(errors), diagnostics=said)
     if errors:
-        more = len(errors) - ERRORS_SHOWN
-        shown = "; ".join(errors[:ERRORS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-        return failure(f"the program does not compile: {shown}", diagnostics=said)
+        return CompileError(f"the program does not compile: {'; '.join(errors)}", diagnostics=said)
     last = (said.strip().splitlines() or ["it gave no reason"])[-1]
     if os.geteuid() != 0:
         return PrivilegeError(f"BCC may not compile here: {last}", "run it as root")

@@ -10,6 +10,7 @@ from collector.loader.perf_counters import Bound, c_text
 from collector.plan.event_codegen import event_lines
 from collector.plan.event_layout import EventLayout
 from collector.plan.probes import Plan
+from collector.plan.schema_sources import made_events
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class EventPart:
         return max((slot.number for slot in self.layout.slots), default=0)
 
     def lines(self, reserved: Collection[str]) -> list[str]:
-        """The C text. reserved: events that klogger() does not log."""
+        """The C text. reserved: events that klogger() does not log, besides those of base."""
         schema = self.layout.schema
+        reserved = {*made_events(schema), *reserved}
         return [*event_lines(self.layout, reserved), c_text(self.counters, schema.arches)]

@@ -35,8 +35,12 @@ from collector.plan.schema_lint import read_checked
 from collector.plan.schema_sources import TCP, find_sources, has_tcp, read_texts
 from formats.base.errors import KernelError, PrivilegeError, UsageError
 
-# A value of the wrong kind in klogger() is an error, not a warning.
-STRICT = ("-Werror=int-conversion", "-Werror=incompatible-pointer-types")
+# A value of the wrong kind in klogger() is an error, not a warning, and so is an unknown event.
+STRICT = (
+    "-Werror=int-conversion",
+    "-Werror=incompatible-pointer-types",
+    "-Werror=implicit-function-declaration",
+)
 
 
 @dataclass(frozen=True)

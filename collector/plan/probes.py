@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from collector.linux.btf import Btf, Kind
 from collector.linux.probe_kinds import KINDS
-from collector.plan.c_scanner import blank_comments
+from collector.plan.schema_sources import blank_comments
 from formats.base.errors import KernelError
 
-_PROBE = re.compile(r'^PROBE\(\s*(\w+),\s*"([^"]*)",\s*"([^"]*)"\s*\)', re.MULTILINE)
+PROBE = re.compile(r'^PROBE\(\s*(\w+)\s*,\s*"([^"]*)"\s*,\s*"([^"]*)"\s*\)', re.MULTILINE)
 _NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
 
 
@@ -65,7 +65,7 @@ def find_probes(text: str) -> tuple[Probe, ...]:
             tuple(locations.split()),
             tuple((kind, target) for kind, _, target in (a.partition(":") for a in ways.split())),
         )
-        for name, locations, ways in _PROBE.findall(blank_comments(text))
+        for name, locations, ways in PROBE.findall(blank_comments(text))
     )
 
 

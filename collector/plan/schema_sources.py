@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.plan.c_scanner import blank_comments
 from collector.plan.columns import SCHEMATA
 from collector.ring.rings import DEFAULT_TRANSPORT
 from formats.base.errors import FileError, PrivilegeError, Problem, SchemaError, UsageError
@@ -29,6 +28,9 @@ INCLUDES = SCHEMATA.parent / "include"
 ENGINE = INCLUDES / "klogger.h"
 TEXT_SUFFIX = ".bpf.c"
 
+LITERAL = r""""(?:\\.|\\\n|[^"\\\n])*"?|'(?:\\.|\\\n|[^'\\\n])*'?"""
+"""A string or character constant of C; an unclosed one ends with its line."""
+_PIECE = re.compile(rf"(?P<comment>//(?:\\\n|[^\n])*|/\*(?s:.*?)(?:\*/|\Z))|{LITERAL}")
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)[^\n]*$', re.MULTILINE
 )
@@ -87,6 +89,15 @@ def made_events(schema: Schema) -> tuple[str, ...]:
     """The names of base's events: the collector makes them, not klogger()."""
     base = str(SCHEMATA / f"{BASE}.conf")
     return tuple(event.name for event in schema.events if event.position.file == base)
+
+
+def blank_comments(text: str) -> str:
+    """C text with spaces for comments, everything else at the same place."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match[0]) if match["comment"] else match[0]
+
+    return _PIECE.sub(blank, text)
 
 
 def read_texts(sources: Sequence[Source], ring: str = DEFAULT_TRANSPORT.header) -> str:

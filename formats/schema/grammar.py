@@ -32,14 +32,10 @@ _LEVEL_ITEM = "'event', 'include' or 'omit'"
 
 
 class Grammar(Cursor):
-    """Reads the text of one file; `problems` holds the mistakes that this file alone shows.
-
-    `unsure`: the events with a field that could not be read.
-    """
+    """Reads the text of one file; `problems` holds the mistakes that this file alone shows."""
 
     def __init__(self, text: str, file: str) -> None:
         super().__init__(text, file)
-        self.unsure: set[str] = set()
         self._events: list[Event] = []
         self._enums: list[Enum] = []
         self._loglevels: list[LogLevel] = []
@@ -93,12 +89,8 @@ class Grammar(Cursor):
         names: set[str] = set()
         while self.has_more(block, "a type"):
             field = None if self._refuse_c_syntax() else self._field(names)
-            if field is None:
-                self.unsure.add(block.name.text)
-            else:
+            if field is not None:
                 fields.append(field)
-        if not block.is_open:
-            self.unsure.add(block.name.text)
         docs += self.close_block(block)
         doc, _, tags = split_doc(docs, has_unit=False)
         event = Event(block.name.text, tuple(fields), doc, tags, block.name.position)

@@ -18,14 +18,10 @@ MAX_TEXT_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Partial:
-    """The declarations that could be read, and the problems.
-
-    unsure: events that have a mistake in their text, so that their fields may be others.
-    """
+    """The declarations that could be read, and the problems."""
 
     schema: Schema
     problems: tuple[Problem, ...]
-    unsure: frozenset[str]
 
 
 def parse(text: str, filename: str = "<schema>") -> Schema:
@@ -55,7 +51,6 @@ def load_partly(paths: Iterable[str | os.PathLike[str]]) -> Partial:
         files.setdefault(os.path.realpath(path), os.fspath(path))
     schemata: list[Schema] = []
     problems: list[Problem] = []
-    unsure: set[str] = set()
     for name in files.values():
         try:
             read = _read(read_text(name), name)
@@ -64,12 +59,11 @@ def load_partly(paths: Iterable[str | os.PathLike[str]]) -> Partial:
             continue
         schemata.append(read.schema)
         problems += read.problems
-        unsure |= read.unsure
     merged = merge(schemata)
     problems += check(merged)
     order = {name: number for number, name in enumerate(files.values())}
     problems.sort(key=lambda problem: (order[problem.file], problem))
-    return Partial(merged, tuple(problems), frozenset(unsure))
+    return Partial(merged, tuple(problems))
 
 
 def schema_name(path: str) -> str:
@@ -103,4 +97,4 @@ def _read(text: str, file: str) -> Partial:
         raise SchemaError([Problem(file, 1, 1, f"expected at most {MAX_TEXT_BYTES} characters")])
     grammar = Grammar(text, file)
     schema = grammar.schema(schema_name(file))
-    return Partial(schema, tuple(grammar.problems), frozenset(grammar.unsure))
+    return Partial(schema, tuple(grammar.problems))

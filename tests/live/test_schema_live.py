@@ -182,15 +182,19 @@ def test_mistakes_are_told_all_at_once_with_their_places(schema, tmp_path):
     text = schema / "calls.bpf.c"
     text.write_text(
         '#include "klogger.h"\n'
-        'PROBE(called, "CALLED SELDOM EVERYTHING", "btf:sys_enter")\n'
+        'PROBE(called, "CALED SELDOM EVERYTHING", "btf:sys_enter")\n'
         "{\n"
         "    klogger(CALED, 1, 2, 3, 4);\n"
         "    klogger(EVERY, 1);\n"
         "}\n"
     )
     said = collect("--schema", schema, "-o", tmp_path / "log", code=2)
-    assert "calls.bpf.c:4:" in said and "did you mean 'CALLED'" in said
-    assert "calls.bpf.c:5:" in said and "EVERYTHING" in said
+    assert "calls.bpf.c:2:16:" in said and "did you mean 'CALLED'" in said
+    assert "calls.bpf.c:2:29:" in said and "EVERYTHING" in said
+    text.write_text(text.read_text().replace("CALED SELDOM EVERYTHING", "CALLED SELDOM EVERY"))
+    said = collect("--schema", schema, "-o", tmp_path / "log", code=2)
+    assert "calls.bpf.c:4:" in said and "klogger_log_CALED" in said
+    assert "calls.bpf.c:5:" in said and "too few arguments" in said
     assert not (tmp_path / "log").exists()
 
 

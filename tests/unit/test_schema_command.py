@@ -12,7 +12,7 @@ from collector.commands import schema as commands
 from collector.commands import tcpkmon
 from collector.loader.perf_counters import Listed
 from collector.plan.counter_names import table
-from collector.plan.schema_sources import find_sources, load_schema_of
+from collector.plan.schema_sources import INCLUDES, find_sources, load_schema_of
 from formats.base.cli import run
 from formats.schema import parse
 
@@ -58,7 +58,8 @@ def test_check_tells_all_mistakes_and_no_path_reaches_the_terminal_raw(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "mine.conf").write_text(f"{CONF}\n\x1b\nevent D {{ u8 x }}")
-    (folder / "mine.bpf.c").write_text(f"{TEXT}\nklogger(START);\nklogger(BB);")
+    probe = 'PROBE(more, "A BB", "tracepoint:sched_switch")'
+    (folder / "mine.bpf.c").write_text(f'{TEXT}\n#include "x.h"\n{probe}')
     assert schema("check", folder) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -66,19 +67,12 @@ def test_check_tells_all_mistakes_and_no_path_reaches_the_terminal_raw(
         "tcpkmon: mine.conf:10:1: expected 'event', 'enum', 'loglevel', 'using' or 'arch', found"
         " '\\x1b'",
         "tcpkmon: mine.conf:11:11: expected a type, found 'u8' (did you mean 'ushort'?)",
-        "tcpkmon: mine.bpf.c:10:9: expected 2 values for 'START' (int id, how way), found 0",
-        "tcpkmon: mine.bpf.c:11:9: expected the name of an event, found unknown 'BB'"
+        "tcpkmon: mine.bpf.c:10:11: expected a header beside this file or of"
+        f" {INCLUDES}, found 'x.h'",
+        "tcpkmon: mine.bpf.c:11:16: expected the name of an event, found unknown 'BB'"
         " (did you mean 'B'?)",
-    ]
-
-
-def test_check_warns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "mine.bpf.c").write_text(TEXT.replace("klogger(C)", "").replace(" B C", " C"))
-    assert schema("check", folder) == 0
-    _, err = capsys.readouterr()
-    assert [line.replace(f"{folder}/", "") for line in err.splitlines()] == [
-        "warning: mine.bpf.c:6:13: 'B' is logged here, but PROBE 'all' does not name it",
-        "warning: mine.conf:7:41: event 'C' is logged by no klogger() of mine.bpf.c",
+        "tcpkmon: mine.bpf.c:11:22: expected a way to attach (btf, raw, fentry, fexit, kprobe,"
+        " iter), found 'tracepoint' (did you mean 'btf'?)",
     ]
 
 
