@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,8 +157,9 @@ class Report:
     error: str | None = None
     """The file could not be read as a capture at all."""
     error_exit: int = DOES_NOT_ADD_UP
-    is_log: bool = False
-    """A Klogger log: its entries are records, its locations events, its checkpoints ledgers."""
+    format: str = "psc"
+    words: Mapping[str, str] = field(default_factory=dict)
+    """What a person knows as something else in this format: entry, location, checkpoint ..."""
 
     @property
     def totals(self) -> Row:
@@ -213,7 +214,7 @@ class Report:
         plain = {
             name: value
             for name, value in vars(self).items()
-            if name not in {"rows", "missed", "problems", "suspects", "error_exit"}
+            if name not in {"rows", "missed", "problems", "suspects", "error_exit", "words"}
         }
         plain.update(
             verdict=self.verdict,

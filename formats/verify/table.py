@@ -21,8 +21,6 @@ _COLUMNS = (
 )  # fmt: skip
 _ASIDE = ("filtered", "unchanged", "limited", "pending")
 _IF_ANY = ("limited", "pending")
-_WORDS = {"entries": "records", "entry": "record", "checkpoint": "ledger", "location": "event",
-          "snapshot": "record"}  # fmt: skip
 
 
 def make_console(colours: bool) -> Console:
@@ -61,7 +59,7 @@ def print_report(console: Console, report: Report) -> None:
 
 def _word(report: Report, word: str) -> str:
     """What it is called in this kind of file."""
-    return _WORDS[word] if report.is_log else word
+    return report.words.get(word, word)
 
 
 def _place(report: Report, problem: Problem) -> str:

@@ -304,7 +304,7 @@ def test_the_command_takes_logs_and_folders(
     assert all(len(line) < 80 for line in printed.splitlines() if str(tmp_path) not in line)
     assert run(verify, ["--json", str(tmp_path)], prog="verify") == 3
     found = json.loads(capsys.readouterr().out)
-    assert [file["is_log"] for file in found["files"]] == [True] * 3
+    assert [file["format"] for file in found["files"]] == ["klogger"] * 3
     assert found["files"][2]["totals"]["limited"] == 26
 
 

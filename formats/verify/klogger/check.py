@@ -18,7 +18,14 @@ from formats.verify.balance import build_rows, check_counts, check_rise, check_s
 from formats.verify.clock import runs_back
 from formats.verify.klogger.books import LEDGERS, Gathered, LogLedger, SoFar, integers
 from formats.verify.klogger.clock import CLOCK, ClockEvents
-from formats.verify.klogger.events import BEGIN, DUMP_FINISH, LOCATION, Events, check_table
+from formats.verify.klogger.events import (
+    BEGIN,
+    DUMP_FINISH,
+    LOCATION,
+    WORDS,
+    Events,
+    check_table,
+)
 from formats.verify.klogger.pauses import Pauses
 from formats.verify.ledger import LATE_STAGE, Tally
 from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
@@ -35,7 +42,7 @@ def verify_log(path: str | os.PathLike[str]) -> Report:
             return _Run(reader).run()
     except DamagedError as error:
         message = error.message.removeprefix(f"{path}: ")
-        return Report(str(path), error=message, is_log=True)
+        return Report(str(path), error=message, format="klogger", words=WORDS)
 
 
 @dataclass
@@ -78,7 +85,7 @@ class _Run:
             str(reader.path),
             size_bytes=reader.walked.size,
             ledger=reader.format.find_event("LEDGER") is not None,
-            is_log=True,
+            format="klogger", words=WORDS,
         )
         self._clock = ClockEvents()
         self._pauses = Pauses(reader.format)

@@ -20,6 +20,14 @@ BASE = frozenset(
 TEXTS = frozenset({"kernel", "comm", "cmdline", "name", "saddr", "daddr", "program"})
 """Fields of these that are text."""
 LOCATION = "location"
+WORDS = {
+    "entries": "records",
+    "entry": "record",
+    "checkpoint": "ledger",
+    "location": "event",
+    "snapshot": "record",
+}
+"""What a person knows as something else in a log: the words of a report."""
 
 
 def check_table(log: LogFormat) -> None:

@@ -11,6 +11,7 @@ from formats.base.errors import DamagedError, FileError
 from formats.klogger.logs import LOG_NAME, find_logs
 from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
+from formats.verify.klogger.events import WORDS
 from formats.verify.report import Problem, Report, Row
 
 _SAME = ("schema", "host", "kernel", "settings", "events")
@@ -30,7 +31,7 @@ def verify_folder(folder: str | os.PathLike[str]) -> list[Report]:
 
 
 def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Report:
-    whole = Report(folder, ledger=all(one.ledger for one in reports), is_log=True)
+    whole = Report(folder, ledger=all(one.ledger for one in reports), format="klogger", words=WORDS)
     for name in (
         "entries", "size_bytes", "checkpoints", "seq_lost", "seq_gaps", "ring_lost", "existing",
         "clock_pairs", "after_checkpoint", "problems_total",
