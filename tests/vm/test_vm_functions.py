@@ -67,7 +67,7 @@ def test_functions(tmp_path: Path, probing: Probing, way: str) -> None:
             if has_netem:
                 port = _be_late(late)
         outcome = running.stop()
-        undone = _count_undone(str(late.run("a", ["cat", "/proc/net/netstat"])))
+        undone = _count_undone(late.a.command(["cat", "/proc/net/netstat"]))
         outcome.check_complete()
         _check_calls(outcome, _records_of(outcome, plain), called)
         # Events that a kprobe in an interrupt of another's handler did not see.
