@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The kernel's integer types, and only those: structures come from BTF (collector/plan/kernel_types.py). */
+/* The kernel's integer types, and only those: structures come from BTF
+ * (collector/plan/kernel_types.py). */
 #ifndef TCPKMON_STUB_TYPES_H
 #define TCPKMON_STUB_TYPES_H
 
