@@ -1,3 +1,2 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Empty on purpose: BCC includes it; what a program needs comes from BTF
- * (collector/plan/kernel_types.py). */
+/* Empty: BCC includes it. All types come from BTF (collector/plan/kernel_types.py). */
