@@ -36,7 +36,7 @@ def _write_tables(form: str, records: Records, output: Path | None, force: bool)
     if is_file and len(records.kinds) != 1:
         raise UsageError(
             f"{output} can hold one event only",
-            "choose it by --event NAME, or give a folder to -o",
+            "choose it with tcpkmon decode --event NAME, or give a folder to -o",
         )
     table_folder.write_folder(records, form, output, is_file, force)
 

@@ -8,6 +8,7 @@ _plan() makes a Plan of them for each event, by which formats.lines writes the r
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ Piece = str | Head | LogField
 """Fixed text, a value of the head, or a field."""
 
 
-class Style:
+class Style(ABC):
     """A form of text. with_cpu: the head of each record includes the CPU."""
 
     begin = ""
@@ -49,13 +50,13 @@ class Style:
         self.clock = clock
         self.heads = [SERIAL, TIME, *([CPU] if with_cpu else [])]
 
+    @abstractmethod
     def pieces(self, event: LogEvent) -> list[Piece]:
         """The text of one record of this event, in pieces."""
-        raise NotImplementedError
 
+    @abstractmethod
     def quote(self, text: str) -> str:
         """A text of the file, quoted and escaped as a value (not for hex digits)."""
-        raise NotImplementedError
 
 
 class PerlStyle(Style):

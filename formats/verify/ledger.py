@@ -14,6 +14,7 @@ A point is what a record is of: a location or an event. formats/verify/balance.p
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -76,7 +77,7 @@ class Table:
         return int(self.index[place]) if here else otherwise
 
 
-class Ledger:
+class Ledger(ABC):
     """One ledger of the file. A format's subclass says how to call things, and where they are.
 
     index: the entry number that its problems name; number: which ledger of the file it is.
@@ -112,9 +113,9 @@ class Ledger:
         self.cpus = cpus
         self.parts = parts
 
+    @abstractmethod
     def where(self, key: int, has_cpu: bool = True) -> str:
-        """What a key of `points` stands for; has_cpu: its CPU is known."""
-        raise NotImplementedError
+        """The name of a key of `points` for a person; has_cpu: its CPU is known."""
 
     def entry(self, counter: str, key: int) -> int:
         """The entry that holds a counter of a key of `points`."""
@@ -124,9 +125,9 @@ class Ledger:
         """The entry that holds the counters of a CPU."""
         return self.index
 
+    @abstractmethod
     def fell(self, part: str, key: int, counter: str, then: int, now: int) -> tuple[int, str]:
         """Entry and words for a counter that is smaller than in the ledger before."""
-        raise NotImplementedError
 
     def room(self, check: str) -> int | None:
         """How far off this ledger may be in a check; None where it is not made."""
