@@ -70,7 +70,7 @@ class LogReader(InputFile):
                 self._data_offset = PREAMBLE.size + size
                 break
         else:
-            raise DamagedError("the header is damaged, or cut short")
+            raise DamagedError("the header is damaged, cut short or too large")
         try:
             header = json.loads(data.decode("utf-8"))
         except (ValueError, RecursionError) as error:
