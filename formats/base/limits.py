@@ -49,7 +49,7 @@ MOST_TEXT_BYTES = 32 << 20
 MOST_PROBLEMS = 50
 """Problems of a file that are named; the rest is counted."""
 MOST_ENTRIES = 100_000
-"""Entries of a table in a report."""
+"""Entries with a problem that repair leaves out."""
 MOST_CPUS = 4096
 """CPUs of a PSC file that does not say how many there can be."""
 MOST_GROUP = 1 << 22
