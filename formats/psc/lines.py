@@ -14,6 +14,7 @@ import numpy.typing as npt
 from formats.base.byteorder import Endian
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
+from formats.base.limits import MOST_TEXT_BYTES
 from formats.base.text import quote_csv, quote_spreadsheet
 from formats.lines import Cell, Kind, Plan, Rows, Source, make_writer, write_pages
 from formats.psc.columns import Column
@@ -29,8 +30,6 @@ Text = Callable[[Any], str]
 
 _PAGE_BYTES = 1 << 20
 _CONNECTION = ("conn_id", "lport", "rport")
-_TEXTS_MAX = 1 << 16
-"""So many texts of each column are kept, because values repeat."""
 _QUOTES: dict[str, Callable[[str], str]] = {
     "csv": lambda text: quote_csv(for_terminal(text)),
     "spreadsheet": lambda text: quote_spreadsheet(for_terminal(text)),
@@ -54,13 +53,16 @@ def write_lines(
     if not is_json:
         out.write((",".join(map(quote, texts)) + "\n").encode("utf-8", "backslashreplace"))
     cells = []
+    # All columns share the memory for texts; a text takes up to eight times its value's bytes.
+    share = MOST_TEXT_BYTES // max(1, sum(text is not None for text in texts.values()))
     before = "{" if is_json else ""
     for name, text in texts.items():
         column = entries.find_column(name)
         mark = '"' if is_json and column.is_time else ""
         before += f"{json.dumps(name)}:{mark}" if is_json else ""
         if text is not None:
-            cells.append(text_cell(entries, column, before, _quoted(text, quote)))
+            quoted = _quoted(text, quote, share // (256 + 8 * column.length))
+            cells.append(text_cell(entries, column, before, quoted))
         elif column.is_time:
             cells.append(number_cell(entries, column, before, Kind.UTC, between=" "))
         else:
@@ -72,8 +74,9 @@ def write_lines(
     )
 
 
-def _quoted(text: Text, quote: Callable[[str], str]) -> Text:
-    return functools.lru_cache(_TEXTS_MAX)(lambda value: quote(text(value)))
+def _quoted(text: Text, quote: Callable[[str], str], most: int) -> Text:
+    """The function that returns a value's text, quoted; it keeps `most` texts: values repeat."""
+    return functools.lru_cache(most)(lambda value: quote(text(value)))
 
 
 def number_cell(

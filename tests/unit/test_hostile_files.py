@@ -22,7 +22,7 @@ import formats
 from collector.plan.counter_names import check as check_counters
 from formats.base import cli
 from formats.base.errors import DamagedError, SchemaError
-from formats.base.limits import MOST_SUGGESTIONS
+from formats.base.limits import MOST_SUGGESTIONS, MOST_TEXT_BYTES
 from formats.base.text import quote_spreadsheet
 from formats.commands.export import command as export
 from formats.commands.pmgraph import command as pmgraph
@@ -30,6 +30,7 @@ from formats.klogger.table import LogFormat
 from formats.pmgraph import terminal
 from formats.pmgraph.options import Selection
 from formats.pmgraph.pages import build_pages
+from formats.psc import lines
 from formats.schema import field_type, parse
 from tests.unit.klogger_samples import LogMaker, sample_header
 from tests.unit.pmgraph_capture import CLASSIC, Builder, merge, sawtooth
@@ -68,8 +69,8 @@ def test_unknown_names_of_a_schema_take_no_minutes(text: str) -> None:
 
 
 def test_unknown_counters_get_few_suggestions() -> None:
-    lines = "".join(f"counter{n} page_fault{n};" for n in range(1, 2000))
-    found = check_counters(parse(f"arch x86_64 {{ {lines} }}").arches)
+    text = "".join(f"counter{n} page_fault{n};" for n in range(1, 2000))
+    found = check_counters(parse(f"arch x86_64 {{ {text} }}").arches)
     assert len(found) == 1999
     assert sum("did you mean" in problem.message for problem in found) == MOST_SUGGESTIONS
 
@@ -180,6 +181,22 @@ def test_gaps_without_times(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     path.write_bytes(path.read_bytes().replace(*described))
     assert run(pmgraph, path, "-D") == 1
     assert "holds no times" in capfd.readouterr().err
+
+
+def test_all_columns_share_the_memory_for_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = tuple((f"t{n}", 64 + 255 * n, 255, 2) for n in range(200))
+    builder = Builder(columns=(*CLASSIC, *texts))
+    builder.add(0.1)
+    kept: list[int] = []
+    quoted = lines._quoted
+    monkeypatch.setattr(
+        lines, "_quoted", lambda *args: (kept.append(args[2]), quoted(*args))[1]
+    )
+    run(export, builder.write(tmp_path / "a.pm"), "-o", tmp_path / "texts.csv")
+    assert len(kept) == 200
+    assert MOST_TEXT_BYTES // 4 < sum(255 * 8 * most for most in kept) < MOST_TEXT_BYTES
 
 
 def test_fields_of_a_log_that_overlap() -> None:
