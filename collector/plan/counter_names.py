@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from formats.base.errors import Problem
-from formats.schema import Arch, suggest
+from formats.schema import Arch, Suggestions
 
 HARDWARE, SOFTWARE, CACHE, RAW = 0, 1, 3, 4
 ANY = "any"
@@ -114,6 +114,7 @@ def find_counter(name: str) -> Counter | None:
 def check(arches: Iterable[Arch]) -> list[Problem]:
     """The unknown names of machines and counters in `arch` blocks, whatever this machine is."""
     problems = []
+    suggest = Suggestions().suggest
     for arch in arches:
         where = (arch.position.file, arch.position.line, arch.position.column)
         if arch.name not in MACHINES:

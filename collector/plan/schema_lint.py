@@ -15,8 +15,9 @@ from collector.plan import counter_names
 from collector.plan.columns import LOCATIONS, SCHEMATA
 from collector.plan.probes import PROBE
 from collector.plan.schema_sources import LITERAL, Source, blank_comments, made_events, paste_texts
-from formats.base.errors import MAX_PROBLEMS, Problem, SchemaError
-from formats.schema import Schema, load_partly, suggest
+from formats.base.errors import Problem, SchemaError
+from formats.base.limits import MOST_SCHEMA_PROBLEMS
+from formats.schema import Schema, Suggestions, load_partly
 
 _FORM = 'PROBE(name, "EVENT ...", "kind:target ...")'
 # A #line, or a use of PROBE(). The other branches skip directives and literals.
@@ -48,7 +49,7 @@ def check_sources(sources: Sequence[Source]) -> Checked:
     read = {event.position.file for event in schema.events}
     if {problem.file for problem in partial.problems} <= read:
         problems += check_probes(schema, text)
-    return Checked(schema, text, tuple(problems[:MAX_PROBLEMS]))
+    return Checked(schema, text, tuple(problems[:MOST_SCHEMA_PROBLEMS]))
 
 
 def read_checked(sources: Sequence[Source]) -> Checked:
@@ -73,6 +74,7 @@ def check_probes(schema: Schema, text: str) -> list[Problem]:
     # In the order of the declarations, for the hints.
     events = {event.name: event for event in schema.events if event.name not in base}
     code = blank_comments(text)
+    suggestions = Suggestions()
     found: list[Problem] = []
     file, line, start = "", 1, 0
     for mark in _MARK.finditer(code):
@@ -80,8 +82,10 @@ def check_probes(schema: Schema, text: str) -> list[Problem]:
             file = re.sub(r"\\(.)", r"\1", mark["file"])
             line, start = int(mark["line"]), mark.end() + 1
         elif mark["probe"]:
-            for offset, message in _check_probe(code, mark.start(), events, locations):
-                if len(found) == MAX_PROBLEMS:
+            for offset, message in _check_probe(
+                code, mark.start(), events, locations, suggestions
+            ):
+                if len(found) == MOST_SCHEMA_PROBLEMS:
                     return found
                 place = line + code.count("\n", start, offset), offset - code.rfind("\n", 0, offset)
                 found.append(Problem(file, *place, message))
@@ -89,7 +93,11 @@ def check_probes(schema: Schema, text: str) -> list[Problem]:
 
 
 def _check_probe(
-    code: str, start: int, events: Collection[str], locations: Collection[str]
+    code: str,
+    start: int,
+    events: Collection[str],
+    locations: Collection[str],
+    suggestions: Suggestions,
 ) -> Iterator[tuple[int, str]]:
     """The mistakes in the PROBE() at an offset: the offset of each, and what was expected."""
     probe = PROBE.match(code, start)
@@ -99,15 +107,16 @@ def _check_probe(
     for word, offset in _words(probe, 2):
         if word not in events and word not in locations:
             yield offset, (f"expected the name of an event, found unknown '{_short(word)}'"
-                           f"{suggest(word, events)}")  # fmt: skip
+                           f"{suggestions.suggest(word, events)}")  # fmt: skip
     if not probe[2].split() and not locations:
         yield probe.start(2) - 1, "expected the events that the probe logs, found none"
     for word, offset in _words(probe, 3):
         kind, _, target = word.partition(":")
         if kind not in KINDS:
-            near = f" (did you mean '{_OTHER_NAMES[kind]}'?)" if kind in _OTHER_NAMES else ""
+            other = _OTHER_NAMES.get(kind)
+            near = f" (did you mean '{other}'?)" if other else suggestions.suggest(kind, KINDS)
             yield offset, (f"expected a way to attach ({', '.join(KINDS)}), found"
-                           f" '{_short(kind)}'{near or suggest(kind, KINDS)}")  # fmt: skip
+                           f" '{_short(kind)}'{near}")  # fmt: skip
         elif not target:
             yield offset, f"expected '{kind}:TARGET', found '{word}'"
     if not probe[3].split():

@@ -20,7 +20,8 @@ from pathlib import Path
 from collector.plan.columns import SCHEMATA
 from collector.ring.rings import DEFAULT_TRANSPORT
 from formats.base.errors import FileError, PrivilegeError, Problem, SchemaError, UsageError
-from formats.schema import MAX_TEXT_BYTES, Schema, load, read_text, schema_name, suggest
+from formats.base.limits import MOST_SCHEMA_BYTES
+from formats.schema import Schema, load, read_text, schema_name, suggest
 
 BASE = "base"
 TCP = "tcp"
@@ -136,8 +137,8 @@ class _Pasting:
         except SchemaError as error:
             self.problems += error.problems
             return ""
-        if len(text) > MAX_TEXT_BYTES:
-            message = f"expected at most {MAX_TEXT_BYTES} characters"
+        if len(text) > MOST_SCHEMA_BYTES:
+            message = f"expected at most {MOST_SCHEMA_BYTES} characters"
             self.problems.append(Problem(str(path), 1, 1, message))
             return ""
         parts = [f'#line 1 "{_c_string(path)}"\n']

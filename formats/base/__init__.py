@@ -3,5 +3,5 @@
 
 __all__ = [
     "arrow", "byteorder", "causes", "cli", "closing", "control", "errors", "escape", "files",
-    "reader", "text", "times",
+    "limits", "reader", "text", "times",
 ]  # fmt: skip

@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-MAX_PROBLEMS = 1000
-"""At most so many problems of one schema are reported."""
-
 
 class TcpkmonError(Exception):
     """An error that a user can act on.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 
 
 def text_of(data: bytes) -> str:
@@ -22,3 +23,17 @@ def address_of(data: bytes) -> str:
 def quote_csv(text: str) -> str:
     """Text as a value in a line of CSV; control characters are escaped already."""
     return '"' + text.replace('"', '""') + '"' if '"' in text or "," in text else text
+
+
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?", re.ASCII)
+
+
+def quote_spreadsheet(text: str) -> str:
+    """As quote_csv(), but with ' before a text that spreadsheet programs take for a formula.
+
+    Those begin with = + - @, their wide forms, or white space that may be skipped. A number stays a
+    number.
+    """
+    is_formula = _FORMULA.match(text) and not _NUMBER.fullmatch(text)
+    return quote_csv(f"'{text}" if is_formula else text)

@@ -16,15 +16,15 @@ from formats.base.files import already_there
 if TYPE_CHECKING:
     from formats.klogger.reader import LogReader
 
-FORMATS = ("perl", "json", "csv", "parquet")
+FORMATS = ("perl", "json", "csv", "spreadsheet", "parquet")
 
 
 @click.command("decode")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
                 type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(FORMATS), default="perl", show_default=True,
-              help="An array of Perl hashes, JSON lines, one CSV table, or a Parquet file for each "
-              "event.")
+              help="An array of Perl hashes, JSON lines, one CSV table (spreadsheet: one in which "
+              "no text is a formula), or a Parquet file for each event.")
 @click.option("--merge", is_flag=True,
               help="Put the logs of several CPUs in time order, instead of one after the other.")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path),

@@ -14,6 +14,7 @@ import click
 from formats.base import cli
 from formats.base.errors import DamagedError, UsageError
 from formats.base.escape import for_terminal
+from formats.base.limits import MOST_LISTED
 from formats.pmgraph import options
 from formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
 
@@ -195,8 +196,11 @@ def _describe(capture: Capture) -> None:
             f"column {column.name}: offset {column.offset}, length {column.length}, "
             f"scope {column.scope}, mask {column.mask}, flags {column.flags}"
         )
-    for one in find_connections(capture):
+    connections = find_connections(capture)
+    for one in connections[:MOST_LISTED]:
         _say(f"connection {one.ports}: {one.records} records, {title_of(capture, one)}")
+    if len(connections) > MOST_LISTED:
+        _say(f"and {len(connections) - MOST_LISTED} more connections")
     present = (*capture.names, options.M_CLUSED_BYTES)
     letters = [f"-{one.letter}" for one in PARAMETERS if one.column in present]
     _say(f"options that it can show: {' '.join(letters)}")

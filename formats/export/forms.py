@@ -45,6 +45,7 @@ FORMS: dict[str, Callable[[Records, Path | None, bool], None]] = {
     "parquet": functools.partial(_write_tables, "parquet"),
     "arrow": functools.partial(_write_tables, "arrow"),
     "csv": functools.partial(_write_text, "csv"),
+    "spreadsheet": functools.partial(_write_text, "spreadsheet"),
     "json": functools.partial(_write_text, "json"),
     "perl": functools.partial(_write_text, "perl"),
 }

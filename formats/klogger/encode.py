@@ -31,17 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.base.errors import UsageError
+from formats.base.limits import MOST_DUMP_BYTES, MOST_LOG_HEADER_BYTES
 from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, LogEvent, LogField, LogFormat
 
 MAGIC = b"KERNLOG\x01"
 PREAMBLE = struct.Struct("=8sIIQ")
-HEADER_BYTES_MAX = 16 << 20
 DUMP_MAGIC = b"KLOGDUMP"
 DUMP_HEAD = struct.Struct("=8sIIQQIIQ")
 DUMP_HEAD_BYTES = DUMP_HEAD.size
 HEAD_CRC_AT = 36
-DUMP_BYTES_MAX = 1 << 30
-"""The largest body. Readers refuse a larger one; the writer begins another dump before."""
 DUMP_FINISH = "DUMP_FINISH"
 
 _HEAD = np.dtype([("number", "=u4"), ("size", "=u4"), ("serial", "=u8"), ("time", "=u8")])
@@ -69,8 +67,9 @@ def encode_preamble(header: Mapping[str, Any]) -> bytes:
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
     data = text.encode("utf-8", "backslashreplace")
     data += b" " * (-len(data) % 8)
-    if len(data) > HEADER_BYTES_MAX:
-        raise UsageError(f"a log's header of {len(data)} bytes is larger than {HEADER_BYTES_MAX}")
+    if len(data) > MOST_LOG_HEADER_BYTES:
+        most = MOST_LOG_HEADER_BYTES
+        raise UsageError(f"a log's header of {len(data)} bytes is larger than {most}")
     return PREAMBLE.pack(MAGIC, len(data), zlib.crc32(data), 0) + data
 
 
@@ -248,14 +247,14 @@ def finish_dump(
     """A whole dump: head, the records of `parts` (the first is DUMP_BEGIN), and DUMP_FINISH.
 
     index: number of the dump in its file, from 0. serial, time_ns: of DUMP_FINISH. Raises
-    UsageError if the body is larger than DUMP_BYTES_MAX.
+    UsageError if the body is larger than MOST_DUMP_BYTES.
     """
     count = sum(len(part.numbers) for part in parts) + 1
     finish_bytes = RECORD_HEAD_BYTES + log.event(DUMP_FINISH).size
     padding = -2 * count % 8
     body_bytes = 2 * count + padding + sum(part.body.nbytes for part in parts) + finish_bytes
-    if body_bytes > DUMP_BYTES_MAX:
-        raise UsageError(f"a dump of {body_bytes} bytes is larger than {DUMP_BYTES_MAX}")
+    if body_bytes > MOST_DUMP_BYTES:
+        raise UsageError(f"a dump of {body_bytes} bytes is larger than {MOST_DUMP_BYTES}")
     finish = pack_event(log, DUMP_FINISH, {"bytes": body_bytes}, serial, time_ns)
     every = [*parts, finish]
     body: list[bytes | memoryview] = [part.numbers.data for part in every]

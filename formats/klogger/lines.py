@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from formats.base.byteorder import Endian
 from formats.base.escape import for_terminal
-from formats.base.text import quote_csv
+from formats.base.text import quote_csv, quote_spreadsheet
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
 from formats.lines import Cell, Kind, Plan, Rows, Source, Texts, make_writer
@@ -130,6 +130,13 @@ class CsvStyle(Style):
 
     def quote(self, text: str) -> str:
         return quote_csv(for_terminal(text))
+
+
+class SpreadsheetStyle(CsvStyle):
+    """As CsvStyle, for programs that take some text for formulas."""
+
+    def quote(self, text: str) -> str:
+        return quote_spreadsheet(for_terminal(text))
 
 
 def perl_text(text: str) -> str:

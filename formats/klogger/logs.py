@@ -22,7 +22,7 @@ from formats.base.errors import FileError, UsageError
 from formats.klogger.batch import LogBatch
 from formats.klogger.choose import ALL, Choice
 from formats.klogger.clock import LogClock
-from formats.klogger.lines import CsvStyle, JsonStyle, Lines, PerlStyle, Style
+from formats.klogger.lines import CsvStyle, JsonStyle, Lines, PerlStyle, SpreadsheetStyle, Style
 from formats.klogger.merge import check_alike, merge_logs
 from formats.klogger.reader import LogReader
 from formats.klogger.table import LogEvent, LogFormat
@@ -150,7 +150,7 @@ class Logs(Closing):
                 yield make_tables(batch, times_ns, self.clock)
 
     def write_text(self, form: str, out: BinaryIO) -> None:
-        """Write the records as "perl", "json" or "csv"."""
+        """Write the records as "perl", "json", "csv" or "spreadsheet"."""
         style = self._make_style(form)
         out.write(style.begin.encode())
         for log, records in self.streams():
@@ -164,6 +164,7 @@ class Logs(Closing):
             "perl": lambda: PerlStyle(self.clock, with_cpu=len(self.readers) > 1),
             "json": lambda: JsonStyle(self.clock, with_cpu=True),
             "csv": lambda: CsvStyle(self.clock, self.events()),
+            "spreadsheet": lambda: SpreadsheetStyle(self.clock, self.events()),
         }
         if form not in styles:
             raise UsageError(f"Klogger logs have no form {form}", f"choose {', '.join(styles)}")

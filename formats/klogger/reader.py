@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.base.files import InputFile
+from formats.base.limits import MOST_DAMAGE, MOST_LOG_HEADER_BYTES
 from formats.klogger.batch import LogBatch
 from formats.klogger.encode import (
     DUMP_FINISH,
-    HEADER_BYTES_MAX,
     MAGIC,
     PREAMBLE,
 )
@@ -30,7 +30,6 @@ DUMP_BEGIN = "DUMP_BEGIN"
 BATCH_RECORDS = 1 << 16
 BATCH_BYTES = 2 << 20
 _READ_BYTES = 1 << 20
-_PROBLEMS_MAX = 20
 Data = bytes | memoryview
 
 
@@ -64,14 +63,14 @@ class LogReader(InputFile):
         # The byte order is in the header, but its size, in the preamble, has that order already.
         for order in "<>":
             _, size, crc, _ = struct.unpack(order + PREAMBLE.format[1:], preamble)
-            if size % 8 or not 0 < size <= min(HEADER_BYTES_MAX, self._size - PREAMBLE.size):
+            if size % 8 or not 0 < size <= min(MOST_LOG_HEADER_BYTES, self._size - PREAMBLE.size):
                 continue
             data = self._read(PREAMBLE.size, size)
             if zlib.crc32(data) == crc:
                 self._data_offset = PREAMBLE.size + size
                 break
         else:
-            raise DamagedError("the header is damaged, or cut short")
+            raise DamagedError("the header is damaged, cut short or too large")
         try:
             header = json.loads(data.decode("utf-8"))
         except (ValueError, RecursionError) as error:
@@ -142,7 +141,7 @@ class LogReader(InputFile):
 
     def _note(self, problem: DamagedError) -> None:
         self._problems_total += 1
-        if len(self.problems) < _PROBLEMS_MAX:
+        if len(self.problems) < MOST_DAMAGE:
             self.problems.append(problem)
 
     def _open_body(self, head: DumpHead, most_bytes: int) -> Callable[[int, int], Data]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.base.errors import DamagedError, TcpkmonError, UsageError
+from formats.base.limits import MOST_FIELDS, MOST_NAME_CHARACTERS, MOST_PAYLOAD_BYTES
 from formats.base.text import address_of, text_of
 from formats.schema import Schema, parse, suggest
 
@@ -22,9 +23,6 @@ NUMBERS = 256
 SNAPSHOT = "SNAPSHOT"
 """The event of the schema tcp."""
 
-PAYLOAD_BYTES_MAX = 1 << 20
-FIELDS_MAX = 4096
-NAME_CHARACTERS_MAX = 256
 KINDS = ("int", "enum", "string", "bytes", "address")
 _ORDERS = {"little": "<", "big": ">"}
 WIDTHS = {"int": (1, 2, 4, 8), "enum": (4,), "address": (4, 16)}
@@ -197,30 +195,32 @@ def native(values: NDArray[Any]) -> NDArray[Any]:
 def _read_event(item: Any, order: str) -> LogEvent:
     if not isinstance(item, dict):
         raise DamagedError("an event in the header is no object")
-    name = _text(item, "name", "an event in the header", NAME_CHARACTERS_MAX)
+    name = _text(item, "name", "an event in the header", MOST_NAME_CHARACTERS)
     where = f"event {name!r} in the header"
     number = _integer(item, "number", where, 0, NUMBERS - 1)
-    size = _integer(item, "size", where, 0, PAYLOAD_BYTES_MAX)
+    size = _integer(item, "size", where, 0, MOST_PAYLOAD_BYTES)
     listed = item.get("fields")
-    if size % 8 or not isinstance(listed, list) or len(listed) > FIELDS_MAX:
+    if size % 8 or not isinstance(listed, list) or len(listed) > MOST_FIELDS:
         raise DamagedError(f"{where} has no good size or fields")
     fields = tuple(_read_field(one, size, where) for one in listed)
     if len({one.name for one in fields}) < len(fields):
         raise DamagedError(f"{where} has two fields of one name")
+    if sum(one.length for one in fields) > size:  # otherwise a small record is a large text
+        raise DamagedError(f"{where} has fields that overlap")
     return LogEvent(number, name, size, fields, order)
 
 
 def _read_field(item: Any, size: int, where: str) -> LogField:
     if not isinstance(item, dict):
         raise DamagedError(f"a field of {where} is no object")
-    name = _text(item, "name", where, NAME_CHARACTERS_MAX)
+    name = _text(item, "name", where, MOST_NAME_CHARACTERS)
     where = f"field {name!r} of {where}"
     kind = _text(item, "kind", where)
     length = _integer(item, "length", where, 1, max(size, 1))
     offset = _integer(item, "offset", where, 0, size)
     if kind not in KINDS or length not in WIDTHS.get(kind, (length,)) or offset + length > size:
         raise DamagedError(f"{where} has no good kind, offset or length")
-    type_name = _text(item, "type", where, NAME_CHARACTERS_MAX)
+    type_name = _text(item, "type", where, MOST_NAME_CHARACTERS)
     signed, network = item.get("signed") is True, item.get("network") is True
     return LogField(name, kind, signed, offset, length, type_name, network)
 

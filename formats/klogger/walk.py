@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from formats.base.errors import DamagedError
+from formats.base.limits import MOST_DUMP_BYTES
 from formats.klogger.encode import (
-    DUMP_BYTES_MAX,
     DUMP_HEAD,
     DUMP_HEAD_BYTES,
     DUMP_MAGIC,
@@ -95,7 +95,7 @@ class DumpWalk:
             self._note(at, f"dump {index} where dump {expected} should be")
         # Before memory is allocated: the file must hold the body, and the body its records.
         least = count * RECORD_HEAD_BYTES + list_bytes(count)
-        if not count or body % 8 or body > DUMP_BYTES_MAX or least > body:
+        if not count or body % 8 or body > MOST_DUMP_BYTES or least > body:
             self._note(at + DUMP_HEAD_BYTES, f"dump {index} has a senseless size")
             return None
         there = rest - DUMP_HEAD_BYTES

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base.errors import TcpkmonError
+from formats.base.limits import MOST_TEXT_BYTES
 from formats.lines.cells import Cell, Kind, Plan, Rows
 
 _VERSION = 1
@@ -24,7 +25,6 @@ _OUT_BYTES = 1 << 22
 _LINE_MAX = 1 << 30
 _AHEAD_ROWS = 256
 _AHEAD_BYTES = 1 << 16
-_TEXTS_BYTES = 16 << 20
 _TEXT_BYTES = 32
 _SLOT_BITS = 10
 _DONE, _FULL, _MISSING = range(3)
@@ -86,8 +86,10 @@ class NativeWriter:
         if not self._handle:
             raise MemoryError
         self._finalizer = weakref.finalize(self, library.lines_free, self._handle)
-        self._text_bytes: dict[int, int] = {}
-        """Size of each table in bytes, roughly."""
+        self._text_bytes = 0
+        """Size of all tables in bytes, roughly."""
+        self._emptied_at = -1
+        """The row for which the tables were emptied last."""
         self._tables: dict[tuple[int, int], int] = {}
         for number, plan in enumerate(plans):
             self._add_plan(number, plan)
@@ -102,7 +104,6 @@ class NativeWriter:
             if cell.kind == Kind.TEXT:
                 table = self._library.lines_table(self._handle, cell.length)
                 self._tables[number, place] = table
-                self._text_bytes[table] = 0
             cells[place] = (
                 cell.factor % 2**64, cell.zero % 2**64, cell.offset, cell.length, len(before),
                 table, cell.kind, cell.source, cell.order, cell.is_signed, cell.digits,
@@ -120,6 +121,7 @@ class NativeWriter:
 
     def write(self, rows: Rows) -> list[memoryview]:
         """The lines of the rows, in pieces that are valid until the next call."""
+        self._emptied_at = -1
         offsets = rows.offsets.ctypes.data if rows.offsets is not None else None
         plans = rows.plans.ctypes.data if rows.plans is not None else None
         sides = np.array([side.ctypes.data for side in rows.sides], np.uintp)
@@ -162,14 +164,16 @@ class NativeWriter:
         cell = self._plans[number].cells[place]
         assert cell.text is not None
         table = self._tables[number, place]
-        if self._text_bytes[table] > _TEXTS_BYTES:
-            self._library.lines_forget(self._handle, table)
-            self._text_bytes[table] = 0
+        # Once for a row, which needs the texts of all its cells at the same time.
+        if self._text_bytes > MOST_TEXT_BYTES and self._emptied_at != row:
+            for other in self._tables.values():
+                self._library.lines_forget(self._handle, other)
+            self._text_bytes, self._emptied_at = 0, row
         for value in _values(rows, row, number, self._plans[number].size, cell):
             text = cell.text(value).encode("utf-8", "backslashreplace")
             if self._library.lines_text(self._handle, table, value, text, len(text)):
                 raise MemoryError
-            self._text_bytes[table] += _TEXT_BYTES + len(value) + len(text)
+            self._text_bytes += _TEXT_BYTES + len(value) + len(text)
 
 
 def _values(rows: Rows, row: int, number: int, size: int, cell: Cell) -> set[bytes]:

@@ -78,6 +78,9 @@ class ClockText:
 
     def at(self, rows: Sequence[int]) -> list[str]:
         """The times of these rows as text. The rows should be near each other."""
+        column = self._capture.find_column(self.column)
+        if not (column.is_time or column.is_integer):
+            raise FileError(f"{self._capture.path}: the column {self.column} holds no times")
         first = min(rows)
         times = self._capture.column(self.column, first, max(rows) + 1)
         chosen = times[np.array(rows) - first].astype(np.int64) - self._zero

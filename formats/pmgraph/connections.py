@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
+from formats.base.errors import FileError
 from formats.base.escape import for_terminal
+from formats.base.limits import MOST_CONNECTIONS
 from formats.base.text import address_of
 from formats.pmgraph.arrays import Array, Columns
 from formats.pmgraph.quantities import is_number
@@ -63,30 +67,67 @@ def match_ports(
     return np.isin(_ports(columns), pairs)
 
 
-def find_connections(capture: Capture, wanted: Sequence[tuple[int, int]] = ()) -> list[Connection]:
+class Connections(Sequence[Connection]):
+    """Connections in the order of their first record, as arrays: a file can have millions."""
+
+    def __init__(self, *columns: Array) -> None:
+        self._columns = columns
+        self._keys, self._ports, self._counts, self._first, self._last = columns
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, at: int) -> Connection: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Connections: ...
+
+    def __getitem__(self, at: int | slice) -> Connection | Connections:
+        if isinstance(at, slice):
+            return self._at(at)
+        return _connection(*(int(column[at]) for column in self._columns))
+
+    def _at(self, at: Array | slice) -> Connections:
+        return Connections(*(column[at] for column in self._columns))
+
+    def port_pairs(self) -> set[tuple[int, int]]:
+        """Their (lport, rport)."""
+        return {(ports >> 16, ports & 0xFFFF) for ports in np.unique(self._ports).tolist()}
+
+    def known(self) -> Connections:
+        """Without those that have no id, but the ports of one that has."""
+        has_id = (self._keys & _HAS_ID != 0) & (self._keys != _HAS_ID)
+        return self._at(has_id | ~np.isin(self._ports, self._ports[has_id]))
+
+    def without_listeners(self) -> Connections:
+        """Those with a remote port; all if none has one."""
+        connected = self._ports & np.uint64(0xFFFF) != 0
+        return self._at(connected) if connected.any() else self
+
+    def largest(self, most: int) -> Connections:
+        """Those with the most records."""
+        return self._at(np.sort(np.argsort(-self._counts, kind="stable")[:most]))
+
+
+def find_connections(capture: Capture, wanted: Sequence[tuple[int, int]] = ()) -> Connections:
     """All connections (or those with the wanted ports), in the order of their first record.
 
     Records with the same ports and different conn_ids are different connections. Records with the
     same conn_id are one connection, although its local port is 0 at first. Records without an id
     (0: the BPF program did not know the socket) count only if no connection with an id has their
-    ports.
+    ports. FileError if there are more than MOST_CONNECTIONS.
     """
     names = key_columns(capture)
-    if not names:
-        return []
-    tally = _Tally()
-    for piece in capture.chunks():
+    tally = _Tally(capture.path)
+    for piece in capture.chunks() if names else ():
         start, stop = piece.start, piece.stop
         columns = capture.columns(names, start, stop)
         mask = match_ports(columns, wanted, stop - start) & ~capture.control(start, stop)
         rows = np.flatnonzero(mask)
         if len(rows):
             tally.add(connection_keys(columns)[rows], _ports(columns)[rows], rows + start)
-    tally.compact()
-    order = np.argsort(tally.first, kind="stable").tolist()
-    found = [_connection(*(int(column[index]) for column in tally.columns())) for index in order]
-    known = {connection.ports for connection in found if connection.conn_id}
-    return [one for one in found if one.conn_id or one.ports not in known]
+    return tally.connections().known()
 
 
 def connection_keys(columns: Columns) -> npt.NDArray[np.uint64]:
@@ -159,46 +200,57 @@ def algorithm_of(capture: Capture, connection: Connection) -> str:
 
 
 class _Tally:
-    """By key: count, greatest ports, first and last row; small if there are few keys."""
+    """By key: greatest ports, count, first and last row; small if there are few keys."""
 
-    def __init__(self) -> None:
-        self._pending: list[tuple[Array, ...]] = []
+    _SUMS = (np.maximum, np.add, np.minimum, np.maximum)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pending: list[list[Array]] = []
         self._size = 0
-        self.keys = self.ports = np.empty(0, np.uint64)
-        self.counts = self.first = self.last = np.empty(0, np.int64)
-
-    def columns(self) -> tuple[Array, ...]:
-        return self.keys, self.ports, self.counts, self.first, self.last
+        self._keys = np.empty(0, np.uint64)
+        empty = np.empty(0, np.int64)
+        self._columns: list[Array] = [np.empty(0, np.uint64), empty, empty, empty]
 
     def add(self, keys: Array, ports: Array, rows: Array) -> None:
-        self._pending.append(_group(keys, ports, np.ones(len(keys), np.int64), rows, rows))
-        self._size += len(self._pending[-1][0])
+        columns = [ports, np.ones(len(keys), np.int64), rows, rows]
+        order, starts = _group(keys)
+        self._pending.append([keys[order[starts]], *self._sum(columns, order, starts)])
+        self._size += len(starts)
         if self._size > _COMPACT_AT:
-            self.compact()
+            self._compact()
 
-    def compact(self) -> None:
-        batches = [self.columns(), *self._pending]
-        joined = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-        self.keys, self.ports, self.counts, self.first, self.last = _group(*joined)
+    def connections(self) -> Connections:
+        """All connections, in the order of their first record."""
+        self._compact()
+        columns = [self._keys, *self._columns]
+        order = np.argsort(self._columns[2], kind="stable")
+        return Connections(*(column[order] for column in columns))
+
+    def _compact(self) -> None:
+        keys = np.concatenate([self._keys, *(batch.pop(0) for batch in self._pending)])
+        order, starts = _group(keys)
+        if len(starts) > MOST_CONNECTIONS:
+            raise FileError(
+                f"{self._path} has more than {MOST_CONNECTIONS} connections",
+                "-p chooses some, -T prints all records",
+            )
+        self._keys = keys[order[starts]]
+        for place, before in enumerate(self._columns):  # one after the other, to need less memory
+            joined = np.concatenate([before, *(batch.pop(0) for batch in self._pending)])
+            self._columns[place] = self._SUMS[place].reduceat(joined[order], starts)
         self._pending, self._size = [], 0
 
+    def _sum(self, columns: Sequence[Array], order: Array, starts: Array) -> Iterator[Array]:
+        for column, total in zip(columns, self._SUMS, strict=True):
+            yield total.reduceat(column[order], starts)
 
-def _group(
-    keys: Array, ports: Array, counts: Array, first: Array, last: Array
-) -> tuple[Array, ...]:
-    """By key: greatest ports, sum of counts, least first row and greatest last row."""
-    if not len(keys):
-        return keys, ports, counts, first, last
+
+def _group(keys: Array) -> tuple[Array, Array]:
+    """The order of the keys, and where each other key begins in it."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    return (
-        ordered[starts],
-        np.maximum.reduceat(ports[order], starts),
-        np.add.reduceat(counts[order], starts),
-        np.minimum.reduceat(first[order], starts),
-        np.maximum.reduceat(last[order], starts),
-    )
+    return order, np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(keys)])
 
 
 def _ports(columns: Columns) -> npt.NDArray[np.uint64]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import textwrap
@@ -86,6 +87,7 @@ def has_window() -> bool:
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
     try:
+        _import_matplotlib()
         from matplotlib import pyplot
     except ImportError:
         return False
@@ -114,6 +116,7 @@ def show(pages: Sequence[Page]) -> None:
 def draw(pages: Sequence[Page], figure: Figure | None = None) -> Figure:
     """Draw each page into a subfigure of one figure, and return the figure."""
     if figure is None:
+        _import_matplotlib()
         from matplotlib.figure import Figure as NewFigure
 
         figure = NewFigure(layout="constrained")
@@ -211,8 +214,7 @@ def _add_legend(axes: Axes, panel: Panel) -> None:
 
 @contextlib.contextmanager
 def _styled() -> Iterator[None]:
-    import matplotlib
-
+    matplotlib = _import_matplotlib()
     known: Any = {name: _STYLE[name] for name in _STYLE if name in matplotlib.rcParams}
     with matplotlib.rc_context(known), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
@@ -221,12 +223,29 @@ def _styled() -> Iterator[None]:
 
 def _require_matplotlib() -> None:
     try:
-        import matplotlib.figure  # noqa: F401
+        _import_matplotlib()
     except ImportError as error:
         raise FileError(
             f"graphs need matplotlib, which cannot be imported ({error})",
             "scripts/setup or 'pip install matplotlib' installs it",
         ) from error
+
+
+@functools.cache
+def _import_matplotlib() -> Any:
+    """The module, which does not obey a file matplotlibrc in the current folder.
+
+    Anybody may have put one there. matplotlib looks for it when it is imported, before the user's
+    own, and nothing turns that off; so that happens in the root folder.
+    """
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.chdir("/")
+        import matplotlib.figure
+    finally:
+        os.fchdir(here)
+        os.close(here)
+    return matplotlib
 
 
 def _tk_errors() -> tuple[type[Exception], ...]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from formats.base.errors import FileError
 from formats.base.escape import for_terminal
+from formats.base.limits import MOST_DRAWN, MOST_DRAWN_CHOSEN
 from formats.pmgraph import quantities
 from formats.pmgraph.arrays import Array
 from formats.pmgraph.clock import Seconds
@@ -20,9 +21,6 @@ from formats.pmgraph.quantities import Quantity
 from formats.pmgraph.series import Trace, gather
 from formats.pmgraph.units import choose_scale, dimension_of
 from formats.psc.reader import Capture
-
-MOST_CONNECTIONS = 12
-"""Most connections that are drawn without -p."""
 
 _LOGARITHMIC_FROM = 50.0
 _MEMORY = ("hiwat_fair_share", M_CLUSED_BYTES, "sb_target_hiwat")
@@ -129,26 +127,27 @@ def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list
     return pages, notes
 
 
-def _choose(capture: Capture, selection: Selection) -> tuple[list[Connection], list[str]]:
+def _choose(capture: Capture, selection: Selection) -> tuple[Sequence[Connection], list[str]]:
     found = find_connections(capture, selection.connections)
     if selection.connections:
-        missing = set(selection.connections) - {(one.lport, one.rport) for one in found}
+        missing = set(selection.connections) - found.port_pairs()
         names = ", ".join(f"{left}.{right}" for left, right in sorted(missing))
         notes = [f"no records of connection {names}"] if missing else []
+        most, hint = MOST_DRAWN_CHOSEN, ""
     else:
         notes = []
-        found = [one for one in found if one.rport] or found  # listeners only if all are
-        if len(found) > MOST_CONNECTIONS:
-            most = sorted(found, key=lambda one: -one.records)[:MOST_CONNECTIONS]
-            notes = [
-                f"{len(found) - len(most)} of {len(found)} connections left out, "
-                f"those with the fewest records; -p chooses"
-            ]
-            found = [one for one in found if one in set(most)]
+        found = found.without_listeners()
+        most, hint = MOST_DRAWN, "; -p chooses"
+    if len(found) > most:
+        notes.append(
+            f"{len(found) - most} of {len(found)} connections left out, "
+            f"those with the fewest records{hint}"
+        )
+        found = found.largest(most)
     if not found:
         what = "; ".join(notes) or "no records of connections"
         raise FileError(f"{capture.path}: {what}, so there is nothing to graph")
-    return found, notes
+    return list(found), notes
 
 
 def choose_quantities(capture: Capture, selection: Selection) -> list[Quantity]:
@@ -159,12 +158,7 @@ def choose_quantities(capture: Capture, selection: Selection) -> list[Quantity]:
     names = selection.columns
     if names:
         quantities.require(capture, names)
-        raw = [name for name in names if not quantities.is_number(capture, name)]
-        if raw:
-            raise FileError(
-                f"{capture.path}: column {for_terminal(raw[0])} holds no numbers to graph",
-                "-T prints it",
-            )
+        quantities.require_numbers(capture, names)
         return [quantities.describe(capture, name) for name in names]
     present = [name for name in EVERYTHING if quantities.is_number(capture, name)]
     if M_CLUSED_BYTES in present and not capture.header.mclsize:

@@ -62,6 +62,7 @@ def find_maximum_bytes(capture: Capture) -> int:
     Raises UsageError without m_clused, FileError without a cluster size.
     """
     require(capture, (M_CLUSED_BYTES,))
+    require_numbers(capture, (M_CLUSED_BYTES,))
     size = cluster_bytes(capture)
     most = 0
     for piece in capture.chunks():
@@ -109,6 +110,16 @@ def require(capture: Capture, names: tuple[str, ...]) -> None:
             )
         if _is_derived(capture, name):
             cluster_bytes(capture)
+
+
+def require_numbers(capture: Capture, names: tuple[str, ...]) -> None:
+    """Raise FileError for the first of `names` whose values are raw bytes or the time."""
+    for name in names:
+        if not is_number(capture, name):
+            raise FileError(
+                f"{capture.path}: column {source_of(capture, name)} holds no numbers",
+                "-T prints it",
+            )
 
 
 def describe(capture: Capture, name: str) -> Quantity:

@@ -93,11 +93,34 @@ def gather(
     seconds: Seconds,
     bins: int,
 ) -> list[Trace]:
-    """A trace for each connection, in order; reads the file once, in bounded memory.
+    """A trace for each connection, in order; in memory that depends on `bins`, not on the file.
 
     bins: pixel columns of the graphs.
     """
-    traces = [_start_trace(seconds, connection, quantities, bins) for connection in connections]
+    ends = ([float(seconds.at(row, row + 1)[0]) for row in (one.first_row, one.last_row)]
+            for one in connections)  # fmt: skip
+    limits = [(min(pair), max(pair)) for pair in ends]
+    traces = _read(capture, connections, quantities, seconds, bins, limits)
+    found = [trace.limits for trace in traces]
+    if found == limits:
+        return traces
+    # A clock stepped, or a time is damaged: there is a record before the first or after the last.
+    return _read(capture, connections, quantities, seconds, bins, found)
+
+
+def _read(
+    capture: Capture,
+    connections: Sequence[Connection],
+    quantities: Sequence[Quantity],
+    seconds: Seconds,
+    bins: int,
+    limits: Sequence[tuple[float, float]],
+) -> list[Trace]:
+    """The traces, in one pass; their limits are the times of all records and those in `limits`."""
+    traces = [
+        Trace(one, ends, {quantity.name: Curve(ends, bins) for quantity in quantities})
+        for one, ends in zip(connections, limits, strict=True)
+    ]
     marks = [_Marks(trace.limits, bins) for trace in traces]
     unwrappers = [Unwrapper() for _ in traces]
     codes = _event_codes(capture)
@@ -110,6 +133,8 @@ def gather(
         for index, rows in groups:
             unwrappers[index].start(sequences, values, rows)
             at = times[rows]
+            begin, end = traces[index].limits
+            traces[index].limits = min(begin, float(at.min())), max(end, float(at.max()))
             for one in quantities:
                 points = unwrappers[index].known_points(one, at, values[one.name][rows])
                 traces[index].curves[one.name].add(*points)
@@ -120,20 +145,12 @@ def gather(
     return traces
 
 
-def _start_trace(
-    seconds: Seconds, connection: Connection, quantities: Sequence[Quantity], bins: int
-) -> Trace:
-    rows = (connection.first_row, connection.last_row)
-    ends = [float(seconds.at(row, row + 1)[0]) for row in rows]
-    limits = (min(ends), max(ends))
-    return Trace(connection, limits, {one.name: Curve(limits, bins) for one in quantities})
-
-
 class _Marks:
     """Times of events, at most one for each pixel column and kind."""
 
     def __init__(self, limits: tuple[float, float], bins: int) -> None:
         self._begin = limits[0]
+        self._bins = bins
         self._per_second = bins / max(limits[1] - limits[0], 1e-12)
         self._seen: dict[str, dict[int, float]] = {}
 
@@ -142,7 +159,8 @@ class _Marks:
             if code not in codes:
                 continue
             at = times[locations == code]
-            columns = ((at - self._begin) * self._per_second).astype(np.int64)
+            columns = np.clip((at - self._begin) * self._per_second, 0, self._bins)
+            columns = columns.astype(np.int64)
             columns, first = np.unique(columns, return_index=True)
             seen = self._seen.setdefault(codes[code], {})
             for column, time in zip(columns.tolist(), at[first].tolist(), strict=True):

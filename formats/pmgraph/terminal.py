@@ -152,7 +152,8 @@ def _shade_losses(canvas: Canvas, page: Page, across: Array, up: Array, look: _L
     begin = np.maximum(page.spans.begin, across[0])
     end = np.minimum(page.spans.end, across[-1])
     for span in zip(begin, end, strict=True):
-        times = np.append(np.arange(*span, across[1] - across[0]), span[1])
+        inside = (across > span[0]) & (across < span[1])
+        times = np.concatenate([span[:1], across[inside], span[1:]])
         columns, rows = np.repeat(times, len(up)), np.tile(up, len(times))
         canvas.scatter(columns.tolist(), rows.tolist(), marker=look.loss, color="default")
 

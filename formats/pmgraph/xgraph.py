@@ -21,8 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
 from formats.base.files import already_there, create_file
+from formats.base.limits import MOST_LISTED
 from formats.pmgraph.arrays import Array
 from formats.pmgraph.clock import Seconds
 from formats.pmgraph.connections import Connection, find_connections, read_chunks
@@ -44,6 +46,12 @@ def write_xgraph(
     numbers are relative, as in the graphs. Raises FileError if a file exists already.
     """
     connections = find_connections(capture, selection.connections)
+    if len(connections) > MOST_LISTED:
+        raise UsageError(
+            f"{capture.path} has {len(connections)} connections, more than the {MOST_LISTED} that "
+            "-x writes",
+            "choose some with -p",
+        )
     chosen = choose_quantities(capture, selection)
     writer = _PointWriter(capture, selection)
     base = capture.path.name.removesuffix(".pm")

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from formats.base.errors import UsageError
+from formats.base.limits import MOST_COLUMNS
 
 if TYPE_CHECKING:
     from formats.schema import Event, Field, Schema
@@ -50,7 +51,6 @@ TIME_FIELDS = ("tv_sec", "tv_usec")
 NAME_BYTES = 24
 LENGTH_MAX = 0xFF
 ENTRY_SIZE_MAX = 0xFFFF
-COLUMNS_MAX = 4096
 
 CLASSIC: dict[str, tuple[int, int]] = {
     "seq_no": (0, 4),
@@ -157,8 +157,8 @@ def check_columns(columns: Sequence[Column], entry_size: int) -> None:
     """Raise UsageError if a PSC header cannot hold these columns."""
     if not 0 < entry_size <= ENTRY_SIZE_MAX:
         raise UsageError(f"an entry of {entry_size} bytes does not fit the PSC format")
-    if len(columns) > COLUMNS_MAX:
-        raise UsageError(f"{len(columns)} columns are more than the {COLUMNS_MAX} allowed")
+    if len(columns) > MOST_COLUMNS:
+        raise UsageError(f"{len(columns)} columns are more than the {MOST_COLUMNS} allowed")
     for column in columns:
         if not 0 < len(column.name.encode()) < NAME_BYTES or "\0" in column.name:
             raise UsageError(

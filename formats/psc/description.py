@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from formats.base import control as controls
 from formats.base.errors import DamagedError, TcpkmonError, UsageError
+from formats.base.limits import MOST_SCHEMA_BYTES, MOST_SETTINGS_CHARACTERS
 from formats.psc.columns import Column
 from formats.psc.header import KIND_CLOCK, KIND_SCHEMA, KIND_SETTINGS, Header
 
 if TYPE_CHECKING:
     from formats.schema import Schema
-
-SCHEMA_CHARACTERS_MAX = 1 << 20
-SETTINGS_CHARACTERS_MAX = 1 << 20
 
 
 class Description:
@@ -75,7 +73,7 @@ class Description:
         if text is None:
             return {}
         try:
-            found = json.loads(text[:SETTINGS_CHARACTERS_MAX])
+            found = json.loads(text[:MOST_SETTINGS_CHARACTERS])
         except (ValueError, RecursionError):
             found = None
         if isinstance(found, dict):
@@ -92,8 +90,8 @@ class Description:
         from formats.schema import parse
 
         try:
-            if len(text) > SCHEMA_CHARACTERS_MAX:
-                raise DamagedError(f"more than {SCHEMA_CHARACTERS_MAX} characters")
+            if len(text) > MOST_SCHEMA_BYTES:
+                raise DamagedError(f"more than {MOST_SCHEMA_BYTES} characters")
             schema: Schema = parse(text, str(self.path))
             return schema
         except TcpkmonError as error:

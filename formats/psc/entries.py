@@ -12,19 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base import control as controls
-from formats.base.byteorder import Rows
+from formats.base.byteorder import Endian, Rows, integers
 from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.base.files import InputFile
+from formats.base.limits import MOST_HEADER_BYTES
 from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
 from formats.psc.description import Description
-from formats.psc.header import HEADER_BYTES_MAX, Header, decode_header
+from formats.psc.header import Header, decode_header
 from formats.psc.sequence import Losses
 from formats.psc.values import ORDERS, ColumnReader
 
 READ_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20
 """So much stays in the second-level cache while all its columns are decoded."""
-_CONTROL_COLUMNS = ("callvalue", "location", "lport", "rport")
+_PLACE = ("location", "lport", "rport")
+_CONTROL_COLUMNS = ("callvalue", *_PLACE)
 
 
 class Entries(InputFile, Description):
@@ -66,7 +68,7 @@ class Entries(InputFile, Description):
 
     def _read_header(self) -> tuple[Header, int]:
         try:
-            return decode_header(self._file.read(min(self._size, HEADER_BYTES_MAX)), self._size)
+            return decode_header(self._file.read(min(self._size, MOST_HEADER_BYTES)), self._size)
         except OSError as error:
             raise FileError(f"cannot read {self.path}: {error.strerror}") from error
         except DamagedError as error:
@@ -172,7 +174,14 @@ class Entries(InputFile, Description):
         """The mask of the control entries in these rows, which rows() or read_into() returned."""
         if not self.controls_fit:
             return np.zeros(len(rows), np.bool_)
-        return is_control(np.ascontiguousarray(rows["location"]), rows["lport"], rows["rport"])
+        location, lport, rport = (self._integers(rows, name) for name in _PLACE)
+        return is_control(np.ascontiguousarray(location), lport, rport)
+
+    def _integers(self, rows: Rows, name: str) -> npt.NDArray[Any]:
+        """The values of a column of integers, in any byte order of the file."""
+        column = self.columns_by_name[name]
+        order = Endian.BIG if column.is_network else self.header.endian
+        return integers(rows, column.offset, column.length, order)
 
     def snapshots_of(self, rows: Rows) -> Rows:
         """The snapshots in these rows; the rows themselves if no control entry is among them."""

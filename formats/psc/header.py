@@ -44,9 +44,9 @@ from typing import Any
 
 from formats.base.byteorder import Endian
 from formats.base.errors import DamagedError, UsageError
+from formats.base.limits import MOST_COLUMNS, MOST_HEADER_BYTES, MOST_HEADER_RECORDS
 from formats.base.text import text_of
 from formats.psc.columns import (
-    COLUMNS_MAX,
     MODS_RENO,
     NAME_BYTES,
     Column,
@@ -67,8 +67,6 @@ KIND_CLOCK = 0x102
 KIND_SCHEMA = 0x103
 KIND_SETTINGS = 0x104
 
-HEADER_BYTES_MAX = 16 << 20
-RECORDS_MAX = 1 << 16
 VERSION_BYTES = 8
 TEXT_BYTES_MAX = 65528  # the largest for which a text record ends on a word boundary
 
@@ -169,7 +167,7 @@ def encode_header(header: Header) -> bytes:
         raise UsageError(f"a value does not fit the PSC header: {error}") from error
     parts.append(_record(KIND_END, b""))
     encoded = b"".join(parts)
-    if len(encoded) > HEADER_BYTES_MAX or len(parts) > RECORDS_MAX:
+    if len(encoded) > MOST_HEADER_BYTES or len(parts) > MOST_HEADER_RECORDS:
         raise UsageError(f"a PSC header of {len(encoded)} bytes is too long")
     return encoded
 
@@ -188,7 +186,7 @@ def _description(column: Column) -> bytes:
 def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
     """The header at the start of a file, and the offset of its first entry.
 
-    data: the whole file, or at least its first HEADER_BYTES_MAX bytes. size: of the file [bytes].
+    data: the whole file, or at least its first MOST_HEADER_BYTES bytes. size: of the file [bytes].
     Raises DamagedError, which names the offset.
     """
     single: dict[int, tuple[int, bytes]] = {}
@@ -202,8 +200,8 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
                 continue
             columns.append(column)
             columns_at.append(at)
-            if len(columns) > COLUMNS_MAX:
-                raise _damaged(at, f"more than {COLUMNS_MAX} columns")
+            if len(columns) > MOST_COLUMNS:
+                raise _damaged(at, f"more than {MOST_COLUMNS} columns")
         elif kind > KIND_MCLSIZE:
             extras.setdefault(kind, []).append(value)
         elif kind in single:
@@ -240,9 +238,9 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
 def _records(data: memoryview, size: int) -> Iterable[tuple[int, int, bytes]]:
     """The kind, offset and data of each record up to KIND_END."""
     at = 0
-    for _ in range(RECORDS_MAX):
-        if at + _RECORD.size > HEADER_BYTES_MAX:
-            raise _damaged(at, f"the header is longer than {HEADER_BYTES_MAX} bytes")
+    for _ in range(MOST_HEADER_RECORDS):
+        if at + _RECORD.size > MOST_HEADER_BYTES:
+            raise _damaged(at, f"the header is longer than {MOST_HEADER_BYTES} bytes")
         if at + _RECORD.size > min(len(data), size):
             raise _damaged(at, "the file ends within the header (no KIND_END)")
         kind, length = _RECORD.unpack_from(data, at)
@@ -253,12 +251,12 @@ def _records(data: memoryview, size: int) -> Iterable[tuple[int, int, bytes]]:
         if at + length > size:
             raise _damaged(at, f"header kind {kind} of {length} bytes goes beyond the file's end")
         if at + length > len(data):
-            raise _damaged(at, f"the header is longer than {HEADER_BYTES_MAX} bytes")
+            raise _damaged(at, f"the header is longer than {MOST_HEADER_BYTES} bytes")
         yield kind, at, bytes(data[at + _RECORD.size : at + length])
         if kind == KIND_END:
             return
         at += length
-    raise _damaged(at, f"the header has more than {RECORDS_MAX} records")
+    raise _damaged(at, f"the header has more than {MOST_HEADER_RECORDS} records")
 
 
 def _decode_description(at: int, data: bytes) -> Column | None:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from formats.base.byteorder import Endian
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
-from formats.base.text import quote_csv
+from formats.base.limits import MOST_TEXT_BYTES
+from formats.base.text import quote_csv, quote_spreadsheet
 from formats.lines import Cell, Kind, Plan, Rows, Source, make_writer, write_pages
 from formats.psc.columns import Column
 from formats.psc.values import decode
@@ -29,31 +30,39 @@ Text = Callable[[Any], str]
 
 _PAGE_BYTES = 1 << 20
 _CONNECTION = ("conn_id", "lport", "rport")
-_TEXTS_MAX = 1 << 16
-"""So many texts of each column are kept, because values repeat."""
+_QUOTES: dict[str, Callable[[str], str]] = {
+    "csv": lambda text: quote_csv(for_terminal(text)),
+    "spreadsheet": lambda text: quote_spreadsheet(for_terminal(text)),
+    "json": json.dumps,
+}
+"""How each form writes text."""
 
 
 def write_lines(
     entries: Entries, texts: Mapping[str, Text | None], form: str, out: BinaryIO
 ) -> None:
-    """Write the snapshots as CSV with a line of names ("csv"), or as JSON objects ("json").
+    """Write the snapshots as CSV with a line of names ("csv", "spreadsheet"), or as JSON ("json").
 
     texts: for each column the function that returns its text; None for numbers and times. Raises
     UsageError for another form.
     """
-    if form not in ("csv", "json"):
+    quote = _QUOTES.get(form)
+    if quote is None:
         raise UsageError(f"{form} is for Klogger logs", "choose csv or json")
     is_json = form == "json"
     if not is_json:
-        out.write((",".join(texts) + "\n").encode())
+        out.write((",".join(map(quote, texts)) + "\n").encode("utf-8", "backslashreplace"))
     cells = []
+    # All columns share the memory for texts; a text takes up to eight times its value's bytes.
+    share = MOST_TEXT_BYTES // max(1, sum(text is not None for text in texts.values()))
     before = "{" if is_json else ""
     for name, text in texts.items():
         column = entries.find_column(name)
         mark = '"' if is_json and column.is_time else ""
         before += f"{json.dumps(name)}:{mark}" if is_json else ""
         if text is not None:
-            cells.append(text_cell(entries, column, before, _quoted(text, is_json)))
+            quoted = _quoted(text, quote, share // (256 + 8 * column.length))
+            cells.append(text_cell(entries, column, before, quoted))
         elif column.is_time:
             cells.append(number_cell(entries, column, before, Kind.UTC, between=" "))
         else:
@@ -65,11 +74,9 @@ def write_lines(
     )
 
 
-def _quoted(text: Text, is_json: bool) -> Text:
-    def quote(value: Any) -> str:
-        return json.dumps(text(value)) if is_json else quote_csv(for_terminal(text(value)))
-
-    return functools.lru_cache(_TEXTS_MAX)(quote)
+def _quoted(text: Text, quote: Callable[[str], str], most: int) -> Text:
+    """The function that returns a value's text, quoted; it keeps `most` texts: values repeat."""
+    return functools.lru_cache(most)(lambda value: quote(text(value)))
 
 
 def number_cell(

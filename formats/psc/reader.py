@@ -136,5 +136,5 @@ class Capture(Entries):
         return Snapshots(self).tables(reuse)
 
     def write_text(self, form: str, out: BinaryIO) -> None:
-        """Write the snapshots as "csv" or "json"."""
+        """Write the snapshots as "csv", "spreadsheet" or "json"."""
         Snapshots(self).write_text(form, out)

@@ -85,7 +85,7 @@ class Snapshots:
         self._texts = {name: self._text(name, enums.get(name)) for name in self.names}
 
     def write_text(self, form: str, out: BinaryIO) -> None:
-        """Write "csv" or "json", in the order of the file. UsageError for another form."""
+        """Write "csv", "spreadsheet" or "json", in the order of the file; else UsageError."""
         write_lines(self.capture, self._texts, form, out)
 
     def tables(self, reuse: bool = False, rows: int | None = None) -> Iterator[dict[str, Any]]:

@@ -4,9 +4,8 @@
 `parse` and `load` read it, `format_schema` writes it, `field_type` gives widths and C types.
 """
 
-from formats.schema.model import Arch, Enum, Event, Field, LogLevel, Schema, suggest
+from formats.schema.model import Arch, Enum, Event, Field, LogLevel, Schema, Suggestions, suggest
 from formats.schema.parser import (
-    MAX_TEXT_BYTES,
     load,
     load_partly,
     parse,
@@ -19,7 +18,7 @@ from formats.schema.resolve import enabled_events
 from formats.schema.types import field_type
 
 __all__ = [
-    "MAX_TEXT_BYTES", "Arch", "Enum", "Event", "Field", "LogLevel", "Place", "Schema",
-    "enabled_events", "field_type", "format_schema", "load", "load_partly", "parse", "place_fields",
-    "read_text", "schema_name", "suggest",
+    "Arch", "Enum", "Event", "Field", "LogLevel", "Place", "Schema",
+    "Suggestions", "enabled_events", "field_type", "format_schema", "load", "load_partly", "parse",
+    "place_fields", "read_text", "schema_name", "suggest",
 ]  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.base.errors import MAX_PROBLEMS, SchemaError
+from formats.base.errors import SchemaError
+from formats.base.limits import MOST_SCHEMA_PROBLEMS
 from formats.schema.lexer import Token, tokens
 from formats.schema.model import Position, nearest
 
@@ -69,8 +70,8 @@ class Cursor:
         """Add a problem; the caller continues."""
         message = message if len(message) <= 300 else f"{message[:300]}..."
         self.problems.append(position.problem(message))
-        if len(self.problems) >= MAX_PROBLEMS:
-            raise SchemaError(self.problems, f"stopped after {MAX_PROBLEMS} problems")
+        if len(self.problems) >= MOST_SCHEMA_PROBLEMS:
+            raise SchemaError(self.problems, f"stopped after {MOST_SCHEMA_PROBLEMS} problems")
 
     def expected(self, what: str) -> None:
         """Add the problem that `what` is missing here."""

@@ -68,7 +68,8 @@ class _Comments:
             return
         if self.above_end < position.line - 1:  # an empty line between
             self.above = []
-        self.above, self.above_end = self.above + lines, end
+        self.above += lines
+        self.above_end = end
 
     def pop_above(self, line: int) -> list[str]:
         """The comments directly above a token on `line`, which belong to no other token then."""

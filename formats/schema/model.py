@@ -7,12 +7,14 @@ Two values are equal if they declare the same; positions and a schema's name do 
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from formats.base.errors import Problem, UsageError
+from formats.base.limits import MOST_CANDIDATES, MOST_SIMILAR_CHARACTERS, MOST_SUGGESTIONS
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -29,7 +31,6 @@ class Position:
 
 
 _NOWHERE = Position()
-_MAX_CANDIDATES = 500  # a hostile schema must not make suggestions slow
 _T = TypeVar("_T", "Field", "Event", "Enum", "LogLevel")
 
 
@@ -143,6 +144,11 @@ class Schema:
     name: str = field(default="", compare=False)
     using_positions: tuple[Position, ...] = field(default=(), compare=False, repr=False)
 
+    @functools.cached_property
+    def enum_names(self) -> frozenset[str]:
+        """The names of the enums, which are types of fields too."""
+        return frozenset(enum.name for enum in self.enums)
+
     def event(self, name: str) -> Event:
         """The event called `name`; raises UsageError."""
         return _find(self.events, name, "event")
@@ -158,8 +164,11 @@ class Schema:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The most similar of `names`, or an empty string if none is similar."""
-    candidates = list(itertools.islice(names, _MAX_CANDIDATES))
-    near = difflib.get_close_matches(name[:100], candidates, n=1)
+    if len(name) > MOST_SIMILAR_CHARACTERS:
+        return ""
+    candidates = itertools.islice(names, MOST_CANDIDATES)
+    short = [one for one in candidates if len(one) <= MOST_SIMILAR_CHARACTERS]
+    near = difflib.get_close_matches(name, short, n=1)
     return near[0] if near else ""
 
 
@@ -167,6 +176,21 @@ def suggest(name: str, names: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` with the nearest of `names`, or an empty string."""
     near = nearest(name, names)
     return f" (did you mean '{near}'?)" if near else ""
+
+
+class Suggestions:
+    """suggest() for the first MOST_SUGGESTIONS names of a text, and an empty string from then on.
+
+    A hostile text has many unknown names, and each suggestion compares one with all known names.
+    """
+
+    def __init__(self) -> None:
+        self._left = MOST_SUGGESTIONS
+
+    def suggest(self, name: str, names: Iterable[str]) -> str:
+        """As the function suggest(), while there are suggestions left."""
+        self._left -= 1
+        return suggest(name, names) if self._left >= 0 else ""
 
 
 def _find(items: tuple[_T, ...], name: str, what: str) -> _T:

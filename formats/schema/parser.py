@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from formats.base.errors import FileError, Problem, SchemaError
+from formats.base.limits import MOST_SCHEMA_BYTES
 from formats.schema.grammar import Grammar
 from formats.schema.model import Schema
 from formats.schema.resolve import check, merge
-
-MAX_TEXT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a schema file; raises FileError, or SchemaError if it is not UTF-8."""
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_TEXT_BYTES + 1)
+            data = file.read(MOST_SCHEMA_BYTES + 1)
     except OSError as error:
         raise FileError(f"cannot read schema {path}: {error.strerror}") from error
     try:
@@ -93,8 +92,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 def _read(text: str, file: str) -> Partial:
     """What one text declares, with the problems that this text alone shows, in no order."""
-    if len(text) > MAX_TEXT_BYTES:
-        raise SchemaError([Problem(file, 1, 1, f"expected at most {MAX_TEXT_BYTES} characters")])
+    if len(text) > MOST_SCHEMA_BYTES:
+        raise SchemaError([Problem(file, 1, 1, f"expected at most {MOST_SCHEMA_BYTES} characters")])
     grammar = Grammar(text, file)
     schema = grammar.schema(schema_name(file))
     return Partial(schema, tuple(grammar.problems))

@@ -6,7 +6,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from formats.base.errors import MAX_PROBLEMS, Problem
+from formats.base.errors import Problem
+from formats.base.limits import MOST_SCHEMA_PROBLEMS
 from formats.schema.model import (
     Arch,
     Enum,
@@ -16,7 +17,7 @@ from formats.schema.model import (
     Omit,
     Position,
     Schema,
-    suggest,
+    Suggestions,
 )
 from formats.schema.types import basic_type, explain_unknown_type
 
@@ -81,16 +82,17 @@ def _contradictions(first: Arch, second: Arch) -> Iterator[tuple[Position, str]]
 
 
 def check(schema: Schema) -> list[Problem]:
-    """The wrong names in `schema` (at most MAX_PROBLEMS): repeated, unknown or circular."""
+    """The wrong names in `schema` (at most MOST_SCHEMA_PROBLEMS): repeated, unknown or circular."""
+    suggestions = Suggestions()
     problems = itertools.chain(
         _repeated("event", schema.events),
         _repeated("enum", schema.enums),
         _repeated("log level", schema.loglevels),
         _repeated_arches(schema.arches),
-        _wrong_types(schema),
-        _wrong_levels(schema),
+        _wrong_types(schema, suggestions),
+        _wrong_levels(schema, suggestions),
     )
-    return list(itertools.islice(problems, MAX_PROBLEMS))
+    return list(itertools.islice(problems, MOST_SCHEMA_PROBLEMS))
 
 
 def enabled_events(schema: Schema) -> tuple[Event, ...]:
@@ -132,20 +134,25 @@ def _repeated_arches(arches: Sequence[Arch]) -> Iterator[Problem]:
             yield position.problem(f"{message} (arch '{arch.name}' is at {where} too)")
 
 
-def _wrong_types(schema: Schema) -> Iterator[Problem]:
-    enums = {enum.name: enum for enum in schema.enums}
+def _wrong_types(schema: Schema, suggestions: Suggestions) -> Iterator[Problem]:
+    enums = dict.fromkeys(enum.name for enum in schema.enums)
     for event in schema.events:
         for field in event.fields:
             if field.type not in enums and basic_type(field.type) is None:
-                yield field.position.problem(explain_unknown_type(field.type, enums))
+                message = explain_unknown_type(field.type, enums, suggestions.suggest)
+                yield field.position.problem(message)
 
 
-def _wrong_levels(schema: Schema) -> Iterator[Problem]:
+def _wrong_levels(schema: Schema, suggestions: Suggestions) -> Iterator[Problem]:
+    def unknown(what: str, name: str, names: Iterable[str]) -> str:
+        near = suggestions.suggest(name, names)
+        return f"expected the name of {what}, found unknown '{name}'{near}"
+
     levels = {level.name: level for level in schema.loglevels}
     bits = _event_bits(schema)
     for name, position in zip(schema.using, schema.using_positions, strict=False):
         if name not in levels:
-            yield position.problem(_unknown("a log level", name, levels))
+            yield position.problem(unknown("a log level", name, levels))
     order, circles = _include_order(levels)
     for include, path in circles:
         circle = " -> ".join(path if len(path) <= 10 else [*path[:5], "...", *path[-4:]])
@@ -157,17 +164,13 @@ def _wrong_levels(schema: Schema) -> Iterator[Problem]:
             if isinstance(item, Include):
                 included |= recorded.get(item.name, 0)
                 if item.name not in levels:
-                    yield item.position.problem(_unknown("a log level", item.name, levels))
+                    yield item.position.problem(unknown("a log level", item.name, levels))
         for item in level.items:
             if isinstance(item, Omit) and item.name not in bits:
-                yield item.position.problem(_unknown("an event", item.name, bits))
+                yield item.position.problem(unknown("an event", item.name, bits))
             elif isinstance(item, Omit) and not (included & bits[item.name] or circles):
                 wanted = f"an event of the log levels that '{level.name}' includes"
                 yield item.position.problem(f"expected {wanted}, found '{item.name}'")
-
-
-def _unknown(what: str, name: str, names: Iterable[str]) -> str:
-    return f"expected the name of {what}, found unknown '{name}'{suggest(name, names)}"
 
 
 def _include_order(
@@ -185,7 +188,7 @@ def _include_order(
                 order[name] = None
                 del path[name]
             elif include.name in path:
-                if len(circles) < MAX_PROBLEMS:
+                if len(circles) < MOST_SCHEMA_PROBLEMS:
                     names = list(path)
                     circles.append((include, [*names[names.index(include.name) :], include.name]))
             elif include.name in levels and include.name not in order:

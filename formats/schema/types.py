@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,13 +70,15 @@ def field_type(schema: Schema, field: Field) -> FieldType:
     found = basic_type(field.type)
     if found is not None:
         return found
-    if any(enum.name == field.type for enum in schema.enums):
+    if field.type in schema.enum_names:
         return _ENUM
-    raise UsageError(explain_unknown_type(field.type, [enum.name for enum in schema.enums]))
+    raise UsageError(explain_unknown_type(field.type, schema.enum_names))
 
 
-def explain_unknown_type(name: str, enums: Iterable[str]) -> str:
-    """The message for `name`, which is no type of a field, with a suggestion."""
+def explain_unknown_type(
+    name: str, enums: Iterable[str], suggest: Callable[[str, Iterable[str]], str] = suggest
+) -> str:
+    """The message for `name`, which is no type of a field, with a suggestion of `suggest`."""
     if _STRING.fullmatch(name) and name != "string":
         return f"expected a string of 1 to {MAX_STRING_BYTES} bytes, found '{name[:60]}'"
     meant = _FOREIGN_NAMES.get(name.strip("_").removesuffix("_t"), _FOREIGN_NAMES.get(name))

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.base import causes
+from formats.base.limits import MOST_ENTRIES, MOST_PROBLEMS
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -21,10 +22,8 @@ COLLECTOR_CAUSES = tuple(causes.COLLECTOR_CAUSES.values())
 DAMAGED = "damaged"
 CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
 COUNTS = ("attempts", "filtered", "unchanged", "limited", "written", "in_file", "pending")
-MOST_PROBLEMS = 50
 LISTED_AT_ONCE = 8
 """How many problems of one kind a piece of the file (a segment, a batch, a ledger) may list."""
-MOST_ENTRIES = 100_000
 
 PROVEN = 0
 LOSSES = 3

@@ -143,7 +143,7 @@ def main(path: Path, cases: int) -> None:
     """Write cases with the library at `path`, and rows that lie outside of the data."""
     library = load_library(path)
     native_module._OUT_BYTES = 5000  # such small rooms that their ends are met
-    native_module._TEXTS_BYTES = 2000
+    native_module.MOST_TEXT_BYTES = 2000
     for seed in range(cases):
         plans, rows = random_case(seed)
         writer = NativeWriter(plans, library)

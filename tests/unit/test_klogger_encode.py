@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.base.errors import DamagedError, UsageError
+from formats.base.limits import MOST_DUMP_BYTES
 from formats.klogger.describe import (
     IN_HEAD,
     SNAPSHOT_NUMBER,
@@ -23,7 +24,6 @@ from formats.klogger.describe import (
     make_header,
 )
 from formats.klogger.encode import (
-    DUMP_BYTES_MAX,
     Packed,
     encode_preamble,
     finish_dump,
@@ -229,7 +229,7 @@ def test_values_that_do_not_fit_are_refused(values: dict[str, Any], why: str) ->
 
 def test_a_dump_larger_than_readers_take_is_refused() -> None:
     log = small_format()
-    body = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (DUMP_BYTES_MAX,), (0,))
+    body = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (MOST_DUMP_BYTES,), (0,))
     with pytest.raises(UsageError, match="larger than"):
         finish_dump(log, 0, [Packed(np.zeros(1, np.uint16), body, 1)], 2, 2)
 

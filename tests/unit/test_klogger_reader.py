@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
+from formats.base.limits import MOST_DUMP_BYTES
 from formats.klogger.batch import LogBatch
-from formats.klogger.encode import DUMP_BYTES_MAX, encode_preamble
+from formats.klogger.encode import encode_preamble
 from formats.klogger.reader import LogReader
 from formats.klogger.table import LogFormat
 from tests.unit.klogger_samples import (
@@ -120,7 +121,7 @@ def test_rows_come_back_whatever_the_pieces(tmp_path: Path, data: st.DataObject)
 
 def test_whole_dumps(tmp_path: Path) -> None:
     with LogReader(sample_log().write(tmp_path / "log")) as reader:
-        assert [len(dump) for dump in reader.batches(DUMP_BYTES_MAX, DUMP_BYTES_MAX)] == [4, 4, 4]
+        assert [len(dump) for dump in reader.batches(MOST_DUMP_BYTES, MOST_DUMP_BYTES)] == [4, 4, 4]
 
 
 def test_a_file_cut_anywhere_gives_its_good_dumps(tmp_path: Path) -> None:

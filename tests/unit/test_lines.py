@@ -93,14 +93,29 @@ def test_texts_are_asked_for_once_each() -> None:
 
 
 def test_texts_of_a_file_without_end_do_not_fill_the_memory(monkeypatch: Any) -> None:
-    monkeypatch.setattr(native, "_TEXTS_BYTES", 20_000)
+    monkeypatch.setattr(native, "MOST_TEXT_BYTES", 20_000)
     plan = Plan([Cell("", Kind.TEXT, 0, 4, text=lambda value: value.hex())], "\n", 4)
     writer = make_native([plan])
     data = np.arange(20_000, dtype="<u4").view(np.uint8)
     assert b"".join(writer.write(Rows(data, 20_000))).decode().split() == [
         number.to_bytes(4, "little").hex() for number in range(20_000)
     ]
-    assert writer._text_bytes[0] < 40_000
+    assert writer._text_bytes < 40_000
+
+
+def test_all_cells_share_the_memory_for_texts(monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "MOST_TEXT_BYTES", 20_000)
+    cells = [Cell(";", Kind.TEXT, 4 * at, 4, text=lambda value: value.hex()) for at in range(50)]
+    writer = make_native([Plan(cells, "\n", 200)])
+    data = np.arange(50_000, dtype="<u4").view(np.uint8)
+    most = 0
+    for start in range(0, len(data), 2000):
+        wanted = data[start : start + 2000].reshape(10, 50, 4)
+        assert b"".join(writer.write(Rows(data[start : start + 2000], 10))) == b"".join(
+            b"".join(b";" + cell.tobytes().hex().encode() for cell in row) + b"\n" for row in wanted
+        )
+        most = max(most, writer._text_bytes)
+    assert 20_000 < most < 60_000  # the limit, and what one page adds
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ from collector.writer.log_writer import LogBatch, LogFile, LogWriter
 from collector.writer.written import Written
 from formats.base.control import LossCause
 from formats.base.errors import FileError, UsageError
+from formats.base.limits import MOST_DUMP_BYTES
 from formats.klogger.describe import describe_event, make_header
-from formats.klogger.encode import DUMP_BYTES_MAX, encode_preamble
+from formats.klogger.encode import encode_preamble
 from formats.klogger.reader import LogReader
 from formats.klogger.table import LogFormat
 from formats.schema.parser import load
@@ -101,7 +102,7 @@ class _Log:
         """(event, serial, first field or None) of every record; damage."""
         reader = LogReader(self.path(cpu))
         found = []
-        for dump in reader.batches(DUMP_BYTES_MAX, DUMP_BYTES_MAX):
+        for dump in reader.batches(MOST_DUMP_BYTES, MOST_DUMP_BYTES):
             for number, serial in zip(dump.numbers.tolist(), dump.serials.tolist(), strict=True):
                 found.append((self.format.event(number).name, serial))
         return found, reader.damage

@@ -257,6 +257,6 @@ def test_texts_that_are_none(tmp_path: Path) -> None:
     path.write_bytes(b"a\n\xff")
     _, problems = paste_texts([source(path)])
     assert [str(problem) for problem in problems] == [f"{path}:2:1: expected text in UTF-8"]
-    path.write_bytes(b" " * ((1 << 20) + 1))
+    path.write_bytes(b" " * ((1 << 19) + 1))
     _, problems = paste_texts([source(path)])
-    assert [problem.message for problem in problems] == ["expected at most 1048576 characters"]
+    assert [problem.message for problem in problems] == ["expected at most 524288 characters"]

@@ -9,10 +9,11 @@ import numpy as np
 
 from formats.base import control
 from formats.base.errors import DamagedError
+from formats.base.limits import MOST_CPUS
 from formats.psc.reader import Capture, open_capture
 from formats.verify.balance import build_rows
 from formats.verify.ledger import POINTS
-from formats.verify.psc.checkpoints import MOST_CPUS, Checkpoint
+from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
 from formats.verify.psc.entries import NO_ROWS, ControlRows, Segment, is_number, is_ours
 from formats.verify.psc.landmarks import Landmarks

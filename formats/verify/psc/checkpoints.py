@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from formats.base import control
+from formats.base.limits import MOST_GROUP
 from formats.verify.ledger import (
     COLLECTED,
     COUNTERS,
@@ -22,9 +23,6 @@ from formats.verify.ledger import (
 from formats.verify.psc.entries import ControlRows
 from formats.verify.report import I64, LISTED_AT_ONCE, U64, Missed, Problems
 
-MOST_CPUS = 4096
-"""Where the file does not say how many there can be."""
-MOST_GROUP = 1 << 22
 _LEDGER, _LOSSES, _CPU, _PROGRAM, _COLLECTOR = GROUP_KINDS = tuple(
     kind.location
     for kind in (

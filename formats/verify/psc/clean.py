@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from formats.base import control
 from formats.base.byteorder import Endian
-from formats.verify.psc.checkpoints import MOST_CPUS
+from formats.base.limits import MOST_CPUS, MOST_MISSING
 from formats.verify.psc.entries import Segment, is_number
 from formats.verify.psc.sequence import SequenceReader
 from formats.verify.report import I64, U64, Mask, Problems
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 SEGMENT_ROWS = 1 << 16
 HELD_ROWS = 64
 """Rows that wait for the next segment, so that each is judged by its neighbours on both sides."""
-MOST_MISSING = 1 << 40
 ROUNDS = 64
 
 Raw = npt.NDArray[Any]

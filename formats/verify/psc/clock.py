@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 
 from formats.base import control
+from formats.base.limits import MOST_FAR, MOST_JUMPS
 from formats.verify.clock import NESTING_TOLERANCE_NS, ClockPairs, runs_back
 from formats.verify.psc.entries import ControlRows
 from formats.verify.report import I64, Problems
@@ -15,8 +16,6 @@ from formats.verify.report import I64, Problems
 TIME_TOLERANCE_NS = 10_000_000
 """Between `time` less `time_ns` and the clock pairs: the clock's slewing between two pairs, the
 pairs' uncertainty, and the microsecond."""
-MOST_FAR = 1 << 14
-MOST_JUMPS = 64
 
 
 class ClockCheck:

@@ -6,9 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 from formats.base import control
+from formats.base.limits import MOST_CPUS
 from formats.verify.balance import check_counts, check_rise, check_sums
 from formats.verify.ledger import POINTS, Tally
-from formats.verify.psc.checkpoints import GROUP_KINDS, MOST_CPUS, Checkpoint, CheckpointReader
+from formats.verify.psc.checkpoints import GROUP_KINDS, Checkpoint, CheckpointReader
 from formats.verify.psc.entries import ControlRows, Segment
 from formats.verify.psc.losses import LossSums
 from formats.verify.report import I64, U64, Mask, Problems

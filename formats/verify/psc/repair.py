@@ -13,7 +13,8 @@ from typing import IO
 
 from formats.base.errors import UsageError
 from formats.base.files import create_file
-from formats.psc.header import HEADER_BYTES_MAX, decode_header
+from formats.base.limits import MOST_HEADER_BYTES
+from formats.psc.header import decode_header
 from formats.psc.reader import Capture, open_capture
 from formats.verify.psc.check import verify_file
 from formats.verify.psc.clean import Cleaned, Cleaner
@@ -92,7 +93,7 @@ def _header_bytes(capture: Capture) -> int:
     """Where the entries begin."""
     size = os.stat(capture.path).st_size
     with open(capture.path, "rb") as file:
-        return decode_header(file.read(min(size, HEADER_BYTES_MAX)), size)[1]
+        return decode_header(file.read(min(size, MOST_HEADER_BYTES)), size)[1]
 
 
 def _write_header(capture: Capture, to: IO[bytes]) -> None:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits of all readers: a file may hold anything, and costs bounded memory and time.
+
+docs/limits.md has them as a table. Beyond a limit a reader refuses the file with an error, or it
+leaves something out and says so. What a format itself limits, by the width of a field, is not here.
+"""
+
+from __future__ import annotations
+
+# The schema language.
+MOST_SCHEMA_BYTES = 1 << 19
+"""Of the text of a schema, in a file or in a header."""
+MOST_SCHEMA_PROBLEMS = 1000
+"""Problems of one schema that are reported."""
+MOST_SUGGESTIONS = 10
+"""Problems of one schema that get a suggestion, "did you mean 'x'?"."""
+MOST_CANDIDATES = 500
+"""Names among which a suggestion is searched."""
+MOST_SIMILAR_CHARACTERS = 40
+"""Longer names are not suggested: comparing two names takes the product of their lengths."""
+
+# Headers of files.
+MOST_HEADER_BYTES = 16 << 20
+"""Of a PSC file."""
+MOST_HEADER_RECORDS = 1 << 16
+"""Of a PSC file."""
+MOST_LOG_HEADER_BYTES = 4 << 20
+"""Of a Klogger log: values of JSON take many times their text's memory."""
+MOST_SETTINGS_CHARACTERS = 1 << 20
+"""Of a PSC file."""
+MOST_COLUMNS = 4096
+"""Of a PSC file."""
+MOST_FIELDS = 4096
+"""Of an event of a Klogger log."""
+MOST_NAME_CHARACTERS = 256
+"""Of the name of an event, a field or a type of a Klogger log."""
+
+# Records.
+MOST_PAYLOAD_BYTES = 1 << 16
+"""Of a record of a Klogger log."""
+MOST_DUMP_BYTES = 1 << 30
+"""Of a dump of a Klogger log, without its head. The writer begins another dump before."""
+MOST_DAMAGE = 20
+"""Damaged places of a Klogger log that a reader names."""
+MOST_TEXT_BYTES = 32 << 20
+"""Texts of values that each thread keeps while it writes text, besides those of one page."""
+
+# tcpkmon verify.
+MOST_PROBLEMS = 50
+"""Problems of a file that are named; the rest is counted."""
+MOST_ENTRIES = 100_000
+"""Entries with a problem that repair leaves out."""
+MOST_CPUS = 4096
+"""CPUs of a PSC file that does not say how many there can be."""
+MOST_GROUP = 1 << 22
+"""Entries of a checkpoint of a PSC file."""
+MOST_FAR = 1 << 14
+"""Entries far from the clock that are examined."""
+MOST_JUMPS = 64
+"""Steps of the clock that are examined."""
+MOST_INTERVALS = 1 << 16
+"""Intervals of serial numbers that are kept for all CPUs."""
+MOST_MISSING = 1 << 40
+"""Sequence numbers in a gap that repair accepts."""
+
+# pmgraph.
+MOST_CONNECTIONS = 1 << 22
+"""Connections of a file."""
+MOST_DRAWN = 12
+"""Connections that are drawn; see MOST_DRAWN_CHOSEN."""
+MOST_DRAWN_CHOSEN = 64
+"""Connections that are drawn where -p chooses."""
+MOST_LISTED = 1000
+"""Connections that -d lists, and files that -x writes."""

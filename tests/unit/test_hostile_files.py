@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files made to hang, to crash or to fill the memory of a reader, and cells made to be formulas."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import formats
+from collector.plan.counter_names import check as check_counters
+from formats.base import cli
+from formats.base.errors import DamagedError, SchemaError
+from formats.base.limits import MOST_SUGGESTIONS, MOST_TEXT_BYTES
+from formats.base.text import quote_spreadsheet
+from formats.commands.export import command as export
+from formats.commands.pmgraph import command as pmgraph
+from formats.klogger.table import LogFormat
+from formats.pmgraph import terminal
+from formats.pmgraph.options import Selection
+from formats.pmgraph.pages import build_pages
+from formats.psc import lines
+from formats.schema import field_type, parse
+from tests.unit.klogger_samples import LogMaker, sample_header
+from tests.unit.pmgraph_capture import CLASSIC, Builder, merge, sawtooth
+
+MOST_SECONDS = 5.0
+LONG = "abcdefghijklmnopqrstuvwxyzabcdefghij"
+
+
+def within_time(act: Callable[[], object]) -> None:
+    start = time.monotonic()
+    act()
+    assert time.monotonic() - start < MOST_SECONDS
+
+
+def refuse(text: str) -> None:
+    with pytest.raises(SchemaError):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # 1,000 unknown names, among 500 that are similar
+        "".join(f"enum {LONG}{n} {{ A{n} }}\n" for n in range(500))
+        + "event e {"
+        + "".join(f"{LONG[:34]}x{n} f{n};" for n in range(1000))
+        + "}",
+        "".join(f"event {LONG}{n} {{}}\n" for n in range(500))
+        + "loglevel l <"
+        + "".join(f"omit {LONG[:34]}x{n};" for n in range(1000))
+        + ">",
+    ],
+)
+def test_unknown_names_of_a_schema_take_no_minutes(text: str) -> None:
+    within_time(lambda: refuse(text))
+
+
+def test_unknown_counters_get_few_suggestions() -> None:
+    text = "".join(f"counter{n} page_fault{n};" for n in range(1, 2000))
+    found = check_counters(parse(f"arch x86_64 {{ {text} }}").arches)
+    assert len(found) == 1999
+    assert sum("did you mean" in problem.message for problem in found) == MOST_SUGGESTIONS
+
+
+def test_comments_above_a_token_take_no_minutes() -> None:
+    within_time(lambda: parse("//x\n" * 130_000 + "event e {}"))
+
+
+def test_types_of_many_enums_take_no_minutes() -> None:
+    names = [f"e{n:x}" for n in range(12_000)]
+    text = "".join(f"enum {name}{{A}}" for name in names)
+    schema = parse(text + "event e{" + "".join(f"{names[-1]} x{n:x};" for n in range(20_000)) + "}")
+    within_time(lambda: [field_type(schema, field) for field in schema.events[0].fields])
+
+
+def draw(path: Path) -> str:
+    with formats.open(path) as capture:
+        pages, _ = build_pages(capture, Selection(columns=("snd_cwnd",)), terminal.BINS)
+        for page in pages:
+            for line in page.panels[0].lines:
+                assert page.limits[0] <= line.times.min() <= line.times.max() <= page.limits[1]
+        return "\n".join(terminal.draw_text(pages, 100))
+
+
+@pytest.mark.parametrize("later_s", [3600, -3600, 10**9])
+@pytest.mark.parametrize("row", [20, -1])
+def test_a_record_of_another_time_does_not_fill_the_memory(
+    tmp_path: Path, later_s: int, row: int
+) -> None:
+    builder = Builder(tcpkmon=True)
+    sawtooth(builder, 1055, 5050, 1, rounds=40, start_s=4000.0)
+    builder.lose(3, 4001.0)
+    sawtooth(builder, 1055, 5050, 1, rounds=10, start_s=4001.1)
+    builder.rows[row]["at"] += later_s
+    tracemalloc.start()
+    assert "records lost" in draw(builder.write(tmp_path / "late.pm"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 32 << 20
+
+
+def test_a_loss_within_a_microsecond_long_after_the_first_record(tmp_path: Path) -> None:
+    builder = Builder(tcpkmon=True)
+    far = 1_500_000_000.0  # so late that cells of the terminal have the same time
+    builder.add(far, conn_id=1, snd_cwnd=5)
+    builder.lose(3, far)
+    builder.add(far + 1e-6, conn_id=1, snd_cwnd=6)
+    assert "3 records lost" in draw(builder.write(tmp_path / "late.pm"))
+
+
+class PdpBuilder(Builder):
+    """Its numbers of 4 bytes have the more significant 16 bits first."""
+
+    def header(self) -> bytes:
+        return super().header().replace(struct.pack(">HHI", 5, 8, 0), struct.pack(">HHI", 5, 8, 2))
+
+    def entry(self, row: dict[str, Any]) -> bytes:
+        data = bytearray(super().entry(row))
+        for name, offset, length, _ in self.columns:
+            for at in range(offset, offset + length, 4) if length == 4 or name == "time" else ():
+                data[at : at + 4] = data[at + 2 : at + 4] + data[at : at + 2]
+        return bytes(data)
+
+
+def run(command: Any, *args: object) -> int:
+    return cli.run(command, [str(arg) for arg in args], prog="x")
+
+
+def test_pdp_order_with_the_classic_columns(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    texts = []
+    for kind in (Builder, PdpBuilder):
+        builder = kind(columns=CLASSIC)
+        builder.add(0.0, 0, 0, location=224)
+        sawtooth(builder, 1055, 5050, 1, rounds=20)
+        builder.lose(7, 2.0)
+        sawtooth(builder, 1055, 5050, 1, rounds=3, start_s=2.1)
+        builder.add(3.0, 0, 0, location=230)
+        path = builder.write(tmp_path / "same.pm")
+        found = []
+        for args in ([export], [export, "--format", "json"], [pmgraph, "-T"], [pmgraph, "-D"],
+                     [pmgraph, "-T", "-c", "-p", "1055.5050"], [pmgraph, "-M"]):  # fmt: skip
+            run(args[0], path, *args[1:])
+            found.append(capfdbinary.readouterr())
+        run(export, path, "-o", tmp_path / "same.parquet", "--force")
+        found += [capfdbinary.readouterr(), (tmp_path / "same.parquet").read_bytes()]
+        texts.append(found)
+    assert texts[0] == texts[1]
+    assert texts[0][0].out.count(b"\n") == 26
+
+
+def test_memory_that_is_no_number(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    builder = Builder(columns=(*CLASSIC[:-1], ("m_clused", 60, 4, 2)))
+    builder.add(0.1, m_clused=b"x")
+    path = builder.write(tmp_path / "text.pm")
+    assert run(pmgraph, path, "-M") == 1
+    assert "column m_clused holds no numbers" in capfd.readouterr().err
+
+
+def test_gaps_without_times(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    builder = Builder()
+    builder.add(0.1)
+    builder.lose(3, 0.2)
+    builder.add(0.3)
+    path = builder.write(tmp_path / "text.pm")
+    described = struct.pack(">24sHB", b"time", 4, 8), struct.pack(">24sHB", b"time", 4, 7)
+    path.write_bytes(path.read_bytes().replace(*described))
+    assert run(pmgraph, path, "-D") == 1
+    assert "holds no times" in capfd.readouterr().err
+
+
+def test_all_columns_share_the_memory_for_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = tuple((f"t{n}", 64 + 255 * n, 255, 2) for n in range(200))
+    builder = Builder(columns=(*CLASSIC, *texts))
+    builder.add(0.1)
+    kept: list[int] = []
+    quoted = lines._quoted
+    monkeypatch.setattr(
+        lines, "_quoted", lambda *args: (kept.append(args[2]), quoted(*args))[1]
+    )
+    run(export, builder.write(tmp_path / "a.pm"), "-o", tmp_path / "texts.csv")
+    assert len(kept) == 200
+    assert MOST_TEXT_BYTES // 4 < sum(255 * 8 * most for most in kept) < MOST_TEXT_BYTES
+
+
+def test_fields_of_a_log_that_overlap() -> None:
+    """One record of them would be a text of any length."""
+    header = sample_header("event A { int a }")
+    fields = [
+        {"name": f"f{n}", "kind": "string", "offset": 0, "length": 4096, "type": "t"}
+        for n in range(2)
+    ]
+    event = {"number": 200, "name": "E", "size": 4096, "fields": fields}
+    with pytest.raises(DamagedError, match="fields that overlap"):
+        LogFormat.of({**header, "events": [*header["events"], event]})
+    LogFormat.of({**header, "events": [*header["events"], {**event, "fields": fields[:1]}]})
+
+
+def test_a_matplotlibrc_in_the_current_folder_is_not_obeyed(tmp_path: Path) -> None:
+    builder = Builder(tcpkmon=True)
+    sawtooth(builder, 1055, 5050, 1, rounds=20)
+    merge(builder)
+    path = builder.write(tmp_path / "a.pm")
+    home = tmp_path / "home"
+    home.mkdir()
+    pictures = []
+    for name, text in (("with", "figure.facecolor: ff0000\naxes.facecolor: 00ff00\n"), ("no", "")):
+        folder = tmp_path / name
+        folder.mkdir()
+        if text:
+            (folder / "matplotlibrc").write_text(text)
+        subprocess.run(
+            [sys.executable, "-c", "from formats.commands.pmgraph import main; main()",
+             path, "-c", "-o", "a.svg"],
+            cwd=folder, check=True, capture_output=True,
+            env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+        pictures.append((folder / "a.svg").read_bytes())
+    assert pictures[0] == pictures[1]
+
+
+def test_names_of_columns_are_quoted_in_csv(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    builder = Builder()
+    names = ['a,"b"', "=1+1", "x\n\x1by"]
+    columns = list(CLASSIC)
+    for place, name in enumerate(names):
+        columns[6 + place] = (name, *CLASSIC[6 + place][1:])
+    builder.columns = tuple(columns)
+    builder.add(0.1)
+    path = builder.write(tmp_path / "a.pm")
+    for form, wanted in (("csv", "=1+1"), ("spreadsheet", "'=1+1")):
+        run(export, path, "--format", form)
+        head, row = csv.reader(io.StringIO(capfd.readouterr().out))
+        assert head[6:9] == ['a,"b"', wanted, "x\\n\\x1by"]
+        assert len(head) == len(row) == len(CLASSIC)
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+A1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "-",
+                                  "\uff1d1", "-1,2"])  # fmt: skip
+def test_formulas_in_cells(text: str) -> None:
+    assert quote_spreadsheet(text).strip('"') == f"'{text}"
+
+
+@pytest.mark.parametrize("text", ["-3", "+5", "-1.5", "0", "", "reno", "'=", "::1", "a=b"])
+def test_what_is_no_formula(text: str) -> None:
+    assert quote_spreadsheet(text) == text
+
+
+def test_a_spreadsheet_of_a_capture_and_of_a_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    builder = Builder(tcpkmon=True)
+    builder.add(0.1, conn_id=1, ca_name=b"=1+1")
+    builder.end(0.2)
+    capture = builder.write(tmp_path / "a.pm")
+    maker = LogMaker()
+    maker.add("EVERY", {"a": -5, "c": -7, "how": -9, "text": "@a"})
+    log = maker.write(tmp_path / "log")
+    found: dict[str, list[dict[str, str]]] = {}
+    for form in ("csv", "spreadsheet"):
+        found[form] = []
+        for path in (capture, log):
+            run(export, path, "--format", form)
+            found[form] += csv.DictReader(io.StringIO(capfd.readouterr().out))
+    plain, safe = found.values()
+    changed = [
+        (was, now[name])
+        for row, now in zip(plain, safe, strict=True)
+        for name, was in row.items()
+        if now[name] != was
+    ]
+    assert changed == [("=1+1", "'=1+1"), ("@a", "'@a")]
+    (every,) = (row for row in safe if row.get("type") == "EVERY")
+    assert (every["a"], every["c"], every["how"]) == ("-5", "-7", "-9")
+    run(export, capture, "--format", "json")
+    assert json.loads(capfd.readouterr().out)["ca_name"] == "=1+1"
