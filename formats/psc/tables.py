@@ -23,6 +23,8 @@ from formats.psc.values import decode
 
 SNAPSHOT = "SNAPSHOT"
 ROWS = 1 << 16
+SORTED_ROWS = 1 << 17
+"""Rows of a table that is sorted by connection: more rows of each connection need less space."""
 _TABLE_ROWS = 1 << 18
 _SAMPLE_STRIDE = 512
 
@@ -89,13 +91,14 @@ class Snapshots:
         write_lines(self.capture, self._texts, form, out)
 
     def tables(self, reuse: bool = False, rows: int | None = None) -> Iterator[dict[str, Any]]:
-        """Tables of at most `rows` (ROWS) snapshots, named SNAPSHOT; text is in dictionaries.
+        """Tables of at most `rows` snapshots, named SNAPSHOT; text is in dictionaries.
 
         After the last table, capture.lost needs no second pass. reuse: see formats.base.reader.
         """
+        rows = rows or (SORTED_ROWS if self._by_connection else ROWS)
         losses = self.capture.count_losses()
         buffers = itertools.cycle([_Buffer(), _Buffer()] if reuse else [None])
-        for piece in list(self.capture.chunks(rows or ROWS)) or [slice(0, 0)]:
+        for piece in list(self.capture.chunks(rows)) or [slice(0, 0)]:
             found = self._columns(piece, next(buffers) or _Buffer(), losses)
             if self._by_connection:
                 self._sort(found)

@@ -204,6 +204,7 @@ def test_places_in_memory_are_used_again_once_written(capture, tmp_path, monkeyp
         plain = [row for table in pieces for row in table.to_pylist()]
     assert len(pieces) > 5
     monkeypatch.setattr(tables, "ROWS", 40)
+    monkeypatch.setattr(tables, "SORTED_ROWS", 40)
     for name, reading in (("x.parquet", pyarrow.parquet.read_table), ("x.arrow", read_arrow)):
         assert run(capture, "-o", tmp_path / name, "--sort", "connection") == 0
         assert reading(tmp_path / name).to_pylist() == plain
