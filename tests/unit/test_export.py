@@ -19,7 +19,7 @@ from formats.base import cli
 from formats.base.arrow import encode
 from formats.commands.export import command
 from formats.export import table_file
-from formats.lines import writing
+from formats.lines import strings, writing
 from formats.psc import lines, tables
 from formats.psc.tables import Snapshots
 from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
@@ -113,6 +113,21 @@ def test_text_is_the_same_without_a_compiler(capture, capfdbinary, monkeypatch, 
     monkeypatch.setattr(writing, "find_library", lambda: None)
     assert run(capture, "--format", form) == 0
     assert capfdbinary.readouterr().out == fast
+
+
+def test_arrow_is_the_same_without_a_compiler(capture, tmp_path, monkeypatch):
+    made = []
+    write = strings.StringWriter.write
+    monkeypatch.setattr(
+        strings.StringWriter, "write", lambda *values: made.append(write(*values)) or made[-1]
+    )
+    for name in ("fast", "slow"):
+        assert run(capture, "-o", tmp_path / f"{name}.arrow") == 0
+        monkeypatch.setattr(strings, "find_library", lambda: None)
+    assert made[0] is not None and made[-1] is None
+    fast, slow = (read_arrow(tmp_path / f"{name}.arrow") for name in ("fast", "slow"))
+    assert fast.schema == slow.schema and fast.to_pylist() == slow.to_pylist()
+    fast.validate(full=True)
 
 
 def test_chosen_columns_come_in_the_order_asked_for(capture, tmp_path):
