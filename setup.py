@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 LINES = Extension(
     "formats.lines._lines",
     ["formats/lines/lines.c"],
-    depends=[f"formats/lines/{name}.h" for name in ("numbers", "plan", "table")],
+    depends=[f"formats/lines/{name}.h" for name in ("column", "numbers", "plan", "table")],
     extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden"],
     optional=True,
 )

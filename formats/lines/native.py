@@ -18,7 +18,7 @@ from formats.base.errors import TcpkmonError
 from formats.base.limits import MOST_TEXT_BYTES
 from formats.lines.cells import Cell, Kind, Plan, Rows
 
-_VERSION = 1
+_VERSION = 2
 """As in lines.c; a library with another number belongs to another tcpkmon."""
 
 _OUT_BYTES = 1 << 22
@@ -27,7 +27,8 @@ _AHEAD_ROWS = 256
 _AHEAD_BYTES = 1 << 16
 _TEXT_BYTES = 32
 _SLOT_BITS = 10
-_DONE, _FULL, _MISSING = range(3)
+DONE, FULL, MISSING = range(3)
+"""enum result of lines.c."""
 
 _CELL = np.dtype(
     [
@@ -47,6 +48,7 @@ _SIGNATURES: dict[str, tuple[Any, str]] = {
     "lines_forget": (None, "p4"),
     "lines_plan": (ctypes.c_int, "p44pp44p4"),
     "lines_write": (ctypes.c_int, "pp88ppp4p8p"),
+    "lines_column": (ctypes.c_int, "p4p8pp8p"),
 }
 _TYPES = {"p": ctypes.c_void_p, "4": ctypes.c_uint32, "8": ctypes.c_uint64}
 
@@ -138,11 +140,11 @@ class NativeWriter:
             row, written, extra = done.tolist()
             pieces.append(buffer.data[used : used + written])
             used += written
-            if code == _DONE:
+            if code == DONE:
                 return pieces
-            if code == _FULL:
+            if code == FULL:
                 place, used = self._next_buffer(place, extra), 0
-            elif code == _MISSING:
+            elif code == MISSING:
                 self._add_texts(rows, row, extra)
             else:
                 raise ValueError("rows of the wrong kind")

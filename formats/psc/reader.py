@@ -129,7 +129,7 @@ class Capture(Entries):
     ) -> Snapshots:
         """The snapshots for an export; see formats.base.reader.Reader."""
         by_default = "connection" if form == "parquet" else "seq"
-        return Snapshots(self, columns, (sort or by_default) == "connection")
+        return Snapshots(self, columns, (sort or by_default) == "connection", form == "arrow")
 
     def tables(self, reuse: bool = False) -> Iterator[dict[str, Any]]:
         """The snapshots as tables; see formats.psc.tables.Snapshots."""

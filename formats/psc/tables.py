@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from formats.base.arrow import encode, fixed, import_pyarrow, with_texts
 from formats.base.text import address_of, text_of
+from formats.lines import StringWriter
 from formats.psc.entries import Entries
 from formats.psc.lines import Text, write_lines
 from formats.psc.sequence import Losses
@@ -23,6 +24,8 @@ from formats.psc.values import decode
 
 SNAPSHOT = "SNAPSHOT"
 ROWS = 1 << 16
+SORTED_ROWS = 1 << 17
+"""Rows of a table that is sorted by connection: more rows of each connection need less space."""
 _TABLE_ROWS = 1 << 18
 _SAMPLE_STRIDE = 512
 
@@ -42,8 +45,12 @@ def _make_table(
     found: Mapping[str, npt.NDArray[Any]],
     texts: Mapping[str, Text | None],
     unit: str,
+    writers: Mapping[str, StringWriter] | None = None,
 ) -> Any:
-    """A table of the columns in `texts`; `found` has their values; times have this unit."""
+    """A table of the columns in `texts`; `found` has their values; times have this unit.
+
+    Text is in dictionaries, or in plain strings where `writers` has a writer for its column.
+    """
     pyarrow = import_pyarrow()
     arrays, fields = [], []
     for name, text in texts.items():
@@ -51,24 +58,39 @@ def _make_table(
             array = pyarrow.array(found[name], pyarrow.timestamp(unit, "UTC"))
         elif text is None:
             array = fixed(found[name])
-        else:
+        elif writers is None or (array := _strings(writers[name], found[name])) is None:
             array = with_texts(encode(found[name]), text)
         arrays.append(array)
         fields.append(pyarrow.field(name, array.type, nullable=False))
     return pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields))
 
 
+def _strings(writer: StringWriter, values: npt.NDArray[Any]) -> Any:
+    """A string array; None if there is no compiled library."""
+    written = writer.write(values)
+    if written is None:
+        return None
+    pyarrow = import_pyarrow()
+    buffers = [None, *map(pyarrow.py_buffer, written)]
+    return pyarrow.Array.from_buffers(pyarrow.string(), len(values), buffers)
+
+
 class Snapshots:
     """The snapshots of a capture, with some of its columns. UsageError for a missing column.
 
     by_connection: each table is sorted by connection, which makes its file three times smaller. The
-    column seq then has the order of the capture.
+    column seq then has the order of the capture. plain_text: tables have strings where this is
+    faster than dictionaries of strings.
     """
 
     kinds: Sequence[str] = ()
 
     def __init__(
-        self, capture: Entries, names: Sequence[str] | None = None, by_connection: bool = False
+        self,
+        capture: Entries,
+        names: Sequence[str] | None = None,
+        by_connection: bool = False,
+        plain_text: bool = False,
     ) -> None:
         self.capture = capture
         self.names = list(capture.names if names is None else dict.fromkeys(names))
@@ -83,26 +105,31 @@ class Snapshots:
         self._reader = capture.column_reader(dict.fromkeys([*self.names, *self._keys]))
         enums = self._find_enums()
         self._texts = {name: self._text(name, enums.get(name)) for name in self.names}
+        texts = {name: text for name, text in self._texts.items() if text is not None}
+        self._writers = {name: StringWriter(text) for name, text in texts.items()}
+        self._plain_text = plain_text
 
     def write_text(self, form: str, out: BinaryIO) -> None:
         """Write "csv", "spreadsheet" or "json", in the order of the file; else UsageError."""
         write_lines(self.capture, self._texts, form, out)
 
     def tables(self, reuse: bool = False, rows: int | None = None) -> Iterator[dict[str, Any]]:
-        """Tables of at most `rows` (ROWS) snapshots, named SNAPSHOT; text is in dictionaries.
+        """Tables of at most `rows` snapshots, named SNAPSHOT.
 
         After the last table, capture.lost needs no second pass. reuse: see formats.base.reader.
         """
+        rows = rows or (SORTED_ROWS if self._by_connection else ROWS)
         losses = self.capture.count_losses()
         buffers = itertools.cycle([_Buffer(), _Buffer()] if reuse else [None])
-        for piece in list(self.capture.chunks(rows or ROWS)) or [slice(0, 0)]:
+        for piece in list(self.capture.chunks(rows)) or [slice(0, 0)]:
             found = self._columns(piece, next(buffers) or _Buffer(), losses)
             if self._by_connection:
                 self._sort(found)
             for name in self.names:
                 if self.capture.columns_by_name[name].is_time:
                     found[name] //= 1000
-            yield {SNAPSHOT: _make_table(self.capture, found, self._texts, "us")}
+            writers = self._writers if self._plain_text else None
+            yield {SNAPSHOT: _make_table(self.capture, found, self._texts, "us", writers)}
 
     def _columns(
         self, piece: slice, buffer: _Buffer, losses: Losses | None

@@ -6,6 +6,7 @@ As a program it writes many with the library that it is given: one that watches 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from formats.base.byteorder import Endian, significance
-from formats.lines import Cell, Kind, Plan, Rows, Source
+from formats.lines import Cell, Kind, Plan, Rows, Source, StringWriter, strings
 from formats.lines import native as native_module
 from formats.lines.native import NativeWriter, load_library
 
@@ -139,11 +140,46 @@ def lines_by_hand(plans: list[Plan], rows: Rows) -> bytes:
     return text.encode()
 
 
+def random_column(seed: int) -> np.ndarray:
+    """Values that often repeat, of a width that depends on the seed."""
+    random = np.random.default_rng(seed)
+    width = (1, 2, 4, 8, 16, 5, 40)[seed % 7]
+    known = random.integers(0, 256, (int(random.integers(1, 50)), width), np.uint8)
+    values = known[np.repeat(random.integers(0, len(known), 200), random.integers(0, 4, 200))]
+    kind = f"V{width}" if width > 8 or width == 5 else f"{'iu'[seed % 2]}{width}"
+    return np.ascontiguousarray(values).view(kind).reshape(-1)
+
+
+def text_by_hand(value: int | bytes) -> str:
+    """A text of 0 to some hundred characters, not only of ASCII."""
+    data = value if isinstance(value, bytes) else b"%d" % value
+    return (data.hex() + "\u20ac") * (data[-1] % 5)
+
+
+def strings_of(writer: StringWriter, values: np.ndarray) -> list[str]:
+    written = writer.write(values)
+    assert written is not None
+    offsets, data = (part.tolist() for part in written)
+    return [bytes(data[low:high]).decode() for low, high in itertools.pairwise(offsets)]
+
+
+def strings_by_hand(values: np.ndarray) -> list[str]:
+    is_number = values.dtype.kind in "iu"
+    return [text_by_hand(int(value) if is_number else bytes(value)) for value in values]
+
+
 def main(path: Path, cases: int) -> None:
     """Write cases with the library at `path`, and rows that lie outside of the data."""
     library = load_library(path)
     native_module._OUT_BYTES = 5000  # such small rooms that their ends are met
     native_module.MOST_TEXT_BYTES = 2000
+    strings.find_library = lambda: library
+    strings._KNOWN_MAX = 20
+    strings._TEXT_BYTES = 1
+    for seed in range(cases):
+        column, strings_writer = random_column(seed), StringWriter(text_by_hand)
+        for part in (column, column[7:], column[:0]):
+            assert strings_of(strings_writer, part) == strings_by_hand(part), seed
     for seed in range(cases):
         plans, rows = random_case(seed)
         writer = NativeWriter(plans, library)

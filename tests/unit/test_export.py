@@ -19,7 +19,7 @@ from formats.base import cli
 from formats.base.arrow import encode
 from formats.commands.export import command
 from formats.export import table_file
-from formats.lines import writing
+from formats.lines import strings, writing
 from formats.psc import lines, tables
 from formats.psc.tables import Snapshots
 from tests.unit.pmgraph_capture import Builder, mapped, merge, sawtooth
@@ -115,6 +115,21 @@ def test_text_is_the_same_without_a_compiler(capture, capfdbinary, monkeypatch, 
     assert capfdbinary.readouterr().out == fast
 
 
+def test_arrow_is_the_same_without_a_compiler(capture, tmp_path, monkeypatch):
+    made = []
+    write = strings.StringWriter.write
+    monkeypatch.setattr(
+        strings.StringWriter, "write", lambda *values: made.append(write(*values)) or made[-1]
+    )
+    for name in ("fast", "slow"):
+        assert run(capture, "-o", tmp_path / f"{name}.arrow") == 0
+        monkeypatch.setattr(strings, "find_library", lambda: None)
+    assert made[0] is not None and made[-1] is None
+    fast, slow = (read_arrow(tmp_path / f"{name}.arrow") for name in ("fast", "slow"))
+    assert fast.schema == slow.schema and fast.to_pylist() == slow.to_pylist()
+    fast.validate(full=True)
+
+
 def test_chosen_columns_come_in_the_order_asked_for(capture, tmp_path):
     out = tmp_path / "x.csv"
     assert run(capture, "-o", out, "--columns", "snd_cwnd,lport") == 0
@@ -204,6 +219,7 @@ def test_places_in_memory_are_used_again_once_written(capture, tmp_path, monkeyp
         plain = [row for table in pieces for row in table.to_pylist()]
     assert len(pieces) > 5
     monkeypatch.setattr(tables, "ROWS", 40)
+    monkeypatch.setattr(tables, "SORTED_ROWS", 40)
     for name, reading in (("x.parquet", pyarrow.parquet.read_table), ("x.arrow", read_arrow)):
         assert run(capture, "-o", tmp_path / name, "--sort", "connection") == 0
         assert reading(tmp_path / name).to_pylist() == plain

@@ -18,8 +18,27 @@ import pytest
 
 from formats.base.byteorder import Endian
 from formats.base.errors import TcpkmonError
-from formats.lines import Cell, Kind, Plan, Rows, Source, native, plain, writing
-from tests.unit.lines_fuzz import TELLING, lines_by_hand, random_case
+from formats.lines import (
+    Cell,
+    Kind,
+    Plan,
+    Rows,
+    Source,
+    StringWriter,
+    native,
+    plain,
+    strings,
+    writing,
+)
+from tests.unit.lines_fuzz import (
+    TELLING,
+    lines_by_hand,
+    random_case,
+    random_column,
+    strings_by_hand,
+    strings_of,
+    text_by_hand,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBER = Cell("", Kind.NUMBER, 0, 4)
@@ -41,6 +60,22 @@ def test_lines_are_those_written_one_value_at_a_time(make: Any) -> None:
         writer = make(plans)
         for _ in range(2):
             assert b"".join(writer.write(rows)) == lines_by_hand(plans, rows), seed
+
+
+@pytest.mark.parametrize("known_max", [1 << 16, 3])
+def test_columns_are_those_written_one_value_at_a_time(monkeypatch: Any, known_max: int) -> None:
+    monkeypatch.setattr(strings, "_KNOWN_MAX", known_max)
+    for seed in range(2000, 2040):
+        column, writer = random_column(seed), StringWriter(text_by_hand)
+        for part in (column, column[7:], column[:0]):
+            assert strings_of(writer, part) == strings_by_hand(part), seed
+
+
+def test_texts_that_fit_no_string_array_are_an_error(monkeypatch: Any) -> None:
+    monkeypatch.setattr(strings, "_ROOM_MAX", 100_000)
+    writer = StringWriter(lambda _: "x" * 5000)
+    with pytest.raises(TcpkmonError, match="too long"):
+        writer.write(np.zeros(100, np.uint32))
 
 
 def test_nothing_outside_of_what_it_was_given_is_touched(tmp_path: Path) -> None:
