@@ -120,7 +120,8 @@ def _was_given(parameter: str) -> bool:
 @click.option("--ready-fd", type=int, metavar="N",
               help="Write a byte to this descriptor when attached.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
-@click.option("-v", "--verbose", is_flag=True, help="Print the kind of rings, and how each location is attached.")
+@click.option("-v", "--verbose", is_flag=True,
+              help="Print the kind of rings, and how each location is attached.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def command(
     ports: str | None,
