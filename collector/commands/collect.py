@@ -99,6 +99,8 @@ def _was_given(parameter: str) -> bool:
     "--low-water", type=click.IntRange(1, 99), default=75, show_default=True, metavar="PCT",
     help="Wake up when less than this share of a ring is free, or half while records come slowly.",
 )
+@click.option("--rings", metavar="bpf|perf",
+              help="The kind of ring buffers. Default: bpf; perf where the kernel refuses bpf.")
 @click.option("--print", "show", is_flag=True, help="Print each record on stdout too.")
 @click.option("--format", "file_format", type=click.Choice([one.name for one in FORMATS]),
               default=FORMATS[0].name, show_default=True,
@@ -118,7 +120,8 @@ def _was_given(parameter: str) -> bool:
 @click.option("--ready-fd", type=int, metavar="N",
               help="Write a byte to this descriptor when attached.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
-@click.option("-v", "--verbose", is_flag=True, help="Print how each location is attached.")
+@click.option("-v", "--verbose", is_flag=True,
+              help="Print the kind of rings, and how each location is attached.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def command(
     ports: str | None,

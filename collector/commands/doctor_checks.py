@@ -12,6 +12,7 @@ from typing import Any
 
 from collector.linux.btf import KERNEL_BTF, Btf
 from collector.loader.prepare import Wish, check_machine, check_privilege, decide, prepare
+from collector.ring.rings import choose_transport
 from formats.base.errors import TcpkmonError
 
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -65,6 +66,8 @@ def examine() -> Report:
     checks = [*required, _check_bcc(), *_check_files()]
     if not all(check.good for check in required):
         return Report(tuple(checks))
+    transport, refused = choose_transport()
+    checks.append(Check("rings", True, "; ".join((transport.name, *refused))))
     everything = decide(Wish(columns="all", locations="all"))
     plan, tcp = everything.plan, everything.tcp
     assert tcp is not None
@@ -80,7 +83,7 @@ def examine() -> Report:
     if attachable:
         # The default capture of collect: its image is in the cache from now on.
         compiles = "the default capture compiles"
-        checks.append(_attempt("compiler", lambda: prepare(Wish()), compiles))
+        checks.append(_attempt("compiler", lambda: prepare(Wish(transport=transport)), compiles))
     kinds = {name: plan.kind_of(name) for name in tcp.switches.enabled}
     return Report(tuple(checks), kinds, plan.missing, tcp.layout.absent)
 

@@ -71,6 +71,7 @@ class Handlers:
             "format": self._request.file_format,
             "schemata": " ".join(self._request.schemata),
             "enabled": self.enabled,
+            "rings": self._rings.transport.name,
             "buffer_bytes": self._kernel.buffer_bytes,
             "low_water_percent": self._kernel.low_water_percent,
             "records": self._stream.records,

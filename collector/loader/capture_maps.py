@@ -68,7 +68,7 @@ class Kernel(Closing):
         self.buffer_bytes = 0
         self.low_water_percent = 0
         """The size of a CPU's ring, and the share of it to keep free; the session sets both."""
-        self.loaded = Loaded(prepared.image, prepared.btf, transport=prepared.engine.transport)
+        self.loaded = Loaded(prepared.image, prepared.btf, transport=prepared.transport)
         self._engine = EngineMaps(self.loaded.maps, prepared.image, prepared.engine.head)
         self.heads = self._engine.heads
         try:

@@ -33,6 +33,8 @@ from collector.plan.probes import Plan, find_probes, make_plan, require_any
 from collector.plan.request import Request
 from collector.plan.schema_lint import read_checked
 from collector.plan.schema_sources import TCP, find_sources, has_tcp, read_texts
+from collector.ring.rings import DEFAULT_TRANSPORT
+from collector.ring.transport import Transport
 from formats.base.errors import KernelError, PrivilegeError, UsageError
 
 # A value of the wrong kind in klogger() is an error, not a warning, and so is an unknown event.
@@ -57,6 +59,7 @@ class Decided:
     tcp: TcpPart | None
     events: EventPart | None
     plan: Plan
+    transport: Transport
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -71,6 +74,7 @@ class Decided:
             self.plan,
             copy_size=tcp.socket_bytes if tcp else 0,
             points=events.highest if events else 0,
+            transport=self.transport,
         )
 
     def compile(self, engine: Engine) -> Image:
@@ -138,9 +142,10 @@ class Wish:
     """Records a second and CPU, by event."""
     using: tuple[str, ...] = ()
     """Log levels that replace those that their schemata use."""
+    transport: Transport = DEFAULT_TRANSPORT
 
 
-def wish_of(request: Request) -> Wish:
+def wish_of(request: Request, transport: Transport) -> Wish:
     """What prepare() needs to know of a request."""
     return Wish(
         schemata=request.schemata,
@@ -153,6 +158,7 @@ def wish_of(request: Request) -> Wish:
         klogger=request.format.any_schema,
         limits=dict(request.limits),
         using=request.using,
+        transport=transport,
     )
 
 
@@ -198,7 +204,7 @@ def decide(wish: Wish) -> Decided:
     shipped = all(source.shipped for source in sources)
     if not shipped:
         read_checked(sources)
-    text = read_texts(sources)
+    text = read_texts(sources, wish.transport.header)
     btf = Btf.from_kernel()
     layout = lay_out_sources(sources, wish.using) if wish.klogger else None
     locations, chosen = _choose(wish.locations, has_tcp(sources), layout)
@@ -211,7 +217,8 @@ def decide(wish: Wish) -> Decided:
         )  # fmt: skip
     if layout is not None:
         events = EventPart(layout, chosen, bind(layout.schema.arches))
-    return Decided(btf, text, shipped, tcp, events, _plan(wish, text, btf, tcp, events))
+    plan = _plan(wish, text, btf, tcp, events)
+    return Decided(btf, text, shipped, tcp, events, plan, wish.transport)
 
 
 def _plan(

@@ -42,6 +42,8 @@ class Request:
     limits: tuple[tuple[str, int], ...] = ()
     """Events, and how many records of each a CPU makes in a second at most."""
     using: tuple[str, ...] = ()
+    rings: str | None = None
+    """The ring transport; None: the first that this kernel has."""
     control_group: str | None = None
 
     @property

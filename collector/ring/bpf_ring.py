@@ -53,6 +53,9 @@ class BpfRings:
     header = "ring_bpf.h"
     slack_ns = 0
 
+    def check(self) -> None:
+        os.close(self.make_map(_RINGS))
+
     def row_bytes(self, entry_size: int) -> int:
         return (entry_size + 7) // 8 * 8 + _HEADER_BYTES
 

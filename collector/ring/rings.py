@@ -17,16 +17,36 @@ import numpy as np
 from collector.linux.syscalls import online_cpus, refused
 from collector.ring.batch import Batch
 from collector.ring.bpf_ring import BpfRings
+from collector.ring.perf_ring import PerfRings
 from collector.ring.transport import CpuRing, Transport
 from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, UsageError
 
-TRANSPORTS: dict[str, Transport] = {each.name: each for each in (BpfRings(),)}
+TRANSPORTS: dict[str, Transport] = {each.name: each for each in (BpfRings(), PerfRings())}
+"""By name, the cheapest first."""
 DEFAULT_TRANSPORT = TRANSPORTS["bpf"]
 
 MOST_BYTES = 1 << 30
 """Of one ring."""
 _HELD_UP_S, _HELD_UP_MOST_S = 0.001, 0.008
+
+
+def choose_transport(name: str | None = None) -> tuple[Transport, tuple[str, ...]]:
+    """The transport of this name, or the first that this kernel has; and why not those before it.
+
+    UsageError for a name that there is not, KernelError where the kernel refuses it, or all.
+    """
+    if name is not None and name not in TRANSPORTS:
+        raise UsageError(f"no such rings: '{name}'", f"choose {' or '.join(TRANSPORTS)}")
+    refused: list[str] = []
+    for transport in TRANSPORTS.values() if name is None else [TRANSPORTS[name]]:
+        try:
+            transport.check()
+        except KernelError as error:
+            refused.append(f"this kernel refuses {transport.name} rings: {error.message}")
+        else:
+            return transport, tuple(refused)
+    raise KernelError("; ".join(refused), "tcpkmon doctor" if name is None else "leave out --rings")
 
 
 class Rings(Closing):

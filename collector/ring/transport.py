@@ -67,6 +67,9 @@ class Transport(Protocol):
     def slack_ns(self) -> int:
         """How much earlier than a drain a record can be stamped that the drain did not return."""
 
+    def check(self) -> None:
+        """Make such a ring, and close it. KernelError or PrivilegeError when refused."""
+
     def row_bytes(self, entry_size: int) -> int:
         """Bytes that a record of this size takes in a ring."""
 

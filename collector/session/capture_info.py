@@ -68,6 +68,7 @@ def _settings(
         "missing_locations": missing,
         "absent_columns": list(tcp.layout.absent) if tcp else [],
         "when_changed": list(request.when_changed),
+        "rings": prepared.transport.name,
         "buffer_bytes": request.buffer_bytes,
         "low_water_percent": request.low_water_percent,
         "hz": tcp.facts.hz if tcp else None,

@@ -24,7 +24,7 @@ from collector.loader.perf_counters import OpenCounters
 from collector.loader.prepare import Prepared, check_privilege, prepare, wish_of
 from collector.plan.request import Request, check_request
 from collector.ring.batch import watermark_ns
-from collector.ring.rings import Rings, pages_of
+from collector.ring.rings import Rings, choose_transport, pages_of
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import SLACK_NS
 from collector.session.capture_info import make_info
@@ -63,7 +63,11 @@ def run(request: Request) -> int:
         stream = STREAMS[request.file_format](request.output, request.force)
         stack.callback(stream.discard)
         status.show("preparing: types, columns, programs")
-        prepared = prepare(wish_of(request))
+        transport, refused = choose_transport(request.rings)
+        if not request.quiet:
+            for why in refused:
+                say(f"{why}; the capture has {transport.name} rings")
+        prepared = prepare(wish_of(request, transport))
         stopping = stack.enter_context(Stopping(request.duration_s))
         command = None
         if request.command:
@@ -117,8 +121,7 @@ class Session:
         kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
         kernel.low_water_percent = request.low_water_percent
         wakeup = max(1, kernel.buffer_bytes * (100 - request.low_water_percent) // 100)
-        transport = self._prepared.engine.transport
-        rings = Rings(maps, self._prepared.dtype, pages, wakeup, transport)
+        rings = Rings(maps, self._prepared.dtype, pages, wakeup, self._prepared.transport)
         self._rings = stack.enter_context(rings)
         stack.enter_context(self._stopping.waking(self._rings.wake))
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
@@ -150,7 +153,8 @@ class Session:
         forbid_new_privileges()
         self._stream.start()
         run_first()
-        describe(self._request, self._kernel.attached(), self._kernel.missing())
+        rings = self._prepared.transport.name
+        describe(self._request, rings, self._kernel.attached(), self._kernel.missing())
         self._stream.checkpoint(self._books())
         self._record_existing()
         needed = needed_capabilities()

@@ -9,6 +9,7 @@ from collector.plan.request import Request
 from collector.session.status_line import describe_losses, human_bytes
 from collector.writer.ledger import Totals
 from collector.writer.written import Written
+from formats.base.causes import KERNEL_CAUSES
 from formats.base.cli import say as say_line
 from formats.base.errors import FileError, LossError, TcpkmonError
 
@@ -18,11 +19,17 @@ def say(text: str) -> None:
     say_line(f"collect: {text}")
 
 
-def describe(request: Request, attached: Mapping[str, str], missing: Mapping[str, str]) -> None:
-    """With -v, print how each location is attached; always, which requested location is missing."""
+def describe(
+    request: Request, rings: str, attached: Mapping[str, str], missing: Mapping[str, str]
+) -> None:
+    """With -v, print the kind of rings and how each location is attached.
+
+    Always print which requested location is missing.
+    """
     if request.quiet:
         return
     if request.verbose:
+        say(f"{rings} rings")
         for name, how in attached.items():
             say(f"{name} by {how}")
     asked = (request.locations or "").upper().split(",")
@@ -64,6 +71,8 @@ def report(
             f"{totals.unchanged:,} unchanged, {limited}{totals.written:,} recorded; "
             f"lost: {describe_losses(totals.by_cause)}"
         )
+        if totals.ring_lost != totals.by_cause[KERNEL_CAUSES["ring_full"]]:
+            say(f"the rings themselves count {totals.ring_lost:,} that found no room")
     error = written.error or written.sync_error
     if error is not None:
         raise FileError(

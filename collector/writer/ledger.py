@@ -36,7 +36,8 @@ MISSED = "missed by a program"
 class Totals:
     """Sums of the ledger, for the summary and --fail-on-loss; counts of records.
 
-    by_cause: each cause of loss, also those that are 0; MISSED is one of them.
+    by_cause: each cause of loss, also those that are 0; MISSED is one of them. ring_lost: records
+    that found no room, as the rings themselves count them.
     """
 
     attempts: int
@@ -46,6 +47,7 @@ class Totals:
     written: int
     in_file: int
     by_cause: dict[str, int]
+    ring_lost: int
 
     @property
     def lost(self) -> int:
@@ -111,6 +113,7 @@ class Books:
             **{name: ledger[name] for name in counted},
             in_file=written.in_file.total(),
             by_cause=by_cause,
+            ring_lost=sum(self.ring_lost.values()),
         )
 
     def kernel(self, cpu: int, point: int) -> dict[str, int]:

@@ -9,6 +9,7 @@
                    late       : the same by CPU and by point
     check_counts   in file    = the records that the file holds before the ledger
     check_rise     no counter is smaller than in the ledger before
+    compare_rings  ring full  = what a CPU's ring itself counted; where not, a note and no problem
 
 Exactly so in the final ledger. Of an earlier one Ledger.slack says how far off each may be.
 """
@@ -169,6 +170,13 @@ def _fallen(part: str, before: Ledger, after: Ledger) -> Iterator[tuple[int, str
         if found != last:
             yield found
         last = found
+
+
+def compare_rings(ledger: Ledger) -> list[str]:
+    """A note for each CPU whose ring itself counted other losses than the programs did."""
+    found = Problems(0, 0)
+    _check_cpus(found, ledger, "ring_lost", ledger.points["ring_full"])
+    return [problem.what for problem in found.listed]
 
 
 def build_rows(ledger: Ledger, has_cpu: bool, name: Callable[[int], str]) -> list[Row]:

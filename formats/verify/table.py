@@ -151,7 +151,7 @@ def _remarks(report: Report) -> Iterable[str]:
     if report.existing:
         yield f"{report.existing} connection(s) were open before the start"
     if report.ring_lost:
-        yield f"the rings themselves count {report.ring_lost} that found no room (cross-check only)"
+        yield f"the rings themselves count {report.ring_lost} that found no room"
     if report.clock_steps:
         yield f"the clock was set {report.clock_steps} time(s) while capturing"
     if report.tail_unknown:

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from collector.ring.rings import TRANSPORTS
+
 HERE = Path(__file__).parent
 GUEST = "TCPKMON_GUEST" in os.environ
 PROMISED = os.environ.get("TCPKMON_LIVE") == "1"
+
+
+@pytest.fixture(params=TRANSPORTS)
+def rings(request: pytest.FixtureRequest) -> str:
+    """What --rings takes, for tests of what depends on the rings."""
+    return str(request.param)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -117,6 +117,7 @@ def exchange(port: int = 0, count: int = 5) -> int:
         (["--buffer-size", "nan"], 2, "nan"),
         (["--low-water", "100"], 2, "low-water"),
         (["--format", "gif"], 2, "gif"),
+        (["--rings", "shared"], 2, "shared"),
         (["--no-such-option"], 2, "--no-such-option"),
         (["--ready-fd", "1234"], 2, "1234"),
         (["--ready-fd", "99999999999999999999"], 2, "99999999999999999999"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import formats
+from collector.ring.rings import TRANSPORTS
 from formats.base import control
 from tests.live.faults import (
     COUNTED,
@@ -95,7 +96,7 @@ def test_killed_at_any_moment(flood: Flood, tmp_path: Path) -> None:
         ready = number % 5 > 0
         with Collector(
             "--netns", flood.space.path, "--ports", str(flood.port), "--no-existing", *COUNTED,
-            "-o", str(path),
+            "-o", str(path), "--rings", list(TRANSPORTS)[number % len(TRANSPORTS)],
         ) as collector:  # fmt: skip
             if ready:
                 collector.ready()

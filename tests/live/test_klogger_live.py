@@ -30,10 +30,13 @@ def watch(number: int) -> None:
     prctl(0x6B6C6F67, STOP, OWN + number, 0, 0)
 
 
-def test_a_capture_under_control(tmp_path: Path) -> None:
+def test_a_capture_under_control(tmp_path: Path, rings: str) -> None:
     folder = tmp_path / "log"
-    with klogger.start("stopwatch", folder, buffer_mb=0.5, low_water=60) as capture:
-        assert klogger.attach(capture.pid).status()["enabled"]
+    options = ("--rings", rings)
+    with klogger.start(
+        "stopwatch", folder, buffer_mb=0.5, low_water=60, options=options
+    ) as capture:
+        assert klogger.attach(capture.pid).status()["rings"] == rings
         watch(1)
         capture.mark(77)
         with pytest.raises(TcpkmonError, match="cannot change while logging is on"):

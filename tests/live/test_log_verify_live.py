@@ -175,9 +175,11 @@ def check_books(calls: Calls, folder: Path, code: int) -> int:
     return lost
 
 
-def test_small_rings_and_a_collector_that_stands_still(calls: Calls, tmp_path: Path) -> None:
+def test_small_rings_and_a_collector_that_stands_still(
+    calls: Calls, tmp_path: Path, rings: str
+) -> None:
     folder = tmp_path / "log"
-    with collecting(calls, folder, "--buffer-size", "0.03").ready() as collector:
+    with collecting(calls, folder, "--buffer-size", "0.03", "--rings", rings).ready() as collector:
         for cpu in cpus():
             calls.make(cpu, SMALL)
             collector.pause()

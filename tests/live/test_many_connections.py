@@ -77,7 +77,7 @@ def columns(path: Path, *names: str) -> dict[str, npt.NDArray[Any]]:
         return {name: capture.column(name)[records] for name in names}
 
 
-def test_none_merged_and_none_missing(tmp_path: Path) -> None:
+def test_none_merged_and_none_missing(tmp_path: Path, rings: str) -> None:
     path = tmp_path / "many.pm"
     with Space() as space, waiting(
         space.start([sys.executable, str(_CONNECTING)], env=environment())
@@ -88,6 +88,7 @@ def test_none_merged_and_none_missing(tmp_path: Path) -> None:
         with Collector(
             "--netns", space.path, "--columns", "classic,conn_id,cpu,serial",
             "--locations", "STATE_CHANGE,DESTROY", "--buffer-size", "16", "-o", str(path),
+            "--rings", rings,
         ) as collector:  # fmt: skip
             collector.ready()
             attach_s = time.monotonic() - begin

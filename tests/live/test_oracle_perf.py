@@ -142,20 +142,23 @@ def seen_by_collect(records: Records) -> Streams:
 
 
 @pytest.mark.skipif(not shutil.which("perf"), reason="there is no perf (linux-perf) here")
-@pytest.mark.parametrize("kind", ["btf", "raw"])
-def test_perf_sees_the_same(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "rings"), [("btf", "bpf"), ("btf", "perf"), ("raw", "perf")])
+def test_perf_sees_the_same(tmp_path: Path, kind: str, rings: str) -> None:
     with Lab(Bottleneck(rate_mbit=200, queue_bytes=100_000, loss_percent=3.0)) as lab:
         work = Workload("10.77.0.2", count=300, size=10_000, connections=3, parallel=3, reply=7)
         exchange = traffic.Exchange(work, lab.a.namespace.fd, lab.b.namespace.fd)
         options = ("--locations", "SEGMENT_RECEIVED", "--buffer-size", "16", "-v", *within(lab))
         with ExitStack() as stack:
-            run = stack.enter_context(capturing(tmp_path / "a.pm", *options, kinds=f"{kind},iter"))
+            run = stack.enter_context(
+                capturing(tmp_path / "a.pm", *options, "--rings", rings, kinds=f"{kind},iter")
+            )
             stack.enter_context(awake())
             stack.enter_context(perf(tmp_path / "perf.data"))
             exchange.go()
             exchange.finish()
             outcome = run.stop()
     outcome.check_complete()
+    assert f"{rings} rings" in outcome.errors
     assert f"SEGMENT_RECEIVED by {kind}:tcp_probe" in outcome.errors
     ours = seen_by_collect(outcome.records)
     theirs = seen_by_perf(tmp_path / "perf.data", exchange.port)

@@ -55,13 +55,18 @@ def check_books(path: Path, flood: Flood, report: dict[str, Any]) -> tuple[int, 
     assert entries == check_flood(path, flood)
     lost = sum(row["lost_total"] for row in rows.values())
     assert report["seq_lost"] == lost
+    # The rings counted the same losses themselves.
+    assert report["ring_lost"] == sum(row["lost"].get("ring full", 0) for row in rows.values())
+    assert report["notes"] == []
     return entries, lost
 
 
-def test_overload(flood: Flood, tmp_path: Path) -> None:
+def test_overload(flood: Flood, tmp_path: Path, rings: str) -> None:
     path = tmp_path / "overload.pm"
     bursts, size, stop_s = (20, 1_000_000, 1.0) if FULL else (4, 20_000 if GUEST else 50_000, 0.3)
-    with Collector(*arguments(flood, path, *SMALL, "--fail-on-loss")).ready() as collector:
+    with Collector(
+        *arguments(flood, path, *SMALL, "--fail-on-loss", "--rings", rings)
+    ).ready() as collector:
         halted = threading.Event()
         for number in range(bursts):
             flood.begin(cpus()[number % len(cpus())], size)
@@ -80,10 +85,10 @@ def test_overload(flood: Flood, tmp_path: Path) -> None:
     print(f"overload: {bursts * size} calls = {entries} entries + {lost} lost")
 
 
-def test_a_tail_of_losses(flood: Flood, tmp_path: Path) -> None:
+def test_a_tail_of_losses(flood: Flood, tmp_path: Path, rings: str) -> None:
     """A burst that ends in losses, and nothing after it that could carry the news."""
     path = tmp_path / "tail.pm"
-    with Collector(*arguments(flood, path, *SMALL)).ready() as collector:
+    with Collector(*arguments(flood, path, *SMALL, "--rings", rings)).ready() as collector:
         flood.burst(cpus()[0], 100)
         collector.pause()
         flood.burst(cpus()[0], 50_000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel refuses a CPU while a capture runs reaches the user: ring and counters."""
+"""What the kernel refuses a capture or a CPU reaches the user: kinds of rings, ring, counters."""
 
 from __future__ import annotations
 
@@ -92,3 +92,40 @@ def test_what_is_refused_is_told(tmp_path: Path) -> None:
         assert f"{what}: " in " ".join(shown.split())
     with LogReader(log / "kernlog.dump.cpu0") as reader:
         assert reader.header["settings"]["refused"] == {ring: refused[ring]}
+
+
+# Asks for a type of map that no kernel has, as BPF's ring buffers are to Linux 5.7.
+OLD_KERNEL = """
+import sys
+from collector.linux import bpf
+
+bpf.BPF_MAP_TYPE_RINGBUF = 10_000
+sys.argv[0] = "collect"
+from collector.commands import collect
+collect.main()
+"""
+
+
+def run_on_old_kernel(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", OLD_KERNEL, "--schema", "stopwatch", *arguments, "--", "true"],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_without_bpf_rings_the_default_is_perf_and_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    done = run_on_old_kernel("-o", str(log))
+    assert done.returncode == 0, done.stderr
+    why = "collect: this kernel refuses bpf rings: making the BPF map klogger_ring"
+    [told] = [line for line in done.stderr.splitlines() if line.startswith(why)]
+    assert told.endswith("(EINVAL); the capture has perf rings")
+    with LogReader(log / "kernlog.dump.cpu0") as reader:
+        assert reader.header["settings"]["rings"] == "perf"
+
+
+def test_rings_that_the_kernel_refuses_are_an_error_for_people(tmp_path: Path) -> None:
+    done = run_on_old_kernel("-o", str(tmp_path / "log"), "--rings", "bpf")
+    assert done.returncode == 4
+    assert "refuses bpf rings" in done.stderr and "--rings" in done.stderr
+    assert not (tmp_path / "log").exists()

@@ -31,7 +31,7 @@ from collector.plan.probes import Plan
 from collector.plan.schema_sources import read_texts
 from collector.ring import threshold
 from collector.ring.batch import Batch, watermark_ns
-from collector.ring.rings import DEFAULT_TRANSPORT, TRANSPORTS, Rings, pages_of
+from collector.ring.rings import TRANSPORTS, Rings, pages_of
 from collector.ring.transport import Transport
 from formats.base.control import Loss, words_view
 from formats.base.errors import KernelError, UsageError
@@ -48,7 +48,6 @@ DTYPE = np.dtype(
 )
 PER_RUN = 100
 HOLD = 30_000
-ROW = DEFAULT_TRANSPORT.row_bytes(ENTRY)
 PAGE = os.sysconf("SC_PAGESIZE")
 _BPF_PROG_TEST_RUN, _ON_CPU = 10, 1
 PROGRAM = """
@@ -117,6 +116,8 @@ class Source:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
+        self.row = transport.row_bytes(ENTRY)
+        """Bytes of a record in the ring."""
         btf = Btf.from_kernel()
         engine = make_engine(ENTRY, Plan((), {}), transport=transport)
         text = read_texts((), transport.header)
@@ -234,7 +235,7 @@ def test_a_full_ring_loses_and_counts(source: Source) -> None:
     with source.rings(2, PAGE) as rings:
         cpu = rings.cpus[0]
         failed = source.send(cpu, 500)
-        fits = 2 * PAGE // ROW
+        fits = (2 * PAGE - 1) // source.row
         assert 500 - failed == fits
         batches = rings.drain()
         assert serials_of(batches, cpu) == list(range(1, fits + 1))
@@ -284,16 +285,16 @@ def test_wait_wakes_at_the_low_water_mark_and_when_told(
     with source.rings(16, 4 * PAGE) as rings:
         cpu = rings.cpus[-1]
         assert not rings.wait(0)
-        source.send(cpu, 2 * PAGE // ROW)
+        source.send(cpu, 2 * PAGE // source.row)
         assert not rings.wait(0.05)
-        source.send(cpu, 4 * PAGE // ROW)
+        source.send(cpu, 4 * PAGE // source.row)
         assert rings.wait(60)
         assert rings.wait(60), "there is still as much to be read"
         rings.drain()
         rings.free()
         assert not rings.wait(0)
         for _ in range(300):  # more than the wake-up event itself has room for
-            assert source.send(cpu, 4 * PAGE // ROW) == 0
+            assert source.send(cpu, 4 * PAGE // source.row) == 0
             assert rings.wait(60)
             rings.drain()
             rings.free()
@@ -311,10 +312,10 @@ def test_the_threshold_of_a_ring_that_fills_slowly_is_half_of_it(
 ) -> None:
     now_ns = 10**18
     monkeypatch.setattr(threshold.time, "monotonic_ns", lambda: now_ns)
-    rows = 4 * PAGE // ROW
-    with source.rings(16, rows * ROW) as rings:
+    rows = 4 * PAGE // source.row
+    with source.rings(16, rows * source.row) as rings:
         cpu = rings.cpus[0]
-        half = 16 * PAGE // ROW // 2
+        half = 16 * PAGE // source.row // 2
         # Records, the milliseconds in which they came, and how many wake after that.
         for count, passed_ms, due in (
             (rows, 30, half), (half, 21, half), (half, 19, rows), (rows, 9, rows),
@@ -339,13 +340,13 @@ def test_no_wake_up_for_what_was_read_already(
     monkeypatch.setattr(threshold, "CALM_NS", 10**18)
     with source.rings(16, 4 * PAGE) as rings:
         for cpu in rings.cpus:
-            source.send(cpu, 4 * PAGE // ROW)
-        assert sum(len(batch.entries) for batch in rings.drain()) >= 4 * PAGE // ROW
+            source.send(cpu, 4 * PAGE // source.row)
+        assert sum(len(batch.entries) for batch in rings.drain()) >= 4 * PAGE // source.row
         rings.free()
         begun_s = time.monotonic()
         assert not rings.wait(0.1)
         assert time.monotonic() - begun_s >= 0.09
-        source.send(rings.cpus[0], 4 * PAGE // ROW)
+        source.send(rings.cpus[0], 4 * PAGE // source.row)
         assert rings.wait(60)
 
 

@@ -145,10 +145,10 @@ def test_a_limit_holds_a_second_and_cpu_and_is_accounted_for(schema, tmp_path):
     assert all(row["attempts"] == row["limited"] + row["written"] for row in final)
 
 
-def test_two_schemata_and_tcp_share_a_log(schema, tmp_path):
+def test_two_schemata_and_tcp_share_a_log(schema, tmp_path, rings):
     out = tmp_path / "log"
     collect("--schema", schema, "--schema", "tcp", "--schema", "stopwatch", "-o", out, "-q",
-            *flood(500))  # fmt: skip
+            "--rings", rings, *flood(500))  # fmt: skip
     found = events(out)
     names = {e["name"] for e in found if e["header"]["type"] == "LOGGING_EVENT"}
     assert {"CALLED", "EVERY", "EVENT_START", "SEGMENT_RECEIVED"} <= names

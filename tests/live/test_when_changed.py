@@ -15,9 +15,11 @@ ROUNDS = 100
 LOCATIONS = ("--locations", "default,SEND_CALL,RECEIVE_CALL")
 
 
-def test_unchanged_segments_are_withheld_and_counted(tmp_path: Path, lab: Lab) -> None:
+def test_unchanged_segments_are_withheld_and_counted(
+    tmp_path: Path, lab: Lab, rings: str
+) -> None:
     watches = {"window": ("snd_cwnd",), "received": ("bytes_received", "ca_name")}
-    options = {"all": ("--columns", "all", *LOCATIONS, *within(lab))}
+    options = {"all": ("--columns", "all", *LOCATIONS, "--rings", rings, *within(lab))}
     for name, watched in watches.items():
         options[name] = (*options["all"], "--when-changed", ",".join(watched))
     with connected(lab) as pair, capturing_each(tmp_path, options) as captures:

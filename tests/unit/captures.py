@@ -208,9 +208,9 @@ class CaptureBuilder:
             of_cpu = [n for (number, _), n in self.counts.items() if number == cpu]
             written = sum(n["written"] for n in of_cpu)
             late = sum(n["late"] for n in of_cpu)
-            damaged = self.damaged_on[cpu]
+            damaged, full = self.damaged_on[cpu], sum(n["ring_full"] for n in of_cpu)
             entries.append(
-                control.Cpu(cpu, self.serials[cpu], written - damaged, damaged, late, 1, 0)
+                control.Cpu(cpu, self.serials[cpu], written - damaged, damaged, late, 1, full)
             )
         for point in self.locations:
             missed = self.missed.get(point, (0, 0))

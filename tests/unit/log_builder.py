@@ -116,9 +116,10 @@ class LogBuilder:
         for point, counts in sorted(self.counts.items()):
             told = {key: counts[key] for key in FIELDS}
             self.base("LEDGER", number=point, final=int(final), **told)
+        full = sum(counts["ring_full"] for counts in self.counts.values())
         self.base(
             "CPU_LEDGER", serials=self.serials, read=self.read, damaged=self.damaged,
-            late=self.late, ring_lost=0, online=1, final=int(final),
+            late=self.late, ring_lost=full, online=1, final=int(final),
         )  # fmt: skip
         for program, (missed, by_kprobe) in self.programs.items():
             told = {"missed": missed, "kprobe_missed": by_kprobe}

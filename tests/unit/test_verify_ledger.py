@@ -152,8 +152,9 @@ def test_existing_connections_are_in_the_ledger(tmp_path: Path) -> None:
     assert check(build, tmp_path, array).exit_code == 5
 
 
-def test_the_perf_counter_is_not_judged(tmp_path: Path) -> None:
+def test_what_a_ring_itself_counts_is_compared_and_not_judged(tmp_path: Path) -> None:
     build = clean_capture()
+    assert check(build, tmp_path).notes == []
     array = build.array()
     at = find(array, control.Cpu, 3)
     entry = decoded(array, at)
@@ -161,6 +162,7 @@ def test_the_perf_counter_is_not_judged(tmp_path: Path) -> None:
     replace(array, at, dataclasses.replace(entry, ring_lost=99))
     report = check(build, tmp_path, array)
     assert (report.exit_code, report.ring_lost) == (0, 99)
+    assert report.notes == ["CPU 1: its ring itself counts 99 that found no room, the ledger 0"]
 
 
 # A file that ends without END.

@@ -78,6 +78,7 @@ def test_losses_of_every_cause_add_up(tmp_path: Path) -> None:
     # Those that took a serial: all but table full and no slot.
     assert report.seq_lost == 2 * (LOST_EACH - 4 - 5)
     assert report.lost_total == 2 * LOST_EACH
+    assert (report.ring_lost, report.notes) == (2, [])
 
 
 @pytest.mark.parametrize("by", [1, -1, 1000])
@@ -204,6 +205,13 @@ def test_a_loss_after_the_last_record_is_known(tmp_path: Path) -> None:
     report = check(build.finish(), tmp_path)
     assert (report.exit_code, report.problems_total) == (3, 0)
     assert report.verdict == "adds up: 4 lost, all accounted for"
+
+
+def test_what_the_ring_itself_counts_is_compared_and_not_judged(tmp_path: Path) -> None:
+    build = clean_log(tamper=change("CPU_LEDGER", "ring_lost", 3)).lose("ring_full", 4)
+    report = check(build.finish(), tmp_path)
+    assert (report.exit_code, report.problems_total, report.ring_lost) == (3, 0, 7)
+    assert report.notes == ["the ring itself counts 7 that found no room, the ledger 4"]
 
 
 def test_records_that_no_ledger_counts_are_found(tmp_path: Path) -> None:

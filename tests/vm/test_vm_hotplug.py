@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from collector.ring.rings import TRANSPORTS
 from tests.live.faults import Collector
 from tests.vm.hotplug import (
     CPU,
@@ -24,12 +25,16 @@ ROUNDS = 10
 
 
 @pytest.mark.usefixtures("machine_of_its_own")
-def test_a_cpu_goes_off_and_on_ten_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rings", TRANSPORTS)
+def test_a_cpu_goes_off_and_on_ten_times(tmp_path: Path, rings: str) -> None:
     assert ONLINE.read_text().strip() == "1"
     path = tmp_path / "hotplug.pm"
     calls = 0
     try:
-        with flooding() as flood, Collector(*arguments(flood, path)).ready(300) as collector:
+        with (
+            flooding() as flood,
+            Collector(*arguments(flood, path), "--rings", rings).ready(300) as collector,
+        ):
             for _ in range(ROUNDS):
                 flood.begin(CPU, rate=RATE)
                 flood.advance(100)

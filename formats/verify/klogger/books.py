@@ -111,6 +111,7 @@ class LogLedger(Ledger):
             "came out": "{where}: {told} written into the ring, but {found} came out",
             "damaged": "{found} records left the ring and are nowhere, {told} were damaged",
             "read": "{told} records read and {damaged} damaged of {written} written into the ring",
+            "ring_lost": "the ring itself counts {told} that found no room, the ledger {found}",
             "late": "{told} records late on the CPU, {found} by event",
             "in file": "{where}: {found} records in the file before a ledger that counts {told}",
         }

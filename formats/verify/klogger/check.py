@@ -14,7 +14,13 @@ from formats.klogger.batch import LogBatch
 from formats.klogger.reader import LogReader
 from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, SNAPSHOT
 from formats.klogger.walk import list_bytes
-from formats.verify.balance import build_rows, check_counts, check_rise, check_sums
+from formats.verify.balance import (
+    build_rows,
+    check_counts,
+    check_rise,
+    check_sums,
+    compare_rings,
+)
 from formats.verify.clock import runs_back
 from formats.verify.klogger.books import LEDGERS, Gathered, LogLedger, SoFar, integers
 from formats.verify.klogger.clock import CLOCK, ClockEvents
@@ -250,6 +256,7 @@ class _Run:
                 row.cpu = self._reader.cpu
             report.missed = last.missed()
             report.ring_lost = last.of_cpu("ring_lost")
+            report.notes += compare_rings(last)
             report.seq_lost = max(report.seq_lost, last.of_cpu("serials") - last.before.kernel)
         report.after_checkpoint = self._serials.kernel - (last.before.kernel if last else 0)
         if self._events.snapshot >= 0:

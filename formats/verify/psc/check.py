@@ -11,7 +11,7 @@ from formats.base import control
 from formats.base.errors import DamagedError
 from formats.base.limits import MOST_CPUS
 from formats.psc.reader import Capture, open_capture
-from formats.verify.balance import build_rows
+from formats.verify.balance import build_rows, compare_rings
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
@@ -235,6 +235,7 @@ class _LedgerRun:
         report.rows = build_rows(last, self._has_cpu, name)
         report.missed = last.missed(name)
         report.ring_lost = int(last.cpu_rows["ring_lost"].sum())
+        report.notes += compare_rings(last)
         points = {row.location for row in report.rows if row.location != control.EXISTING}
         if self._locations is not None and len(points) > self._locations:
             self._problems.add(

@@ -60,6 +60,8 @@ class Checkpoint(Ledger):
             "but its locations add up to {found}",
             "read": "CPU {cpu}: {told} records read (written, not damaged), "
             "but its locations add up to {found}",
+            "ring_lost": "CPU {cpu}: its ring itself counts {told} that found no room, "
+            "the ledger {found}",
             "late": "CPU {cpu}: {told} late, but its locations add up to {found}",
         }
     )
