@@ -58,52 +58,45 @@ static __always_inline u32 saturate(u64 value) {
     return value > 0xffffffffull ? 0xffffffffu : value;
 }
 
-/* The pressure limit of tcp_mem, which is read once in a jiffy: only administrators change it. */
-struct pressure {
+/* TCP's memory, which all sockets share: each CPU reads it once in a jiffy, since its cache lines
+ * travel between the CPUs.
+ */
+struct tcp_memory {
     u64 read_at; /* [jiffies] */
-    u64 pages;
+    u32 fair_share;
+    u32 pages;
 };
 
-BPF_ARRAY(pressure, struct pressure, 1);
+BPF_PERCPU_ARRAY(tcp_memory, struct tcp_memory, 1);
 
-static __always_inline u64 pressure_pages(const int direct, struct proto *prot) {
-    u64 now = bpf_jiffies64(), pages = 0;
-    u32 zero = 0;
-    struct pressure *limit = pressure.lookup(&zero);
+static __always_inline void read_memory(const int direct, struct proto *prot,
+                                        struct tcp_memory *memory) {
+    struct percpu_counter *counter = READ(direct, prot, sockets_allocated);
+    /* A pointer to a type without a name, so not by READ(). */
+    void *allocated = READ(direct, prot, memory_allocated);
+    long pages = 0, pressure = 0, sockets = READ(direct, counter, count);
 
-    if (!limit)
-        return 0;
-    if (*(volatile u64 *)&limit->read_at == now)
-        return limit->pages;
-    bpf_probe_read_kernel(&pages, sizeof(pages), (long *)READ(direct, prot, sysctl_mem) + 1);
-    *(volatile u64 *)&limit->pages = pages;
-    *(volatile u64 *)&limit->read_at = now;
-    return pages;
+    bpf_probe_read_kernel(&pages, sizeof(pages), allocated);
+    bpf_probe_read_kernel(&pressure, sizeof(pressure), (long *)READ(direct, prot, sysctl_mem) + 1);
+    memory->pages = pages < 0 ? 0 : pages;
+    memory->fair_share =
+        saturate((u64)pressure * KLOGGER_PAGE_SIZE / (u64)(sockets < 1 ? 1 : sockets));
 }
 
-/* TCP's memory, which all sockets share. */
-static __always_inline void fill_system(const int direct, const int watched, struct sock *sk,
+static __always_inline void fill_memory(const int direct, const int watched, struct sock *sk,
                                         u8 *entry) {
-    struct proto *prot = GET(sk, __sk_common.skc_prot);
+    u64 now = bpf_jiffies64();
+    u32 zero = 0;
+    struct tcp_memory *memory = tcp_memory.lookup(&zero);
 
-    if (HAS(m_clused)) {
-        /* A pointer to a type without a name, so not by GET(). */
-        void *allocated = READ(direct, prot, memory_allocated);
-        long pages = 0;
-
-        if (direct)
-            pages = *(volatile long *)allocated;
-        else
-            bpf_probe_read_kernel(&pages, sizeof(pages), allocated);
-        SET(m_clused, pages < 0 ? 0 : pages);
+    if (!memory)
+        return;
+    if (*(volatile u64 *)&memory->read_at != now) {
+        read_memory(direct, GET(sk, __sk_common.skc_prot), memory);
+        *(volatile u64 *)&memory->read_at = now;
     }
-    if (HAS(hiwat_fair_share)) {
-        struct percpu_counter *counter = READ(direct, prot, sockets_allocated);
-        long sockets = READ(direct, counter, count);
-        u64 bytes = pressure_pages(direct, prot) * KLOGGER_PAGE_SIZE;
-
-        SET(hiwat_fair_share, saturate(bytes / (u64)(sockets < 1 ? 1 : sockets)));
-    }
+    SET(m_clused, memory->pages);
+    SET(hiwat_fair_share, memory->fair_share);
 }
 
 /* For how long the connection was limited, as in tcp_get_info_chrono_stats(). */
@@ -198,7 +191,8 @@ static __always_inline void fill_socket(const int direct, const int watched, str
     SET(snd_sb_cc, write - una);
     SET(rcv_sb_cc, received - copied);
     fill_targets(direct, watched, tp, mss, cwnd, reordering, entry);
-    fill_system(direct, watched, sk, entry);
+    if (HAS(m_clused) || HAS(hiwat_fair_share))
+        fill_memory(direct, watched, sk, entry);
 
     SET(bytes_acked, GET(tp, bytes_acked));
     SET(bytes_received, GET(tp, bytes_received));
