@@ -20,14 +20,15 @@ import click
 
 from collector.commands import collect, tcpkmon
 from collector.commands import schema as schema_command
-from collector.commands.columns import sets_of
 from collector.loader.sock_diag import TOLD
 from collector.plan.columns import (
     EVENT,
     LOCATIONS,
+    SETS,
     choose_columns,
     load_schema,
     make_layout,
+    smallest_set,
 )
 from collector.plan.probes import find_probes
 from collector.plan.schema_sources import TCP, find_sources, read_texts
@@ -141,7 +142,7 @@ def columns_page(schema: Schema) -> str:
     needs = dict(NEEDS.findall(_tcp_text()))
     event = schema.event(EVENT)
     rows = [
-        [code(field.name), str(field_type(schema, field).width), sets_of(field.tags), field.unit,
+        [code(field.name), str(field_type(schema, field).width), smallest_set(field.tags), field.unit,
          field.doc, " ".join(code(member) for member in needs.get(field.name, "").split())]
         for field in event.fields
     ]  # fmt: skip
@@ -151,13 +152,13 @@ def columns_page(schema: Schema) -> str:
     ]
     stored = ", ".join(
         f"{name} {make_layout(schema, choose_columns(event, name), ()).entry_size}"
-        for name in ("classic", "default", "all")
+        for name in SETS
     )
     untold = ", ".join(code(f.name) for f in event.fields if f.name not in TOLD | GIVEN)
     return page(
         "# Columns",
-        f"""`collect --columns` selects the columns: the sets `classic`, `default` (which includes
-        classic) and `all`, or names with commas. The sixteen of classic are always stored. Bytes
+        f"""`collect --columns` selects the columns: the sets `classic`, `default`, `full` and
+        `all`, of which each includes those before it, or names with commas. The sixteen of classic are always stored. Bytes
         of an entry: {stored}.""",
         """Numbers are in the byte order of the file, except ports, which are in network order;
         `laddr`, `raddr`, `comm` and `ca_name` are raw bytes, addresses in network order, names

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Fills the columns of the schema tcp, and names the members that they need: for tcp.bpf.c. */
+/*
+ * Fills the columns of the schema tcp, and names the members that they need: for tcp.bpf.c.
+ *
+ * watched: store only the columns of --when-changed, and in the words of a struct klogger_watch
+ * instead of a record. It is a constant wherever SET(), COPY() and HAS() are used.
+ */
 NEEDS(bytes_acked, "tcp_sock.bytes_acked")
 NEEDS(bytes_received, "tcp_sock.bytes_received")
 NEEDS(bytes_sent, "tcp_sock.bytes_sent")
@@ -53,55 +58,49 @@ static __always_inline u32 saturate(u64 value) {
     return value > 0xffffffffull ? 0xffffffffu : value;
 }
 
-/* The pressure limit of tcp_mem, which is read once in a jiffy: only administrators change it. */
-struct pressure {
+/* TCP's memory, which all sockets share: each CPU reads it once in a jiffy, since its cache lines
+ * travel between the CPUs.
+ */
+struct tcp_memory {
     u64 read_at; /* [jiffies] */
-    u64 pages;
+    u32 fair_share;
+    u32 pages;
 };
 
-BPF_ARRAY(pressure, struct pressure, 1);
+BPF_PERCPU_ARRAY(tcp_memory, struct tcp_memory, 1);
 
-static __always_inline u64 pressure_pages(const int direct, struct proto *prot) {
-    u64 now = bpf_jiffies64(), pages = 0;
-    u32 zero = 0;
-    struct pressure *limit = pressure.lookup(&zero);
+static __always_inline void read_memory(const int direct, struct proto *prot,
+                                        struct tcp_memory *memory) {
+    struct percpu_counter *counter = READ(direct, prot, sockets_allocated);
+    /* A pointer to a type without a name, so not by READ(). */
+    void *allocated = READ(direct, prot, memory_allocated);
+    long pages = 0, pressure = 0, sockets = READ(direct, counter, count);
 
-    if (!limit)
-        return 0;
-    if (*(volatile u64 *)&limit->read_at == now)
-        return limit->pages;
-    bpf_probe_read_kernel(&pages, sizeof(pages), (long *)READ(direct, prot, sysctl_mem) + 1);
-    *(volatile u64 *)&limit->pages = pages;
-    *(volatile u64 *)&limit->read_at = now;
-    return pages;
+    bpf_probe_read_kernel(&pages, sizeof(pages), allocated);
+    bpf_probe_read_kernel(&pressure, sizeof(pressure), (long *)READ(direct, prot, sysctl_mem) + 1);
+    memory->pages = pages < 0 ? 0 : pages;
+    memory->fair_share =
+        saturate((u64)pressure * KLOGGER_PAGE_SIZE / (u64)(sockets < 1 ? 1 : sockets));
 }
 
-/* TCP's memory, which all sockets share. */
-static __always_inline void fill_system(const int direct, struct sock *sk, u8 *entry) {
-    struct proto *prot = GET(sk, __sk_common.skc_prot);
+static __always_inline void fill_memory(const int direct, const int watched, struct sock *sk,
+                                        u8 *entry) {
+    u64 now = bpf_jiffies64();
+    u32 zero = 0;
+    struct tcp_memory *memory = tcp_memory.lookup(&zero);
 
-    if (HAS(m_clused)) {
-        /* A pointer to a type without a name, so not by GET(). */
-        void *allocated = READ(direct, prot, memory_allocated);
-        long pages = 0;
-
-        if (direct)
-            pages = *(volatile long *)allocated;
-        else
-            bpf_probe_read_kernel(&pages, sizeof(pages), allocated);
-        SET(m_clused, pages < 0 ? 0 : pages);
+    if (!memory)
+        return;
+    if (*(volatile u64 *)&memory->read_at != now) {
+        read_memory(direct, GET(sk, __sk_common.skc_prot), memory);
+        *(volatile u64 *)&memory->read_at = now;
     }
-    if (HAS(hiwat_fair_share)) {
-        struct percpu_counter *counter = READ(direct, prot, sockets_allocated);
-        long sockets = READ(direct, counter, count);
-        u64 bytes = pressure_pages(direct, prot) * KLOGGER_PAGE_SIZE;
-
-        SET(hiwat_fair_share, saturate(bytes / (u64)(sockets < 1 ? 1 : sockets)));
-    }
+    SET(m_clused, memory->pages);
+    SET(hiwat_fair_share, memory->fair_share);
 }
 
 /* For how long the connection was limited, as in tcp_get_info_chrono_stats(). */
-static __always_inline void fill_times(struct tcp_sock *tp, u8 *entry) {
+static __always_inline void fill_times(const int watched, struct tcp_sock *tp, u8 *entry) {
 #ifdef BITFIELD_tcp_sock_chrono_type
     u32 type = BITFIELD_tcp_sock_chrono_type(tp);
 #else
@@ -118,8 +117,8 @@ static __always_inline void fill_times(struct tcp_sock *tp, u8 *entry) {
 }
 
 /* The send buffer that tcp_sndbuf_expand() would request. Only bbr has its own factor, 3. */
-static __always_inline void fill_targets(const int direct, struct tcp_sock *tp, u32 mss, u32 cwnd,
-                                         u32 reordering, u8 *entry) {
+static __always_inline void fill_targets(const int direct, const int watched, struct tcp_sock *tp,
+                                         u32 mss, u32 cwnd, u32 reordering, u8 *entry) {
     struct inet_connection_sock *icsk = (struct inet_connection_sock *)tp;
     struct tcp_congestion_ops *ops = GET(icsk, icsk_ca_ops);
 
@@ -171,7 +170,8 @@ static __always_inline u32 highest_sacked(const int direct, struct tcp_sock *tp,
 }
 
 /* Fills the columns of a full socket; tp is readable by plain loads. */
-static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u8 *entry) {
+static __always_inline void fill_socket(const int direct, const int watched, struct tcp_sock *tp,
+                                        u8 *entry) {
     struct sock *sk = (struct sock *)tp;
     struct inet_connection_sock *icsk = (struct inet_connection_sock *)tp;
     u32 mss = GET(tp, mss_cache);
@@ -190,8 +190,9 @@ static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u
     SET(sb_hiwat, GET(sk, sk_sndbuf));
     SET(snd_sb_cc, write - una);
     SET(rcv_sb_cc, received - copied);
-    fill_targets(direct, tp, mss, cwnd, reordering, entry);
-    fill_system(direct, sk, entry);
+    fill_targets(direct, watched, tp, mss, cwnd, reordering, entry);
+    if (HAS(m_clused) || HAS(hiwat_fair_share))
+        fill_memory(direct, watched, sk, entry);
 
     SET(bytes_acked, GET(tp, bytes_acked));
     SET(bytes_received, GET(tp, bytes_received));
@@ -225,7 +226,7 @@ static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u
     SET(sk_rcvbuf, GET(sk, sk_rcvbuf));
     SET(app_limited, GET(tp, app_limited));
     if (HAS(busy_us) || HAS(rwnd_limited_us) || HAS(sndbuf_limited_us))
-        fill_times(tp, entry);
+        fill_times(watched, tp, entry);
     if (HAS(ca_state))
         SET(ca_state, BITFIELD_inet_connection_sock_icsk_ca_state(icsk));
 
@@ -264,8 +265,8 @@ static __always_inline void fill_socket(const int direct, struct tcp_sock *tp, u
 }
 
 /* Fills the segment's columns; returns the value for callvalue. */
-static __always_inline u32 fill_segment(const int direct, struct sk_buff *skb, u8 *entry,
-                                        u32 callvalue, const u32 flags) {
+static __always_inline u32 fill_segment(const int direct, const int watched, struct sk_buff *skb,
+                                        u8 *entry, u32 callvalue, const u32 flags) {
     struct tcp_skb_cb copy, *control = &copy;
     u32 seq, payload, bits;
 
@@ -298,7 +299,7 @@ static __always_inline u32 fill_segment(const int direct, struct sk_buff *skb, u
     return callvalue;
 }
 
-static __always_inline void fill_ends(struct endpoints *ends, u8 *entry) {
+static __always_inline void fill_ends(const int watched, struct endpoints *ends, u8 *entry) {
     SET(lport, bpf_htons(ends->lport));
     SET(rport, bpf_htons(ends->rport));
     SET(netns, ends->netns);

@@ -3,7 +3,7 @@
 struct connection {
     u64 id;
     u32 pid;
-    u32 watching;
+    u32 unused;
     u64 comm[2];
     /* The last complete ends: the kernel clears them in the socket when a connect fails, and when
      * the owner resets the connection.
@@ -12,8 +12,10 @@ struct connection {
     u64 raddr[2];
     u16 lport;
     u16 rport;
-    u32 unused;
+    u32 unused_too;
+#if KLOGGER_WATCHING
     struct klogger_watch watch;
+#endif
 };
 
 BPF_TABLE("hash", u64, struct connection, connections, KLOGGER_CONNECTIONS);
@@ -173,7 +175,10 @@ static __always_inline struct connection *new_identity(u64 key, struct connectio
     evict(key);
     if (known) {
         known->id = new_id();
-        known->pid = known->watching = 0;
+        known->pid = 0;
+#if KLOGGER_WATCHING
+        known->watch.recorded = 0;
+#endif
         known->comm[0] = known->comm[1] = 0;
         known->lport = known->rport = 0;
         /* Once more: another CPU may have cached the old identity since then. */
@@ -254,6 +259,30 @@ static __always_inline void cache_identity(struct known *row, u64 number, u64 ke
     if (*(volatile u64 *)&connection->id != id)
         evict(key);
 }
+
+#if KLOGGER_WATCHING
+/*
+ * Where the last values of a connection's watched columns are stored: in its row of the map
+ * `connections`, or, while the identity cache has its socket, in the row there. An id is never used
+ * again, so the values belong to the connection whose id is beside them. If another socket got the
+ * row meanwhile, they are gone: then the next event is recorded.
+ */
+static __always_inline struct klogger_watch *watch_of(const int direct, u64 key,
+                                                      struct connection *connection) {
+    struct known *row = known_row(number_of(key));
+
+    if (!row)
+        return &connection->watch;
+    if (row->watch.id != connection->id) {
+        if (!direct || row->sk != number_of(key) || row->id != connection->id)
+            return &connection->watch;
+        row->watch = connection->watch;
+        row->watch.id = connection->id;
+        connection->watch.recorded = 0;
+    }
+    return &row->watch;
+}
+#endif
 
 /* The identity in a record. */
 struct identity {

@@ -27,7 +27,11 @@ struct known {
     u32 ports;
     u32 compared_at; /* when the owner was last compared with the caller [jiffies] */
     u32 entered;     /* connections in the map `connections` that have this row, at most */
+#if KLOGGER_WATCHING
+    struct klogger_watch watch; /* see watch_of() */
+#else
     u64 unused[2];
+#endif
 };
 
 /* Nothing maps it, but a mappable array begins at a page: so each row has its own cache line. */

@@ -5,6 +5,7 @@
 static __always_inline void commit(void *ctx, struct klogger_cpu *cpu,
                                    struct klogger_account *account, struct klogger_place *place,
                                    u32 location) {
+    enum { watched = 0 };
     u8 *entry = place->row;
     u64 serial, now;
 
@@ -19,9 +20,6 @@ static __always_inline void commit(void *ctx, struct klogger_cpu *cpu,
     SET(time_ns, now);
     klogger_commit(ctx, account, place);
 }
-
-/* Whether a snapshot needs a slot: for a record that may not be committed, or a socket's copy. */
-#define IN_SLOT(direct) (KLOGGER_WATCHING || !(direct))
 
 /* Whether a socket in this state is no full socket. */
 static __always_inline int is_mini(u32 state) {
@@ -92,14 +90,15 @@ static __always_inline int passes(const int direct, const struct filter_settings
 
 /*
  * Finds or begins the identity of the connection. For a socket that is read directly it is stored
- * in who (other programs have no stack for that); found: its row in the map, if that was looked up.
+ * in who (other programs have no stack for that); found: its row in the map, if that was looked up;
+ * watch: where the values of --when-changed are stored.
  * full: counts connections for which the map has no room.
  */
 static __always_inline int identify(const int direct, const u32 location, u32 filters,
                                     struct sock *sk, const u32 flags,
                                     const struct socket_view *view, struct endpoints *ends,
                                     u64 *full, int unrecorded, struct identity *who,
-                                    struct connection **found) {
+                                    struct connection **found, struct klogger_watch **watch) {
     const int packet = flags & PACKET;
     u64 key = (u64)sk, number = 0;
     u32 ports = (u32)ends->lport << 16 | ends->rport;
@@ -113,8 +112,13 @@ static __always_inline int identify(const int direct, const u32 location, u32 fi
         if (!known)
             return NO_IDENTITY;
     }
-    is_known = direct && !KLOGGER_WATCHING && !(flags & FRESH) && !(filters & FILTER_PIDS) &&
+    is_known = direct && !(flags & FRESH) && !(filters & FILTER_PIDS) &&
                read_cached(known, number, ports, who);
+#if KLOGGER_WATCHING
+    is_known = is_known && known->watch.id == who->id;
+    if (is_known)
+        *watch = &known->watch;
+#endif
     if (is_known && (flags & OWNER)) {
         struct caller caller;
 
@@ -159,41 +163,50 @@ static __always_inline int identify(const int direct, const u32 location, u32 fi
         } else if (flags & OWNER) {
             evict(key);
         }
+#if KLOGGER_WATCHING
+        *watch = watch_of(direct, key, connection);
+#endif
     }
     *found = connection;
     return IDENTIFIED;
 }
 
-/* Fills all columns but those of commit(). slot: memory for a copy of the socket. */
-static __always_inline void fill(const int direct, const u32 location, struct sock *sk,
-                                 struct sk_buff *skb, u32 callvalue, const u32 flags,
-                                 const struct socket_view *view, struct endpoints *ends,
-                                 struct identity *who, struct connection *connection,
-                                 struct klogger_slot *slot, u8 *entry) {
-    struct tcp_sock *tp = 0;
-
+/* The full socket behind sk, readable by plain loads; null if it is a mini socket or a packet.
+ * slot: memory for a copy of it.
+ */
+static __always_inline struct tcp_sock *full_socket(const int direct, const u32 location,
+                                                    struct sock *sk, const u32 flags,
+                                                    const struct socket_view *view,
+                                                    struct klogger_slot *slot) {
     if (direct) {
         /* Among the locations that read sockets directly, only RESET_SENT has mini sockets. */
-        if (location != LOCATION_RESET_SENT || !view->mini)
-            tp = AS_TCP(sk);
-    } else if (!(flags & PACKET) &&
-               !bpf_probe_read_kernel(slot->copy, sizeof(struct tcp_sock), sk)) {
-        /* Reads the state again. A branch on view->mini would make the verifier check twice all
-         * code since classify().
-         */
-        if (!is_mini(GET((struct sock *)slot->copy, __sk_common.skc_state)))
-            tp = (struct tcp_sock *)slot->copy;
+        return location != LOCATION_RESET_SENT || !view->mini ? AS_TCP(sk) : 0;
     }
+    if ((flags & PACKET) || bpf_probe_read_kernel(slot->copy, sizeof(struct tcp_sock), sk))
+        return 0;
+    /* Reads the state again. A branch on view->mini would make the verifier check twice all code
+     * since classify().
+     */
+    if (is_mini(GET((struct sock *)slot->copy, __sk_common.skc_state)))
+        return 0;
+    return (struct tcp_sock *)slot->copy;
+}
+
+/* Fills all columns but those of commit(). tp is null where there is no full socket. */
+static __always_inline void fill(const int direct, const int watched, struct sock *sk,
+                                 struct tcp_sock *tp, struct sk_buff *skb, u32 callvalue,
+                                 const u32 flags, struct endpoints *ends, struct identity *who,
+                                 struct connection *connection, u8 *entry) {
     if (tp) {
-        fill_socket(direct, tp, entry);
-    } else {
+        fill_socket(direct, watched, tp, entry);
+    } else if (!watched) {
         /* Word by word: clang makes a memset of packed bytes byte by byte. */
 #pragma unroll
         for (int i = 0; i < KLOGGER_ENTRY_SIZE / 8; i++)
             ((u64 *)entry)[i] = 0;
     }
-    fill_ends(ends, entry);
-    callvalue = fill_segment(direct, skb, entry, callvalue, flags);
+    fill_ends(watched, ends, entry);
+    callvalue = fill_segment(direct, watched, skb, entry, callvalue, flags);
     SET(callvalue, callvalue);
     SET(sk_addr, (u64)sk);
     if (direct) {
@@ -204,39 +217,39 @@ static __always_inline void fill(const int direct, const u32 location, struct so
         SET(pid, connection ? connection->pid : 0);
     }
     if (HAS(comm)) {
+        u64 nobody[2] = {};
+
         if (direct)
             SET(comm, who->comm);
         else if (connection)
             SET(comm, connection->comm);
         else
-            __builtin_memset(entry + KLOGGER_AT_comm, 0, 16);
+            SET(comm, nobody);
     }
 }
 
-/* With --when-changed: reserves a row and copies the entry to it, unless nothing has changed. */
-static __always_inline int reserve_changed(struct klogger_cpu *cpu, const u32 row, const u32 flags,
-                                           struct connection *connection, u8 *entry,
-                                           struct klogger_place *place) {
-    if (connection) {
-        int changed = klogger_watch_changed(entry, &connection->watch);
+/* Stores the connection's watched values; with --when-changed, whether the event is recorded. */
+static __always_inline int has_changed(const int direct, struct sock *sk, struct tcp_sock *tp,
+                                       struct sk_buff *skb, u32 callvalue, const u32 flags,
+                                       struct endpoints *ends, struct identity *who,
+                                       struct connection *connection, struct klogger_watch *watch) {
+#if KLOGGER_WATCHING
+    u32 now[KLOGGER_WATCHING] = {};
 
-        if ((flags & CHANGES) && !changed && connection->watching) {
-            klogger_count(cpu->accounts[row].unchanged);
-            return 0;
-        }
+    if (watch) {
+        fill(direct, 1, sk, tp, skb, callvalue, flags, ends, who, connection, (u8 *)now);
+        return klogger_watch_changed(watch, now) || !(flags & CHANGES) || !watch->recorded;
     }
-    if (!klogger_reserve(cpu, row, place)) {
-        /* After a loss the next entry is recorded, for the lost change. */
-        if (connection)
-            connection->watching = 0;
-        return 0;
-    }
-    if (connection)
-        connection->watching = 1;
-#pragma unroll
-    for (int i = 0; i < KLOGGER_ENTRY_SIZE / 8; i++)
-        ((u64 *)place->row)[i] = ((u64 *)entry)[i];
+#endif
     return 1;
+}
+
+/* After a loss the next event is recorded, for the lost change. */
+static __always_inline void remember(struct klogger_watch *watch, u8 *entry) {
+#if KLOGGER_WATCHING
+    if (watch)
+        watch->recorded = !!entry;
+#endif
 }
 
 /*
@@ -252,12 +265,14 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     struct klogger_account *account = &cpu->accounts[row];
     u64 common[(sizeof(struct sock_common) + 7) / 8];
     struct connection *connection = 0;
+    struct klogger_watch *watch = 0;
     struct klogger_slot *slot = 0;
     struct filter_settings *settings;
     struct endpoints ends = {};
     struct klogger_place place;
     struct identity who;
     struct socket_view view = {};
+    struct tcp_sock *tp;
     u32 zero = 0, filters;
     int wanted, unrecorded, found;
     u8 *entry;
@@ -279,23 +294,26 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
     if (!wanted || !passes(direct, settings, filters, sk, skb, flags, &view, &ends))
         goto left_out;
     found = identify(direct, location, filters, sk, flags, &view, &ends, &account->table_full,
-                     unrecorded, &who, &connection);
+                     unrecorded, &who, &connection, &watch);
     if (found == LEFT_OUT)
         goto left_out;
     if (found == NO_IDENTITY || unrecorded)
         return;
 
-    if (IN_SLOT(direct) && !(slot = klogger_acquire_slot(cpu))) {
+    if (!direct && !(slot = klogger_acquire_slot(cpu))) {
         klogger_count(account->no_slot);
         goto out;
     }
-    /* With --when-changed, reserve_changed() reserves the row if something has changed. */
-    entry = KLOGGER_WATCHING ? slot->record : klogger_reserve(cpu, row, &place);
-    if (entry) {
-        fill(direct, location, sk, skb, callvalue, flags, &view, &ends, &who, connection, slot,
-             entry);
-        if (!KLOGGER_WATCHING || reserve_changed(cpu, row, flags, connection, entry, &place))
+    tp = full_socket(direct, location, sk, flags, &view, slot);
+    if (has_changed(direct, sk, tp, skb, callvalue, flags, &ends, &who, connection, watch)) {
+        entry = klogger_reserve(cpu, row, &place);
+        remember(watch, entry);
+        if (entry) {
+            fill(direct, 0, sk, tp, skb, callvalue, flags, &ends, &who, connection, entry);
             commit(ctx, cpu, account, &place, location);
+        }
+    } else {
+        klogger_count(account->unchanged);
     }
     if (slot)
         klogger_release_slot(slot);

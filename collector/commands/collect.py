@@ -80,7 +80,7 @@ def _was_given(parameter: str) -> bool:
               help="Stop after N records; those still in the rings are kept.")
 @click.option(
     "--columns", default="default", show_default=True, metavar="SET|NAME,...",
-    help="classic, default, all, or names: the columns to read in the kernel and store.",
+    help="classic, default, full, all, or names: the columns to read in the kernel and store.",
 )
 @click.option(
     "--locations", metavar="NAME,...",

@@ -10,13 +10,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from collector.plan.columns import EVENT, load_schema
+from collector.plan.columns import EVENT, load_schema, smallest_set
 from formats.schema import field_type
-
-
-def sets_of(tags: frozenset[str]) -> str:
-    """The smallest set that contains the column."""
-    return next((name for name in ("classic", "default") if name in tags), "all")
 
 
 @click.command("columns")
@@ -28,7 +23,7 @@ def command(as_json: bool) -> int:
         {
             "name": field.name,
             "bytes": field_type(schema, field).width,
-            "set": sets_of(field.tags),
+            "set": smallest_set(field.tags),
             "unit": field.unit,
             "doc": field.doc,
         }

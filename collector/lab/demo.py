@@ -72,6 +72,7 @@ def record(folder: Path, seconds: float, console: Console) -> Recording:
         log = stack.enter_context(tempfile.TemporaryFile("w+"))
         ports = f"{min(flows)}-{max(flows)}"
         options = ["--ports", ports, "--netns", lab.a.name, "-o", str(capture), "--force"]
+        options += ["--columns", "default,bytes_acked"]
         with _stage(console, "collect: compiling and attaching"):
             recorder = Recorder(options, log)
             stack.callback(recorder.close)

@@ -7,8 +7,11 @@ and the next start removes them.
 The kernel never runs a program inside itself, so an event that interrupts its own program would be
 lost. So each program whose code has the constant COPY_MARK is loaded twice, with 0 for the mark in
 the second copy, unless no interrupt can reach its target (NEVER_NESTED). Both copies are attached
-to the same target, and the first runs first. The second records the events for which the kernel
-skipped the first.
+to the same target. The second records the events for which the kernel skipped the first.
+
+A second program makes a tracepoint twice as expensive, and many machines never need it. So at a
+tracepoint it is attached when the kernel has skipped the first copy for the first time
+(attach_second_copies); the events that were skipped before are lost, and the ledger has them.
 """
 
 from __future__ import annotations
@@ -69,15 +72,35 @@ class _Program:
     prog_fds: list[int]
     """Of its copies."""
     attachment: Attachment | None = None
+    second: Attachment | None = None
+    """The second copy, where it was attached later."""
     missed_before: int = 0
 
     @property
     def attached(self) -> bool:
         return self.attachment is not None and bool(self.attachment.fds)
 
+    def attach(self, at_once: bool) -> None:
+        """Attaches the first copy, and the second too unless it may wait (at_once: never)."""
+        kind = KINDS[self.spec.kind]
+        copies = None if at_once or not kind.is_tracepoint else 1
+        self.second = None
+        self.attachment = kind.attach(self.spec.target, self.prog_fds[:copies])
+
+    def attach_second(self) -> None:
+        """Attaches the second copy if the kernel has skipped the first; KernelError."""
+        attached = self.attachment.fds if self.attachment is not None else []
+        if (
+            self.second is None
+            and 0 < len(attached) < len(self.prog_fds)
+            and bpf.prog_info(self.prog_fds[0]).recursion_misses
+        ):
+            self.second = KINDS[self.spec.kind].attach(self.spec.target, self.prog_fds[1:])
+
     def detach(self) -> None:
-        if self.attachment is not None:
-            self.attachment.remove()
+        for attachment in (self.attachment, self.second):
+            if attachment is not None:
+                attachment.remove()
 
     def read_missed(self) -> int:
         """What the kernel counted in all times that it was attached."""
@@ -198,19 +221,33 @@ class Loaded(Closing):
             raise error
         self.refused[spec.function] = error
 
-    def attach(self) -> None:
-        """Attaches the loaded programs; a required one's refusal is raised."""
+    def attach(self, at_once: bool = False) -> None:
+        """Attaches the loaded programs; a required one's refusal is raised.
+
+        at_once: with all second copies; else those at tracepoints wait for
+        attach_second_copies().
+        """
         for program in list(self._programs.values()):
             if program.attached:
                 continue
             spec = program.spec
             program.missed_before = program.read_missed()
             try:
-                program.attachment = KINDS[spec.kind].attach(spec.target, program.prog_fds)
+                program.attach(at_once)
             except TcpkmonError as error:
                 _close_all(program.prog_fds)
                 del self._programs[spec.function]
                 self._refuse(spec, error)
+
+    def attach_second_copies(self) -> None:
+        """Attaches the second copy of each program whose first copy the kernel has skipped.
+
+        To be called now and then. What a kernel refuses stays detached: the ledger has each event
+        that is lost by that.
+        """
+        for program in self._programs.values():
+            with contextlib.suppress(TcpkmonError):
+                program.attach_second()
 
     def open_iter(self, function: str) -> int:
         """A file; reading it to its end runs an attached iterator once. The caller closes it."""

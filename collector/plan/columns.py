@@ -18,6 +18,8 @@ from formats.schema import Event, Field, Schema, field_type, load
 SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"
 EVENT = "SNAPSHOT"
 LOCATIONS = "location"
+SETS = ("classic", "default", "full", "all")
+"""The sets of columns; each holds those before it."""
 
 
 @dataclass(frozen=True)
@@ -50,28 +52,29 @@ def load_schema() -> Schema:
     return load([SCHEMATA / "tcp.conf"])
 
 
+def smallest_set(tags: Collection[str]) -> str:
+    """The smallest set that holds a column with these tags."""
+    return next((name for name in SETS if name in tags), SETS[-1])
+
+
 def choose_columns(event: Event, text: str) -> tuple[str, ...]:
-    """The columns that `--columns` names: classic, default, all, or names (sets too) with commas.
+    """The columns that `--columns` names: one of SETS, or names (sets too) with commas.
 
     Raises UsageError for a name that is no column.
     """
     names = [field.name for field in event.fields]
-    sets: dict[str, Collection[str]] = {
-        "classic": tuple(CLASSIC),
-        "default": [f.name for f in event.fields if {"classic", "default"} & f.tags],
-        "all": names,
-    }
     chosen: set[str] = set(CLASSIC)
     for word in (part.strip() for part in text.split(",")):
         if not word:
             continue
-        if word in sets:
-            chosen.update(sets[word])
+        if word in SETS:
+            sets = SETS[: SETS.index(word) + 1]
+            chosen.update(f.name for f in event.fields if smallest_set(f.tags) in sets)
         elif word in names:
             chosen.add(word)
         else:
             raise UsageError(
-                f"no such column: {word}", "tcpkmon columns lists them; classic, default, all"
+                f"no such column: {word}", f"tcpkmon columns lists them; {', '.join(SETS)}"
             )
     return tuple(name for name in names if name in chosen)
 

@@ -11,7 +11,7 @@ from collector.plan.columns import LOCATIONS, Layout
 from collector.ring.points import ROWS
 from formats.base.errors import UsageError
 
-WATCH_WORDS = 16
+WATCHED_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -49,50 +49,61 @@ def snapshot_lines(
         defined[f"LOCATION_{member.name}"] = member.value
         defined[f"KLOGGER_ENABLED_{member.name}"] = int(member.name in switches.enabled)
     lines = [f"#define {name} {value}" for name, value in defined.items()]
-    return [*lines, *_setters(layout), *_watch(layout, switches.watch)]
+    watched = _place_watched(layout, switches.watch)
+    return [*lines, *_setters(layout, watched), *_watch(layout, watched)]
 
 
-def _setters(layout: Layout) -> list[str]:
+def _setters(layout: Layout, watched: Mapping[str, int]) -> list[str]:
+    """KLOGGER_SET_column(value) and its like; watched: the columns of struct klogger_watch, and
+    the offset of each there."""
     placed = {column.name: column for column in layout.columns if column.length}
     lines = []
     for field in layout.event.fields:
-        column = placed.get(field.name)
         name = field.name
-        lines.append(f"#define KLOGGER_HAS_{name} {int(column is not None)}")
-        lines.append(f"#define KLOGGER_AT_{name} {column.offset if column else 0}")
+        column = placed.get(name)
         if column is None:
-            lines.append(f"#define KLOGGER_SET_{name}(v) do {{ }} while (0)")
-            lines.append(f"#define KLOGGER_COPY_{name}(p) do {{ }} while (0)")
+            lines += [
+                f"#define KLOGGER_HAS_{name} 0",
+                f"#define KLOGGER_SET_{name}(v) do {{ }} while (0)",
+                f"#define KLOGGER_COPY_{name}(p) do {{ }} while (0)",
+            ]
             continue
+        has, at = "1", f"(entry + {column.offset})"
+        if name in watched:
+            at = f"(entry + (watched ? {watched[name]} : {column.offset}))"
+        elif watched:
+            has = "(!watched)"
         if layout.is_string(name):
-            stores = _string_stores(column.offset, column.length)
-            lines.append(f"#define KLOGGER_SET_{name}(v) do {{ {stores} }} while (0)")
-            read = f"bpf_probe_read_kernel(entry + {column.offset}, {column.length}, (void *)(p))"
-            lines.append(f"#define KLOGGER_COPY_{name}(p) {read}")
+            stores = _string_stores(at, column.offset, column.length)
+            read = f"bpf_probe_read_kernel({at}, {column.length}, (void *)(p));"
+            lines.append(f"#define KLOGGER_COPY_{name}(p) do {{ if ({has}) {read} }} while (0)")
         else:
             bits = f"u{8 * column.length}"
-            place = f"*({bits} *)(entry + {column.offset})"
-            lines.append(f"#define KLOGGER_SET_{name}(v) ({place} = ({bits})(v))")
+            stores = f"*({bits} *){at} = ({bits})(v);"
+        lines += [
+            f"#define KLOGGER_HAS_{name} {has}",
+            f"#define KLOGGER_SET_{name}(v) do {{ if ({has}) {{ {stores} }} }} while (0)",
+        ]
     return lines
 
 
-def _string_stores(offset: int, length: int) -> str:
+def _string_stores(at: str, offset: int, length: int) -> str:
     step = next(step for step in (8, 4, 2, 1) if offset % step == 0 and length % step == 0)
     kind = f"u{8 * step}"
-    stores = [f"const {kind} *from_ = (const {kind} *)(v);"]
-    stores += [
-        f"*({kind} *)(entry + {offset + at}) = from_[{at // step}];"
-        for at in range(0, length, step)
-    ]
+    stores = [f"{kind} *to_ = ({kind} *){at}; const {kind} *from_ = (const {kind} *)(v);"]
+    stores += [f"to_[{index}] = from_[{index}];" for index in range(length // step)]
     return " ".join(stores)
 
 
-def _watch(layout: Layout, watch: Sequence[str]) -> list[str]:
-    """struct klogger_watch, and the function that compares an entry with it and stores that in it.
+def _place_watched(layout: Layout, watch: Sequence[str]) -> dict[str, int]:
+    """The columns of --when-changed, and the offset of each among the watched values.
+
+    Raises UsageError for what cannot be watched.
     """
-    words: list[str] = []
     placed = {column.name: column for column in layout.columns if column.length}
     fields = {field.name: field for field in layout.event.fields}
+    found: dict[str, int] = {}
+    size = 0
     for name in watch:
         if name not in fields:
             raise UsageError(
@@ -109,30 +120,41 @@ def _watch(layout: Layout, watch: Sequence[str]) -> list[str]:
                 f"--when-changed {name}: the capture does not store this column",
                 f"add it: --columns default,{name}",
             )
-        step = 4 if column.length % 4 == 0 and column.offset % 4 == 0 else column.length
-        kind = f"u{8 * step}"
-        words += [
-            f"*({kind} *)(entry + {at})"
-            for at in range(column.offset, column.offset + column.length, step)
-        ]
-    if len(words) > WATCH_WORDS:
+        size += -size % (8 if column.length >= 8 else 4)
+        found[name] = size
+        size += column.length
+    if size > WATCHED_BYTES:
         raise UsageError(
-            f"--when-changed watches {4 * len(words)} bytes of columns",
-            f"choose columns of {4 * WATCH_WORDS} bytes together at most",
+            f"--when-changed watches {size} bytes of columns",
+            f"choose columns of {WATCHED_BYTES} bytes together at most",
         )
-    lines = [f"#define KLOGGER_WATCHING {int(bool(words))}", "struct klogger_watch {"]
-    lines += [f"\tu32 word{index};" for index in range(max(1, len(words) + len(words) % 2))]
-    lines += ["};"]
-    lines += [
-        "static __always_inline int klogger_watch_changed(u8 *entry, struct klogger_watch *watch)",
+    return found
+
+
+def _watch(layout: Layout, watched: Mapping[str, int]) -> list[str]:
+    """struct klogger_watch, and the function that compares values with it and stores them in it.
+
+    KLOGGER_WATCHING: how many words of 32 bits the values have.
+    """
+    words = max((-(-(at + layout.width(name)) // 8) * 2 for name, at in watched.items()), default=0)
+    if not words:
+        return ["#define KLOGGER_WATCHING 0"]
+    lines = [
+        f"#define KLOGGER_WATCHING {words}",
+        "struct klogger_watch {",
+        "\tu64 id; /* of the connection, in the identity cache */",
+        "\tu32 recorded; /* the last values were recorded */",
+        f"\tu32 words[{words}];",
+        "};",
+        "static __always_inline int klogger_watch_changed(struct klogger_watch *watch,",
+        "\t\t\t\t\t\t const u32 *now)",
         "{",
         "\tu32 changed = 0;",
     ]
     # Without branches: the verifier would check all later code once for each outcome.
-    for index, value in enumerate(words):
+    for index in range(words):
         lines += [
-            f"\tchanged |= watch->word{index} ^ {value};",
-            f"\twatch->word{index} = {value};",
+            f"\tchanged |= watch->words[{index}] ^ now[{index}];",
+            f"\twatch->words[{index}] = now[{index}];",
         ]
-    lines += ["\treturn changed != 0;", "}"]
-    return lines
+    return [*lines, "\treturn changed != 0;", "}"]

@@ -41,6 +41,8 @@ from formats.base.control import EndReason, Mark
 from formats.base.errors import TcpkmonError
 
 CHECKPOINT_S = 1.0
+LOOK_S = 0.05
+"""How often to look whether a second copy of a program is needed."""
 WAIT_S = 0.2
 HURRY_S = 0.3
 SWITCH_S = 0.0005
@@ -127,7 +129,8 @@ class Session:
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
         self._server = self._listen(stack)
-        kernel.loaded.attach()
+        # Events of other schemata interrupt themselves all the time (a wake-up in an interrupt).
+        kernel.loaded.attach(at_once=request.fail_on_loss or request.format.any_schema)
 
     def begin(self) -> None:
         """Begin the file, and let the programs record. FileError: then there is no file."""
@@ -146,6 +149,7 @@ class Session:
         )
         kernel.switch_on()
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
+        self._next_look = time.monotonic()
 
     def run(self) -> None:
         """Capture until there is a reason to stop, or the command ends."""
@@ -243,6 +247,9 @@ class Session:
         """One round: drain, order, write; once a second the clock and a checkpoint."""
         self._drain()
         self._placing.move()
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            self._kernel.loaded.attach_second_copies()
         if time.monotonic() >= self._next_checkpoint:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
             self._rings.refresh()

@@ -80,7 +80,8 @@ def test_connections_one_after_the_other_on_one_socket(
 
 def test_a_process_is_known_whatever_is_recorded(tmp_path: Path, lab: Lab) -> None:
     """--pid, with segments alone: what tells the owner is watched nevertheless."""
-    arguments = ("--pid", str(os.getpid()), "--locations", "SEGMENT_RECEIVED", *within(lab))
+    segments = ("--locations", "SEGMENT_RECEIVED", "--columns", "default,pid")
+    arguments = ("--pid", str(os.getpid()), *segments, *within(lab))
     with capturing(tmp_path / "a.pm", *arguments) as run:
         with connected(lab) as pair:
             pair.exchange()

@@ -278,10 +278,10 @@ def test_windows_and_buffers(tmp_path: Path, lab: Lab) -> None:
 
 
 def test_owners_where_calls_are_not_recorded(tmp_path: Path, lab: Lab) -> None:
-    """The default: calls tell the owner all the same, and its new name within a jiffy."""
+    """Calls tell the owner all the same, and its new name within a jiffy."""
     name = Path("/proc/thread-self/comm")
     before = name.read_text().strip()
-    with capturing(tmp_path / "a.pm", *within(lab)) as run:
+    with capturing(tmp_path / "a.pm", "--columns", "full", *within(lab)) as run:
         try:
             name.write_text("first")
             with connected(lab) as pair:

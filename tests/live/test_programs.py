@@ -73,6 +73,27 @@ int once(void *ctx)
     return 0;
 }
 
+int prints(void *ctx)
+{
+    if (MINE)
+        bpf_trace_printk("outer");
+    return 0;
+}
+
+/* At the tracepoint of bpf_trace_printk(), which it calls: so each event interrupts its program. */
+int nests(void *ctx)
+{
+    u64 first;
+
+    asm volatile("%0 = 0x6b6c6f6767657231 ll" : "=r"(first));
+    if (!MINE)
+        return 0;
+    add(first ? 0 : 1, 1);
+    if (first)
+        bpf_trace_printk("inner");
+    return 0;
+}
+
 int item(void *ctx)
 {
     add(6, 1);
@@ -91,7 +112,7 @@ int sends(void *ctx)
     return events.perf_submit(ctx, &value, sizeof(value));
 }
 """
-FUNCTIONS = ("twice", "once", "item", "sends")
+FUNCTIONS = ("twice", "once", "prints", "nests", "item", "sends")
 # What listen(2) and the close after it pass through: two state changes, one listen start.
 WAYS = [
     ("btf", "inet_sock_set_state", 2),
@@ -144,8 +165,8 @@ def test_both_copies_see_every_event_in_order(
         pytest.skip(probing.why_not(kind, target))
     loaded.load([ProgramSpec("twice", kind, target, required=True)])
     assert counter(loaded, FIRST) == 0
-    loaded.attach()
-    loaded.attach()
+    loaded.attach(at_once=True)
+    loaded.attach(at_once=True)
     listen_times()
     assert counter(loaded, FIRST) == counter(loaded, AGAIN) == TIMES * each
     assert counter(loaded, AGAIN_AT) == counter(loaded, FIRST_AT) + 1, "the first copy runs first"
@@ -155,6 +176,32 @@ def test_both_copies_see_every_event_in_order(
     loaded.attach()
     listen_times()
     assert counter(loaded, FIRST) == 2 * TIMES * each, "what was detached attaches again"
+
+
+def test_the_second_copy_comes_with_the_first_event_that_the_kernel_skipped(
+    loaded: Loaded,
+) -> None:
+    nests = ProgramSpec("nests", "raw", "bpf_trace_printk", required=True)
+    loaded.load([nests])
+    loaded.attach()
+    loaded.attach_second_copies()
+    loaded.load([ProgramSpec("prints", "raw", "inet_sock_set_state", required=True)])
+    loaded.attach()
+    assert loaded.missed()["nests"].first == 0
+    listen_times(1)
+    events = counter(loaded, FIRST)
+    assert events == 2
+    assert counter(loaded, AGAIN) == 0
+    assert loaded.missed()["nests"].first == events, "the event in each event is skipped, counted"
+    loaded.attach_second_copies()
+    loaded.attach_second_copies()
+    listen_times(1)
+    assert counter(loaded, FIRST) == 2 * events
+    assert counter(loaded, AGAIN) == 2 * events, "it runs at both events of each"
+    loaded.detach()
+    listen_times(1)
+    loaded.attach_second_copies()
+    assert counter(loaded, FIRST) == 2 * events
 
 
 def test_what_system_calls_run_is_loaded_once(loaded: Loaded) -> None:

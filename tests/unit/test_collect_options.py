@@ -104,7 +104,7 @@ def test_addresses():
 
 def test_printed_records_are_one_harmless_line_each():
     schema = columns.load_schema()
-    chosen = columns.choose_columns(schema.event(columns.EVENT), "default")
+    chosen = columns.choose_columns(schema.event(columns.EVENT), "full")
     made = columns.make_layout(schema, chosen, ())
     entries = np.zeros(3, made.dtype)
     entries["location"] = [14, 228, 9]

@@ -22,7 +22,7 @@ def test_classic_is_the_tpm_entry_of_2000():
     ]
 
 
-@pytest.mark.parametrize("text", ["classic", "default", "all", "srtt_us", "cpu,netns,comm"])
+@pytest.mark.parametrize("text", [*columns.SETS, "srtt_us", "cpu,netns,comm"])
 def test_every_column_is_aligned_and_apart(text):
     made = columns.make_layout(SCHEMA, columns.choose_columns(EVENT, text), ())
     end = 0
@@ -35,9 +35,9 @@ def test_every_column_is_aligned_and_apart(text):
 
 
 def test_sets_grow():
-    sets = [set(columns.choose_columns(EVENT, name)) for name in ("classic", "default", "all")]
-    assert sets[0] < sets[1] < sets[2]
-    assert sets[2] == {field.name for field in EVENT.fields}
+    sets = [set(columns.choose_columns(EVENT, name)) for name in columns.SETS]
+    assert sets[0] < sets[1] < sets[2] < sets[3]
+    assert sets[3] == {field.name for field in EVENT.fields}
     assert set(columns.choose_columns(EVENT, "srtt_us")) == sets[0] | {"srtt_us"}
 
 

@@ -32,11 +32,12 @@ def test_setters_store_at_the_column_s_place_and_width():
     for column in made.columns:
         if made.is_string(column.name):
             stores = re.search(rf"KLOGGER_SET_{column.name}\(v\) do {{(.*)}} while", text)[1]
-            places = [int(at) for at in re.findall(r"entry \+ (\d+)", stores)]
-            assert places[0] == column.offset and places[-1] < column.offset + column.length
+            kind = re.search(rf"u(\d+) \*to_ = \(u\1 \*\)\(entry \+ {column.offset}\);", stores)
+            assert 8 * column.length == int(kind[1]) * len(re.findall(r"to_\[\d+\] =", stores))
         else:
             bits = 8 * column.length
-            assert f"SET_{column.name}(v) (*(u{bits} *)(entry + {column.offset}) =" in text
+            store = f"*(u{bits} *)(entry + {column.offset}) = (u{bits})(v);"
+            assert f"SET_{column.name}(v) do {{ if (1) {{ {store} }} }} while (0)\n" in text
 
 
 def test_what_is_not_stored_is_not_evaluated():
@@ -57,9 +58,16 @@ def test_switches_and_facts():
 
 
 def test_watched_columns_are_compared_word_by_word():
-    text = header("default", ("snd_cwnd", "bytes_acked", "seg_flags"))
-    assert "#define KLOGGER_WATCHING 1" in text
-    assert text.count("changed |=") == 4
+    text = header("full", ("snd_cwnd", "bytes_acked", "seg_flags"))
+    assert "#define KLOGGER_WATCHING 6\n" in text
+    assert text.count("changed |=") == 6
+    for name, store in (
+        ("snd_cwnd", "*(u32 *)(entry + (watched ? 0 : 24)) = (u32)(v);"),
+        ("bytes_acked", "*(u64 *)(entry + (watched ? 8 : "),
+        ("seg_flags", "*(u16 *)(entry + (watched ? 16 : "),
+    ):
+        assert f"SET_{name}(v) do {{ if (1) {{ {store}" in text
+    assert "SET_srtt_us(v) do { if ((!watched)) {" in text
     with pytest.raises(UsageError, match="does not store"):
         header("classic", ("srtt_us",))
     with pytest.raises(UsageError, match="--when-changed"):
