@@ -81,7 +81,7 @@ def test_every_column_is_described() -> None:
         assert row[3] == field.unit
         assert row[4].replace("&lt;", "<").replace("&gt;", ">") == field.doc
     assert rows["bytes_acked"][2:] == [
-        "default", "bytes", "bytes the peer acknowledged", "`tcp_sock.bytes_acked`",
+        "full", "bytes", "bytes the peer acknowledged", "`tcp_sock.bytes_acked`",
     ]  # fmt: skip
 
 
