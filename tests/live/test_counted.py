@@ -27,7 +27,7 @@ CALLS = "STATE_CHANGE,SEND_CALL,RECEIVE_CALL,DESTROY"
 def capture(path: Path, lab: Lab, work: Workload, *options: str) -> tuple[Outcome, traffic.Result]:
     """The capture of one workload from a to b; complete, so that counts may be compared."""
     exchange = traffic.Exchange(work, lab.a.namespace.fd, lab.b.namespace.fd)
-    options = ("--buffer-size", "32", *within(lab), *options)
+    options = ("--buffer-size", "32", "--columns", "full", *within(lab), *options)
     try:
         with capturing(path, *options) as run:
             exchange.go()

@@ -33,6 +33,7 @@ ROUNDS = 3
 V4, V6, MAPPED, LOCAL = 5001, 5002, 5003, 5004
 OWN = 36_000  # the client's port is the server's plus this
 LOCATIONS = ("--locations", "STATE_CHANGE,SEND_CALL,SEGMENT_RECEIVED,DESTROY")
+OWNER = ("--columns", "default,pid,comm")
 
 Ends = set[tuple[int, int]]
 
@@ -144,7 +145,7 @@ def test_a_process_is_chosen_by_its_number(tmp_path: Path, lab: Lab) -> None:
     with other_process(lab) as exchange:
         pid = str(exchange.client.pid)
         comm = Path(f"/proc/{pid}/comm").read_bytes().strip()
-        with capturing(tmp_path / "a.pm", *LOCATIONS, "--pid", pid, *within(lab)) as run:
+        with capturing(tmp_path / "a.pm", *LOCATIONS, *OWNER, "--pid", pid, *within(lab)) as run:
             exchange.go()
             result = exchange.finish()
             outcome = run.stop()

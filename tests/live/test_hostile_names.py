@@ -56,7 +56,7 @@ def check_harmless(output: bytes, separators: str = "\n") -> str:
 def test_hostile_command_names(tmp_path: Path) -> None:
     path, printed = tmp_path / "hostile.pm", tmp_path / "printed"
     with Space() as space, printed.open("wb") as stream, Collector(
-        "--netns", space.path, "--print", "-v", "-o", str(path), stdout=stream
+        "--netns", space.path, "--columns", "full", "--print", "-v", "-o", str(path), stdout=stream
     ).ready() as collector:
         for name in NAMES:
             space.run(lambda name=name: talk_as(name))  # type: ignore[misc]

@@ -148,6 +148,7 @@ def test_perf_sees_the_same(tmp_path: Path, kind: str, rings: str) -> None:
         work = Workload("10.77.0.2", count=300, size=10_000, connections=3, parallel=3, reply=7)
         exchange = traffic.Exchange(work, lab.a.namespace.fd, lab.b.namespace.fd)
         options = ("--locations", "SEGMENT_RECEIVED", "--buffer-size", "16", "-v", *within(lab))
+        options += ("--columns", "full")
         with ExitStack() as stack:
             run = stack.enter_context(
                 capturing(tmp_path / "a.pm", *options, "--rings", rings, kinds=f"{kind},iter")

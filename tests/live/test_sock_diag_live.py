@@ -246,7 +246,7 @@ def test_pid(lab: Lab, traffic: Traffic) -> None:
             server.close()
             assert listed(lab, parse(pids=[child.pid])) == [port]
             found = list_connections([lab.b.namespace.fd], parse(pids=[child.pid]))
-            entries = make_entries(layout_of("default"), found, 1)
+            entries = make_entries(layout_of("full"), found, 1)
             assert list(entries["pid"]) == [child.pid]
             assert listed(lab, parse(pids=[os.getpid()])) == sorted(traffic.ports.values())
         finally:

@@ -17,7 +17,7 @@ from collector.lab.lab import Lab
 
 CONNECTIONS = 10
 LISTEN = 10
-CALLS = ("--locations", "default,SEND_CALL")
+CALLS = ("--locations", "default,SEND_CALL", "--columns", "full")
 
 
 @contextmanager
