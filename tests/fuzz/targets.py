@@ -167,6 +167,7 @@ def agree(path: Path) -> None:
     asked = [("export", form, export(path, form)) for form in ("csv", "json")]
     if is_log:
         asked += [("decode", form, decode(path, form)) for form in DECODE]
+        asked += [("decode", clock, decode(path, "csv", "--time", clock)) for clock in CLOCKS]
     else:
         asked += [("pmgraph", option, draw(path, option)) for option in ("-T", "-D")]
         asked.append(("pmgraph", "terminal", draw(path, terminal=True)))
