@@ -17,7 +17,11 @@ _NUMBERS = (
     0, 1, 2, 3, 7, 8, 16, 31, 32, 63, 64, 127, 128, 255, 256, 4095, 4096, 65535, 65536, 2**24,
     2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1,
 )  # fmt: skip
-_TEXTS = ("", "\0", "\n", "\x1b[2J", "é", "'", '"', "=1+1", "../x", "%s", "{0}", "NaN", "a" * 300)
+_TEXTS = (
+    "", "\0", "\n", "\x1b[2J", "é", "'", '"', "=1+1", "../x", "a/b", ".", "%s", "{0}", "NaN",
+    "a" * 300, "\ud800", "\u202e", "timestamp", "serial", "type", "header", "index", "A", "MARK",
+    "CLOCK", "LEDGER", "SNAPSHOT", "address", "bytes", "string", "enum",
+)  # fmt: skip
 _VALUES = (
     *_NUMBERS, *_TEXTS, -1, -(2**63), 0.5, 1e308, None, True, [], {}, [[]], 10**40,
     "int", "uint", "string5", "cpu", "pid", "name", "little", "big", float("nan"),
@@ -36,30 +40,28 @@ def mutate(data: bytes, others: Sequence[bytes], chance: random.Random, most: in
     The checksums of a Klogger log are made right again, but for one in eight.
     """
     for _ in range(chance.choice((1, 1, 1, 2, 3, 5))):
-        is_log = data.startswith(MAGIC)
-        if is_log and chance.random() < 0.3:
+        change, dice = chance.choice(_CHANGES), chance.random()
+        begin = _body_of_log(data)
+        if begin and dice < 0.4:
             data = _change_log_header(data, chance)
-        elif not is_log and chance.random() < 0.3 and (changed := _change_records(data, chance)):
+        elif begin and dice < 0.9:  # its header is JSON, in which a changed byte ends all reading
+            data = data[:begin] + change(data[begin:], others, chance)
+        elif not begin and dice < 0.3 and (changed := _change_records(data, chance)):
             data = changed
         else:
-            data = chance.choice(_CHANGES)(data, others, chance)
+            data = change(data, others, chance)
     data = data[:most]
     return mend(data) if chance.random() < 0.875 else data
 
 
 def mend(data: bytes) -> bytes:
     """A Klogger log with the checksums and sizes that belong to it; other data as it is."""
-    if not data.startswith(MAGIC) or len(data) < _PREAMBLE:
+    at = _body_of_log(data)
+    if not at:
         return data
     whole = bytearray(data)
-    for order in "<>":
-        (size,) = struct.unpack_from(order + "I", whole, 8)
-        if not size % 8 and size <= len(whole) - _PREAMBLE:
-            break
-    else:
-        return data
-    struct.pack_into(order + "I", whole, 12, zlib.crc32(whole[_PREAMBLE : _PREAMBLE + size]))
-    at = _PREAMBLE + size
+    order = _order_of_log(data)
+    struct.pack_into(order + "I", whole, 12, zlib.crc32(whole[_PREAMBLE:at]))
     while at + _HEAD <= len(whole):
         (body,) = struct.unpack_from(order + "Q", whole, at + 16)
         body = min(body, len(whole) - at - _HEAD)  # the last dump was cut, or its size was changed
@@ -70,12 +72,23 @@ def mend(data: bytes) -> bytes:
     return bytes(whole)
 
 
+def _order_of_log(data: bytes) -> str:
+    return "<" if data[11] == 0 else ">"
+
+
+def _body_of_log(data: bytes) -> int:
+    """Offset of the first dump of a Klogger log; 0 for other data."""
+    if not data.startswith(MAGIC) or len(data) < _PREAMBLE:
+        return 0
+    (size,) = struct.unpack_from(_order_of_log(data) + "I", data, 8)
+    return _PREAMBLE + size if size <= len(data) - _PREAMBLE else 0
+
+
 def _change_log_header(data: bytes, chance: random.Random) -> bytes:
     """A Klogger log with one value of its header's JSON changed, copied or taken out."""
-    order = "<" if data[11] == 0 else ">"
-    (size,) = struct.unpack_from(order + "I", data, 8)
+    order, begin = _order_of_log(data), _body_of_log(data)
     try:
-        header = json.loads(data[_PREAMBLE : _PREAMBLE + size])
+        header = json.loads(data[_PREAMBLE:begin])
     except (ValueError, RecursionError):
         return data
     where = chance.choice(_containers(header) or [[]])
@@ -95,11 +108,12 @@ def _change_log_header(data: bytes, chance: random.Random) -> bytes:
         elif what == 4 and isinstance(where, dict):
             where[chance.choice(list(where))] = where[key]
         else:
-            where[key] = chance.choice(_VALUES)
+            like = [one for one in _VALUES if type(one) is type(where[key])]
+            where[key] = chance.choice(like if like and chance.random() < 0.7 else _VALUES)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     preamble = MAGIC + struct.pack(order + "IIQ", len(text), zlib.crc32(text), 0)
-    return preamble + text + data[_PREAMBLE + size :]
+    return preamble + text + data[begin:]
 
 
 def _containers(value: Any) -> list[Any]:
