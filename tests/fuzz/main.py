@@ -33,6 +33,7 @@ with instrumented():
     from tests.fuzz.worker import HANG_S, Job, Watch
 
 ROOT = Path(__file__).resolve().parents[2]
+LINES = ROOT / "formats" / "lines" / "lines.c"
 FULL_RUNS = 1_000_000
 SANITIZED = "sanitized-"
 _SANITIZED_SHARE = 0.2
@@ -154,7 +155,7 @@ def _can_sanitize(folder: Path) -> bool:
     subprocess.run(
         ["gcc", "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared",
          "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
-         ROOT / "formats" / "lines" / "lines.c", "-o", library],
+         LINES, "-o", library],
         check=True,
     )  # fmt: skip
     return True

@@ -131,6 +131,19 @@ def test_lines_run_under_the_sanitizers(tmp_path: Path) -> None:
     assert "sanitized-lines" in done.stdout
 
 
+def test_what_reads_outside_of_its_rows_is_found(tmp_path, monkeypatch, capfd) -> None:
+    for path in main.LINES.parent.glob("*.[ch]"):
+        text = path.read_text()
+        text = text.replace("at > size || size - at < plan->size || ", "at > size + 8 || ")
+        (tmp_path / path.name).write_text(text)
+    assert (tmp_path / "lines.c").read_text() != main.LINES.read_text()
+    monkeypatch.setattr(main, "LINES", tmp_path / "lines.c")
+    found = tmp_path / "found"
+    assert main.main(["--only", "lines", "--runs", "30", "--found", str(found)]) == 1
+    reports = [path.read_text() for path in found.glob("sanitized-lines.*.txt")]
+    assert any("AddressSanitizer: heap-buffer-overflow" in report for report in reports)
+
+
 def test_changes_are_the_same_for_the_same_seed() -> None:
     inputs = list(seeds("psc").values())
 
