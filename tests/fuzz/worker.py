@@ -91,6 +91,7 @@ class Job:
     seconds: float
     guided: bool = False
     replay: bool = False
+    tries: int = 0
     watch: Watch = field(default_factory=Watch)
 
 
@@ -179,12 +180,10 @@ def sign(error: BaseException) -> str:
 
 
 def write_finding(job: Job, signature: str, data: bytes, text: str) -> None:
-    """FOUND/TARGET.SIGNATURE, and beside it the traceback; the first of its name stays."""
+    """FOUND/TARGET.SIGNATURE, and beside it the traceback; in place of an older one."""
     path = job.found / f"{job.name}.{signature}"
-    if not path.exists():
-        path.write_bytes(data)
-        digest = hashlib.sha256(data).hexdigest()
-        path.with_name(path.name + ".txt").write_text(f"{job.name} {digest}\n{text}")
+    path.write_bytes(data)
+    path.with_name(f"{path.name}.txt").write_text(text)
 
 
 def _peak_bytes() -> int:
