@@ -96,7 +96,7 @@ def test_what_is_planted_is_found_and_shrunk(
     monkeypatch.setattr(main, "atheris", None)
     monkeypatch.setattr(main, "HANG_S", 2.0)
     where = ["--found", str(tmp_path / "found"), "--jobs", "1"]
-    assert main.main(["--only", "schema", "--runs", "3", *where]) == 1
+    assert main.main(["--only", "schema", "--runs", "2", *where]) == 1
     (path,) = [one for one in (tmp_path / "found").iterdir() if one.suffix != ".txt"]
     assert path.name.startswith(found)
     assert b"!" in path.read_bytes()
@@ -112,7 +112,7 @@ def test_inputs_are_chosen_by_what_they_cover(tmp_path: Path) -> None:
     """A schema's keywords are met by coverage, not by chance: it reaches deeper with each run."""
     pytest.importorskip("atheris")
     done = subprocess.run(
-        [sys.executable, "-I", ROOT / "scripts" / "fuzz", "--only", "schema", "--runs", "300",
+        [sys.executable, "-I", ROOT / "scripts" / "fuzz", "--only", "schema", "--runs", "200",
          "--corpus", tmp_path / "corpus", "--found", tmp_path / "found"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def test_inputs_are_chosen_by_what_they_cover(tmp_path: Path) -> None:
 
 
 def test_lines_run_under_the_sanitizers(tmp_path: Path) -> None:
-    arguments = ["--only", "lines", "--runs", "40", "--found", str(tmp_path)]
+    arguments = ["--only", "lines", "--runs", "10", "--found", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-I", ROOT / "scripts" / "fuzz", *arguments],
         capture_output=True, text=True, check=False,
@@ -139,7 +139,7 @@ def test_what_reads_outside_of_its_rows_is_found(tmp_path, monkeypatch, capfd) -
     assert (tmp_path / "lines.c").read_text() != main.LINES.read_text()
     monkeypatch.setattr(main, "LINES", tmp_path / "lines.c")
     found = tmp_path / "found"
-    assert main.main(["--only", "lines", "--runs", "30", "--found", str(found)]) == 1
+    assert main.main(["--only", "lines", "--runs", "4", "--found", str(found)]) == 1
     reports = [path.read_text() for path in found.glob("sanitized-lines.*.txt")]
     assert any("AddressSanitizer: heap-buffer-overflow" in report for report in reports)
 
