@@ -104,7 +104,7 @@ def _values(batch: LogBatch, name: str) -> list[dict[str, Any]]:
     # Only numbers and the name: a hostile header may declare a counter as text.
     kept = [f.name for f in event.fields if f.kind in ("int", "enum") or f.name == "program"]
     found: list[dict[str, Any]] = [{} for _ in range(len(rows))]
-    for name in kept:
-        for row, value in zip(found, rows[name].tolist(), strict=True):
-            row[name] = value
+    for key in kept:
+        for row, value in zip(found, rows[key].tolist(), strict=True):
+            row[key] = value
     return found

@@ -391,9 +391,9 @@ def lines(data: bytes) -> None:
 
 
 TARGETS = {
-    "detect-psc": Target("psc", 30, detect),
-    "verify-psc": Target("psc", 90, verify),
-    "repair-psc": Target("psc", 40, repair),
+    "detect-psc": Target("psc", 60, detect),
+    "verify-psc": Target("psc", 80, verify),
+    "repair-psc": Target("psc", 20, repair),
     "csv-psc": Target("psc", 20, exporting("csv"), in_c=True),
     "json-psc": Target("psc", 20, exporting("json"), in_c=True),
     "parquet-psc": Target("psc", 20, exporting("parquet")),
