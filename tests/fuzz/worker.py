@@ -6,6 +6,7 @@ atheris chooses the inputs by what they cover; without it they are the corpus, c
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import hashlib
 import mmap
@@ -31,6 +32,7 @@ MOST_BYTES = 32 << 10
 HANG_S = 5.0
 MEMORY_BYTES = 1 << 30
 _SHRINK_S = 2.0
+_PR_SET_PDEATHSIG = 1
 AGAIN = 75
 """Exit code of a worker whose process is no measure any more: start another."""
 
@@ -97,6 +99,7 @@ class Job:
 
 def work(job: Job) -> None:
     """Run the job in this process, and end the process."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with its parent
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for the life of the process
     log = os.open(job.work.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
