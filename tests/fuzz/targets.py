@@ -34,7 +34,7 @@ from formats.base.errors import DamagedError, TcpkmonError, UsageError
 READ, FAILED, REFUSED, LOST, DAMAGED = 0, 1, 2, 3, 5
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-DECODE = ("perl", "json", "csv", "parquet")
+DECODE = ("perl", "json", "csv", "spreadsheet", "parquet")
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def check_text(form: str, answer: Answer) -> None:
     if form == "json":
         for line in answer.out.splitlines():
             assert isinstance(json.loads(line), dict)
-    elif form == "csv":
+    elif form in ("csv", "spreadsheet"):
         text = answer.out.decode().replace("\0", "")
         widths = {len(row) or 1 for row in csv.reader(io.StringIO(text, newline=""))}
         assert len(widths) <= 1, f"rows of {sorted(widths)} cells"
@@ -396,8 +396,9 @@ TARGETS = {
     "repair-psc": Target("psc", 20, repair),
     "csv-psc": Target("psc", 20, exporting("csv"), in_c=True),
     "json-psc": Target("psc", 20, exporting("json"), in_c=True),
+    "spreadsheet": Target("psc", 10, exporting("spreadsheet"), in_c=True),
     "parquet-psc": Target("psc", 20, exporting("parquet")),
-    "arrow-psc": Target("psc", 20, exporting("arrow")),
+    "arrow-psc": Target("psc", 20, exporting("arrow"), in_c=True),
     "text": Target("psc", 40, drawing("-T"), in_c=True),
     "gaps": Target("psc", 30, drawing("-D")),
     "memory": Target("psc", 30, drawing("-M")),

@@ -228,13 +228,14 @@ def _guided(job: Job, runner: _Runner) -> None:
             os._exit(0)
         runner.run(data)
 
-    options = {
+    options: dict[str, object] = {
         "seed": job.seed % 2**32 or 1, "runs": min(job.runs, 2**31 - 1),
         "max_len": MOST_BYTES, "len_control": 0,
         "timeout": 10**6, "rss_limit_mb": 0,  # main.py watches instead
     }  # fmt: skip
     signals = ("usr1", "segv", "abrt", "bus", "fpe", "ill", "int", "term")
     options |= {f"handle_{name}": 0 for name in signals}  # they are faulthandler's
+    options["artifact_prefix"] = f"{job.work}."
     arguments = [f"-{name}={value}" for name, value in options.items()]
     atheris.Setup(
         [sys.argv[0], *arguments, str(job.work)], one_input, custom_mutator=change,
