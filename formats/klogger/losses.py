@@ -103,5 +103,8 @@ def _values(batch: LogBatch, name: str) -> list[dict[str, Any]]:
     event = batch.format.event(name)
     # Only numbers and the name: a hostile header may declare a counter as text.
     kept = [f.name for f in event.fields if f.kind in ("int", "enum") or f.name == "program"]
-    columns = [rows[field].tolist() for field in kept]
-    return [dict(zip(kept, row, strict=True)) for row in zip(*columns, strict=True)]
+    found: list[dict[str, Any]] = [{} for _ in range(len(rows))]
+    for key in kept:
+        for row, value in zip(found, rows[key].tolist(), strict=True):
+            row[key] = value
+    return found

@@ -73,6 +73,7 @@ class LogReader(InputFile):
             raise DamagedError("the header is damaged, cut short or too large")
         try:
             header = json.loads(data.decode("utf-8"))
+            json.dumps(header, ensure_ascii=False).encode()  # an escape may be half a character
         except (ValueError, RecursionError) as error:
             raise DamagedError("the header is no JSON") from error
         if not isinstance(header, dict):

@@ -29,6 +29,7 @@ class Description:
         self.path = path
         self.header = header
         self.warnings: list[str] = []
+        self._unreadable: list[str] = []
         self.columns_by_name = {column.name: column for column in header.columns if column.length}
         self.names = tuple(self.columns_by_name)
 
@@ -63,7 +64,7 @@ class Description:
         """(monotonic ns, realtime ns, uncertainty ns) at the start, or None."""
         clock = self.header.clock()
         if clock is None and KIND_CLOCK in self.header.extras:
-            self.warnings.append("the header's clock record cannot be read")
+            self._complain("the header's clock record cannot be read")
         return clock
 
     @functools.cached_property
@@ -78,7 +79,7 @@ class Description:
             found = None
         if isinstance(found, dict):
             return found
-        self.warnings.append("the header's settings cannot be read")
+        self._complain("the header's settings cannot be read")
         return {}
 
     @functools.cached_property
@@ -96,8 +97,18 @@ class Description:
             return schema
         except TcpkmonError as error:
             first = str(error).split("\n", maxsplit=1)[0]
-            self.warnings.append(f"the schema in the header cannot be read: {first}")
+            self._complain(f"the schema in the header cannot be read: {first}")
             return None
+
+    def _complain(self, what: str) -> None:
+        self._unreadable.append(what)
+        self.warnings.append(what)
+
+    def find_unreadable(self) -> list[str]:
+        """Those of the `warnings` that are about parts of the header."""
+        for part in (self.schema, self.settings, self.clock):
+            del part  # it was parsed
+        return self._unreadable
 
     def location_name(self, number: int) -> str:
         """A location's name: from the file's schema, else of a control entry, else its digits."""

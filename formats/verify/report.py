@@ -28,11 +28,13 @@ LISTED_AT_ONCE = 8
 PROVEN = 0
 LOSSES = 3
 DOES_NOT_ADD_UP = 5
+HEADER = -1
+"""Instead of an entry's number: what is wrong is in the header, or outside of the entries."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that does not add up: `offset` in bytes into the file, `entry` from 0 (or -1)."""
+    """One thing that does not add up: `offset` in bytes into the file, `entry` from 0 or HEADER."""
 
     offset: int
     entry: int
@@ -51,12 +53,12 @@ class Problems:
         self.total = 0
 
     def add(self, entry: int, what: str) -> None:
-        """Note a problem at the entry with this number."""
+        """Note a problem at the entry with this number; HEADER: in the header."""
         self.total += 1
-        if len(self.entries) < MOST_ENTRIES:
+        if entry != HEADER and len(self.entries) < MOST_ENTRIES:
             self.entries.add(int(entry))
         if len(self.listed) < MOST_PROBLEMS:
-            offset = self.data_offset + int(entry) * self.entry_size
+            offset = self.data_offset + int(entry) * self.entry_size if entry != HEADER else 0
             self.listed.append(Problem(offset, int(entry), what))
 
     def add_each(

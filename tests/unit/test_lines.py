@@ -5,10 +5,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
-import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -30,7 +26,7 @@ from formats.lines import (
     strings,
     writing,
 )
-from tests.unit.lines_fuzz import (
+from tests.fuzz.line_cases import (
     TELLING,
     lines_by_hand,
     random_case,
@@ -76,28 +72,6 @@ def test_texts_that_fit_no_string_array_are_an_error(monkeypatch: Any) -> None:
     writer = StringWriter(lambda _: "x" * 5000)
     with pytest.raises(TcpkmonError, match="too long"):
         writer.write(np.zeros(100, np.uint32))
-
-
-def test_nothing_outside_of_what_it_was_given_is_touched(tmp_path: Path) -> None:
-    """With the sanitizers of the compiler, which also warns of all that it can."""
-    compiler = shutil.which("gcc")
-    assert compiler is not None
-    sanitizer = subprocess.run(
-        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    library = tmp_path / "lines.so"
-    subprocess.run(
-        [compiler, "-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared",
-         "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
-         ROOT / "formats" / "lines" / "lines.c", "-o", library],
-        check=True,
-    )  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.lines_fuzz", library, "40"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "LD_PRELOAD": sanitizer, "ASAN_OPTIONS": "detect_leaks=0"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 def test_an_installation_without_a_compiler_writes_plainly(monkeypatch: Any) -> None:

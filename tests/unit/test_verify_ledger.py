@@ -577,3 +577,43 @@ def test_the_answer_does_not_depend_on_the_segments(
     assert check(full_capture(), tmp_path).as_json() == whole
     again = check(build, tmp_path, array)
     assert broken.exit_code == again.exit_code == 5
+
+
+@pytest.mark.parametrize("name", ["seq_no", "location", "lport"])
+def test_a_renamed_column_that_the_ledger_needs(name: str, tmp_path: Path) -> None:
+    """Not a file of 2000, of which less is asked: tcpkmon wrote the header."""
+    path = clean_capture().write(tmp_path / "capture.pm")
+    data = path.read_bytes()
+    at = data.index(name.encode() + b"\0")
+    path.write_bytes(data[:at] + b"x" + data[at + 1 :])
+    report = verify_file(path)
+    assert report.exit_code == 5
+    assert "no ledger, although" in report.verdict
+
+
+def test_numbers_of_a_file_of_2000_are_those_that_its_readers_see(tmp_path: Path) -> None:
+    """Here of the column `seq`, and of eight bits in seq_no, which wrap."""
+    build = classic_2000(400)
+    array = build.array()
+    path = build.write(tmp_path / "capture.pm")
+    data = path.read_bytes().replace(b"seq_no\0", b"other\0\0")
+    path.write_bytes(data)
+    report = verify_file(path)
+    assert (report.exit_code, report.verdict[:29]) == (5, "the file has no sequence numb")
+    narrow = path.read_bytes().replace(b"other\0\0", b"seq_no\0")
+    at = narrow.index(b"seq_no\0") + 26
+    path.write_bytes(narrow[:at] + b"\1" + narrow[at + 1 :])
+    assert verify_file(path).exit_code == 0
+    entries = len(path.read_bytes()) - array.nbytes
+    path.write_bytes(path.read_bytes()[:entries] + np.delete(array, 300).tobytes())
+    report = verify_file(path)
+    assert (report.exit_code, report.seq_lost, report.seq_gaps) == (3, 1, 1)
+
+
+def test_texts_of_the_header_that_no_reader_can_parse(tmp_path: Path) -> None:
+    path = clean_capture().write(tmp_path / "capture.pm")
+    path.write_bytes(path.read_bytes().replace(b'{"locations"', b'["locations"'))
+    report = verify_file(path)
+    assert (report.exit_code, report.suspects) == (5, set())
+    (problem,) = report.problems
+    assert (problem.offset, problem.what) == (0, "the header's settings cannot be read")

@@ -415,3 +415,25 @@ def test_headers_that_say_something_else_of_the_events_do_no_harm(tmp_path: Path
         codes.add(report.exit_code)
     assert 5 in codes
     assert codes <= {0, 3, 5}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"clock": None}, "the header has no good clock pair"),
+        ({"schema": "enum {"}, "the log's schema cannot be read"),
+        ({"host": "\ud800"}, "the header is no JSON"),
+    ],
+)
+def test_a_header_that_no_reader_understands_is_not_passed(
+    change: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    path = clean_log().finish().write(tmp_path / NAME)
+    data, dumps = path.read_bytes(), find_dumps(path)
+    header = json.loads(data[PREAMBLE.size : dumps.begin])
+    text = json.dumps({**header, **change}).encode()
+    text += b" " * (-len(text) % 8)
+    preamble = PREAMBLE.pack(data[:8], len(text), zlib.crc32(text), 0)
+    report = check(preamble + text + data[dumps.begin :], path)
+    assert report.exit_code == 5
+    assert what in (report.error or report.problems[0].what)

@@ -31,10 +31,11 @@ from formats.verify.klogger.events import (
     WORDS,
     Events,
     check_table,
+    find_unreadable,
 )
 from formats.verify.klogger.pauses import Pauses
 from formats.verify.ledger import LATE_STAGE, Tally
-from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
+from formats.verify.report import HEADER, I64, LISTED_AT_ONCE, Mask, Problems, Report
 
 
 def verify_log(path: str | os.PathLike[str]) -> Report:
@@ -104,6 +105,8 @@ class _Run:
         """Some dump so far cannot be read."""
 
     def run(self) -> Report:
+        for what in find_unreadable(self._reader.format):
+            self._add(HEADER, what)
         for batch in self._reader.batches():
             if self._dump is None or batch.dump != self._dump.index:
                 self._end_dump()

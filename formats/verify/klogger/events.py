@@ -40,6 +40,16 @@ def check_table(log: LogFormat) -> None:
                 raise DamagedError(f"the header has {event.name}.{field.name} as {field.kind}")
 
 
+def find_unreadable(log: LogFormat) -> list[str]:
+    """The parts of the header that cannot be read, although the collector writes them."""
+    found = [] if log.clock else ["the header has no good clock pair"]
+    try:
+        log.schema  # noqa: B018 - it is parsed
+    except DamagedError as error:
+        found.append(error.message)
+    return found
+
+
 class Events:
     """What the header says of the events. is_base: (NUMBERS,) which the collector makes; snapshot:
     the number of SNAPSHOT, whose points are its locations, or -1."""

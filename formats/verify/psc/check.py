@@ -15,12 +15,19 @@ from formats.verify.balance import build_rows, compare_rings
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
-from formats.verify.psc.entries import NO_ROWS, ControlRows, Segment, is_number, is_ours
+from formats.verify.psc.entries import (
+    NO_ROWS,
+    ControlRows,
+    Segment,
+    has_our_header,
+    is_number,
+    is_ours,
+)
 from formats.verify.psc.landmarks import Landmarks
 from formats.verify.psc.losses import LossSums, check_losses, check_serials
 from formats.verify.psc.sequence import SequenceCheck, SequenceReader, is_unsure
 from formats.verify.psc.serials import SerialCheck
-from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
+from formats.verify.report import HEADER, I64, LISTED_AT_ONCE, Mask, Problems, Report
 
 SEGMENT_ROWS = 1 << 16
 
@@ -47,15 +54,17 @@ def verify_capture(capture: Capture) -> Report:
     report = Report(str(capture.path), count, size_bytes, is_ours(capture))
     if report.ledger:
         _LedgerRun(capture, problems, report).run()
-    elif is_number(capture, "seq_no"):
-        reader = SequenceReader(capture, problems)
+    elif has_our_header(capture):
+        report.error = "the header describes no ledger, although tcpkmon wrote it: it is damaged"
+    elif capture.seq_column is None:
+        report.error = "the file has no sequence numbers: nothing can be checked"
+    else:
         sequence = SequenceCheck(problems, ledger=False)
         for piece in capture.chunks(SEGMENT_ROWS):
-            segment = Segment(capture, piece.start, piece.stop)
-            sequence.feed(segment.start, reader.read(segment), NO_ROWS)
+            sequence.feed(piece.start, capture.seq(piece.start, piece.stop), NO_ROWS)
         report.seq_lost, report.seq_gaps = sequence.lost, sequence.gaps
-    else:
-        report.notes.append("the file has no sequence numbers: nothing can be checked")
+    for what in capture.find_unreadable():
+        problems.add(HEADER, what)
     if capture.damaged:
         _judge_cut(capture, report, problems, offset)
     report.problems, report.problems_total = problems.listed, problems.total

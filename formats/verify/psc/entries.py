@@ -147,8 +147,16 @@ def is_number(capture: Capture, name: str) -> bool:
     return column is not None and column.length > 0 and column.is_integer
 
 
+def has_our_header(capture: Capture) -> bool:
+    """Whether the header has kinds that only tcpkmon writes."""
+    return bool({KIND_SCHEMA, KIND_SETTINGS} & set(capture.header.extras))
+
+
 def is_ours(capture: Capture) -> bool:
-    """Whether tcpkmon wrote this file: by its own header kinds, or by its first control entries."""
+    """Whether tcpkmon wrote this file: by its own header kinds, or by its first control entries.
+
+    False for a file without the columns that control entries need, even if its header is ours.
+    """
     at = {
         column.name: (column.offset, column.length)
         for column in capture.header.columns
@@ -157,7 +165,7 @@ def is_ours(capture: Capture) -> bool:
     fits = all(at.get(name) == CLASSIC[name] for name in _NEEDED)
     if not fits or capture.header.entry_size < CLASSIC_BYTES or capture.header.endian == Endian.PDP:
         return False
-    if {KIND_SCHEMA, KIND_SETTINGS} & set(capture.header.extras):
+    if has_our_header(capture):
         return True
     first = min(len(capture), 4096)
     location = capture.column("location", 0, first)

@@ -80,7 +80,7 @@ def _repair(capture: Capture, out: Path, target: IO[bytes]) -> Repair:
             total.missing += cleaned.missing
             name = f"/proc/self/fd/{scratch.fileno()}"
             report = verify_file(name)
-            if report.exit_code != 5:
+            if report.exit_code != 5 or not report.suspects:
                 break
             source, skip = stack.enter_context(open_capture(name)), report.suspects
         scratch.seek(0)

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random plans and rows for lines of text, and each line as it should be, one value at a time.
-
-As a program it writes many with the library that it is given: one that watches its memory, say.
-"""
+"""Random plans, rows and columns for lines of text, and each text as it should be, one by one."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
-import sys
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 from formats.base.byteorder import Endian, significance
 from formats.lines import Cell, Kind, Plan, Rows, Source, StringWriter, strings
 from formats.lines import native as native_module
-from formats.lines.native import NativeWriter, load_library
+from formats.lines.native import NativeWriter
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 TELLING = (0, 1, 9, 10, 99_999_999, 10**8, 10**16 - 1, 10**16, 2**63 - 1, 2**63, 2**64 - 1)
@@ -168,33 +166,41 @@ def strings_by_hand(values: np.ndarray) -> list[str]:
     return [text_by_hand(int(value) if is_number else bytes(value)) for value in values]
 
 
-def main(path: Path, cases: int) -> None:
-    """Write cases with the library at `path`, and rows that lie outside of the data."""
-    library = load_library(path)
-    native_module._OUT_BYTES = 5000  # such small rooms that their ends are met
-    native_module.MOST_TEXT_BYTES = 2000
-    strings.find_library = lambda: library
-    strings._KNOWN_MAX = 20
-    strings._TEXT_BYTES = 1
-    for seed in range(cases):
-        column, strings_writer = random_column(seed), StringWriter(text_by_hand)
-        for part in (column, column[7:], column[:0]):
-            assert strings_of(strings_writer, part) == strings_by_hand(part), seed
-    for seed in range(cases):
-        plans, rows = random_case(seed)
-        writer = NativeWriter(plans, library)
-        for _ in range(2):
-            assert b"".join(writer.write(rows)) == lines_by_hand(plans, rows), seed
-        if rows.offsets is None or not rows.count:
+_SMALL = (
+    (native_module, "_OUT_BYTES", 5000), (native_module, "MOST_TEXT_BYTES", 2000),
+    (strings, "_KNOWN_MAX", 20), (strings, "_TEXT_BYTES", 1),
+)  # fmt: skip
+"""Rooms so small that their ends are met."""
+
+
+def check_case(seed: int) -> None:
+    """Write a column and lines, then rows outside of the data. AssertionError for a wrong text."""
+    library = native_module.find_library()
+    assert library is not None, "formats/lines/lines.c was not compiled: run scripts/setup"
+    with contextlib.ExitStack() as stack:
+        for module, name, value in _SMALL:
+            stack.enter_context(mock.patch.object(module, name, value))
+        _check_column(seed)
+        _check_lines(seed, library)
+
+
+def _check_column(seed: int) -> None:
+    column, writer = random_column(seed), StringWriter(text_by_hand)
+    for part in (column, column[7:], column[:0]):
+        assert strings_of(writer, part) == strings_by_hand(part), seed
+
+
+def _check_lines(seed: int, library: ctypes.CDLL) -> None:
+    plans, rows = random_case(seed)
+    writer = NativeWriter(plans, library)
+    for _ in range(2):
+        assert b"".join(writer.write(rows)) == lines_by_hand(plans, rows), seed
+    if rows.offsets is None or not rows.count:
+        return
+    for outside in (-1, -(2**63), len(rows.data), 2**63 - 1):
+        rows.offsets[-1] = outside
+        try:
+            writer.write(rows)
+        except ValueError:
             continue
-        for outside in (-1, -(2**63), len(rows.data), 2**63 - 1):
-            rows.offsets[-1] = outside
-            try:
-                writer.write(rows)
-            except ValueError:
-                continue
-            raise AssertionError(f"{seed}: a row at {outside} was written")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+        raise AssertionError(f"{seed}: a row at {outside} was written")

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inputs that fuzzing starts from: small captures of each format and byte order, and texts.
+
+The tests' builders make them. tests/fuzz/corpus/KIND has what fuzzing found, one file each.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from formats.schema import format_schema, load
+from tests.unit import psc_samples
+from tests.unit.captures import CaptureBuilder, classic_2000, clean_capture, full_capture
+from tests.unit.klogger_samples import BASE, ROOT, LogMaker, describe_events, write_big_endian
+from tests.unit.log_builder import LogBuilder, clean_log, lossy_log
+from tests.unit.pmgraph_capture import RTO, Builder, mapped, sawtooth
+from tests.unit.schema_texts import HOWTO_LEVELS
+from tests.unit.test_verify_flips import small_capture
+
+CORPUS = Path(__file__).parent / "corpus"
+KINDS = ("psc", "klogger", "schema", "control", "lines")
+REQUESTS: tuple[object, ...] = (
+    {"op": "status"}, {"op": "enable"}, {"op": "disable", "events": ["SCHEDIN", "NO"]},
+    {"op": "mark", "number": 2**64 - 1}, {"op": "buffer-size", "bytes": 1 << 20},
+    {"op": "lowwater", "percent": 10}, {"op": "enable", "events": None, "more": [{}]}, [1, "op"],
+)  # fmt: skip
+
+
+def seeds(kind: str) -> dict[str, bytes]:
+    """The inputs of a kind by name, those of the corpus among them."""
+    made = {"psc": _psc, "klogger": _klogger}
+    found = dict(_written(made[kind])) if kind in made else dict(_texts(kind))
+    folder = CORPUS / kind
+    stored = sorted(folder.iterdir()) if folder.exists() else []
+    return found | {path.name: path.read_bytes() for path in stored}
+
+
+def _written(makers: Callable[[], Iterator[tuple[str, Callable[[Path], Path]]]]) -> Iterator:
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, write) in enumerate(makers()):
+            yield name, write(Path(folder, str(number))).read_bytes()
+
+
+def _psc() -> Iterator[tuple[str, Callable[[Path], Path]]]:
+    few = CaptureBuilder(cpus=1, locations=(1,))
+    few.snapshots()
+    few.end()
+    for name, build in (
+        ("few", few), ("small", small_capture()), ("clean", clean_capture(cpus=2)),
+        ("full", full_capture()), ("big", clean_capture(big_endian=True)),
+        ("classic", classic_2000(6, {2: 3})),
+        ("classic-big", classic_2000(3, big_endian=True)),
+        ("no-kinds", clean_capture(with_header_kinds=False)),
+    ):  # fmt: skip
+        yield name, build.write
+    for name in ("LITTLE", "BIG", "PDP"):
+        data = getattr(psc_samples, name)
+        yield name, lambda path, data=data: psc_samples.save(path.parent, data, path.name)
+    for order, is_ours in (("<", True), (">", True), ("<", False)):
+        drawn = Builder(order, tcpkmon=is_ours)
+        sawtooth(drawn, 1055, 5050, 1, rounds=3)
+        drawn.add(0.2, location=RTO, conn_id=2, raddr=mapped("2001:db8::1"), family=10)
+        if is_ours:
+            drawn.lose(5, 0.3)
+            drawn.end(0.4)
+        yield f"drawn{order}{is_ours}", drawn.write
+
+
+def _klogger() -> Iterator[tuple[str, Callable[[Path], Path]]]:
+    sample = LogMaker()
+    every = {"a": -1, "how": "FIFO", "text": "ab\n", "raw": b"\xff\0", "addr": mapped("10.0.0.1")}
+    sample.add("EVERY", every).add("EMPTY").end_dump().add("SCHEDOUT", {"pid": 7})
+    few = LogBuilder(1)
+    few.log("SCHEDIN", pid=1).end_dump()
+    sched = load([BASE, ROOT / "bpf" / "schemata" / "sched.conf"])
+    run = LogMaker(schema=format_schema(sched), events=describe_events(sched))
+    run.add("SCHEDIN", {"pid": 7, "comm": "sh"}).add("SCHEDOUT", {"pid": 7, "comm": "sh"})
+    yield "sample", sample.write
+    yield "few", few.finish().write
+    yield "clean", clean_log().finish().write
+    yield "lossy", lossy_log().finish().write
+    yield "cut", lambda path: _cut(clean_log().write(path))
+    yield "sched", run.write
+    payload = bytes(range(1, 9))
+    yield "big", lambda path: write_big_endian(path, sample.header, "SCHEDOUT", payload)
+
+
+def _cut(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[:-50])
+    return path
+
+
+def _texts(kind: str) -> Iterator[tuple[str, bytes]]:
+    if kind == "control":
+        for number, request in enumerate(REQUESTS):
+            yield str(number), json.dumps(request).encode() + b"\n"
+    elif kind == "schema":
+        yield "levels", HOWTO_LEVELS.encode()
+        for path in sorted((ROOT / "bpf" / "schemata").glob("*.conf")):
+            if path.stat().st_size < 6000:
+                yield path.stem, path.read_bytes()
+    else:
+        yield "zero", bytes(8)

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What fuzzing runs: each target takes the bytes of one input, and raises for a finding.
+
+A refusal in words (exit codes 1 to 5) is right; an exception is a finding, and so is an answer
+that contradicts another one: what verify passes, every reader must read without complaint.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+
+from formats.base import cli
+from formats.base.cli import CLOCKS
+from formats.base.errors import DamagedError, TcpkmonError, UsageError
+
+READ, FAILED, REFUSED, LOST, DAMAGED = 0, 1, 2, 3, 5
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+DECODE = ("perl", "json", "csv", "spreadsheet", "parquet")
+
+
+@dataclass(frozen=True)
+class Target:
+    """kind: of the inputs. share: of all runs, in thousandths. run: raises for a finding.
+
+    in_c: the target writes text by lines.c, and also runs under the compiler's sanitizers.
+    """
+
+    kind: str
+    share: float
+    run: Callable[[bytes], None]
+    in_c: bool = False
+
+
+@cache
+def _folder(owner: int) -> Path:
+    """A folder in memory for this process. Whoever starts it removes it."""
+    base = os.environ.get("TCPKMON_FUZZ_TMP") or tempfile.mkdtemp(prefix="tcpkmon-fuzz-")
+    path = Path(base, str(owner))
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _stored(data: bytes, name: str = "in") -> Path:
+    path = _folder(os.getpid()) / name
+    path.write_bytes(data)
+    return path
+
+
+def _fresh(name: str = "out") -> Path:
+    """A path where nothing is."""
+    path = _folder(os.getpid()) / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    return path
+
+
+class _Screen(io.TextIOWrapper):
+    """A stdout that stays in memory."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8")
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command answered."""
+
+    code: int
+    out: bytes
+    complaints: str
+    error: BaseException | None
+
+    def check(self, allowed: tuple[int, ...]) -> Answer:
+        if self.code not in allowed:
+            raise AssertionError(f"exit code {self.code}: {self.complaints}") from self.error
+        assert not (bad := _CONTROL.search(self.complaints)), f"not escaped: {bad}"
+        return self
+
+
+def ask(command: click.Command, *arguments: object, terminal: bool = False) -> Answer:
+    """Run a command in this process."""
+    before = sys.stdout, sys.stderr, cli._report
+    screen, complaints = _Screen(terminal), io.StringIO()
+    errors: list[BaseException] = []
+
+    def report(error: TcpkmonError, name: str) -> int:
+        errors.append(error)
+        return before[2](error, name)
+
+    sys.stdout, sys.stderr, cli._report = screen, complaints, report
+    try:
+        code = cli.run(command, [str(one) for one in arguments])
+        screen.flush()
+    finally:
+        sys.stdout, sys.stderr, cli._report = before
+    out = screen.buffer.getvalue()  # type: ignore[attr-defined]
+    return Answer(code, out, complaints.getvalue(), errors[0] if errors else None)
+
+
+def _pick(data: bytes, choices: tuple[Any, ...]) -> Any:
+    """One of these by the content, so that an input always runs the same way."""
+    return choices[zlib.crc32(data) % len(choices)]
+
+
+# Captures and logs
+
+
+def detect(data: bytes) -> None:
+    import formats
+
+    with suppress(TcpkmonError), formats.open(_stored(data)) as reader:
+        assert reader.lost >= 0 and isinstance(reader.complete, bool)
+        assert reader.damaged or all(isinstance(text, str) for text in reader.warnings)
+
+
+def verify(data: bytes) -> None:
+    """The report; if it says that nothing is lost, every reader must agree."""
+    from formats.commands.verify import command
+
+    path = _stored(data)
+    as_json = ["--json"] if zlib.crc32(data) % 8 else []
+    answer = ask(command, *as_json, path).check((READ, LOST, DAMAGED))
+    if as_json:
+        assert json.loads(answer.out)["exit_code"] == answer.code
+    if answer.code == READ:
+        agree(path)
+
+
+def agree(path: Path) -> None:
+    """Every reader reads the file without complaint."""
+    import formats
+    from formats.registry import format_of
+
+    file_format = format_of(path)
+    (report,) = file_format.verify(path)
+    with formats.open(path) as reader:
+        for tables in reader.for_export("parquet").tables():
+            assert all(table.num_rows for table in tables.values())
+        state = (list(reader.warnings), reader.damaged, reader.lost)
+        assert state == ([], False, 0), f"verify passed what says {state}"
+        assert reader.complete or not report.ledger, "verify passed what has no end"
+    is_log = file_format.name == "klogger"
+    asked = [("export", form, export(path, form)) for form in ("csv", "json")]
+    if is_log:
+        asked += [("decode", form, decode(path, form)) for form in DECODE]
+        asked += [("decode", clock, decode(path, "csv", "--time", clock)) for clock in CLOCKS]
+    else:
+        asked += [("pmgraph", option, draw(path, option)) for option in ("-T", "-D")]
+        asked.append(("pmgraph", "terminal", draw(path, terminal=True)))
+    for name, how, answer in asked:
+        no_end = name == "export" and not report.ledger  # a file as of 2000 has none
+        nothing = how == "terminal" and answer.code == FAILED  # to draw
+        if answer.code != READ and not nothing and not (no_end and answer.code == LOST):
+            raise AssertionError(f"verify passed, {name} {how}: {answer}") from answer.error
+
+
+def repair(data: bytes) -> None:
+    """A repaired file is as its report says, and its readers see no damage in it."""
+    import formats
+    from formats.registry import format_of
+
+    path, new = _stored(data), _fresh()
+    try:
+        _, report = format_of(path).repair(path, new)
+    except DamagedError:
+        assert not new.exists()
+        return
+    except UsageError:
+        return
+    assert path.read_bytes() == data
+    again = format_of(new).verify(new)[0]
+    assert again.exit_code == report.exit_code, (again.exit_code, report.exit_code)
+    assert report.exit_code in {READ, LOST, DAMAGED}
+    if report.exit_code != DAMAGED:
+        with formats.open(new) as reader:
+            assert not reader.damaged, f"repaired, but {list(reader.warnings)}"
+
+
+def export(path: Path, form: str) -> Answer:
+    from formats.commands.export import command
+
+    output = ["-o", _fresh()] if form in ("parquet", "arrow") else []
+    return ask(command, path, "--format", form, *output).check((READ, REFUSED, LOST, DAMAGED))
+
+
+def decode(path: Path, form: str, *more: str) -> Answer:
+    from formats.commands.decode import command
+
+    output = ["-o", _fresh()] if form == "parquet" else []
+    return ask(command, path, "--format", form, *output, *more).check(
+        (READ, REFUSED, LOST, DAMAGED)
+    )
+
+
+def draw(path: Path, *options: object, terminal: bool = False) -> Answer:
+    from formats.commands.pmgraph import command
+
+    answer = ask(command, path, *options, terminal=terminal)
+    answer.check((READ, FAILED, REFUSED, DAMAGED))  # failed: there is nothing to show
+    assert not terminal or not _CONTROL.search(_COLOUR.sub("", answer.out.decode())), "not escaped"
+    return answer
+
+
+def exporting(form: str) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        check_text(form, export(_stored(data), form))
+
+    return run
+
+
+def decoding(form: str) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        more = [*_pick(data, ((), ("--merge",))), "--time", _pick(data[::-1], CLOCKS)]
+        check_text(form, decode(_stored(data), form, *more))
+
+    return run
+
+
+def check_text(form: str, answer: Answer) -> None:
+    """JSON lines are JSON, and CSV has as many cells in each row."""
+    if form == "json":
+        for line in answer.out.splitlines():
+            assert isinstance(json.loads(line), dict)
+    elif form in ("csv", "spreadsheet"):
+        text = answer.out.decode().replace("\0", "")
+        widths = {len(row) or 1 for row in csv.reader(io.StringIO(text, newline=""))}
+        assert len(widths) <= 1, f"rows of {sorted(widths)} cells"
+
+
+def drawing(*options: str, terminal: bool = False) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        more = ("--time", _pick(data, CLOCKS)) if "-T" in options or "-D" in options else ()
+        draw(_stored(data), *options, *more, terminal=terminal)
+
+    return run
+
+
+def by_parameter(data: bytes) -> None:
+    draw(_stored(data), "-P", terminal=True)
+
+
+def xgraph(data: bytes) -> None:
+    path, folder, before = _stored(data), _fresh("xgraph"), os.getcwd()
+    folder.mkdir()
+    os.chdir(folder)
+    try:
+        draw(path, "-x")
+    finally:
+        os.chdir(before)
+
+
+def picture(data: bytes) -> None:
+    draw(_stored(data), "-o", _fresh().with_suffix(_pick(data, (".svg", ".png", ".pdf"))))
+
+
+def analysis(data: bytes) -> None:
+    from formats.analysis import cpu_times, match_pairs, open_log
+
+    path = _stored(data)
+    with suppress(TcpkmonError), open_log(path) as log:
+        for event in log:
+            assert event.cpu >= 0
+        with suppress(TcpkmonError):
+            match_pairs(log).by_key()
+        with suppress(TcpkmonError):
+            match_pairs(log, "SCHEDIN", "SCHEDOUT", "cpu", same="pid").statistics()
+        cpu_times(log)
+
+
+@cache
+def _partner() -> bytes:
+    from tests.unit.log_builder import clean_log
+
+    return clean_log(1).finish().data()
+
+
+def in_folder(data: bytes) -> None:
+    """The log of CPU 0 beside a sound one of CPU 1."""
+    from formats.commands.verify import command
+
+    folder = _folder(os.getpid()) / "logs"
+    folder.mkdir(exist_ok=True)
+    (folder / "kernlog.dump.cpu0").write_bytes(data)
+    (folder / "kernlog.dump.cpu1").write_bytes(_partner())
+    answer = ask(command, "--json", folder).check((READ, LOST, DAMAGED))
+    exported = export(folder, "json")
+    check_text("json", exported)
+    assert answer.code != READ or exported.code == READ, f"verify passed it, but {exported}"
+
+
+# Texts
+
+
+def schema(data: bytes) -> None:
+    """Mistakes have places; what is accepted is the same when it is printed and read again."""
+    from formats.schema import format_schema, load_partly, parse, place_fields
+
+    path = _stored(data, "in.conf")
+    partial = load_partly([path])
+    assert all(one.line >= 1 and one.column >= 1 for one in partial.problems)
+    if partial.problems:
+        return
+    for event in partial.schema.events:
+        place_fields(partial.schema, event)
+    text = format_schema(partial.schema)
+    assert format_schema(parse(text)) == text
+
+
+@cache
+def _server(owner: int) -> Any:
+    from collector.control.server import ControlServer
+
+    made = SimpleNamespace(wake=os.eventfd(0, os.EFD_NONBLOCK))
+    made.server = ControlServer(_folder(owner), None, lambda: os.eventfd_write(made.wake, 1))
+    made.server.__enter__()
+    return made
+
+
+class _Controls:
+    """Answers of a capture; what the handlers do with a valid request is tested elsewhere."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *values: {"called": name, "values": repr(values)}
+
+
+def control(data: bytes) -> None:
+    """A client sends these bytes: the server answers in JSON or not at all, and lives on."""
+    running = _server(os.getpid())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(30)
+        client.connect(os.fspath(running.server.path))
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for part in _parts(data):
+                client.sendall(part)
+            client.shutdown(socket.SHUT_WR)
+        answer = b""
+        client.settimeout(0.001)
+        while True:
+            with suppress(BlockingIOError):
+                os.eventfd_read(running.wake)
+                running.server.serve_pending(_Controls())
+            try:
+                received = client.recv(1 << 16)
+            except TimeoutError:
+                assert running.server._thread.is_alive(), "the server's thread has ended"
+                continue
+            except ConnectionResetError:
+                break
+            if not received:
+                break
+            answer += received
+    assert not answer or json.loads(answer)["ok"] in (True, False)
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    """The input in one piece or in two."""
+    at = _pick(data, (len(data), len(data) // 2))
+    yield data[:at]
+    if data[at:]:
+        yield data[at:]
+
+
+def lines(data: bytes) -> None:
+    from tests.fuzz.line_cases import check_case
+
+    check_case(int.from_bytes(data[:8].ljust(8, b"\0"), "big"))
+
+
+TARGETS = {
+    "detect-psc": Target("psc", 60, detect),
+    "verify-psc": Target("psc", 80, verify),
+    "repair-psc": Target("psc", 20, repair),
+    "csv-psc": Target("psc", 20, exporting("csv"), in_c=True),
+    "json-psc": Target("psc", 20, exporting("json"), in_c=True),
+    "spreadsheet": Target("psc", 10, exporting("spreadsheet"), in_c=True),
+    "parquet-psc": Target("psc", 20, exporting("parquet")),
+    "arrow-psc": Target("psc", 20, exporting("arrow"), in_c=True),
+    "text": Target("psc", 40, drawing("-T"), in_c=True),
+    "gaps": Target("psc", 30, drawing("-D")),
+    "memory": Target("psc", 30, drawing("-M")),
+    "terminal": Target("psc", 10, drawing(terminal=True)),
+    "parameters": Target("psc", 5, by_parameter),
+    "xgraph": Target("psc", 5, xgraph),
+    "picture": Target("psc", 0.1, picture),
+    "detect-klogger": Target("klogger", 30, detect),
+    "verify-klogger": Target("klogger", 50, verify),
+    "repair-klogger": Target("klogger", 20, repair),
+    "csv-klogger": Target("klogger", 10, exporting("csv"), in_c=True),
+    "arrow-klogger": Target("klogger", 10, exporting("arrow")),
+    **{
+        f"decode-{form}": Target("klogger", 15, decoding(form), in_c=form != "parquet")
+        for form in DECODE
+    },
+    "folder": Target("klogger", 10, in_folder),
+    "analysis": Target("klogger", 20, analysis),
+    "schema": Target("schema", 200, schema),
+    "control": Target("control", 200, control),
+    "lines": Target("lines", 20, lines, in_c=True),
+}
