@@ -61,7 +61,7 @@ FAMILIES = {
 
 
 def test_every_call_has_its_record(tmp_path: Path, lab: Lab) -> None:
-    options = ("--locations", CALLS, "--buffer-size", "32", *within(lab))
+    options = ("--locations", CALLS, "--columns", "full", "--buffer-size", "32", *within(lab))
     results = {}
     with capturing(tmp_path / "a.pm", *options) as run:
         for name, (server, listen, _) in FAMILIES.items():
