@@ -60,7 +60,7 @@ class Kernel(Closing):
     """The capture's maps and programs in the kernel, until close().
 
     The filters are in force before anything is attached, and nothing is recorded before
-    switch_on(). KernelError where the kernel refuses a required program.
+    switch_on(). Call load(), then loaded.attach(). KernelError where the kernel refuses a map.
     """
 
     def __init__(self, prepared: Prepared, filters: Filters) -> None:
@@ -80,13 +80,20 @@ class Kernel(Closing):
             for name, limit in prepared.limits.items():
                 self._engine.limits[prepared.numbers[name]] = limit
             self._engine.enabled[list(prepared.numbers.values())] = True
-            self.loaded.load(
-                ProgramSpec(p.name, p.kind, p.target, not KINDS[p.kind].is_optional)
-                for p in prepared.plan.probes
-            )
         except BaseException:
             self.loaded.close()
             raise
+
+    def load(self) -> None:
+        """Loads the programs, which takes the verifier most of a start: any thread may wait for it.
+
+        KernelError where the kernel refuses a required one.
+        """
+        self.loaded.load(
+            ProgramSpec(p.name, p.kind, p.target, not KINDS[p.kind].is_optional)
+            for p in self._prepared.plan.probes
+        )
+        self._prepared.btf.save()
 
     def close(self) -> None:
         """Detach and unload everything."""
