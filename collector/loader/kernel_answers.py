@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,11 @@ class KernelAnswers(Btf):
     def __init__(self) -> None:
         # Not Blob's: that reads the types.
         self._folder = PrivateFolder(cache_folder(), SUFFIX, _KEPT)
-        parts = [BOOT_ID.read_bytes(), *(path.read_bytes() for path in _CODE)]
+        parts = [_boot(), *(path.read_bytes() for path in _CODE)]
         self.key = hashlib.sha256(b"".join(parts)).hexdigest()
         """Of this boot, and of the code that reads types and writes them as C."""
         self._answers: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, TypeError):
             self._answers = dict(json.loads(self._folder.read(self.key)))
         self._saved = len(self._answers)
 
@@ -92,3 +93,11 @@ class KernelAnswers(Btf):
         with contextlib.suppress(OSError):
             self._folder.write(self.key, json.dumps(self._answers).encode())
             self._saved = len(self._answers)
+
+
+def _boot() -> bytes:
+    """What no other boot has; without an id, no other process either."""
+    try:
+        return BOOT_ID.read_bytes()
+    except OSError:
+        return os.urandom(16)
