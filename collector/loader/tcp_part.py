@@ -20,7 +20,6 @@ from collector.plan.columns import (
 from collector.plan.probes import absent_columns
 from collector.plan.tcp_codegen import Switches, snapshot_lines
 from formats.base.control import EXISTING
-from formats.klogger.describe import IN_HEAD
 from formats.psc.columns import CLASSIC
 
 IDENTITY = ("state_change", "destroy", "accepted")
@@ -94,6 +93,9 @@ def make_tcp_part(
     schema = load_schema()
     chosen = choose_columns(schema.event(EVENT), columns)
     if klogger:
+        # Only logs need this import, which is slow.
+        from formats.klogger.describe import IN_HEAD
+
         chosen = tuple(name for name in chosen if name in CLASSIC or name not in IN_HEAD)
     absent = list(absent_columns(text, btf))
     facts = read_facts(btf)
