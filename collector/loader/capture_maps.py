@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -60,7 +62,7 @@ class Kernel(Closing):
     """The capture's maps and programs in the kernel, until close().
 
     The filters are in force before anything is attached, and nothing is recorded before
-    switch_on(). Call load(), then loaded.attach(). KernelError where the kernel refuses a map.
+    switch_on(). Call load() or loading(), then loaded.attach(). KernelError where the kernel refuses a map.
     """
 
     def __init__(self, prepared: Prepared, filters: Filters) -> None:
@@ -85,15 +87,20 @@ class Kernel(Closing):
             raise
 
     def load(self) -> None:
-        """Loads the programs, which takes the verifier most of a start: any thread may wait for it.
-
-        KernelError where the kernel refuses a required one.
-        """
+        """Loads the programs. KernelError where the kernel refuses a required one."""
         self.loaded.load(
             ProgramSpec(p.name, p.kind, p.target, not KINDS[p.kind].is_optional)
             for p in self._prepared.plan.probes
         )
         self._prepared.btf.save()
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """load() in another thread, inside a `with`: the verifier takes most of a start."""
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(self.load)
+            yield
+            loading.result()
 
     def close(self) -> None:
         """Detach and unload everything."""

@@ -7,7 +7,6 @@ import gc
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
@@ -80,10 +79,8 @@ def run(request: Request) -> int:
             stopping.forward = command.forward
         kernel = stack.enter_context(Kernel(prepared, request.filters))
         session = Session(request, prepared, kernel, stream, status, stopping, command)
-        with ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(kernel.load)
+        with kernel.loading():
             session.open(stack)
-            loading.result()
         if stopping.due():
             return stopping.exit_code
         # Events of other schemata interrupt themselves all the time (a wake-up in an interrupt).
@@ -123,8 +120,7 @@ class Session:
         self._was_refused: dict[str, str] = {}
 
     def open(self, stack: ExitStack) -> None:
-        """Open what the capture needs beside the programs, which are being loaded; `stack` closes
-        it."""
+        """Open what the capture needs beside its programs; `stack` closes it."""
         request, kernel, maps = self._request, self._kernel, self._kernel.loaded.maps
         pages = pages_of(request.buffer_bytes)
         kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
