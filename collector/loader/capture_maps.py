@@ -62,7 +62,8 @@ class Kernel(Closing):
     """The capture's maps and programs in the kernel, until close().
 
     The filters are in force before anything is attached, and nothing is recorded before
-    switch_on(). Call load() or loading(), then loaded.attach(). KernelError where the kernel refuses a map.
+    switch_on(). Call load() or loading(), then loaded.attach(). KernelError where the kernel
+    refuses a map.
     """
 
     def __init__(self, prepared: Prepared, filters: Filters) -> None:
