@@ -77,6 +77,10 @@ class Btf(Blob):
             raise KernelError(f"this kernel has no struct {name}")
         return self.composite(type_id)
 
+    def struct_bytes(self, name: str) -> int:
+        """The size of the struct (or else union) of that name; KernelError if there is none."""
+        return self.struct(name).size_bytes
+
     def member(self, struct_name: str, path: str) -> Member | None:
         """The member at `a.b.c`, with its offset from the struct's start; None where a part is
         absent."""

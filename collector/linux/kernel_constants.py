@@ -36,11 +36,11 @@ class Facts:
 def read_facts(btf: Btf) -> Facts:
     """Raises KernelError if BTF lacks a type."""
     max_header = read_max_header()
-    shared = _aligned(btf.struct("skb_shared_info").size_bytes)
+    shared = _aligned(btf.struct_bytes("skb_shared_info"))
     return Facts(
         hz=measure_hz(),
         page_size=mmap.PAGESIZE,
-        skb_size=_aligned(btf.struct("sk_buff").size_bytes),
+        skb_size=_aligned(btf.struct_bytes("sk_buff")),
         mss_overhead=None if max_header is None else max_header + shared,
     )
 

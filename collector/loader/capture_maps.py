@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -60,7 +62,8 @@ class Kernel(Closing):
     """The capture's maps and programs in the kernel, until close().
 
     The filters are in force before anything is attached, and nothing is recorded before
-    switch_on(). KernelError where the kernel refuses a required program.
+    switch_on(). Call load() or loading(), then loaded.attach(). KernelError where the kernel
+    refuses a map.
     """
 
     def __init__(self, prepared: Prepared, filters: Filters) -> None:
@@ -80,13 +83,25 @@ class Kernel(Closing):
             for name, limit in prepared.limits.items():
                 self._engine.limits[prepared.numbers[name]] = limit
             self._engine.enabled[list(prepared.numbers.values())] = True
-            self.loaded.load(
-                ProgramSpec(p.name, p.kind, p.target, not KINDS[p.kind].is_optional)
-                for p in prepared.plan.probes
-            )
         except BaseException:
             self.loaded.close()
             raise
+
+    def load(self) -> None:
+        """Loads the programs. KernelError where the kernel refuses a required one."""
+        self.loaded.load(
+            ProgramSpec(p.name, p.kind, p.target, not KINDS[p.kind].is_optional)
+            for p in self._prepared.plan.probes
+        )
+        self._prepared.btf.save()
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """load() in another thread, inside a `with`: the verifier takes most of a start."""
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(self.load)
+            yield
+            loading.result()
 
     def close(self) -> None:
         """Detach and unload everything."""

@@ -16,14 +16,14 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from collector.loader.image_cache import PrivateFolder
+from collector.loader.image_cache import PrivateFolder, cache_folder
 from formats.base.errors import KernelError, PrivilegeError
 
-CACHE_FOLDER = "/var/cache/tcpkmon"
 PYTHON = "/usr/bin/python3"
 CHILD = Path(__file__).with_name("bcc_child.py")
 STUB_HEADERS = Path(__file__).parents[2] / "bpf" / "include" / "stub"
@@ -31,6 +31,7 @@ FORMAT = "tcpkmon-image-1"
 SUFFIX = ".tcpkmon-image"
 # An emulated kernel takes 20 s for a large text.
 TIME_LIMIT_S = 300
+_MOST_CHILDREN = 4
 INSTALL_HINT = "install it: apt install python3-bpfcc"
 # The files of BCC in several distributions: their sizes and times are part of the cache's key.
 _BCC_FILES = (
@@ -127,6 +128,13 @@ class Image:
         return cls(maps, programs)
 
 
+class Later(NamedTuple):
+    """Text that is made when there is no image in the cache; `key` changes when the text does."""
+
+    key: str
+    make: Callable[[], str]
+
+
 def compile_text(
     text: str,
     functions: Sequence[str],
@@ -134,35 +142,58 @@ def compile_text(
     user_schema: bool = False,
     flags: Sequence[str] = (),
     headers: Path = STUB_HEADERS,
+    before: Later | None = None,
+    divide: bool = False,
 ) -> Image:
     """Compile the text's functions (each `int NAME(void *ctx)`).
 
     CompileError (UserCompileError with `user_schema`) has clang's errors (it stops at 20), with the
     files and lines of the text's #line directives. KernelError where BCC is not installed,
     PrivilegeError where the caller may not make maps. A cache that cannot be used is ignored.
+    before: what comes before the text. divide: several children compile, each some functions; the
+    text has #ifndef OMIT_NAME around function NAME.
     """
     wanted = sorted(set(functions))
-    key = _cache_key(text, wanted, flags, headers) if cache else None
-    folder = PrivateFolder(os.environ.get("TCPKMON_CACHE") or CACHE_FOLDER, SUFFIX)
+    inputs = [text, *wanted, *flags, before.key if before else ""]
+    key = _cache_key(inputs, headers) if cache else None
+    folder = PrivateFolder(cache_folder(), SUFFIX)
     if key is not None:
         with contextlib.suppress(OSError, ValueError):
             return Image.from_json(folder.read(key).decode())
-    image = _run_child(text, wanted, flags, headers, user_schema)
+    whole = (before.make() if before else "") + text
+    shares = _divide(wanted) if divide else [wanted]
+    requests = [
+        {
+            "text": whole,
+            "functions": share,
+            "flags": [*flags, *(f"-DOMIT_{name}" for name in wanted if name not in share)],
+        }
+        for share in shares
+    ]
+    images = _run_children(requests, headers, user_schema)
+    maps = {spec.name: spec for image in images for spec in image.maps}
+    programs = {name: code for image in images for name, code in image.programs.items()}
+    image = Image(tuple(maps[name] for name in sorted(maps)), programs)
     if key is not None:
         with contextlib.suppress(OSError):
             folder.write(key, image.to_json().encode())
     return image
 
 
-def _cache_key(
-    text: str, functions: Sequence[str], flags: Sequence[str], headers: Path
-) -> str | None:
+def _divide(functions: Sequence[str]) -> list[Sequence[str]]:
+    """Shares of the functions, one for each child: what all share takes as long as four functions.
+    """
+    count = min(len(os.sched_getaffinity(0)), _MOST_CHILDREN, len(functions) // 4)
+    return [functions[first::count] for first in range(count)] if count > 1 else [functions]
+
+
+def _cache_key(inputs: Sequence[str], headers: Path) -> str | None:
     """A hash of all that the image depends on; None where BCC's files are not found."""
     found = sorted(path for pattern in _BCC_FILES for path in glob.glob(pattern))
     if not any("libbcc" in path for path in found):
         return None
     system = os.uname()
-    parts = [FORMAT, text, *functions, *flags, system.release, system.version, system.machine]
+    parts = [FORMAT, *inputs, system.release, system.version, system.machine]
     with contextlib.suppress(OSError):
         # BCC declares perf arrays with an entry for each CPU.
         parts.append(Path("/sys/devices/system/cpu/possible").read_text(encoding="ascii"))
@@ -175,30 +206,45 @@ def _cache_key(
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _run_child(
-    text: str, functions: Sequence[str], flags: Sequence[str], headers: Path, user_schema: bool
-) -> Image:
-    request = json.dumps({"text": text, "functions": list(functions), "flags": list(flags)})
+def _run_children(
+    requests: Sequence[Mapping[str, Any]], headers: Path, user_schema: bool
+) -> list[Image]:
+    """Their answers, in order; the first error is raised."""
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "BCC_KERNEL_SOURCE": str(headers)}
+    children = []
+    with contextlib.ExitStack() as stack:
+        for request in requests:
+            # A file, not a pipe: nobody need write it while the children run.
+            asked = stack.enter_context(os.fdopen(os.memfd_create("request"), "w+b"))
+            asked.write(json.dumps(request).encode())
+            asked.seek(0)
+            try:
+                # In a session of its own: Ctrl-C reaches only this process, which then ends it.
+                child = subprocess.Popen(
+                    [PYTHON, "-I", str(CHILD)],
+                    stdin=asked,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=environment,
+                    cwd="/",
+                    start_new_session=True,
+                )
+            except FileNotFoundError as error:
+                raise KernelError(f"{PYTHON} is missing, and with it BCC", INSTALL_HINT) from error
+            stack.enter_context(child)
+            stack.callback(child.kill)
+            children.append(child)
+        return [_read_answer(child, user_schema) for child in children]
+
+
+def _read_answer(child: subprocess.Popen[bytes], user_schema: bool) -> Image:
     try:
-        # In a session of its own: Ctrl-C reaches only this process, which then ends the child.
-        child = subprocess.run(
-            [PYTHON, "-I", str(CHILD)],
-            input=request.encode(),
-            capture_output=True,
-            env=environment,
-            cwd="/",
-            timeout=TIME_LIMIT_S,
-            start_new_session=True,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise KernelError(f"{PYTHON} is missing, and with it BCC", INSTALL_HINT) from error
+        answered, complained = child.communicate(timeout=TIME_LIMIT_S)
     except subprocess.TimeoutExpired as error:
         raise CompileError(f"BCC did not finish within {TIME_LIMIT_S} s") from error
-    said = child.stderr.decode(errors="replace")
+    said = complained.decode(errors="replace")
     try:
-        answer = json.loads(child.stdout)
+        answer = json.loads(answered)
     except ValueError as error:
         if refused := _DIRECTIVE.search(said):
             failure = UserCompileError if user_schema else CompileError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of files that nobody else can have changed: the cache of compiled images.
+"""A folder of files that nobody else can have changed: the cache of images and kernel's answers.
 
 The folder and each file are opened without following symbolic links. They must belong to this
 process's user, and others must have no write permission; else OSError.
@@ -11,6 +11,13 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterator
+
+CACHE_FOLDER = "/var/cache/tcpkmon"
+
+
+def cache_folder() -> str:
+    """/var/cache/tcpkmon, or the value of TCPKMON_CACHE."""
+    return os.environ.get("TCPKMON_CACHE") or CACHE_FOLDER
 
 
 class PrivateFolder:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from collector.linux.btf import Btf
 from collector.loader import attach_trials
-from collector.loader.compiler import Image, compile_text
+from collector.loader.compiler import Image, Later, compile_text
 from collector.loader.event_part import EventPart
+from collector.loader.kernel_answers import KernelAnswers
 from collector.loader.perf_counters import Bound, bind, this_machine
 from collector.loader.tcp_part import TcpPart, make_tcp_part
 from collector.plan import kernel_types
@@ -53,7 +53,7 @@ class Decided:
     schema tcp, events is None for a PSC file.
     """
 
-    btf: Btf
+    btf: KernelAnswers
     text: str
     shipped: bool
     tcp: TcpPart | None
@@ -85,10 +85,12 @@ class Decided:
         if self.events is not None:
             lines += self.events.lines(reserved=() if self.tcp is None else (EVENT,))
         return compile_text(
-            kernel_types.make(self.btf, self.text) + "\n".join(lines) + "\n" + self.text,
+            "\n".join(lines) + "\n" + self.text,
             [probe.name for probe in self.plan.probes],
             user_schema=not self.shipped,
             flags=STRICT if self.events is not None else (),
+            before=Later(self.btf.key, lambda: kernel_types.make(self.btf, self.text)),
+            divide=self.shipped,
         )
 
 
@@ -194,6 +196,7 @@ def prepare(wish: Wish) -> Prepared:
     engine = decided.make_engine()
     image = decided.compile(engine)
     _check_limits(wish.limits, decided.events)
+    decided.btf.save()
     return Prepared(**vars(decided), engine=engine, image=image, limits=dict(wish.limits))
 
 
@@ -205,7 +208,7 @@ def decide(wish: Wish) -> Decided:
     if not shipped:
         read_checked(sources)
     text = read_texts(sources, wish.transport.header)
-    btf = Btf.from_kernel()
+    btf = KernelAnswers()
     layout = lay_out_sources(sources, wish.using) if wish.klogger else None
     locations, chosen = _choose(wish.locations, has_tcp(sources), layout)
     tcp = events = None
@@ -222,7 +225,7 @@ def decide(wish: Wish) -> Decided:
 
 
 def _plan(
-    wish: Wish, text: str, btf: Btf, tcp: TcpPart | None, events: EventPart | None
+    wish: Wish, text: str, btf: KernelAnswers, tcp: TcpPart | None, events: EventPart | None
 ) -> Plan:
     """The programs for both parts, and what cannot be recorded."""
     missing = tcp.missing if tcp else {}

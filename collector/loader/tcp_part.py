@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collector.linux.btf import Btf
-from collector.linux.kallsyms import KALLSYMS, Kallsyms
+from collector.linux.kallsyms import KALLSYMS
 from collector.linux.kernel_constants import Facts, read_facts
+from collector.loader.kernel_answers import KernelAnswers
 from collector.plan.columns import (
     EVENT,
     Layout,
@@ -20,7 +20,6 @@ from collector.plan.columns import (
 from collector.plan.probes import absent_columns
 from collector.plan.tcp_codegen import Switches, snapshot_lines
 from formats.base.control import EXISTING
-from formats.klogger.describe import IN_HEAD
 from formats.psc.columns import CLASSIC
 
 IDENTITY = ("state_change", "destroy", "accepted")
@@ -78,7 +77,7 @@ class TcpPart:
 def make_tcp_part(
     locations: Sequence[str],
     text: str,
-    btf: Btf,
+    btf: KernelAnswers,
     *,
     columns: str,
     watch: Sequence[str],
@@ -94,17 +93,19 @@ def make_tcp_part(
     schema = load_schema()
     chosen = choose_columns(schema.event(EVENT), columns)
     if klogger:
+        # Only logs need this import, which is slow.
+        from formats.klogger.describe import IN_HEAD
+
         chosen = tuple(name for name in chosen if name in CLASSIC or name not in IN_HEAD)
     absent = list(absent_columns(text, btf))
     facts = read_facts(btf)
     if facts.mss_overhead is None:
         absent.append("sb_net_target")
-    addresses = Kallsyms().functions(TIMER_FUNCTION)
     return TcpPart(
         make_layout(schema, chosen, absent),
         facts,
         Switches(tuple(locations), tuple(watch), connections, by_inode=by_inode),
-        btf.struct("tcp_sock").size_bytes,
+        btf.struct_bytes("tcp_sock"),
         existing,
-        addresses[0] if addresses else 0,
+        btf.address_of(TIMER_FUNCTION),
     )

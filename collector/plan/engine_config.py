@@ -70,7 +70,8 @@ class Engine:
             *_kind_lines(),
         ]
         for index, probe in enumerate(plan.probes):
-            lines.append(f"#define USE_{probe.name} 1")
+            # compile_text() omits what another child compiles.
+            lines += [f"#ifndef OMIT_{probe.name}", f"#define USE_{probe.name} 1", "#endif"]
             lines.append(f"#define INDEX_{probe.name} {index}")
             lines.append(f"#define KIND_{probe.name} {KINDS[probe.kind].number}")
         for name in plan.unused:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -77,17 +78,22 @@ def run(request: Request) -> int:
             command = stack.enter_context(Command(request.command, caller))
             stopping.forward = command.forward
         kernel = stack.enter_context(Kernel(prepared, request.filters))
+        session = Session(request, prepared, kernel, stream, status, stopping, command)
+        with kernel.loading():
+            session.open(stack)
         if stopping.due():
             return stopping.exit_code
-        session = Session(request, prepared, kernel, stream, status, stopping, command)
-        session.attach(stack)
+        # Events of other schemata interrupt themselves all the time (a wake-up in an interrupt).
+        kernel.loaded.attach(at_once=request.fail_on_loss or request.format.any_schema)
         session.begin()
+        gc.freeze()
+        gc.enable()
         session.run()
         return session.finish()
 
 
 class Session:
-    """A capture whose programs are loaded: attach(), begin(), run() and finish(), once each."""
+    """A capture: open(), begin() when its programs are attached, run(), finish(), once each."""
 
     def __init__(
         self,
@@ -113,11 +119,8 @@ class Session:
         self._reported_error: str | None = None
         self._was_refused: dict[str, str] = {}
 
-    def attach(self, stack: ExitStack) -> None:
-        """Open what the capture needs, and attach the programs; `stack` closes them.
-
-        Nothing is recorded before begin().
-        """
+    def open(self, stack: ExitStack) -> None:
+        """Open what the capture needs beside its programs; `stack` closes it."""
         request, kernel, maps = self._request, self._kernel, self._kernel.loaded.maps
         pages = pages_of(request.buffer_bytes)
         kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
@@ -129,8 +132,6 @@ class Session:
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
         self._server = self._listen(stack)
-        # Events of other schemata interrupt themselves all the time (a wake-up in an interrupt).
-        kernel.loaded.attach(at_once=request.fail_on_loss or request.format.any_schema)
 
     def begin(self) -> None:
         """Begin the file, and let the programs record. FileError: then there is no file."""

@@ -21,6 +21,7 @@ def capturing(
         Kernel(prepared, filters) as kernel,
         Rings(kernel.loaded.maps, prepared.dtype, pages_of(ring_bytes), ring_bytes // 2) as rings,
     ):
+        kernel.load()
         kernel.loaded.attach()
         kernel.switch(prepared.numbers, True)
         yield kernel, rings

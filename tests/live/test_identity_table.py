@@ -24,6 +24,7 @@ def started(prepared: Prepared, lab: Lab, ports: str | None = None) -> Kernel:
     filters = parse(namespaces=[lab.a.name, lab.b.name], ports=ports)
     kernel = Kernel(prepared, filters)
     filters.close()
+    kernel.load()
     kernel.loaded.attach()
     kernel.switch_on()
     return kernel

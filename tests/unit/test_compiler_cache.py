@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collector.loader import compiler
-from collector.loader.compiler import CompileError, UserCompileError, compile_text
+from collector.loader.compiler import CompileError, Later, UserCompileError, compile_text
 from formats.base.errors import KernelError, PrivilegeError
 
 # Stands in for compile_child.py: notes that it ran, and answers with an image of one function.
@@ -219,3 +219,31 @@ def test_a_refusal_without_clang_errors_blames_privilege_when_there_is_none(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(CompileError, match="could not open bpf map"):
         compile_text("text", ["a"], cache=False)
+
+
+def test_children_share_the_functions_and_omit_the_others(
+    fake: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    names = [f"f{number}" for number in range(9)]
+    image = compile_text("text", names, divide=True)
+    assert set(image.programs) == set(names)
+    assert sorted(fake.log.read_text().split("\n")) == ["", "f0 f2 f4 f6 f8", "f1 f3 f5 f7"]
+    assert compile_text("text", names, divide=True) == image
+    assert fake.runs() == 2
+    compile_text("text", names[:7], divide=True)
+    assert fake.runs() == 3, "too few to share"
+
+
+def test_text_for_later_is_made_only_for_a_child(fake: Compiler) -> None:
+    made = []
+
+    def before(key: str) -> Later:
+        return Later(key, lambda: made.append(key) or "types")
+
+    first = compile_text("text", ["a"], before=before("one"))
+    assert compile_text("text", ["a"], before=before("one")) == first
+    assert made == ["one"]
+    compile_text("text", ["a"], before=before("two"))
+    assert made == ["one", "two"]
+    assert fake.runs() == 2

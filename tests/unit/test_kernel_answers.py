@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of the kernel since its boot: a later start reads no types for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collector.linux import btf, kallsyms
+from collector.linux.btf import Btf, Kind
+from collector.loader import kernel_answers
+from collector.loader.kernel_answers import KernelAnswers
+from formats.base.errors import KernelError
+from tests.unit.btf_builder import sample
+
+SYMBOLS = "ffffffff81000000 T tcp_sendmsg\nffffffff81000010 t tcp_write_timer\n"
+
+
+class Kernel:
+    """The files that say which kernel this is and what it has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.types = folder / "vmlinux"
+        self.types.write_bytes(sample("<").data())
+        self.symbols = folder / "kallsyms"
+        self.symbols.write_text(SYMBOLS)
+        self.boot = folder / "boot_id"
+        self.boot.write_text("first\n")
+        self.cache = folder / "cache"
+
+    def hide(self) -> None:
+        """From now on neither types nor symbols can be read."""
+        self.types.unlink()
+        self.symbols.unlink()
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel(tmp_path)
+    monkeypatch.setattr(btf, "KERNEL_BTF", made.types)
+    monkeypatch.setattr(kallsyms, "KALLSYMS", made.symbols)
+    monkeypatch.setattr(kernel_answers, "BOOT_ID", made.boot)
+    monkeypatch.setenv("TCPKMON_CACHE", str(made.cache))
+    return made
+
+
+def ask(answers: Btf) -> list[object]:
+    """What a capture asks: there, not there, and what depends on another answer."""
+    return [
+        answers.find(Kind.STRUCT, "sock"),
+        answers.find(Kind.STRUCT, "no_such"),
+        answers.find(Kind.FUNC, "no_such"),
+        answers.has_member("sock", "sk_state"),
+        answers.has_member("sock", "sk_no_such"),
+        answers.struct_bytes("sock"),
+    ]
+
+
+def test_the_answers_are_those_of_the_types(kernel: Kernel) -> None:
+    assert ask(KernelAnswers()) == ask(Btf.from_kernel())
+
+
+def test_a_later_start_reads_no_types(kernel: Kernel) -> None:
+    first = KernelAnswers()
+    expected = ask(first)
+    assert first.address_of("tcp_write_timer") == 0xFFFFFFFF81000010
+    first.save()
+    kernel.hide()
+    later = KernelAnswers()
+    assert ask(later) == expected
+    assert later.address_of("tcp_write_timer") == 0xFFFFFFFF81000010
+    with pytest.raises(KernelError, match="cannot read"):
+        later.find(Kind.STRUCT, "sock_common")
+
+
+def test_the_arguments_of_a_tracepoint_are_known_too(kernel: Kernel) -> None:
+    first = KernelAnswers()
+    (number,) = [n for n in range(1, first.count + 1) if first.kind(n) is Kind.FUNC_PROTO][:1]
+    expected = Btf.from_kernel().args(number)
+    assert expected
+    assert first.args(number) == expected
+    first.save()
+    kernel.hide()
+    assert KernelAnswers().args(number) == expected
+
+
+def test_another_boot_may_be_another_kernel(kernel: Kernel) -> None:
+    first = KernelAnswers()
+    ask(first)
+    first.save()
+    kernel.hide()
+    kernel.boot.write_text("second\n")
+    assert KernelAnswers().key != first.key
+    with pytest.raises(KernelError, match="cannot read"):
+        ask(KernelAnswers())
+
+
+def test_without_an_id_of_the_boot_nothing_is_known(kernel: Kernel) -> None:
+    kernel.boot.unlink()
+    first = KernelAnswers()
+    ask(first)
+    first.save()
+    assert KernelAnswers().key != first.key
+
+
+def test_an_address_that_is_hidden_is_asked_again(kernel: Kernel) -> None:
+    kernel.symbols.write_text("0000000000000000 t tcp_write_timer\n")
+    first = KernelAnswers()
+    assert first.address_of("tcp_write_timer") == 0
+    first.save()
+    kernel.symbols.write_text(SYMBOLS)
+    assert KernelAnswers().address_of("tcp_write_timer") == 0xFFFFFFFF81000010
+
+
+@pytest.mark.parametrize("text", ["", "[1", "17", '{"FUNC x": 1', "\xff"])
+def test_damaged_answers_are_ignored(kernel: Kernel, text: str) -> None:
+    first = KernelAnswers()
+    expected = ask(first)
+    first.save()
+    (file,) = kernel.cache.iterdir()
+    file.write_text(text)
+    assert ask(KernelAnswers()) == expected
+
+
+def test_answers_that_others_may_write_are_not_believed(kernel: Kernel) -> None:
+    first = KernelAnswers()
+    expected = ask(first)
+    first.save()
+    (file,) = kernel.cache.iterdir()
+    file.write_text(file.read_text().replace("true", "false"))
+    assert ask(KernelAnswers()) != expected
+    file.chmod(0o666)
+    assert ask(KernelAnswers()) == expected

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a start must not wait for: imports that few captures need, and types that are known."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {
+    "bcc", "pyroute2", "pyarrow", "polars", "duckdb", "matplotlib", "rich", "plotext",
+    "collector.lab", "collector.control.client", "collector.loader.sock_diag",
+    "formats.analysis", "formats.export", "formats.klogger", "formats.lines", "formats.pmgraph",
+    "formats.verify",
+}  # fmt: skip
+PROGRAM = """
+import sys
+from collector.commands import collect
+collect.import_quietly()
+import collector.writer.psc_stream
+print(*sys.modules)
+"""
+
+
+def test_the_default_capture_imports_nothing_that_it_does_not_need() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.split())
+    assert "collector.session.session" in imported
+    assert not imported & HEAVY
