@@ -110,6 +110,10 @@ class Handlers:
 
     def mark(self, number: int, pid: int) -> dict[str, Any]:
         """Write a mark."""
+        most = self._stream.largest_mark
+        if number > most:
+            form = self._request.file_format
+            raise UsageError(f"mark {number} is too large for this file", f"{form}: 0 to {most}")
         if not self._stream.marks([Mark(number, f"process {pid}")], pid):
             raise TcpkmonError("the mark was not set: the disk is too slow", "try it again")
         return {"number": number, "pid": pid}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 from numpy.typing import NDArray
 
@@ -30,6 +30,8 @@ class Stream(ABC, Generic[BatchT]):
     Nothing has the output's name before begin().
     """
 
+    largest_mark: ClassVar[int] = (1 << 64) - 1
+    """The highest number of a mark that the format can hold."""
     written: Written
     order: Queues
     """Counts records before they reach the file: read, late and lost."""

@@ -30,6 +30,7 @@ SACK = Path("/proc/sys/net/ipv4/tcp_sack")
 class PscStream(Stream[Ordered]):
     """See collector/writer/base_stream.py. A PSC file has no entries for pauses and switches."""
 
+    largest_mark = (1 << 32) - 1
     order: Sequencer
 
     def __init__(self, path: str | Path, force: bool = False) -> None:
