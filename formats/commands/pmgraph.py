@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from formats.base import cli
-from formats.base.errors import DamagedError, UsageError
+from formats.base.errors import DamagedError, FileError, UsageError
 from formats.base.escape import for_terminal
 from formats.base.limits import MOST_LISTED
 from formats.pmgraph import options
@@ -80,11 +80,15 @@ def command(context: click.Context, /, file: Path, **asked: Any) -> int:
     Without options for columns it shows everything.
     """
     from formats.psc.reader import open_capture
+    from formats.registry import format_of
 
     selection = select(
         context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]
     )
     _check(file, asked)
+    found = format_of(file)
+    if found.shown_by != "pmgraph" and file.is_file():
+        raise FileError(f"{file} is {found.title}, not a PSC file", f"use {found.shown_by}")
     with open_capture(file) as capture:
         if asked["verbose"]:
             _describe(capture)
