@@ -205,7 +205,7 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
         elif kind > KIND_MCLSIZE:
             extras.setdefault(kind, []).append(value)
         elif kind in single:
-            raise _damaged(at, f"header kind {kind} stands twice")
+            raise _damaged(at, f"header kind {kind} is there twice")
         else:
             single[kind] = at, value
     end, _ = single[KIND_END]
