@@ -74,7 +74,9 @@ def run(request: Request) -> int:
         command = None
         if request.command:
             caller = None if request.as_root else find_caller()
-            command = stack.enter_context(Command(request.command, caller))
+            # As perf record does: the capture's bytes are alone on standard output.
+            to_stderr = request.output == "-"
+            command = stack.enter_context(Command(request.command, caller, to_stderr=to_stderr))
             stopping.forward = command.forward
         kernel = stack.enter_context(Kernel(prepared, request.filters))
         if stopping.due():
