@@ -110,7 +110,7 @@ class Client:
         return self.ask({"op": "disable", "events": names})
 
     def mark(self, number: int) -> dict[str, Any]:
-        """Log MARK with this number (0 to 2^64 - 1; in a PSC file 2^32 - 1) and this process's PID."""
+        """Log MARK with this number (below 2^64, in PSC below 2^32) and this process's PID."""
         return self.ask({"op": "mark", "number": number})
 
     def set_buffer_bytes(self, n: int) -> dict[str, Any]:
