@@ -91,6 +91,9 @@ class ControlServer(Closing):
                 answer = {"ok": True, "result": call(handlers, request, client.peer.pid)}
             except TcpkmonError as error:
                 answer = _refusal(error)
+            except Exception as error:  # the client gets it: it does not end the capture
+                why = (isinstance(error, OSError) and error.strerror) or repr(error)
+                answer = _refusal(TcpkmonError(f"{request['op']} failed: {why}"))
             self._answers.put((client, _line(answer)))
             self._nudge()
 

@@ -101,8 +101,8 @@ class Stream(ABC, Generic[BatchT]):
         """Write the rest, at the end; serials: by CPU, the number that the kernel gave out."""
 
     @abstractmethod
-    def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
-        """Write the last entries."""
+    def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
+        """Write the last entries; books: None where the last counts could not be read."""
 
     def close(self, timeout_s: float) -> bool:
         """Write what waits and close the file; False when that takes longer."""

@@ -104,13 +104,12 @@ class LogStream(Stream[LogBatch]):
         self.release(FOREVER_NS)
         self.order.tails(serials)
 
-    def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
-        last = [clock_note(clock), finish_note(reason)]
-        self._spool.put_control(
-            lambda written: [*ledger_notes(books, written, final=True), *last],
-            mono_ns,
-            reserved=True,
-        )
+    def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
+        def notes(written: Written) -> list[Note]:
+            ledger = ledger_notes(books, written, final=True) if books is not None else ()
+            return [*ledger, clock_note(clock), finish_note(reason)]
+
+        self._spool.put_control(notes, mono_ns, reserved=True)
 
     def bytes_written(self) -> int:
         return self._writer.bytes_written()

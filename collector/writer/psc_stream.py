@@ -76,10 +76,11 @@ class PscStream(Stream[Ordered]):
         self.release(FOREVER_NS)
         self._hand_over(self.order.missing(serials, mono_ns))
 
-    def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
+    def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
         put = self._spool.put_control
         put(lambda _: [clock], mono_ns, reserved=True)
-        put(lambda w: books.checkpoint(w, final=True), mono_ns, reserved=True)
+        if books is not None:
+            put(lambda w: books.checkpoint(w, final=True), mono_ns, reserved=True)
         put(lambda w: [End(int(reason), w.entries, w.lost, w.checkpoints)], mono_ns, reserved=True)
 
     def bytes_written(self) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -37,6 +38,8 @@ class Recording:
         return {"pid": os.getpid(), "text": "x" * 500_000}
 
     def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
+        if names and "FAIL" in names:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if names and "NO" in names:
             raise UsageError("unknown event 'NO'", "try another")
         self.calls.append(("enabled", names, on))
@@ -135,6 +138,13 @@ def test_refusals_come_back_as_they_are(running: Running) -> None:
     answer = running.ask({"op": "enable", "events": ["NO"]})
     error = {"message": "unknown event 'NO'", "hint": "try another", "code": 2}
     assert answer == {"ok": False, "error": error}
+
+
+def test_a_request_that_fails_ends_no_capture(running: Running) -> None:
+    answer = running.ask({"op": "enable", "events": ["FAIL"]})
+    error = {"message": "enable failed: Too many open files", "hint": "", "code": 1}
+    assert answer == {"ok": False, "error": error}
+    assert running.ask({"op": "enable"})["ok"]
 
 
 @pytest.mark.parametrize(
