@@ -13,7 +13,9 @@ import signal
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import pytest
 
 from collector.control import access, server
 from collector.control.access import Peer, listen, peer_of
+from collector.control.client import Client, Collector
 from collector.control.server import CLIENTS, REQUEST_BYTES, ControlServer
 from formats.base.errors import FileError, UsageError
 
@@ -138,6 +141,37 @@ def test_refusals_come_back_as_they_are(running: Running) -> None:
     answer = running.ask({"op": "enable", "events": ["NO"]})
     error = {"message": "unknown event 'NO'", "hint": "try another", "code": 2}
     assert answer == {"ok": False, "error": error}
+
+
+def test_clients_in_a_loop_get_few_connections(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread shares Python's lock with the reader, which would lose records."""
+    accepted = [0]
+
+    def count(connection: socket.socket) -> Peer:
+        accepted[0] += 1
+        return peer_of(connection)
+
+    monkeypatch.setattr(server, "peer_of", count)
+    until = time.monotonic() + 1.0
+
+    def connect() -> None:
+        while time.monotonic() < until:
+            with suppress(OSError), running.connect() as connection:
+                connection.sendall(b"{")
+
+    threads = [threading.Thread(target=connect) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 10 < accepted[0] < 150
+    controls = threading.Thread(target=running.serve)
+    controls.start()
+    client = Client(Collector(os.getpid(), running.server.path), LIMIT_S)
+    assert client.enable() == {}, "others still get their turn"
+    controls.join()
 
 
 def test_a_request_that_fails_ends_no_capture(running: Running) -> None:
