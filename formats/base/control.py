@@ -23,7 +23,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: the header has a checksum."""
 FIRST_CONTROL = 224
 EXISTING = 226
 WORDS_OFFSET = 24

@@ -25,6 +25,7 @@ from formats.psc.values import ORDERS, ColumnReader
 READ_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20
 """So much stays in the second-level cache while all its columns are decoded."""
+HEADER_DAMAGED = "the header's checksum is wrong: columns, their places or texts may be wrong too"
 _PLACE = ("location", "lport", "rport")
 _CONTROL_COLUMNS = ("callvalue", *_PLACE)
 
@@ -41,7 +42,6 @@ class Entries(InputFile, Description):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         InputFile.__init__(self, path)
-        self.damaged = False
         self._losses: Losses | None = None
         try:
             header, self._data_offset = self._read_header()
@@ -51,8 +51,12 @@ class Entries(InputFile, Description):
         Description.__init__(self, self.path, header)
         size = header.entry_size
         self._rows, rest = divmod(self._size - self._data_offset, size)
+        self.is_cut = bool(rest)
+        """Whether the last entry is cut short."""
+        self.damaged = self.is_cut or not header.is_intact
+        if not header.is_intact:
+            self.warnings.append(HEADER_DAMAGED)
         if rest:
-            self.damaged = True
             self.warnings.append(
                 f"at offset {self._size - rest}: the last entry is cut short, "
                 f"{rest} of {size} bytes; it is left out"

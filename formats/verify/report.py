@@ -71,6 +71,11 @@ class Problems:
         if rest:
             self.total += max(0, len(places) - LISTED_AT_ONCE)
 
+    def add_header(self, what: str) -> None:
+        """Note a problem of the header."""
+        self.total += 1
+        self.listed.insert(0, Problem(0, -1, what))
+
     def count(self, number: int) -> None:
         """Count problems that are too many to list."""
         self.total += int(number)
@@ -149,6 +154,8 @@ class Report:
     after_checkpoint: int = 0
     """Snapshots after the last whole checkpoint (0 when the end is proven)."""
     notes: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    """What the file does not let verify check."""
     problems: list[Problem] = field(default_factory=list)
     problems_total: int = 0
     suspects: set[int] = field(default_factory=set)

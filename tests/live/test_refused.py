@@ -53,7 +53,7 @@ collect.main()
 
 def test_why_collect_did_not_start_is_told(tmp_path: Path) -> None:
     with (
-        pytest.raises(AssertionError, match="collect did not start: .*no-such-space"),
+        pytest.raises(AssertionError, match=r"collect did not start: .*no-such-space"),
         capturing(tmp_path / "a.pm", "--netns", "no-such-space"),
     ):
         pass

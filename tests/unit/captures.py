@@ -65,11 +65,10 @@ class CaptureBuilder:
         self.counts: dict[tuple[int, int], Counter[str]] = {}
         self.missed: dict[int, tuple[int, int]] = {}
         self.rows: list[npt.NDArray[Any]] = []
-        self.put(
-            control.Start(
-                self.mono_ns, self.mono_ns + self.offset_ns, self.cpus, len(self.locations)
-            )
-        )
+        cpus, locations = self.cpus, len(self.locations)
+        version = 2 if self.with_header_kinds else 1
+        realtime_ns = self.mono_ns + self.offset_ns
+        self.put(control.Start(self.mono_ns, realtime_ns, cpus, locations, version))
 
     # Entries.
 
@@ -249,8 +248,9 @@ class CaptureBuilder:
         endian = Endian.BIG if self.big_endian else Endian.LITTLE
         extras = made.extras if self.with_header_kinds else {}
         return Header(
-            made.mods, made.version, made.entry_size, made.columns, endian, made.mclsize, extras
-        )
+            made.mods, made.version, made.entry_size, made.columns, endian, made.mclsize, extras,
+            self.with_header_kinds,
+        )  # fmt: skip
 
     def array(self) -> npt.NDArray[Any]:
         """All entries as one array, which a test may then break."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from formats.base.byteorder import Endian
 from formats.base.errors import DamagedError, UsageError
 from formats.psc.columns import Column
-from formats.psc.header import Header, decode_header, encode_header, writer_header
+from formats.psc.header import KIND_CHECKSUM, Header, decode_header, encode_header, writer_header
 from tests.unit.psc_samples import END, describe, entry_size, from_hex, record
 
 SEQ = describe("seq_no", 0, 4)
@@ -76,7 +76,7 @@ def headers(draw: st.DrawFn) -> Header:
         scope, mask = draw(st.integers(0, 255)), draw(st.integers(0, 65535))
         columns.append(Column(name, offset, length, scope, mask, draw(st.integers(0, 65535))))
         offset += length
-    kinds = st.integers(7, 65535)
+    kinds = st.integers(7, 65535).filter(lambda kind: kind != KIND_CHECKSUM)
     datas = st.lists(st.binary(max_size=40), min_size=1, max_size=3)
     return Header(
         mods=draw(st.integers(0, 65535)),

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 
 from formats.base import control
 from formats.base.errors import DamagedError
 from formats.base.limits import MOST_CPUS
+from formats.psc.entries import HEADER_DAMAGED
 from formats.psc.reader import Capture, open_capture
 from formats.verify.balance import build_rows, compare_rings
 from formats.verify.ledger import POINTS
@@ -56,12 +58,27 @@ def verify_capture(capture: Capture) -> Report:
         report.seq_lost, report.seq_gaps = sequence.lost, sequence.gaps
     else:
         report.notes.append("the file has no sequence numbers: nothing can be checked")
-    if capture.damaged:
+    if capture.is_cut:
         _judge_cut(capture, report, problems, offset)
+    if not capture.header.is_intact:
+        problems.add_header(HEADER_DAMAGED)
+    report.unchecked += _unchecked(capture, report.ledger)
     report.problems, report.problems_total = problems.listed, problems.total
     report.suspects = problems.entries
-    report.notes.extend(capture.warnings)
+    report.notes.extend(text for text in capture.warnings if text != HEADER_DAMAGED)
     return report
+
+
+def _unchecked(capture: Capture, has_ledger: bool) -> Iterator[str]:
+    """What this file does not let verify check."""
+    if not capture.header.has_checksum:
+        yield "the header (it has no checksum)"
+    if not has_ledger:
+        return
+    lacking = [name for name in ("cpu", "serial", "time_ns") if not is_number(capture, name)]
+    without = {"cpu": "each CPU's counts", "serial": "serials", "time_ns": "times to the ns"}
+    for name in lacking:
+        yield f"{without[name]} (no column {name})"
 
 
 def _judge_cut(capture: Capture, report: Report, problems: Problems, offset: int) -> None:
@@ -151,7 +168,9 @@ class _LedgerRun:
             assert isinstance(start, control.Start)
             self._marks.cpu_limit = min(start.cpus, 0xFFFF) or MOST_CPUS
             self._locations = start.locations
-            if start.version != control.FORMAT_VERSION:
+            if start.version == 2 and not self._capture.header.has_checksum:
+                self._problems.add_header("the header has lost its checksum")
+            if start.version not in (1, control.FORMAT_VERSION):
                 self._problems.add(0, f"format version {start.version} is not known")
         elif not (rows.index[:1].tolist() == [0] and is_unsure(rows)[0]):
             self._problems.add(0, "the file does not begin with a START entry")
