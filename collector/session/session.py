@@ -150,10 +150,10 @@ class Session:
             request, self._prepared, kernel, dict(self._failures.refused), self._existing.sockets
         )
         stream.begin(info, kernel, self._clocks, show)
+        kernel.switch_on()
         self._handlers = Handlers(
             request, kernel, self._rings, stream, self._counts.losses, self._refused
         )
-        kernel.switch_on()
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._next_look = time.monotonic()
 
@@ -263,7 +263,7 @@ class Session:
             self._failures.optional("second copies of programs", again)
         if time.monotonic() >= self._next_checkpoint:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
-            self._failures.optional("rings of new CPUs", self._rings.refresh)
+            self._failures.optional("rings of new CPUs", self._refresh_rings)
             self._failures.optional("counters of new CPUs", self._refresh_counters)
             self._failures.refused |= self._counts.refused()
             if (clock := self._clocks.check()) is not None:
@@ -283,6 +283,10 @@ class Session:
     def _refused(self) -> dict[str, str]:
         """What the capture does without now, and why."""
         return {**self._failures.now, **self._counts.refused()}
+
+    def _refresh_rings(self) -> None:
+        with self._handlers.changes.making():
+            self._rings.refresh()
 
     def _refresh_counters(self) -> None:
         self._counters.refresh(self._rings.cpus)

@@ -17,7 +17,7 @@ from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.ledger import Books
 from collector.writer.spool import BatchT, Spool, Writing
 from collector.writer.written import Written
-from formats.base.control import Clock, EndReason, Mark
+from formats.base.control import Change, Clock, EndReason, Mark
 
 Show = Callable[[NDArray[Any]], None]
 """Prints entries that go into the file."""
@@ -87,6 +87,10 @@ class Stream(ABC, Generic[BatchT]):
 
     def switched(self, names: Sequence[str]) -> None:
         """Single events were switched on or off."""
+
+    @abstractmethod
+    def changed(self, changes: Sequence[Change]) -> None:
+        """What is recorded changed."""
 
     def checkpoint(self, books: Books) -> None:
         """Write the ledger, and sync the file."""

@@ -20,7 +20,7 @@ from collector.writer.ledger import Books, reserve_bytes
 from collector.writer.output_file import Output
 from collector.writer.psc_writer import Writer
 from collector.writer.written import Written
-from formats.base.control import Clock, Control, End, EndReason, Mark, Start, encode_many
+from formats.base.control import Change, Clock, Control, End, EndReason, Mark, Start, encode_many
 from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
 from formats.psc.header import encode_header, writer_header
 
@@ -70,7 +70,10 @@ class PscStream(Stream[Ordered]):
             self._hand_over(ordered)
 
     def clock(self, entry: Clock) -> None:
-        self._spool.put_control(lambda _: [entry], entry.mono_ns, reserved=True)
+        self._spool.put_control(lambda _: [entry], entry.mono_ns, always=True)
+
+    def changed(self, changes: Sequence[Change]) -> None:
+        self._spool.put_control(lambda _: changes, changes[-1].after_ns, always=True)
 
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
         self.release(FOREVER_NS)

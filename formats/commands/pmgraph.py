@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from formats.base import cli
+from formats.base.changes import describe
+from formats.base.control import Start
 from formats.base.errors import DamagedError, FileError, UsageError
 from formats.base.escape import for_terminal
 from formats.base.limits import MOST_LISTED
@@ -184,6 +186,12 @@ def _warn(capture: Capture) -> None:
             _say(f"{capture.path}: {capture.lost} records lost")
         if not capture.complete:
             _say(f"{capture.path}: no end record: tail unknown")
+        offset_ns = 0
+        for _, entry in capture.controls(0, 1):
+            if isinstance(entry, Start):
+                offset_ns = entry.realtime_ns - entry.mono_ns
+        for line in describe(capture.off, capture.location_name, lambda ns: ns + offset_ns):
+            _say(f"{capture.path}: {line}: not recorded")
 
 
 def _describe(capture: Capture) -> None:

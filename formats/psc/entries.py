@@ -18,14 +18,13 @@ from formats.base.files import InputFile
 from formats.base.limits import MOST_HEADER_BYTES
 from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
 from formats.psc.description import Description
-from formats.psc.header import Header, decode_header
+from formats.psc.header import HEADER_DAMAGED, Header, decode_header
 from formats.psc.sequence import Losses
 from formats.psc.values import ORDERS, ColumnReader
 
 READ_BYTES = 8 << 20
 BLOCK_BYTES = 1 << 20
 """So much stays in the second-level cache while all its columns are decoded."""
-HEADER_DAMAGED = "the header's checksum is wrong: columns, their places or texts may be wrong too"
 _PLACE = ("location", "lport", "rport")
 _CONTROL_COLUMNS = ("callvalue", *_PLACE)
 

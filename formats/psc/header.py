@@ -70,6 +70,7 @@ KIND_SCHEMA = 0x103
 KIND_SETTINGS = 0x104
 KIND_CHECKSUM = 0x105
 
+HEADER_DAMAGED = "the header's checksum is wrong: columns, their places or texts may be wrong too"
 VERSION_BYTES = 8
 TEXT_BYTES_MAX = 65528  # the largest for which a text record ends on a word boundary
 

@@ -154,6 +154,8 @@ class Report:
     after_checkpoint: int = 0
     """Snapshots after the last whole checkpoint (0 when the end is proven)."""
     notes: list[str] = field(default_factory=list)
+    off: list[str] = field(default_factory=list)
+    """Spans in which events were switched off, and so not recorded."""
     unchecked: list[str] = field(default_factory=list)
     """What the file does not let verify check."""
     problems: list[Problem] = field(default_factory=list)
@@ -213,7 +215,10 @@ class Report:
         if self.tail_unknown:
             known = f"{lost} lost before" if lost else "what comes before adds up"
             return f"tail unknown ({known})"
-        return f"adds up: {lost} lost, all accounted for" if lost else "adds up: nothing lost"
+        while_on = " while it was switched on (see below)" if self.off else ""
+        if lost:
+            return f"adds up: {lost} lost{while_on}, all accounted for"
+        return f"adds up: nothing lost{while_on}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""

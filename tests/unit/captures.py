@@ -176,6 +176,13 @@ class CaptureBuilder:
         """A user's mark."""
         self.put(control.Mark(1, text))
 
+    def switch(self, location: int, on: bool, others: bool = False) -> None:
+        """A location is switched; it takes a millisecond."""
+        before_ns = self.mono_ns
+        self.mono_ns += 1_000_000
+        values = int(not on), int(on), int(others)
+        self.put(control.Change(0, location, before_ns, self.mono_ns, *values))
+
     def group(self) -> list[control.Control]:
         """The ledger as it stands."""
         entries: list[control.Control] = []
@@ -296,6 +303,8 @@ def full_capture(**options: Any) -> CaptureBuilder:
             build.withheld(cpu, location, filtered=3, unchanged=4)
     build.nested(1, build.locations[0])
     build.mark()
+    build.switch(build.locations[1], False)
+    build.switch(build.locations[1], True)
     for number, cause in enumerate((*KERNEL_CAUSES, *SILENT_CAUSES, "late", "damaged")):
         build.lose(cause, number % build.cpus, build.locations[0], number + 1)
         build.snapshots(0, build.locations[1], 2)

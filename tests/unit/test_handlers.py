@@ -27,6 +27,18 @@ class Marking:
         self.numbers += [mark.number for mark in marks]
         return True
 
+    def read_switches(self) -> None:
+        return
+
+    buffer_bytes = low_water_percent = 0
+    cpus = ()
+
+    def limits(self) -> dict[int, int]:
+        return {}
+
+    def filters_in_force(self) -> int:
+        return 0
+
     def states(self) -> dict[str, tuple[int, int]]:
         return {}
 

@@ -43,6 +43,7 @@ UNCOVERED = {
     "START": {"snd_cwnd", "snd_fack", "snd_sb_cc", "rcv_sb_cc"},
     "CLOCK": {"location", "snd_cwnd", "snd_fack", "snd_sb_cc", "rcv_sb_cc", "sb_target_hiwat"},
     "LOSS": {"snd_sb_cc"},
+    "CHANGE": WORDS | {"callvalue", "location"},
     "CPU": SLACK,
     "LEDGER": SLACK,
     "LOSSES": SLACK,
@@ -64,6 +65,8 @@ def small_capture() -> CaptureBuilder:
     build.existing()
     build.snapshots(0, 1, 3)
     build.mark()
+    build.switch(2, False)
+    build.switch(2, True)
     build.checkpoint()
     build.snapshots(1, 2, 2)
     build.lose("ring_full", 1, 2, 2)

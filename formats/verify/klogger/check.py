@@ -10,7 +10,7 @@ import numpy as np
 
 from formats.base.control import EXISTING
 from formats.base.errors import DamagedError
-from formats.klogger.batch import LogBatch
+from formats.klogger.batch import LogBatch, changes_of
 from formats.klogger.reader import LogReader
 from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, SNAPSHOT
 from formats.klogger.walk import list_bytes
@@ -21,6 +21,7 @@ from formats.verify.balance import (
     check_sums,
     compare_rings,
 )
+from formats.verify.changes import ChangeCheck
 from formats.verify.clock import runs_back
 from formats.verify.klogger.books import LEDGERS, Gathered, LogLedger, SoFar, integers
 from formats.verify.klogger.clock import CLOCK, ClockEvents
@@ -95,6 +96,7 @@ class _Run:
         )
         self._clock = ClockEvents()
         self._pauses = Pauses(reader.format)
+        self._changes = ChangeCheck(self._problems)
         self._tally = Tally()
         self._serials = _Serials()
         self._dump: _Dump | None = None
@@ -190,6 +192,8 @@ class _Run:
             dump.ledger.feed(batch)
         if CLOCK in present:
             self._clock.feed(batch, first)
+        for at, change in changes_of(batch):
+            self._changes.feed(first + at, change)
         if DUMP_FINISH in present:
             dump.told_bytes += integers(batch, DUMP_FINISH, ("bytes",))[:, 0].tolist()
 
@@ -262,6 +266,12 @@ class _Run:
         if self._events.snapshot >= 0:
             report.existing = self._tally.of_point(EXISTING)
         self._judge_aside()
+        clock = self._reader.header.get("clock") or {}
+        real_ns = clock.get("realtime_ns", 0) - clock.get("mono_ns", 0)
+        name_of = self._events.name
+        self._changes.conclude(
+            report, lambda point: name_of(point) or str(point), lambda ns: ns + real_ns
+        )
         report.notes += self._pauses.notes()
         report.problems, report.problems_total = self._problems.listed, self._problems.total
 

@@ -11,9 +11,10 @@ import numpy as np
 from formats.base import control
 from formats.base.errors import DamagedError
 from formats.base.limits import MOST_CPUS
-from formats.psc.entries import HEADER_DAMAGED
+from formats.psc.header import HEADER_DAMAGED
 from formats.psc.reader import Capture, open_capture
 from formats.verify.balance import build_rows, compare_rings
+from formats.verify.changes import ChangeCheck
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
@@ -105,9 +106,11 @@ class _LedgerRun:
         self._serials = SerialCheck(problems)
         self._clock = ClockCheck(problems)
         self._sums = LossSums()
+        self._changes = ChangeCheck(problems)
         self._marks = Landmarks(problems, self._has_cpu, self._sums)
         self._unsure_at = -1
         self._locations: int | None = None
+        self._offset_ns = 0
 
     def run(self) -> None:
         for piece in self._capture.chunks(SEGMENT_ROWS):
@@ -129,6 +132,10 @@ class _LedgerRun:
         ).astype(np.int64)
         self._starts(segment, rows)
         self._clock.feed(rows, unsure_at)
+        for at in np.flatnonzero(rows.location == control.Change.location).tolist():
+            change = rows.decode(at)
+            assert isinstance(change, control.Change)
+            self._changes.feed(int(rows.index[at]), change)
         plain = np.flatnonzero((location > 0) & (location < POINTS) & ~mask)
         cpu = self._cpus(segment, plain)
         self._times(segment, plain)
@@ -168,6 +175,7 @@ class _LedgerRun:
             assert isinstance(start, control.Start)
             self._marks.cpu_limit = min(start.cpus, 0xFFFF) or MOST_CPUS
             self._locations = start.locations
+            self._offset_ns = start.realtime_ns - start.mono_ns
             if start.version == 2 and not self._capture.header.has_checksum:
                 self._problems.add_header("the header has lost its checksum")
             if start.version not in (1, control.FORMAT_VERSION):
@@ -242,6 +250,8 @@ class _LedgerRun:
         report.after_checkpoint = snapshots - (int(last.counts.sum()) if last else 0)
         if last is not None:
             self._conclude(last)
+        name, offset_ns = self._capture.location_name, self._offset_ns
+        self._changes.conclude(report, name, lambda mono_ns: mono_ns + offset_ns)
         if self._marks.broken:
             report.notes.append(f"{self._marks.broken} checkpoint(s) lost in part")
 
