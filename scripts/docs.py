@@ -96,7 +96,8 @@ CONTROL_CALLVALUES = {
     "CPU": "the CPU",
     "PROGRAM": "the location",
     "COLLECTOR": "CPU x 65536 + location",
-    "CHANGE": "what (0 switch, 1 limit, 2 ring, 3 wake-up threshold, 4 filters) x 65536 + location or CPU",
+    "CHANGE": "kind x 65536 + location or CPU; 0 switch, 1 limit, 2 ring, 3 wake-up threshold, "
+    "4 filters",
 }
 
 
