@@ -217,7 +217,7 @@ class Report:
             return f"tail unknown ({known})"
         while_on = " while it was switched on (see below)" if self.off else ""
         if lost:
-            return f"adds up: {lost} lost{while_on}, all accounted for"
+            return f"adds up: {lost} lost, all accounted for{while_on}"
         return f"adds up: nothing lost{while_on}"
 
     def as_json(self) -> dict[str, Any]:
