@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 from collector.control.handlers import Handlers
-from collector.control.server import ControlServer
 from collector.linux.cpu_affinity import Placing
 from collector.linux.privileges import (
     drop_capabilities,
@@ -29,6 +28,7 @@ from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import SLACK_NS
 from collector.session.capture_info import make_info
 from collector.session.command import Command, find_caller
+from collector.session.control_socket import open_server
 from collector.session.counts import Counts
 from collector.session.existing import Existing
 from collector.session.failures import Failures
@@ -134,7 +134,8 @@ class Session:
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
         self._counts = Counts(kernel, self._rings, self._counters, self._existing, self._stream)
-        self._server = self._listen(stack)
+        server = open_server(request, self._rings.wake)
+        self._server = stack.enter_context(server) if server is not None else None
         # Events of other schemata interrupt themselves all the time (a wake-up in an interrupt).
         kernel.loaded.attach(at_once=request.fail_on_loss or request.format.any_schema)
 
@@ -209,19 +210,6 @@ class Session:
             self._failures.refused,
         )
         return code
-
-    def _listen(self, stack: ExitStack) -> ControlServer | None:
-        """The control socket. Without a group for it, the capture also runs without the socket."""
-        request = self._request
-        try:
-            server = ControlServer(group=request.control_group, wake=self._rings.wake)
-        except TcpkmonError as error:
-            if request.control_group is not None:
-                raise
-            if not request.quiet:
-                say(f"no control socket: {error.message}")
-            return None
-        return stack.enter_context(server)
 
     def _await_exit(self, command: Command) -> int:
         """Wait for a command that runs longer than the capture; its exit code, or a signal's."""
