@@ -29,6 +29,7 @@ class FileFormat:
     a report for each file, or one for a whole folder. repair(path, out): writes a new file, and
     returns what it did, as text, and the report of verify on the new file.
 
+    title: what a file of it is, for people. shown_by: the command that shows its records.
     suffix: how the file names that collect chooses end. is_folder: a capture is a folder with one
     file for each CPU, otherwise one file. any_schema: it can hold other schemata than tcp, and
     choose among their events. can_print: collect can print records (--print) while it writes them.
@@ -39,6 +40,8 @@ class FileFormat:
     open: Callable[[FilePath], Reader]
     verify: Callable[[FilePath], list[Report]]
     repair: Callable[[FilePath, FilePath], tuple[str, Report]]
+    title: str
+    shown_by: str
     suffix: str = ""
     is_folder: bool = False
     any_schema: bool = False
@@ -113,12 +116,12 @@ def _repair_psc(path: FilePath, out: FilePath) -> tuple[str, Report]:
 _ALL = (
     FileFormat(
         "klogger", _sniff_klogger, _open_klogger, _verify_klogger, _repair_klogger,
-        is_folder=True, any_schema=True,
+        "a Klogger log", "tcpkmon decode", is_folder=True, any_schema=True,
     ),
     # The last one: a PSC file has no magic number, so it is any file that no other format accepts.
     FileFormat(
         "psc", lambda path, head: True, _open_psc, _verify_psc, _repair_psc,
-        suffix=".pm", can_print=True,
+        "a PSC file", "pmgraph", suffix=".pm", can_print=True,
     ),
 )  # fmt: skip
 FILE_FORMATS = {one.name: one for one in _ALL}

@@ -84,7 +84,7 @@ ON_LINUX = {
 }  # fmt: skip
 
 CONTROL_CALLVALUES = {
-    "START": "1, the version of the control entries",
+    "START": "2, the version of the control entries",
     "CLOCK": "0",
     "EXISTING": "0",
     "LOSS": "the CPU; 65535 if the losses may be of several",
@@ -96,6 +96,8 @@ CONTROL_CALLVALUES = {
     "CPU": "the CPU",
     "PROGRAM": "the location",
     "COLLECTOR": "CPU x 65536 + location",
+    "CHANGE": "kind x 65536 + location or CPU; 0 switch, 1 limit, 2 ring, 3 wake-up threshold, "
+    "4 filters",
 }
 
 

@@ -22,7 +22,7 @@ FOLDER = "/run/tcpkmon"
 _NAME = re.compile(r"([1-9][0-9]{0,9})\.sock", re.ASCII)
 _BACKLOG = 16
 _SO_PEERGROUPS = 59
-_MOST_GROUPS = 65536  # NGROUPS_MAX
+_FEW_GROUPS, _MOST_GROUPS = 64, 65536  # NGROUPS_MAX
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,21 @@ def peer_of(connection: socket.socket) -> Peer:
     """Who connected, by SO_PEERCRED and SO_PEERGROUPS. OSError."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, gid = struct.unpack("=iII", raw)
+    return Peer(pid, uid, gid, _groups_of(connection.fileno(), _FEW_GROUPS))
+
+
+def _groups_of(fd: int, most: int) -> tuple[int, ...]:
     # Python's getsockopt returns 1024 bytes at most.
-    groups = ctypes.create_string_buffer(4 * _MOST_GROUPS)
+    groups = ctypes.create_string_buffer(4 * most)
     size = ctypes.create_string_buffer(struct.pack("=I", len(groups)), 4)
-    call_libc(
-        "getsockopt", connection.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, groups, size
-    )
+    try:
+        call_libc("getsockopt", fd, socket.SOL_SOCKET, _SO_PEERGROUPS, groups, size)
+    except OSError as error:
+        if error.errno != errno.ERANGE or most == _MOST_GROUPS:
+            raise
+        return _groups_of(fd, _MOST_GROUPS)
     count = struct.unpack("=I", size)[0] // 4
-    return Peer(pid, uid, gid, struct.unpack_from(f"={count}I", groups))
+    return struct.unpack_from(f"={count}I", groups)
 
 
 def listen(folder: Path, gid: int | None) -> tuple[Path, socket.socket]:

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import stat
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from formats.base.errors import (
 ANSWER_BYTES = 4 << 20
 TIME_LIMIT_S = 30.0
 _SHOWN_CHARACTERS = 60
+_RETRY_S = 0.02
 _HOW_TO_START = "start one: sudo collect --schema NAME -o FOLDER"
 ERRORS: dict[object, type[TcpkmonError]] = {
     error.exit_code: error for error in (UsageError, LossError, KernelError, DamagedError)
@@ -110,7 +112,7 @@ class Client:
         return self.ask({"op": "disable", "events": names})
 
     def mark(self, number: int) -> dict[str, Any]:
-        """Log MARK with this number (0 to 2^64 - 1) and this process's PID."""
+        """Log MARK with this number (below 2^64, in PSC below 2^32) and this process's PID."""
         return self.ask({"op": "mark", "number": number})
 
     def set_buffer_bytes(self, n: int) -> dict[str, Any]:
@@ -149,7 +151,15 @@ class Client:
     def _exchange(self, line: bytes) -> bytes:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self._time_limit_s)
-            connection.connect(os.fspath(self.collector.path))
+            until_s = time.monotonic() + self._time_limit_s
+            while True:
+                try:
+                    connection.connect(os.fspath(self.collector.path))
+                    break
+                except BlockingIOError:  # too many others wait
+                    if time.monotonic() >= until_s:
+                        raise TimeoutError from None
+                    time.sleep(_RETRY_S)
             with suppress(BrokenPipeError):  # it refused before it read the request
                 connection.sendall(line)
             answer = bytearray()

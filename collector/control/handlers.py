@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from collector.control.changes import Changes
 from collector.linux.syscalls import wait_for_running
 from collector.loader.capture_maps import Kernel
 from collector.plan.request import Request
@@ -44,11 +45,13 @@ class Handlers:
         self._stream = stream
         self._losses = losses
         self._refused = refused
+        self.changes = Changes(kernel, rings, stream)
         self._on = dict.fromkeys(kernel.states(), True)
         self.enabled = True
         """Whether logging is on. An event is recorded if it and logging are on."""
 
     def status(self) -> dict[str, Any]:
+        self._adopt()
         accounts = self._kernel.heads()["accounts"]
         events = []
         for event, (number, state) in self._kernel.states().items():
@@ -83,6 +86,7 @@ class Handlers:
 
     def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
         """Switch these events; None: switch logging."""
+        self._adopt()
         if names is None:
             if on != self.enabled:
                 self.enabled = on
@@ -110,6 +114,10 @@ class Handlers:
 
     def mark(self, number: int, pid: int) -> dict[str, Any]:
         """Write a mark."""
+        most = self._stream.largest_mark
+        if number > most:
+            form = self._request.file_format
+            raise UsageError(f"mark {number} is too large for this file", f"{form}: 0 to {most}")
         if not self._stream.marks([Mark(number, f"process {pid}")], pid):
             raise TcpkmonError("the mark was not set: the disk is too slow", "try it again")
         return {"number": number, "pid": pid}
@@ -136,15 +144,23 @@ class Handlers:
 
     def _resize(self, pages: int, percent: int) -> None:
         ring_bytes = pages * os.sysconf("SC_PAGESIZE")
-        self._rings.resize(pages, max(1, ring_bytes * (100 - percent) // 100))
-        self._kernel.buffer_bytes = ring_bytes
-        self._kernel.low_water_percent = percent
+        with self.changes.making():
+            self._rings.resize(pages, max(1, ring_bytes * (100 - percent) // 100))
+            self._kernel.buffer_bytes = ring_bytes
+            self._kernel.low_water_percent = percent
 
     def _apply(self, names: Sequence[str]) -> None:
-        for wanted in (True, False):
-            chosen = [name for name in names if (self._on[name] and self.enabled) is wanted]
-            if chosen:
-                self._kernel.switch(chosen, wanted)
+        with self.changes.making():
+            for wanted in (True, False):
+                chosen = [name for name in names if (self._on[name] and self.enabled) is wanted]
+                if chosen:
+                    self._kernel.switch(chosen, wanted)
+
+    def _adopt(self) -> None:
+        """Take over what others switched."""
+        self.changes.look()
+        if self.enabled:
+            self._on = {name: state != 0 for name, (_, state) in self._kernel.states().items()}
 
     def _settle(self) -> None:
         """Write all records from before the switch."""

@@ -42,6 +42,7 @@ class Placing:
         now = time.monotonic()
         if now < self._next:
             return
+        self._next = now + INTERVAL_S  # also after an error
         before_s, self._idle_s = self._idle_s, self._read_idle()
         since_s, self._looked = now - self._looked, now
         used_s = time.process_time()

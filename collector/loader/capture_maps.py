@@ -7,6 +7,7 @@ import contextlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ _FIRST = struct.pack("=I", 0)
 _CONTROL = np.dtype([("enabled", "=u1", POINTS), ("limit", "=u4", POINTS)])
 """struct klogger_control of bpf/include/klogger.h."""
 _U64 = struct.Struct("=Q")
+_WATCHED = 64
+"""So many entries of each filter are looked at again while capturing."""
 
 
 class EngineMaps:
@@ -48,6 +51,12 @@ class EngineMaps:
     def apply(self) -> None:
         """Writes switches and limits to the kernel."""
         bpf.map_update(self._maps["klogger_control"], _FIRST, self._control.tobytes())
+
+    def read(self) -> None:
+        """Reads switches and limits from the kernel: others may have changed them."""
+        raw = bpf.map_lookup(self._maps["klogger_control"], _FIRST, _CONTROL.itemsize)
+        assert raw is not None  # an array has all its elements
+        self._control[:] = np.frombuffer(raw, _CONTROL)
 
     def heads(self) -> NDArray[Any]:
         """The head of each possible CPU's memory: (CPUs,)."""
@@ -75,8 +84,11 @@ class Kernel(Closing):
         self._engine = EngineMaps(self.loaded.maps, prepared.image, prepared.engine.head)
         self.heads = self._engine.heads
         try:
+            self._filter_entries: list[tuple[str, bytes, bytes]] = []
             if prepared.tcp is not None:
                 filters.apply(self.loaded.maps)
+                for name, rows in filters.entries().items():
+                    self._filter_entries += [(name, *row) for row in islice(rows, _WATCHED)]
                 if filters.pids:
                     inodes = prepared.tcp.switches.inodes
                     name_inodes(self.loaded.maps["existing_inodes"], filters.pids, inodes)
@@ -143,6 +155,22 @@ class Kernel(Closing):
         for name in names:
             self._engine.enabled[self._prepared.numbers[name]] = on
         self._engine.apply()
+
+    def read_switches(self) -> None:
+        """Reads the switches and limits that are in force."""
+        self._engine.read()
+
+    def limits(self) -> dict[int, int]:
+        """By number: at most so many records a second and CPU; 0: any."""
+        return {n: int(self._engine.limits[n]) for n in self._prepared.numbers.values()}
+
+    def filters_in_force(self) -> int:
+        """How many entries of the filters are in the maps as they were put there."""
+        maps = self.loaded.maps
+        return sum(
+            bpf.map_lookup(maps[name], key, len(value)) == value
+            for name, key, value in self._filter_entries
+        )
 
     def switch_on(self) -> None:
         """Starts recording."""

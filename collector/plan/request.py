@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from dataclasses import dataclass
 from typing import TextIO
@@ -66,6 +67,11 @@ def check_request(request: Request) -> None:
     stdout: TextIO | None = sys.stdout
     if request.show and stdout is None:
         raise UsageError("--print: standard output is closed")
+    if request.output == "-" and _is_one_file(1, 2):
+        raise UsageError(
+            "standard output and standard error are one file: messages would get into the capture",
+            "redirect one of them",
+        )
     if request.schemata != ("tcp",) and not request.format.any_schema:
         raise UsageError("a PSC file holds the schema tcp alone", "add --format klogger")
     if request.using and not request.format.any_schema:
@@ -80,3 +86,12 @@ def check_request(request: Request) -> None:
             os.fstat(request.ready_fd)
         except (OSError, OverflowError):
             raise UsageError(f"--ready-fd {request.ready_fd}: no such descriptor is open") from None
+
+
+def _is_one_file(one: int, other: int) -> bool:
+    """Whether two descriptors write into the same file or pipe."""
+    try:
+        first, second = os.fstat(one), os.fstat(other)
+    except OSError:
+        return False  # one is closed
+    return os.path.samestat(first, second) and not stat.S_ISCHR(first.st_mode)

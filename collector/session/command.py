@@ -20,6 +20,7 @@ from formats.base.errors import TcpkmonError, UsageError
 
 _GATE = Path(__file__).with_name("command_gate.py")
 _START_S = 60.0
+_STDERR = 2
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,16 @@ class Command(Closing):
     """A command that was found and waits for go().
 
     Its PID is already that of the command, for filters. It has the caller's standard streams,
-    environment and folder. Errors: UsageError when there is no such command, TcpkmonError when it
-    cannot be started. Close it after use.
+    environment and folder; to_stderr: its standard output is standard error. Errors: UsageError
+    when there is no such command, TcpkmonError when it cannot be started. Close it after use.
     """
 
     def __init__(
-        self, argv: Sequence[str], identity: Identity | None = None, netns_fd: int | None = None
+        self,
+        argv: Sequence[str],
+        identity: Identity | None = None,
+        netns_fd: int | None = None,
+        to_stderr: bool = False,
     ) -> None:
         if not argv or not argv[0]:
             raise UsageError("there is no command after --", "as in: collect -- iperf3 -c HOST")
@@ -78,7 +83,7 @@ class Command(Closing):
         gate_read, self._gate = os.pipe()
         self._status, status_write = os.pipe()
         try:
-            self._process = self._spawn(gate_read, status_write, identity, netns_fd)
+            self._process = self._spawn(gate_read, status_write, identity, netns_fd, to_stderr)
         except BaseException:
             os.close(self._gate)
             os.close(self._status)
@@ -148,7 +153,12 @@ class Command(Closing):
         self._process.wait()
 
     def _spawn(
-        self, gate: int, status: int, identity: Identity | None, netns_fd: int | None
+        self,
+        gate: int,
+        status: int,
+        identity: Identity | None,
+        netns_fd: int | None,
+        to_stderr: bool,
     ) -> subprocess.Popen[bytes]:
         who = ["-", "-", "-"]
         environment = dict(os.environ)
@@ -156,6 +166,9 @@ class Command(Closing):
             groups = ",".join(str(group) for group in identity.groups)
             who = [str(identity.uid), str(identity.gid), groups]
             environment = identity.environment(environment)
+        stdout = None
+        if to_stderr:
+            stdout = _STDERR if sys.stderr is not None else subprocess.DEVNULL
         with ExitStack() as inside:
             if netns_fd is not None:
                 inside.enter_context(enter(netns_fd))
@@ -163,6 +176,7 @@ class Command(Closing):
                 [sys.executable, "-I", "-S", str(_GATE), str(gate), str(status), *who, *self.argv],
                 pass_fds=(gate, status),
                 env=environment,
+                stdout=stdout,
             )
 
     def _await_ready(self) -> None:

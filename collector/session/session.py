@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 from collector.control.handlers import Handlers
-from collector.control.server import ControlServer
 from collector.linux.cpu_affinity import Placing
 from collector.linux.privileges import (
     drop_capabilities,
@@ -30,12 +29,15 @@ from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import SLACK_NS
 from collector.session.capture_info import make_info
 from collector.session.command import Command, find_caller
+from collector.session.control_socket import open_server
+from collector.session.counts import Counts
 from collector.session.existing import Existing
+from collector.session.failures import Failures
 from collector.session.status_line import Status
 from collector.session.stop_signals import Stopping
 from collector.session.summary import describe, report, say
 from collector.writer.base_stream import Stream
-from collector.writer.ledger import Books, Totals
+from collector.writer.ledger import Totals
 from collector.writer.record_printer import Printer
 from collector.writer.stream import STREAMS
 from formats.base.control import EndReason, Mark
@@ -75,25 +77,31 @@ def run(request: Request) -> int:
         command = None
         if request.command:
             caller = None if request.as_root else find_caller()
-            command = stack.enter_context(Command(request.command, caller))
+            # As perf record does: the capture's bytes are alone on standard output.
+            to_stderr = request.output == "-"
+            command = stack.enter_context(Command(request.command, caller, to_stderr=to_stderr))
             stopping.forward = command.forward
-        kernel = stack.enter_context(Kernel(prepared, request.filters))
-        session = Session(request, prepared, kernel, stream, status, stopping, command)
-        with kernel.loading():
-            session.open(stack)
-        if stopping.due():
-            return stopping.exit_code
-        # Events of other schemata interrupt themselves all the time (a wake-up in an interrupt).
-        kernel.loaded.attach(at_once=request.fail_on_loss or request.format.any_schema)
-        session.begin()
-        gc.freeze()
-        gc.enable()
-        session.run()
-        return session.finish()
+        with ExitStack() as capturing:
+            kernel = capturing.enter_context(Kernel(prepared, request.filters))
+            session = Session(request, prepared, kernel, stream, status, stopping, command)
+            with kernel.loading():
+                session.open(capturing)
+            if stopping.due():
+                return stopping.exit_code
+            # Events of other schemata interrupt themselves all the time (a wake-up in an interrupt).
+            kernel.loaded.attach(at_once=request.fail_on_loss or request.format.any_schema)
+            session.begin()
+            gc.freeze()
+            gc.enable()
+            session.run()
+            session.end()
+        # The programs, the rings and the control socket are gone, though the command may still run.
+        return session.report()
 
 
 class Session:
-    """A capture: open(), begin() when its programs are attached, run(), finish(), once each."""
+    """A capture: open(), begin() when its programs are attached, run(), end(), report(), once each.
+    """
 
     def __init__(
         self,
@@ -114,10 +122,8 @@ class Session:
         self._command = command
         self._clocks = Clocks()
         self._placing = Placing()
-        self._failure: TcpkmonError | OSError | None = None
+        self._failures = Failures(stopping, request.output)
         self._marked = 0
-        self._reported_error: str | None = None
-        self._was_refused: dict[str, str] = {}
 
     def open(self, stack: ExitStack) -> None:
         """Open what the capture needs beside its programs; `stack` closes it."""
@@ -131,7 +137,9 @@ class Session:
         stack.enter_context(self._stopping.waking(self._rings.wake))
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
-        self._server = self._listen(stack)
+        self._counts = Counts(kernel, self._rings, self._counters, self._existing, self._stream)
+        server = open_server(request, self._rings.wake)
+        self._server = stack.enter_context(server) if server is not None else None
 
     def begin(self) -> None:
         """Begin the file, and let the programs record. FileError: then there is no file."""
@@ -139,28 +147,32 @@ class Session:
         show = None
         if request.show:
             layout = self._prepared.layout
-            show = Printer(layout.schema, layout.columns, sys.stdout, self._fail).write
-        self._was_refused = self._refused()
+            show = Printer(layout.schema, layout.columns, sys.stdout, self._failures.fail).write
+        self._failures.refused |= self._counts.refused()
         info = make_info(
-            request, self._prepared, kernel, dict(self._was_refused), self._existing.sockets
+            request, self._prepared, kernel, dict(self._failures.refused), self._existing.sockets
         )
         stream.begin(info, kernel, self._clocks, show)
-        self._handlers = Handlers(
-            request, kernel, self._rings, stream, self._losses_so_far, self._refused
-        )
         kernel.switch_on()
+        self._handlers = Handlers(
+            request, kernel, self._rings, stream, self._counts.losses, self._refused
+        )
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._next_look = time.monotonic()
 
     def run(self) -> None:
-        """Capture until there is a reason to stop, or the command ends."""
+        """Capture until there is a reason to stop, or the command ends. Any error is a reason."""
+        with self._failures.ending():
+            self._run()
+
+    def _run(self) -> None:
         command, stopping = self._command, self._stopping
         forbid_new_privileges()
         self._stream.start()
         run_first()
         rings = self._prepared.transport.name
         describe(self._request, rings, self._kernel.attached(), self._kernel.missing())
-        self._stream.checkpoint(self._books())
+        self._checkpoint()
         self._record_existing()
         needed = needed_capabilities()
         drop_capabilities((*needed, "CAP_KILL") if command else needed)
@@ -169,7 +181,7 @@ class Session:
             try:
                 command.go()
             except TcpkmonError as error:
-                self._fail(error)
+                self._failures.fail(error)
         stopping.start_clock()
         while not stopping.due():
             most_s = WAIT_S / 4 if self._request.show else WAIT_S
@@ -180,40 +192,26 @@ class Session:
         if command is not None:
             self._wait_for(command)
 
-    def finish(self) -> int:
-        """Finish the file and report; the exit code. Raises the error that ended the capture."""
-        totals = self._end()
-        if self._failure is not None:
-            raise self._failure
+    def end(self) -> None:
+        """Finish the file. Raises the error that ended the capture."""
+        self._totals = self._end()
+        if self._failures.first is not None:
+            raise self._failures.first
+        count = self._failures.optional("count of connections", self._counts.connections)
+        self._connections = count or 0
+
+    def report(self) -> int:
+        """Wait for the command, if it still runs, and report; returns the exit code."""
         code = 0 if self._command is None else self._await_exit(self._command)
-        connections = max(self._kernel.connections(), self._existing.listed)
         report(
             self._request,
-            totals,
+            self._totals,
             self._stream.written,
-            connections,
+            self._connections,
             self._stream.bytes_written(),
-            self._was_refused,
+            self._failures.refused,
         )
         return code
-
-    def _listen(self, stack: ExitStack) -> ControlServer | None:
-        """The control socket. Without a group for it, the capture also runs without the socket."""
-        request = self._request
-        try:
-            server = ControlServer(group=request.control_group, wake=self._rings.wake)
-        except TcpkmonError as error:
-            if request.control_group is not None:
-                raise
-            if not request.quiet:
-                say(f"no control socket: {error.message}")
-            return None
-        return stack.enter_context(server)
-
-    def _fail(self, error: TcpkmonError | OSError) -> None:
-        """Stop the capture. finish() raises the error when the file is finished."""
-        self._failure = self._failure or error
-        self._stopping.ask(EndReason.ERROR)
 
     def _await_exit(self, command: Command) -> int:
         """Wait for a command that runs longer than the capture; its exit code, or a signal's."""
@@ -231,7 +229,8 @@ class Session:
     def _record_existing(self) -> None:
         """Record the connections that are open already, as fast as the rings are drained."""
         with closing(self._existing.walk(max(1, self._rings.rows // 2))) as walk:
-            for listed in walk:
+            what = "listing the open connections"
+            while (listed := self._failures.optional(what, lambda: next(walk, None))) is not None:
                 self._stream.push(listed)
                 if self._stopping.due():
                     break
@@ -247,28 +246,46 @@ class Session:
     def _step(self) -> None:
         """One round: drain, order, write; once a second the clock and a checkpoint."""
         self._drain()
-        self._placing.move()
+        self._failures.optional("moving to an idler CPU", self._placing.move)
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
-            self._kernel.loaded.attach_second_copies()
+            again = self._kernel.loaded.attach_second_copies
+            self._failures.optional("second copies of programs", again)
         if time.monotonic() >= self._next_checkpoint:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
-            self._rings.refresh()
-            self._counters.refresh(self._rings.cpus)
-            self._was_refused |= self._refused()
+            self._failures.optional("rings of new CPUs", self._refresh_rings)
+            self._failures.optional("counters of new CPUs", self._refresh_counters)
+            self._failures.refused |= self._counts.refused()
             if (clock := self._clocks.check()) is not None:
                 self._stream.clock(clock)
-            self._stream.checkpoint(self._books())
-        self._status.update(
-            self._stream.records,
-            self._kernel.connections,
-            self._stream.bytes_written,
-            self._losses_so_far,
-        )
-        self._report_error(self._stream.written.error)
+            self._checkpoint()
+        self._failures.optional("status line", self._show_status)
+        self._failures.show_writing(self._stream.written.error)
         self._write_marks()
         if self._server is not None:
             self._server.serve_pending(self._handlers)
+
+    def _checkpoint(self) -> None:
+        books = self._failures.optional("ledger", self._counts.books)
+        if books is not None:
+            self._stream.checkpoint(books)
+
+    def _refused(self) -> dict[str, str]:
+        """What the capture does without now, and why."""
+        return {**self._failures.now, **self._counts.refused()}
+
+    def _refresh_rings(self) -> None:
+        with self._handlers.changes.making():
+            self._rings.refresh()
+
+    def _refresh_counters(self) -> None:
+        self._counters.refresh(self._rings.cpus)
+
+    def _show_status(self) -> None:
+        stream, counts = self._stream, self._counts
+        self._status.update(
+            stream.records, counts.connections, stream.bytes_written, counts.losses
+        )
 
     def _drain(self) -> None:
         """Drain the rings, and write the records up to the watermark."""
@@ -287,36 +304,6 @@ class Session:
             self._marked += len(marks)
             self._stream.marks(marks)
 
-    def _losses_so_far(self) -> dict[str, int]:
-        return {"in the kernel": self._stream.order.lost, **self._stream.written.losses()}
-
-    def _refused(self) -> dict[str, str]:
-        """What the kernel refuses a CPU now, and why."""
-        found = {f"ring of CPU {cpu}": why for cpu, why in self._rings.refused.items()}
-        for cpu, why in self._counters.refused.items():
-            found[f"counters of CPU {cpu}"] = why
-        return found
-
-    def _report_error(self, error: OSError | None) -> None:
-        """Print once that writes fail, and once that they succeed again."""
-        text = None if error is None else f"{self._request.output}: {error.strerror}"
-        if text != self._reported_error:
-            say(f"{text}; records are being lost, counted" if text else "writing goes on")
-            self._reported_error = text
-
-    def _books(self) -> Books:
-        heads = self._existing.heads()
-        order = self._stream.order
-        return Books(
-            ledger=heads["accounts"].copy(),
-            serials=heads["serial"].copy(),
-            programs=self._kernel.programs(heads),
-            read=dict(order.read),
-            late=dict(order.late),
-            ring_lost=self._rings.lost(),
-            online=frozenset(self._rings.cpus),
-        )
-
     def _wait_for(self, command: Command) -> None:
         """Capture while the command, which also got the signal, ends: for at most 5 s."""
         deadline = time.monotonic() + 5.0
@@ -327,23 +314,35 @@ class Session:
                 break
 
     def _end(self) -> Totals | None:
-        """Detach, write the rest, the last checkpoint and END; None if that took too long."""
-        self._kernel.loaded.detach()
-        self._write_marks()
+        """Detach, write the rest, the last checkpoint and END; None if that took too long.
+
+        An error leaves out its step only; without the last counts there is no last checkpoint.
+        """
+        books, done = None, False
+        for step in (self._kernel.loaded.detach, self._write_marks, self._drain_rest):
+            with self._failures.ending():
+                step()
+        serials: dict[int, int] = {}
+        with self._failures.ending():
+            serials = self._counts.serials()
+        with self._failures.ending():
+            self._stream.finish(serials, time.monotonic_ns())
+            books = self._counts.books()
+        with self._failures.ending():
+            clock = self._clocks.check() or self._clocks.read()
+            reason = self._failures.end_reason
+            self._stream.end(books, clock, reason, time.monotonic_ns())
+        with self._failures.ending():
+            done = self._stream.close(HURRY_S if self._stopping.hurry else WAIT_S)
+            while not done and not self._stopping.hurry:
+                done = self._stream.close(WAIT_S)
+        return books.totals(self._stream.written) if books is not None and done else None
+
+    def _drain_rest(self) -> None:
+        """Write what the rings hold after the programs were detached."""
         batches = self._rings.drain()
         while any(len(batch.entries) for batch in batches):
             self._stream.push(batches)
             self._stream.settle()
             self._rings.free()
             batches = self._rings.drain()
-        heads = self._existing.heads()
-        serials = {cpu: int(serial) for cpu, serial in enumerate(heads["serial"]) if serial}
-        self._stream.finish(serials, time.monotonic_ns())
-        books = self._books()
-        clock = self._clocks.check() or self._clocks.read()
-        reason = self._stopping.reason or EndReason.ASKED
-        self._stream.end(books, clock, reason, time.monotonic_ns())
-        done = self._stream.close(HURRY_S if self._stopping.hurry else WAIT_S)
-        while not done and not self._stopping.hurry:
-            done = self._stream.close(WAIT_S)
-        return books.totals(self._stream.written) if done else None

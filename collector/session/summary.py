@@ -61,7 +61,7 @@ def report(
         for what, why in refused.items():
             say(f"{what}: {why}")
         if written.refused:
-            say(f"{written.refused:,} entries of the books, marks or clock could not be written")
+            say(f"{written.refused:,} entries of the ledger, marks or the clock were not written")
         where = "standard output" if request.output == "-" else request.output
         of = f" of {connections:,} connections" if request.has_tcp else ""
         say(f"{totals.in_file:,} records{of} in {where} ({human_bytes(nbytes)})")

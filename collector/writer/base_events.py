@@ -15,7 +15,7 @@ from typing import Any
 
 from collector.writer.ledger import Books
 from collector.writer.written import Written
-from formats.base.control import Clock, EndReason
+from formats.base.control import Change, Clock, EndReason
 from formats.base.text import address_of
 
 EVERY_CPU = -1
@@ -52,6 +52,13 @@ def finish_note(reason: EndReason | int) -> Note:
 def clock_note(clock: Clock) -> Note:
     """A pair of clock readings."""
     return Note("CLOCK", asdict(clock), mono_ns=clock.mono_ns)
+
+
+def change_note(change: Change) -> Note:
+    """A change of what is recorded, in the file of each CPU."""
+    values = asdict(change)
+    values["number"] = values.pop("which")
+    return Note("CHANGE", values, mono_ns=change.after_ns)
 
 
 def mark_note(number: int, pid: int) -> Note:

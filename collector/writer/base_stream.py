@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 from numpy.typing import NDArray
 
@@ -17,7 +17,7 @@ from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.ledger import Books
 from collector.writer.spool import BatchT, Spool, Writing
 from collector.writer.written import Written
-from formats.base.control import Clock, EndReason, Mark
+from formats.base.control import Change, Clock, EndReason, Mark
 
 Show = Callable[[NDArray[Any]], None]
 """Prints entries that go into the file."""
@@ -30,6 +30,8 @@ class Stream(ABC, Generic[BatchT]):
     Nothing has the output's name before begin().
     """
 
+    largest_mark: ClassVar[int] = (1 << 64) - 1
+    """The highest number of a mark that the format can hold."""
     written: Written
     order: Queues
     """Counts records before they reach the file: read, late and lost."""
@@ -86,6 +88,10 @@ class Stream(ABC, Generic[BatchT]):
     def switched(self, names: Sequence[str]) -> None:
         """Single events were switched on or off."""
 
+    @abstractmethod
+    def changed(self, changes: Sequence[Change]) -> None:
+        """What is recorded changed."""
+
     def checkpoint(self, books: Books) -> None:
         """Write the ledger, and sync the file."""
         self._spool.put_control(
@@ -99,8 +105,8 @@ class Stream(ABC, Generic[BatchT]):
         """Write the rest, at the end; serials: by CPU, the number that the kernel gave out."""
 
     @abstractmethod
-    def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
-        """Write the last entries."""
+    def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
+        """Write the last entries; books: None where the last counts could not be read."""
 
     def close(self, timeout_s: float) -> bool:
         """Write what waits and close the file; False when that takes longer."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sink under the spool: writes whole entries to a file and survives a full disk and errors.
 
+A limit of the file's size (RLIMIT_FSIZE, `ulimit -f`) is a full disk too.
+
 After a failed write, the sink truncates the file to its last whole entry. fallocate() keeps a
 reserve beyond the end of the file, so that the last entries of a capture fit on a full disk.
 Large writes bypass the page cache where that is possible (collector/writer/direct_io.py).
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import select
 import stat
 from dataclasses import dataclass
@@ -40,6 +43,12 @@ class Calls:
     rename = staticmethod(os.rename)
     unlink = staticmethod(os.unlink)
     close = staticmethod(os.close)
+
+    @staticmethod
+    def size_limit() -> int | None:
+        """RLIMIT_FSIZE: how large this process may make a file; None for any size."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        return None if limit == resource.RLIM_INFINITY else limit
 
     @staticmethod
     def fallocate(fd: int, offset: int, length: int) -> None:
@@ -83,6 +92,7 @@ class FileSink:
         self.regular = stat.S_ISREG(mode.st_mode)
         self._end = self._calls.lseek(fd, 0, os.SEEK_CUR) if self.regular else 0
         self._reserve = reserve_bytes if self.regular else 0
+        self._below_limit = self._reserve
         self._allocated = 0
         self._ragged = False
         self._direct = DirectWrites(fd) if direct and self.regular else None
@@ -166,7 +176,9 @@ class FileSink:
             except InterruptedError:
                 continue
             except BlockingIOError:
-                select.select([], [self._fd], [])
+                waiting = select.poll()  # select() has no descriptors from 1024 on
+                waiting.register(self._fd, select.POLLOUT)
+                waiting.poll()
                 continue
             except BrokenPipeError:
                 raise
@@ -183,6 +195,13 @@ class FileSink:
     def _room(self, done: int, data: Pieces, whole: bool) -> tuple[int, OSError | None]:
         """How many bytes after `done` can be written while the reserve stays free."""
         want = len(data) - done
+        limit = self._calls.size_limit() if self.regular else None
+        if limit is not None:  # fallocate() does not know of it
+            left = max(0, limit - self._below_limit - self._end - done)
+            if left < want:
+                want = 0 if whole else left // self._entry_size * self._entry_size
+                if not want:
+                    return 0, OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         if not self._reserve:
             return want, None
         if self._end + done + want + self._reserve <= self._allocated:

@@ -150,5 +150,5 @@ class Books:
 
 
 def reserve_bytes(cpus: int, locations: int, entry_size: int) -> int:
-    """Enough room on the disk for the last entries: LOSS, a checkpoint, END."""
-    return (3 * cpus * locations + cpus + 2 * locations + 16) * entry_size
+    """Enough room on the disk for the last entries: LOSS, CHANGE, a checkpoint, END."""
+    return (3 * cpus * locations + 2 * cpus + 4 * locations + 16) * entry_size

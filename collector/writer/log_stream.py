@@ -15,6 +15,7 @@ from collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Part, Queues
 from collector.writer.base_events import (
     DISABLED,
     Note,
+    change_note,
     clock_note,
     event_notes,
     finish_note,
@@ -30,7 +31,7 @@ from collector.writer.ledger import Books
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
 from collector.writer.written import Written
-from formats.base.control import Clock, EndReason, Mark
+from formats.base.control import Change, Clock, EndReason, Mark
 from formats.klogger.describe import describe_event, describe_snapshot, make_header
 from formats.klogger.encode import encode_preamble
 from formats.klogger.table import LogFormat
@@ -100,17 +101,19 @@ class LogStream(Stream[LogBatch]):
         states = self._current.states()
         self._note(event_notes({name: states[name] for name in names}))
 
+    def changed(self, changes: Sequence[Change]) -> None:
+        self._note([change_note(change) for change in changes])
+
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
         self.release(FOREVER_NS)
         self.order.tails(serials)
 
-    def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
-        last = [clock_note(clock), finish_note(reason)]
-        self._spool.put_control(
-            lambda written: [*ledger_notes(books, written, final=True), *last],
-            mono_ns,
-            reserved=True,
-        )
+    def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
+        def notes(written: Written) -> list[Note]:
+            ledger = ledger_notes(books, written, final=True) if books is not None else ()
+            return [*ledger, clock_note(clock), finish_note(reason)]
+
+        self._spool.put_control(notes, mono_ns, reserved=True)
 
     def bytes_written(self) -> int:
         return self._writer.bytes_written()
@@ -122,8 +125,8 @@ class LogStream(Stream[LogBatch]):
         return ledger_notes(books, written, final=False)
 
     def _note(self, notes: Sequence[Note]) -> None:
-        # Reserved: a full queue must not drop an event that says when logging was on.
-        self._spool.put_control(lambda _: notes, self._clocks.now_ns(), reserved=True)
+        # A full queue must not drop an event that says when logging was on.
+        self._spool.put_control(lambda _: notes, self._clocks.now_ns(), always=True)
 
     def _first_notes(self) -> list[Note]:
         pair = self._clocks.latest

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -66,12 +66,16 @@ class LogBatch:
 
 @dataclass
 class LogFile:
-    """One CPU's file: its last serial, the number of base events in it, and of dumps."""
+    """One CPU's file: its last serial, the number of base events in it, and of dumps.
+
+    owed: events that could not be written, and are tried again with the next ones.
+    """
 
     sink: FileSink
     last: int = 0
     inserted: int = 0
     dumps: int = 0
+    owed: list[Note] = field(default_factory=list)
 
 
 class LogWriter:
@@ -132,11 +136,13 @@ class LogWriter:
             self._file(cpu)
         good = True
         for cpu in sorted(self._files):
-            own = [note for note in notes if self.is_for(note, cpu)]
+            owed = self._files[cpu].owed
+            own = [*owed, *(note for note in notes if self.is_for(note, cpu))]
             for _ in range(END_TRIES if reserved else 1):
                 error = self._notes(cpu, own, mono_ns, reserved) if own else None
                 if error is None:
                     break
+            owed[:] = [note for note in own if note.name == "CHANGE"] if error is not None else []
             if error is not None:
                 good = False
                 self.written.refused += len(own)

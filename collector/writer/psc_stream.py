@@ -20,7 +20,7 @@ from collector.writer.ledger import Books, reserve_bytes
 from collector.writer.output_file import Output
 from collector.writer.psc_writer import Writer
 from collector.writer.written import Written
-from formats.base.control import Clock, Control, End, EndReason, Mark, Start, encode_many
+from formats.base.control import Change, Clock, Control, End, EndReason, Mark, Start, encode_many
 from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
 from formats.psc.header import encode_header, writer_header
 
@@ -30,6 +30,7 @@ SACK = Path("/proc/sys/net/ipv4/tcp_sack")
 class PscStream(Stream[Ordered]):
     """See collector/writer/base_stream.py. A PSC file has no entries for pauses and switches."""
 
+    largest_mark = (1 << 32) - 1
     order: Sequencer
 
     def __init__(self, path: str | Path, force: bool = False) -> None:
@@ -69,16 +70,20 @@ class PscStream(Stream[Ordered]):
             self._hand_over(ordered)
 
     def clock(self, entry: Clock) -> None:
-        self._spool.put_control(lambda _: [entry], entry.mono_ns, reserved=True)
+        self._spool.put_control(lambda _: [entry], entry.mono_ns, always=True)
+
+    def changed(self, changes: Sequence[Change]) -> None:
+        self._spool.put_control(lambda _: changes, changes[-1].after_ns, always=True)
 
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
         self.release(FOREVER_NS)
         self._hand_over(self.order.missing(serials, mono_ns))
 
-    def end(self, books: Books, clock: Clock, reason: EndReason, mono_ns: int) -> None:
+    def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
         put = self._spool.put_control
         put(lambda _: [clock], mono_ns, reserved=True)
-        put(lambda w: books.checkpoint(w, final=True), mono_ns, reserved=True)
+        if books is not None:
+            put(lambda w: books.checkpoint(w, final=True), mono_ns, reserved=True)
         put(lambda w: [End(int(reason), w.entries, w.lost, w.checkpoints)], mono_ns, reserved=True)
 
     def bytes_written(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,17 @@ from collector.sequencer.ordered_batch import (
 )
 from collector.writer.file_sink import FileSink, cause_of
 from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
-from formats.base.control import ANY_CPU, Checkpoint, Control, Loss, LossCause, encode_many
+from formats.base.changes import merge
+from formats.base.control import (
+    ANY_CPU,
+    Change,
+    Checkpoint,
+    Clock,
+    Control,
+    Loss,
+    LossCause,
+    encode_many,
+)
 
 TALLY_ENTRIES = 1 << 16
 
@@ -78,6 +89,8 @@ class Writer:
         self._now_ns = now_ns
         self.tally = Tally(written.in_file)
         self._gaps: list[tuple[LossCause, int]] = []
+        self._changes: dict[tuple[int, int], Change] = {}
+        self._clock: Clock | None = None
         self._failed: OSError | None = None
         self._retry_ns = 0
         self._numbering: Numbering | None = None
@@ -150,7 +163,18 @@ class Writer:
             ):
                 self._update_numbering()
                 return True
+        self._owe(build(self.written))
         return False
+
+    def _owe(self, entries: Sequence[Control]) -> None:
+        """Keep the entries without which others are misread, until they can be written."""
+        for entry in entries:
+            if isinstance(entry, Change):
+                key = entry.kind, entry.which
+                self._changes[key] = merge(self._changes.get(key), entry)
+            elif isinstance(entry, Clock):
+                steps_ns = self._clock.step_ns if self._clock is not None else 0
+                self._clock = replace(entry, step_ns=steps_ns + entry.step_ns)
 
     def sync(self) -> None:
         """Sync the file."""
@@ -167,13 +191,17 @@ class Writer:
             self._numbering.ahead_bytes = self._sink.end_bytes - self._given_bytes
 
     def _write_losses(self, mono_ns: int, reserved: bool) -> bool:
-        """Write the LOSS entries that are due; False when a write fails."""
+        """Write the LOSS entries and others that are due; False when a write fails."""
         while self._gaps:
             cause, count = self._gaps[0]
             loss = Loss(ANY_CPU, 0, count, cause)
             if not self._append([loss], mono_ns, reserved, skipped=count):
                 return False
             self._gaps.pop(0)
+        owed = [*([self._clock] if self._clock is not None else ()), *self._changes.values()]
+        if owed and not self._append(owed, mono_ns, reserved):
+            return False
+        self._clock, self._changes = None, {}
         return True
 
     def _append(

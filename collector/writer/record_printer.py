@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from formats.base.control import is_control
 from formats.base.escape import for_terminal
-from formats.base.text import address_of
+from formats.base.text import address_of, quote_word, text_of
 from formats.psc.columns import Column
 from formats.schema import Schema, field_type
 
@@ -81,6 +81,6 @@ class Printer:
     def _value(self, record: Any, name: str) -> str:
         value = record[name]
         if isinstance(value, np.void):
-            return value.tobytes().split(b"\0", 1)[0].decode(errors="replace")
+            return quote_word(text_of(value.tobytes()))
         number = int(value)
         return self._enums.get(name, {}).get(number, str(number))

@@ -139,17 +139,18 @@ class Spool(Generic[BatchT]):
         mono_ns: int,
         *,
         reserved: bool = False,
+        always: bool = False,
         sync: bool = False,
     ) -> bool:
         """Add control entries; False when the queue has no room for them.
 
-        build: called in the writer's thread; makes the argument of its control(). reserved: the
-        last entries. They are always accepted and may use the reserve on the disk. sync: sync
-        the file after them.
+        build: called in the writer's thread; makes the argument of its control(). always: the
+        queue has room for them. reserved: the last entries, which may also use the reserve on the
+        disk. sync: sync the file after them.
         """
         with self._lock:
             self._raise_failure()
-            if not reserved and self._bytes + CONTROL_COST_BYTES > self._limit_bytes:
+            if not (reserved or always) and self._bytes + CONTROL_COST_BYTES > self._limit_bytes:
                 return False
             self._add(_Entries(build, mono_ns, reserved, sync), CONTROL_COST_BYTES)
             return True

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.event import Event
+from formats.base.changes import Switches
 from formats.base.errors import UsageError
 from formats.base.text import text_of
-from formats.klogger.batch import LogBatch
+from formats.klogger.batch import LogBatch, changes_of
 
 CPU = "cpu"
 COMM = "comm"
@@ -148,10 +149,15 @@ class Matcher:
         self._open: list[NDArray[Any]] | None = None  # the columns of starts without a stop yet
         self._found: list[list[NDArray[Any]]] = []
         self._unstopped = self._unstarted = 0
+        self._points: set[int] = set()
+        self._switches = Switches()
 
     def feed(self, batch: LogBatch) -> None:
         """Add the next batch, in time order."""
         events = [batch.format.event(name) for name in self._names]
+        self._points = {event.number for event in events}
+        for _, change in changes_of(batch):
+            self._switches.feed(change)
         at = [batch.where(event) for event in events]
         place = np.concatenate(at)
         order = np.argsort(place, kind="stable")
@@ -199,14 +205,20 @@ class Matcher:
         self._unstopped += int(starts.sum()) - len(first) - len(still)
 
     def intervals(self) -> Intervals:
-        """All pairs."""
+        """All pairs, but for those across a span in which one of the events was switched off."""
         count = len(self._keys) + len(self._same) + 2
         columns: list[NDArray[Any]] = [np.empty(0, np.int64)] * count
         if self._found:
             columns = [np.concatenate(parts) for parts in zip(*self._found, strict=True)]
-        *keys, starts, stops = columns
+        across = np.zeros(len(columns[0]), np.bool_)
+        for off in self._switches.all():
+            if off.point in self._points:
+                last_ns = np.iinfo(np.int64).max if off.end_ns is None else off.end_ns
+                across |= (columns[-2] <= last_ns) & (columns[-1] >= off.begin_ns)
+        *keys, starts, stops = (column[~across] for column in columns)
         unstopped = self._unstopped + (0 if self._open is None else len(self._open[0]))
-        return Intervals(tuple(keys), starts, stops, unstopped, self._unstarted)
+        cut = int(across.sum())
+        return Intervals(tuple(keys), starts, stops, unstopped + cut, self._unstarted + cut)
 
 
 def _column(batch: LogBatch, event: str, name: str, at: NDArray[np.int64]) -> NDArray[Any]:

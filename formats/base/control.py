@@ -23,7 +23,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: the header has a checksum."""
 FIRST_CONTROL = 224
 EXISTING = 226
 WORDS_OFFSET = 24
@@ -266,6 +267,20 @@ class Collector(Control):
 
 
 @dataclass(frozen=True)
+class Change(Control):
+    """What is recorded changed between two moments (CLOCK_MONOTONIC); by_others: 1 or 0."""
+
+    location: ClassVar[int] = 236
+    kind: Call
+    which: Call
+    before_ns: U64
+    after_ns: U64
+    old: U64
+    new: U64
+    by_others: U32 = 0
+
+
+@dataclass(frozen=True)
 class Unknown(Control):
     """A control entry with a location that this version does not know; its data is unchanged."""
 
@@ -278,7 +293,7 @@ class Unknown(Control):
         return self.raw
 
 
-_ALL = (Start, Clock, Loss, Checkpoint, Mark, End, Ledger, Losses, Cpu, Program, Collector)
+_ALL = (Start, Clock, Loss, Checkpoint, Mark, End, Ledger, Losses, Cpu, Program, Collector, Change)
 KINDS: dict[int, type[Control]] = {kind.location: kind for kind in _ALL}
 NAMES = {kind.location: kind.__name__.upper() for kind in _ALL} | {EXISTING: "EXISTING"}
 

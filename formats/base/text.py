@@ -6,6 +6,8 @@ from __future__ import annotations
 import ipaddress
 import re
 
+_MORE_THAN_A_WORD = re.compile(r"[\s=\"\\]")
+
 
 def text_of(data: bytes) -> str:
     """The text of a string field: up to the first NUL, bytes that are not UTF-8 as \\xff."""
@@ -18,6 +20,13 @@ def address_of(data: bytes) -> str:
         return str(ipaddress.IPv4Address(data))
     address = ipaddress.IPv6Address(data)
     return str(address.ipv4_mapped or address)
+
+
+def quote_word(text: str) -> str:
+    """Text as a value in a line of NAME=VALUE words: in quotes where it could be taken for more."""
+    if not _MORE_THAN_A_WORD.search(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def quote_csv(text: str) -> str:

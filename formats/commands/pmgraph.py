@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from formats.base import cli
-from formats.base.errors import DamagedError, UsageError
+from formats.base.changes import describe
+from formats.base.control import Start
+from formats.base.errors import DamagedError, FileError, UsageError
 from formats.base.escape import for_terminal
 from formats.base.limits import MOST_LISTED
 from formats.pmgraph import options
@@ -80,11 +82,15 @@ def command(context: click.Context, /, file: Path, **asked: Any) -> int:
     Without options for columns it shows everything.
     """
     from formats.psc.reader import open_capture
+    from formats.registry import format_of
 
     selection = select(
         context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]
     )
     _check(file, asked)
+    found = format_of(file)
+    if found.shown_by != "pmgraph" and file.is_file():
+        raise FileError(f"{file} is {found.title}, not a PSC file", f"use {found.shown_by}")
     with open_capture(file) as capture:
         if asked["verbose"]:
             _describe(capture)
@@ -180,6 +186,12 @@ def _warn(capture: Capture) -> None:
             _say(f"{capture.path}: {capture.lost} records lost")
         if not capture.complete:
             _say(f"{capture.path}: no end record: tail unknown")
+        offset_ns = 0
+        for _, entry in capture.controls(0, 1):
+            if isinstance(entry, Start):
+                offset_ns = entry.realtime_ns - entry.mono_ns
+        for line in describe(capture.off, capture.location_name, lambda ns: ns + offset_ns):
+            _say(f"{capture.path}: {line}: not recorded")
 
 
 def _describe(capture: Capture) -> None:

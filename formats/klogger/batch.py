@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.base.control import Change
 from formats.klogger.table import LogEvent, LogFormat
+
+_CHANGE = ("kind", "number", "before_ns", "after_ns", "old", "new", "by_others")
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,21 @@ class LogBatch:
             cpus=self.cpus[at],
             starts=self.starts[at],
         )
+
+
+def changes_of(batch: LogBatch) -> Iterator[tuple[int, Change]]:
+    """The place and the content of each CHANGE in a batch."""
+    event = batch.format.find_event("CHANGE")
+    if event is None or event not in batch.events():
+        return
+    if any(field.kind not in ("int", "enum") for field in event.fields):
+        return
+    rows = batch.rows(event)
+    if not {*_CHANGE} <= set(rows.dtype.names or ()):
+        return
+    columns = (rows[name].tolist() for name in _CHANGE)
+    for at, values in zip(batch.where(event).tolist(), zip(*columns, strict=True), strict=True):
+        yield at, Change(*values)
 
 
 def join_batches(batches: Sequence[LogBatch]) -> LogBatch:

@@ -40,6 +40,7 @@ DUMP_MAGIC = b"KLOGDUMP"
 DUMP_HEAD = struct.Struct("=8sIIQQIIQ")
 DUMP_HEAD_BYTES = DUMP_HEAD.size
 HEAD_CRC_AT = 36
+SPARE_AT = 40
 DUMP_FINISH = "DUMP_FINISH"
 
 _HEAD = np.dtype([("number", "=u4"), ("size", "=u4"), ("serial", "=u8"), ("time", "=u8")])

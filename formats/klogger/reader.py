@@ -62,7 +62,7 @@ class LogReader(InputFile):
             raise DamagedError("not a Klogger log", "tcpkmon decode reads kernlog.dump.cpuN")
         # The byte order is in the header, but its size, in the preamble, has that order already.
         for order in "<>":
-            _, size, crc, _ = struct.unpack(order + PREAMBLE.format[1:], preamble)
+            _, size, crc, self._spare = struct.unpack(order + PREAMBLE.format[1:], preamble)
             if size % 8 or not 0 < size <= min(MOST_LOG_HEADER_BYTES, self._size - PREAMBLE.size):
                 continue
             data = self._read(PREAMBLE.size, size)
@@ -125,6 +125,8 @@ class LogReader(InputFile):
         self.losses = Losses(self.format)
         self._last_serial = 0
         self.walked = self.walk()
+        if self._spare:
+            self._note(DamagedError("the unused word of the preamble is not zero", offset=16))
         try:
             for head in self.walked:
                 try:

@@ -20,6 +20,7 @@ from formats.klogger.encode import (
     DUMP_HEAD_BYTES,
     DUMP_MAGIC,
     HEAD_CRC_AT,
+    SPARE_AT,
 )
 from formats.klogger.table import RECORD_HEAD_BYTES
 
@@ -86,13 +87,15 @@ class DumpWalk:
             self._note(at, "the last dump is cut off in its head")
             return None
         data = self._read(at, DUMP_HEAD_BYTES)
-        magic, index, count, body, first, crc, seal, _ = struct.unpack(self._layout, data)
+        magic, index, count, body, first, crc, seal, spare = struct.unpack(self._layout, data)
         if magic != DUMP_MAGIC or zlib.crc32(data[:HEAD_CRC_AT]) != seal:
             self._note(at, f"no dump where one should begin; {rest} bytes unread")
             return None
         expected = self.found[-1].index + 1 if self.found else 0
         if index != expected:
             self._note(at, f"dump {index} where dump {expected} should be")
+        if spare:
+            self._note(at + SPARE_AT, f"the unused word in the head of dump {index} is not zero")
         # Before memory is allocated: the file must hold the body, and the body its records.
         least = count * RECORD_HEAD_BYTES + list_bytes(count)
         if not count or body % 8 or body > MOST_DUMP_BYTES or least > body:

@@ -41,6 +41,13 @@ class Seconds:
         seconds: Array = (columns[self.column].astype(np.int64) - self._zero) / 1e9
         return seconds
 
+    def of_mono(self, mono_ns: int) -> float:
+        """The seconds of a reading of CLOCK_MONOTONIC, by the clocks at the start."""
+        if self.column != "time_ns":
+            start, real_ns, _ = self._capture.clock or (0, 0, 0)
+            mono_ns += real_ns - start
+        return (mono_ns - int(self._zero)) / 1e9
+
     def at(self, start: int, stop: int) -> Array:
         """(stop - start,) float64 seconds of the records from start to stop."""
         return self.of(self._capture.columns((self.column,), start, stop))

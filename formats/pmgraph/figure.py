@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from formats.base.errors import FileError, UsageError
 from formats.base.files import create_file
-from formats.pmgraph.marks import mark_events, shade_losses
+from formats.pmgraph.marks import mark_events, shade_losses, shade_off
 from formats.pmgraph.pages import Page, Panel
 from formats.pmgraph.symbols import DASHES, PALETTE
 
@@ -158,6 +158,7 @@ def _draw_page(part: Any, page: Page) -> None:
     for axes, panel in zip(rows, page.panels, strict=True):
         _draw_panel(axes, panel)
         shade_losses(axes, page, labelled=axes is rows[0])
+        shade_off(axes, page, labelled=axes is rows[0])
     marked = page.event_panel()
     if marked is not None:
         mark_events(rows[marked], page, page.panels[marked])

@@ -27,6 +27,15 @@ class Spans:
     missing: int
 
 
+@dataclass(frozen=True)
+class OffSpan:
+    """Times in seconds between which a location, or several, were switched off."""
+
+    begin: float
+    end: float
+    name: str
+
+
 def write_gaps(capture: Capture, out: BinaryIO, clock: str = "epoch", prefix: str = "") -> int:
     """Write a line for each gap and return their number.
 
@@ -59,6 +68,21 @@ def find_spans(capture: Capture, seconds: Seconds, resolution_s: float) -> Spans
         end = np.concatenate([end, np.maximum(*pair)])
         begin, end = _merge(begin, end, resolution_s)
     return Spans(begin, end, missing)
+
+
+def find_off(capture: Capture, seconds: Seconds, end_s: float) -> list[OffSpan]:
+    """The times in which locations were switched off; end_s: the end of those that last."""
+    found: dict[tuple[int, int | None], list[str]] = {}
+    for off in capture.off:
+        found.setdefault((off.begin_ns, off.end_ns), []).append(capture.location_name(off.point))
+    return [
+        OffSpan(
+            seconds.of_mono(begin_ns),
+            end_s if end_ns is None else seconds.of_mono(end_ns),
+            names[0] if len(names) == 1 else f"{len(names)} locations",
+        )
+        for (begin_ns, end_ns), names in found.items()
+    ]
 
 
 def _groups(capture: Capture) -> Iterator[list[Gap]]:

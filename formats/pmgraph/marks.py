@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,17 @@ def shade_losses(axes: Axes, page: Page, labelled: bool) -> None:
         label = f"{page.spans.missing} records lost" if labelled and not index else None
         axes.axvspan(begin, end, facecolor="0.9", edgecolor="0.55", hatch="////", linewidth=0.5,
                      zorder=0.5, label=label, gid="loss")  # fmt: skip
+
+
+def shade_off(axes: Axes, page: Page, labelled: bool) -> None:
+    """Dot the times in which locations were switched off: nothing of them is recorded there."""
+    for name, spans in itertools.groupby(
+        sorted(page.off, key=lambda one: (one.name, one.begin)), lambda one: one.name
+    ):
+        for index, one in enumerate(spans):
+            label = f"{name} off: not recorded" if labelled and not index else None
+            axes.axvspan(one.begin, one.end, facecolor="0.95", edgecolor="0.6", hatch="....",
+                         linewidth=0.5, zorder=0.4, label=label, gid="off")  # fmt: skip
 
 
 def mark_events(axes: Axes, page: Page, panel: Panel) -> None:

@@ -15,7 +15,7 @@ from formats.pmgraph import quantities
 from formats.pmgraph.arrays import Array
 from formats.pmgraph.clock import Seconds
 from formats.pmgraph.connections import Connection, algorithm_of, find_connections, title_of
-from formats.pmgraph.gaps import Spans, find_spans
+from formats.pmgraph.gaps import OffSpan, Spans, find_off, find_spans
 from formats.pmgraph.options import EVERYTHING, M_CLUSED_BYTES, Selection
 from formats.pmgraph.quantities import Quantity
 from formats.pmgraph.series import Trace, gather
@@ -89,6 +89,8 @@ class Page:
     """(connection of the line, name of the location, times in s)"""
     limits: tuple[float, float]
     spans: Spans
+    off: tuple[OffSpan, ...] = ()
+    """when locations were switched off"""
 
     def event_panel(self) -> int | None:
         """The index of the panel that shows the events: the first one with curves."""
@@ -124,7 +126,18 @@ def build_pages(capture: Capture, selection: Selection, bins: int) -> tuple[list
     else:
         pairs = zip(traces, titles, strict=True)
         pages = [_connection_page(capture, *pair, chosen, selection, spans) for pair in pairs]
-    return pages, notes
+    off = find_off(capture, seconds, end)
+    return [replace(page, off=_touching(off, page.limits)) for page in pages], notes
+
+
+def _touching(off: Iterable[OffSpan], limits: tuple[float, float]) -> tuple[OffSpan, ...]:
+    """The part within the page's time; names escaped."""
+    begin, end = limits
+    return tuple(
+        OffSpan(max(one.begin, begin), min(one.end, end), for_terminal(one.name))
+        for one in off
+        if one.end >= begin and one.begin <= end
+    )
 
 
 def _choose(capture: Capture, selection: Selection) -> tuple[Sequence[Connection], list[str]]:

@@ -48,6 +48,11 @@ class _Look:
         """The sign of a gap."""
         return ":" if self.ascii_only else "\u2591"
 
+    @property
+    def off(self) -> str:
+        """The sign of a time in which a location was off."""
+        return "." if self.ascii_only else "\u00b7"
+
     def curve(self, index: int) -> tuple[str, str, int | str]:
         """plotext's marker, a sample of it, and the colour of a panel's line.
 
@@ -148,14 +153,15 @@ def _draw_line(canvas: Canvas, line: Line, marker: str, colour: int | str) -> No
 
 
 def _shade_losses(canvas: Canvas, page: Page, across: Array, up: Array, look: _Look) -> None:
-    """Fill the cells of times in which records are missing."""
+    """Fill the cells of times in which records are missing, or were not recorded."""
     begin = np.maximum(page.spans.begin, across[0])
     end = np.minimum(page.spans.end, across[-1])
-    for span in zip(begin, end, strict=True):
-        inside = (across > span[0]) & (across < span[1])
-        times = np.concatenate([span[:1], across[inside], span[1:]])
+    spans = [(*span, look.loss) for span in zip(begin, end, strict=True)]
+    for first, last, sign in [*((one.begin, one.end, look.off) for one in page.off), *spans]:
+        inside = (across > first) & (across < last)
+        times = np.concatenate([[first], across[inside], [last]])
         columns, rows = np.repeat(times, len(up)), np.tile(up, len(times))
-        canvas.scatter(columns.tolist(), rows.tolist(), marker=look.loss, color="default")
+        canvas.scatter(columns.tolist(), rows.tolist(), marker=sign, color="default")
 
 
 def _put_events(
@@ -192,6 +198,8 @@ def _events(page: Page, look: _Look) -> Iterator[str]:
     parts = [f"{look.event(name)} {SYMBOLS[name].text}" for name in names]
     if len(page.spans.begin):
         parts.append(f"{look.loss} {page.spans.missing} records lost")
+    for name in dict.fromkeys(one.name for one in page.off):
+        parts.append(f"{look.off} {name} off: not recorded")
     return _flow([(len(part), part) for part in parts], look.width)
 
 

@@ -93,7 +93,7 @@ class Description:
         try:
             if len(text) > MOST_SCHEMA_BYTES:
                 raise DamagedError(f"more than {MOST_SCHEMA_BYTES} characters")
-            schema: Schema = parse(text, str(self.path))
+            schema: Schema = parse(text, "schema")
             return schema
         except TcpkmonError as error:
             first = str(error).split("\n", maxsplit=1)[0]

@@ -18,7 +18,7 @@ from formats.base.files import InputFile
 from formats.base.limits import MOST_HEADER_BYTES
 from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
 from formats.psc.description import Description
-from formats.psc.header import Header, decode_header
+from formats.psc.header import HEADER_DAMAGED, Header, decode_header
 from formats.psc.sequence import Losses
 from formats.psc.values import ORDERS, ColumnReader
 
@@ -41,7 +41,6 @@ class Entries(InputFile, Description):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         InputFile.__init__(self, path)
-        self.damaged = False
         self._losses: Losses | None = None
         try:
             header, self._data_offset = self._read_header()
@@ -51,8 +50,12 @@ class Entries(InputFile, Description):
         Description.__init__(self, self.path, header)
         size = header.entry_size
         self._rows, rest = divmod(self._size - self._data_offset, size)
+        self.is_cut = bool(rest)
+        """Whether the last entry is cut short."""
+        self.damaged = self.is_cut or not header.is_intact
+        if not header.is_intact:
+            self.warnings.append(HEADER_DAMAGED)
         if rest:
-            self.damaged = True
             self.warnings.append(
                 f"at offset {self._size - rest}: the last entry is cut short, "
                 f"{rest} of {size} bytes; it is left out"

@@ -21,6 +21,7 @@ All numbers in the header are in network order. The header is a list of records;
     0x102 CLOCK                  28      u64 monotonic ns, u64 realtime ns, u64 uncertainty ns
     0x103 SCHEMA                 any     UTF-8: the schema's text; several records are joined
     0x104 SETTINGS               any     UTF-8: JSON of how it was captured; several are joined
+    0x105 CHECKSUM               8       u32 CRC-32 of the whole header, with zeros in its place
 
     struct tpm_entry_description:
      0                      24       26     27     28     30     32
@@ -38,6 +39,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +68,9 @@ KIND_KERNEL = 0x101
 KIND_CLOCK = 0x102
 KIND_SCHEMA = 0x103
 KIND_SETTINGS = 0x104
+KIND_CHECKSUM = 0x105
 
+HEADER_DAMAGED = "the header's checksum is wrong: columns, their places or texts may be wrong too"
 VERSION_BYTES = 8
 TEXT_BYTES_MAX = 65528  # the largest for which a text record ends on a word boundary
 
@@ -89,6 +93,9 @@ class Header:
     endian: Endian = Endian.LITTLE
     mclsize: int = 0
     extras: dict[int, list[bytes]] = field(default_factory=dict)
+    has_checksum: bool = False
+    is_intact: bool = field(default=True, compare=False)
+    """False if it does not have its checksum."""
 
     def text(self, kind: int) -> str | None:
         """The joined text of a kind from 0x100, or None; bytes that are not UTF-8 as \\xff."""
@@ -134,7 +141,7 @@ def writer_header(
     if settings:
         extras[KIND_SETTINGS] = _text_data(json.dumps(settings, ensure_ascii=False))
     endian = Endian.LITTLE if sys.byteorder == "little" else Endian.BIG
-    return Header(mods, version, entry_size, tuple(columns), endian, mclsize, extras)
+    return Header(mods, version, entry_size, tuple(columns), endian, mclsize, extras, True)
 
 
 def _text_data(text: str) -> list[bytes]:
@@ -160,16 +167,28 @@ def encode_header(header: Header) -> bytes:
         ]
         parts += [_record(KIND_DATA_DEFINITION, _description(it)) for it in header.columns]
         for kind, listed in header.extras.items():
-            if kind <= KIND_MCLSIZE:
+            if kind <= KIND_MCLSIZE or kind == KIND_CHECKSUM:
                 raise UsageError(f"header kind {kind} is not one for extras")
             parts += [_record(kind, data) for data in listed]
     except struct.error as error:
         raise UsageError(f"a value does not fit the PSC header: {error}") from error
+    if header.has_checksum:
+        checksum_at = sum(map(len, parts)) + _RECORD.size
+        parts.append(_record(KIND_CHECKSUM, bytes(_LONG.size)))
     parts.append(_record(KIND_END, b""))
     encoded = b"".join(parts)
+    if header.has_checksum:
+        encoded = _sealed(encoded, checksum_at)
     if len(encoded) > MOST_HEADER_BYTES or len(parts) > MOST_HEADER_RECORDS:
         raise UsageError(f"a PSC header of {len(encoded)} bytes is too long")
     return encoded
+
+
+def _sealed(header: bytes, checksum_at: int) -> bytes:
+    """The header with its checksum, whatever is in that place."""
+    before, after = header[:checksum_at], header[checksum_at + _LONG.size :]
+    crc = zlib.crc32(before + bytes(_LONG.size) + after)
+    return before + _LONG.pack(crc) + after
 
 
 def _record(kind: int, data: bytes) -> bytes:
@@ -193,6 +212,7 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
     columns: list[Column] = []
     columns_at: list[int] = []
     extras: dict[int, list[bytes]] = {}
+    checksums: list[int] = []
     for kind, at, value in _records(memoryview(data), size):
         if kind == KIND_DATA_DEFINITION:
             column = _decode_description(at, value)
@@ -202,10 +222,14 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
             columns_at.append(at)
             if len(columns) > MOST_COLUMNS:
                 raise _damaged(at, f"more than {MOST_COLUMNS} columns")
+        elif kind == KIND_CHECKSUM:
+            if len(value) != _LONG.size:
+                raise _damaged(at, f"a checksum of {len(value)} bytes, not {_LONG.size}")
+            checksums.append(at + _RECORD.size)
         elif kind > KIND_MCLSIZE:
             extras.setdefault(kind, []).append(value)
         elif kind in single:
-            raise _damaged(at, f"header kind {kind} stands twice")
+            raise _damaged(at, f"header kind {kind} is there twice")
         else:
             single[kind] = at, value
     end, _ = single[KIND_END]
@@ -223,6 +247,8 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
     endian = _short(single, KIND_ENDIAN, Endian.LITTLE)
     if endian not in tuple(Endian):
         raise _damaged(single[KIND_ENDIAN][0], f"unknown byte order {endian}")
+    stop = end + _RECORD.size
+    whole = bytes(data[:stop]) if checksums else b""
     header = Header(
         mods=_short(single, KIND_MODS, MODS_RENO),
         version=text_of(single.get(KIND_VERSION, (0, b""))[1]),
@@ -231,8 +257,10 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
         endian=Endian(endian),
         mclsize=_mclsize(single),
         extras=extras,
+        has_checksum=bool(checksums),
+        is_intact=all(_sealed(whole, at) == whole for at in checksums),
     )
-    return header, end + _RECORD.size
+    return header, stop
 
 
 def _records(data: memoryview, size: int) -> Iterable[tuple[int, int, bytes]]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base import control as controls
+from formats.base.changes import Off, Switches
 from formats.base.errors import UsageError
 from formats.psc.columns import TIME
 from formats.psc.entries import READ_BYTES, Entries, is_control
@@ -109,6 +110,19 @@ class Capture(Entries):
             listed = zip(at.tolist(), *columns, words(chosen, endian).tolist(), strict=True)
             for row, callvalue, location, values in listed:
                 yield low + row, controls.decode(callvalue, location, values)
+
+    @functools.cached_property
+    def off(self) -> list[Off]:
+        """When locations were switched off. This reads the file."""
+        switches = Switches()
+        for piece in self.chunks() if self.controls_fit else ():
+            found = self.column("location", piece.start, piece.stop)
+            for row in np.flatnonzero(found == controls.Change.location).tolist():
+                at = piece.start + row
+                for _, entry in self.controls(at, at + 1):
+                    if isinstance(entry, controls.Change):
+                        switches.feed(entry)
+        return switches.all()
 
     @functools.cached_property
     def complete(self) -> bool:

@@ -53,12 +53,12 @@ class Problems:
         self.total = 0
 
     def add(self, entry: int, what: str) -> None:
-        """Note a problem at the entry with this number; HEADER: in the header."""
+        """Note a problem at the entry with this number."""
         self.total += 1
-        if entry != HEADER and len(self.entries) < MOST_ENTRIES:
+        if len(self.entries) < MOST_ENTRIES:
             self.entries.add(int(entry))
         if len(self.listed) < MOST_PROBLEMS:
-            offset = self.data_offset + int(entry) * self.entry_size if entry != HEADER else 0
+            offset = self.data_offset + int(entry) * self.entry_size
             self.listed.append(Problem(offset, int(entry), what))
 
     def add_each(
@@ -72,6 +72,11 @@ class Problems:
             self.add(entries + at if isinstance(entries, int) else entries[at], what(at))
         if rest:
             self.total += max(0, len(places) - LISTED_AT_ONCE)
+
+    def add_header(self, what: str) -> None:
+        """Note a problem of the header; these come first."""
+        self.total += 1
+        self.listed.insert(0, Problem(0, HEADER, what))
 
     def count(self, number: int) -> None:
         """Count problems that are too many to list."""
@@ -151,6 +156,10 @@ class Report:
     after_checkpoint: int = 0
     """Snapshots after the last whole checkpoint (0 when the end is proven)."""
     notes: list[str] = field(default_factory=list)
+    off: list[str] = field(default_factory=list)
+    """Spans in which events were switched off, and so not recorded."""
+    unchecked: list[str] = field(default_factory=list)
+    """What the file does not let verify check."""
     problems: list[Problem] = field(default_factory=list)
     problems_total: int = 0
     suspects: set[int] = field(default_factory=set)
@@ -208,7 +217,10 @@ class Report:
         if self.tail_unknown:
             known = f"{lost} lost before" if lost else "what comes before adds up"
             return f"tail unknown ({known})"
-        return f"adds up: {lost} lost, all accounted for" if lost else "adds up: nothing lost"
+        while_on = " while it was switched on (see below)" if self.off else ""
+        if lost:
+            return f"adds up: {lost} lost, all accounted for{while_on}"
+        return f"adds up: nothing lost{while_on}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""

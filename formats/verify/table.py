@@ -160,4 +160,7 @@ def _remarks(report: Report) -> Iterable[str]:
             f"after the last {_word(report, 'checkpoint')}, "
             "and perhaps more that were never written"
         )
+    yield from report.off
+    if report.unchecked:
+        yield f"not checked: {'; '.join(report.unchecked)}"
     yield from report.notes

@@ -214,7 +214,8 @@ class Running:
         if self.process.poll() is None:
             self.process.kill()
         if self._outcome is None:
-            self.process.communicate()
+            with suppress(ValueError):  # communicate() was called before: its streams are closed
+                self.process.communicate()
 
 
 @contextmanager

@@ -250,6 +250,23 @@ def test_a_capture_through_a_pipe(space: Space, folder: Path) -> None:
     assert verify(path, 0)["totals"]["in_file"] > 20
 
 
+def test_a_command_that_prints_leaves_the_capture_whole(space: Space, folder: Path) -> None:
+    path = folder / "x.pm"
+    common = [COLLECT, "-q", "--netns", space.path, "-o", "-", "--"]
+    done = run([*common, "sh", "-c", "echo said; exit 7"])
+    path.write_bytes(done.stdout)
+    assert (done.code, done.stderr) == (7, "said\n")
+    assert verify(path, 0)["end_reason"] == "command ended"
+
+
+def test_messages_never_get_into_the_capture(folder: Path) -> None:
+    with (folder / "x.pm").open("wb") as stream:
+        process = subprocess.Popen([COLLECT, "-o", "-"], stdout=stream, stderr=stream)
+        assert process.wait(WAIT_S) == 2
+    text = (folder / "x.pm").read_text()
+    assert text.count("\n") == 1 and "standard error are one file" in text
+
+
 def test_a_pipe_that_nobody_reads_any_more(space: Space) -> None:
     read, write = os.pipe()
     with Collector("--netns", space.path, "-o", "-", stdout=write) as collector:
@@ -397,6 +414,8 @@ def test_a_command_that_outlives_the_capture(space: Space, folder: Path) -> None
     ) as collector:  # fmt: skip
         collector.says("waiting for sh")
         assert verify(path, 0)["end_reason"] == "duration"
+        assert not collector.programs(), "nothing stays loaded"
+        assert not Path("/run/tcpkmon", f"{collector.pid}.sock").exists(), "nobody is kept waiting"
         go.write_text("go\n")
         done = collector.finish(None)
     assert done.code == 9, done.stderr

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from formats.registry import format_of
 from tests.live.faults import (
     COUNTED,
     GUEST,
@@ -19,6 +21,7 @@ from tests.live.faults import (
     balance,
     check_flood,
     cpus,
+    listen,
     verify,
     wait_until,
 )
@@ -38,10 +41,10 @@ def disk(request: pytest.FixtureRequest) -> Iterator[Disk]:
         yield made
 
 
-def start(flood: Flood, path: Path, *more: str) -> Collector:
+def start(flood: Flood, path: Path, *more: str, **options: Any) -> Collector:
     return Collector(
         "--netns", flood.space.path, "--ports", str(flood.port), "--no-existing", *COUNTED,
-        *more, "-o", str(path),
+        *more, "-o", str(path), **options,
     )  # fmt: skip
 
 
@@ -56,6 +59,29 @@ def check_books(path: Path, flood: Flood, report: dict[str, Any]) -> int:
     assert report["seq_lost"] == lost == report["totals"]["lost_total"]
     assert check_flood(path, flood) == sum(flood.totals().values()) - lost
     return sum(int(row["lost"].get("disk full", 0)) for row in rows.values())
+
+
+@pytest.mark.parametrize("words", [(), ("--format", "klogger")])
+def test_a_limit_of_the_files_size_is_a_full_disk(
+    flood: Flood, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "limited"
+    limit = 2 << 20
+
+    def restrict() -> None:
+        listen()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    with start(flood, path, *words, preexec_fn=restrict).ready() as collector:
+        for cpu in cpus():
+            flood.burst(cpu, limit // 64)
+        collector.says("File too large; records are being lost, counted")
+        done = collector.finish()
+    assert done.code == 0, done.stderr
+    report = format_of(path).verify(path)[-1]
+    assert (report.exit_code, report.proven_end) == (3, True), report.verdict
+    assert report.totals.lost.get("disk full", 0) > 0
+    assert report.totals.attempts == report.totals.filtered + sum(flood.totals().values())
 
 
 def test_a_full_disk_and_room_again(flood: Flood, disk: Disk, tmp_path: Path) -> None:

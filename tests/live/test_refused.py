@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from collector.control.client import Client, Collector
 from collector.linux.syscalls import online_cpus
 from formats.klogger.reader import LogReader
-from tests.live.capturing import ROOT, wait_until
+from tests.live.capturing import ROOT, capturing, wait_until
 
 SCHEMA = {
     "mine.conf": "event LEFT { ulonglong faults }\narch any { counter1 page_faults; }\n",
@@ -47,6 +49,14 @@ session.Rings = Rings
 sys.argv[0] = "collect"
 collect.main()
 """
+
+
+def test_why_collect_did_not_start_is_told(tmp_path: Path) -> None:
+    with (
+        pytest.raises(AssertionError, match=r"collect did not start: .*no-such-space"),
+        capturing(tmp_path / "a.pm", "--netns", "no-such-space"),
+    ):
+        pass
 
 
 def errors_of(running: subprocess.Popen[str]) -> str:

@@ -65,11 +65,10 @@ class CaptureBuilder:
         self.counts: dict[tuple[int, int], Counter[str]] = {}
         self.missed: dict[int, tuple[int, int]] = {}
         self.rows: list[npt.NDArray[Any]] = []
-        self.put(
-            control.Start(
-                self.mono_ns, self.mono_ns + self.offset_ns, self.cpus, len(self.locations)
-            )
-        )
+        cpus, locations = self.cpus, len(self.locations)
+        version = 2 if self.with_header_kinds else 1
+        realtime_ns = self.mono_ns + self.offset_ns
+        self.put(control.Start(self.mono_ns, realtime_ns, cpus, locations, version))
 
     # Entries.
 
@@ -177,6 +176,13 @@ class CaptureBuilder:
         """A user's mark."""
         self.put(control.Mark(1, text))
 
+    def switch(self, location: int, on: bool, others: bool = False) -> None:
+        """A location is switched; it takes a millisecond."""
+        before_ns = self.mono_ns
+        self.mono_ns += 1_000_000
+        values = int(not on), int(on), int(others)
+        self.put(control.Change(0, location, before_ns, self.mono_ns, *values))
+
     def group(self) -> list[control.Control]:
         """The ledger as it stands."""
         entries: list[control.Control] = []
@@ -249,8 +255,9 @@ class CaptureBuilder:
         endian = Endian.BIG if self.big_endian else Endian.LITTLE
         extras = made.extras if self.with_header_kinds else {}
         return Header(
-            made.mods, made.version, made.entry_size, made.columns, endian, made.mclsize, extras
-        )
+            made.mods, made.version, made.entry_size, made.columns, endian, made.mclsize, extras,
+            self.with_header_kinds,
+        )  # fmt: skip
 
     def array(self) -> npt.NDArray[Any]:
         """All entries as one array, which a test may then break."""
@@ -296,6 +303,8 @@ def full_capture(**options: Any) -> CaptureBuilder:
             build.withheld(cpu, location, filtered=3, unchanged=4)
     build.nested(1, build.locations[0])
     build.mark()
+    build.switch(build.locations[1], False)
+    build.switch(build.locations[1], True)
     for number, cause in enumerate((*KERNEL_CAUSES, *SILENT_CAUSES, "late", "damaged")):
         build.lose(cause, number % build.cpus, build.locations[0], number + 1)
         build.snapshots(0, build.locations[1], 2)

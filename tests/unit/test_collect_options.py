@@ -123,6 +123,21 @@ def test_printed_records_are_one_harmless_line_each():
     assert not failed
 
 
+def test_printed_text_is_one_word() -> None:
+    """A command names itself: it must not be taken for other columns."""
+    schema = columns.load_schema()
+    chosen = columns.choose_columns(schema.event(columns.EVENT), "comm")
+    made = columns.make_layout(schema, chosen, ())
+    names = {b"plain-1:x": "plain-1:x", b"a state=FIN": '"a state=FIN"', b'q"\\': r'"q\"\\"'}
+    entries = np.zeros(len(names), made.dtype)
+    entries["location"] = 14
+    entries["comm"] = [np.void(name.ljust(16, b"\0")) for name in names]
+    out = io.StringIO()
+    Printer(made.schema, made.columns, out, [].append).write(entries)
+    printed = [line.partition("comm=")[2] for line in out.getvalue().splitlines()]
+    assert [text.split(" snd_cwnd=")[0] for text in printed] == list(names.values())
+
+
 def test_a_reader_that_has_gone_is_told_of_once():
     schema = columns.load_schema()
     chosen = columns.choose_columns(schema.event(columns.EVENT), "classic")

@@ -20,7 +20,7 @@ BIG = 2**40 + 3  # low word 3, high word 256
 
 # Every entry as the contract has it: location, callvalue, the words.
 EXAMPLES: list[tuple[control.Control, int, int, list[int]]] = [
-    (control.Start(BIG, 5, 2, 16), 224, 1, [3, 256, 5, 0, 2, 16]),
+    (control.Start(BIG, 5, 2, 16), 224, 2, [3, 256, 5, 0, 2, 16]),
     (control.Clock(BIG, BIG, 7, -2), 225, 0, [3, 256, 3, 256, 7, 2**32 - 2, 2**32 - 1]),
     (control.Loss(3, 11, BIG, control.LossCause.LATE), 227, 3, [11, 0, 3, 256, 1]),
     (control.Checkpoint(9, BIG, 4, 30, 1), 228, 9, [3, 256, 4, 0, 30, 1]),
@@ -31,6 +31,7 @@ EXAMPLES: list[tuple[control.Control, int, int, list[int]]] = [
     (control.Cpu(3, 1, 2, 3, BIG, 1, 9), 233, 3, [1, 0, 2, 0, 3, 0, 3, 256, 1, 9]),
     (control.Program(17, BIG, 2, 3, 4), 234, 17, [3, 256, 2, 0, 3, 0, 4, 0]),
     (control.Collector(1, 2, 3, 4, 5, 6, BIG), 235, 0x10002, [3, 0, 4, 0, 5, 0, 6, 0, 3, 256]),
+    (control.Change(2, 3, BIG, 5, 6, 7, 1), 236, 0x20003, [3, 256, 5, 0, 6, 0, 7, 0, 1]),
 ]
 
 

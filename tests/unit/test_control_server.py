@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -12,7 +13,9 @@ import signal
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import pytest
 
 from collector.control import access, server
 from collector.control.access import Peer, listen, peer_of
+from collector.control.client import Client, Collector
 from collector.control.server import CLIENTS, REQUEST_BYTES, ControlServer
 from formats.base.errors import FileError, UsageError
 
@@ -37,6 +41,8 @@ class Recording:
         return {"pid": os.getpid(), "text": "x" * 500_000}
 
     def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
+        if names and "FAIL" in names:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if names and "NO" in names:
             raise UsageError("unknown event 'NO'", "try another")
         self.calls.append(("enabled", names, on))
@@ -135,6 +141,44 @@ def test_refusals_come_back_as_they_are(running: Running) -> None:
     answer = running.ask({"op": "enable", "events": ["NO"]})
     error = {"message": "unknown event 'NO'", "hint": "try another", "code": 2}
     assert answer == {"ok": False, "error": error}
+
+
+def test_clients_in_a_loop_get_few_connections(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread shares Python's lock with the reader, which would lose records."""
+    accepted = [0]
+
+    def count(connection: socket.socket) -> Peer:
+        accepted[0] += 1
+        return peer_of(connection)
+
+    monkeypatch.setattr(server, "peer_of", count)
+    until = time.monotonic() + 1.0
+
+    def connect() -> None:
+        while time.monotonic() < until:
+            with suppress(OSError), running.connect() as connection:
+                connection.sendall(b"{")
+
+    threads = [threading.Thread(target=connect) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 10 < accepted[0] < 150
+    controls = threading.Thread(target=running.serve)
+    controls.start()
+    client = Client(Collector(os.getpid(), running.server.path), LIMIT_S)
+    assert client.enable() == {}, "others still get their turn"
+    controls.join()
+
+
+def test_a_request_that_fails_ends_no_capture(running: Running) -> None:
+    answer = running.ask({"op": "enable", "events": ["FAIL"]})
+    error = {"message": "enable failed: Too many open files", "hint": "", "code": 1}
+    assert answer == {"ok": False, "error": error}
+    assert running.ask({"op": "enable"})["ok"]
 
 
 @pytest.mark.parametrize(

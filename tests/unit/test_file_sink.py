@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,12 +23,12 @@ def entries(count: int, first: int = 0) -> bytes:
 
 
 class Case:
-    def __init__(self, path: Path, reserve_bytes: int = 0) -> None:
+    def __init__(self, path: Path, reserve_bytes: int = 0, direct: bool = True) -> None:
         self.path = path
         self.calls = FaultyCalls()
         fd = os.open(path, os.O_RDWR | os.O_CREAT)
         os.write(fd, b"header")
-        self.sink = FileSink(fd, SIZE, self.calls, reserve_bytes)
+        self.sink = FileSink(fd, SIZE, self.calls, reserve_bytes, direct)
 
     @property
     def data(self) -> bytes:
@@ -137,6 +138,25 @@ class FullAt:
     def __call__(self, fd: int, offset: int, length: int) -> None:
         if offset + length > self.limit_bytes:
             raise OSError(errno.ENOSPC, "full")
+
+
+@pytest.mark.parametrize("allocates", [True, False])
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_limit_of_the_files_size_leaves_the_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allocates: bool, direct: bool
+) -> None:
+    limit = 6 + 9000 * SIZE
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    case = Case(tmp_path / "file", reserve_bytes=10 * SIZE, direct=direct)
+    if not allocates:
+        case.calls.fail("fallocate", errno.EOPNOTSUPP)
+    outcome = case.sink.write(entries(20_000))
+    assert outcome.error is not None and outcome.error.errno == errno.EFBIG
+    assert outcome.kept_bytes == 8990 * SIZE
+    assert case.sink.write(entries(2), whole=True).kept_bytes == 0
+    assert case.sink.write(entries(10, 8990), whole=True, reserved=True).error is None
+    assert case.sink.close() is None
+    assert case.data == entries(9000)
 
 
 def test_reserve_is_given_back(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_no_flipped_byte_goes_unnoticed(tmp_path: Path) -> None:
         except DamagedError:
             assert place < begin
         else:
-            assert bool(reader.damage) == (place not in reserved), place
+            assert reader.damage, place
             # A dump that is damaged is left out whole; the others are there.
             assert sum(map(len, batches)) in ((12,) if place in reserved else (0, 4, 8))
         data[place] ^= 0x41
@@ -186,7 +186,7 @@ def test_dumps_behind_a_damaged_one_are_read(tmp_path: Path) -> None:
     assert reader.tail == "tail unknown: the file is damaged"
 
 
-BEGIN, FINISH, SCHEDOUT = 36, 37, 44
+BEGIN, FINISH, SCHEDOUT = 36, 37, 45
 
 
 @pytest.mark.parametrize(

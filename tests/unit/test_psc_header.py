@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from formats.base.byteorder import Endian
 from formats.base.errors import DamagedError, UsageError
 from formats.psc.columns import Column
-from formats.psc.header import Header, decode_header, encode_header, writer_header
+from formats.psc.header import KIND_CHECKSUM, Header, decode_header, encode_header, writer_header
 from tests.unit.psc_samples import END, describe, entry_size, from_hex, record
 
 SEQ = describe("seq_no", 0, 4)
@@ -76,7 +76,7 @@ def headers(draw: st.DrawFn) -> Header:
         scope, mask = draw(st.integers(0, 255)), draw(st.integers(0, 65535))
         columns.append(Column(name, offset, length, scope, mask, draw(st.integers(0, 65535))))
         offset += length
-    kinds = st.integers(7, 65535)
+    kinds = st.integers(7, 65535).filter(lambda kind: kind != KIND_CHECKSUM)
     datas = st.lists(st.binary(max_size=40), min_size=1, max_size=3)
     return Header(
         mods=draw(st.integers(0, 65535)),
@@ -129,8 +129,8 @@ HOSTILE = {
     "entry size 0": (SEQ + entry_size(0) + END, 36, "size of an entry is 0"),
     "entry size of 1 byte": (SEQ + record(3, b"\1") + END, 36, "1 bytes of data"),
     "entry size of 8 bytes": (SEQ + record(3, bytes(8)) + END, 36, "8 bytes of data"),
-    "entry size twice": (entry_size(4) + SEQ + entry_size(8) + END, 44, "stands twice"),
-    "endian twice": (record(5, bytes(4)) * 2 + entry_size(4) + SEQ + END, 8, "stands twice"),
+    "entry size twice": (entry_size(4) + SEQ + entry_size(8) + END, 44, "is there twice"),
+    "endian twice": (record(5, bytes(4)) * 2 + entry_size(4) + SEQ + END, 8, "is there twice"),
     "unknown byte order": (entry_size(4) + SEQ + record(5, b"\0\3") + END, 44, "byte order 3"),
     "wide byte order": (entry_size(4) + SEQ + record(5, b"\0\0\1\0") + END, 44, "byte order 256"),
     "endian without data": (record(5, b"") + entry_size(4) + SEQ + END, 0, "0 bytes"),

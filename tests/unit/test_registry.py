@@ -14,6 +14,7 @@ from collector.commands.tcpkmon import command as tcpkmon
 from formats import registry
 from formats.base.cli import run
 from formats.base.errors import FileError, UsageError
+from formats.commands.pmgraph import command as pmgraph
 from formats.export.forms import FORMS
 from formats.klogger.logs import Logs
 from formats.psc import tables
@@ -204,6 +205,8 @@ def test_another_format_is_one_entry(
         note("open", "a reader"),  # type: ignore[arg-type]
         note("verify", [report]),  # type: ignore[arg-type]
         note("repair", ("done", report)),  # type: ignore[arg-type]
+        "a file of a third format",
+        "its own viewer",
     )
     monkeypatch.setattr(registry, "FILE_FORMATS", {"third": third, **FILE_FORMATS})
     path = tmp_path / "x"
@@ -214,3 +217,12 @@ def test_another_format_is_one_entry(
     assert asked == [("open", str(path)), ("verify", str(path)), ("repair", str(path),
                                                                   str(tmp_path / "y"))]  # fmt: skip
     assert "done" in capfd.readouterr().err
+
+
+def test_pmgraph_names_what_is_no_psc_file(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = folder / "kernlog.dump.cpu2"
+    assert run(pmgraph, [str(log), "-T"], prog="pmgraph") == 1
+    said = capfd.readouterr().err
+    assert said == f"pmgraph: {log} is a Klogger log, not a PSC file; use tcpkmon decode\n"

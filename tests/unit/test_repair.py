@@ -15,7 +15,7 @@ import pytest
 import formats
 from formats.base import control
 from formats.base.errors import DamagedError, FileError, UsageError
-from formats.psc.header import encode_header
+from formats.psc.header import KIND_SCHEMA, encode_header
 from formats.verify import verify_file
 from formats.verify.psc.clean import increasing
 from formats.verify.psc.repair import Repair, repair_file
@@ -197,6 +197,18 @@ def test_strays_in_a_row_of_numbers() -> None:
 
 
 # The new file.
+
+
+def test_what_it_says_names_no_scratch_file(tmp_path: Path) -> None:
+    build = clean_capture()
+    header = build.header()
+    header.extras[KIND_SCHEMA] = [b"enum {"]
+    path, out = tmp_path / "old.pm", tmp_path / "new.pm"
+    path.write_bytes(encode_header(header) + build.array().tobytes())
+    report = repair_file(path, out).report
+    assert report.path == str(out)
+    assert any("the schema in the header cannot be read: schema:1:" in it for it in report.notes)
+    assert not any("/proc/" in it for it in report.notes)
 
 
 def test_the_output_is_new_private_and_never_a_link(tmp_path: Path) -> None:

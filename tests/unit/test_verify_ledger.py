@@ -249,7 +249,7 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "written": (change(control.Ledger, -6, written=add(1)), "attempts"),
     "ring full": (change(control.Losses, -6, ring_full=add(1)), "attempts"),
     "no slot": (change(control.Losses, -6, no_slot=add(1)), "attempts"),
-    "serials": (change(control.Cpu, -1, serials=add(1)), "serials taken"),
+    "serials": (change(control.Cpu, -1, serials=add(1)), "serials reserved"),
     "damaged": (change(control.Cpu, -2, damaged=add(1)), "damaged"),
     "late of the CPU": (change(control.Cpu, -1, late=add(1)), "late"),
     "late": (change(control.Collector, -5, late=add(1)), "late"),
@@ -280,7 +280,7 @@ BREAKS: dict[str, tuple[Break, str]] = {
         change(control.Clock, 1, mono_ns=add(-(10**9)), realtime_ns=add(-(10**9))),
         "runs back",
     ),
-    "format version": (change(control.Start, 0, version=2), "version"),
+    "format version": (change(control.Start, 0, version=3), "version"),
     "fewer locations": (change(control.Start, 0, locations=1), "locations"),
     "fewer CPUs": (change(control.Start, 0, cpus=1), "CPU"),
     "location": (put("location", 2), "entries in the file"),
@@ -313,7 +313,7 @@ BREAKS |= {
     "nowhere": (change(control.Cpu, -2, damaged=add(1)), "not lost and not in the file)"),
     "read": (change(control.Cpu, -1, read=add(1)), "records read (written, not damaged)"),
     "late by CPU": (change(control.Cpu, -1, late=add(1)), "late, but its locations add up to"),
-    "serials by CPU": (change(control.Cpu, -1, serials=add(1)), "serials taken, but its locations"),
+    "serials by CPU": (change(control.Cpu, -1, serials=add(1)), "serials reserved, but its"),
     "a row of no CPU": (change(control.Cpu, -1, cpu=77), "CPU row of CPU 77, not possible here"),
     "a program of no location": (change(control.Program, -1, point=300),
                                  "no location 300 has a program"),
@@ -443,7 +443,7 @@ def test_serials_missing_at_the_end_are_found(tmp_path: Path) -> None:
     build.end()
     report = check(build, tmp_path)
     assert report.exit_code == 5
-    assert "serials taken, none in the file" in problems(report)
+    assert "serials reserved, none in the file" in problems(report)
 
 
 def test_order_of_time(tmp_path: Path) -> None:

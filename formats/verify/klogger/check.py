@@ -10,7 +10,7 @@ import numpy as np
 
 from formats.base.control import EXISTING
 from formats.base.errors import DamagedError
-from formats.klogger.batch import LogBatch
+from formats.klogger.batch import LogBatch, changes_of
 from formats.klogger.reader import LogReader
 from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, SNAPSHOT
 from formats.klogger.walk import list_bytes
@@ -21,6 +21,7 @@ from formats.verify.balance import (
     check_sums,
     compare_rings,
 )
+from formats.verify.changes import ChangeCheck
 from formats.verify.clock import runs_back
 from formats.verify.klogger.books import LEDGERS, Gathered, LogLedger, SoFar, integers
 from formats.verify.klogger.clock import CLOCK, ClockEvents
@@ -35,7 +36,7 @@ from formats.verify.klogger.events import (
 )
 from formats.verify.klogger.pauses import Pauses
 from formats.verify.ledger import LATE_STAGE, Tally
-from formats.verify.report import HEADER, I64, LISTED_AT_ONCE, Mask, Problems, Report
+from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
 
 
 def verify_log(path: str | os.PathLike[str]) -> Report:
@@ -96,6 +97,7 @@ class _Run:
         )
         self._clock = ClockEvents()
         self._pauses = Pauses(reader.format)
+        self._changes = ChangeCheck(self._problems)
         self._tally = Tally()
         self._serials = _Serials()
         self._dump: _Dump | None = None
@@ -106,7 +108,7 @@ class _Run:
 
     def run(self) -> Report:
         for what in find_unreadable(self._reader.format):
-            self._add(HEADER, what)
+            self._problems.add_header(what)
         for batch in self._reader.batches():
             if self._dump is None or batch.dump != self._dump.index:
                 self._end_dump()
@@ -193,6 +195,8 @@ class _Run:
             dump.ledger.feed(batch)
         if CLOCK in present:
             self._clock.feed(batch, first)
+        for at, change in changes_of(batch):
+            self._changes.feed(first + at, change)
         if DUMP_FINISH in present:
             dump.told_bytes += integers(batch, DUMP_FINISH, ("bytes",))[:, 0].tolist()
 
@@ -265,6 +269,12 @@ class _Run:
         if self._events.snapshot >= 0:
             report.existing = self._tally.of_point(EXISTING)
         self._judge_aside()
+        clock = self._reader.header.get("clock") or {}
+        real_ns = clock.get("realtime_ns", 0) - clock.get("mono_ns", 0)
+        name_of = self._events.name
+        self._changes.conclude(
+            report, lambda point: name_of(point) or str(point), lambda ns: ns + real_ns
+        )
         report.notes += self._pauses.notes()
         report.problems, report.problems_total = self._problems.listed, self._problems.total
 

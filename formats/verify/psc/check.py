@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 
 from formats.base import control
 from formats.base.errors import DamagedError
 from formats.base.limits import MOST_CPUS
+from formats.psc.header import HEADER_DAMAGED
 from formats.psc.reader import Capture, open_capture
 from formats.verify.balance import build_rows, compare_rings
+from formats.verify.changes import ChangeCheck
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
@@ -27,7 +30,7 @@ from formats.verify.psc.landmarks import Landmarks
 from formats.verify.psc.losses import LossSums, check_losses, check_serials
 from formats.verify.psc.sequence import SequenceCheck, SequenceReader, is_unsure
 from formats.verify.psc.serials import SerialCheck
-from formats.verify.report import HEADER, I64, LISTED_AT_ONCE, Mask, Problems, Report
+from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
 
 SEGMENT_ROWS = 1 << 16
 
@@ -64,13 +67,28 @@ def verify_capture(capture: Capture) -> Report:
             sequence.feed(piece.start, capture.seq(piece.start, piece.stop), NO_ROWS)
         report.seq_lost, report.seq_gaps = sequence.lost, sequence.gaps
     for what in capture.find_unreadable():
-        problems.add(HEADER, what)
-    if capture.damaged:
+        problems.add_header(what)
+    if capture.is_cut:
         _judge_cut(capture, report, problems, offset)
+    if not capture.header.is_intact:
+        problems.add_header(HEADER_DAMAGED)
+    report.unchecked += _unchecked(capture, report.ledger)
     report.problems, report.problems_total = problems.listed, problems.total
     report.suspects = problems.entries
-    report.notes.extend(capture.warnings)
+    report.notes.extend(text for text in capture.warnings if text != HEADER_DAMAGED)
     return report
+
+
+def _unchecked(capture: Capture, has_ledger: bool) -> Iterator[str]:
+    """What this file does not let verify check."""
+    if not capture.header.has_checksum:
+        yield "the header (it has no checksum)"
+    if not has_ledger:
+        return
+    lacking = [name for name in ("cpu", "serial", "time_ns") if not is_number(capture, name)]
+    without = {"cpu": "each CPU's counts", "serial": "serials", "time_ns": "times to the ns"}
+    for name in lacking:
+        yield f"{without[name]} (no column {name})"
 
 
 def _judge_cut(capture: Capture, report: Report, problems: Problems, offset: int) -> None:
@@ -97,9 +115,11 @@ class _LedgerRun:
         self._serials = SerialCheck(problems)
         self._clock = ClockCheck(problems)
         self._sums = LossSums()
+        self._changes = ChangeCheck(problems)
         self._marks = Landmarks(problems, self._has_cpu, self._sums)
         self._unsure_at = -1
         self._locations: int | None = None
+        self._offset_ns = 0
 
     def run(self) -> None:
         for piece in self._capture.chunks(SEGMENT_ROWS):
@@ -121,6 +141,10 @@ class _LedgerRun:
         ).astype(np.int64)
         self._starts(segment, rows)
         self._clock.feed(rows, unsure_at)
+        for at in np.flatnonzero(rows.location == control.Change.location).tolist():
+            change = rows.decode(at)
+            assert isinstance(change, control.Change)
+            self._changes.feed(int(rows.index[at]), change)
         plain = np.flatnonzero((location > 0) & (location < POINTS) & ~mask)
         cpu = self._cpus(segment, plain)
         self._times(segment, plain)
@@ -160,7 +184,10 @@ class _LedgerRun:
             assert isinstance(start, control.Start)
             self._marks.cpu_limit = min(start.cpus, 0xFFFF) or MOST_CPUS
             self._locations = start.locations
-            if start.version != control.FORMAT_VERSION:
+            self._offset_ns = start.realtime_ns - start.mono_ns
+            if start.version == 2 and not self._capture.header.has_checksum:
+                self._problems.add_header("the header has lost its checksum")
+            if start.version not in (1, control.FORMAT_VERSION):
                 self._problems.add(0, f"format version {start.version} is not known")
         elif not (rows.index[:1].tolist() == [0] and is_unsure(rows)[0]):
             self._problems.add(0, "the file does not begin with a START entry")
@@ -232,6 +259,8 @@ class _LedgerRun:
         report.after_checkpoint = snapshots - (int(last.counts.sum()) if last else 0)
         if last is not None:
             self._conclude(last)
+        name, offset_ns = self._capture.location_name, self._offset_ns
+        self._changes.conclude(report, name, lambda mono_ns: mono_ns + offset_ns)
         if self._marks.broken:
             report.notes.append(f"{self._marks.broken} checkpoint(s) lost in part")
 

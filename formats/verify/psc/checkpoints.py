@@ -53,7 +53,7 @@ class Checkpoint(Ledger):
             "which counts {told}",
             "attempts": "{where}: {told} attempts, "
             "but {found} filtered, unchanged, written and lost",
-            "serials": "CPU {cpu}: {told} serials taken, but its locations add up to {found}",
+            "serials": "CPU {cpu}: {told} serials reserved, but its locations add up to {found}",
             "came out": "{where}: {told} written by the kernel, "
             "but {found} in the file or lost in the collector",
             "damaged": "CPU {cpu}: {told} damaged (written, not lost and not in the file), "

@@ -37,7 +37,7 @@ class Cleaned:
     missing: int = 0
     """Sequence numbers that no LOSS entry accounted for before."""
     end: control.End | None = None
-    """The END entry that stood at the very end, if one did."""
+    """The END entry at the very end, if there is one."""
 
     @property
     def changed(self) -> bool:

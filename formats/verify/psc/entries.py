@@ -28,6 +28,7 @@ _WORDS_USED = {
     control.End.location: 5,
     control.Ledger.location: 8,
     control.Program.location: 8,
+    control.Change.location: 9,
 }
 _NEEDED = ("seq_no", "callvalue", "location", "lport", "rport")
 

@@ -97,7 +97,7 @@ def check_serials(
         if one.highest > taken:
             problems.add(
                 shot.cpu_entry(cpu),
-                f"CPU {cpu}: serial {one.highest} in the file, but only {taken} were taken",
+                f"CPU {cpu}: serial {one.highest} in the file, but only {taken} were reserved",
             )
             continue
         missing = taken - one.highest + one.missing
@@ -114,4 +114,4 @@ def check_serials(
         return
     for cpu, taken in zip(shot.cpu_rows.keys, shot.cpu_rows["serials"], strict=True):
         if taken and int(cpu) not in serials.cpus and not sums.unsure:
-            problems.add(where, f"CPU {cpu}: {taken} serials taken, none in the file")
+            problems.add(where, f"CPU {cpu}: {taken} serials reserved, none in the file")

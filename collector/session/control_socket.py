@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the control socket of a capture, which also runs without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collector.control.server import ControlServer
+from collector.plan.request import Request
+from collector.session.summary import say
+from formats.base.errors import TcpkmonError
+
+
+def open_server(request: Request, wake: Callable[[], None]) -> ControlServer | None:
+    """The server, or None where it cannot listen; if a group was named for it, that is an error."""
+    try:
+        return ControlServer(group=request.control_group, wake=wake)
+    except TcpkmonError as error:
+        if request.control_group is not None:
+            raise
+        if not request.quiet:
+            say(f"no control socket: {error.message}")
+        return None

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running capture has counted so far: the kernel, the rings and the collector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from collector.loader.capture_maps import Kernel
+from collector.loader.perf_counters import OpenCounters
+from collector.ring.rings import Rings
+from collector.session.existing import Existing
+from collector.writer.base_stream import Stream
+from collector.writer.ledger import Books
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Reads the counts of one capture."""
+
+    kernel: Kernel
+    rings: Rings
+    counters: OpenCounters
+    existing: Existing
+    stream: Stream[Any]
+
+    def books(self) -> Books:
+        """The ledger at this moment."""
+        heads = self.existing.heads()
+        order = self.stream.order
+        return Books(
+            ledger=heads["accounts"].copy(),
+            serials=heads["serial"].copy(),
+            programs=self.kernel.programs(heads),
+            read=dict(order.read),
+            late=dict(order.late),
+            ring_lost=self.rings.lost(),
+            online=frozenset(self.rings.cpus),
+        )
+
+    def serials(self) -> dict[int, int]:
+        """By CPU, the last serial that the kernel gave out."""
+        serials = self.existing.heads()["serial"]
+        return {cpu: int(serial) for cpu, serial in enumerate(serials) if serial}
+
+    def connections(self) -> int:
+        """How many connections were seen."""
+        return max(self.kernel.connections(), self.existing.listed)
+
+    def losses(self) -> dict[str, int]:
+        """Records lost, by cause."""
+        return {"in the kernel": self.stream.order.lost, **self.stream.written.losses()}
+
+    def refused(self) -> dict[str, str]:
+        """What the kernel refuses a CPU now, and why."""
+        found = {f"ring of CPU {cpu}": why for cpu, why in self.rings.refused.items()}
+        for cpu, why in self.counters.refused.items():
+            found[f"counters of CPU {cpu}"] = why
+        return found

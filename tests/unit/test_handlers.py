@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handlers of requests refuse what the capture's file cannot hold."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from collector.control.handlers import Handlers
+from collector.plan.filters import Filters
+from collector.plan.request import Request
+from collector.writer.base_stream import Stream
+from collector.writer.log_stream import LogStream
+from collector.writer.psc_stream import PscStream
+from formats.base.errors import UsageError
+
+
+class Marking:
+    """A stream and a kernel that note the marks."""
+
+    def __init__(self, largest_mark: int) -> None:
+        self.largest_mark = largest_mark
+        self.numbers: list[int] = []
+
+    def marks(self, marks: Any, pid: int) -> bool:
+        self.numbers += [mark.number for mark in marks]
+        return True
+
+    def read_switches(self) -> None:
+        return
+
+    buffer_bytes = low_water_percent = 0
+    cpus = ()
+
+    def limits(self) -> dict[int, int]:
+        return {}
+
+    def filters_in_force(self) -> int:
+        return 0
+
+    def states(self) -> dict[str, tuple[int, int]]:
+        return {}
+
+
+@pytest.mark.parametrize(("stream", "bits"), [(PscStream, 32), (LogStream, 64)])
+def test_a_mark_that_does_not_fit_is_refused(stream: type[Stream[Any]], bits: int) -> None:
+    noted = cast(Any, Marking(stream.largest_mark))
+    request = Request(Filters(), "x.pm")
+    handlers = Handlers(request, noted, noted, noted, lambda: {}, lambda: {})
+    handlers.mark((1 << bits) - 1, 7)
+    with pytest.raises(UsageError, match=f"mark {1 << bits} is too large for this file"):
+        handlers.mark(1 << bits, 7)
+    assert noted.numbers == [(1 << bits) - 1]
