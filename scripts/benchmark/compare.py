@@ -153,7 +153,7 @@ def _reader(results: Results, case: str) -> list[float]:
     records = [results.all(slowdown.NAME, "records", name) for name in names]
     if min(map(min, records)) < FEW_RECORDS:
         return []
-    a, b = (results.all(slowdown.NAME, "cpu_us", name) for name in names)
+    a, b = (results.all(slowdown.NAME, slowdown.READER, name) for name in names)
     return [math.log(y / x) for x, y in zip(a, b, strict=False)]
 
 

@@ -24,35 +24,41 @@ ENOUGH_RECORDS = 50_000
 
 
 def figures(results: Results) -> dict[str, float]:
-    """By name; each is a cost, and divided by perf's in the same run where there is one."""
-    lean = rates.subject("getppid", rates.ANY, "cpu_us")
-    kernel = rates.subject("receive", rates.ANY, "kernel_us")
-    found = {
-        "lean record, reader's CPU / perf's": _lowest(
-            results, rates.NAME, lean, rates.LEAN, rates.PERF_LEAN
-        ),
-        "default record, in the kernel / perf's": _lowest(
-            results, rates.NAME, kernel, rates.DEFAULT, rates.PERF_SOCKET
-        ),
-        "default record, reader's CPU / perf's": _lowest(
-            results, slowdown.NAME, "cpu_us", slowdown.DEFAULT, slowdown.PERF
-        ),
-        "reading a record / perf script's": _lowest(
-            results, reading.NAME, reading.CPU, reading.READ, reading.PERF_SCRIPT
-        ),
-        "verifying a record / perf script's": _lowest(
-            results, reading.NAME, reading.CPU, reading.VERIFY, reading.PERF_SCRIPT
-        ),
-        "default record, bytes": results.median(sizes.NAME, sizes.SUBJECT, samples.DEFAULT),
-        "record in Parquet, bytes": results.median(sizes.NAME, sizes.SUBJECT, sizes.PARQUET),
+    """By name. Times are divided by what a record of perf takes in the kernel in the same run.
+
+    That differs least from run to run; perf's reader has often not begun when the flood ends.
+    """
+    lean, default = (
+        {metric: rates.subject(flood, rates.ANY, metric) for metric in ("kernel_us", "cpu_us")}
+        for flood in ("getppid", "receive")
+    )
+    perf = _lowest(results, rates.NAME, default["kernel_us"], rates.PERF_SOCKET)
+    times = {
+        "lean record, kernel": (rates.NAME, lean["kernel_us"], rates.LEAN),
+        "lean record, reader": (rates.NAME, lean["cpu_us"], rates.LEAN),
+        "default record, kernel": (rates.NAME, default["kernel_us"], rates.DEFAULT),
+        "default record, reader": (slowdown.NAME, slowdown.READER, slowdown.DEFAULT),
+        "perf's columns, reader": (slowdown.NAME, slowdown.READER, slowdown.COLUMNS),
     }
-    return {name: round(value, 4) for name, value in found.items() if value is not None}
+    sizes_of = {
+        "default record, bytes": (slowdown.NAME, "bytes", slowdown.DEFAULT),
+        "record in Parquet, bytes": (sizes.NAME, sizes.SUBJECT, sizes.PARQUET),
+    }
+    found = {}
+    for name, where in times.items():
+        value = _lowest(results, *where)
+        if value is not None and perf is not None and perf > 0:
+            found[f"{name} / perf's"] = round(value / perf, 4)
+    for name, where in sizes_of.items():
+        value = _lowest(results, *where)
+        if value is not None:
+            found[name] = round(value, 1)
+    return found
 
 
-def _lowest(results: Results, section: str, subject: str, case: str, other: str) -> float | None:
-    """The lowest of the rounds, which disturbances do not raise, divided by the other case's."""
-    ours, theirs = (results.all(section, subject, name) for name in (case, other))
-    return min(ours) / min(theirs) if ours and theirs and min(theirs) > 0 else None
+def _lowest(results: Results, section: str, subject: str, case: str) -> float | None:
+    """The lowest of the rounds, which disturbances do not raise."""
+    return min(results.all(section, subject, case), default=None)
 
 
 def model_of(results: Results) -> str:

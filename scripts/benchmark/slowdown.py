@@ -36,6 +36,7 @@ MAIN = (DEFAULT, COLUMNS, FILTERED, CHANGED, PERF)
 MORE_ROUNDS = 3
 QUICK = (DEFAULT, COLUMNS, FILTERED, PERF)
 CASES = (*MAIN, SAME, ALL, *RINGS, BPFTRACE, TCPDUMP, TRACE_CMD, TCPSTATES, TCPTOP)
+READER = "cpu_us"
 LOST_TIME = "time lost, us a record"
 FIELDS = "fields"
 SEGMENTS = ("--locations", "SEGMENT_RECEIVED")
@@ -125,7 +126,7 @@ def measure_one(
     add = context.results.add
     add(NAME, "records", case, outcome.records)
     add(NAME, "lost", case, outcome.lost)
-    add(NAME, "cpu_us", case, 1e6 * outcome.cpu_s / records)
+    add(NAME, READER, case, 1e6 * outcome.cpu_s / records)
     add(NAME, "bytes", case, outcome.bytes / records)
     add(NAME, LOST_TIME, case, 1e6 * lost_s / records)
     return after

@@ -14,6 +14,7 @@ from scripts.benchmark.targets import faster_than_perf, targets, whole_cost_us
 from scripts.benchmark.work import WORK
 
 NONE = "-"
+COUNTS = ("records", "lost")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def _of_slowdown(results: Results) -> list[Table]:
     rows = []
     for case in cases:
         mean, cpu = mean_slowdown(results, case), mean_cpu(results, case)
+        records = results.median(slowdown.NAME, "records", case)
         perf = beside(results, case, slowdown.PERF)
         each = each_beside(results, case, slowdown.PERF)
         rows.append([
@@ -50,8 +52,9 @@ def _of_slowdown(results: Results) -> list[Table]:
             NONE if perf is None or perf.other.value <= 0 else number(perf.ratio),
             f"{each[0].work}: {each[0].text}" if each else NONE,
             NONE if cpu is None else number(cpu),
-            *(_text(results.spread(slowdown.NAME, subject, case))
-              for subject in ("records", "lost", "cpu_us", slowdown.LOST_TIME)),
+            *(_text(results.spread(slowdown.NAME, subject, case)) for subject in COUNTS),
+            *(_text(results.spread(slowdown.NAME, subject, case) if records else None)
+              for subject in (slowdown.READER, slowdown.LOST_TIME)),
         ])  # fmt: skip
     done = [work for work in WORK if results.all(slowdown.NAME, work, slowdown.DEFAULT)]
     places = (
