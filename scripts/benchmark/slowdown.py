@@ -23,6 +23,7 @@ COLUMNS = "collect, perf's events and columns"
 FILTERED = "collect, other ports only"
 CHANGED = "collect --when-changed snd_cwnd"
 SAME = "collect, perf's events"
+FULL = "collect --columns full"
 ALL = "collect --locations all"
 RINGS = {f"collect --rings {name}": name for name in ("bpf", "perf")}
 PERF = "perf record tcp:tcp_probe"
@@ -35,7 +36,7 @@ TCPTOP = "bcc tcptop"
 MAIN = (DEFAULT, COLUMNS, FILTERED, CHANGED, PERF)
 MORE_ROUNDS = 3
 QUICK = (DEFAULT, COLUMNS, FILTERED, PERF)
-CASES = (*MAIN, SAME, ALL, *RINGS, BPFTRACE, TCPDUMP, TRACE_CMD, TCPSTATES, TCPTOP)
+CASES = (*MAIN, SAME, FULL, ALL, *RINGS, BPFTRACE, TCPDUMP, TRACE_CMD, TCPSTATES, TCPTOP)
 READER = "cpu_us"
 LOST_TIME = "time lost, us a record"
 FIELDS = "fields"
@@ -52,6 +53,7 @@ OPTIONS = {
     FILTERED: ("--ports", "9"),
     CHANGED: ("--when-changed", "snd_cwnd"),
     SAME: SEGMENTS,
+    FULL: ("--columns", "full"),
     ALL: ("--locations", "all"),
     **{case: ("--rings", name) for case, name in RINGS.items()},
 }

@@ -151,8 +151,9 @@ def _of_inkernel(results: Results) -> list[Table]:
             continue
         way = subject.rpartition(", ")[2]
         empty = results.spread(inkernel.NAME, f"{inkernel.EMPTY}, {way}", "recorded")
-        # Both copies of a program are in each figure.
-        less = 2 * empty.median if empty is not None else 0.0
+        # At tracepoints one copy of a program is attached, elsewhere both.
+        copies = 1 if way in {"btf", "raw"} else 2
+        less = copies * empty.median if empty is not None else 0.0
         cells = [subject]
         for state in inkernel.STATES:
             found = results.spread(inkernel.NAME, subject, state) if state in cases else None
@@ -164,8 +165,9 @@ def _of_inkernel(results: Results) -> list[Table]:
             "Nanoseconds per event",
             ("", *inkernel.STATES),
             rows,
-            "By BPF statistics, both copies of a program together, less what two empty programs "
-            f"take ({_text(empty, 0)} ns each, nearly all of it the statistics themselves). "
+            "By BPF statistics, of one copy of each program (of fentry and kprobe both), less what "
+            f"empty ones take ({_text(empty, 0)} ns each, nearly all of it the statistics "
+            "themselves). "
             "Unchanged: left out by --when-changed (segments only). Disabled: by the switch. "
             "Filtered: by port. RCVQ_FULL looks at all dropped packets, and these are none of "
             "its own.",
@@ -222,8 +224,8 @@ def _of_reading(results: Results) -> list[Table]:
              "records"),
             rows,
             "Whole commands, output thrown away (Parquet and Arrow: written to a file), less what "
-            "they take for a file with next to nothing in it: that is the start. Every column: all "
-            "that are stored by default (63). perf script prints about 17 values a record; "
+            "they take for a file with next to nothing in it: that is the start. Every column: "
+            "those of --columns full. perf script prints about 17 values a record; "
             "tcp_probe's columns are those (19).",
         ),
     ]  # fmt: skip
