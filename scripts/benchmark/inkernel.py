@@ -111,7 +111,7 @@ def _traffic(context: Context, load: Load) -> None:
 
 
 def _runs(kernel: Kernel, probes: list[Chosen], empty_fd: int) -> dict[str, Runs]:
-    """By the locations of a program: the runs of its first copy, and the time of both copies."""
+    """By the locations of a program: the runs of its first copy, and the time of all copies."""
     missed = kernel.loaded.missed()
     found = {
         " ".join(probe.locations): Runs(missed[probe.name].run_cnt, missed[probe.name].run_ns)

@@ -9,9 +9,10 @@
  * one a line. The answer to each is a line "COUNT SECONDS CPU_SECONDS", the last of both ends:
  *
  *     pin CLIENT_CPU SERVER_CPU      from now on
- *     pingpong CONNECTIONS SECONDS   64 bytes there and back; COUNT: round trips
+ *     pingpong CONNECTIONS SECONDS [BYTES]   64 bytes or so many there and back; COUNT: round trips
  *     bulk SECONDS                   COUNT: bytes
  *     churn SECONDS                  connect, 64 bytes there and back, close; COUNT: connections
+ *     requests SECONDS               the same with 100 times 64 bytes; COUNT: round trips
  *     open CONNECTIONS               opens them and keeps them open; COUNT: open connections
  *     robin SECONDS                  64 bytes there and back on each in turn; COUNT: round trips
  *     getppid SECONDS RATE           system calls, at most RATE a second (0: any); COUNT: calls
@@ -36,13 +37,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ECHO_PORTS = 8, MESSAGE = 64, BATCH = 256, CHUNK = 64, OPENED_AT_ONCE = 512 };
+enum { ECHO_PORTS = 8, MESSAGE = 64, BATCH = 256, CHUNK = 64, OPENED_AT_ONCE = 512, REQUESTS = 100 };
 /* The kind of a descriptor, in the upper half of its epoll event. */
 enum { ECHO, SINK, LISTENER };
 
 static char buffer[1 << 18];
 static const char *address;
 static int first_port;
+static long message;
 static int *robin;
 static long robins;
 
@@ -146,15 +148,15 @@ static int dial(int port) {
 }
 
 static void send_one(int fd) {
-    if (write(fd, buffer, MESSAGE) != MESSAGE)
+    if (write(fd, buffer, message) != message)
         fail("write");
 }
 
 static long receive_one(int fd) {
     long got = 0;
 
-    while (got < MESSAGE) {
-        long more = read(fd, buffer, MESSAGE - got);
+    while (got < message) {
+        long more = read(fd, buffer, message - got);
 
         if (more <= 0)
             fail("read");
@@ -204,16 +206,18 @@ static long bulk(double end) {
     return bytes;
 }
 
-static long churn(double end) {
+/* Connections of so many round trips each; returns all round trips. */
+static long churn(long trips, double end) {
     long count = 0;
 
     while (now() < end) {
         int fd = dial(first_port);
 
-        send_one(fd);
-        receive_one(fd);
+        for (long i = 0; i < trips; i++, count++) {
+            send_one(fd);
+            receive_one(fd);
+        }
         close(fd);
-        count++;
     }
     return count;
 }
@@ -278,12 +282,15 @@ static long obey(const char *line, double start, pid_t server) {
         return 0;
     }
 
-    if (sscanf(line, "pingpong %ld %lf", &number, &seconds) == 2)
+    message = MESSAGE;
+    if (sscanf(line, "pingpong %ld %lf %ld", &number, &seconds, &message) >= 2)
         return pingpong(number, start + seconds);
     if (sscanf(line, "bulk %lf", &seconds) == 1)
         return bulk(start + seconds);
     if (sscanf(line, "churn %lf", &seconds) == 1)
-        return churn(start + seconds);
+        return churn(1, start + seconds);
+    if (sscanf(line, "requests %lf", &seconds) == 1)
+        return churn(REQUESTS, start + seconds);
     if (sscanf(line, "open %ld", &number) == 1)
         return open_all(number);
     if (sscanf(line, "robin %lf", &seconds) == 1 && robins)

@@ -40,15 +40,15 @@ class Done:
 
 
 class Load:
-    """The program load.c in both namespaces of a lab; a context manager."""
+    """The program load.c in the namespaces of a lab; a context manager."""
 
-    def __init__(self, program: Path, lab: Lab, port: int = 7000) -> None:
-        """It uses nine ports from `port` on."""
-        self._arguments = [
-            str(program), str(lab.a.namespace.fd), str(lab.b.namespace.fd), lab.b.address4,
-            str(port),
-        ]  # fmt: skip
-        self._fds = (lab.a.namespace.fd, lab.b.namespace.fd)
+    def __init__(
+        self, program: Path, lab: Lab, port: int = 7000, loopback: bool = False
+    ) -> None:
+        """It uses nine ports from `port` on; loopback: of 127.0.0.1, with both ends in a."""
+        server, address = (lab.a, "127.0.0.1") if loopback else (lab.b, lab.b.address4)
+        self._fds = (lab.a.namespace.fd, server.namespace.fd)
+        self._arguments = [str(program), *map(str, self._fds), address, str(port)]
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Load:

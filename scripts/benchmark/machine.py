@@ -17,29 +17,39 @@ def describe(root: Path) -> dict[str, str]:
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     model = _first(r"^model name\s*:\s*(.*)$", cpu) or "unknown"
     megahertz = _first(r"^cpu MHz\s*:\s*(.*)$", cpu) or "?"
+    family = _first(r"^cpu family\s*:\s*(.*)$", cpu) or "?"
+    number = _first(r"^model\s*:\s*(.*)$", cpu) or "?"
     flags = _first(r"^flags\s*:\s*(.*)$", cpu).split()
     memory = _first(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
-    clock = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    devices = Path("/sys/devices/system")
     name = platform.uname()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "tcpkmon": f"{importlib.metadata.version('tcpkmon')}, commit {_commit(root)}",
-        "CPU": f"{model}, {os.cpu_count()} CPUs at {megahertz} MHz"
+        "tcpkmon": importlib.metadata.version("tcpkmon"),
+        "tree": commit(root),
+        "CPU model": model,
+        "CPU": f"family {family}, model {number}; {os.cpu_count()} CPUs at {megahertz} MHz"
         + (", virtual machine" if "hypervisor" in flags else ""),
         "memory": f"{int(memory or 0) / (1 << 20):.0f} GiB",
         "kernel": f"{name.release} {name.version} {name.machine}",
-        "clock": clock.read_text(encoding="ascii").strip() if clock.exists() else "?",
+        "L3 cache": _read(devices / "cpu/cpu0/cache/index3/size"),
+        "clock": _read(devices / "clocksource/clocksource0/current_clocksource"),
         "load": f"{_load()} (1, 5 and 15 minutes) when it began",
         "Python": platform.python_version(),
         "versions": "; ".join(filter(None, map(_version, VERSIONS))),
     }
 
 
-VERSIONS = (("perf", "--version"), ("tcpdump", "--version"), ("bpftrace", "--version"))
+VERSIONS = (("perf", "--version"), ("tcpdump", "--version"), ("bpftrace", "--version"),
+            ("iperf3", "--version"))  # fmt: skip
 
 
 def _load() -> str:
     return " ".join(f"{value:.2f}" for value in os.getloadavg())
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip() if path.exists() else "?"
 
 
 def _first(pattern: str, text: str) -> str:
@@ -56,7 +66,8 @@ def _version(command: tuple[str, ...]) -> str:
     return said[0] if said else ""
 
 
-def _commit(root: Path) -> str:
+def commit(root: Path) -> str:
+    """The tree's commit, with -dirty if files have changed; unknown outside of git."""
     try:
         done = subprocess.run(
             ["git", "-c", "safe.directory=*", "-C", str(root), "describe", "--always", "--dirty"],

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -17,9 +18,11 @@ from collector.loader.prepare import check_privilege
 from formats.base.cli import run as run_command
 from formats.base.errors import FileError, TcpkmonError, UsageError
 from scripts.benchmark import (
+    compare,
     drain,
     inkernel,
     machine,
+    pages,
     peers,
     rates,
     reading,
@@ -28,8 +31,9 @@ from scripts.benchmark import (
     sizes,
     slowdown,
     startup,
-    targets,
+    trees,
 )
+from scripts.benchmark import release as limits
 from scripts.benchmark.context import ROOT, Context
 from scripts.benchmark.load import compile_load
 from scripts.benchmark.results import Results
@@ -37,7 +41,8 @@ from scripts.benchmark.results import Results
 ROUNDS = 5
 QUICK_ROUNDS = 2
 UNFINISHED = "the rest of this section"
-DOCS = ROOT / "docs" / "benchmark.md"
+DOCS = ROOT / "docs"
+NOT_QUICK = {"bpftrace", "iperf3"}
 MEASURES: dict[str, Callable[[Context], None]] = {
     slowdown.NAME: slowdown.measure,
     rates.NAME: rates.measure,
@@ -53,16 +58,26 @@ MEASURES: dict[str, Callable[[Context], None]] = {
 @click.command("bench", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False),
               help="Write all values that were measured.")
-@click.option("--docs", is_flag=True, help="Make docs/benchmark.md of the results.")
+@click.option("--docs", is_flag=True,
+              help="Make the page of this CPU model in docs/benchmark, and docs/benchmark.md.")
 @click.option("--read", "read_file", metavar="FILE",
               type=click.Path(exists=True, dir_okay=False),
               help="Measure nothing: report what --json wrote.")
 @click.option("--quick", is_flag=True,
-              help="Small sizes; exit with 1 if anything is several times slower than perf.")
+              help="Small sizes; exit with 1 if anything is several times slower than perf, or "
+                   "much slower than in the last release.")
+@click.option("--release", is_flag=True,
+              help="With --quick: keep the figures as those of the release.")
+@click.option("--compare", "between", nargs=2, metavar="A B",
+              help="Two trees (folders or git revisions) in turn: what is slower in B.")
 @click.option("--rounds", type=click.IntRange(1, 100), metavar="N",
-              help=f"Rounds of each measurement.  [default: {ROUNDS}; quick: {QUICK_ROUNDS}]")
-@click.option("--only", metavar="SECTION,...", default=",".join(MEASURES),
-              help=f"Some of: {', '.join(MEASURES)}.")
+              help=f"Rounds of each measurement; what the targets compare gets "
+                   f"{slowdown.MORE_ROUNDS} N.  [default: {ROUNDS}; quick: {QUICK_ROUNDS}; "
+                   f"compare: {compare.ROUNDS}]")
+@click.option("--only", metavar="NAME,...",
+              help=f"Some sections: {', '.join(MEASURES)}. With --compare, cases: "
+                   f"{', '.join(compare.CASES)}.  [default: all; compare: "
+                   f"{','.join(compare.USUAL)}]")
 @click.option("--folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False),
               help="Where the tools write, on a disk.  [default: /var/tmp]")
 def command(
@@ -70,38 +85,99 @@ def command(
     docs: bool,
     read_file: str | None,
     quick: bool,
+    release: bool,
+    between: tuple[str, str] | None,
     rounds: int | None,
-    only: str,
+    only: str | None,
     folder: str | None,
 ) -> int:
     """Measure what tcpkmon costs, side by side with perf, bpftrace and tcpdump.
 
-    Less than 15 minutes in all, on a machine that does nothing else; as root.
+    Some 20 minutes in all, on a machine that does nothing else; as root.
     """
+    if between is not None:
+        if docs or release or read_file:
+            raise UsageError("--compare makes no page", "use it without --docs, --release, --read")
+        return _compare(between, only, quick, rounds, folder, json_file)
+    if release and not quick:
+        raise UsageError("--release keeps the figures of a quick run", "add --quick")
+    if docs and (quick or only):
+        raise UsageError("--docs makes a page of a whole run", "run it without --quick and --only")
     if read_file is not None:
         try:
             results = Results.from_json(Path(read_file).read_text(encoding="utf-8"))
         except ValueError as error:
             raise FileError(f"{read_file}: {error}") from None
     else:
-        results = _measure(_sections(only), quick, rounds, folder)
+        wanted = _chosen(only, MEASURES, "section") or list(MEASURES)
+        results = _measure(wanted, quick, rounds, folder)
     if json_file is not None:
         Path(json_file).write_text(results.to_json(), encoding="utf-8")
+    report.print_all(results, _console())
     if docs:
-        report.write_docs(results, DOCS)
-    width = None if sys.stdout.isatty() else 160
-    report.print_all(results, Console(width=width, markup=False, highlight=False))
-    problems = targets.too_slow(results) if quick else []
+        for path in pages.write(results, DOCS, list(MEASURES)):
+            print(f"bench: written: {path}", file=sys.stderr)
+    if release:
+        limits.renew(results)
+    problems = [*limits.too_slow(results), *limits.slower_than_release(results)] if quick else []
     for problem in problems:
         print(f"bench: too slow: {problem}", file=sys.stderr)
     return 1 if problems or any(UNFINISHED in cases for cases in results.skipped.values()) else 0
 
 
-def _sections(only: str) -> list[str]:
-    wanted = [name.strip() for name in only.split(",") if name.strip()]
-    if unknown := [name for name in wanted if name not in MEASURES]:
-        raise UsageError(f"no such section: {unknown[0]}", f"there are {', '.join(MEASURES)}")
-    return [name for name in MEASURES if name in wanted]
+def _console() -> Console:
+    width = None if sys.stdout.isatty() else 160
+    return Console(width=width, markup=False, highlight=False)
+
+
+def _chosen(only: str | None, known: Collection[str], what: str) -> list[str]:
+    """The names in --only, in their usual order; [] without it."""
+    wanted = [name.strip() for name in (only or "").split(",") if name.strip()]
+    if unknown := [name for name in wanted if name not in known]:
+        raise UsageError(f"no such {what}: {unknown[0]}", f"there are {', '.join(known)}")
+    return [name for name in known if name in wanted]
+
+
+def _compare(
+    names: tuple[str, str],
+    only: str | None,
+    quick: bool,
+    rounds: int | None,
+    folder: str | None,
+    json_file: str | None,
+) -> int:
+    words = _chosen(only, compare.CASES, "case") or list(compare.USUAL)
+    rounds = rounds or (QUICK_ROUNDS if quick else compare.ROUNDS)
+    if rounds < 2:
+        raise UsageError("a comparison needs two rounds or more", "without them, noise is unknown")
+    check_privilege()
+    results = Results(rounds=rounds, quick=quick)
+    with _context(results, folder, ["iperf3", "cc"]) as context, contextlib.ExitStack() as stack:
+        both = [stack.enter_context(trees.tree(name, context.say)) for name in names]
+        compare.measure(context, both, words)
+    found = compare.lines(results)
+    if json_file is not None:
+        Path(json_file).write_text(compare.to_json(found, both, results), encoding="utf-8")
+    report.print_table(compare.table(found, both, results), _console())
+    for section in results.skipped.values():
+        for case, reason in section.items():
+            print(f"bench: skipped: {case}: {reason}", file=sys.stderr)
+    return 0
+
+
+@contextlib.contextmanager
+def _context(
+    results: Results, folder: str | None, programs: Sequence[str]
+) -> Iterator[Context]:
+    """A run with these programs, installed, and the load, compiled."""
+    with tempfile.TemporaryDirectory(prefix="tcpkmon-bench-", dir=folder or "/var/tmp") as place:
+        context = Context(results.rounds, results.quick, Path(place), results)
+        context.missing = peers.install(programs, context.say)
+        for name, reason in context.missing.items():
+            context.say(f"{name}: {reason}")
+        results.machine = machine.describe(ROOT)
+        context.load_program = compile_load(context.folder)
+        yield context
 
 
 def _measure(
@@ -109,14 +185,8 @@ def _measure(
 ) -> Results:
     check_privilege()
     results = Results(rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS), quick=quick)
-    with tempfile.TemporaryDirectory(prefix="tcpkmon-bench-", dir=folder or "/var/tmp") as place:
-        context = Context(results.rounds, quick, Path(place), results)
-        programs = [name for name in peers.PACKAGES if not (quick and name == "bpftrace")]
-        context.missing = peers.install(programs, context.say)
-        for name, reason in context.missing.items():
-            context.say(f"{name}: {reason}")
-        results.machine = machine.describe(ROOT)
-        context.load_program = compile_load(context.folder)
+    programs = [name for name in peers.PACKAGES if not (quick and name in NOT_QUICK)]
+    with _context(results, folder, programs) as context:
         for name in wanted:
             begun = time.monotonic()
             try:

@@ -22,6 +22,7 @@ PACKAGES = {
     "bpftrace": ("bpftrace",),
     "trace-cmd": ("trace-cmd",),
     "tcpstates-bpfcc": ("bpfcc-tools",),
+    "iperf3": ("iperf3",),
     "cc": ("gcc",),
 }
 APT = ("apt-get", "-qq", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0")

@@ -99,17 +99,17 @@ def _commands(context: Context) -> dict[str, Command]:
         return [tcpkmon, "export", str(path), "--format", form, *([] if is_text else to)]
 
     candidates: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
-        READ: (samples.DEFAULT, lambda path: [python, "-c", READER, str(path)]),
+        READ: (samples.FULL, lambda path: [python, "-c", READER, str(path)]),
         LIKE: (
-            samples.DEFAULT,
+            samples.FULL,
             lambda path: [pmgraph, str(path), "-T", "--show", ",".join(TCP_PROBE)],
         ),
-        TEXT: (samples.DEFAULT, lambda path: [pmgraph, str(path), "-T"]),
-        VERIFY: (samples.DEFAULT, lambda path: [tcpkmon, "verify", str(path)]),
-        PARQUET: (samples.DEFAULT, lambda path: export(path, "parquet")),
-        ARROW: (samples.DEFAULT, lambda path: export(path, "arrow")),
-        CSV: (samples.DEFAULT, lambda path: export(path, "csv")),
-        JSON: (samples.DEFAULT, lambda path: export(path, "json")),
+        TEXT: (samples.FULL, lambda path: [pmgraph, str(path), "-T"]),
+        VERIFY: (samples.FULL, lambda path: [tcpkmon, "verify", str(path)]),
+        PARQUET: (samples.FULL, lambda path: export(path, "parquet")),
+        ARROW: (samples.FULL, lambda path: export(path, "arrow")),
+        CSV: (samples.FULL, lambda path: export(path, "csv")),
+        JSON: (samples.FULL, lambda path: export(path, "json")),
         DECODE: (samples.KLOGGER, lambda path: [tcpkmon, "decode", *_files(path)]),
         PERF_SCRIPT: (samples.PERF, lambda path: ["perf", "script", "-i", str(path)]),
         TCPDUMP_READ: (samples.TCPDUMP, lambda path: ["tcpdump", "-n", "-r", str(path)]),

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the tables, or writes them as docs/benchmark.md."""
+"""The tables of all results, on the terminal and as a page in Markdown."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 import rich.table
 from rich.console import Console
@@ -18,10 +16,9 @@ from scripts.benchmark.tables import SECTIONS, Table, of_targets
 INTRODUCTION = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->
 <!-- Made by `sudo scripts/bench --docs`: change scripts/benchmark, not this page. -->
-# What it costs
+# What it costs on {model}
 
-Measured by `sudo scripts/bench`, which anybody can run: it installs what it needs, makes network
-namespaces of its own and takes less than a quarter of an hour. Every tool is measured in turn with
+Measured by `sudo scripts/bench`; [other CPUs](../benchmark.md). Every tool is measured in turn with
 the others, round by round, so that a machine that gets slower gets slower for all. Figures are
 medians of {rounds} rounds, with the lowest and the highest in brackets, of {many} rounds or more
 (what the targets compare) with the quartiles; trust the ratios, since the times are this machine's.
@@ -33,45 +30,42 @@ def print_all(results: Results, console: Console) -> None:
     for title, tables, remarks in _sections(results):
         console.rule(title, align="left")
         for table in tables:
-            drawn = rich.table.Table(title=table.title, title_justify="left", box=None)
-            for index, heading in enumerate(table.headings):
-                drawn.add_column(heading, justify="left" if index == 0 else "right")
-            for row in table.rows:
-                drawn.add_row(*(for_terminal(cell) for cell in row))
-            console.print(drawn)
-            if table.note:
-                console.print(table.note)
+            print_table(table, console)
         for remark in remarks:
             console.print(for_terminal(remark))
     for name, text in results.machine.items():
         console.print(f"{name}: {for_terminal(text)}")
 
 
+def print_table(table: Table, console: Console) -> None:
+    drawn = rich.table.Table(title=table.title, title_justify="left", box=None)
+    for index, heading in enumerate(table.headings):
+        drawn.add_column(heading, justify="left" if index == 0 else "right")
+    for row in table.rows:
+        drawn.add_row(*(for_terminal(cell) for cell in row))
+    console.print(drawn)
+    if table.note:
+        console.print(table.note)
+
+
 def markdown(results: Results) -> str:
-    """docs/benchmark.md."""
-    lines = [INTRODUCTION.format(rounds=results.rounds, many=MANY)]
+    """The page of a CPU model."""
+    model = results.machine.get("CPU model", "an unknown CPU")
+    lines = [INTRODUCTION.format(model=model, rounds=results.rounds, many=MANY)]
     if results.quick:
         lines.append("**These figures are of a quick run: small sizes, few rounds.**\n")
-    lines += ["## The machine\n", *_rows(("", ""), results.machine.items())]
+    lines += ["## The machine\n", *rows_of(("", ""), results.machine.items())]
     for title, tables, remarks in _sections(results):
         lines.append(f"\n## {title}\n")
         for table in tables:
             if len(tables) > 1:
                 lines.append(f"### {table.title}\n")
-            lines += _rows(table.headings, table.rows)
+            lines += rows_of(table.headings, table.rows)
             if table.note:
                 lines += ["", table.note]
             lines.append("")
         lines += [f"- {remark}" for remark in remarks]
-    lines.append(_tried())
     return "\n".join(lines).rstrip() + "\n"
-
-
-def write_docs(results: Results, path: Path) -> None:
-    """Writes the page, whole or not at all."""
-    beside = path.with_suffix(".new")
-    beside.write_text(markdown(results), encoding="utf-8")
-    os.replace(beside, path)
 
 
 def _sections(results: Results) -> Iterator[tuple[str, list[Table], list[str]]]:
@@ -87,7 +81,7 @@ def _sections(results: Results) -> Iterator[tuple[str, list[Table], list[str]]]:
         yield title, tables, results.notes.get(name, []) + remarks
 
 
-def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def rows_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table; text columns left, figures right."""
     lines = [_row(headings), "| --- |" + " ---: |" * (len(headings) - 1)]
     return lines + [_row(row) for row in rows]
@@ -95,9 +89,3 @@ def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
-
-
-def _tried() -> str:
-    """What was tried, with which effect: tried.md, written by hand."""
-    text = Path(__file__).with_name("tried.md").read_text(encoding="utf-8")
-    return text.partition("\n")[2]  # without its licence line

@@ -12,8 +12,9 @@ from scripts.benchmark.tools import Tool
 
 CLASSIC = "PSC, --columns classic"
 DEFAULT = "PSC, default columns"
+FULL = "PSC, --columns full"
 ALL = "PSC, --columns all"
-KLOGGER = "Klogger, default columns"
+KLOGGER = "Klogger, --columns full"
 PERF = "perf.data, tcp:tcp_probe"
 TCPDUMP = "pcap, 96 bytes a packet"
 _numbers = itertools.count()
@@ -29,11 +30,13 @@ def make(context: Context, section: str) -> dict[str, Pair]:
     context.say("samples: one file of each tool, of the same traffic")
     with context.lab() as (lab, load):
         load.pin(*cpus())
+        full = ("--columns", "full")
         wanted = (
             tools.collect(CLASSIC, "--columns", "classic"),
             tools.collect(DEFAULT),
+            tools.collect(FULL, *full),
             tools.collect(ALL, "--columns", "all"),
-            tools.collect(KLOGGER, "--format", "klogger"),
+            tools.collect(KLOGGER, "--format", "klogger", *full),
             tools.perf(PERF, "tcp:tcp_probe"),
             tools.tcpdump(TCPDUMP, lab.a),
         )
@@ -41,7 +44,7 @@ def make(context: Context, section: str) -> dict[str, Pair]:
             with tools.tolerating(context, section, tool):
                 few = _record(context, load, tool, 0)
                 # Ours are read faster: more records, so that a run takes long enough.
-                many = _record(context, load, tool, 2 if tool.name == DEFAULT else 1)
+                many = _record(context, load, tool, 2 if tool.name == FULL else 1)
                 context.samples[tool.name] = Pair(few, many)
     return context.samples
 

@@ -3,20 +3,29 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
+
 from collector.lab.lab import Lab
+from collector.plan.columns import EVENT, choose_columns, load_schema
 from scripts.benchmark import tools
-from scripts.benchmark.context import Context, cpus
-from scripts.benchmark.load import Done, Load
+from scripts.benchmark.context import BIN, Context
+from scripts.benchmark.load import Done
 from scripts.benchmark.tools import Tool
+from scripts.benchmark.work import Worker, working
 
 NAME = "slowdown"
 TITLE = "Slowdown of TCP traffic"
 BARE = "nothing"
-SAME = "collect, segments only"
 DEFAULT = "collect"
-ALL = "collect --locations all"
-CHANGED = "collect --when-changed snd_cwnd"
+COLUMNS = "collect, perf's events and columns"
 FILTERED = "collect, other ports only"
+CHANGED = "collect --when-changed snd_cwnd"
+SAME = "collect, perf's events"
+FULL = "collect --columns full"
+ALL = "collect --locations all"
+RINGS = {f"collect --rings {name}": name for name in ("bpf", "perf")}
 PERF = "perf record tcp:tcp_probe"
 BPFTRACE = "bpftrace to a file"
 TCPDUMP = "tcpdump -s 96"
@@ -24,46 +33,58 @@ TRACE_CMD = "trace-cmd record tcp:tcp_probe"
 TCPSTATES = "bcc tcpstates"
 TCPTOP = "bcc tcptop"
 # The targets compare these, so they get more rounds: single ones differ by 10 %.
-MAIN = (DEFAULT, SAME, FILTERED, PERF)
+MAIN = (DEFAULT, COLUMNS, FILTERED, CHANGED, PERF)
 MORE_ROUNDS = 3
-CASES = (DEFAULT, SAME, ALL, CHANGED, FILTERED, PERF, BPFTRACE, TCPDUMP,
-         TRACE_CMD, TCPSTATES, TCPTOP)  # fmt: skip
-
-# By subject: the order to the load, and whether both ends share a CPU. One exchange at a time
-# never uses two CPUs at once; on two, it would measure how fast a sleeping virtual CPU wakes up.
-WORK = {
-    "ping-pong, 1 connection": ("pingpong 1", True),
-    "ping-pong, 16 connections": ("pingpong 16", False),
-    "ping-pong, 64 connections": ("pingpong 64", False),
-    "bulk transfer": ("bulk", False),
-    "churn": ("churn", True),
+QUICK = (DEFAULT, COLUMNS, FILTERED, PERF)
+CASES = (*MAIN, SAME, FULL, ALL, *RINGS, BPFTRACE, TCPDUMP, TRACE_CMD, TCPSTATES, TCPTOP)
+READER = "cpu_us"
+LOST_TIME = "time lost, us a record"
+FIELDS = "fields"
+SEGMENTS = ("--locations", "SEGMENT_RECEIVED")
+PERF_COLUMNS = (
+    "laddr", "raddr", "family", "sk_mark", "seg_len", "snd_nxt", "snd_una", "snd_cwnd_segs",
+    "snd_ssthresh", "snd_wnd", "srtt_us", "rcv_wnd", "conn_id",
+)  # fmt: skip
+"""The 13 values that tcp_probe prints; ports and time are always recorded."""
+OPTIONS = {
+    DEFAULT: (),
+    COLUMNS: (*SEGMENTS, "--columns", ",".join(PERF_COLUMNS)),
+    # The ports of the work are higher.
+    FILTERED: ("--ports", "9"),
+    CHANGED: ("--when-changed", "snd_cwnd"),
+    SAME: SEGMENTS,
+    FULL: ("--columns", "full"),
+    ALL: ("--locations", "all"),
+    **{case: ("--rings", name) for case, name in RINGS.items()},
 }
-UNITS = {"bulk transfer": ("GB/s", 1e-9), "churn": ("connections/s", 1.0)}
-UNIT = ("round trips/s", 1.0)
+"""Of collect, by case."""
+
+
+def has_rings(programs: Path = BIN) -> bool:
+    """Whether `collect` in that folder lets choose its rings."""
+    done = subprocess.run(
+        [str(programs / "collect"), "--help"], capture_output=True, text=True, check=True
+    )
+    return re.search(r"^\s*--rings\b", done.stdout, re.MULTILINE) is not None
 
 
 def find_tools(context: Context, lab: Lab) -> list[Tool]:
     """Those that can be used here."""
-    # The ports of the load are higher.
-    other = ("--ports", "9")
+    rings = has_rings()
     found = [
-        tools.collect(DEFAULT),
-        tools.collect(SAME, "--locations", "SEGMENT_RECEIVED"),
-        tools.collect(ALL, "--locations", "all"),
-        tools.collect(CHANGED, "--when-changed", "snd_cwnd"),
-        tools.collect(FILTERED, *other),
-    ]
-    if context.quick:
-        found = [tool for tool in found if tool.name in {DEFAULT, SAME, FILTERED}]
-    peers = [
+        *(tools.collect(case, *options) for case, options in OPTIONS.items()
+          if case not in RINGS or rings),
         tools.perf(PERF, "tcp:tcp_probe"),
         tools.bpftrace(BPFTRACE),
         tools.tcpdump(TCPDUMP, lab.a),
         tools.trace_cmd(TRACE_CMD),
         tools.bcc(TCPSTATES, "tcpstates", "SKADDR"),
         tools.bcc(TCPTOP, "tcptop", "Tracing"),
-    ]
-    return tools.usable(context, NAME, found + peers[: 1 if context.quick else None])
+    ]  # fmt: skip
+    wanted = QUICK if context.quick else CASES
+    found = [tool for tool in found if tool.name in wanted]
+    # In the order of the tables: what the targets compare is measured side by side.
+    return tools.usable(context, NAME, sorted(found, key=lambda tool: CASES.index(tool.name)))
 
 
 def bare(case: str) -> str:
@@ -78,37 +99,39 @@ def cpu_subject(subject: str) -> str:
 
 def measure(context: Context) -> None:
     """Nothing, a tool, nothing, the next tool, and so on, under all the work."""
-    with context.lab() as (lab, load):
-        wanted = find_tools(context, lab)
+    event = load_schema().event(EVENT)
+    context.results.add(NAME, FIELDS, DEFAULT, len(choose_columns(event, "default")))
+    context.results.add(NAME, FIELDS, PERF, len(PERF_COLUMNS))
+    with working(context, NAME) as worker:
+        wanted = find_tools(context, worker.lab)
         for number in context.each_round(NAME, 1 if context.quick else MORE_ROUNDS):
-            before = _run_work(context, load)
+            before = worker.run()
             for tool in wanted:
                 if context.results.is_skipped(NAME, tool.name):
                     continue
                 if number >= context.rounds and tool.name not in MAIN:
                     continue
                 with tools.tolerating(context, NAME, tool):
-                    with tool.running(context.folder, lambda: load.run("pingpong 1 0.02")) as it:
-                        during = _run_work(context, load)
-                        outcome = it.end()
-                    after = _run_work(context, load)
-                    _add(context, tool.name, before, during, after)
-                    before = after
-                    add = context.results.add
-                    add(NAME, "records", tool.name, outcome.records)
-                    add(NAME, "lost", tool.name, outcome.lost)
-                    add(NAME, "cpu_us", tool.name, 1e6 * outcome.cpu_s / max(1, outcome.records))
-                    add(NAME, "bytes", tool.name, outcome.bytes / max(1, outcome.records))
+                    before = measure_one(context, worker, tool, tool.name, before)
 
 
-def _run_work(context: Context, load: Load) -> dict[str, Done]:
-    first, last = cpus()
-    seconds = context.pick(0.3, 0.2)
-    done = {}
-    for subject, (order, together) in WORK.items():
-        load.pin(first, first if together else last)
-        done[subject] = load.run(f"{order} {seconds}")
-    return done
+def measure_one(
+    context: Context, worker: Worker, tool: Tool, case: str, before: dict[str, Done]
+) -> dict[str, Done]:
+    """The work with the tool, and without it before and after; returns the last."""
+    with tool.running(context.folder, worker.warm) as it:
+        during = worker.run()
+        outcome = it.end()
+    after = worker.run()
+    records = max(1, outcome.records)
+    lost_s = _add(context, case, before, during, after)
+    add = context.results.add
+    add(NAME, "records", case, outcome.records)
+    add(NAME, "lost", case, outcome.lost)
+    add(NAME, READER, case, 1e6 * outcome.cpu_s / records)
+    add(NAME, "bytes", case, outcome.bytes / records)
+    add(NAME, LOST_TIME, case, 1e6 * lost_s / records)
+    return after
 
 
 def _add(
@@ -117,12 +140,19 @@ def _add(
     before: dict[str, Done],
     during: dict[str, Done],
     after: dict[str, Done],
-) -> None:
-    """The work with the tool; and without it, the mean of before and after (the machine drifts)."""
+) -> float:
+    """The work with the tool; and without it, the mean of before and after (the machine drifts).
+
+    Returns the seconds that all the work took longer.
+    """
     add = context.results.add
+    lost_s = 0.0
     for subject, work in during.items():
         around = before[subject], after[subject]
+        rate = sum(done.rate for done in around) / 2
         add(NAME, subject, case, work.rate)
-        add(NAME, subject, bare(case), sum(done.rate for done in around) / 2)
+        add(NAME, subject, bare(case), rate)
         add(NAME, cpu_subject(subject), case, work.cpu_us)
         add(NAME, cpu_subject(subject), bare(case), sum(done.cpu_us for done in around) / 2)
+        lost_s += work.seconds * (1 - work.rate / rate)
+    return lost_s

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scripts.benchmark import drain, inkernel, rates, reading, scale, sizes, slowdown, startup
+from scripts.benchmark.means import beside, each_beside, mean_cpu, mean_slowdown
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import MANY, Spread, number, percent, spread
-from scripts.benchmark.targets import faster_than_perf, mean_slowdown, targets, whole_cost_us
+from scripts.benchmark.targets import faster_than_perf, targets, whole_cost_us
+from scripts.benchmark.work import WORK
 
 NONE = "-"
+COUNTS = ("records", "lost")
 
 
 @dataclass(frozen=True)
@@ -26,59 +29,85 @@ class Table:
 
 def of_targets(results: Results) -> Table:
     words = {True: "yes", False: "**no**", None: NONE}
-    rows = [(t.wanted, t.measured, words[t.reached]) for t in targets(results)]
-    return Table("What was to be reached", ("target", "measured", "reached"), rows)
+    rows = [
+        (t.wanted, t.measured, "~" if t.unclear else words[t.reached]) for t in targets(results)
+    ]
+    return Table(
+        "What was to be reached", ("target", "measured", "reached"), rows,
+        "~: missed by less than twice the standard error, so noise can be the reason. Ratios of "
+        "slowdowns have their standard error; `in any work` names the worst, or all that miss it.",
+    )  # fmt: skip
 
 
 def _of_slowdown(results: Results) -> list[Table]:
-    perf = mean_slowdown(results, slowdown.PERF)
+    cases = [case for case in slowdown.CASES if results.all(slowdown.NAME, "records", case)]
     rows = []
-    for case in slowdown.CASES:
-        if not results.all(slowdown.NAME, "records", case):
-            continue
-        mean = mean_slowdown(results, case)
-        cells = [case, NONE if mean is None else mean.text]
-        if mean is None or perf is None or perf.value <= 0:
-            cells.append(NONE)
-        else:
-            cells.append(number(mean.value / perf.value))
-        for subject in slowdown.WORK:
-            found = results.slowdowns(slowdown.NAME, subject, case, slowdown.bare(case))
-            cells.append(_percents(spread(found)))
-        rows.append(cells)
-    ratios = Table(
-        "How much longer the work takes",
-        ("", "mean", "of perf's", *slowdown.WORK),
-        rows,
-        "Each figure: how much longer the same work took than around it without the tool; the "
-        f"median of the rounds, and the range (of {MANY} rounds and more, the middle half of "
-        "them). Mean: with its standard error. `of perf's`: the mean, divided by perf's.",
+    for case in cases:
+        mean, cpu = mean_slowdown(results, case), mean_cpu(results, case)
+        records = results.median(slowdown.NAME, "records", case)
+        perf = beside(results, case, slowdown.PERF)
+        each = each_beside(results, case, slowdown.PERF)
+        rows.append([
+            case, NONE if mean is None else mean.text,
+            NONE if perf is None or perf.other.value <= 0 else number(perf.ratio),
+            f"{each[0].work}: {each[0].text}" if each else NONE,
+            NONE if cpu is None else number(cpu),
+            *(_text(results.spread(slowdown.NAME, subject, case)) for subject in COUNTS),
+            *(_text(results.spread(slowdown.NAME, subject, case) if records else None)
+              for subject in (slowdown.READER, slowdown.LOST_TIME)),
+        ])  # fmt: skip
+    done = [work for work in WORK if results.all(slowdown.NAME, work, slowdown.DEFAULT)]
+    places = (
+        ("Between two namespaces", [work for work in done if not WORK[work].loopback]),
+        ("Over loopback", [work for work in done if WORK[work].loopback]),
     )
-    counts = [
-        [case, *(_text(results.spread(slowdown.NAME, subject, case))
-                 for subject in ("records", "lost", "cpu_us"))]
-        for case in slowdown.CASES
-        if results.all(slowdown.NAME, "records", case)
-    ]  # fmt: skip
-    cpu = [
-        [case, *(_text(results.ratio(slowdown.NAME, slowdown.cpu_subject(subject), case,
-                                     slowdown.bare(case))) for subject in slowdown.WORK)]
-        for case in slowdown.CASES
-        if results.all(slowdown.NAME, "records", case)
-    ]  # fmt: skip
     bare = []
-    for subject in slowdown.WORK:
-        unit, factor = slowdown.UNITS.get(subject, slowdown.UNIT)
-        rate = results.spread(slowdown.NAME, subject, slowdown.bare(slowdown.DEFAULT))
-        bare.append([subject, _text(rate, 2, factor), unit])
+    for work in done:
+        rate = results.spread(slowdown.NAME, work, slowdown.bare(slowdown.DEFAULT))
+        bare.append([work, _text(rate, 2, WORK[work].scale), WORK[work].unit])
     return [
-        ratios,
-        Table("What each tool recorded in a round", ("", "records", "lost by its own count",
-              "reader's CPU, us a record"), counts),
-        Table("CPU time of both ends, beside that without the tool (1: no more)",
-              ("", *slowdown.WORK), cpu),
+        Table(
+            "All work together",
+            ("", "mean slowdown", "of perf's", "worst work, of perf's", "CPU of both ends, times",
+             "records in a round", "lost by its own count", "reader's CPU, us a record",
+             "time lost, us a record"),
+            rows,
+            "Slowdown: how much longer the same work took than around it without the tool. Mean: "
+            f"of the {len(done)} kinds of work, with its standard error. Worst: where it is most "
+            "above perf's; both slowdowns, where perf's may be noise. Time lost: by which all the "
+            "work took longer.",
+        ),
+        *(
+            Table(
+                f"{place}: how much longer the work takes",
+                ("", *works),
+                [[case, *(_slowdown(results, case, work) for work in works)] for case in cases],
+                f"Medians of the rounds, and the range (of {MANY} rounds and more, the middle half "
+                "of them).",
+            )
+            for place, works in places if works
+        ),
+        *(
+            Table(
+                f"{place}: CPU time of both ends, beside that without the tool (1: no more)",
+                ("", *works),
+                [[case, *(_cpu_times(results, case, work) for work in works)] for case in cases],
+            )
+            for place, works in places if works
+        ),
         Table("The work without any tool", ("", "rate", "unit"), bare),
     ]  # fmt: skip
+
+
+def _slowdown(results: Results, case: str, work: str) -> str:
+    return _percents(
+        spread(results.slowdowns(slowdown.NAME, work, case, slowdown.bare(case)))
+    )
+
+
+def _cpu_times(results: Results, case: str, work: str) -> str:
+    subject = slowdown.cpu_subject(work)
+    return _text(results.ratio(slowdown.NAME, subject, case, slowdown.bare(case)))
 
 
 def _of_rates(results: Results) -> list[Table]:
@@ -122,8 +151,9 @@ def _of_inkernel(results: Results) -> list[Table]:
             continue
         way = subject.rpartition(", ")[2]
         empty = results.spread(inkernel.NAME, f"{inkernel.EMPTY}, {way}", "recorded")
-        # Both copies of a program are in each figure.
-        less = 2 * empty.median if empty is not None else 0.0
+        # At tracepoints one copy of a program is attached, elsewhere both.
+        copies = 1 if way in {"btf", "raw"} else 2
+        less = copies * empty.median if empty is not None else 0.0
         cells = [subject]
         for state in inkernel.STATES:
             found = results.spread(inkernel.NAME, subject, state) if state in cases else None
@@ -135,8 +165,9 @@ def _of_inkernel(results: Results) -> list[Table]:
             "Nanoseconds per event",
             ("", *inkernel.STATES),
             rows,
-            "By BPF statistics, both copies of a program together, less what two empty programs "
-            f"take ({_text(empty, 0)} ns each, nearly all of it the statistics themselves). "
+            "By BPF statistics, of one copy of each program (of fentry and kprobe both), less what "
+            f"empty ones take ({_text(empty, 0)} ns each, nearly all of it the statistics "
+            "themselves). "
             "Unchanged: left out by --when-changed (segments only). Disabled: by the switch. "
             "Filtered: by port. RCVQ_FULL looks at all dropped packets, and these are none of "
             "its own.",
@@ -193,8 +224,8 @@ def _of_reading(results: Results) -> list[Table]:
              "records"),
             rows,
             "Whole commands, output thrown away (Parquet and Arrow: written to a file), less what "
-            "they take for a file with next to nothing in it: that is the start. Every column: all "
-            "that are stored by default (63). perf script prints about 17 values a record; "
+            "they take for a file with next to nothing in it: that is the start. Every column: "
+            "those of --columns full. perf script prints about 17 values a record; "
             "tcp_probe's columns are those (19).",
         ),
     ]  # fmt: skip

@@ -185,11 +185,14 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def collect(name: str, *options: str) -> Tool:
-    """A capture with these options."""
+def collect(name: str, *options: str, programs: Path = BIN) -> Tool:
+    """A capture with these options; programs: the folder of `collect`."""
 
     def argv(file: Path) -> Sequence[str]:
-        return [str(BIN / "collect"), "--force", "-o", str(file), "--ready-fd", "ANSWER", *options]
+        return [
+            *(str(programs / "collect"), "--force", "-o", str(file), "--ready-fd", "ANSWER"),
+            *options,
+        ]
 
     def count(_file: Path, said: str) -> tuple[int, int]:
         return peers.parse_collect(said)
