@@ -144,8 +144,8 @@ def columns_page(schema: Schema) -> str:
     needs = dict(NEEDS.findall(_tcp_text()))
     event = schema.event(EVENT)
     rows = [
-        [code(field.name), str(field_type(schema, field).width), smallest_set(field.tags), field.unit,
-         field.doc, " ".join(code(member) for member in needs.get(field.name, "").split())]
+        [code(field.name), str(field_type(schema, field).width), smallest_set(field.tags),
+         field.unit, field.doc, " ".join(code(member) for member in needs.get(field.name, "").split())]
         for field in event.fields
     ]  # fmt: skip
     classic = [
@@ -160,8 +160,8 @@ def columns_page(schema: Schema) -> str:
     return page(
         "# Columns",
         f"""`collect --columns` selects the columns: the sets `classic`, `default`, `full` and
-        `all`, of which each includes those before it, or names with commas. The sixteen of classic are always stored. Bytes
-        of an entry: {stored}.""",
+        `all`, of which each includes those before it, or names with commas. The sixteen of
+        classic are always stored. Bytes of an entry: {stored}.""",
         """Numbers are in the byte order of the file, except ports, which are in network order;
         `laddr`, `raddr`, `comm` and `ca_name` are raw bytes, addresses in network order, names
         padded with NUL. A column is absent (its length in the file is 0) on a kernel that

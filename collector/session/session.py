@@ -88,7 +88,7 @@ def run(request: Request) -> int:
                 session.open(capturing)
             if stopping.due():
                 return stopping.exit_code
-            # Events of other schemata interrupt themselves all the time (a wake-up in an interrupt).
+            # Events of other schemata often interrupt themselves (a wake-up in an interrupt).
             kernel.loaded.attach(at_once=request.fail_on_loss or request.format.any_schema)
             session.begin()
             gc.freeze()
