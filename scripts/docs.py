@@ -145,7 +145,8 @@ def columns_page(schema: Schema) -> str:
     event = schema.event(EVENT)
     rows = [
         [code(field.name), str(field_type(schema, field).width), smallest_set(field.tags),
-         field.unit, field.doc, " ".join(code(member) for member in needs.get(field.name, "").split())]
+         field.unit, field.doc,
+         " ".join(code(member) for member in needs.get(field.name, "").split())]
         for field in event.fields
     ]  # fmt: skip
     classic = [
