@@ -70,7 +70,9 @@ class Missed(NamedTuple):
 class _Program:
     spec: ProgramSpec
     prog_fds: list[int]
-    """Of its copies."""
+    """Of its copies, as far as they are loaded."""
+    again: Future[int] | None = None
+    """The second copy, which a thread loads."""
     attachment: Attachment | None = None
     second: Attachment | None = None
     """The second copy, where it was attached later."""
@@ -84,6 +86,8 @@ class _Program:
         """Attaches the first copy, and the second too unless it may wait (at_once: never)."""
         kind = KINDS[self.spec.kind]
         copies = None if at_once or not kind.is_tracepoint else 1
+        if copies is None:
+            self._wait_for_second()
         self.second = None
         self.attachment = kind.attach(self.spec.target, self.prog_fds[:copies])
 
@@ -92,10 +96,25 @@ class _Program:
         attached = self.attachment.fds if self.attachment is not None else []
         if (
             self.second is None
-            and 0 < len(attached) < len(self.prog_fds)
+            and len(attached) == 1
             and bpf.prog_info(self.prog_fds[0]).recursion_misses
         ):
-            self.second = KINDS[self.spec.kind].attach(self.spec.target, self.prog_fds[1:])
+            self._wait_for_second()
+            if len(self.prog_fds) > 1:
+                self.second = KINDS[self.spec.kind].attach(self.spec.target, self.prog_fds[1:])
+
+    def _wait_for_second(self) -> None:
+        """The second copy is loaded, if there is one; KernelError."""
+        if (again := self.again) is not None:
+            self.again = None
+            self.prog_fds.append(again.result())
+
+    def close(self) -> None:
+        """Unloads the copies."""
+        with contextlib.suppress(TcpkmonError):
+            if self.again is not None and not self.again.cancel():
+                self._wait_for_second()
+        _close_all(self.prog_fds)
 
     def detach(self) -> None:
         for attachment in (self.attachment, self.second):
@@ -172,7 +191,10 @@ class Loaded(Closing):
             raise
 
     def load(self, specs: Iterable[ProgramSpec]) -> None:
-        """Loads the programs that are not loaded yet; a required one's refusal is raised."""
+        """Loads the programs that are not loaded yet; a required one's refusal is raised.
+
+        Second copies may still be on their way; attach() waits for those that it needs.
+        """
         wanted: dict[str, ProgramSpec] = {}
         for spec in specs:
             if spec.kind not in KINDS or spec.function not in self._image.programs:
@@ -180,28 +202,31 @@ class Loaded(Closing):
             if spec.function not in self._programs:
                 wanted.setdefault(spec.function, spec)
         cast = Cast.find(self._btf)
-        loading: dict[str, list[Future[int]]] = {}
         errors: dict[str, TcpkmonError] = {}
+        copies: dict[str, list[tuple[str, bytes, str, int]]] = {}
+        for name, spec in wanted.items():
+            try:
+                copies[name] = self._copies(spec)
+            except TcpkmonError as error:
+                errors[name] = error
         # The verifier needs tens of milliseconds for a program, and runs on several CPUs at once.
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for name, spec in wanted.items():
-                try:
-                    copies = self._copies(spec)
-                except TcpkmonError as error:
-                    errors[name] = error
-                else:
-                    loading[name] = [pool.submit(_load_quickest, *copy, cast) for copy in copies]
-        for name, futures in loading.items():
-            fds = []
-            for future in futures:
-                try:
-                    fds.append(future.result())
-                except TcpkmonError as error:
-                    errors.setdefault(name, error)
-            if name in errors:
-                _close_all(fds)
-            else:
-                self._programs[name] = _Program(wanted[name], fds)
+        # A capture begins without the second copies at tracepoints, so these are the last.
+        pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        first = {name: pool.submit(_load_quickest, *all_[0], cast) for name, all_ in copies.items()}
+        again = {
+            name: pool.submit(_load_quickest, *all_[1], cast)
+            for name, all_ in copies.items()
+            if len(all_) > 1
+        }
+        pool.shutdown(wait=False)
+        for name, future in first.items():
+            program = _Program(wanted[name], [], again.get(name))
+            try:
+                program.prog_fds.append(future.result())
+                self._programs[name] = program
+            except TcpkmonError as error:
+                errors[name] = error
+                program.close()
         for name, spec in wanted.items():
             if name in errors:
                 self._refuse(spec, errors[name])
@@ -235,7 +260,7 @@ class Loaded(Closing):
             try:
                 program.attach(at_once)
             except TcpkmonError as error:
-                _close_all(program.prog_fds)
+                program.close()
                 del self._programs[spec.function]
                 self._refuse(spec, error)
 
@@ -286,7 +311,7 @@ class Loaded(Closing):
         """Detaches, and closes programs and maps; may be called again."""
         self.detach()
         for program in self._programs.values():
-            _close_all(program.prog_fds)
+            program.close()
         self._programs.clear()
         _close_all(self.maps.values())
         self.maps.clear()
