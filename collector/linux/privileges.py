@@ -11,7 +11,8 @@ import ctypes
 import os
 import resource
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from collector.linux.syscalls import call_libc
@@ -42,6 +43,8 @@ _PR_SET_NO_NEW_PRIVS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 38, 23, 24
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _FILES = 65536
 READER_PRIORITY, WRITER_PRIORITY = 2, 1
+_TASKS = Path("/proc/self/task")
+_SETTLE_S = 5.0
 
 
 def run_first(priority: int = READER_PRIORITY) -> bool:
@@ -102,7 +105,7 @@ def drop_capabilities(keep: Iterable[str] = KEPT) -> None:
     The thread gains no capability that it does not have.
     """
     _, permitted, _ = capability_sets()
-    left = permitted & sum(1 << CAPABILITIES[name] for name in set(keep))
+    left = permitted & mask_of(keep)
     number = 0
     while _prctl(_PR_CAPBSET_READ, number):
         if not left >> number & 1:
@@ -124,6 +127,53 @@ def capability_sets() -> tuple[int, int, int]:
     words = struct.unpack("=6I", data.raw)
     effective, permitted, inheritable = (words[i] | words[i + 3] << 32 for i in range(3))
     return effective, permitted, inheritable
+
+
+def check_threads(keep: Iterable[str] = KEPT, wait_s: float = _SETTLE_S) -> None:
+    """Check that no thread of this process has more than the capabilities `keep`, or may gain any.
+
+    PrivilegeError names each thread that still does after wait_s: a thread that has just begun
+    gives up its own first.
+    """
+    allowed = mask_of(keep)
+    deadline = time.monotonic() + wait_s
+    while excess := list(_excess(allowed)):
+        if time.monotonic() >= deadline:
+            raise PrivilegeError(
+                f"threads of this process kept privileges: {'; '.join(excess)}",
+                "a library started them; report it, with the list of what is installed",
+            )
+        time.sleep(0.001)
+
+
+def _excess(allowed: int) -> Iterator[str]:
+    """Each thread that may do more than it shall, and what."""
+    # Without CAP_SETPCAP the bounding set stays as it was.
+    bounding = allowed | int(_status_of(_TASKS.parent)["CapBnd"], 16)
+    for task in _TASKS.iterdir():
+        try:
+            status = _status_of(task)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        held = [int(status[name], 16) for name in ("CapPrm", "CapInh", "CapAmb")]
+        more = (held[0] | held[1] | held[2]) & ~allowed | int(status["CapBnd"], 16) & ~bounding
+        found = [name for name, bit in CAPABILITIES.items() if more >> bit & 1]
+        if more and not found:
+            found = [f"capabilities {more:x}"]
+        if status["NoNewPrivs"] != "1":
+            found.append("it may gain privileges")
+        if found:
+            yield f"{status['Name']} ({task.name}) {', '.join(found)}"
+
+
+def _status_of(task: Path) -> dict[str, str]:
+    lines = (task / "status").read_text(errors="replace").splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def mask_of(names: Iterable[str]) -> int:
+    """The bit mask of capabilities."""
+    return sum(1 << CAPABILITIES[name] for name in set(names))
 
 
 def _header() -> ctypes.Array[ctypes.c_char]:

@@ -13,6 +13,7 @@ from typing import Any
 from collector.control.handlers import Handlers
 from collector.linux.cpu_affinity import Placing
 from collector.linux.privileges import (
+    check_threads,
     drop_capabilities,
     forbid_new_privileges,
     needed_capabilities,
@@ -175,7 +176,9 @@ class Session:
         self._checkpoint()
         self._record_existing()
         needed = needed_capabilities()
-        drop_capabilities((*needed, "CAP_KILL") if command else needed)
+        kept = (*needed, "CAP_KILL") if command else needed
+        drop_capabilities(kept)
+        check_threads(kept)
         self._ready()
         if command is not None and not stopping.due():
             try:
@@ -228,7 +231,8 @@ class Session:
 
     def _record_existing(self) -> None:
         """Record the connections that are open already, as fast as the rings are drained."""
-        with closing(self._existing.walk(max(1, self._rings.rows // 2))) as walk:
+        step = max(1, self._rings.rows // 2)
+        with self._existing, closing(self._existing.walk(step)) as walk:
             what = "listing the open connections"
             while (listed := self._failures.optional(what, lambda: next(walk, None))) is not None:
                 self._stream.push(listed)

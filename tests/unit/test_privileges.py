@@ -97,3 +97,57 @@ def test_kernels_that_open_perf_events_for_administrators_only(tmp_path: Path) -
     for level, wanted in (("-1", KEPT), ("2", KEPT), ("3", (*KEPT, "CAP_SYS_ADMIN"))):
         paranoid.write_text(f"{level}\n")
         assert needed_capabilities(paranoid) == wanted
+
+
+ENTRIES = (
+    "collector.commands.collect",
+    "collector.commands.tcpkmon",
+    "collector.session.session",
+    "collector.klogger",
+    "collector.loader.sock_diag",
+)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_no_library_starts_a_thread_and_the_environment_stays(entry: str) -> None:
+    code = f"import os\nbefore = dict(os.environ)\nimport {entry}\nimport numpy.linalg\n"
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "4"}
+    environment.pop("OMP_NUM_THREADS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code + "assert before == dict(os.environ)\n"
+         "print(len(os.listdir('/proc/self/task')))\n"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout == "1\n"
+
+
+THREAD = """
+import threading, time
+def settle():
+    time.sleep(0.2)
+    if {settles}:
+        forbid_new_privileges()
+        drop_capabilities(())
+    time.sleep(60)
+def start():
+    threading.Thread(target=settle, daemon=True).start()
+"""
+GIVE_UP = "forbid_new_privileges()\ndrop_capabilities(['CAP_PERFMON'])\n"
+CHECK = """
+try:
+    check_threads(['CAP_PERFMON'], {wait})
+    print('good')
+except PrivilegeError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_thread_that_kept_its_privileges_is_refused() -> None:
+    before, after = "start()\n" + GIVE_UP, GIVE_UP + "start()\n"
+    keeps, settles = THREAD.format(settles=False), THREAD.format(settles=True)
+    assert run(keeps + after + CHECK.format(wait=0.1)) == "good\n"
+    assert run(settles + before + CHECK.format(wait=60)) == "good\n"
+    out = run(keeps + before + CHECK.format(wait=0.5))
+    assert "kept privileges" in out and "CAP_DAC_OVERRIDE" in out and "it may gain" in out
+    assert "CAP_PERFMON" not in out
