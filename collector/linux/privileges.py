@@ -67,18 +67,28 @@ def begin_writing() -> None:
     drop_capabilities(())
 
 
-def raise_limits() -> None:
-    """Raise the limits of locked memory and of open files (to 65536) as far as is allowed."""
+Limits = dict[int, tuple[int, int]]
+"""Soft and hard limit by the number of the resource, as in resource.setrlimit()."""
+
+
+def raise_limits() -> Limits:
+    """Raise the limits of locked memory and of open files (to 65536) as far as is allowed.
+
+    Returns what they were, for a child process that shall not have more.
+    """
     unlimited = resource.RLIM_INFINITY
+    names = (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE)
+    before = {name: resource.getrlimit(name) for name in names}
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (unlimited, unlimited))
     except (ValueError, OSError):
-        _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        _, hard = before[resource.RLIMIT_MEMLOCK]
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < target:
+    soft, hard = before[resource.RLIMIT_NOFILE]
+    target = _FILES if hard == unlimited else min(hard, _FILES)
+    if soft != unlimited and soft < target:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    return before
 
 
 def forbid_new_privileges() -> None:

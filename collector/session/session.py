@@ -62,7 +62,7 @@ def run(request: Request) -> int:
     """
     check_privilege()
     check_request(request)
-    raise_limits()
+    limits = raise_limits()
     sys.setswitchinterval(SWITCH_S)
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
@@ -80,7 +80,9 @@ def run(request: Request) -> int:
             caller = None if request.as_root else find_caller()
             # As perf record does: the capture's bytes are alone on standard output.
             to_stderr = request.output == "-"
-            command = stack.enter_context(Command(request.command, caller, to_stderr=to_stderr))
+            command = stack.enter_context(
+                Command(request.command, caller, to_stderr=to_stderr, limits=limits)
+            )
             stopping.forward = command.forward
         with ExitStack() as capturing:
             kernel = capturing.enter_context(Kernel(prepared, request.filters))

@@ -30,6 +30,7 @@ from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
+from collector.writer.output_file import find_owner
 from collector.writer.written import Written
 from formats.base.control import Change, Clock, EndReason, Mark
 from formats.klogger.describe import describe_event, describe_snapshot, make_header
@@ -60,7 +61,7 @@ class LogStream(Stream[LogBatch]):
 
     def __init__(self, path: str | Path, force: bool = False) -> None:
         super().__init__()
-        self._folder = LogFolder(path, force)
+        self._folder = LogFolder(path, force, owner=find_owner())
         self._pool = Pool()
 
     def begin(

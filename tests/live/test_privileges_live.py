@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from collector.linux.privileges import mask_of, needed_capabilities
 from tests.live.capturing import Running, capturing
-from tests.live.faults import Space
+from tests.live.faults import COLLECT, Space, environment, run
+
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -56,3 +59,17 @@ def test_namespaces_are_released_after_the_walk(tmp_path: Path) -> None:
         for number, options in enumerate(([], ["--netns", space.path], ["--no-existing"])):
             with capturing(tmp_path / f"{number}.pm", *options) as made:
                 assert [link for link in links(made.process.pid) if "net:[" in link] == []
+
+
+@pytest.mark.parametrize("form", ["psc", "klogger"])
+def test_under_sudo_the_output_is_the_callers(tmp_path: Path, form: str) -> None:
+    sudo = environment(SUDO_UID=str(NOBODY), SUDO_GID="12")
+    command = [COLLECT, "-q", "--format", form, "--duration", "50ms", "--ports", "1"]
+    for name, marks, owner in (("a", sudo, (NOBODY, 12)), ("b", environment(), (0, 0))):
+        done = run([*command, "-o", str(tmp_path / name)], env=marks)
+        assert done.code == 0, done.stderr
+        path = tmp_path / name
+        for each in (path, *path.glob("*")):
+            status = each.stat()
+            assert (status.st_uid, status.st_gid) == owner, each
+            assert stat.S_IMODE(status.st_mode) == (0o750 if each.is_dir() else 0o640)
