@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from collector.linux.privileges import lacking, needed_capabilities
 from collector.loader import attach_trials
 from collector.loader.compiler import Image, Later, compile_text
 from collector.loader.event_part import EventPart
@@ -165,9 +166,15 @@ def wish_of(request: Request, transport: Transport) -> Wish:
 
 
 def check_privilege() -> None:
-    """Raises PrivilegeError unless this process is root."""
-    if os.geteuid() != 0:
-        raise PrivilegeError("capturing needs root", "run it with sudo")
+    """Raises PrivilegeError unless this process is root, or has the capabilities that are needed.
+    """
+    if os.geteuid() == 0:
+        return
+    if missing := lacking(name for name in needed_capabilities() if name != "CAP_IPC_LOCK"):
+        raise PrivilegeError(
+            f"capturing needs root, or the capabilities; this user lacks {', '.join(missing)}",
+            "run it with sudo",
+        )
 
 
 def check_machine() -> None:

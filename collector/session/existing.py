@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.linux.netns import is_own
+from collector.linux.privileges import lacking
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared
 from collector.loader.socket_iterator import find_namespaces
@@ -36,7 +38,12 @@ class Existing(Closing):
         self._kernel = kernel
         self._open = [space.fd for space in request.filters.namespaces]
         if request.existing and not self._open:
-            self._open = list(find_namespaces())
+            may_enter = not lacking(["CAP_SYS_ADMIN"])
+            for fd in find_namespaces():
+                if may_enter or is_own(fd):
+                    self._open.append(fd)
+                else:
+                    os.close(fd)
         self._namespaces = list(self._open) if request.existing else []
         self.listed = 0
         """How many connections sock_diag listed."""

@@ -12,14 +12,7 @@ from typing import Any
 
 from collector.control.handlers import Handlers
 from collector.linux.cpu_affinity import Placing
-from collector.linux.privileges import (
-    check_threads,
-    drop_capabilities,
-    forbid_new_privileges,
-    needed_capabilities,
-    raise_limits,
-    run_first,
-)
+from collector.linux.privileges import forbid_new_privileges, passing_on, raise_limits, run_first
 from collector.loader.capture_maps import Kernel
 from collector.loader.perf_counters import OpenCounters
 from collector.loader.prepare import Prepared, check_privilege, prepare, wish_of
@@ -34,6 +27,7 @@ from collector.session.control_socket import open_server
 from collector.session.counts import Counts
 from collector.session.existing import Existing
 from collector.session.failures import Failures
+from collector.session.rights import Rights, describe_lacking
 from collector.session.status_line import Status
 from collector.session.stop_signals import Stopping
 from collector.session.summary import describe, report, say
@@ -63,6 +57,9 @@ def run(request: Request) -> int:
     check_privilege()
     check_request(request)
     limits = raise_limits()
+    if not request.quiet:
+        for line in describe_lacking():
+            say(line)
     sys.setswitchinterval(SWITCH_S)
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
@@ -73,7 +70,8 @@ def run(request: Request) -> int:
         if not request.quiet:
             for why in refused:
                 say(f"{why}; the capture has {transport.name} rings")
-        prepared = prepare(wish_of(request, transport))
+        with passing_on():
+            prepared = prepare(wish_of(request, transport))
         stopping = stack.enter_context(Stopping(request.duration_s))
         command = None
         if request.command:
@@ -85,8 +83,9 @@ def run(request: Request) -> int:
             )
             stopping.forward = command.forward
         with ExitStack() as capturing:
+            rights = Rights(capturing, stream, command is not None)
             kernel = capturing.enter_context(Kernel(prepared, request.filters))
-            session = Session(request, prepared, kernel, stream, status, stopping, command)
+            session = Session(request, prepared, kernel, stream, status, stopping, command, rights)
             with kernel.loading():
                 session.open(capturing)
             if stopping.due():
@@ -115,8 +114,10 @@ class Session:
         status: Status,
         stopping: Stopping,
         command: Command | None,
+        rights: Rights,
     ) -> None:
         self._request = request
+        self._rights = rights
         self._prepared = prepared
         self._kernel = kernel
         self._stream = stream
@@ -141,7 +142,7 @@ class Session:
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
         self._counts = Counts(kernel, self._rings, self._counters, self._existing, self._stream)
-        server = open_server(request, self._rings.wake)
+        server = open_server(request, self._rings.wake, self._rights.user)
         self._server = stack.enter_context(server) if server is not None else None
 
     def begin(self) -> None:
@@ -171,16 +172,13 @@ class Session:
     def _run(self) -> None:
         command, stopping = self._command, self._stopping
         forbid_new_privileges()
-        self._stream.start()
+        self._stream.start(self._rights.begin_writing)
         run_first()
         rings = self._prepared.transport.name
         describe(self._request, rings, self._kernel.attached(), self._kernel.missing())
         self._checkpoint()
         self._record_existing()
-        needed = needed_capabilities()
-        kept = (*needed, "CAP_KILL") if command else needed
-        drop_capabilities(kept)
-        check_threads(kept)
+        self._rights.give_up()
         self._ready()
         if command is not None and not stopping.due():
             try:
