@@ -166,15 +166,21 @@ def wish_of(request: Request, transport: Transport) -> Wish:
 
 
 def check_privilege() -> None:
-    """Raises PrivilegeError unless this process is root, or has the capabilities that are needed.
-    """
-    if os.geteuid() == 0:
-        return
-    if missing := lacking(name for name in needed_capabilities() if name != "CAP_IPC_LOCK"):
+    """Raises PrivilegeError unless this process has the capabilities that a capture needs."""
+    # The kernel takes CAP_SYS_ADMIN for CAP_BPF and CAP_PERFMON too.
+    needed = [name for name in needed_capabilities() if name != "CAP_IPC_LOCK"]
+    if lacking(["CAP_SYS_ADMIN"]) and (missing := lacking(needed)):
+        who = "root here" if os.geteuid() == 0 else "this user"
         raise PrivilegeError(
-            f"capturing needs root, or the capabilities; this user lacks {', '.join(missing)}",
+            f"capturing needs root, or its capabilities: {who} lacks {', '.join(missing)}",
             "run it with sudo",
         )
+
+
+def check_root(what: str) -> None:
+    """Raises PrivilegeError unless this process is root."""
+    if os.geteuid() != 0:
+        raise PrivilegeError(f"{what} needs root", "run it with sudo")
 
 
 def check_machine() -> None:

@@ -15,7 +15,10 @@ from formats.base.errors import TcpkmonError
 def open_server(
     request: Request, wake: Callable[[], None], user: User | None
 ) -> ControlServer | None:
-    """The server, whose thread becomes the user, or None where it cannot listen; if a group was named for it, that is an error."""
+    """The server, or None where it cannot listen; if a group was named for it, that is an error.
+
+    user: whom its thread becomes.
+    """
     try:
         return ControlServer(group=request.control_group, wake=wake, user=user)
     except TcpkmonError as error:

@@ -57,9 +57,6 @@ def run(request: Request) -> int:
     check_privilege()
     check_request(request)
     limits = raise_limits()
-    if not request.quiet:
-        for line in describe_lacking():
-            say(line)
     sys.setswitchinterval(SWITCH_S)
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
@@ -72,6 +69,8 @@ def run(request: Request) -> int:
                 say(f"{why}; the capture has {transport.name} rings")
         with passing_on():
             prepared = prepare(wish_of(request, transport))
+        for line in () if request.quiet else describe_lacking():
+            say(line)
         stopping = stack.enter_context(Stopping(request.duration_s))
         command = None
         if request.command:

@@ -138,3 +138,22 @@ def test_what_a_user_lacks_is_named(tmp_path: Path) -> None:
         done = as_nobody(caps, "-o", str(tmp_path / "x"))
         assert done.code == 1 and len(done.lines) == 1
         assert "needs root" in done.stderr and missing in done.stderr
+
+
+LATE = """
+import atexit, sys
+from collector.session import rights
+give_up, before = rights.Rights.give_up, set()
+rights.Rights.give_up = lambda self: (give_up(self), before.update(sys.modules))
+atexit.register(lambda: print(sorted(set(sys.modules) - before)))
+from collector.commands.collect import main
+main()
+"""
+
+
+def test_no_module_is_imported_later(tmp_path: Path) -> None:
+    """The user that it is then may not be able to read them."""
+    for options in (["--fail-on-loss"], ["--format", "klogger"], ["-v"]):
+        command = [sys.executable, "-c", LATE, "-o", str(tmp_path / f"{len(options)}{options[0]}")]
+        done = run([*command, *options, "--ports", "1", "--duration", "1500ms"], cwd=ROOT)
+        assert (done.code, done.stdout) == (0, b"[]\n"), done.stderr
