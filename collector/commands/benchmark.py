@@ -32,10 +32,10 @@ def command(
     and reading the values. It is an error if a record does not reach the ring.
     """
     from collector.commands import event_cost
-    from collector.loader.prepare import check_privilege
+    from collector.loader.prepare import check_root
     from formats.base.cli import say
 
-    check_privilege()
+    check_root("benchmark")
     costs = list(event_cost.measure(events, schemata, iterations))
     if as_json:
         click.echo(json.dumps([asdict(cost) for cost in costs], indent=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import re
 import signal
 import sys
@@ -201,8 +202,18 @@ def import_quietly() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # numpy's linear algebra, which nothing here uses, starts a thread for each further CPU when it
+    # is imported. They would keep all privileges, which belong to threads: session/rights.py. The
+    # environment is also that of the command.
+    names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+    before = {name: os.environ.pop(name, None) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
     import collector.session.session  # noqa: F401
 
+    for name, value in before.items():
+        del os.environ[name]
+        if value is not None:
+            os.environ[name] = value
     signal.signal(signal.SIGINT, handler)
 
 

@@ -55,6 +55,11 @@ def exists(pid: int) -> bool:
     return Path("/proc", str(pid)).exists()
 
 
+def socket_path(folder: Path) -> Path:
+    """Where this process's socket is."""
+    return folder / f"{os.getpid()}.sock"
+
+
 def find_group(name: str) -> int:
     """A group's number. UsageError when it does not exist."""
     try:
@@ -99,9 +104,9 @@ def listen(folder: Path, gid: int | None) -> tuple[Path, socket.socket]:
     sockets of dead collectors. FileError or PrivilegeError.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    path = folder / f"{os.getpid()}.sock"
+    path = socket_path(folder)
     try:
-        _prepare(folder)
+        prepare_folder(folder)
         listener.setblocking(False)
         # Before bind(), because the new file gets the socket's mode: nobody else can connect.
         os.fchmod(listener.fileno(), 0o600)
@@ -121,7 +126,11 @@ def listen(folder: Path, gid: int | None) -> tuple[Path, socket.socket]:
     return path, listener
 
 
-def _prepare(folder: Path) -> None:
+def prepare_folder(folder: Path) -> None:
+    """Make the folder if it does not exist, and remove the sockets of dead collectors.
+
+    FileError where others may write to it, OSError.
+    """
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
         os.chmod(folder, 0o755, follow_symlinks=True)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collector.control.access import Peer, control_folder, find_group, listen, peer_of
-from collector.linux.privileges import drop_capabilities, forbid_new_privileges
+from collector.linux.privileges import User, settle
 from formats.base.closing import Closing
 from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
@@ -60,8 +60,9 @@ class ControlServer(Closing):
     """Listens at FOLDER/PID.sock, and answers inside a `with`.
 
     It accepts root, the collector's user, and the members of `group`. Make it before capabilities
-    are dropped. wake: called in another thread when a request waits for serve_pending().
-    UsageError for an unknown group, FileError or PrivilegeError when it cannot use the folder.
+    are dropped. user: whom the thread becomes. wake: called in another thread when a request waits
+    for serve_pending(). UsageError for an unknown group, FileError or PrivilegeError when it cannot
+    use the folder.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class ControlServer(Closing):
         folder: Path | None = None,
         group: str | None = None,
         wake: Callable[[], None] = lambda: None,
+        user: User | None = None,
     ) -> None:
+        self._user = user
         self._gid = find_group(group) if group is not None else None
         self._group = group
         self._wake_session = wake
@@ -130,8 +133,7 @@ class ControlServer(Closing):
 
     def _run(self) -> None:
         with suppress(PrivilegeError):  # then it has no privileges
-            forbid_new_privileges()
-            drop_capabilities(())
+            settle(user=self._user)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._fd, selectors.EVENT_READ)
         while not self._closing:

@@ -21,7 +21,7 @@ from pathlib import Path
 from collector.linux.bpf import PERF_EVENT_IOC_SET_BPF, PERF_TYPE_TRACEPOINT
 from collector.linux.syscalls import c_string, online_cpus, perf_event_open, refused, system_call
 from formats.base.closing import Closing
-from formats.base.errors import KernelError, TcpkmonError
+from formats.base.errors import KernelError, PrivilegeError, TcpkmonError
 
 # The same on all machines: since Linux 5.1 new system calls have one number everywhere.
 NR_FSOPEN, NR_FSCONFIG, NR_FSMOUNT = 430, 431, 432
@@ -79,13 +79,20 @@ def _mount_privately() -> int:
 
 
 def has_kprobes(tracefs: Path) -> bool:
-    """Whether this kernel supports kprobe events."""
-    return (tracefs / "kprobe_events").exists()
+    """Whether this kernel supports kprobe events. PrivilegeError where this user may not look."""
+    try:
+        return (tracefs / "kprobe_events").exists()
+    except PermissionError as error:
+        raise PrivilegeError(f"{tracefs} is root's: kprobes need CAP_DAC_OVERRIDE") from error
+
+
+def _open_events(tracefs: Path) -> int:
+    # Without O_APPEND, or with O_TRUNC, opening would remove the events of all tools.
+    return os.open(tracefs / "kprobe_events", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
 
 def _command(tracefs: Path, line: str) -> None:
-    # Without O_APPEND, or with O_TRUNC, opening would remove the events of all tools.
-    file = os.open(tracefs / "kprobe_events", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    file = _open_events(tracefs)
     try:
         os.write(file, line.encode() + b"\n")
     finally:
@@ -151,6 +158,9 @@ class KprobeEvent:
     nmissed: int = 0
     mount: Tracefs | None = None
     """Closed with the event."""
+    events: int = -1
+    profile: int = -1
+    """kprobe_events and kprobe_profile, open: later this process may not open them."""
 
     @classmethod
     def make(cls, tracefs: Path, function: str) -> KprobeEvent:
@@ -160,8 +170,11 @@ class KprobeEvent:
         name = f"p{os.getpid()}_{next(_numbers)}_{words}"[:_NAME_LIMIT]
         event = cls(tracefs, f"{GROUP_PREFIX}{os.getpid()}", name, [])
         try:
-            _command(tracefs, f"p:{event.group}/{name} {function}")
+            event.events = _open_events(tracefs)
+            event.profile = os.open(tracefs / "kprobe_profile", os.O_RDONLY | os.O_CLOEXEC)
+            os.write(event.events, f"p:{event.group}/{name} {function}\n".encode())
         except OSError as error:
+            event._close_files()
             if not has_kprobes(tracefs):
                 raise KernelError("this kernel has no kprobes (CONFIG_KPROBE_EVENTS)") from error
             raise refused(error, f"making a kprobe on {function}") from error
@@ -184,7 +197,9 @@ class KprobeEvent:
         """How many times the kernel could not run the probe (nmissed)."""
         if self.name:
             with contextlib.suppress(OSError):
-                profile = parse_profile((self.tracefs / "kprobe_profile").read_text())
+                os.lseek(self.profile, 0, os.SEEK_SET)
+                with os.fdopen(os.dup(self.profile), encoding="ascii") as file:
+                    profile = parse_profile(file.read())
                 self.nmissed = profile.get(self.name, (0, self.nmissed))[1]
         return self.nmissed
 
@@ -196,7 +211,14 @@ class KprobeEvent:
             return
         self.read_missed()
         with contextlib.suppress(OSError):
-            _command(self.tracefs, f"-:{self.group}/{self.name}")
+            os.write(self.events, f"-:{self.group}/{self.name}\n".encode())
+        self._close_files()
         self.name = ""
         if self.mount is not None:
             self.mount.close()
+
+    def _close_files(self) -> None:
+        for fd in (self.events, self.profile):
+            if fd >= 0:
+                os.close(fd)
+        self.events = self.profile = -1

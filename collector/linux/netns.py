@@ -115,6 +115,8 @@ def run_inside(fd: int, call: Callable[[], T]) -> T:
 
 def set_namespace(fd: int) -> None:
     """setns(2) of the calling thread, for good. Before Python 3.12 there is no os.setns."""
+    if is_own(fd):
+        return  # a user may not do even that
     try:
         call_libc("setns", fd, CLONE_NEWNET)
     except OSError as error:
@@ -125,6 +127,12 @@ def set_namespace(fd: int) -> None:
             hint = "run it as root"
             raise PrivilegeError("a network namespace may not be entered", hint) from None
         raise
+
+
+def is_own(fd: int) -> bool:
+    """Whether the calling thread is in this namespace."""
+    own, other = os.stat("/proc/thread-self/ns/net"), os.fstat(fd)
+    return (own.st_dev, own.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _open(text: str) -> int:

@@ -18,11 +18,12 @@ import platform
 from formats.base.errors import KernelError, PrivilegeError
 
 PERF_FLAG_FD_CLOEXEC = 8
-_ARM64 = platform.machine() in {"aarch64", "arm64"}
-NR_BPF = 280 if _ARM64 else 321
-_NR_PERF_EVENT_OPEN = 241 if _ARM64 else 298
-_NR_MMAP = 222 if _ARM64 else 9
-_NR_MEMBARRIER = 283 if _ARM64 else 324
+ARM64 = platform.machine() in {"aarch64", "arm64"}
+NR_BPF = 280 if ARM64 else 321
+NR_SETGROUPS, NR_SETRESUID, NR_SETRESGID = (159, 147, 149) if ARM64 else (116, 117, 119)
+_NR_PERF_EVENT_OPEN = 241 if ARM64 else 298
+_NR_MMAP = 222 if ARM64 else 9
+_NR_MEMBARRIER = 283 if ARM64 else 324
 _MEMBARRIER_CMD_GLOBAL = 1
 _MAP_FIXED = 16
 _LOG_LINES_SHOWN = 8

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from collector.linux.privileges import lacking, needed_capabilities
 from collector.loader import attach_trials
 from collector.loader.compiler import Image, Later, compile_text
 from collector.loader.event_part import EventPart
@@ -165,9 +166,21 @@ def wish_of(request: Request, transport: Transport) -> Wish:
 
 
 def check_privilege() -> None:
+    """Raises PrivilegeError unless this process has the capabilities that a capture needs."""
+    # The kernel takes CAP_SYS_ADMIN for CAP_BPF and CAP_PERFMON too.
+    needed = [name for name in needed_capabilities() if name != "CAP_IPC_LOCK"]
+    if lacking(["CAP_SYS_ADMIN"]) and (missing := lacking(needed)):
+        who = "root here" if os.geteuid() == 0 else "this user"
+        raise PrivilegeError(
+            f"capturing needs root, or its capabilities: {who} lacks {', '.join(missing)}",
+            "run it with sudo",
+        )
+
+
+def check_root(what: str) -> None:
     """Raises PrivilegeError unless this process is root."""
     if os.geteuid() != 0:
-        raise PrivilegeError("capturing needs root", "run it with sudo")
+        raise PrivilegeError(f"{what} needs root", "run it with sudo")
 
 
 def check_machine() -> None:

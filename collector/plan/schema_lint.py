@@ -14,7 +14,14 @@ from collector.linux.probe_kinds import KINDS
 from collector.plan import counter_names
 from collector.plan.columns import LOCATIONS, SCHEMATA
 from collector.plan.probes import PROBE
-from collector.plan.schema_sources import LITERAL, Source, blank_comments, made_events, paste_texts
+from collector.plan.schema_sources import (
+    LITERAL,
+    Source,
+    blank_comments,
+    declarations,
+    made_events,
+    paste_texts,
+)
 from formats.base.errors import Problem, SchemaError
 from formats.base.limits import MOST_SCHEMA_PROBLEMS
 from formats.schema import Schema, Suggestions, load_partly
@@ -41,7 +48,7 @@ class Checked:
 
 def check_sources(sources: Sequence[Source]) -> Checked:
     """Reads and checks declarations and C text; FileError for what cannot be read."""
-    partial = load_partly([source.conf for source in sources])
+    partial = load_partly(*declarations(sources))
     schema = partial.schema
     text, pasted = paste_texts(sources)
     problems = [*partial.problems, *counter_names.check(schema.arches), *pasted]

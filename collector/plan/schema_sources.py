@@ -2,26 +2,25 @@
 """Finds the schemata of a capture, checks that they can be trusted, and reads them as one.
 
 A user's schema is a folder with NAME.conf and NAME.bpf.c. Its C text runs in the kernel, so a
-capture accepts it only from where nobody but root can write. The declarations go to formats/schema,
-the C text to schema_lint.py, kernel_types.py and the compiler.
+capture accepts it only from where nobody but root can write (trusted_files.py). Each file is read
+once, and that text is what is checked and compiled. The declarations go to formats/schema, the C
+text to schema_lint.py, kernel_types.py and the compiler.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import pwd
 import re
-import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from collector.plan.columns import SCHEMATA
+from collector.plan.trusted_files import open_trusted
 from collector.ring.rings import DEFAULT_TRANSPORT
-from formats.base.errors import FileError, PrivilegeError, Problem, SchemaError, UsageError
+from formats.base.errors import FileError, Problem, SchemaError, UsageError
 from formats.base.limits import MOST_SCHEMA_BYTES
-from formats.schema import Schema, load, read_text, schema_name, suggest
+from formats.schema import Schema, decode_text, load, read_text, schema_name, suggest
 
 BASE = "base"
 TCP = "tcp"
@@ -32,22 +31,58 @@ TEXT_SUFFIX = ".bpf.c"
 LITERAL = r""""(?:\\.|\\\n|[^"\\\n])*"?|'(?:\\.|\\\n|[^'\\\n])*'?"""
 """A string or character constant of C; an unclosed one ends with its line."""
 _PIECE = re.compile(rf"(?P<comment>//(?:\\\n|[^\n])*|/\*(?s:.*?)(?:\*/|\Z))|{LITERAL}")
+_SPLICE = r"(?:\\\r?\n)*"
+_SPACE = rf"(?:[ \t\f\v\r]{_SPLICE}|\\\r?\n)*"
+
+
+def _word(name: str) -> str:
+    """A pattern of a word, in which lines may end in a backslash."""
+    return _SPLICE.join(name)
+
+
 _INCLUDE = re.compile(
-    r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]*)"|<([^>\n]*)>)[^\n]*$', re.MULTILINE
+    rf"^{_SPACE}(?:\#|%:|\?\?=){_SPACE}(?:(?P<include>{_word('include')}\b)|"
+    rf"{'|'.join(map(_word, ('include_next', 'import', 'embed')))}){_SPACE}"
+    r"""(?P<rest>(?:"(?P<quoted>[^"\n]*)"|<(?P<angled>[^>\n]*)>)?[^\n]*)$""",
+    re.MULTILINE,
 )
+"""Each directive that reads a file. The compiler must open none by itself, so those that _Pasting
+cannot follow are errors."""
 _HEADER_NAME = re.compile(r"[\w.+-]+", re.ASCII)
+_SYSTEM_NAME = re.compile(r"(?!/)(?!.*\.\.)[\w./+-]+", re.ASCII)
 # The HOWTO's programs include these; here the engine always comes first.
 _ENGINE_NAMES = {"klogger.h", "linux/klogger.h"}
 
 
+Read = Callable[[Path], str]
+"""Reads a file: FileError, SchemaError where it is not UTF-8."""
+
+
 @dataclass(frozen=True)
 class Source:
-    """The files of a schema; text: its C file (base has none)."""
+    """The files of a schema; text: its C file (base has none). read: how to read all of them."""
 
     name: str
     conf: Path
     text: Path | None
     shipped: bool
+    read: Read = field(default=read_text, compare=False, repr=False)
+
+
+class _TrustedFiles:
+    """The files of users' schemata, each read once: read() returns the same text again.
+
+    PrivilegeError where somebody else could have written a file.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: dict[Path, bytes] = {}
+
+    def read(self, path: Path) -> str:
+        if path not in self._bytes:
+            with os.fdopen(open_trusted(path), "rb") as file:
+                self._bytes[path] = file.read(MOST_SCHEMA_BYTES + 1)
+        return decode_text(self._bytes[path], path)
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -61,18 +96,21 @@ def find_sources(
     """base, and the schemata asked for: names of shipped ones, folders, or .conf files.
 
     trusted_only: PrivilegeError unless only root can change each file of a user's schema, each
-    folder above it and each header beside it. UsageError for what is no schema (without
+    file that it includes, and each folder above them. UsageError for what is no schema (without
     `text_needed` a .conf alone is one), and for two schemata of one name.
     """
     found: dict[str, Source] = {}
+    trusted = _TrustedFiles() if trusted_only else None
     for word in (BASE, *asked):
-        source = _find(word, trusted_only, text_needed)
+        source = _find(word, trusted, text_needed)
         before = found.setdefault(source.name, source)
         if before.conf != source.conf:
             raise UsageError(
                 f"two schemata are called '{source.name}': {before.conf} and {source.conf}",
                 "rename the files of one",
             )
+    if trusted_only:
+        paste_texts(list(found.values()))
     return tuple(found.values())
 
 
@@ -83,7 +121,13 @@ def has_tcp(sources: Sequence[Source]) -> bool:
 
 def load_schema_of(sources: Sequence[Source]) -> Schema:
     """The declarations of all, as one schema; SchemaError with all problems, or FileError."""
-    return load([source.conf for source in sources])
+    return load(*declarations(sources))
+
+
+def declarations(sources: Sequence[Source]) -> tuple[list[Path], Callable[[str], str]]:
+    """The .conf files of all, and what reads them: the arguments of formats.schema.load()."""
+    reads = {str(source.conf): source.read for source in sources}
+    return [source.conf for source in sources], lambda path: reads[path](Path(path))
 
 
 def made_events(schema: Schema) -> tuple[str, ...]:
@@ -118,8 +162,10 @@ def paste_texts(
 ) -> tuple[str, list[Problem]]:
     """As read_texts(), but returns the problems; what is wrong is missing in the text."""
     pasting = _Pasting()
-    parts = [pasting.paste(ENGINE), pasting.paste(INCLUDES / ring)]
-    parts += [pasting.paste(source.text) for source in sources if source.text is not None]
+    parts = [pasting.paste(ENGINE, read_text), pasting.paste(INCLUDES / ring, read_text)]
+    for source in sources:
+        if source.text is not None:
+            parts.append(pasting.paste(source.text, source.read))
     return "\n".join(parts) + "\n", pasting.problems
 
 
@@ -130,10 +176,10 @@ class _Pasting:
         self.problems: list[Problem] = []
         self._done: set[Path] = set()
 
-    def paste(self, path: Path) -> str:
+    def paste(self, path: Path, read: Read) -> str:
         self._done.add(path)
         try:
-            text = read_text(path)
+            text = read(path)
         except SchemaError as error:
             self.problems += error.problems
             return ""
@@ -145,51 +191,68 @@ class _Pasting:
         end = 0
         # An #include in a comment does not count. Blanking keeps all positions.
         for match in _INCLUDE.finditer(blank_comments(text)):
-            header = self._header(path, text, match)
+            header = self._header(path, text, match, read)
             if header is None:
                 continue
             parts.append(text[end : match.start()])
             if header not in self._done:
                 line = text.count("\n", 0, match.end()) + 2
-                parts.append(f'{self.paste(header)}\n#line {line} "{_c_string(path)}"')
+                pasted = self.paste(header, read_text if header.parent == INCLUDES else read)
+                parts.append(f'{pasted}\n#line {line} "{_c_string(path)}"')
             end = match.end()
         return "".join([*parts, text[end:]])
 
-    def _header(self, path: Path, text: str, match: re.Match[str]) -> Path | None:
+    def _header(self, path: Path, text: str, match: re.Match[str], read: Read) -> Path | None:
         """The file to paste here; None: the line stays, for headers of the compiler."""
-        name = match[1] if match[1] is not None else match[2]
-        if name in _ENGINE_NAMES:
+        name = match["quoted"] if match["include"] else None
+        if (name or match["angled"]) in _ENGINE_NAMES:
             return ENGINE
-        if match[1] is None:
+        if match["include"] and match["angled"] and _SYSTEM_NAME.fullmatch(match["angled"]):
             return None
-        places = [path.parent / name, INCLUDES / name] if _HEADER_NAME.fullmatch(name) else []
-        for place in places:
-            if place.is_file():
-                return place
-        headers = [each.name for folder in (path.parent, INCLUDES) for each in folder.glob("*.h")]
+        if name is not None and _HEADER_NAME.fullmatch(name):
+            if _exists(path.parent / name, read_text if path.parent == INCLUDES else read):
+                return path.parent / name
+            if (INCLUDES / name).is_file():
+                return INCLUDES / name
         line = text.count("\n", 0, match.start()) + 1
-        column = match.start(1) - text.rfind("\n", 0, match.start(1))
-        self.problems.append(
-            Problem(
-                str(path), line, column,
+        start = match.start("rest")
+        column = start - text.rfind("\n", 0, start)
+        if name is None:
+            what = f"expected #include \"NAME\" or <NAME>, found '{match[0].strip()[:60]}'"
+        else:
+            headers = [h.name for folder in (path.parent, INCLUDES) for h in folder.glob("*.h")]
+            column += 1
+            what = (
                 f"expected a header beside this file or of {INCLUDES}, found '{name[:60]}'"
-                f"{suggest(name, headers)}",
+                f"{suggest(name, headers)}"
             )
-        )  # fmt: skip
+        self.problems.append(Problem(str(path), line, column, what))
         return None
+
+
+def _exists(path: Path, read: Read) -> bool:
+    try:
+        read(path)
+    except FileError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        raise
+    except SchemaError:
+        pass  # it is not UTF-8
+    return True
 
 
 def _c_string(path: Path) -> str:
     return str(path).replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _find(word: str, trusted_only: bool, text_needed: bool) -> Source:
+def _find(word: str, trusted: _TrustedFiles | None, text_needed: bool) -> Source:
     names = shipped_names()
     if word in names or word == BASE:
         conf = SCHEMATA / f"{word}.conf"
         text = SCHEMATA / f"{word}{TEXT_SUFFIX}"
         return Source(word, conf, text if text.is_file() else None, True)
-    # Not resolved, so that _check_trusted() sees links in the path.
+    # Not resolved, so that open_trusted() sees links in the path.
     path = Path(os.path.abspath(word))
     if any(not character.isprintable() for character in str(path)):
         raise UsageError(f"a schema's path holds unprintable characters: {word!r}")
@@ -200,17 +263,15 @@ def _find(word: str, trusted_only: bool, text_needed: bool) -> Source:
             f"unknown schema '{word}'{suggest(word, names)}",
             f"shipped are {', '.join(names)}; or name a folder with NAME.conf and NAME.bpf.c",
         )
-    if trusted_only:
-        _check_trusted(path)
     source = _pair(path, text_needed)
-    if trusted_only:
-        for file in {source.conf, source.text, *source.conf.parent.glob("*.h")} - {None}:
-            assert file is not None
-            _check_trusted(file)
     for file in (source.conf, source.text):
-        if file is not None and not file.is_file():
+        if file is None:
+            continue
+        if trusted is not None:
+            _exists(file, trusted.read)
+        elif not file.is_file():
             raise UsageError(f"{file} is no regular file")
-    return source
+    return source if trusted is None else replace(source, read=trusted.read)
 
 
 def _pair(path: Path, text_needed: bool) -> Source:
@@ -242,48 +303,3 @@ def _pair(path: Path, text_needed: bool) -> Source:
 
 def _is_conf(path: Path) -> bool:
     return schema_name(path.name) not in ("", path.name)
-
-
-def _check_trusted(path: Path) -> None:
-    """Raises PrivilegeError unless only root can change the file or folder `path` (absolute)."""
-    for each in (*reversed(path.parents), path):
-        try:
-            status = each.lstat()
-        except OSError as error:
-            reason = os.strerror(error.errno or errno.EIO)
-            raise FileError(f"cannot read {each}: {reason}") from error
-        mode = status.st_mode
-        if stat.S_ISLNK(mode):
-            real = os.path.realpath(path)
-            raise PrivilegeError(f"{each} is a symbolic link, which is not followed", f"use {real}")
-        if each != path and not stat.S_ISDIR(mode):
-            raise PrivilegeError(f"{each} is no folder")
-        if each == path and not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-            raise PrivilegeError(f"{each} is no regular file")
-        if status.st_uid not in (0, os.geteuid()):
-            raise PrivilegeError(
-                f"{each} belongs to {_user(status.st_uid)}, and what it holds would run in the"
-                " kernel",
-                _remedy(each, path, f"chown root: {each}"),
-            )
-        # In a sticky folder (/tmp) only root can replace files of root.
-        is_shared = each != path and mode & stat.S_ISVTX
-        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:
-            raise PrivilegeError(
-                f"{each} may be written by others than root, and what it holds would run in the"
-                " kernel",
-                _remedy(each, path, f"chmod go-w {each}"),
-            )
-
-
-def _remedy(each: Path, path: Path, command: str) -> str:
-    if each in path.parents[:1] or each == path:
-        return command
-    return f"{command}, or copy the schema to where only root writes, /etc/tcpkmon say"
-
-
-def _user(number: int) -> str:
-    try:
-        return f"{pwd.getpwuid(number).pw_name} (user {number})"
-    except KeyError:
-        return f"user {number}"

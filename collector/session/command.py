@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.linux.netns import enter
+from collector.linux.privileges import Limits
 from formats.base.closing import Closing
 from formats.base.errors import TcpkmonError, UsageError
 
@@ -63,8 +64,9 @@ class Command(Closing):
     """A command that was found and waits for go().
 
     Its PID is already that of the command, for filters. It has the caller's standard streams,
-    environment and folder; to_stderr: its standard output is standard error. Errors: UsageError
-    when there is no such command, TcpkmonError when it cannot be started. Close it after use.
+    environment and folder; to_stderr: its standard output is standard error. limits: those that it
+    gets instead of this process's. Errors: UsageError when there is no such command, TcpkmonError
+    when it cannot be started. Close it after use.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Command(Closing):
         identity: Identity | None = None,
         netns_fd: int | None = None,
         to_stderr: bool = False,
+        limits: Limits | None = None,
     ) -> None:
         if not argv or not argv[0]:
             raise UsageError("there is no command after --", "as in: collect -- iperf3 -c HOST")
@@ -83,7 +86,9 @@ class Command(Closing):
         gate_read, self._gate = os.pipe()
         self._status, status_write = os.pipe()
         try:
-            self._process = self._spawn(gate_read, status_write, identity, netns_fd, to_stderr)
+            self._process = self._spawn(
+                gate_read, status_write, identity, netns_fd, to_stderr, limits or {}
+            )
         except BaseException:
             os.close(self._gate)
             os.close(self._status)
@@ -159,8 +164,10 @@ class Command(Closing):
         identity: Identity | None,
         netns_fd: int | None,
         to_stderr: bool,
+        limits: Limits,
     ) -> subprocess.Popen[bytes]:
         who = ["-", "-", "-"]
+        rows = (f"{name}:{soft}:{hard}" for name, (soft, hard) in limits.items())
         environment = dict(os.environ)
         if identity is not None:
             groups = ",".join(str(group) for group in identity.groups)
@@ -173,7 +180,10 @@ class Command(Closing):
             if netns_fd is not None:
                 inside.enter_context(enter(netns_fd))
             return subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_GATE), str(gate), str(status), *who, *self.argv],
+                [
+                    *(sys.executable, "-I", "-S", str(_GATE), str(gate), str(status)),
+                    *(*who, ",".join(rows) or "-", *self.argv),
+                ],
                 pass_fds=(gate, status),
                 env=environment,
                 stdout=stdout,

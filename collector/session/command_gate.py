@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs in place of a command until the capture is attached, then executes it: see command.py.
 
-    python -I -S command_gate.py GATE_FD STATUS_FD UID GID GROUPS COMMAND...
+    python -I -S command_gate.py GATE_FD STATUS_FD UID GID GROUPS LIMITS COMMAND...
 
-It becomes the user, finds the command as that user, writes "ready" to STATUS_FD, waits for a
-byte from GATE_FD, and executes the command: the same process, so the same PID. An error goes to
-STATUS_FD; end of file there means that the command runs. It imports nothing of tcpkmon, so that
-it starts fast.
+It sets the limits (RESOURCE:SOFT:HARD,... or -), becomes the user, finds the command as that user,
+writes "ready" to STATUS_FD, waits for a byte from GATE_FD, and executes the command: the same
+process, so the same PID. An error goes to STATUS_FD; end of file there means that the command runs.
+It imports nothing of tcpkmon, so that it starts fast.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 
@@ -29,6 +30,13 @@ def find(name: str) -> str:
     if denied:
         raise PermissionError("it is not executable")
     raise FileNotFoundError("there is no such command")
+
+
+def set_limits(text: str) -> None:
+    """Set the limits that the collector had before it raised its own; "-" changes nothing."""
+    for row in text.split(",") if text != "-" else ():
+        number, soft, hard = map(int, row.split(":"))
+        resource.setrlimit(number, (soft, hard))
 
 
 def drop_privileges(uid: str, gid: str, groups: str) -> None:
@@ -49,10 +57,11 @@ def restore_signals() -> None:
 
 def main() -> int:
     gate, status = int(sys.argv[1]), int(sys.argv[2])
-    command = sys.argv[6:]
+    command = sys.argv[7:]
     os.set_inheritable(gate, False)
     os.set_inheritable(status, False)
     try:
+        set_limits(sys.argv[6])
         drop_privileges(*sys.argv[3:6])
         path = find(command[0])
         os.write(status, b"ready\n")

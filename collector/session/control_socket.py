@@ -6,15 +6,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from collector.control.server import ControlServer
+from collector.linux.privileges import User
 from collector.plan.request import Request
 from collector.session.summary import say
 from formats.base.errors import TcpkmonError
 
 
-def open_server(request: Request, wake: Callable[[], None]) -> ControlServer | None:
-    """The server, or None where it cannot listen; if a group was named for it, that is an error."""
+def open_server(
+    request: Request, wake: Callable[[], None], user: User | None
+) -> ControlServer | None:
+    """The server, or None where it cannot listen; if a group was named for it, that is an error.
+
+    user: whom its thread becomes.
+    """
     try:
-        return ControlServer(group=request.control_group, wake=wake)
+        return ControlServer(group=request.control_group, wake=wake, user=user)
     except TcpkmonError as error:
         if request.control_group is not None:
             raise

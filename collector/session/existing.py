@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.linux.netns import is_own
+from collector.linux.privileges import lacking
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared
 from collector.loader.socket_iterator import find_namespaces
@@ -25,20 +27,24 @@ from formats.base.control import EXISTING
 class Existing(Closing):
     """Records the open connections of the network namespaces that the request names, or of all.
 
-    Make it while this process has all its capabilities, and close it after use. Nothing is
-    recorded with --no-existing.
+    Make it while this process has all its capabilities. Close it after the walk, since an open
+    namespace outlives its container: close() also closes those of the request. Nothing is recorded
+    with --no-existing.
     """
 
     def __init__(self, request: Request, prepared: Prepared, kernel: Kernel) -> None:
         self._filters = request.filters
         self._prepared = prepared
         self._kernel = kernel
-        self._own: list[int] = []
-        self._namespaces = [space.fd for space in request.filters.namespaces]
-        if not request.existing:
-            self._namespaces = []
-        elif not self._namespaces:
-            self._namespaces = self._own = list(find_namespaces())
+        self._open = [space.fd for space in request.filters.namespaces]
+        if request.existing and not self._open:
+            may_enter = not lacking(["CAP_SYS_ADMIN"])
+            for fd in find_namespaces():
+                if may_enter or is_own(fd):
+                    self._open.append(fd)
+                else:
+                    os.close(fd)
+        self._namespaces = list(self._open) if request.existing else []
         self.listed = 0
         """How many connections sock_diag listed."""
 
@@ -86,6 +92,7 @@ class Existing(Closing):
         return np.concatenate((heads, listed))
 
     def close(self) -> None:
-        """Close the namespaces' descriptors."""
-        while self._own:
-            os.close(self._own.pop())
+        """Close the namespaces' descriptors. It may be called again."""
+        self._namespaces = []
+        while self._open:
+            os.close(self._open.pop())

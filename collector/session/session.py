@@ -12,13 +12,7 @@ from typing import Any
 
 from collector.control.handlers import Handlers
 from collector.linux.cpu_affinity import Placing
-from collector.linux.privileges import (
-    drop_capabilities,
-    forbid_new_privileges,
-    needed_capabilities,
-    raise_limits,
-    run_first,
-)
+from collector.linux.privileges import forbid_new_privileges, passing_on, raise_limits, run_first
 from collector.loader.capture_maps import Kernel
 from collector.loader.perf_counters import OpenCounters
 from collector.loader.prepare import Prepared, check_privilege, prepare, wish_of
@@ -33,6 +27,7 @@ from collector.session.control_socket import open_server
 from collector.session.counts import Counts
 from collector.session.existing import Existing
 from collector.session.failures import Failures
+from collector.session.rights import Rights, describe_lacking
 from collector.session.status_line import Status
 from collector.session.stop_signals import Stopping
 from collector.session.summary import describe, report, say
@@ -61,7 +56,7 @@ def run(request: Request) -> int:
     """
     check_privilege()
     check_request(request)
-    raise_limits()
+    limits = raise_limits()
     sys.setswitchinterval(SWITCH_S)
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
@@ -72,18 +67,24 @@ def run(request: Request) -> int:
         if not request.quiet:
             for why in refused:
                 say(f"{why}; the capture has {transport.name} rings")
-        prepared = prepare(wish_of(request, transport))
+        with passing_on():
+            prepared = prepare(wish_of(request, transport))
+        for line in () if request.quiet else describe_lacking():
+            say(line)
         stopping = stack.enter_context(Stopping(request.duration_s))
         command = None
         if request.command:
             caller = None if request.as_root else find_caller()
             # As perf record does: the capture's bytes are alone on standard output.
             to_stderr = request.output == "-"
-            command = stack.enter_context(Command(request.command, caller, to_stderr=to_stderr))
+            command = stack.enter_context(
+                Command(request.command, caller, to_stderr=to_stderr, limits=limits)
+            )
             stopping.forward = command.forward
         with ExitStack() as capturing:
+            rights = Rights(capturing, stream, command is not None)
             kernel = capturing.enter_context(Kernel(prepared, request.filters))
-            session = Session(request, prepared, kernel, stream, status, stopping, command)
+            session = Session(request, prepared, kernel, stream, status, stopping, command, rights)
             with kernel.loading():
                 session.open(capturing)
             if stopping.due():
@@ -112,8 +113,10 @@ class Session:
         status: Status,
         stopping: Stopping,
         command: Command | None,
+        rights: Rights,
     ) -> None:
         self._request = request
+        self._rights = rights
         self._prepared = prepared
         self._kernel = kernel
         self._stream = stream
@@ -138,7 +141,7 @@ class Session:
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
         self._counts = Counts(kernel, self._rings, self._counters, self._existing, self._stream)
-        server = open_server(request, self._rings.wake)
+        server = open_server(request, self._rings.wake, self._rights.user)
         self._server = stack.enter_context(server) if server is not None else None
 
     def begin(self) -> None:
@@ -168,14 +171,13 @@ class Session:
     def _run(self) -> None:
         command, stopping = self._command, self._stopping
         forbid_new_privileges()
-        self._stream.start()
+        self._stream.start(self._rights.begin_writing)
         run_first()
         rings = self._prepared.transport.name
         describe(self._request, rings, self._kernel.attached(), self._kernel.missing())
         self._checkpoint()
         self._record_existing()
-        needed = needed_capabilities()
-        drop_capabilities((*needed, "CAP_KILL") if command else needed)
+        self._rights.give_up()
         self._ready()
         if command is not None and not stopping.due():
             try:
@@ -228,7 +230,8 @@ class Session:
 
     def _record_existing(self) -> None:
         """Record the connections that are open already, as fast as the rings are drained."""
-        with closing(self._existing.walk(max(1, self._rings.rows // 2))) as walk:
+        step = max(1, self._rings.rows // 2)
+        with self._existing, closing(self._existing.walk(step)) as walk:
             what = "listing the open connections"
             while (listed := self._failures.optional(what, lambda: next(walk, None))) is not None:
                 self._stream.push(listed)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Generic
 
 from numpy.typing import NDArray
 
-from collector.linux.privileges import begin_writing
 from collector.ring.batch import Batch
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import Queues
@@ -52,9 +51,21 @@ class Stream(ABC, Generic[BatchT]):
     def discard(self) -> None:
         """Remove what an output without a successful begin() left; else do nothing."""
 
-    def start(self) -> None:
-        """Start the writing thread."""
-        self._spool.start()
+    def start(self, begin: Callable[[], None] = lambda: None) -> None:
+        """Start the writing thread. begin: what it calls first, to give up its privileges."""
+        self._spool.start(begin)
+
+    def folders(self) -> tuple[int, ...]:
+        """Descriptors of the folders in which it still makes files; none by default."""
+        return ()
+
+    def open_file(self, cpu: int, first: bytes) -> int:
+        """Make the file of a CPU that came later, with its first bytes; its descriptor. FileError.
+        """
+        raise NotImplementedError
+
+    def open_files_by(self, open_file: Callable[[int, bytes], int]) -> None:
+        """Call this instead of open_file(): the writing thread may make no files."""
 
     def push(self, batches: Iterable[Batch]) -> None:
         """Add what a drain returned. The stream reads that memory until settle()."""
@@ -126,4 +137,4 @@ class Stream(ABC, Generic[BatchT]):
         """Use this writer, in a thread of its own after start()."""
         self._clocks = clocks
         self.written = writer.written
-        self._spool = Spool(writer, begin=begin_writing)
+        self._spool = Spool(writer)

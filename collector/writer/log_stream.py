@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
+from collector.writer.output_file import find_owner
 from collector.writer.written import Written
 from formats.base.control import Change, Clock, EndReason, Mark
 from formats.klogger.describe import describe_event, describe_snapshot, make_header
@@ -60,7 +61,8 @@ class LogStream(Stream[LogBatch]):
 
     def __init__(self, path: str | Path, force: bool = False) -> None:
         super().__init__()
-        self._folder = LogFolder(path, force)
+        self._folder = LogFolder(path, force, owner=find_owner())
+        self._open_file: Callable[[int, bytes], int] = self.open_file
         self._pool = Pool()
 
     def begin(
@@ -75,10 +77,23 @@ class LogStream(Stream[LogBatch]):
         self._writer = LogWriter(self._log, self._open, info.mixed)
         self._write_by(self._writer, clocks)
         self._folder.clear()
+        later, self._open_file = self._open_file, self.open_file
         first, *others = sorted(online_cpus())
         self._writer.begin(first, self._open(first, [*process_notes(), *info.sockets()]))
         for cpu in others:
             self._writer.begin(cpu, self._open(cpu))
+        self._open_file = later
+
+    def folders(self) -> tuple[int, ...]:
+        return (self._folder.fd,)
+
+    def open_file(self, cpu: int, first: bytes) -> int:
+        output = self._folder.output(cpu)
+        output.begin(first)
+        return output.fd
+
+    def open_files_by(self, open_file: Callable[[int, bytes], int]) -> None:
+        self._open_file = open_file
 
     def discard(self) -> None:
         self._folder.discard()
@@ -157,11 +172,10 @@ class LogStream(Stream[LogBatch]):
     def _open(self, cpu: int, more: Sequence[Note] = ()) -> LogFile:
         """A CPU's file with its first dump. The writing thread opens those of later CPUs."""
         notes = [*self._first_notes(), *more]
-        output = self._folder.output(cpu)
         data, last = make_dump(self._log, 0, 0, notes, self._clocks.now_ns())
-        output.begin(encode_preamble(self._header(cpu)) + data)
+        fd = self._open_file(cpu, encode_preamble(self._header(cpu)) + data)
         reserve = (self._info.requested + self._info.programs + 8) * NOTE_BYTES
-        sink = FileSink(output.fd, 1, reserve_bytes=reserve)
+        sink = FileSink(fd, 1, reserve_bytes=reserve)
         return LogFile(sink, last, len(notes) + 2, 1)
 
 

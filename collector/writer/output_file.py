@@ -8,7 +8,8 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from collector.writer.file_sink import Calls
@@ -19,6 +20,34 @@ STDOUT = "-"
 # Errors without O_TMPFILE in the file system, or without /proc to link from.
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
 _TRIES = 100
+_NO_ID = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class Owner:
+    """To whom a file belongs; gid -1: the group stays."""
+
+    uid: int
+    gid: int = -1
+
+
+def find_owner(environment: Mapping[str, str] = os.environ) -> Owner | None:
+    """The user who called sudo; None for root, or without sudo. Then files belong to this user."""
+    try:
+        uid = int(environment.get("SUDO_UID", "0"))
+        gid = int(environment.get("SUDO_GID", "-1"))
+    except ValueError:
+        return None
+    if os.geteuid() != 0 or not 0 < uid < _NO_ID or not -1 <= gid < _NO_ID:
+        return None
+    return Owner(uid, gid)
+
+
+def give_to(fd: int, owner: Owner | None) -> None:
+    """Change the owner of an open file or folder, where its file system allows that."""
+    if owner is not None:
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, owner.uid, owner.gid)
 
 
 class Output:
@@ -27,11 +56,20 @@ class Output:
     The constructor checks the name, so make an Output early. begin() writes the file's first
     bytes; then use its `fd`. Before begin(), nothing has the name, and discard() removes
     everything. It never follows symbolic links. Only with `force` it replaces a file: the old one
-    is there until the new one has its first bytes.
+    is there until the new one has its first bytes. owner: to whom the file belongs, this process's
+    user without it. folder: a descriptor of the path's folder, which another user may replace.
     """
 
-    def __init__(self, path: str | Path, force: bool = False, calls: Calls | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        force: bool = False,
+        calls: Calls | None = None,
+        owner: Owner | None = None,
+        folder: int | None = None,
+    ) -> None:
         self.path = str(path)
+        self._owner = owner
         self._calls = calls or Calls()
         self._force = force
         self._temporary: str | None = None
@@ -43,12 +81,14 @@ class Output:
         if self.is_stdout:
             self._open_stdout()
             return
-        folder, self._name = os.path.split(self.path)
+        above, self._name = os.path.split(self.path)
         if not self._name:
             raise FileError(f"{self.path} is not the name of a file")
         try:
-            self._directory = self._calls.open(
-                folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            self._directory = (
+                self._calls.open(above or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if folder is None
+                else os.dup(folder)
             )
         except OSError as error:
             raise self._failed(error, folder=True) from error
@@ -134,6 +174,7 @@ class Output:
             self._open_temporary(flags)
         # Whatever the umask is.
         self._calls.fchmod(self.fd, MODE)
+        give_to(self.fd, self._owner)
 
     def _open_temporary(self, flags: int) -> None:
         """Open a hidden file in the same directory, where there is no O_TMPFILE."""

@@ -17,7 +17,7 @@ from collector.writer.base_stream import Show, Stream
 from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books, reserve_bytes
-from collector.writer.output_file import Output
+from collector.writer.output_file import Output, find_owner
 from collector.writer.psc_writer import Writer
 from collector.writer.written import Written
 from formats.base.control import Change, Clock, Control, End, EndReason, Mark, Start, encode_many
@@ -35,7 +35,7 @@ class PscStream(Stream[Ordered]):
 
     def __init__(self, path: str | Path, force: bool = False) -> None:
         super().__init__()
-        self._output = Output(path, force)
+        self._output = Output(path, force, owner=find_owner())
         self._show: Show | None = None
 
     def begin(

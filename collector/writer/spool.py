@@ -88,11 +88,8 @@ class Spool(Generic[BatchT]):
         self,
         writer: Writing[BatchT],
         limit_bytes: int = LIMIT_BYTES,
-        begin: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """begin: what the thread does first: it sets its capabilities and its priority."""
-        self._begin = begin
         self._now_s = now_s
         self.written = writer.written
         self._writer = writer
@@ -109,8 +106,9 @@ class Spool(Generic[BatchT]):
         self._no_news.acquire()
         self._thread = threading.Thread(target=self._run, name="tcpkmon-spool", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, begin: Callable[[], None] = lambda: None) -> None:
+        """Start the thread. begin: what it does first: it sets its privileges and its priority."""
+        self._begin = begin
         self._thread.start()
 
     def put(self, ordered: BatchT) -> bool:

@@ -49,48 +49,54 @@ def create_file(
     *,
     mode: int | None = None,
     hint: str = "--force overwrites it",
+    folder: int | None = None,
 ) -> Iterator[BinaryIO]:
     """Open a new file for writing. After an error in the `with` block it does not exist.
 
     force: replace an existing file; otherwise that is a FileError with this hint. mode: the
-    permissions, and the file is synced to disk; None: permissions by the umask, no sync. An OSError
+    permissions, and the file is synced to disk; None: permissions by the umask, no sync. folder: a
+    descriptor of the folder that `path` names, which another user may replace meanwhile. An OSError
     in the block becomes a FileError.
     """
     path = Path(path)
-    try:
-        if force and path.exists() and not stat.S_ISREG(path.stat().st_mode):
-            raise FileError(f"{path} is no ordinary file", "choose another name")
-        name = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}") if force else path
-        descriptor = os.open(name, _NEW, 0o666 if mode is None else mode)
-    except FileExistsError as error:
-        raise already_there(path, hint) from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise FileError(f"{path} cannot be written: {reason}") from error
-    try:
-        with os.fdopen(descriptor, "wb") as out:
-            if mode is not None:
-                os.fchmod(descriptor, mode)
-            yield out
-            if mode is not None:
-                out.flush()
-                os.fsync(descriptor)
-        if force:
-            name.replace(path)
-        if mode is not None:
-            _sync_directory(path.parent)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            name.unlink()
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
+    name = path.name
+    with contextlib.ExitStack() as stack:
+        try:
+            if folder is None:
+                folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, folder)
+            if force:
+                _check_replaceable(path, folder)
+                name = f".{path.name[:80]}.{secrets.token_hex(6)}"
+            descriptor = os.open(name, _NEW, 0o666 if mode is None else mode, dir_fd=folder)
+        except FileExistsError as error:
+            raise already_there(path, hint) from error
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
             raise FileError(f"{path} cannot be written: {reason}") from error
-        raise
+        try:
+            with os.fdopen(descriptor, "wb") as out:
+                if mode is not None:
+                    os.fchmod(descriptor, mode)
+                yield out
+                if mode is not None:
+                    out.flush()
+                    os.fsync(descriptor)
+            if force:
+                os.rename(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            if mode is not None:
+                os.fsync(folder)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+            if isinstance(error, OSError):
+                reason = error.strerror or str(error)
+                raise FileError(f"{path} cannot be written: {reason}") from error
+            raise
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _check_replaceable(path: Path, folder: int) -> None:
+    """FileError for what is there and is no regular file."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(path.name, dir_fd=folder).st_mode):
+            raise FileError(f"{path} is no ordinary file", "choose another name")

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from formats.base.arrow import import_pyarrow
-from formats.base.closing import Closing
 from formats.base.errors import FileError, UsageError
-from formats.base.files import already_there
+from formats.base.files import create_file
 from formats.base.reader import Records
 from formats.export.table_file import encodings
 
@@ -26,31 +27,48 @@ def write_folder(
     Raises FileError, UsageError.
     """
     import_pyarrow(form.capitalize())
-    if not is_file:
-        try:
-            to.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"cannot make {to}: {error.strerror}") from error
-    with _Files(form, to, is_file, force) as files:
+    with ExitStack() as stack:
+        folder = None
+        if not is_file:
+            folder = _open_folder(to)
+            stack.callback(os.close, folder)
+        files = _Files(form, to, folder, force, stack)
         for tables in records.tables():
             files.add(tables)
         files.flush()
 
 
-class _Files(Closing):
-    """The files of write_folder(). Tables are buffered until they fill a row group."""
+def _open_folder(path: Path) -> int:
+    """A descriptor of the folder, which is made if it does not exist. FileError.
 
-    def __init__(self, form: str, to: Path, is_file: bool, force: bool) -> None:
+    No link is followed: who owns the folder above could point it anywhere.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if path.is_symlink():
+            raise FileError(f"{path} is a symbolic link", "name the folder itself") from error
+        raise FileError(f"cannot make {path}: {error.strerror}") from error
+
+
+class _Files:
+    """The files of write_folder(). Tables are buffered until they fill a row group.
+
+    folder: the descriptor of the folder `to`; None where `to` is the only file. stack: completes
+    the files, or removes them after an error.
+    """
+
+    def __init__(
+        self, form: str, to: Path, folder: int | None, force: bool, stack: ExitStack
+    ) -> None:
         self._form = form
         self._to = to
-        self._is_file = is_file
+        self._folder = folder
         self._force = force
+        self._stack = stack
         self._writers: dict[str, Any] = {}
         self._buffered: dict[str, list[Any]] = {}
-
-    def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
 
     def add(self, tables: dict[str, Any]) -> None:
         """Add one table for each kind. Memory stays below _BUFFERED_BYTES_MAX."""
@@ -76,7 +94,7 @@ class _Files(Closing):
     def _write(self, kind: str) -> None:
         """Write the buffered tables of a kind as one row group."""
         table = import_pyarrow().concat_tables(self._buffered.pop(kind))
-        path = self._to if self._is_file else self._to / f"{kind}.{self._form}"
+        path = self._to if self._folder is None else self._to / f"{kind}.{self._form}"
         try:
             if kind not in self._writers:
                 self._writers[kind] = self._open(kind, path, table)
@@ -87,10 +105,14 @@ class _Files(Closing):
     def _open(self, kind: str, path: Path, table: Any) -> Any:
         if not (kind.isascii() and kind.isidentifier()):
             raise UsageError(f"the event {kind!r} cannot name a file", "choose others by --event")
-        if path.is_symlink() or (path.exists() and not self._force):
-            raise already_there(path)
+        out = self._stack.enter_context(create_file(path, self._force, folder=self._folder))
+        sink = import_pyarrow().OSFile(f"/proc/self/fd/{out.fileno()}", "wb")
+        self._stack.enter_context(sink)
         if self._form == "arrow":
-            return import_pyarrow().ipc.new_file(str(path), table.schema)
-        from pyarrow import parquet
+            writer = import_pyarrow().ipc.new_file(sink, table.schema)
+        else:
+            from pyarrow import parquet
 
-        return parquet.ParquetWriter(path, table.schema, **encodings(table))
+            writer = parquet.ParquetWriter(sink, table.schema, **encodings(table))
+        self._stack.callback(writer.close)
+        return writer

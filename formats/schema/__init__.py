@@ -6,6 +6,7 @@
 
 from formats.schema.model import Arch, Enum, Event, Field, LogLevel, Schema, Suggestions, suggest
 from formats.schema.parser import (
+    decode_text,
     load,
     load_partly,
     parse,
@@ -18,7 +19,7 @@ from formats.schema.resolve import enabled_events
 from formats.schema.types import field_type
 
 __all__ = [
-    "Arch", "Enum", "Event", "Field", "LogLevel", "Place", "Schema",
-    "Suggestions", "enabled_events", "field_type", "format_schema", "load", "load_partly", "parse",
+    "Arch", "Enum", "Event", "Field", "LogLevel", "Place", "Schema", "Suggestions", "decode_text",
+    "enabled_events", "field_type", "format_schema", "load", "load_partly", "parse",
     "place_fields", "read_text", "schema_name", "suggest",
 ]  # fmt: skip

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,18 +32,23 @@ def parse(text: str, filename: str = "<schema>") -> Schema:
     return read.schema
 
 
-def load(paths: Iterable[str | os.PathLike[str]]) -> Schema:
+def load(
+    paths: Iterable[str | os.PathLike[str]], read: Callable[[str], str] | None = None
+) -> Schema:
     """The schema of several files together (a file named twice counts once).
 
-    Raises FileError, or SchemaError with the problems of all files.
+    read: reads a file instead of read_text(). Raises FileError, or SchemaError with the problems of
+    all files.
     """
-    partial = load_partly(paths)
+    partial = load_partly(paths, read)
     if partial.problems:
         raise SchemaError(partial.problems)
     return partial.schema
 
 
-def load_partly(paths: Iterable[str | os.PathLike[str]]) -> Partial:
+def load_partly(
+    paths: Iterable[str | os.PathLike[str]], read: Callable[[str], str] | None = None
+) -> Partial:
     """As `load`, but returns the problems (ordered by file), so that the caller can continue."""
     files: dict[str, str] = {}
     for path in paths:
@@ -52,12 +57,12 @@ def load_partly(paths: Iterable[str | os.PathLike[str]]) -> Partial:
     problems: list[Problem] = []
     for name in files.values():
         try:
-            read = _read(read_text(name), name)
+            one = _read((read or read_text)(name), name)
         except SchemaError as error:
             problems += error.problems
             continue
-        schemata.append(read.schema)
-        problems += read.problems
+        schemata.append(one.schema)
+        problems += one.problems
     merged = merge(schemata)
     problems += check(merged)
     order = {name: number for number, name in enumerate(files.values())}
@@ -80,6 +85,11 @@ def read_text(path: str | os.PathLike[str]) -> str:
             data = file.read(MOST_SCHEMA_BYTES + 1)
     except OSError as error:
         raise FileError(f"cannot read schema {path}: {error.strerror}") from error
+    return decode_text(data, path)
+
+
+def decode_text(data: bytes, path: str | os.PathLike[str]) -> str:
+    """The text of a file's bytes; raises SchemaError if it is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

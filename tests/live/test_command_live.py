@@ -12,6 +12,7 @@ import pytest
 from collector.lab.lab import Lab
 from collector.session.command import Command, Identity, find_caller
 from formats.base.errors import UsageError
+from tests.live.faults import COLLECT, run
 
 WAIT_S = 60.0
 
@@ -55,6 +56,18 @@ def test_the_command_is_the_callers(out: Path, nobody: Identity) -> None:
     assert values["Groups"].split() == [str(group) for group in nobody.groups]
     assert int(values["CapEff"], 16) == int(values["CapPrm"], 16) == 0
     assert told[-1] == f"{nobody.home} nobody"
+
+
+def test_it_has_the_callers_limits(tmp_path: Path) -> None:
+    """The collector raises its own."""
+    script = "ulimit -Sn; ulimit -Hn; ulimit -Sl; ulimit -Hl"
+    for caller in (["ulimit", "-n", "3000"], ["ulimit", "-Sn", "300"], ["ulimit", "-l", "64"]):
+        command = [*caller, ";", "exec", COLLECT, "-q", "--ports", "1", "-o", str(tmp_path / "x")]
+        words = [*command, "--force", "--", "sh", "-c", f"'{script}'"]
+        done = run(["sh", "-c", " ".join(words)])
+        assert done.code == 0, done.stderr
+        wanted = run(["sh", "-c", " ".join([*caller, ";", script])])
+        assert done.stdout == wanted.stdout, caller
 
 
 def test_without_sudo_it_is_roots(out: Path) -> None:

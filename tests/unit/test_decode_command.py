@@ -16,6 +16,7 @@ import pytest
 
 from collector.commands.tcpkmon import command as tcpkmon
 from formats.base.cli import run
+from formats.export import table_folder
 from formats.klogger.encode import encode_preamble
 from tests.unit.klogger_samples import CLOCK, ROOT, LogMaker
 
@@ -164,6 +165,30 @@ def test_parquet_has_a_file_for_each_event(
     assert decode(log, "--format", "parquet", "-o", folder) == 1
     assert "is there already" in capfd.readouterr().err
     assert decode(log, "--format", "parquet", "-o", folder, "--force") == 0
+
+
+def test_parquet_follows_no_link_and_stays_in_its_folder(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who owns the folder, or the one above, may swap it while files are written."""
+    folder, victim, gone = (tmp_path / name for name in ("tables", "victim", "gone"))
+    victim.mkdir()
+    folder.symlink_to(victim)
+    assert decode(log, "--format", "parquet", "-o", folder) == 1
+    folder.unlink()
+    folder.mkdir()
+    real = table_folder.create_file
+
+    def swap(*args: Any, **named: Any) -> Any:
+        if not folder.is_symlink():
+            folder.rename(gone)
+            folder.symlink_to(victim)
+        return real(*args, **named)
+
+    monkeypatch.setattr(table_folder, "create_file", swap)
+    assert decode(log, "--format", "parquet", "-o", folder) == 0
+    assert os.listdir(victim) == []
+    assert len(os.listdir(gone)) == 6
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def test_events_are_made_and_removed_without_touching_others(tmp_path: Path) -> 
     file = tmp_path / "kprobe_events"
     others = f"p:others/event tcp_ack\np:tcpkmon_{NOBODY}/left tcp_ack\n"
     file.write_text(others)
+    (tmp_path / "kprobe_profile").touch()
     assert remove_stale(tmp_path) == (f"tcpkmon_{NOBODY}/left",)
     first = KprobeEvent.make(tmp_path, "tcp_ack.constprop.0")
     second = KprobeEvent.make(tmp_path, "tcp_ack.constprop.0")
@@ -63,7 +64,8 @@ def test_a_kernel_without_kprobes_is_named(tmp_path: Path) -> None:
 
 
 def test_event_names_fit(tmp_path: Path) -> None:
-    (tmp_path / "kprobe_events").touch()
+    for name in ("kprobe_events", "kprobe_profile"):
+        (tmp_path / name).touch()
     assert len(KprobeEvent.make(tmp_path, "x" * 200).name) < 64
 
 

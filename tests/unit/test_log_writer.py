@@ -21,6 +21,7 @@ from collector.writer.file_sink import Calls, FileSink
 from collector.writer.ledger import Books
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter
+from collector.writer.output_file import Owner
 from collector.writer.written import Written
 from formats.base.control import LossCause
 from formats.base.errors import FileError, UsageError
@@ -197,3 +198,36 @@ def test_a_folder_that_did_not_begin_is_gone(tmp_path):
     folder.output(0)
     folder.discard()
     assert not (tmp_path / "log").exists()
+
+
+def test_a_folder_that_another_user_swaps_stays_the_same(tmp_path):
+    for force in (False, True):
+        path, victim, gone = (tmp_path / f"{name}{force}" for name in ("log", "victim", "gone"))
+        for each in (path, victim):
+            each.mkdir()
+            if force:
+                (each / "kernlog.dump.cpu7").write_text("old")
+        folder = LogFolder(path, force)
+        path.rename(gone)
+        path.symlink_to(victim)
+        folder.clear()
+        output = folder.output(0)
+        output.begin(b"header")
+        os.close(output.fd)
+        folder.discard()
+        assert os.listdir(gone) == ["kernlog.dump.cpu0"]
+        assert os.listdir(victim) == (["kernlog.dump.cpu7"] if force else [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_log_belongs_to_its_owner(tmp_path):
+    (tmp_path / "there").mkdir()
+    for name, wanted in (("new", (4242, 4243)), ("there", (0, 0))):
+        folder = LogFolder(tmp_path / name, owner=Owner(4242, 4243))
+        output = folder.output(0)
+        output.begin(b"header")
+        os.close(output.fd)
+        folder.discard()
+        file, status = next((tmp_path / name).iterdir()).stat(), (tmp_path / name).stat()
+        assert (file.st_uid, file.st_gid, file.st_mode & 0o777) == (4242, 4243, 0o640)
+        assert (status.st_uid, status.st_gid) == wanted

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from failing_calls import FaultyCalls
 
-from collector.writer.output_file import Output
+from collector.writer.output_file import Output, Owner, find_owner
 from formats.base.errors import FileError
 
 NO_TMPFILE = [None, errno.EOPNOTSUPP]
@@ -224,3 +224,26 @@ def test_standard_output_but_no_terminal(tmp_path: Path) -> None:
         for fd in (saved, main, terminal, reader, writer):
             os.close(fd)
     assert output.is_stdout
+
+
+def test_the_owner_is_who_called_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert find_owner({"SUDO_UID": "1000", "SUDO_GID": "1001"}) == Owner(1000, 1001)
+    assert find_owner({"SUDO_UID": "1000"}) == Owner(1000, -1)
+    for text in ("0", "", "x", "-1", "4294967295", "9" * 30):
+        assert find_owner({"SUDO_UID": text}) is None
+    assert find_owner({"SUDO_UID": "1000", "SUDO_GID": "x"}) is None
+    assert find_owner({}) is None
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert find_owner({"SUDO_UID": "1000"}) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_file_belongs_to_its_owner(tmp_path: Path, calls: FaultyCalls) -> None:
+    path = tmp_path / "out.pm"
+    output = Output(path, calls=calls, owner=Owner(4242))
+    output.begin(b"header")
+    finish(output)
+    status = path.stat()
+    assert (status.st_uid, status.st_gid) == (4242, os.getegid())
+    assert stat.S_IMODE(status.st_mode) == 0o640

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux.privileges import KEPT, needed_capabilities
+from collector.linux.confinement import landlock_version
+from collector.linux.privileges import KEPT, find_user, needed_capabilities
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,3 +98,120 @@ def test_kernels_that_open_perf_events_for_administrators_only(tmp_path: Path) -
     for level, wanted in (("-1", KEPT), ("2", KEPT), ("3", (*KEPT, "CAP_SYS_ADMIN"))):
         paranoid.write_text(f"{level}\n")
         assert needed_capabilities(paranoid) == wanted
+
+
+def test_no_library_starts_a_thread_and_the_environment_stays() -> None:
+    code = (
+        "import os\nbefore = dict(os.environ)\n"
+        "from collector.commands.collect import import_quietly\nimport_quietly()\n"
+        "import collector.loader.sock_diag, numpy.linalg\n"
+        "assert before == dict(os.environ)\nprint(len(os.listdir('/proc/self/task')))\n"
+    )
+    for value in ({}, {"OPENBLAS_NUM_THREADS": "4", "OMP_NUM_THREADS": "3"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | value,
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        assert done.stdout == "1\n"
+
+
+THREAD = """
+import threading, time
+def settle():
+    time.sleep(0.2)
+    if {settles}:
+        forbid_new_privileges()
+        drop_capabilities(())
+    time.sleep(60)
+def start():
+    threading.Thread(target=settle, daemon=True).start()
+"""
+GIVE_UP = "forbid_new_privileges()\ndrop_capabilities(['CAP_PERFMON'])\n"
+CHECK = """
+try:
+    check_threads(['CAP_PERFMON'], wait_s={wait})
+    print('good')
+except PrivilegeError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_thread_that_kept_its_privileges_is_refused() -> None:
+    before, after = "start()\n" + GIVE_UP, GIVE_UP + "start()\n"
+    keeps, settles = THREAD.format(settles=False), THREAD.format(settles=True)
+    assert run(keeps + after + CHECK.format(wait=0.1)) == "good\n"
+    assert run(settles + before + CHECK.format(wait=60)) == "good\n"
+    out = run(keeps + before + CHECK.format(wait=0.5))
+    assert "kept privileges" in out and "CAP_DAC_OVERRIDE" in out and "it may gain" in out
+    assert "CAP_PERFMON" not in out
+
+
+CONFINED = """
+import socket, subprocess, sys, threading
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+from collector.linux import bpf
+from collector.linux.syscalls import system_call
+folder = os.open(sys.argv[1], os.O_PATH)
+user = find_user()
+os.chown(sys.argv[1], user.uid, user.gid)
+opened = open("/etc/passwd")
+settle(["CAP_BPF"], user, [folder])
+check_threads(["CAP_BPF"], user)
+def attempt(name, call):
+    try:
+        call()
+        print(name, "allowed")
+    except (OSError, Exception) as error:
+        print(name, "refused")
+attempt("root's file", lambda: open("/etc/passwd", "a"))
+attempt("another folder", lambda: open("/tmp/tcpkmon-confined", "w"))
+attempt("its folder", lambda: open(sys.argv[1] + "/file", "w"))
+attempt("fork", os.fork)
+attempt("program", lambda: subprocess.run(["true"]))
+attempt("exec", lambda: os.execv("/bin/true", ["true"]))
+attempt("socket", socket.socket)
+attempt("root", lambda: os.setresuid(0, 0, 0))
+attempt("signal", lambda: os.kill(1, 0))
+attempt("mount", lambda: system_call(165, None, None, None, 0, None))
+attempt("map", lambda: bpf.map_create(bpf.BPF_MAP_TYPE_ARRAY, 4, 4, 1, 0, "x"))
+attempt("BPF program", lambda: bpf.prog_load(17, bpf.RETURN_ZERO, "x", 0, 0))
+attempt("thread", lambda: threading.Thread(target=int).start())
+attempt("open file", opened.read)
+attempt("reading", lambda: open("/proc/stat").read())
+print(os.getresuid() == (user.uid,) * 3, os.getresgid() == (user.gid,) * 3, os.getgroups())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_a_settled_thread_may_still_do(tmp_path: Path) -> None:
+    for above in (tmp_path, *tmp_path.parents[:2]):
+        above.chmod(0o755)
+    code = f"import sys; sys.argv.append({str(tmp_path)!r})\n{CONFINED}"
+    told = [line for line in run(code).splitlines() if line]
+    refused = {line.rsplit(" ", 1)[0] for line in told if line.endswith("refused")}
+    allowed = {line.rsplit(" ", 1)[0] for line in told if line.endswith("allowed")}
+    assert allowed == {"its folder", "map", "thread", "open file", "reading"} | (
+        set() if landlock_version() else {"another folder"}
+    )
+    assert refused >= {"root's file", "fork", "program", "exec", "socket", "root", "signal",
+                       "mount", "BPF program"}  # fmt: skip
+    assert told[-1] == "True True []"
+
+
+def test_a_user_is_one_that_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        assert find_user() is None
+        return
+    found = find_user()
+    assert found is not None and found.uid != 0
+    code = f"import os; os.setuid({found.uid}); print('', flush=True); input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    other = find_user()
+    holder.communicate(b"\n")
+    assert other is not None and other.uid not in {0, found.uid}

@@ -39,6 +39,12 @@ def mine(tmp_path: Path) -> Path:
     return write(tmp_path / "sched-tutorial" / "sched-tutorial.bpf.c", "// text\n").parent
 
 
+def include(mine: Path, name: str) -> Path:
+    """A file of that name beside the schema, which includes it."""
+    write(mine / "sched-tutorial.bpf.c", f'#include "{name}"\nmine\n')
+    return write(mine / name, "included\n")
+
+
 def make_foreign(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the file somebody else's; without root, makes us somebody else."""
     if os.geteuid() == 0:
@@ -119,13 +125,14 @@ def test_two_of_one_name(mine: Path) -> None:
         find_sources(["tcp", str(other / "tcp.conf")])
 
 
-PARTS = ["..", ".", "sched-tutorial.conf", "sched-tutorial.bpf.c", "helper.h"]
+HELPERS = ["helper.h", "helper.inc", "helper"]
+PARTS = ["..", ".", "sched-tutorial.conf", "sched-tutorial.bpf.c", *HELPERS]
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("mode", [0o020, 0o002])
 def test_what_others_may_write_is_refused(mine: Path, part: str, mode: int) -> None:
-    write(mine / "helper.h")
+    include(mine, part if part in HELPERS else "helper.h")
     path = (mine / part).resolve()
     path.chmod(path.stat().st_mode | mode)
     with pytest.raises(PrivilegeError, match=f"{path} may be written by others") as caught:
@@ -138,7 +145,7 @@ def test_what_others_may_write_is_refused(mine: Path, part: str, mode: int) -> N
 def test_what_is_somebody_elses_is_refused(
     mine: Path, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(mine / "helper.h")
+    include(mine, part if part in HELPERS else "helper.h")
     make_foreign((mine / part).resolve(), monkeypatch)
     with pytest.raises(PrivilegeError, match="belongs to ") as caught:
         find_sources([str(mine)])
@@ -146,9 +153,9 @@ def test_what_is_somebody_elses_is_refused(
     assert len(find_sources([str(mine)], trusted_only=False)) == 2
 
 
-@pytest.mark.parametrize("part", ["sched-tutorial.conf", "sched-tutorial.bpf.c", "helper.h", "."])
+@pytest.mark.parametrize("part", PARTS[1:])
 def test_links_are_not_followed(mine: Path, part: str) -> None:
-    write(mine / "helper.h")
+    include(mine, part if part in HELPERS else "helper.h")
     path = mine if part == "." else mine / part
     path.rename(mine.parent / "real")
     path.symlink_to(mine.parent / "real")
@@ -163,6 +170,83 @@ def test_a_shared_folder_above_is_fine_if_it_is_sticky(mine: Path) -> None:
     mine.chmod(0o1777)
     with pytest.raises(PrivilegeError, match="may be written by others"):
         find_sources([str(mine)])
+
+
+def test_a_sticky_folder_is_shared_too_when_it_is_the_schemas_own(mine: Path) -> None:
+    """Others could add a file of an included name there."""
+    mine.chmod(0o1777)
+    with pytest.raises(PrivilegeError, match=f"{mine} may be written by others") as caught:
+        find_sources([str(mine / "sched-tutorial.conf")])
+    assert caught.value.hint == "copy the schema to where only root writes, /etc/tcpkmon say"
+
+
+def test_only_what_is_included_counts(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("other.h", "sock_filter.h"):
+        make_foreign(write(mine / name), monkeypatch) if os.geteuid() == 0 else None
+        (mine / name).chmod(0o666)
+    (mine / "link.h").symlink_to("/nowhere")
+    include(mine, "helper.h")
+    assert places(read_texts(find_sources([str(mine)])))["included"] == f"{mine}/helper.h:1"
+    write(mine / "sched-tutorial.bpf.c", '#include "sock_filter.h"\n')
+    with pytest.raises(PrivilegeError, match=r"sock_filter\.h (belongs to|may be written)"):
+        find_sources([str(mine)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#include "helper.inc"', ' # include "helper.inc"', '#include \\\n "helper.inc"',
+        '#inc\\\nlude "helper.inc"', '%:include "helper.inc"', '??=include "helper.inc"',
+        '#include /* why */ "helper.inc"', '#include_next "helper.inc"', '#import "helper.inc"',
+        "#define HELPER </tmp/helper.inc>\n#include HELPER", "#include </tmp/helper.inc>",
+        "#include <../../../tmp/helper.inc>", '#embed "helper.inc"',
+    ],
+)  # fmt: skip
+def test_clang_itself_opens_no_file_of_a_users(mine: Path, text: str) -> None:
+    """Either the text is pasted, or the line is an error."""
+    write(mine / "helper.inc", "included\n")
+    write(mine / "sched-tutorial.bpf.c", f"{text}\n")
+    pasted, problems = paste_texts(find_sources([str(mine)]))
+    own = pasted[pasted.index("sched-tutorial.bpf.c") :]
+    assert ("included" in own) != bool(problems)
+    assert problems or "helper.inc" not in own.replace('helper.inc"\nincluded', "")
+
+
+def test_what_was_checked_is_what_is_read(mine: Path) -> None:
+    """Each file is read once: who swaps it afterwards changes nothing."""
+    include(mine, "helper.h")
+    sources = find_sources([str(mine)])
+    before = read_texts(sources), load_schema_of(sources)
+    for path in mine.iterdir():
+        path.write_text("event EVIL { int pid }\n")
+    (mine / "helper.h").unlink()
+    (mine / "sock_filter.h").write_text("evil")
+    assert (read_texts(sources), load_schema_of(sources)) == before
+
+
+def test_a_swap_while_it_is_read_is_found(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's folder takes the place of the checked one, just before each file is opened."""
+    include(mine, "helper.h")
+    evil = mine.parent / "evil"
+    for path in mine.iterdir():
+        write(evil / path.name, "evil")
+    if os.geteuid() == 0:
+        for path in (evil, *evil.iterdir()):
+            os.chown(path, 4242, -1)
+    real = os.open
+    swapped = False
+
+    def swap(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        nonlocal swapped
+        if path == "helper.h" and not swapped:
+            swapped = True
+            mine.rename(mine.parent / "gone")
+            evil.rename(mine)
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", swap)
+    text = read_texts(find_sources([str(mine)]))
+    assert swapped and "included" in text and "evil" not in text
 
 
 @pytest.mark.parametrize("trusted_only", [True, False])

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which privileges the capture has after its set-up: SECURITY.md has the whole list."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from collector.control.access import control_folder, prepare_folder, socket_path
+from collector.linux.deputy import Deputy
+from collector.linux.privileges import (
+    WRITER_PRIORITY,
+    check_threads,
+    find_user,
+    lacking,
+    needed_capabilities,
+    run_first,
+    settle,
+)
+from collector.writer.base_stream import Stream
+from formats.base.errors import TcpkmonError
+
+OPENING = ("CAP_DAC_OVERRIDE", "CAP_CHOWN")
+"""What the deputy needs to make files in a folder of the user who called sudo."""
+
+
+OPTIONAL = {
+    "CAP_SYSLOG": "RTO and the other timers are not recorded",
+    "CAP_SYS_ADMIN": "connections that are open in other network namespaces are not recorded",
+    "CAP_DAC_OVERRIDE": "what needs a kprobe is not recorded",
+    "CAP_SYS_NICE": "the collector has no priority over other processes",
+}
+"""What a capture lacks without them."""
+
+
+def describe_lacking() -> list[str]:
+    """A line for each of the OPTIONAL capabilities that this process does not have."""
+    return [f"this user lacks {name}: {OPTIONAL[name]}" for name in lacking(OPTIONAL)]
+
+
+class Rights:
+    """The user and the privileges of a capture's threads. Make it while there is one thread alone.
+
+    Root becomes a user who may write nothing; a deputy opens the files of CPUs that come online
+    later, and removes the control socket. `stack` closes what this opens.
+    """
+
+    def __init__(self, stack: ExitStack, stream: Stream[Any], has_command: bool) -> None:
+        self.user = find_user()
+        self._has_command = has_command
+        self._folders = [*stream.folders()]
+        with suppress(OSError, TcpkmonError):  # then there is no control socket
+            prepare_folder(control_folder())
+            folder = os.open(control_folder(), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, folder)
+            self._folders.append(folder)
+        if self.user is not None:
+            deputy = Deputy(
+                stream.open_file,
+                at_end=partial(_remove, socket_path(control_folder())),
+                settle=partial(settle, OPENING, folders=self._folders),
+                keep=self._folders,
+            )
+            stack.enter_context(deputy)
+            stream.open_files_by(deputy.open_file)
+            self._folders = []
+
+    def begin_writing(self) -> None:
+        """Prepare the calling thread to write the file: priority, and no capability.
+
+        It shares Python's lock with the reader. Without the priority the reader would wait while
+        the thread that has the lock waits for a CPU.
+        """
+        run_first(WRITER_PRIORITY)
+        settle(user=self.user, folders=self._folders)
+
+    def give_up(self) -> None:
+        """Give up what the capture no longer needs. PrivilegeError if a thread keeps more."""
+        kept = needed_capabilities()
+        if self._has_command:
+            kept = (*kept, "CAP_KILL")
+        settle(kept, self.user, self._folders, signals=self._has_command)
+        check_threads(kept, self.user)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
