@@ -43,8 +43,9 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198), "socketpair": (53, 199), "bind": (49, 200), "connect": (42, 203),
 }  # fmt: skip
 _CLONE, _CLONE3 = ((56, 435), (220, 435))[ARM64]
-_BPF_COMMANDS = (0, 1, 2, 3, 15)
-"""BPF_MAP_CREATE, LOOKUP, UPDATE, DELETE, and OBJ_GET_INFO_BY_FD. No program is loaded."""
+_BPF_COMMANDS = (0, 1, 2, 3, 15, 17)
+"""BPF_MAP_CREATE, LOOKUP, UPDATE, DELETE, OBJ_GET_INFO_BY_FD, and RAW_TRACEPOINT_OPEN, which
+attaches the second copy of a program. No program is loaded."""
 _AUDIT_ARCH = 0xC00000B7 if ARM64 else 0xC000003E
 _CLONE_THREAD = 0x10000
 _LOAD, _EQUAL, _MORE, _SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06

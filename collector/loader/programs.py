@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ NEVER_NESTED = frozenset(
 )
 """Tracepoints that run in one context alone: in a task that may sleep (system calls and calls on
 sockets), or in the softirq of timers."""
+LOOK_S = 0.05
+"""How often to look whether a second copy is needed: a system call for each program."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,7 @@ class Loaded(Closing):
         self._image = image
         self._btf = btf
         self._programs: dict[str, _Program] = {}
+        self._next_look = 0.0
         self.maps: dict[str, int] = {}
         self.refused: dict[str, TcpkmonError] = {}
         try:
@@ -264,12 +268,21 @@ class Loaded(Closing):
                 del self._programs[spec.function]
                 self._refuse(spec, error)
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether threads still load second copies."""
+        copies = (program.again for program in self._programs.values())
+        return any(copy is not None and not copy.done() for copy in copies)
+
     def attach_second_copies(self) -> None:
         """Attaches the second copy of each program whose first copy the kernel has skipped.
 
-        To be called now and then. What a kernel refuses stays detached: the ledger has each event
+        To be called often; it looks after each LOOK_S. What a kernel refuses stays detached: the ledger has each event
         that is lost by that.
         """
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_S
         for program in self._programs.values():
             with contextlib.suppress(TcpkmonError):
                 program.attach_second()

@@ -39,8 +39,6 @@ from formats.base.control import EndReason, Mark
 from formats.base.errors import TcpkmonError
 
 CHECKPOINT_S = 1.0
-LOOK_S = 0.05
-"""How often to look whether a second copy of a program is needed."""
 WAIT_S = 0.2
 HURRY_S = 0.3
 SWITCH_S = 0.0005
@@ -161,7 +159,6 @@ class Session:
             request, kernel, self._rings, stream, self._counts.losses, self._refused
         )
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
-        self._next_look = time.monotonic()
 
     def run(self) -> None:
         """Capture until there is a reason to stop, or the command ends. Any error is a reason."""
@@ -177,6 +174,9 @@ class Session:
         describe(self._request, rings, self._kernel.attached(), self._kernel.missing())
         self._checkpoint()
         self._record_existing()
+        while self._kernel.loaded.is_loading:
+            self._rings.wait(WAIT_S / 10)
+            self._step()
         self._rights.give_up()
         self._ready()
         if command is not None and not stopping.due():
@@ -250,10 +250,8 @@ class Session:
         """One round: drain, order, write; once a second the clock and a checkpoint."""
         self._drain()
         self._failures.optional("moving to an idler CPU", self._placing.move)
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK_S
-            again = self._kernel.loaded.attach_second_copies
-            self._failures.optional("second copies of programs", again)
+        again = self._kernel.loaded.attach_second_copies
+        self._failures.optional("second copies of programs", again)
         if time.monotonic() >= self._next_checkpoint:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
             self._failures.optional("rings of new CPUs", self._refresh_rings)

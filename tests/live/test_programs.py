@@ -19,6 +19,7 @@ from collector.linux.btf import Btf
 from collector.linux.kprobe_events import Tracefs, has_kprobes, remove_stale
 from collector.linux.syscalls import bpf as call_bpf
 from collector.linux.syscalls import wait_for_running
+from collector.loader import programs
 from collector.loader.attach_trials import Probing
 from collector.loader.compiler import CompileError, Image, UserCompileError, compile_text
 from collector.loader.programs import Loaded, ProgramSpec
@@ -179,8 +180,9 @@ def test_both_copies_see_every_event_in_order(
 
 
 def test_the_second_copy_comes_with_the_first_event_that_the_kernel_skipped(
-    loaded: Loaded,
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(programs, "LOOK_S", 0.0)
     nests = ProgramSpec("nests", "raw", "bpf_trace_printk", required=True)
     loaded.load([nests])
     loaded.attach()
