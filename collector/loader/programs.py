@@ -277,8 +277,8 @@ class Loaded(Closing):
     def attach_second_copies(self) -> None:
         """Attaches the second copy of each program whose first copy the kernel has skipped.
 
-        To be called often; it looks after each LOOK_S. What a kernel refuses stays detached: the ledger has each event
-        that is lost by that.
+        To be called often; it looks after each LOOK_S. What a kernel refuses stays detached: the
+        ledger has each event that is lost by that.
         """
         if time.monotonic() < self._next_look:
             return
