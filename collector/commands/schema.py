@@ -12,7 +12,7 @@ from rich.table import Table
 
 from collector.commands.schema_view import describe, summary, text_lines
 from collector.loader.perf_counters import list_counters
-from collector.loader.prepare import Wish, check_privilege, prepare
+from collector.loader.prepare import Wish, check_root, prepare
 from collector.plan.event_layout import lay_out
 from collector.plan.schema_lint import read_checked
 from collector.plan.schema_sources import BASE, find_sources, made_events
@@ -49,7 +49,7 @@ def check(schemata: tuple[str, ...], compiled: bool) -> int:
     checked = read_checked(sources)
     layout = lay_out(checked.schema, made_events(checked.schema))
     if compiled:
-        check_privilege()
+        check_root("--compile")
         prepared = prepare(Wish(schemata=schemata, klogger=True))
         for name, why in prepared.plan.missing.items():
             say(f"warning: {name}: {why}")

@@ -20,6 +20,7 @@ from collector.linux.privileges import (
     run_first,
     settle,
 )
+from collector.session.summary import say
 from collector.writer.base_stream import Stream
 from formats.base.errors import TcpkmonError
 
@@ -36,9 +37,10 @@ OPTIONAL = {
 """What a capture lacks without them."""
 
 
-def describe_lacking() -> list[str]:
-    """A line for each of the OPTIONAL capabilities that this process does not have."""
-    return [f"this user lacks {name}: {OPTIONAL[name]}" for name in lacking(OPTIONAL)]
+def describe_lacking(quiet: bool) -> None:
+    """Print a line for each of the OPTIONAL capabilities that this process does not have."""
+    for name in () if quiet else lacking(OPTIONAL):
+        say(f"this user lacks {name}: {OPTIONAL[name]}")
 
 
 class Rights:

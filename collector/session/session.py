@@ -67,16 +67,14 @@ def run(request: Request) -> int:
                 say(f"{why}; the capture has {transport.name} rings")
         with passing_on():
             prepared = prepare(wish_of(request, transport))
-        for line in () if request.quiet else describe_lacking():
-            say(line)
+        describe_lacking(request.quiet)
         stopping = stack.enter_context(Stopping(request.duration_s))
         command = None
         if request.command:
             caller = None if request.as_root else find_caller()
             # As perf record does: the capture's bytes are alone on standard output.
-            to_stderr = request.output == "-"
             command = stack.enter_context(
-                Command(request.command, caller, to_stderr=to_stderr, limits=limits)
+                Command(request.command, caller, to_stderr=request.output == "-", limits=limits)
             )
             stopping.forward = command.forward
         with ExitStack() as capturing:
