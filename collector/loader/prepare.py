@@ -91,7 +91,8 @@ class Decided:
             user_schema=not self.shipped,
             flags=STRICT if self.events is not None else (),
             before=Later(self.btf.key, lambda: kernel_types.make(self.btf, self.text)),
-            divide=self.shipped,
+            # Other schemata: which functions a text has decides what they do (schema locking).
+            divide=self.events is None,
         )
 
 
