@@ -269,8 +269,8 @@ class _Run:
         if self._events.snapshot >= 0:
             report.existing = self._tally.of_point(EXISTING)
         self._judge_aside()
-        clock = self._reader.header.get("clock") or {}
-        real_ns = clock.get("realtime_ns", 0) - clock.get("mono_ns", 0)
+        mono_ns, realtime_ns, _ = self._reader.format.clock or (0, 0, 0)
+        real_ns = realtime_ns - mono_ns
         name_of = self._events.name
         self._changes.conclude(
             report, lambda point: name_of(point) or str(point), lambda ns: ns + real_ns
