@@ -43,7 +43,8 @@ struct klogger_guard {
     u32 again;   /* events that the second copy recorded */
 };
 
-/* Memory for a record that may not be committed, and for a socket's copy: too large for the stack.
+/* Memory for a record that a ring transport copies, and for a socket's copy: too large for the
+ * stack.
  */
 struct klogger_slot {
     u64 busy;
@@ -125,13 +126,13 @@ static __always_inline u64 klogger_no_register(void) {
 
 /*
  * The kernel never runs a program inside itself, so an event that interrupts its own program would
- * be lost. So each program is loaded twice, and both copies are attached to the same target. The
- * loader replaces the constant by 0 in the second copy. The first copy sets `running` while it
- * runs. The second copy runs after it, and records only if `running` is still set: then the kernel
+ * be lost. So each program is loaded twice, for the same target; collector/loader/programs.py
+ * attaches the second copy when it is needed, and replaces the constant by 0 in it. The first copy
+ * sets `running` while it runs. The second records only if it finds `running` set: then the kernel
  * skipped the first copy.
  *
- *     event A:  first copy  [running = 1 ... interrupted ...            running = 0]  second: 0,
- * out event B:                    kernel skips the first; second: running is 1, records
+ *     event A:  first: [running = 1 ... interrupted ... running = 0]   second: sees 0, returns
+ *     event B:          the kernel skips the first; second: sees 1, records
  */
 #define PROBE(name, events, attach)                                                                \
     static __always_inline void name##_body(void *ctx, const int kind, struct klogger_cpu *cpu);   \

@@ -308,3 +308,39 @@ static __always_inline void fill_ends(const int watched, struct endpoints *ends,
     SET(state, ends->state);
     SET(family, ends->family);
 }
+
+/* Fills all columns but those of commit(). tp is null where there is no full socket. */
+static __always_inline void fill(const int direct, const int watched, struct sock *sk,
+                                 struct tcp_sock *tp, struct sk_buff *skb, u32 callvalue,
+                                 const u32 flags, struct endpoints *ends, struct identity *who,
+                                 struct connection *connection, u8 *entry) {
+    if (tp) {
+        fill_socket(direct, watched, tp, entry);
+    } else if (!watched) {
+        /* Word by word: clang makes a memset of packed bytes byte by byte. */
+#pragma unroll
+        for (int i = 0; i < KLOGGER_ENTRY_SIZE / 8; i++)
+            ((u64 *)entry)[i] = 0;
+    }
+    fill_ends(watched, ends, entry);
+    callvalue = fill_segment(direct, watched, skb, entry, callvalue, flags);
+    SET(callvalue, callvalue);
+    SET(sk_addr, (u64)sk);
+    if (direct) {
+        SET(conn_id, who->id);
+        SET(pid, who->pid);
+    } else {
+        SET(conn_id, connection ? connection->id : 0);
+        SET(pid, connection ? connection->pid : 0);
+    }
+    if (HAS(comm)) {
+        u64 nobody[2] = {};
+
+        if (direct)
+            SET(comm, who->comm);
+        else if (connection)
+            SET(comm, connection->comm);
+        else
+            SET(comm, nobody);
+    }
+}

@@ -269,6 +269,11 @@ class Collector:
                     found.update(map(int, re.findall(r"^prog_id:\s*(\d+)", text, re.M)))
         return found
 
+    def links(self) -> int:
+        """How many programs it has attached by BPF links."""
+        infos = (Path(entry).read_text() for entry in os.scandir(f"/proc/{self.pid}/fdinfo"))
+        return sum("link_type:" in info for info in infos)
+
     def maps(self, type_: int, key_bytes: int) -> list[Map]:
         """The BPF maps of a type and a key size that it holds."""
         found = []

@@ -444,3 +444,14 @@ def test_sudos_caller_runs_the_command(space: Space, folder: Path) -> None:
     done = run([*common, "--", "id", "-u"], env=environment(SUDO_UID="3999999999"))
     check_refused(done, 2, "SUDO_UID")
     assert not os.listdir(folder)
+
+
+def test_second_copies_wait_unless_no_loss_is_allowed(tmp_path: Path) -> None:
+    links = {}
+    with Space() as space:
+        for option in ("--force", "--fail-on-loss"):
+            path = str(tmp_path / f"{option}.pm")
+            with Collector("--netns", space.path, "-o", path, option).ready() as collector:
+                links[option] = collector.links()
+                assert collector.finish().code == 0
+    assert links["--force"] + 5 < links["--fail-on-loss"]

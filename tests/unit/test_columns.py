@@ -39,6 +39,8 @@ def test_sets_grow():
     assert sets[0] < sets[1] < sets[2] < sets[3]
     assert sets[3] == {field.name for field in EVENT.fields}
     assert set(columns.choose_columns(EVENT, "srtt_us")) == sets[0] | {"srtt_us"}
+    # What proves a capture, and who a connection is.
+    assert {"serial", "cpu", "time_ns", "conn_id", "laddr", "raddr"} <= sets[1]
 
 
 def test_absent_columns_take_no_room():

@@ -13,7 +13,14 @@ import click
 import pytest
 
 from collector.commands import collect, tcpkmon
-from collector.plan.columns import EVENT, LOCATIONS, load_schema
+from collector.plan.columns import (
+    EVENT,
+    LOCATIONS,
+    SETS,
+    choose_columns,
+    load_schema,
+    make_layout,
+)
 from formats.base.control import FIRST_CONTROL
 from formats.schema import field_type
 
@@ -83,6 +90,19 @@ def test_every_column_is_described() -> None:
     assert rows["bytes_acked"][2:] == [
         "full", "bytes", "bytes the peer acknowledged", "`tcp_sock.bytes_acked`",
     ]  # fmt: skip
+
+
+def test_the_sizes_of_records_that_texts_name() -> None:
+    event = load_schema().event(EVENT)
+    sizes = {
+        name: make_layout(load_schema(), choose_columns(event, name), ()).entry_size
+        for name in SETS
+    }
+    capturing = " ".join((DOCS / "capturing.md").read_text().split())
+    for name in ("classic", "default", "full"):
+        assert f"`{name}` ({sizes[name]} bytes" in capturing
+    limits = (DOCS / "limits.md").read_text()
+    assert f"A record of the default capture takes {sizes['default']} bytes" in limits
 
 
 def test_the_classic_columns_have_their_meaning_on_linux() -> None:
