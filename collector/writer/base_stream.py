@@ -17,6 +17,7 @@ from collector.writer.ledger import Books
 from collector.writer.spool import BatchT, Spool, Writing
 from collector.writer.written import Written
 from formats.base.control import Change, Clock, EndReason, Mark
+from formats.base.errors import FileError
 
 Show = Callable[[NDArray[Any]], None]
 """Prints entries that go into the file."""
@@ -61,8 +62,10 @@ class Stream(ABC, Generic[BatchT]):
 
     def open_file(self, cpu: int, first: bytes) -> int:
         """Make the file of a CPU that came later, with its first bytes; its descriptor. FileError.
+
+        Formats with a file for each CPU replace it.
         """
-        raise NotImplementedError
+        raise FileError("this format has one file for all CPUs")
 
     def open_files_by(self, open_file: Callable[[int, bytes], int]) -> None:
         """Call this instead of open_file(): the writing thread may make no files."""
