@@ -10,6 +10,8 @@ from __future__ import annotations
 # The schema language.
 MOST_SCHEMA_BYTES = 1 << 19
 """Of the text of a schema, in a file or in a header."""
+MOST_GROUP_FIELDS = 1 << 16
+"""Fields that the events of one text have from groups of fields."""
 MOST_SCHEMA_PROBLEMS = 1000
 """Problems of one schema that are reported."""
 MOST_SUGGESTIONS = 10

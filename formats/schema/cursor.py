@@ -10,7 +10,7 @@ from formats.base.limits import MOST_SCHEMA_PROBLEMS
 from formats.schema.lexer import Token, tokens
 from formats.schema.model import Position, nearest
 
-ITEMS = ("event", "enum", "loglevel", "using", "arch")
+ITEMS = ("event", "fields", "enum", "loglevel", "using", "arch")
 LEVEL_ITEMS = ("event", "include", "omit")
 KEYWORDS = frozenset({*ITEMS, *LEVEL_ITEMS})
 _CLOSES = {"{": "}", "<": ">"}

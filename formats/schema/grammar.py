@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+from formats.base.limits import MOST_GROUP_FIELDS
 from formats.schema.comments import plain_doc, split_doc
 from formats.schema.cursor import C_WORDS, ITEMS, LEVEL_ITEMS, Block, Cursor
 from formats.schema.lexer import Token
@@ -20,6 +21,7 @@ from formats.schema.model import (
     Omit,
     Position,
     Schema,
+    Suggestions,
     nearest,
 )
 from formats.schema.types import explain_unknown_type, is_type_name
@@ -27,15 +29,21 @@ from formats.schema.types import explain_unknown_type, is_type_name
 _MIN_VALUE, _MAX_VALUE = -(1 << 31), (1 << 31) - 1
 _COUNTER = re.compile(r"counter[1-9][0-9]{0,3}", re.ASCII)
 _INTEGER = re.compile(r"([-+]?)(?:0x([0-9a-f]{1,16})|(0[0-7]{0,22})|([1-9][0-9]{0,19}))", re.I)
-_ITEM = "'event', 'enum', 'loglevel', 'using' or 'arch'"
+_ITEM = "'event', 'fields', 'enum', 'loglevel', 'using' or 'arch'"
 _LEVEL_ITEM = "'event', 'include' or 'omit'"
 
 
 class Grammar(Cursor):
-    """Reads the text of one file; `problems` holds the mistakes that this file alone shows."""
+    """Reads the text of one file; `problems` holds the mistakes that this file alone shows.
 
-    def __init__(self, text: str, file: str) -> None:
+    groups: the fields of each group that an earlier file declares; those of this file are added.
+    """
+
+    def __init__(self, text: str, file: str, groups: dict[str, tuple[Field, ...]]) -> None:
         super().__init__(text, file)
+        self._groups = groups
+        self._from_groups = 0
+        self._suggestions = Suggestions()
         self._events: list[Event] = []
         self._enums: list[Enum] = []
         self._loglevels: list[LogLevel] = []
@@ -62,7 +70,7 @@ class Grammar(Cursor):
     def _item(self) -> None:
         keyword = self._keyword(ITEMS, _ITEM)
         if keyword:
-            rules = (self._event, self._enum, self._loglevel, self._use, self._arch)
+            rules = (self._event, self._group, self._enum, self._loglevel, self._use, self._arch)
             rules[ITEMS.index(keyword)]()
         elif self.peek().kind == "name":
             self.skip_item()
@@ -83,19 +91,56 @@ class Grammar(Cursor):
         return meant if self.peek(1).kind == "name" else ""
 
     def _event(self) -> Event:
-        start, block = self.index, self.open_block("event", "{")
+        block, fields, docs = self._fields("event")
+        doc, _, tags = split_doc(docs, has_unit=False)
+        event = Event(block.name.text, fields, doc, tags, block.name.position)
+        self._events.append(event)
+        return event
+
+    def _group(self) -> None:
+        block, fields, _ = self._fields("fields")
+        name = block.name
+        if name.text in self._groups:
+            self.fail(name.position, f"expected a new name of fields, found '{name.text}' again")
+        self._groups[name.text] = fields
+
+    def _fields(self, keyword: str) -> tuple[Block, tuple[Field, ...], list[str]]:
+        """A block of fields, and the lines of its comments."""
+        start, block = self.index, self.open_block(keyword, "{")
         docs = self.comments(start)
         fields: list[Field] = []
         names: set[str] = set()
         while self.has_more(block, "a type"):
-            field = None if self._refuse_c_syntax() else self._field(names)
-            if field is not None:
+            if self.at("fields"):
+                fields += self._fields_of_group(names)
+            elif not self._refuse_c_syntax() and (field := self._field(names)):
                 fields.append(field)
         docs += self.close_block(block)
-        doc, _, tags = split_doc(docs, has_unit=False)
-        event = Event(block.name.text, tuple(fields), doc, tags, block.name.position)
-        self._events.append(event)
-        return event
+        return block, tuple(fields), docs
+
+    def _fields_of_group(self, earlier: set[str]) -> tuple[Field, ...]:
+        """``fields NAME`` among fields: those of the group, which is declared above."""
+        line = self.advance().line
+        name = self.read_name("the name of a group of fields")
+        if name is None:
+            self.skip_line(line)
+            return ()
+        self.skip_separator(name.line)
+        fields = self._groups.get(name.text, ())
+        if name.text not in self._groups:
+            near = self._suggestions.suggest(name.text, self._groups)
+            wanted = "expected the name of fields that are declared above"
+            self.fail(name.position, f"{wanted}, found unknown '{name.text}'{near}")
+        self._from_groups += len(fields)
+        if self._from_groups > MOST_GROUP_FIELDS:
+            self.fail(name.position, f"expected at most {MOST_GROUP_FIELDS} fields from groups")
+            return ()
+        for field in fields:
+            if field.name in earlier:
+                message = f"expected a new field name, found '{field.name}' of '{name.text}' again"
+                self.fail(name.position, message)
+            earlier.add(field.name)
+        return fields
 
     def _refuse_c_syntax(self) -> bool:
         """Refuse ``unsigned int x``, ``struct x {..} y`` and ``enum x y`` with one problem."""

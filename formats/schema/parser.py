@@ -11,7 +11,7 @@ from pathlib import Path
 from formats.base.errors import FileError, Problem, SchemaError
 from formats.base.limits import MOST_SCHEMA_BYTES
 from formats.schema.grammar import Grammar
-from formats.schema.model import Schema
+from formats.schema.model import Field, Schema
 from formats.schema.resolve import check, merge
 
 
@@ -25,7 +25,7 @@ class Partial:
 
 def parse(text: str, filename: str = "<schema>") -> Schema:
     """The schema in `text`; raises SchemaError with all problems."""
-    read = _read(text, filename)
+    read = _read(text, filename, {})
     problems = [*read.problems, *check(read.schema)]
     if problems:
         raise SchemaError(sorted(problems))
@@ -54,10 +54,11 @@ def load_partly(
     for path in paths:
         files.setdefault(os.path.realpath(path), os.fspath(path))
     schemata: list[Schema] = []
+    groups: dict[str, tuple[Field, ...]] = {}
     problems: list[Problem] = []
     for name in files.values():
         try:
-            one = _read((read or read_text)(name), name)
+            one = _read((read or read_text)(name), name, groups)
         except SchemaError as error:
             problems += error.problems
             continue
@@ -100,10 +101,10 @@ def decode_text(data: bytes, path: str | os.PathLike[str]) -> str:
         raise SchemaError([problem]) from error
 
 
-def _read(text: str, file: str) -> Partial:
+def _read(text: str, file: str, groups: dict[str, tuple[Field, ...]]) -> Partial:
     """What one text declares, with the problems that this text alone shows, in no order."""
     if len(text) > MOST_SCHEMA_BYTES:
         raise SchemaError([Problem(file, 1, 1, f"expected at most {MOST_SCHEMA_BYTES} characters")])
-    grammar = Grammar(text, file)
+    grammar = Grammar(text, file, groups)
     schema = grammar.schema(schema_name(file))
     return Partial(schema, tuple(grammar.problems))

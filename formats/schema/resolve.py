@@ -136,9 +136,12 @@ def _repeated_arches(arches: Sequence[Arch]) -> Iterator[Problem]:
 
 def _wrong_types(schema: Schema, suggestions: Suggestions) -> Iterator[Problem]:
     enums = dict.fromkeys(enum.name for enum in schema.enums)
+    known: set[tuple[Position, str]] = set()  # fields of a group are in several events
     for event in schema.events:
         for field in event.fields:
-            if field.type not in enums and basic_type(field.type) is None:
+            seen = (field.position, field.type) in known
+            if not seen and field.type not in enums and basic_type(field.type) is None:
+                known.add((field.position, field.type))
                 message = explain_unknown_type(field.type, enums, suggestions.suggest)
                 yield field.position.problem(message)
 

@@ -28,9 +28,9 @@ _VALUES = (
 )  # fmt: skip
 _TOKENS = (
     b"{", b"}", b"<", b">", b";", b",", b"=", b"[", b"]", b"//", b"/*", b"*/", b"event ", b"enum ",
-    b"loglevel ", b"include ", b"omit ", b"using ", b"arch ", b"uint ", b"string9 ", b"@", b"\n",
-    b'"', b"\\", b"-1", b"4294967296", b"\xff", b"\xed\xa0\x80", b"null", b"true", b"1e999",
-    b'"op":', b'"events":', b"\xef\xbb\xbf", b"\r", b"\0",
+    b"loglevel ", b"include ", b"omit ", b"using ", b"fields ", b"arch ", b"uint ", b"string9 ",
+    b"@", b"\n", b'"', b"\\", b"-1", b"4294967296", b"\xff", b"\xed\xa0\x80", b"null", b"true",
+    b"1e999", b'"op":', b'"events":', b"\xef\xbb\xbf", b"\r", b"\0",
 )  # fmt: skip
 
 

@@ -49,6 +49,15 @@ def test_schema_bytes() -> None:
         parse(text + " ")
 
 
+def test_fields_from_groups() -> None:
+    group = f"fields f {{ {' '.join(f'int x{n}' for n in range(256))} }}\n"
+    events = [f"event e{n} {{ fields f }}\n" for n in range(limits.MOST_GROUP_FIELDS // 256)]
+    text = group + "".join(events)
+    assert len(parse(text).events) == len(events)
+    with pytest.raises(SchemaError, match=f"at most {limits.MOST_GROUP_FIELDS} fields from"):
+        parse(text + "event last { fields f }")
+
+
 def test_schema_problems() -> None:
     lines = [f"event e{number} {{ no_type x }}" for number in range(limits.MOST_SCHEMA_PROBLEMS)]
     for text in ("\n".join(lines), "\n".join([*lines, "event last { no_type x }"])):

@@ -17,6 +17,7 @@ from formats.schema import (
     Schema,
     enabled_events,
     field_type,
+    format_schema,
     load,
     parse,
 )
@@ -42,6 +43,38 @@ def test_separators_of_fields(separator: str) -> None:
 
 def test_event_without_fields() -> None:
     assert parse("event A {} event B { };").events == (Event("A"), Event("B"))
+
+
+def test_groups_of_fields_are_in_the_events() -> None:
+    schema = parse("""
+        fields who {
+            int tid                 // thread [id] @raw
+            kind what
+        }
+        fields whose { long file; fields who }
+        enum kind { A }
+        event FIRST { fields who; int x }
+        loglevel low <
+            event SECOND { int x, fields whose }
+        >
+        """)
+    who = (Field("tid", "int", "thread", "id", frozenset({"raw"})), Field("what", "kind"))
+    first = Event("FIRST", (*who, Field("x", "int")))
+    second = Event("SECOND", (Field("x", "int"), Field("file", "long"), *who))
+    assert schema.events == (first, second)
+    assert schema.loglevels == (LogLevel("low", (second,)),)
+    text = format_schema(schema)
+    assert "fields" not in text
+    assert parse(text) == schema
+
+
+def test_a_group_of_fields_of_an_earlier_file(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.conf", tmp_path / "two.conf"
+    one.write_text("fields who { int tid }")
+    two.write_text("event A { fields who }")
+    assert load([one, two]).events == (Event("A", (Field("tid", "int"),)),)
+    with pytest.raises(SchemaError, match=r"two\.conf:1:18: expected the name of fields"):
+        load([two, one])
 
 
 def test_howto_enum_values() -> None:

@@ -17,10 +17,10 @@ _WORDS = st.sampled_from(["evnt", "uint", "stringN", "string8", "A", "B", "x", "
 _PIECE = _MARKS | _WORDS | st.sampled_from(sorted(KEYWORDS | C_WORDS | {"counter1"}))
 
 _MISTAKES = [
-    ("evnt A { int x }", "1:1: expected 'event', 'enum', 'loglevel', 'using' or 'arch', found"
-     " 'evnt' (did you mean 'event'?)"),
-    ("include one", "1:1: expected 'event', 'enum', 'loglevel', 'using' or 'arch' ('include'"
-     " belongs inside a loglevel), found 'include'"),
+    ("evnt A { int x }", "1:1: expected 'event', 'fields', 'enum', 'loglevel', 'using' or 'arch',"
+     " found 'evnt' (did you mean 'event'?)"),
+    ("include one", "1:1: expected 'event', 'fields', 'enum', 'loglevel', 'using' or 'arch'"
+     " ('include' belongs inside a loglevel), found 'include'"),
     ("event { int x }", "1:7: expected a name, found '{'"),
     ("event 3com { int x }", "1:7: expected a name, found '3com'"),
     ("event for { int x }", "1:7: expected a name that is no word of C, found 'for'"),
@@ -30,8 +30,8 @@ _MISTAKES = [
      " file"),
     ("event A {\n int x\nevent B { }", "3:1: expected a type or '}' (of event 'A', line 1),"
      " found 'event'"),
-    ("event A { } }", "1:13: expected 'event', 'enum', 'loglevel', 'using' or 'arch', found"
-     " '}'"),
+    ("event A { } }", "1:13: expected 'event', 'fields', 'enum', 'loglevel', 'using' or 'arch',"
+     " found '}'"),
     ("event A { u32 x; }", "1:11: expected a type, found 'u32' (did you mean 'uint'?)"),
     ("event A { ulogn x }", "1:11: expected a type, found 'ulogn' (did you mean 'ulong'?)"),
     ("event A { stat x }\nenum state { S }", "1:11: expected a type, found 'stat' (did you"
@@ -55,6 +55,24 @@ _MISTAKES = [
      " C"),
     ("event A { int header }", "1:15: expected a field name other than 'header', the head of"
      " each log record"),
+    ("fields f { int x }\nevent A { fields g }", "2:18: expected the name of fields that are"
+     " declared above, found unknown 'g'"),
+    ("event A { fields task }\nfields task { int x }", "1:18: expected the name of fields that are"
+     " declared above, found unknown 'task'"),
+    ("fields task { int x }\nevent A { fields tsk }", "2:18: expected the name of fields that are"
+     " declared above, found unknown 'tsk' (did you mean 'task'?)"),
+    ("fields f { int x }\nevent A { long x; fields f }", "2:26: expected a new field name, found"
+     " 'x' of 'f' again"),
+    ("fields f { int x }\nevent A { fields f; long x }", "2:26: expected a new field name, found"
+     " 'x' again"),
+    ("fields f { int x }\nfields f { }", "2:8: expected a new name of fields, found 'f' again"),
+    ("fields f { u8 x }\nevent A { fields f }\nevent B { fields f }", "1:12: expected a type,"
+     " found 'u8' (did you mean 'ushort'?)"),
+    ("fields f { fields f }", "1:19: expected the name of fields that are declared above, found"
+     " unknown 'f'"),
+    ("event A { fields }", "1:18: expected the name of a group of fields, found '}'"),
+    ("event A {\n int x\nfields f { }", "3:1: expected a type or '}' (of event 'A', line 1),"
+     " found 'fields'"),
     ("event A { int x; long x }", "1:23: expected a new field name, found 'x' again"),
     ("event A { }\nevent A { }", "2:7: expected a new event name, found 'A' again (first at"
      " f:1)"),
@@ -104,8 +122,8 @@ _MISTAKES = [
      " again"),
     ("arch P { counter1 a; counter2 a }", "1:31: expected a new name, found 'a' again"),
     ("event A { } /* open", "1:13: expected '*/', found end of file"),
-    ("event A { } \u00e9", "1:13: expected 'event', 'enum', 'loglevel', 'using' or 'arch',"
-     " found '\u00e9'"),
+    ("event A { } \u00e9", "1:13: expected 'event', 'fields', 'enum', 'loglevel', 'using' or"
+     " 'arch', found '\u00e9'"),
 ]  # fmt: skip
 
 
