@@ -100,6 +100,7 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
  * ARG(n): the nth argument of the target. For fexit the return value follows the arguments.
  *
  *     tracepoint, fentry, fexit, iter     ctx: | arg 0 | arg 1 | ...      u64 each
+ *     netfilter                           ctx: struct bpf_nf_ctx: | nf_hook_state | sk_buff |
  *     kprobe                              ctx: struct pt_regs
  *
  * struct pt_regs has the arguments in registers: six on x86-64 (rdi rsi rdx rcx r8 r9), eight on
@@ -142,20 +143,20 @@ static __always_inline u64 klogger_no_register(void) {
         u64 first;                                                                                 \
                                                                                                    \
         if (!cpu)                                                                                  \
-            return 0;                                                                              \
+            return KLOGGER_RESULT(KIND_##name);                                                    \
         running = &cpu->guards[INDEX_##name].running;                                              \
         asm volatile("%0 = 0x6b6c6f6767657231 ll" : "=r"(first));                                  \
         if (first) {                                                                               \
             *running = 1;                                                                          \
         } else {                                                                                   \
             if (!*running)                                                                         \
-                return 0;                                                                          \
+                return KLOGGER_RESULT(KIND_##name);                                                \
             klogger_count(cpu->guards[INDEX_##name].again);                                        \
         }                                                                                          \
         name##_body(ctx, KIND_##name, cpu);                                                        \
         if (first)                                                                                 \
             *running = 0;                                                                          \
-        return 0;                                                                                  \
+        return KLOGGER_RESULT(KIND_##name);                                                        \
     }                                                                                              \
     static __always_inline void name##_body(void *ctx, const int kind, struct klogger_cpu *cpu)
 

@@ -12,6 +12,8 @@ __all__ = [
     "kernel_constants",
     "kprobe_events",
     "netns",
+    "nf_hooks",
+    "places",
     "privileges",
     "probe_kinds",
     "syscalls",

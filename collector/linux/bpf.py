@@ -44,15 +44,22 @@ BPF_ANY, BPF_NOEXIST = 0, 1
 BPF_F_NO_PREALLOC, BPF_F_MMAPABLE = 1, 1 << 10
 
 BPF_PROG_TYPE_KPROBE = 2
-BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_TRACING = 17, 26
+BPF_PROG_TYPE_RAW_TRACEPOINT, BPF_PROG_TYPE_TRACING, BPF_PROG_TYPE_NETFILTER = 17, 26, 32
 BPF_TRACE_RAW_TP, BPF_TRACE_FENTRY, BPF_TRACE_FEXIT, BPF_TRACE_ITER = 23, 24, 25, 28
+BPF_NETFILTER = 45
 BPF_STATS_RUN_TIME = 0
 BPF_F_TEST_RUN_ON_CPU = 1
 
 BPF_LD_IMM64, BPF_CALL, BPF_MOV64_IMM = 0x18, 0x85, 0xB7
 BPF_PSEUDO_KFUNC_CALL = 2
-# r0 = 0; exit: the smallest program that the verifier accepts.
-RETURN_ZERO = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+
+
+def returning(result: int) -> bytes:
+    """The smallest program that the verifier accepts: r0 = result; exit."""
+    return struct.pack("=BBhiBBhi", 0xB7, 0, 0, result, 0x95, 0, 0, 0)
+
+
+RETURN_ZERO = returning(0)
 
 PERF_TYPE_TRACEPOINT = 2
 PERF_EVENT_IOC_SET_BPF = 0x40042408
@@ -195,6 +202,14 @@ def link_create(prog_fd: int, attach_type: int) -> int:
     """The descriptor of a link without a target of its own (of an iterator)."""
     attributes = struct.pack("=IIII32x", prog_fd, 0, attach_type, 0)
     return _call(BPF_LINK_CREATE, attributes, "making a BPF link")
+
+
+def link_netfilter(prog_fd: int, family: int, hook: int, priority: int) -> int:
+    """The descriptor of a link at a netfilter hook of the calling thread's network namespace."""
+    attributes = struct.pack(
+        "=IIIIIIiI16x", prog_fd, 0, BPF_NETFILTER, 0, family, hook, priority, 0
+    )  # fmt: skip
+    return _call(BPF_LINK_CREATE, attributes, "attaching to a netfilter hook")
 
 
 def iter_create(link_fd: int) -> int:

@@ -193,6 +193,9 @@ class KprobeEvent:
         except OSError as error:
             raise refused(error, f"attaching a program to {self.name}") from error
 
+    def refresh(self) -> None:
+        """It is in one place, the kernel."""
+
     def read_missed(self) -> int:
         """How many times the kernel could not run the probe (nmissed)."""
         if self.name:

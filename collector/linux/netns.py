@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -41,6 +41,29 @@ class Namespace(Closing):
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+def own_namespace() -> int:
+    """The inode of the calling thread's network namespace."""
+    return os.stat("/proc/thread-self/ns/net").st_ino
+
+
+def list_namespaces() -> dict[int, str]:
+    """By inode, the path of each network namespace that has a process or a name.
+
+    Others' processes may only be looked at with CAP_SYS_PTRACE.
+    """
+    own = os.stat("/proc/thread-self/ns/net")
+    found = {own.st_ino: "/proc/self/ns/net"}
+    paths = [f"/proc/{name}/ns/net" for name in os.listdir("/proc") if name.isdigit()]
+    with suppress(OSError):  # no namespace has a name
+        paths += [str(path) for path in sorted(NAMED.iterdir())]
+    for path in paths:
+        with suppress(OSError):  # the process has ended, or may not be looked at
+            status = os.stat(path)
+            if status.st_dev == own.st_dev:
+                found.setdefault(status.st_ino, path)
+    return found
 
 
 def resolve(text: str) -> Namespace:

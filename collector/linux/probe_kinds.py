@@ -18,14 +18,20 @@ from collector.linux import bpf
 from collector.linux.btf_raw import Kind
 from collector.linux.kallsyms import Kallsyms
 from collector.linux.kprobe_events import Tracefs, attach_kprobe, has_kprobes
+from collector.linux.nf_hooks import attach_netfilter, wrong_hook
 from formats.base.errors import KernelError, TcpkmonError
 
 
 class Attachment(Protocol):
     """The copies of a program, attached to one target."""
 
-    fds: list[int]
-    """One for each copy, in the order in which they run; none after remove()."""
+    @property
+    def fds(self) -> list[int]:
+        """One for each copy, in the order in which they run, at each of its places; none after
+        remove()."""
+
+    def refresh(self) -> None:
+        """Attach them at the target's places that have come since, such as namespaces."""
 
     def read_missed(self) -> int:
         """How many times the kernel could not run them, where it counts that; after remove() too.
@@ -62,7 +68,12 @@ class ProbeKind:
     is_optional: bool = True
     """A capture continues where the kernel refuses such a program after a successful trial."""
     nests: bool = True
-    """An interrupt may reach the target while the program runs there already."""
+    """An interrupt may reach the target while the program runs there already, and the kernel then
+    skips the program."""
+    result: int = 0
+    """What the programs return to the kernel."""
+    expects: Callable[[str], str] = lambda _: ""
+    """What was expected instead of such a target, or '': without asking this kernel."""
     other_names: tuple[str, ...] = ()
     """Names in other tools, for the hint in an error."""
 
@@ -72,6 +83,9 @@ class _Links:
     """BPF links: closing one detaches its program."""
 
     fds: list[int]
+
+    def refresh(self) -> None:
+        pass
 
     def read_missed(self) -> int:
         return 0
@@ -142,6 +156,11 @@ _ROWS = (
         _by_link(lambda _, program: bpf.link_create(program, bpf.BPF_TRACE_ITER)),
         bpf.BPF_TRACE_ITER,
         btf=(Kind.FUNC, "bpf_iter_{}"), is_direct=True, is_optional=False, nests=False,
+    ),
+    # A packet may interrupt another in the same program: the kernel runs it then too. 1: NF_ACCEPT.
+    ProbeKind(
+        "nf", 7, bpf.BPF_PROG_TYPE_NETFILTER, attach_netfilter, bpf.BPF_NETFILTER,
+        is_direct=True, nests=False, result=1, expects=wrong_hook, other_names=("netfilter",),
     ),
 )  # fmt: skip
 KINDS: Mapping[str, ProbeKind] = MappingProxyType({kind.name: kind for kind in _ROWS})

@@ -59,7 +59,7 @@ class Probing:
         if proves and name in self._proven_kinds:
             return
         type_id = attach_type_id(self._btf, name, target)
-        prog_fd = load_code(name, bpf.RETURN_ZERO, "tcpkmon_trial", type_id)
+        prog_fd = load_code(name, bpf.returning(kind.result), "tcpkmon_trial", type_id)
         try:
             kind.attach(target, [prog_fd]).remove()
         finally:

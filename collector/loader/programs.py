@@ -93,6 +93,7 @@ class _Program:
             self._wait_for_second()
         self.second = None
         self.attachment = kind.attach(self.spec.target, self.prog_fds[:copies])
+        self.attachment.refresh()
 
     def attach_second(self) -> None:
         """Attaches the second copy if the kernel has skipped the first; KernelError."""

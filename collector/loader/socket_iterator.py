@@ -12,10 +12,10 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from contextlib import suppress
 
 from collector.linux import bpf
-from collector.linux.netns import NAMED, run_inside
+from collector.linux.netns import list_namespaces, run_inside
 from formats.base.errors import TcpkmonError
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -57,22 +57,9 @@ class Walk:
 def find_namespaces() -> Iterator[int]:
     """Descriptors of all network namespaces that have a process or a name, each once. The caller
     closes them."""
-    seen: set[tuple[int, int]] = set()
-    places = [Path("/proc/self/ns/net")]
-    places += [p / "ns/net" for p in Path("/proc").iterdir() if p.name.isdigit()]
-    if NAMED.is_dir():
-        places += sorted(NAMED.iterdir())
-    for place in places:
-        try:
-            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue  # the process has ended, or the file is no namespace
-        identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
-        if identity in seen:
-            os.close(fd)
-        else:
-            seen.add(identity)
-            yield fd
+    for path in list_namespaces().values():
+        with suppress(OSError):  # the process has ended
+            yield os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def socket_inodes(pid: int) -> set[int]:

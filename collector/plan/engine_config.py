@@ -125,6 +125,8 @@ def _kind_lines() -> list[str]:
             f"(kind) == {kind.number}" for kind in KINDS.values() if getattr(kind, property_)
         )
         lines.append(f"#define KLOGGER_{property_.upper()}(kind) ({tests})")
+    results = " : ".join(f"(kind) == {k.number} ? {k.result}" for k in KINDS.values() if k.result)
+    lines.append(f"#define KLOGGER_RESULT(kind) ({results} : 0)")
     return lines
 
 

@@ -126,6 +126,8 @@ def _check_probe(
                            f" '{_short(kind)}'{near}")  # fmt: skip
         elif not target:
             yield offset, f"expected '{kind}:TARGET', found '{word}'"
+        elif expected := KINDS[kind].expects(target):
+            yield offset, f"expected {expected}, found '{_short(target)}'"
     if not probe[3].split():
         message = "expected at least one way to attach, such as 'btf:sched_switch'"
         yield probe.start(3) - 1, message

@@ -71,11 +71,13 @@ def test_what_is_right_is_not_refused(text: str) -> None:
         ('PROBE(p, "IN", "")', "1:16: expected at least one way to attach, such as"
          " 'btf:sched_switch'"),
         ('PROBE(p, "IN", "btf:a tracepoint:b")', "1:23: expected a way to attach (btf, raw,"
-         " fentry, fexit, kprobe, iter), found 'tracepoint' (did you mean 'btf'?)"),
+         f" {', '.join([*KINDS][2:])}), found 'tracepoint' (did you mean 'btf'?)"),
         ('PROBE(p, "IN",\n "kprob:a")', "2:3: expected a way to attach (btf, raw, fentry, fexit,"
-         " kprobe, iter), found 'kprob' (did you mean 'kprobe'?)"),
+         f" {', '.join([*KINDS][4:])}), found 'kprob' (did you mean 'kprobe'?)"),
         ('PROBE(p, "IN", "btf")', "1:17: expected 'btf:TARGET', found 'btf'"),
         ('PROBE(p, "IN", "btf:")', "1:17: expected 'btf:TARGET', found 'btf:'"),
+        ('PROBE(p, "IN", "nf:INGRESS")', "1:17: expected a hook of netfilter (PRE_ROUTING,"
+         " LOCAL_IN, FORWARD, LOCAL_OUT, POST_ROUTING), found 'INGRESS'"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_named(text: str, problem: str) -> None:
@@ -146,7 +148,7 @@ PROBE(none, "", "kprobe:")
         f" {INCLUDES}, found 'helper.h'",
         "mine.bpf.c:3:23: expected the name of an event, found unknown 'STRAT'"
         " (did you mean 'START'?)",
-        "mine.bpf.c:3:55: expected a way to attach (btf, raw, fentry, fexit, kprobe, iter), found"
+        f"mine.bpf.c:3:55: expected a way to attach ({', '.join(KINDS)}), found"
         " 'tp' (did you mean 'btf'?)",
         f"mine.bpf.c:6:3: expected {FORM}",
         "mine.bpf.c:7:13: expected the events that the probe logs, found none",

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes of kind nf: each packet counts once at each netfilter hook that it passes."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from collector.lab.lab import Bottleneck, Lab
+from collector.lab.namespaces import Side
+from collector.linux.btf import Btf
+from collector.linux.nf_hooks import HOOKS
+from collector.loader.attach_trials import Probing
+from tests.live.schema_logs import Log, logging
+
+TIMES = 40
+MARK = 0x6B6C
+ECHO, ECHO6 = 8, 128
+CONF = "event PACKET { uint hook; uint netns; uint version; uint identifier; uint kind }\n"
+TEXT = """
+#include "klogger.h"
+
+struct sk_buff;
+struct nf_hook_state;
+struct net;
+struct ns_common;
+
+/* What an ICMP echo and its answer have: type at 20 or 40, identifier 4 bytes after it. */
+static __always_inline void log_packet(void *ctx, struct klogger_cpu *cpu, const int kind) {
+    struct nf_hook_state *state = (struct nf_hook_state *)ARG(0);
+    struct sk_buff *skb = (struct sk_buff *)ARG(1);
+    u8 *at = READ(DIRECT, skb, head) + READ(DIRECT, skb, network_header);
+    struct net *net = READ(DIRECT, state, net);
+    u8 raw[48] = {};
+    u32 version, start;
+
+    bpf_probe_read_kernel(raw, 28, at);
+    version = raw[0] >> 4;
+    if (version == 6)
+        bpf_probe_read_kernel(raw, 48, at);
+    start = version == 6 ? 40 : 20;
+    if (raw[version == 6 ? 6 : 9] != (version == 6 ? 58 : 1))
+        return;
+    klogger(PACKET, READ(DIRECT, state, hook), READ(DIRECT, net, ns.inum), version,
+            start == 40 ? raw[44] << 8 | raw[45] : raw[24] << 8 | raw[25],
+            start == 40 ? raw[40] : raw[20]);
+}
+"""
+PROBE = 'PROBE(at_{0}, "PACKET", "nf:{0}") {{ log_packet(ctx, cpu, kind); }}\n'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _has_nf() -> None:
+    if why := Probing(Btf.from_kernel()).why_not("nf", "LOCAL_OUT"):
+        pytest.skip(why)
+
+
+@pytest.fixture
+def packets(tmp_path: Path) -> Path:
+    """A schema that logs each ICMP packet at each hook."""
+    folder = tmp_path / "packets"
+    folder.mkdir()
+    (folder / "packets.conf").write_text(CONF)
+    (folder / "packets.bpf.c").write_text(TEXT + "".join(map(PROBE.format, HOOKS)))
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    return folder
+
+
+def ping(side: Side, address: str) -> None:
+    """TIMES echo requests from `side`, each answered before the next is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    protocol, kind = (58, ECHO6) if family == socket.AF_INET6 else (1, ECHO)
+    with side.run(lambda: socket.socket(family, socket.SOCK_RAW, protocol)) as raw:
+        raw.settimeout(10)
+        for number in range(TIMES):
+            head = struct.pack("!BBHHH", kind, 0, 0, MARK, number)
+            if kind == ECHO:  # the kernel fills in that of IPv6
+                words = sum(struct.unpack("!4H", head))
+                head = struct.pack("!BBHHH", kind, 0, -words % 0xFFFF, MARK, number)
+            raw.sendto(head, (address, 0))
+            while True:
+                answer = raw.recv(2048)
+                body = answer if family == socket.AF_INET6 else answer[20:]
+                if body[0] != kind and body[4:8] == head[4:8]:
+                    break
+
+
+def counts(log: Log, version: int) -> Counter[tuple[int, str]]:
+    """By namespace and hook, the packets of ping()."""
+    names = {number: name for name, number in HOOKS.items()}
+    found = log.of("PACKET", version=version, identifier=MARK)
+    return Counter((one["netns"], names[one["hook"]]) for one in found)
+
+
+def ends(*spaces: int) -> Counter[tuple[int, str]]:
+    """What namespaces see that send a packet and receive one, each time."""
+    hooks = HOOKS.keys() - {"FORWARD"}
+    return Counter({(space, hook): TIMES for space in spaces for hook in hooks})
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_each_hook_counts_each_packet(tmp_path: Path, packets: Path, version: int) -> None:
+    with Lab(Bottleneck(rate_mbit=100)) as lab, logging(tmp_path / "log", str(packets)) as running:
+        ping(lab.a, lab.b.address4 if version == 4 else lab.b.address6)
+        log = running.finish()
+        assert lab.router is not None
+        a, b, r = (side.namespace.inode for side in (lab.a, lab.b, lab.router))
+    hooks = ("PRE_ROUTING", "FORWARD", "POST_ROUTING")
+    assert counts(log, version) == ends(a, b) + Counter({(r, hook): 2 * TIMES for hook in hooks})
+    assert log.ways["PACKET"] == " ".join(f"nf:{hook}" for hook in HOOKS)
+    book = log.ledger["PACKET"]
+    assert book["attempts"] == book["written"] == len(log.of("PACKET"))
+
+
+def test_packets_pass(packets: Path, tmp_path: Path) -> None:
+    """Programs of kind nf return NF_ACCEPT, in trials too: nothing is ever dropped."""
+    btf = Btf.from_kernel()
+    done = threading.Event()
+
+    def keep_trying() -> None:
+        while not done.is_set():
+            assert Probing(btf).can("nf", "LOCAL_OUT")
+
+    with Lab() as lab:
+        trying = threading.Thread(target=lab.a.run, args=(keep_trying,))
+        trying.start()
+        try:
+            for _ in range(20):
+                ping(lab.a, lab.b.address4)
+        finally:
+            done.set()
+            trying.join()
+        with logging(tmp_path / "log", str(packets)) as running:
+            ping(lab.a, lab.b.address4)
+            running.finish()
+
+
+def test_two_captures_at_once(packets: Path, tmp_path: Path) -> None:
+    """netfilter takes no two programs of one priority: the second capture finds another."""
+    with (
+        Lab() as lab,
+        logging(tmp_path / "one", str(packets)) as one,
+        logging(tmp_path / "two", str(packets)) as two,
+    ):
+        ping(lab.a, lab.b.address4)
+        expected = ends(lab.a.namespace.inode, lab.b.namespace.inode)
+        assert counts(one.finish(), 4) == counts(two.finish(), 4) == expected
+
+
+def test_rules_see_packets_in_between(packets: Path, tmp_path: Path) -> None:
+    """What a rule of LOCAL_IN drops was seen at PRE_ROUTING, and did not get in."""
+    rules = (
+        "add table inet t\nadd chain inet t c { type filter hook input priority 0 ; }\n"
+        "add rule inet t c meta l4proto icmp drop"
+    )
+    with Lab() as lab, logging(tmp_path / "log", str(packets)) as running:
+        lab.b.command(["nft", rules])
+        with pytest.raises(TimeoutError):
+            ping_once(lab.a, lab.b.address4)
+        b = lab.b.namespace.inode
+        log = running.finish()
+    assert counts(log, 4)[b, "PRE_ROUTING"] == 1
+    assert counts(log, 4)[b, "LOCAL_IN"] == 0
+
+
+def ping_once(side: Side, address: str) -> None:
+    """An echo request; TimeoutError without an answer."""
+    with side.run(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)) as raw:
+        raw.settimeout(0.3)
+        words = -(0x0800 + MARK) % 0xFFFF
+        raw.sendto(struct.pack("!BBHHH", ECHO, 0, words, MARK, 0), (address, 0))
+        while raw.recv(2048)[20] == ECHO:
+            pass
+
+
+def test_an_unknown_hook_has_a_reason() -> None:
+    assert "no netfilter hook INGRESS" in Probing(Btf.from_kernel()).why_not("nf", "INGRESS")
