@@ -244,8 +244,10 @@ static __always_inline void klogger_commit(void *ctx, struct klogger_account *ac
 /*
  * klogger(EVENT, v1, ..., vn) logs an event, with a value for each of its fields, in order. It
  * needs `ctx` and `cpu` of a PROBE. KLOGGER_ENABLED(EVENT): whether the event is switched on.
+ * KLOGGER_CALL: macros among the values are expanded first.
  */
-#define klogger(event, ...)    klogger_log_##event(ctx, cpu, ##__VA_ARGS__)
+#define KLOGGER_CALL(log, ...) log(__VA_ARGS__)
+#define klogger(event, ...)    KLOGGER_CALL(klogger_log_##event, ctx, cpu, ##__VA_ARGS__)
 #define KLOGGER_ENABLED(event) (KLOGGER_ENABLED_##event)
 
 /* Numbers, stamps and commits an event's record; collector/plan/event_layout.py has the layout of

@@ -59,6 +59,11 @@ struct network_packet {
     u32 fragment;
     u32 offset;
     u32 total;
+    u8 version;
+    u8 service;        /* type of service, or traffic class */
+    u8 hops;           /* time to live, or hop limit */
+    u8 next;           /* protocol, or the next header of the fixed header of IPv6 */
+    u16 fragment_bits; /* as in the header */
 };
 
 /* The v4-mapped address of an IPv4 address, both in network order. */
@@ -97,6 +102,8 @@ static __always_inline int network_parse(u8 *at, u32 bytes, u32 linear,
     packet->fragment = 0;
     packet->offset = 0;
     packet->id = 0;
+    packet->fragment_bits = 0;
+    packet->version = version >> 4;
     if (version >> 4 == 4) {
         struct network_v4 head;
         u32 fragment;
@@ -108,14 +115,16 @@ static __always_inline int network_parse(u8 *at, u32 bytes, u32 linear,
             packet->size = bytes;
         if (headers < sizeof(head) || headers > packet->size)
             return 0;
-        packet->protocol = head.protocol;
+        packet->protocol = packet->next = head.protocol;
+        packet->service = head.service;
+        packet->hops = head.hops;
         packet->id = bpf_ntohs(head.id);
         network_map_v4(packet->saddr, head.saddr);
         network_map_v4(packet->daddr, head.daddr);
         packet->transport = at + headers;
         packet->payload = packet->size - headers;
         packet->total = packet->size;
-        fragment = bpf_ntohs(head.fragment);
+        fragment = packet->fragment_bits = bpf_ntohs(head.fragment);
         if (fragment & 0x3fff)
             network_fragment(packet, (fragment & 0x1fff) * 8, !(fragment & NETWORK_MORE_FRAGMENTS),
                              headers);
@@ -138,7 +147,9 @@ static __always_inline int network_parse(u8 *at, u32 bytes, u32 linear,
         packet->transport = at + headers;
         packet->payload = packet->size - headers;
         packet->total = packet->size;
-        protocol = head.protocol;
+        protocol = packet->next = head.protocol;
+        packet->service = bpf_ntohl(head.version_flow) >> 20;
+        packet->hops = head.hops;
 #pragma unroll
         for (int i = 0; i < NETWORK_EXTENSIONS; i++) {
             struct network_extension more;
@@ -150,7 +161,7 @@ static __always_inline int network_parse(u8 *at, u32 bytes, u32 linear,
                 break;
             bpf_probe_read_kernel(&more, sizeof(more), packet->transport);
             if (protocol == NETWORK_FRAGMENT) {
-                u32 fragment = bpf_ntohs(more.fragment);
+                u32 fragment = packet->fragment_bits = bpf_ntohs(more.fragment);
 
                 packet->id = bpf_ntohl(more.id);
                 packet->transport += step;

@@ -1,5 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The identity of a socket's connection, and its ends: for tcp.bpf.c. */
+/* The identity of a socket's connection, and its ends: for tcp.bpf.c and magnet.bpf.c. */
+#define STATE_SYN_SENT     2
+#define STATE_SYN_RECV     3
+#define STATE_TIME_WAIT    6
+#define STATE_CLOSE        7
+#define STATE_LISTEN       10
+#define STATE_NEW_SYN_RECV 12
+#define PROTOCOL_TCP       6
+#define TYPE_STREAM        1
+
+#ifndef KLOGGER_CONNECTIONS
+/* Without the schema tcp (collector/plan/tcp_codegen.py). */
+#define KLOGGER_CONNECTIONS 131072
+#define KLOGGER_INODES      16384
+#endif
+
 struct connection {
     u64 id;
     u32 pid;

@@ -21,16 +21,8 @@ struct task_struct;
 struct tcp_options_received;
 enum skb_drop_reason;
 
-#define STATE_SYN_SENT     2
-#define STATE_SYN_RECV     3
-#define STATE_TIME_WAIT    6
-#define STATE_CLOSE        7
-#define STATE_LISTEN       10
-#define STATE_NEW_SYN_RECV 12
-#define PROTOCOL_TCP       6
-#define TYPE_STREAM        1
-#define FLAG_FIN           1
-#define FLAG_SYN           2
+#define FLAG_FIN 1
+#define FLAG_SYN 2
 
 /* icsk_pending: ICSK_TIME_... of include/net/inet_connection_sock.h. */
 #define TIME_RETRANS     1

@@ -108,10 +108,12 @@ def _was_given(parameter: str) -> bool:
               default=FORMATS[0].name, show_default=True,
               help="A PSC file, or a folder with a Klogger log per CPU.")
 @click.option("--schema", "schemata", multiple=True, metavar="NAME|FOLDER",
-              help="What to record: a shipped schema (tcp, network, sched, locking, stopwatch) or "
-              "your own; also several. Default: tcp.")
+              help="What to record: a shipped schema (tcp, magnet, network, sched, locking, "
+              "stopwatch) or your own; also several. Default: tcp.")
 @click.option("--using", multiple=True, metavar="LEVEL",
               help="Use this log level of a schema instead of its default.")
+@click.option("--data", is_flag=True,
+              help="Record what a schema has for this option too (magnet: TCP's state, IP header).")
 @click.option("--limit", "limits", multiple=True, metavar="EVENT=N",
               help="Record at most N of this event a second and CPU.")
 @click.option("--control-group", metavar="NAME",

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from collector.linux.kernel_constants import measure_hz
 from collector.loader.perf_counters import Bound, c_text
 from collector.plan.event_codegen import event_lines
 from collector.plan.event_layout import EventLayout
@@ -42,4 +43,8 @@ class EventPart:
         """The C text. reserved: events that klogger() does not log, besides those of base."""
         schema = self.layout.schema
         reserved = {*made_events(schema), *reserved}
-        return [*event_lines(self.layout, reserved), c_text(self.counters, schema.arches)]
+        return [
+            f"#define KLOGGER_HZ {measure_hz()}",
+            *event_lines(self.layout, reserved),
+            c_text(self.counters, schema.arches),
+        ]

@@ -146,6 +146,8 @@ class Wish:
     """Records a second and CPU, by event."""
     using: tuple[str, ...] = ()
     """Log levels that replace those that their schemata use."""
+    data: bool = False
+    """With the fields that have the tag @data."""
     transport: Transport = DEFAULT_TRANSPORT
 
 
@@ -162,6 +164,7 @@ def wish_of(request: Request, transport: Transport) -> Wish:
         klogger=request.format.any_schema,
         limits=dict(request.limits),
         using=request.using,
+        data=request.data,
         transport=transport,
     )
 
@@ -223,7 +226,7 @@ def decide(wish: Wish) -> Decided:
         read_checked(sources)
     text = read_texts(sources, wish.transport.header)
     btf = KernelAnswers()
-    layout = lay_out_sources(sources, wish.using) if wish.klogger else None
+    layout = lay_out_sources(sources, wish.using, wish.data) if wish.klogger else None
     locations, chosen = _choose(wish.locations, has_tcp(sources), layout)
     tcp = events = None
     if has_tcp(sources):

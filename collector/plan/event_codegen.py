@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from collector.plan.event_layout import EventLayout, Slot
 from collector.ring.points import EVENT_HEAD_BYTES
@@ -43,11 +43,13 @@ def _event(slot: Slot, logged: bool) -> list[str]:
         f"#define KLOGGER_POINT_{name} {slot.number}",
         f"#define KLOGGER_ENABLED_{name} ({enabled})",
     ]
-    parameters = ["void *ctx", "struct klogger_cpu *cpu"]
-    parameters += [_parameter(place) for place in slot.places]
-    lines.append(f"static __always_inline void klogger_log_{name}({', '.join(parameters)})")
+    head = f"static __always_inline void klogger_log_{name}({_parameters(slot.declared)})"
     if not logged:
-        return [*lines, "{ }"]
+        return [*lines, head, "{ }"]
+    if len(slot.places) < len(slot.declared):
+        lines += _left_out(slot, head)
+        head = f"static __always_inline void klogger_lean_{name}({_parameters(slot.places)})"
+    lines.append(head)
     lines += ["{", f"\tif (!klogger_admit(cpu, {slot.number}))", "\t\treturn;"]
     lines += [
         "\tstruct klogger_place place;",
@@ -59,6 +61,27 @@ def _event(slot: Slot, logged: bool) -> list[str]:
     lines += [_store(place) for place in slot.places]
     lines.append(f"\tklogger_commit_event(ctx, cpu, {slot.number}, &place);")
     return [*lines, "}"]
+
+
+def _parameters(places: Iterable[Place]) -> str:
+    return ", ".join(["void *ctx", "struct klogger_cpu *cpu", *map(_parameter, places)])
+
+
+def _left_out(slot: Slot, head: str) -> list[str]:
+    """klogger() checks the values of fields that the capture leaves out, and evaluates none."""
+    names = [f"v{index}_" for index in range(len(slot.declared))]
+    stored = {place.field.name for place in slot.places}
+    kept = [
+        name
+        for name, place in zip(names, slot.declared, strict=True)
+        if place.field.name in stored
+    ]
+    return [
+        f"{head} {{ }}",
+        f"#define klogger_log_{slot.name}(ctx, cpu, {', '.join(names)}) do {{ if (0)"
+        f" (klogger_log_{slot.name})(ctx, cpu, {', '.join(names)});"
+        f" klogger_lean_{slot.name}(ctx, cpu, {', '.join(kept)}); }} while (0)",
+    ]
 
 
 def _zeroes(size: int) -> list[str]:

@@ -31,12 +31,16 @@ from formats.schema import Event, Place, Schema, enabled_events, place_fields
 
 @dataclass(frozen=True)
 class Slot:
-    """An event: its id (the engine's point), the places of its fields, bytes of its payload."""
+    """An event: its id (the engine's point), the places of its fields, bytes of its payload.
+
+    declared: all fields, also those that this capture leaves out.
+    """
 
     number: int
     event: Event
     places: tuple[Place, ...]
     size: int
+    declared: tuple[Place, ...]
 
     @property
     def name(self) -> str:
@@ -74,10 +78,13 @@ def ring_dtype(entry_size: int) -> np.dtype[Any]:
     )
 
 
-def lay_out_sources(sources: Sequence[Source], using: Sequence[str] = ()) -> EventLayout:
+def lay_out_sources(
+    sources: Sequence[Source], using: Sequence[str] = (), data: bool = True
+) -> EventLayout:
     """The events of several schemata. klogger() logs neither those of base nor SNAPSHOT of tcp.
 
-    using: log levels that replace those that their schemata use.
+    using: log levels that replace those that their schemata use. data: with the fields that have
+    the tag @data.
     """
     schema = load_schema_of(sources)
     made = [*made_events(schema), *([EVENT] if has_tcp(sources) else [])]
@@ -86,13 +93,14 @@ def lay_out_sources(sources: Sequence[Source], using: Sequence[str] = ()) -> Eve
         used = schema.using or [level.name for level in schema.loglevels]
         kept = [name for name in used if schema.loglevel(name).position.file not in files]
         schema = replace(schema, using=(*kept, *using))
-    return lay_out(schema, made)
+    return lay_out(schema, made, data)
 
 
-def lay_out(schema: Schema, base: Sequence[str]) -> EventLayout:
+def lay_out(schema: Schema, base: Sequence[str], data: bool = True) -> EventLayout:
     """Numbers the events of a merged schema; its log levels choose those that are logged.
 
-    base: names of the events that the collector makes. UsageError for too many events.
+    base: names of the events that the collector makes. data: with the fields that have the tag
+    @data. UsageError for too many events.
     """
     most = min(FIRST_CONTROL, POINTS) - FIRST_EVENT
     if len(schema.events) > most:
@@ -100,8 +108,11 @@ def lay_out(schema: Schema, base: Sequence[str]) -> EventLayout:
             f"{len(schema.events)} events are more than a capture can hold ({most})",
             "load fewer schemata",
         )
+    declared = [place_fields(schema, event)[0] for event in schema.events]
+    if not data:
+        schema = schema.lean()
     slots = tuple(
-        Slot(FIRST_EVENT + index, event, *place_fields(schema, event))
+        Slot(FIRST_EVENT + index, event, *place_fields(schema, event), declared[index])
         for index, event in enumerate(schema.events)
     )
     enabled = {event.name for event in enabled_events(schema)} - set(base)

@@ -43,6 +43,8 @@ class Request:
     limits: tuple[tuple[str, int], ...] = ()
     """Events, and how many records of each a CPU makes in a second at most."""
     using: tuple[str, ...] = ()
+    data: bool = False
+    """With the fields that have the tag @data."""
     rings: str | None = None
     """The ring transport; None: the first that this kernel has."""
     control_group: str | None = None
@@ -76,6 +78,8 @@ def check_request(request: Request) -> None:
         raise UsageError("a PSC file holds the schema tcp alone", "add --format klogger")
     if request.using and not request.format.any_schema:
         raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")
+    if request.data and not request.format.any_schema:
+        raise UsageError("--data is for schemata other than tcp", "name one: --schema")
     if request.filters.flags and not request.has_tcp:
         raise UsageError(
             "filters by port, address, namespace, cgroup or process are for the schema tcp",

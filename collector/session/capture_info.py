@@ -63,6 +63,7 @@ def _settings(
         "command": list(request.arguments),
         "filters": request.filters.describe(),
         "schemata": list(request.schemata),
+        "data": request.data,
         "columns": request.columns if tcp else None,
         "locations": recorded,
         "missing_locations": missing,

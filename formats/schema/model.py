@@ -10,7 +10,7 @@ import difflib
 import functools
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from formats.base.errors import Problem, UsageError
@@ -129,6 +129,10 @@ class Arch:
     counter_positions: tuple[Position, ...] = field(default=(), compare=False, repr=False)
 
 
+DATA_TAG = "data"
+"""The tag of fields that are recorded on request only."""
+
+
 @dataclass(frozen=True)
 class Schema:
     """All declarations of one or several schema files.
@@ -160,6 +164,21 @@ class Schema:
     def loglevel(self, name: str) -> LogLevel:
         """The log level called `name`; raises UsageError."""
         return _find(self.loglevels, name, "log level")
+
+    def lean(self) -> Schema:
+        """This schema without the fields that have DATA_TAG."""
+
+        def lean(event: Event) -> Event:
+            fields = tuple(field for field in event.fields if DATA_TAG not in field.tags)
+            return event if len(fields) == len(event.fields) else replace(event, fields=fields)
+
+        levels = (
+            replace(level, items=tuple(
+                lean(item) if isinstance(item, Event) else item for item in level.items
+            ))
+            for level in self.loglevels
+        )  # fmt: skip
+        return replace(self, events=tuple(map(lean, self.events)), loglevels=tuple(levels))
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
