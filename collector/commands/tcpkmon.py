@@ -22,7 +22,7 @@ from collector.commands import (
     status,
 )
 from formats.base.cli import run
-from formats.commands import decode, export, repair, verify
+from formats.commands import condense, decode, export, repair, verify
 
 
 @click.group("tcpkmon", context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,7 +35,7 @@ def command() -> None:
 
 
 for _part in (
-    *(demo, doctor, events, columns, verify, repair, schema, decode, export),
+    *(demo, doctor, events, columns, verify, repair, schema, decode, export, condense),
     *(status, enable, disable, mark, buffer_size, lowwater, benchmark),
 ):
     command.add_command(_part.command)

@@ -11,6 +11,7 @@ __all__ = [
     "kallsyms",
     "kernel_constants",
     "kprobe_events",
+    "machine",
     "netns",
     "nf_hooks",
     "places",

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -295,9 +294,3 @@ def _check_limits(limits: Mapping[str, int], events: EventPart | None) -> None:
             raise UsageError(
                 f"--limit {name}: no such event is recorded", "it holds for events of schemata"
             )
-
-
-def describe_kernel() -> str:
-    """Release, version and machine, of uname."""
-    name = platform.uname()
-    return f"{name.release} {name.version} {name.machine}"

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from collector.linux.machine import describe_kernel, describe_machine
 from collector.loader.capture_maps import Kernel
-from collector.loader.prepare import Prepared, describe_kernel
+from collector.loader.prepare import Prepared
 from collector.plan.columns import SCHEMATA
 from collector.plan.request import Request
 from collector.writer.base_events import Note
@@ -60,6 +61,7 @@ def _settings(
     tcp = prepared.tcp
     return {
         "tcpkmon": version("tcpkmon"),
+        "machine": describe_machine(),
         "command": list(request.arguments),
         "filters": request.filters.describe(),
         "schemata": list(request.schemata),

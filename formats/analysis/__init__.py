@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Klogger logs in Python: events as objects, intervals, statistics."""
 
+from formats.analysis.condense import condense
+from formats.analysis.condense_figure import draw_condensed
+from formats.analysis.condensed import Condensed, Device, Group, Shares, Slice, Times
 from formats.analysis.event import Event
 from formats.analysis.intervals import (
     Interval,
@@ -11,8 +14,10 @@ from formats.analysis.intervals import (
     match_pairs,
 )
 from formats.analysis.log import Log, open_log
+from formats.analysis.processes import NO_USER
 
 __all__ = [
-    "Event", "Interval", "Intervals", "Log", "ProcessTime", "Statistics",
-    "cpu_times", "match_pairs", "open_log",
+    "NO_USER", "Condensed", "Device", "Event", "Group", "Interval", "Intervals", "Log",
+    "ProcessTime", "Shares", "Slice", "Statistics", "Times",
+    "condense", "cpu_times", "draw_condensed", "match_pairs", "open_log",
 ]  # fmt: skip

@@ -112,7 +112,7 @@ def _check(file: Path, asked: dict[str, Any]) -> None:
         letters = {"text": "-T", "xgraph": "-x", "output": "-o"}
         raise UsageError(f"{' and '.join(letters[name] for name in given)} exclude each other")
     if asked["output"]:
-        from formats.pmgraph.figure import check_output
+        from formats.drawing import check_output
 
         check_output(asked["output"])
         if asked["output"].exists() and file.exists() and asked["output"].samefile(file):

@@ -3,83 +3,46 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 import os
 import textwrap
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from formats.base.errors import FileError, UsageError
 from formats.base.files import create_file
+from formats.drawing import (
+    DASHES,
+    NO_DATES,
+    PALETTE,
+    Axes,
+    Figure,
+    import_matplotlib,
+    new_figure,
+    styled,
+    write_figure,
+)
 from formats.pmgraph.marks import mark_events, shade_losses, shade_off
 from formats.pmgraph.pages import Page, Panel
-from formats.pmgraph.symbols import DASHES, PALETTE
 
-# matplotlib is imported late, and some versions have no types.
-Axes = Any
-Figure = Any
-
-SUFFIXES = (".png", ".svg", ".pdf")
 BINS = 2000
 """Pixel columns for which curves are thinned: more than any output has."""
 
-_STYLE = {
-    "font.size": 8.5,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 8.5,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "0.88",
-    "grid.linewidth": 0.5,
-    "xtick.direction": "out",
-    "legend.fontsize": 7.5,
-    "legend.frameon": False,
-    "legend.handlelength": 1.8,
-    "legend.labelspacing": 0.35,
-    "lines.linewidth": 1.1,
-    "hatch.linewidth": 0.4,
-    "hatch.color": "0.55",
-    "pdf.fonttype": 42,
-    "svg.hashsalt": "tcpkmon",
-    "text.parse_math": False,  # names from files are no formulas
-    "axes.formatter.useoffset": False,
-}
 _WIDTH_INCHES = 7.2
 _FIRST_PANEL_INCHES = 2.7
 _PANEL_INCHES = 1.55
 _TITLE_INCHES = 0.55
-_DPI = 160
 _MOST_NAMED = 16
-_NO_DATES: dict[str, dict[str, None]] = {
-    ".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}
-}  # fmt: skip
-
-
-def check_output(path: Path) -> None:
-    """Raise UsageError for an unknown kind of file, FileError without matplotlib."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"-o {path}: unknown kind of picture", f"the name must end in {', '.join(SUFFIXES)}"
-        )
-    _require_matplotlib()
 
 
 def save(pages: Sequence[Page], path: Path) -> None:
     """Draw all pages into one picture, or as pages of a PDF; replaces the file."""
     kind = path.suffix.lower()
-    with _styled(), create_file(path, force=True) as out:
+    with styled(), create_file(path, force=True) as out:
         if kind == ".pdf":
             _save_pdf(pages, out)
             return
-        figure = draw(pages)
-        figure.savefig(out, format=kind[1:], dpi=_dpi(figure), metadata=_NO_DATES[kind])
+        write_figure(draw(pages), kind, out)
 
 
 def has_window() -> bool:
@@ -87,7 +50,7 @@ def has_window() -> bool:
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
     try:
-        _import_matplotlib()
+        import_matplotlib()
         from matplotlib import pyplot
     except ImportError:
         return False
@@ -107,7 +70,7 @@ def show(pages: Sequence[Page]) -> None:
     """Show each page in a window; returns when all are closed. Call has_window() first."""
     from matplotlib import pyplot
 
-    with _styled():
+    with styled():
         for page in pages:
             draw([page], pyplot.figure(layout="constrained"))
         pyplot.show()
@@ -116,10 +79,7 @@ def show(pages: Sequence[Page]) -> None:
 def draw(pages: Sequence[Page], figure: Figure | None = None) -> Figure:
     """Draw each page into a subfigure of one figure, and return the figure."""
     if figure is None:
-        _import_matplotlib()
-        from matplotlib.figure import Figure as NewFigure
-
-        figure = NewFigure(layout="constrained")
+        figure = new_figure()
     columns = 1 if len(pages) <= 3 else 2 if len(pages) <= 8 else 3
     rows = math.ceil(len(pages) / columns)
     height = max(_height(page) for page in pages) * rows
@@ -133,18 +93,13 @@ def draw(pages: Sequence[Page], figure: Figure | None = None) -> Figure:
 def _save_pdf(pages: Sequence[Page], out: BinaryIO) -> None:
     from matplotlib.backends.backend_pdf import PdfPages
 
-    with PdfPages(out, metadata=_NO_DATES[".pdf"]) as document:
+    with PdfPages(out, metadata=NO_DATES[".pdf"]) as document:
         for page in pages:
             document.savefig(draw([page]))
 
 
 def _height(page: Page) -> float:
     return _TITLE_INCHES + _FIRST_PANEL_INCHES + _PANEL_INCHES * (len(page.panels) - 1)
-
-
-def _dpi(figure: Figure) -> int:
-    # Agg takes at most 2^16 pixels in each direction.
-    return min(_DPI, int(60000 / max(figure.get_size_inches())))
 
 
 def _draw_page(part: Any, page: Page) -> None:
@@ -211,42 +166,6 @@ def _add_legend(axes: Axes, panel: Panel) -> None:
         return  # the axis has its name
     labels = [label.replace(" \u2192 ", " \u2192\n") for label in labels]
     axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.005, 1.03), borderaxespad=0.2)
-
-
-@contextlib.contextmanager
-def _styled() -> Iterator[None]:
-    matplotlib = _import_matplotlib()
-    known: Any = {name: _STYLE[name] for name in _STYLE if name in matplotlib.rcParams}
-    with matplotlib.rc_context(known), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-        yield
-
-
-def _require_matplotlib() -> None:
-    try:
-        _import_matplotlib()
-    except ImportError as error:
-        raise FileError(
-            f"graphs need matplotlib, which cannot be imported ({error})",
-            "scripts/setup or 'pip install matplotlib' installs it",
-        ) from error
-
-
-@functools.cache
-def _import_matplotlib() -> Any:
-    """The module, which does not obey a file matplotlibrc in the current folder.
-
-    Anybody may have put one there. matplotlib looks for it when it is imported, before the user's
-    own, and nothing turns that off; so that happens in the root folder.
-    """
-    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.chdir("/")
-        import matplotlib.figure
-    finally:
-        os.fchdir(here)
-        os.close(here)
-    return matplotlib
 
 
 def _tk_errors() -> tuple[type[Exception], ...]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from formats.drawing import PALETTE
 from formats.pmgraph.pages import Page, Panel
-from formats.pmgraph.symbols import PALETTE, SYMBOLS, Symbol
+from formats.pmgraph.symbols import SYMBOLS, Symbol
 
 Axes = Any
 

@@ -5,12 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's colours, which differ with every common colour blindness and in print."""
-
-DASHES = ("-", "--", ":", "-.")
-"""Line styles; the next one is used when the colours repeat."""
-
 ANSI = (4, 1, 2, 5, 3, 6, 7)
 """The terminal's colours in the palette's order."""
 

@@ -36,9 +36,13 @@ class LogBuilder:
     """
 
     def __init__(
-        self, cpu: int = 0, tamper: Tamper = lambda _, values: values, **changes: Any
+        self,
+        cpu: int = 0,
+        tamper: Tamper = lambda _, values: values,
+        schema: str = SCHEMA,
+        **changes: Any,
     ) -> None:
-        self.maker = LogMaker(SCHEMA, cpu, **changes)
+        self.maker = LogMaker(schema, cpu, **changes)
         self.numbers = {event.name: event.number for event in self.maker.format.events}
         self.tamper = tamper
         self.gap = 0

@@ -15,10 +15,10 @@ import formats
 from formats.base import cli
 from formats.base.errors import FileError
 from formats.commands.pmgraph import command
+from formats.drawing import PALETTE
 from formats.pmgraph import figure as figures
 from formats.pmgraph.options import Selection
 from formats.pmgraph.pages import Page, build_pages
-from formats.pmgraph.symbols import PALETTE
 
 matplotlib = pytest.importorskip("matplotlib")
 

@@ -41,7 +41,7 @@ ROOMS = {
         ("registry",),
         ("verify",),
         ("klogger", "psc"),
-        ("lines", "schema"),
+        ("drawing", "lines", "schema"),
         ("base",),
     ),
 }

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The events of a capture as arrays in time order: what an analysis needs of all CPUs' logs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.log import Log
+from formats.klogger.batch import LogBatch
+from formats.klogger.reader import LogReader
+
+_ABSENT = -1
+
+
+@dataclass(frozen=True)
+class EventTable:
+    """n events of one type, in time order.
+
+    times_ns: (n,) int64, CLOCK_MONOTONIC. cpus: (n,) uint16. columns: the wanted fields, (n,) each.
+    recorded: whether the capture logged this event at all.
+    """
+
+    times_ns: NDArray[np.int64]
+    cpus: NDArray[np.uint16]
+    columns: Mapping[str, NDArray[Any]]
+    recorded: bool
+
+    def __len__(self) -> int:
+        return len(self.times_ns)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.columns[name]
+
+    def take(self, at: NDArray[Any] | slice) -> EventTable:
+        """The events at these indices or with this mask, in this order."""
+        columns = {name: values[at] for name, values in self.columns.items()}
+        return EventTable(self.times_ns[at], self.cpus[at], columns, self.recorded)
+
+
+@dataclass
+class Gathered:
+    """The wanted events, and what the logs say of the capture as a whole.
+
+    start_ns, stop_ns: CLOCK_MONOTONIC of the first and the last record. buffers: dumps in the logs.
+    discarded: those that were left out because more events than allowed were missing from them,
+    with the `discarded_events` that they held. lost: events known to be missing.
+    """
+
+    tables: dict[str, EventTable]
+    start_ns: int = 0
+    stop_ns: int = 0
+    events: int = 0
+    buffers: int = 0
+    discarded: int = 0
+    discarded_events: int = 0
+    lost: int = 0
+
+    def __getitem__(self, name: str) -> EventTable:
+        return self.tables[name]
+
+    @property
+    def elapsed_ns(self) -> int:
+        """From the header to the trailer: at least 1."""
+        return max(self.stop_ns - self.start_ns, 1)
+
+
+@dataclass
+class _Pieces:
+    """The pieces of one event's table."""
+
+    times: list[NDArray[Any]] = field(default_factory=list)
+    cpus: list[NDArray[Any]] = field(default_factory=list)
+    rows: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+
+
+def gather(
+    log: Log, wanted: Mapping[str, Sequence[str]], discard_lossy: int | None = None
+) -> Gathered:
+    """The wanted fields of the wanted events, by the event's name.
+
+    An event that the log does not describe has an empty table, a field that it lacks is all 0.
+    discard_lossy: leave out each dump (buffer) from which more events than that are missing.
+    """
+    pieces: dict[str, _Pieces] = defaultdict(_Pieces)
+    found = Gathered({})
+    firsts: list[int] = []
+    lasts: list[int] = []
+    for reader in log.readers:
+        for dump, missing in _dumps(reader):
+            count = sum(len(batch) for batch in dump)
+            found.buffers += 1
+            found.lost += missing
+            firsts.append(int(dump[0].times_ns[0]))
+            lasts.append(int(dump[-1].times_ns[-1]))
+            if discard_lossy is not None and missing > discard_lossy:
+                found.discarded += 1
+                found.discarded_events += count
+                continue
+            found.events += count
+            for batch in dump:
+                _add(pieces, batch, wanted)
+        found.lost += reader.losses.missed
+    if firsts:
+        found.start_ns, found.stop_ns = min(firsts), max(lasts)
+    for name, fields in wanted.items():
+        found.tables[name] = _join(log, name, pieces[name], fields)
+    return found
+
+
+def _dumps(reader: LogReader) -> Any:
+    """The batches of each dump of a log, and how many events are missing before its records."""
+    held: list[LogBatch] = []
+    last, missing = 0, 0
+    for batch in reader.batches():
+        if not len(batch):
+            continue
+        if held and batch.dump != held[0].dump:
+            yield held, missing
+            held, missing = [], 0
+        missing += int(batch.serials[-1]) - last - len(batch)
+        last = int(batch.serials[-1])
+        held.append(batch)
+    if held:
+        yield held, missing
+
+
+def _add(
+    pieces: dict[str, _Pieces], batch: LogBatch, wanted: Mapping[str, Sequence[str]]
+) -> None:
+    for event in batch.events():
+        if event.name not in wanted:
+            continue
+        at = batch.where(event)
+        rows = batch.rows(event, at)
+        known = set(rows.dtype.names or ())
+        piece = pieces[event.name]
+        piece.times.append(batch.times_ns[at].astype(np.int64))
+        piece.cpus.append(batch.cpus[at])
+        piece.rows.append(
+            {name: _native(rows[name]) for name in wanted[event.name] if name in known}
+        )
+
+
+def _native(values: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+
+
+def _join(log: Log, name: str, pieces: _Pieces, fields: Sequence[str]) -> EventTable:
+    if not pieces.times:
+        empty = {one: np.empty(0, np.int64) for one in fields}
+        recorded = _is_recorded(log, name)
+        return EventTable(np.empty(0, np.int64), np.empty(0, np.uint16), empty, recorded)
+    times = np.concatenate(pieces.times)
+    order = np.argsort(times, kind="stable")
+    columns = {}
+    for one in fields:
+        parts = [
+            rows.get(one, np.zeros(len(times_of), np.int64))
+            for rows, times_of in zip(pieces.rows, pieces.times, strict=True)
+        ]
+        columns[one] = np.concatenate(parts)[order]
+    return EventTable(times[order], np.concatenate(pieces.cpus)[order], columns, True)
+
+
+def _is_recorded(log: Log, name: str) -> bool:
+    """Whether the capture logged an event of which it has no record."""
+    if log.format.find_event(name) is None:
+        return False
+    states = log.choose("LOGGING_EVENT")
+    return all(
+        event["enabled"] != _ABSENT for event in states if event["name"] == name
+    )

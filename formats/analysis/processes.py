@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a capture: whose they are, and the CPU time that each used meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.gather import EventTable
+from formats.analysis.spans import Spans
+
+Array = NDArray[Any]
+TASK = ("tid", "tgid", "uid", "cgroup", "cpu_time")
+"""The fields of the group `task`, which events of a known thread have."""
+NO_USER = (1 << 32) - 1
+
+
+class Processes:
+    """n processes, by tgid in ascending order.
+
+    tgids, uids, cgroups: (n,) int64, the last known user (NO_USER: none is known) and cgroup (0).
+    cpu_ns: (n,) CPU time in the capture, as of the last event of each thread. fault_ns: (n,) the
+    part that page faults took.
+    """
+
+    def __init__(
+        self,
+        owned: Sequence[EventTable],
+        scheduled: Sequence[EventTable],
+        forks: EventTable,
+        faults: Spans,
+    ) -> None:
+        """owned: events with the fields TASK. scheduled: with pid, tgid and runtime."""
+        unknown = [np.full(len(table), NO_USER, np.int64) for table in scheduled]
+        tid = _join([t["tid"] for t in owned] + [t["pid"] for t in scheduled])
+        tgid = _join([t["tgid"] for t in (*owned, *scheduled)])
+        uid = _join([t["uid"] for t in owned] + unknown)
+        cgroup = _join([t["cgroup"] for t in owned] + [values * 0 for values in unknown])
+        cpu = _join([t["cpu_time"] for t in owned] + [t["runtime"] for t in scheduled])
+        when = _join([t.times_ns for t in (*owned, *scheduled)])
+        order = np.argsort(when, kind="stable")
+        order = order[tgid[order] > 0]
+        tid, tgid, uid, cgroup, cpu = (one[order] for one in (tid, tgid, uid, cgroup, cpu))
+        self.tgids, place = np.unique(tgid, return_inverse=True)
+        self.uids = np.full(len(self.tgids), NO_USER, np.int64)
+        self.uids[place[uid != NO_USER]] = uid[uid != NO_USER]  # the last one stays
+        self.cgroups = np.zeros(len(self.tgids), np.int64)
+        self.cgroups[place[cgroup != 0]] = cgroup[cgroup != 0]
+        threads, first, where = np.unique(tid, return_index=True, return_inverse=True)
+        most = np.zeros(len(threads), np.int64)
+        np.maximum.at(most, where, cpu)
+        # A thread that was made during the capture began with none.
+        least = np.where(np.isin(threads, forks["child_pid"]), 0, cpu[first])
+        self.cpu_ns = np.zeros(len(self.tgids), np.int64)
+        np.add.at(self.cpu_ns, place[first], np.maximum(most - least, 0))
+        self.fault_ns = np.zeros(len(self.tgids), np.int64)
+        at, found = self.find(faults["tgid"])
+        np.add.at(self.fault_ns, at, faults["cpu_ns"][found])
+
+    def __len__(self) -> int:
+        return len(self.tgids)
+
+    def find(self, tgids: Array) -> tuple[Array, Array]:
+        """The places of those of these tgids that are known, and their indices in `tgids`."""
+        if not len(self):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        at = np.minimum(np.searchsorted(self.tgids, tgids), len(self) - 1)
+        found = np.flatnonzero(self.tgids[at] == tgids)
+        return at[found], found
+
+    def are_members(self, tgids: Array, members: Array) -> Array:
+        """(len(tgids),) whether each is a process in the mask `members`."""
+        at, found = self.find(tgids)
+        mask = np.zeros(len(tgids), np.bool_)
+        mask[found] = members[at]
+        return mask
+
+    @property
+    def true_cpu_ns(self) -> Array:
+        """(n,) CPU time without that of page faults."""
+        found: Array = np.maximum(self.cpu_ns - self.fault_ns, 0)
+        return found
+
+    def classes(self, limits_ms: Sequence[float]) -> Array:
+        """(n,) how many of the limits the CPU time without page faults reaches."""
+        found: Array = np.searchsorted(np.array(limits_ms) * 1e6, self.true_cpu_ns, "right")
+        return found
+
+
+def _join(parts: Sequence[Array]) -> Array:
+    return np.concatenate([part.astype(np.int64) for part in parts])

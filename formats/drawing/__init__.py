@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""matplotlib, in one style for all pictures; it is imported when the first one is drawn."""
+
+from formats.drawing.style import (
+    DASHES,
+    NO_DATES,
+    PALETTE,
+    SUFFIXES,
+    Axes,
+    Figure,
+    check_output,
+    import_matplotlib,
+    new_figure,
+    save_figure,
+    styled,
+    write_figure,
+)
+
+__all__ = [
+    "DASHES", "NO_DATES", "PALETTE", "SUFFIXES", "Axes", "Figure", "check_output",
+    "import_matplotlib", "new_figure", "save_figure", "styled", "write_figure",
+]  # fmt: skip

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The condenser: each cell of its report is computed again from the events, by plain loops."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from formats.analysis import NO_USER, Condensed, Times, condense, open_log
+from formats.commands.condense import command
+from tests.unit.log_builder import LogBuilder
+
+TASK = "int tid; int tgid; uint uid; ulonglong cgroup; ulonglong cpu_time;"
+SCHEMA = f"""
+event TRANSACTION_START {{ {TASK} int tty; uint device; int raw }}
+event TRANSACTION_END {{ {TASK} int tty; uint device; int raw }}
+event LOGIN {{ {TASK} int session; uint loginuid }}
+event LOGOUT {{ {TASK} int session; uint loginuid }}
+event PAGEIN_START {{ {TASK} int with_io }}
+event PAGEIN_END {{ {TASK} int with_io }}
+event PAGEOUT_START {{ {TASK} }}
+event DISK_INSERT {{ {TASK} ulonglong request; uint device; uint bytes }}
+event DISK_ISSUE {{ {TASK} ulonglong request; uint device; uint bytes }}
+event DISK_COMPLETE {{ {TASK} ulonglong request; uint device; uint bytes }}
+event FORK {{ int child_pid; int child_tgid }}
+event EXIT {{ int pid; int tgid; ulonglong runtime; int group_dead }}
+event SCHEDIN {{ int pid; int prev_pid }}
+event SCHEDOUT {{ int pid; int tgid; ulonglong runtime }}
+event SAMPLE {{ {TASK} int state }}
+"""
+MS = 1_000_000
+Told = tuple[int, str, dict[str, Any]]
+"""When [ns since the start], what, and its fields."""
+
+
+def write(folder: Path, events: list[Told], cpus: int = 1) -> Path:
+    """A log for each CPU; events without one are CPU 0's."""
+    folder.mkdir()
+    for cpu in range(cpus):
+        build = LogBuilder(cpu, schema=SCHEMA)
+        for when, name, values in sorted(events, key=lambda one: one[0]):
+            if values.get("cpu", 0) == cpu:
+                fields = {key: value for key, value in values.items() if key != "cpu"}
+                build.log(name, when, **fields)
+        build.end_dump().finish()
+        build.write(folder / f"kernlog.dump.cpu{cpu}")
+    return folder
+
+
+def task(tgid: int, uid: int = 7, cpu_time: int = 0, tid: int | None = None) -> dict[str, Any]:
+    return {
+        "tid": tgid if tid is None else tid, "tgid": tgid, "uid": uid, "cgroup": 5,
+        "cpu_time": cpu_time,
+    }  # fmt: skip
+
+
+def condensed(path: Path, **options: Any) -> Condensed:
+    with open_log(path) as log:
+        return condense(log, **options)
+
+
+def session(seed: int) -> list[Told]:
+    """Terminals, processes, faults and disk requests as a machine might have them, at random."""
+    chance = random.Random(seed)
+    told: list[Told] = []
+    used = dict.fromkeys(range(100, 106), 0)
+    now = dict.fromkeys(used, 10 * MS)
+    for tgid in used:
+        user = 1000 + tgid % 3
+        told.append((9 * MS, "SCHEDOUT", {"pid": tgid, "tgid": tgid, "runtime": 5 * MS}))
+        used[tgid] = 5 * MS
+        for _ in range(12):
+            for _ in range(chance.randint(1, 3)):  # keys before the answer
+                told.append((now[tgid], "TRANSACTION_START",
+                             {**task(1, NO_USER), "tty": tgid, "device": 3}))
+                now[tgid] += chance.randint(1, 20) * MS
+            if chance.random() < 0.6:
+                has_io = chance.random() < 0.5
+                told.append((now[tgid], "PAGEIN_START", task(tgid, user, used[tgid])))
+                if has_io:
+                    told += request(chance, tgid, user, used[tgid], now[tgid] + MS)
+                used[tgid] += chance.randint(1, 400_000)
+                now[tgid] += 50 * MS
+                told.append((now[tgid], "PAGEIN_END",
+                             {**task(tgid, user, used[tgid]), "with_io": int(has_io)}))
+            told += request(chance, tgid, user, used[tgid], now[tgid] + MS)
+            used[tgid] += chance.randint(1, 3 ** (tgid - 100)) * MS
+            now[tgid] += chance.randint(40, 200) * MS
+            told.append((now[tgid], "TRANSACTION_END",
+                         {**task(tgid, user, used[tgid]), "tty": tgid, "device": 3}))
+            now[tgid] += chance.randint(5, 500) * MS
+    return told
+
+
+def request(
+    chance: random.Random, tgid: int, user: int, used: int, when: int
+) -> list[Told]:
+    """A request; one in three was not queued. Ids are used again."""
+    one = {**task(tgid, user, used), "request": tgid, "device": 8 << 20 | tgid % 2, "bytes": 4096}
+    issued = when + chance.randint(1, 9) * MS
+    events: list[Told] = [
+        (when, "DISK_INSERT", one), (issued, "DISK_ISSUE", one),
+        (issued + chance.randint(1, 20) * MS, "DISK_COMPLETE", one),
+    ]  # fmt: skip
+    return events[1:] if chance.random() < 0.3 else events
+
+
+def plain_transactions(events: list[Told]) -> tuple[list[Any], list[Any]]:
+    """(duration, tgid) of responses and of thoughts, one event after the other."""
+    since: dict[int, int] = {}
+    ended: dict[int, tuple[int, int]] = {}
+    turns, thoughts = [], []
+    for when, name, values in sorted(events, key=lambda one: one[0]):
+        if name == "TRANSACTION_START" and values["tty"] not in since:
+            since[values["tty"]] = when
+            if values["tty"] in ended:
+                before, tgid = ended.pop(values["tty"])
+                thoughts.append((when - before, tgid))
+        elif name == "TRANSACTION_END" and values["tty"] in since:
+            turns.append((when - since.pop(values["tty"]), values["tgid"]))
+            ended[values["tty"]] = (when, values["tgid"])
+    return turns, thoughts
+
+
+def plain_requests(events: list[Told]) -> list[dict[str, Any]]:
+    open_: dict[tuple[int, int], dict[str, Any]] = {}
+    faulting: set[int] = set()
+    found = []
+    for when, name, values in sorted(events, key=lambda one: one[0]):
+        if name == "PAGEIN_START":
+            faulting.add(values["tid"])
+        elif name == "PAGEIN_END":
+            faulting.discard(values["tid"])
+        key = (values.get("device", 0), values.get("request", 0))
+        if name == "DISK_INSERT":
+            open_[key] = {"insert": when, "fault": values["tid"] in faulting}
+        elif name == "DISK_ISSUE":
+            one = open_.setdefault(key, {"insert": when, "fault": values["tid"] in faulting})
+            one["issue"] = when
+        elif name == "DISK_COMPLETE":
+            found.append({**open_.pop(key), "stop": when, **values})
+    return found
+
+
+def plain_cpu(events: list[Told]) -> tuple[dict[int, int], dict[int, int]]:
+    """CPU time of each process, and the part of its faults."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    faults: dict[int, int] = {}
+    began: dict[int, int] = {}
+    for _, name, values in sorted(events, key=lambda one: one[0]):
+        tgid, used = values.get("tgid", 0), values.get("cpu_time", values.get("runtime", 0))
+        first.setdefault(tgid, used)
+        last[tgid] = used
+        if name == "PAGEIN_START":
+            began[tgid] = used
+        elif name == "PAGEIN_END":
+            faults[tgid] = faults.get(tgid, 0) + used - began[tgid]
+    return {tgid: last[tgid] - first[tgid] for tgid in last}, faults
+
+
+def is_mean(times: Times | None, durations: list[int]) -> bool:
+    if times is None:
+        return not durations
+    return times.count == len(durations) and times.mean == pytest.approx(mean(durations) / 1e9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_cell_again(tmp_path: Path, seed: int) -> None:
+    events = session(seed)
+    report = condensed(write(tmp_path / "log", events), limits_ms=(40, 400))
+    turns, thoughts = plain_transactions(events)
+    requests = plain_requests(events)
+    cpu, of_faults = plain_cpu(events)
+    true_cpu = {tgid: cpu[tgid] - of_faults.get(tgid, 0) for tgid in cpu}
+    classes = {
+        "Light": [t for t, ns in true_cpu.items() if ns < 40 * MS],
+        "Medium": [t for t, ns in true_cpu.items() if 40 * MS <= ns < 400 * MS],
+        "Heavy": [t for t, ns in true_cpu.items() if ns >= 400 * MS],
+        "Overall": list(true_cpu),
+    }
+    assert [group.name for group in report.classes] == list(classes)
+    assert all(classes.values())  # else this tests little
+    faults = [values for _, name, values in events if name == "PAGEIN_END"]
+    for group in report.classes:
+        mine = classes[group.name]
+        assert group.processes == len(mine)
+        assert is_mean(group.response, [ns for ns, tgid in turns if tgid in mine])
+        assert is_mean(group.think, [ns for ns, tgid in thoughts if tgid in mine])
+        assert is_mean(group.cpu, [true_cpu[tgid] for tgid in mine])
+        true_io = [r for r in requests if r["tgid"] in mine and not r["fault"]]
+        assert is_mean(group.io, [r["stop"] - r["insert"] for r in true_io])
+        for count, has_io in ((group.physical_faults, 1), (group.virtual_faults, 0)):
+            assert count == sum(f["tgid"] in mine and f["with_io"] == has_io for f in faults)
+    users = {group.name: group for group in report.users}
+    assert set(users) == {"1000", "1001", "1002", str(NO_USER)}
+    of_user = [ns for ns, tgid in turns if 1000 + tgid % 3 == 1001]
+    assert is_mean(users["1001"].response, of_user)
+    elapsed = report.head["elapsed_s"]
+    assert report.faults_per_s is not None
+    assert report.faults_per_s.total == pytest.approx(len(faults) / elapsed)
+    check_disks(report, requests, elapsed)
+    assert sum(one.transactions for one in report.slices) == len(turns)
+    assert sum(one.faults or 0 for one in report.slices) == len(faults)
+    assert sum("faults" in one.peak for one in report.slices) == 1
+
+
+def check_disks(report: Condensed, requests: list[dict[str, Any]], elapsed_s: float) -> None:
+    totals = []
+    for device in report.devices:
+        mine = sorted((r for r in requests if r["device"] == device.number),
+                      key=lambda r: (r["issue"], r["stop"]))  # fmt: skip
+        served, until = 0, 0
+        for one in mine:
+            served += max(0, one["stop"] - max(one["issue"], until))
+            until = max(until, one["stop"])
+        totals.append(served / elapsed_s / 1e9)
+        assert device.requests == len(mine)
+        assert device.bytes == 4096 * len(mine)
+        assert device.utilisation == pytest.approx(totals[-1])
+        depth = sum(r["stop"] - r["insert"] for r in mine) / elapsed_s / 1e9
+        assert device.mean_depth == pytest.approx(depth)
+    assert len(totals) == 2
+    assert report.disk is not None
+    assert report.disk.total == pytest.approx(mean(totals))
+    assert 0 < report.disk.true < report.disk.total
+
+
+def test_cpus_by_switches(tmp_path: Path) -> None:
+    """CPU 0 is idle for 30 of 100 ms, CPU 1 for all but 10."""
+    switches: list[Told] = [
+        (40 * MS, "SCHEDIN", {"pid": 0, "prev_pid": 9, "cpu": 0}),
+        (70 * MS, "SCHEDIN", {"pid": 9, "prev_pid": 0, "cpu": 0}),
+        (20 * MS, "SCHEDIN", {"pid": 8, "prev_pid": 0, "cpu": 1}),
+        (30 * MS, "SCHEDIN", {"pid": 0, "prev_pid": 8, "cpu": 1}),
+        (100 * MS, "SCHEDIN", {"pid": 0, "prev_pid": 9, "cpu": 0}),
+    ]
+    report = condensed(write(tmp_path / "log", switches, cpus=2), slices=2)
+    assert report.cpus == {0: pytest.approx(0.7, abs=1e-3), 1: pytest.approx(0.1, abs=1e-3)}
+    assert report.cpu is not None
+    assert report.cpu.total == pytest.approx(0.4, abs=1e-3)
+    assert [one.cpu for one in report.slices] == [pytest.approx(0.5, abs=2e-3),
+                                                  pytest.approx(0.3, abs=2e-3)]  # fmt: skip
+
+
+def test_cpus_by_samples(tmp_path: Path) -> None:
+    states = [0, 1, 2, 3, 3, 3, 3, 3]
+    samples: list[Told] = [
+        (number * MS, "SAMPLE", {**task(1), "state": state})
+        for number, state in enumerate(states, 1)
+    ]
+    assert condensed(write(tmp_path / "log", samples)).cpus == {0: pytest.approx(3 / 8)}
+
+
+def test_sessions_and_processes(tmp_path: Path) -> None:
+    events: list[Told] = [
+        (10 * MS, "LOGIN", {**task(4), "session": 1}),
+        (40 * MS, "LOGOUT", {**task(4), "session": 1}),
+        (90 * MS, "LOGIN", {**task(5), "session": 2}),
+        (5 * MS, "FORK", {"child_pid": 30, "child_tgid": 30}),
+        (6 * MS, "FORK", {"child_pid": 31, "child_tgid": 30}),  # a thread
+        (25 * MS, "EXIT", {"pid": 30, "tgid": 30, "runtime": 3 * MS, "group_dead": 1}),
+    ]
+    report = condensed(write(tmp_path / "log", events))
+    overall = report.classes[-1]
+    assert overall.login is not None and overall.login.mean == pytest.approx(0.030)
+    assert overall.logout is not None and overall.logout.mean == pytest.approx(0.050)
+    assert report.process_life is not None and report.process_life.mean == pytest.approx(0.020)
+    made = {g.name: g for g in report.users}[str(NO_USER)]
+    assert made.cpu is not None and made.cpu.most == pytest.approx(0.003)  # it began with none
+
+
+def test_lossy_buffers_are_left_out(tmp_path: Path) -> None:
+    build = LogBuilder(schema=SCHEMA)
+    for number in range(3):
+        build.log("TRANSACTION_START", **task(1), tty=number, device=1)
+        build.log("TRANSACTION_END", **task(1), tty=number, device=1)
+        build.lose("ring_full", number, "TRANSACTION_END")
+        build.log("EXIT", pid=1, tgid=1).end_dump()
+    (tmp_path / "log").mkdir()
+    build.finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
+    counts = []
+    for most in (None, 2, 1, 0):
+        report = condensed(tmp_path / "log", discard_lossy=most)
+        response = report.classes[-1].response
+        counts.append(response.count if response else 0)
+        assert any("left out" in note for note in report.notes) == (most in (0, 1))
+        assert report.head["lost"] == 3
+    assert counts == [3, 3, 2, 1]
+
+
+def test_an_empty_log_is_no_error(tmp_path: Path) -> None:
+    report = condensed(write(tmp_path / "log", []))
+    assert report.cpu is None
+    assert report.classes[-1].response is None
+    assert report.classes[-1].processes == 0
+
+
+@pytest.mark.parametrize("limits", ["5", "0,1", "2,1", "a,b", "nan,nan", "1,inf"])
+def test_bad_classes(tmp_path: Path, limits: str) -> None:
+    result = CliRunner().invoke(command, [str(write(tmp_path / "log", [])), "--classes", limits])
+    assert "write 10,1000" in str(result.exception)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "log", session(1)))
+    text = CliRunner().invoke(command, [path], catch_exceptions=False).output
+    for word in ("Response time (secs)", "Light", "Heavy", "CPU Utilization (percent)",
+                 "device 8:1", "Elapsed time =", "n/a"):  # fmt: skip
+        assert word in text
+    told = json.loads(CliRunner().invoke(command, [path, "--json"]).output)
+    assert [group["name"] for group in told["classes"]] == ["Light", "Medium", "Heavy", "Overall"]
+    page = tmp_path / "report.html"
+    CliRunner().invoke(command, [path, "--html", str(page)], catch_exceptions=False)
+    assert "Response time" in page.read_text()
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_picture(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = str(write(tmp_path / "log", session(1)))
+    out = tmp_path / f"picture.{suffix}"
+    CliRunner().invoke(command, [path, "-o", str(out)], catch_exceptions=False)
+    assert out.stat().st_size > 5000
+    again = CliRunner().invoke(command, [path, "-o", str(out)])
+    assert "--force" in str(getattr(again.exception, "hint", ""))
+
+
+def test_names_of_a_hostile_log_do_no_harm(tmp_path: Path) -> None:
+    build = LogBuilder(schema=SCHEMA, host="<script>alert(1)</script>\x1b[31m")
+    (tmp_path / "log").mkdir()
+    build.finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
+    page = tmp_path / "report.html"
+    CliRunner().invoke(command, [str(tmp_path / "log"), "--html", str(page)])
+    assert "<script>alert" not in page.read_text()
+    shown = CliRunner().invoke(command, [str(tmp_path / "log")]).output
+    assert "\x1b" not in shown
