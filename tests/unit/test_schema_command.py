@@ -10,6 +10,7 @@ import pytest
 
 from collector.commands import schema as commands
 from collector.commands import tcpkmon
+from collector.linux.probe_kinds import KINDS
 from collector.loader.perf_counters import Listed
 from collector.plan.counter_names import table
 from collector.plan.schema_sources import INCLUDES, find_sources, load_schema_of
@@ -71,8 +72,8 @@ def test_check_tells_all_mistakes_and_no_path_reaches_the_terminal_raw(
         f" {INCLUDES}, found 'x.h'",
         "tcpkmon: mine.bpf.c:11:16: expected the name of an event, found unknown 'BB'"
         " (did you mean 'B'?)",
-        "tcpkmon: mine.bpf.c:11:22: expected a way to attach (btf, raw, fentry, fexit, kprobe,"
-        " iter), found 'tracepoint' (did you mean 'btf'?)",
+        f"tcpkmon: mine.bpf.c:11:22: expected a way to attach ({', '.join(KINDS)}), found"
+        " 'tracepoint' (did you mean 'btf'?)",
     ]
 
 
