@@ -11,8 +11,9 @@ from formats.analysis.intervals import (
     match_pairs,
 )
 from formats.analysis.log import Log, open_log
+from formats.analysis.sched import Sleeping, latencies, sleep_times, sleeps
 
 __all__ = [
-    "Event", "Interval", "Intervals", "Log", "ProcessTime", "Statistics",
-    "cpu_times", "match_pairs", "open_log",
+    "Event", "Interval", "Intervals", "Log", "ProcessTime", "Sleeping", "Statistics",
+    "cpu_times", "latencies", "match_pairs", "open_log", "sleep_times", "sleeps",
 ]  # fmt: skip
