@@ -92,6 +92,13 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
         value_;                                                                                    \
     })
 
+/*
+ * ADDRESS(name): the address of a function, or of another symbol in the kernel's code; 0: the
+ * kernel has none, or hides it. IN_FUNCTION(address, name): false then.
+ */
+#define ADDRESS(name)              KLOGGER_ADDRESS_##name
+#define IN_FUNCTION(address, name) ((u64)(address)-ADDRESS(name) < KLOGGER_BYTES_##name)
+
 #define SET(column, value) KLOGGER_SET_##column(value)
 #define COPY(column, from) KLOGGER_COPY_##column(from)
 #define HAS(column)        KLOGGER_HAS_##column

@@ -3,6 +3,7 @@
  * they run under the scheduler's locks, so the values in an event are consistent.
  */
 #include "klogger.h"
+#include "klogger_task.h"
 
 /* collector/plan/kernel_types.py declares these types of members of task_struct. */
 struct sched_entity;
@@ -78,6 +79,57 @@ static __always_inline int is_delayed(const int direct, struct task_struct *task
 #endif
 }
 
+/*
+ * The priorities of runnable threads at their last event, by the last bits of the pid: two threads
+ * at one place can hide a change. A value is written by one store.
+ *
+ *     pid (32 bits) | prio + 1 (8) | normal_prio + 1 (8) | policy (8)
+ */
+#define KEPT_PRIORITIES    4096
+#define KEPT_PID(value)    ((u32)((value) >> 32))
+#define KEPT_PRIO(value)   ((int)((value) >> 16 & 0xff) - 1)
+#define KEPT_NORMAL(value) ((int)((value) >> 8 & 0xff) - 1)
+#define KEPT_POLICY(value) ((int)((value)&0xff))
+
+struct kept_priority {
+    u64 value;
+    u64 time;
+};
+
+BPF_ARRAY(kept_priorities, struct kept_priority, KEPT_PRIORITIES);
+
+/* A runnable thread has an event: logs what changed since its last one. queued: it waited on a run
+ * queue in between; 0: it ran; -1: it was not runnable.
+ */
+static __always_inline void keep_priority(void *ctx, struct klogger_cpu *cpu, const int direct,
+                                          struct task_struct *task, const int queued) {
+    u32 pid = READ(direct, task, pid), place = pid & (KEPT_PRIORITIES - 1);
+    struct kept_priority *kept = kept_priorities.lookup(&place);
+    int prio, normal, policy, cause;
+    u64 value, old;
+
+    if (!KLOGGER_ENABLED(RESHUFFLE) || !kept || !pid)
+        return;
+    prio = READ(direct, task, prio);
+    normal = READ(direct, task, normal_prio);
+    policy = READ(direct, task, policy);
+    value = (u64)pid << 32 | (prio + 1) << 16 | (normal + 1) << 8 | policy;
+    old = kept->value;
+    if (queued >= 0 && KEPT_PID(old) == pid &&
+        (KEPT_PRIO(old) != prio || KEPT_POLICY(old) != policy)) {
+        if (KEPT_POLICY(old) != policy)
+            cause = KLOGGER_reshuffle_cause_POLICY;
+        else if (prio != normal || KEPT_PRIO(old) != KEPT_NORMAL(old))
+            cause = KLOGGER_reshuffle_cause_INHERITED;
+        else
+            cause = KLOGGER_reshuffle_cause_PRIORITY;
+        klogger(RESHUFFLE, pid, READ(direct, task, tgid), NAME(task), KEPT_PRIO(old), prio,
+                KEPT_POLICY(old), policy, cause, queued, kept->time);
+    }
+    kept->value = value;
+    kept->time = bpf_ktime_get_ns();
+}
+
 /* The function runs at each try; the tracepoint only where the thread is asleep. */
 #if USE_wakeup_try
 PROBE(wakeup_try, "TRY_TO_WAKEUP",
@@ -98,6 +150,7 @@ PROBE(wakeup_try, "TRY_TO_WAKEUP",
 
 static __always_inline void added(void *ctx, struct klogger_cpu *cpu, const int direct,
                                   struct task_struct *task, const int is_new) {
+    keep_priority(ctx, cpu, direct, task, -1);
     klogger(ADD_TO_RUNQ, READ(direct, task, pid), READ(direct, task, tgid), NAME(task),
             READ(direct, task, prio), READ(direct, task, policy), CPU_OF(direct, task), is_new,
             READ(direct, task, se.vruntime), READ(direct, task, se.sum_exec_runtime));
@@ -105,7 +158,7 @@ static __always_inline void added(void *ctx, struct klogger_cpu *cpu, const int 
 
 /* A thread that is on a CPU was just going to sleep: it has not left the queue. */
 #if USE_woken
-PROBE(woken, "ADD_TO_RUNQ", "btf:sched_wakeup raw:sched_wakeup")
+PROBE(woken, "ADD_TO_RUNQ RESHUFFLE", "btf:sched_wakeup raw:sched_wakeup")
 {
     struct task_struct *task = (struct task_struct *)ARG(0);
 
@@ -115,7 +168,7 @@ PROBE(woken, "ADD_TO_RUNQ", "btf:sched_wakeup raw:sched_wakeup")
 #endif
 
 #if USE_woken_new
-PROBE(woken_new, "ADD_TO_RUNQ", "btf:sched_wakeup_new raw:sched_wakeup_new")
+PROBE(woken_new, "ADD_TO_RUNQ RESHUFFLE", "btf:sched_wakeup_new raw:sched_wakeup_new")
 { added(ctx, cpu, DIRECT, (struct task_struct *)ARG(0), 1); }
 #endif
 
@@ -133,12 +186,34 @@ static __always_inline int in_iowait(const int direct, struct task_struct *task)
 #endif
 }
 
+/* Where the current thread falls asleep: the first frame outside the scheduler. The functions that
+ * the kernel's linker puts between __sched_text_start and _end are those that /proc/PID/wchan
+ * skips.
+ */
+#define FRAMES 16
+
+static __always_inline u64 place_of_sleep(void *ctx) {
+    u64 frames[FRAMES] = {}, first = ADDRESS(__sched_text_start), inside = 0;
+
+    if (!first || bpf_get_stack(ctx, frames, sizeof(frames), 0) < 0)
+        return 0;
+#pragma unroll
+    for (int i = 0; i < FRAMES; i++) {
+        if (frames[i] - first < ADDRESS(__sched_text_end) - first)
+            inside = 1;
+        else if (inside && !IN_FUNCTION(frames[i], wait_woken))
+            return frames[i];
+    }
+    return 0;
+}
+
 /*
  * sched_switch(preempt, prev, next, state), with state since Linux 5.18. A thread that is going to
  * sleep may still be on its queue: it was preempted before, or a signal arrived.
  */
 #if USE_switched
-PROBE(switched, "REMOVE_FROM_RUNQ SCHEDOUT SCHEDIN", "btf:sched_switch raw:sched_switch")
+PROBE(switched, "REMOVE_FROM_RUNQ SLEEP RESHUFFLE SCHEDOUT SCHEDIN",
+      "btf:sched_switch raw:sched_switch")
 {
     struct task_struct *prev = (struct task_struct *)ARG(1);
     struct task_struct *next = (struct task_struct *)ARG(2);
@@ -166,10 +241,19 @@ PROBE(switched, "REMOVE_FROM_RUNQ SCHEDOUT SCHEDIN", "btf:sched_switch raw:sched
                 READ(DIRECT, prev, prio), READ(DIRECT, prev, policy), state,
                 in_iowait(DIRECT, prev), delayed, READ(DIRECT, prev, se.vruntime),
                 READ(DIRECT, prev, se.sum_exec_runtime));
+    if (reason == KLOGGER_switch_reason_BLOCKED && KLOGGER_ENABLED(SLEEP)) {
+        struct klogger_task task = klogger_current_task();
+
+        /* The collector fills in the name, and the class if the name tells it. */
+        klogger(SLEEP, KLOGGER_TASK(task), READ(DIRECT, prev, prio), place_of_sleep(ctx), 0,
+                in_iowait(DIRECT, prev) ? KLOGGER_sleep_class_DISK : KLOGGER_sleep_class_OTHER);
+    }
+    keep_priority(ctx, cpu, DIRECT, prev, 0);
     klogger(SCHEDOUT, READ(DIRECT, prev, pid), READ(DIRECT, prev, tgid), NAME(prev),
             READ(DIRECT, prev, prio), READ(DIRECT, prev, policy), state, reason,
             READ(DIRECT, next, pid), READ(DIRECT, prev, se.sum_exec_runtime), WAITED(DIRECT, prev),
             READ(DIRECT, prev, se.vruntime), READ(DIRECT, prev, nvcsw), READ(DIRECT, prev, nivcsw));
+    keep_priority(ctx, cpu, DIRECT, next, 1);
     klogger(SCHEDIN, READ(DIRECT, next, pid), READ(DIRECT, next, tgid), NAME(next),
             READ(DIRECT, next, prio), READ(DIRECT, next, policy), READ(DIRECT, prev, pid),
             READ(DIRECT, next, se.sum_exec_runtime), READ(DIRECT, next, se.vruntime),

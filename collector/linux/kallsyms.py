@@ -1,16 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of kernel functions by name, from /proc/kallsyms."""
+"""Addresses of kernel functions by name, and names by address, from /proc/kallsyms."""
 
 from __future__ import annotations
 
+import re
+from array import array
+from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
 
 KALLSYMS = Path("/proc/kallsyms")
+_LINE = re.compile(rb"^([0-9a-f]+) [tTwW] (?!__pfx_)", re.MULTILINE)
 
 
 class Kallsyms:
     """The functions of the running kernel and its modules. The file is read at the first use."""
+
+    def name(self, address: int) -> bytes:
+        """The function that has code at this address; empty where none is known."""
+        addresses, lines = self._sorted
+        at = bisect_right(addresses, address) - 1
+        if at < 0 or not addresses[at]:
+            return b""
+        return self._listing[lines[at] : self._listing.index(b"\n", lines[at])].split(b"\t")[0]
+
+    def bytes_of(self, address: int) -> int:
+        """The length of the function that begins at this address, up to the next; 0: not known."""
+        addresses, _ = self._sorted
+        at = bisect_right(addresses, address)
+        known = 0 < at < len(addresses) and address and addresses[at - 1] == address
+        return addresses[at] - address if known else 0
+
+    @cached_property
+    def _sorted(self) -> tuple[array[int], array[int]]:
+        """The addresses in order, and where the name of each begins in the listing."""
+        found = sorted((int(line[1], 16), line.end()) for line in _LINE.finditer(self._listing))
+        return array("Q", (one for one, _ in found)), array("Q", (place for _, place in found))
 
     @cached_property
     def _listing(self) -> bytes:

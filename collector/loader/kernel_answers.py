@@ -86,6 +86,14 @@ class KernelAnswers(Btf):
             self._answers[question] = found[0]
         return int(self._answers[question])
 
+    def code_of(self, function: str) -> tuple[int, int]:
+        """The function's address and its bytes; zeros where the kernel has none, or hides it."""
+        address = self.address_of(function)
+        if not address:
+            return 0, 0
+        ask = Kallsyms().bytes_of
+        return address, int(self._remember(f"bytes {function}", lambda: ask(address)))
+
     def save(self) -> None:
         """Keeps the answers for later starts. A folder that cannot be used is ignored."""
         if len(self._answers) == self._saved:

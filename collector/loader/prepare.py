@@ -29,7 +29,7 @@ from collector.plan.columns import (
 )
 from collector.plan.engine_config import Engine, make_engine
 from collector.plan.event_layout import EventLayout, lay_out_sources, ring_dtype
-from collector.plan.probes import Plan, find_probes, make_plan, require_any
+from collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
 from collector.plan.request import Request
 from collector.plan.schema_lint import read_checked
 from collector.plan.schema_sources import TCP, find_sources, has_tcp, read_texts
@@ -84,6 +84,7 @@ class Decided:
             lines += self.tcp.lines()
         if self.events is not None:
             lines += self.events.lines(reserved=() if self.tcp is None else (EVENT,))
+            lines += address_lines(self.text, self.btf.code_of)
         return compile_text(
             "\n".join(lines) + "\n" + self.text,
             [probe.name for probe in self.plan.probes],

@@ -14,6 +14,7 @@ from formats.base.errors import KernelError
 
 PROBE = re.compile(r'^PROBE\(\s*(\w+)\s*,\s*"([^"]*)"\s*,\s*"([^"]*)"\s*\)', re.MULTILINE)
 _NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
+_ADDRESS = re.compile(r"\b(?:ADDRESS\(|IN_FUNCTION\([^;{}]*?,)\s*([A-Za-z_]\w*)\s*\)")
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,19 @@ def find_probes(text: str) -> tuple[Probe, ...]:
         )
         for name, locations, ways in PROBE.findall(blank_comments(text))
     )
+
+
+def address_lines(text: str, code_of: Callable[[str], tuple[int, int]]) -> list[str]:
+    """C text for each ADDRESS() and IN_FUNCTION() of a BPF text.
+
+    code_of: the address and the bytes of a function of the kernel, by name.
+    """
+    lines = []
+    for name in dict.fromkeys(_ADDRESS.findall(blank_comments(text))):
+        address, size = code_of(name)
+        lines.append(f"#define KLOGGER_ADDRESS_{name} {address:#x}ull")
+        lines.append(f"#define KLOGGER_BYTES_{name} {size}ull")
+    return lines
 
 
 def absent_columns(text: str, btf: Btf) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ OPENING = ("CAP_DAC_OVERRIDE", "CAP_CHOWN")
 
 
 OPTIONAL = {
-    "CAP_SYSLOG": "RTO and the other timers are not recorded",
+    "CAP_SYSLOG": "RTO and the other timers are not recorded, nor where threads sleep",
     "CAP_SYS_ADMIN": "connections that are open in other network namespaces are not recorded",
     "CAP_DAC_OVERRIDE": "what needs a kprobe is not recorded",
     "CAP_SYS_NICE": "the collector has no priority over other processes",

@@ -27,6 +27,7 @@ from collector.writer.base_events import (
 from collector.writer.base_stream import Show, Stream
 from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.file_sink import FileSink
+from collector.writer.function_names import FunctionNames
 from collector.writer.ledger import Books
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
@@ -68,13 +69,15 @@ class LogStream(Stream[LogBatch]):
     def begin(
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
     ) -> None:
+        assert info.schema is not None
         self._info = info
         self._table = _describe(info)
         self._current = current
         self._clocks = clocks
         self.order = Queues(info.dtype)
         self._log = LogFormat.of(self._header(0))
-        self._writer = LogWriter(self._log, self._open, info.mixed)
+        names = FunctionNames(info.schema, info.events)
+        self._writer = LogWriter(self._log, self._open, info.mixed, names=names)
         self._write_by(self._writer, clocks)
         self._folder.clear()
         later, self._open_file = self._open_file, self.open_file

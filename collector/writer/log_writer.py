@@ -27,6 +27,7 @@ from collector.sequencer.cpu_queue import Part
 from collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_words
 from collector.writer.base_events import EVERY_CPU, FIRST_CPU, Note
 from collector.writer.file_sink import FileSink, cause_of
+from collector.writer.function_names import FunctionNames
 from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
 from formats.base.control import EXISTING, LossCause
 from formats.base.errors import TcpkmonError
@@ -82,6 +83,7 @@ class LogWriter:
     """Writes dumps. open_file: makes the file of a CPU that has none yet; OSError, TcpkmonError.
 
     mixed: the schema tcp and others share the rings, so payloads begin at different offsets.
+    names: fills in names of functions.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class LogWriter:
         open_file: Callable[[int], LogFile],
         mixed: bool = False,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        names: FunctionNames | None = None,
     ) -> None:
+        self._names = names
         self.written = Written()
         self._log = log
         self._open_file = open_file
@@ -187,6 +191,8 @@ class LogWriter:
             self.written.error = file
             return file
         numbers, rows, start = self._payloads(points, part.rows[chosen])
+        if self._names is not None:
+            self._names.fill(numbers, rows, start)
         begin, now_ns = self._begin(file), self._now_ns()
         serials = part.serials[chosen].astype(_U64) + _U64(file.inserted + 1)
         packed = pack_records(

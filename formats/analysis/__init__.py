@@ -15,9 +15,11 @@ from formats.analysis.intervals import (
 )
 from formats.analysis.log import Log, open_log
 from formats.analysis.processes import NO_USER
+from formats.analysis.sched import Sleeping, latencies, sleep_times, sleeps
 
 __all__ = [
     "NO_USER", "Condensed", "Device", "Event", "Group", "Interval", "Intervals", "Log",
-    "ProcessTime", "Shares", "Slice", "Statistics", "Times",
-    "condense", "cpu_times", "draw_condensed", "match_pairs", "open_log",
+    "ProcessTime", "Shares", "Sleeping", "Slice", "Statistics", "Times",
+    "condense", "cpu_times", "draw_condensed", "latencies", "match_pairs", "open_log",
+    "sleep_times", "sleeps",
 ]  # fmt: skip

@@ -73,9 +73,9 @@ class Statistics:
 class Intervals:
     """n pairs of events, ordered by their ends.
 
-    keys: an (n,) array for each name of `key`, then of `same`: int64, or bytes for text. starts_ns,
-    stops_ns: (n,) int64, CLOCK_MONOTONIC. unstopped, unstarted: numbers of starts and stops
-    without a partner.
+    keys: an (n,) array for each name of `key`, `same` and `carry`: int64, or bytes for text.
+    starts_ns, stops_ns: (n,) int64, CLOCK_MONOTONIC. unstopped, unstarted: numbers of starts and
+    stops without a partner.
     """
 
     keys: tuple[NDArray[Any], ...]
@@ -111,28 +111,29 @@ class Intervals:
 
 def match_pairs(
     events: Batched | Iterable[Event],
-    start: str = "EVENT_START",
+    start: str | Sequence[str] = "EVENT_START",
     stop: str = "EVENT_STOP",
     key: str | Sequence[str] = "id",
     same: str | Sequence[str] = (),
+    carry: str | Sequence[str] = (),
 ) -> Intervals:
     """Pairs each `stop` with the `start` directly before it with the same key, in time order.
 
-    key: one or several fields of both events; "cpu" is the CPU if the events have no such field. A
-    start directly before another start of its key has no stop, and a stop directly after a stop has
-    no start. same: fields that must be equal too, or the two events are no pair. In a Log, keys of
-    enumerated fields are numbers. UsageError for an event or a field that the log does not have.
+    start: one or several events that begin an interval. key: one or several fields of both events,
+    "tid=pid" if they have different names; "cpu" is the CPU if the events have no such field. A
+    start directly before another start of its key has no stop, and a stop directly after a stop
+    has no start. same: fields that must be equal too, or the two events are no pair. carry: fields
+    of the start that the intervals keep. In a Log, keys of enumerated fields are numbers.
+    UsageError for an event or a field that the log does not have.
 
     A Log is read in bounded memory except for the result; of other events all are in memory.
     """
-    keys = (key,) if isinstance(key, str) else tuple(key)
-    agree = (same,) if isinstance(same, str) else tuple(same)
-    matcher = Matcher(start, stop, keys, agree)
+    matcher = Matcher(_names(start), stop, _names(key), _names(same), _names(carry))
     if isinstance(events, Batched):
         for batch in events.batches():
             matcher.feed(batch)
     else:
-        matcher.feed_events([event for event in events if event.type in (start, stop)])
+        matcher.feed_events([one for one in events if one.type in (*_names(start), stop)])
     return matcher.intervals()
 
 
@@ -140,12 +141,17 @@ class Matcher:
     """match_pairs() by batches; intervals() returns the result."""
 
     def __init__(
-        self, start: str, stop: str, keys: Sequence[str], same: Sequence[str] = ()
+        self,
+        starts: Sequence[str],
+        stop: str,
+        keys: Sequence[str],
+        same: Sequence[str] = (),
+        carry: Sequence[str] = (),
     ) -> None:
         if not keys:
             raise UsageError("pairs need a key", 'key="cpu" takes the next stop on the CPU')
-        self._names = (start, stop)
-        self._keys, self._same = tuple(keys), tuple(same)
+        self._starts, self._stop = tuple(starts), stop
+        self._keys, self._same, self._carry = tuple(keys), tuple(same), tuple(carry)
         self._open: list[NDArray[Any]] | None = None  # the columns of starts without a stop yet
         self._found: list[list[NDArray[Any]]] = []
         self._unstopped = self._unstarted = 0
@@ -154,17 +160,24 @@ class Matcher:
 
     def feed(self, batch: LogBatch) -> None:
         """Add the next batch, in time order."""
-        events = [batch.format.event(name) for name in self._names]
+        events = [batch.format.event(name) for name in (*self._starts, self._stop)]
         self._points = {event.number for event in events}
         for _, change in changes_of(batch):
             self._switches.feed(change)
         at = [batch.where(event) for event in events]
         place = np.concatenate(at)
         order = np.argsort(place, kind="stable")
-        starts = np.repeat([True, False], [len(part) for part in at])[order]
+        starts = order < len(place) - len(at[-1])
         columns = []
-        for name in (*self._keys, *self._same):
-            parts = [_column(batch, e.name, name, p) for e, p in zip(events, at, strict=True)]
+        for name in (*self._keys, *self._same, *self._carry):
+            parts = [
+                _column(batch, event.name, name.partition("=")[0], rows)
+                for event, rows in zip(events[:-1], at[:-1], strict=True)
+            ]
+            if name in self._carry:
+                parts.append(np.zeros(len(at[-1]), parts[0].dtype))
+            else:
+                parts.append(_column(batch, self._stop, name.rpartition("=")[2], at[-1]))
             columns.append(np.concatenate(parts)[order])
         columns.append(batch.times_ns[place[order]].astype(np.int64))
         if self._open is not None:
@@ -173,13 +186,20 @@ class Matcher:
         self._match(starts, columns)
 
     def feed_events(self, events: Sequence[Event]) -> None:
-        """Add events of the two types, in time order."""
-        columns = [
-            _array(event.get(name, event.cpu) if name == CPU else event[name] for event in events)
-            for name in (*self._keys, *self._same)
-        ]
+        """Add events of these types, in time order."""
+        starts = [event.type in self._starts for event in events]
+        columns = []
+        for name in (*self._keys, *self._same):
+            first, _, second = name.partition("=")
+            fields = [first if is_start else second or first for is_start in starts]
+            pairs = zip(events, fields, strict=True)
+            columns.append(_array(e.get(f, e.cpu) if f == CPU else e[f] for e, f in pairs))
+        for name in self._carry:
+            of_starts = _array(event[name] for event in events if event.type in self._starts)
+            columns.append(np.zeros(len(events), of_starts.dtype))
+            columns[-1][np.array(starts, bool)] = of_starts
         columns.append(np.array([event.timestamp for event in events], np.int64))
-        self._match(np.array([event.type == self._names[0] for event in events], bool), columns)
+        self._match(np.array(starts, bool), columns)
 
     def _match(self, starts: NDArray[np.bool_], columns: list[NDArray[Any]]) -> None:
         count = len(self._keys)
@@ -190,7 +210,7 @@ class Matcher:
         pair = np.flatnonzero(sorted_starts[:-1] & ~sorted_starts[1:] & follows)
         last = sorted_starts & np.append(~follows, True)[: len(order)]
         first, second = order[pair], order[pair + 1]
-        for column in columns[count:-1]:
+        for column in columns[count : count + len(self._same)]:
             good = column[first] == column[second]
             first, second = first[good], second[good]
         by_end = np.argsort(second, kind="stable")
@@ -206,7 +226,7 @@ class Matcher:
 
     def intervals(self) -> Intervals:
         """All pairs, but for those across a span in which one of the events was switched off."""
-        count = len(self._keys) + len(self._same) + 2
+        count = len(self._keys) + len(self._same) + len(self._carry) + 2
         columns: list[NDArray[Any]] = [np.empty(0, np.int64)] * count
         if self._found:
             columns = [np.concatenate(parts) for parts in zip(*self._found, strict=True)]
@@ -219,6 +239,10 @@ class Matcher:
         unstopped = self._unstopped + (0 if self._open is None else len(self._open[0]))
         cut = int(across.sum())
         return Intervals(tuple(keys), starts, stops, unstopped + cut, self._unstarted + cut)
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _column(batch: LogBatch, event: str, name: str, at: NDArray[np.int64]) -> NDArray[Any]:
@@ -274,7 +298,7 @@ def cpu_times(
     that the log has only in part, or that were lost, are not counted. A thread has the name that
     the last event with its pid and a `comm` has. UsageError for a log without these events.
     """
-    matcher = Matcher(start, stop, (CPU,), (key,))
+    matcher = Matcher((start,), stop, (CPU,), (key,))
     names: dict[int, str] = {}
     for batch in log.batches():
         matcher.feed(batch)

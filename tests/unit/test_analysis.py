@@ -11,7 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats.analysis import Event, Intervals, Statistics, cpu_times, match_pairs, open_log
+from formats.analysis import (
+    Event,
+    Intervals,
+    Statistics,
+    cpu_times,
+    latencies,
+    match_pairs,
+    open_log,
+    sleep_times,
+    sleeps,
+)
 from formats.analysis.intervals import Matcher
 from formats.base.errors import FileError, TcpkmonError, UsageError
 from formats.klogger import merge
@@ -197,7 +207,7 @@ def test_pairs_do_not_depend_on_how_the_log_is_cut_into_batches(tmp_path: Path) 
     ]  # fmt: skip
     with open_log(stopwatch(tmp_path, events)) as log:
         whole, single = match_pairs(log), match_pairs(list(log))
-        parts = Matcher("EVENT_START", "EVENT_STOP", ["id"])
+        parts = Matcher(["EVENT_START"], "EVENT_STOP", ["id"])
         for batch in log.batches():
             for start in range(0, len(batch), 7):
                 parts.feed(batch.take(slice(start, start + 7)))
@@ -286,3 +296,58 @@ def test_any_iterable_of_events_will_do(tmp_path: Path) -> None:
     events = [(1, "start", 1), (2, "start", 2), (5, "stop", 2), (9, "stop", 1)]
     with open_log(stopwatch(tmp_path, events)) as log:
         assert [i.key for i in match_pairs(long_ones(iter(log)))] == [2]
+
+
+SCHED = """
+enum sleep_class { OTHER, PIPE, DISK }
+event ADD_TO_RUNQ { int pid }
+event SCHEDIN { int pid }
+event SCHEDOUT { int pid }
+event SLEEP { int tid; int tgid; ulonglong place; sleep_class class }
+"""
+
+
+def test_latencies_begin_where_a_thread_could_run(tmp_path: Path) -> None:
+    maker = LogMaker(SCHED)
+    for at, event, pid in [
+        (10, "SCHEDIN", 1),  # since when it waited is not known
+        (20, "SCHEDOUT", 1), (20, "SCHEDIN", 0),  # blocked, so ADD_TO_RUNQ is its beginning
+        (30, "ADD_TO_RUNQ", 1), (33, "SCHEDOUT", 0), (34, "SCHEDIN", 1),
+        (40, "SCHEDOUT", 1), (47, "SCHEDIN", 1),  # preempted
+        (50, "ADD_TO_RUNQ", 2),
+    ]:  # fmt: skip
+        maker.add(event, {"pid": pid}, at=at)
+    with open_log(make(tmp_path, maker)) as log:
+        found = latencies(log)
+    assert found.durations_ns.tolist() == [4, 7]
+    assert [array.tolist() for array in found.keys] == [[1, 1]]
+
+
+def test_sleeps_by_process_and_class(tmp_path: Path) -> None:
+    maker = LogMaker(SCHED)
+    for at, tid, kind, until in [
+        (10, 1, "PIPE", 15), (20, 1, "DISK", 120), (30, 2, "PIPE", 60), (31, 3, 77, 32),
+        (200, 1, "PIPE", 0),
+    ]:  # fmt: skip
+        where = {"tid": tid, "tgid": 1 if tid < 3 else 3, "place": tid, "class": kind}
+        maker.add("SLEEP", where, at=at)
+        if until:
+            maker.add("ADD_TO_RUNQ", {"pid": tid}, at=until)
+    with open_log(make(tmp_path, maker)) as log:
+        found = [(one.tgid, one.sleep_class, one.sleeps) for one in sleep_times(log)]
+        every = sleeps(log)
+    times = [(tgid, kind, all_.count, all_.total_ns) for tgid, kind, all_ in found]
+    assert times == [(1, "DISK", 1, 100), (1, "PIPE", 2, 35), (3, "77", 1, 1)]
+    rows = sorted(zip(*(column.tolist() for column in every.keys), strict=True))
+    assert rows == [(1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 2), (3, 3, 77, 3)]
+    assert every.unstopped == 1
+
+
+def test_pairs_of_events_keep_fields() -> None:
+    events = [
+        Event("A", 1, 10, 0, {"tid": 1, "what": "x"}),
+        Event("B", 2, 12, 0, {"tid": 2, "what": "yy"}),
+        Event("C", 3, 20, 0, {"pid": 2}), Event("C", 4, 21, 0, {"pid": 1}),
+    ]  # fmt: skip
+    found = match_pairs(events, start=["A", "B"], stop="C", key="tid=pid", carry="what")
+    assert list(found) == [((2, "yy"), 12, 20), ((1, "x"), 10, 21)]

@@ -50,6 +50,7 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         second.add("SCHEDIN", run, at=(start + 30) * US)
         second.add("SCHEDOUT", {**run, "reason": "BLOCKED"}, at=(start + 40) * US)
         second.add("REMOVE_FROM_RUNQ", {"pid": 7}, at=(start + 41) * US)
+        second.add("SLEEP", {"tid": 7, "tgid": 7, "class": "TIMER"}, at=(start + 42) * US)
     second.add("SCHEDIN", {"pid": 8, "comm": "sh"}, at=400 * US)
     second.add("SCHEDOUT", {"pid": 8, "comm": "sh", "reason": "PREEMPTED"}, at=460 * US)
     second.add("EXIT", {"pid": 8, "comm": "sh"}, at=465 * US)
@@ -94,6 +95,8 @@ def test_the_pairs(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         "pid 7 slept 2 times",
         "8 sh: 0.1 ms in 1 slices",
         "7 sleep: 0.0 ms in 4 slices",
+        "28 us to the CPU (p99)",
+        "7 waited 0.1 ms for TIMER",
     ]
 
 

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema sched: known sleeps have their place and class, and who waits has his latency."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from formats.analysis import latencies, open_log, sleep_times
+from formats.analysis.intervals import Statistics
+from tests.live.schema_logs import logging
+
+TIMES = 5
+
+# Each child sleeps in one way, as often as told; another process wakes it 10 ms later. It tells the
+# pid of each.
+SLEEPER = """
+import fcntl, json, os, pty, select, socket, sys, threading, time, tty
+
+times, folder = int(sys.argv[1]), sys.argv[2]
+
+def later(act):
+    if not os.fork():
+        for _ in range(times):
+            time.sleep(0.01)
+            act()
+            time.sleep(0.01)
+        os._exit(0)
+
+def repeat(act):
+    for _ in range(times):
+        act()
+
+def pipe():
+    inner, outer = os.pipe()
+    later(lambda: os.write(outer, b"x"))
+    repeat(lambda: os.read(inner, 1))
+
+def terminal():
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    later(lambda: os.write(master, b"x"))
+    repeat(lambda: os.read(slave, 1))
+
+def unix():
+    one, other = socket.socketpair()
+    later(lambda: other.send(b"x"))
+    repeat(lambda: one.recv(1))
+
+def tcp():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    later(lambda: other.send(b"x"))
+    repeat(lambda: one.recv(1))
+
+def poll():
+    inner, outer = os.pipe()
+    poller = select.poll()
+    poller.register(inner)
+    repeat(lambda: poller.poll(10))
+
+def epoll():
+    inner, outer = os.pipe()
+    poller = select.epoll()
+    poller.register(inner)
+    repeat(lambda: poller.poll(0.01))
+
+def futex():
+    repeat(lambda: threading.Event().wait(0.01))
+
+def timer():
+    repeat(lambda: time.sleep(0.01))
+
+def wait():
+    def once():
+        child = os.fork()
+        if not child:
+            time.sleep(0.01)
+            os._exit(0)
+        os.waitpid(child, 0)
+    repeat(once)
+
+def disk():
+    file = os.open(f"{folder}/file", os.O_RDWR | os.O_CREAT)
+    def once():
+        os.pwrite(file, os.urandom(1 << 16), 0)
+        os.fsync(file)
+    repeat(once)
+
+told = {}
+for kind in (pipe, terminal, unix, tcp, poll, epoll, futex, timer, wait, disk):
+    child = os.fork()
+    if not child:
+        kind()
+        os._exit(0)
+    os.waitpid(child, 0)
+    told[kind.__name__] = child
+print(json.dumps(told))
+"""
+KINDS = {
+    "pipe": "PIPE", "terminal": "TTY", "unix": "SOCKET", "tcp": "SOCKET", "poll": "POLL",
+    "epoll": "POLL", "futex": "FUTEX", "timer": "TIMER", "wait": "WAIT", "disk": "DISK",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", ["", "raw"])
+def test_known_sleeps_have_their_class(tmp_path: Path, kinds: str) -> None:
+    with logging(tmp_path / "log", "sched", kinds=kinds) as running:
+        command = [sys.executable, "-c", SLEEPER, str(TIMES), str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, check=True)
+    log = running.finish()
+    pids = json.loads(done.stdout)
+    for kind, pid in pids.items():
+        found = log.of("SLEEP", tid=pid)
+        right = [one for one in found if one["class"] == KINDS[kind]]
+        assert len(right) >= TIMES, (kind, found)
+        assert {one["tgid"] for one in found} == {pid}
+        assert all(one["place"] >> 63 and one["symbol"] for one in found), found
+        assert {one["priority"] for one in found} == {120}
+        # Each that fell asleep was woken, as it ran on: a sleep for each removal, and vice versa.
+        gone = log.of("REMOVE_FROM_RUNQ", pid=pid)
+        assert len(found) == len([one for one in gone if one["state"] != "DEAD"])
+        assert len(log.of("ADD_TO_RUNQ", pid=pid, is_new=0)) == len(found)
+    with open_log(tmp_path / "log") as file:
+        times = {(one.tgid, one.sleep_class): one.sleeps for one in sleep_times(file)}
+    for kind, pid in pids.items():
+        found_ns = times[pid, KINDS[kind]].total_ns
+        if kind != "disk":
+            assert found_ns > TIMES * 8e6, (kind, times[pid, KINDS[kind]])
+
+
+def test_a_priority_that_changes_in_the_queue(tmp_path: Path) -> None:
+    """Two threads on one CPU: while one waits, and while it runs, its priority changes."""
+    script = """
+import os, sys
+os.sched_setaffinity(0, {0})
+sys.stdout.write("x"), sys.stdout.flush()
+while True:
+    pass
+"""
+    both = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    try:
+        for one in both:
+            assert one.stdout is not None and one.stdout.read(1) == b"x"
+        pid, other = both[0].pid, both[1].pid
+        with logging(tmp_path / "log", "sched") as running:
+            for nice in range(1, 6):
+                os.setpriority(os.PRIO_PROCESS, pid, nice)
+                subprocess.run(["sleep", "0.05"], check=True)
+            os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+            subprocess.run(["sleep", "0.05"], check=True)
+    finally:
+        for one in both:
+            one.kill()
+            one.communicate()
+    log = running.finish()
+    found = log.of("RESHUFFLE", pid=pid)
+    changes = [(one["old_priority"], one["priority"], one["cause"]) for one in found]
+    assert changes == [
+        *((119 + n, 120 + n, "PRIORITY") for n in range(1, 6)),
+        (125, 125, "POLICY"),
+    ]
+    assert (found[-1]["old_policy"], found[-1]["policy"]) == ("SCHED_NORMAL", "SCHED_BATCH")
+    assert not log.of("RESHUFFLE", pid=other)
+    for one in found:
+        event = log.of("SCHEDIN" if one["queued"] else "SCHEDOUT", pid=pid)
+        assert one["since"] < one["time_ns"]
+        (then,) = [e for e in event if one["time_ns"] <= e["time_ns"]][:1]
+        assert (then["prio"], then["policy"]) == (one["priority"], one["policy"])
+
+
+# perf needs tracefs: see tests/live/test_oracle_perf.py. `perf sched record` of today records no
+# sched_wakeup, without which `perf sched latency` knows no wake-ups.
+RECORD = (
+    "{ mountpoint -q /sys/kernel/tracing || mount -t tracefs none /sys/kernel/tracing; } && "
+    'exec perf record -q -a -R -c 1 -k CLOCK_MONOTONIC -m 1024 -o "$1" '
+    "-e sched:sched_switch,sched:sched_wakeup,sched:sched_wakeup_new,sched:sched_stat_runtime "
+    "-- sleep 1"
+)
+PERF_LINE = re.compile(
+    r"^\s*(?P<task>\S+):\(?(?P<pid>\d+)\)?\s*\|\s*[\d.]+ ms \|\s*(?P<count>\d+) \|"
+    r" avg:\s*(?P<mean>[\d.]+) ms \| max:\s*(?P<most>[\d.]+) ms", re.M
+)  # fmt: skip
+
+
+def test_latencies_are_those_of_perf(tmp_path: Path) -> None:
+    """Three busy processes on one CPU, and one that sleeps: counts and means are perf's."""
+    busy = "import os; os.sched_setaffinity(0, {0}); os.read(0, 1)\nfor i in range(10**8): pass"
+    naps = (
+        "import os, time; os.sched_setaffinity(0, {0}); os.read(0, 1)\n"
+        "while True: time.sleep(0.003)"
+    )
+    made = [
+        subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE)
+        for text in (busy, busy, busy, naps)
+    ]
+    data = tmp_path / "perf.data"
+    try:
+        with logging(tmp_path / "log", "sched") as running:
+            record = ["unshare", "-m", "--propagation", "private", "sh", "-c", RECORD, "sh", data]
+            watch = subprocess.Popen(record, stderr=subprocess.PIPE, text=True)
+            for one in made:
+                assert one.stdin is not None
+                one.stdin.write(b"x"), one.stdin.flush()
+            _, errors = watch.communicate()
+            for one in made:
+                one.kill()
+        if watch.returncode:
+            pytest.skip(f"perf sched does not record here: {errors}")
+    finally:
+        for one in made:
+            one.kill()
+            one.communicate()
+    shown = subprocess.run(
+        ["perf", "sched", "latency", "-p", "-i", data], capture_output=True, text=True, check=True
+    ).stdout
+    told = {int(line["pid"]): line for line in PERF_LINE.finditer(shown)}
+    running.finish()
+    script = ["perf", "script", "-i", data, "-F", "time", "--ns"]
+    times = subprocess.run(script, capture_output=True, text=True, check=True).stdout.split()
+    first, last = (int(times[at].strip(":").replace(".", "")) for at in (0, -1))
+    with open_log(tmp_path / "log") as file:
+        ours: dict[int, Statistics] = latencies(file.choose(since=first, until=last)).by_key()
+    waited_ms = perf_ms = 0.0
+    for one in made:
+        line, found = told[one.pid], ours[one.pid]
+        assert found.count > 50
+        assert found.count == pytest.approx(int(line["count"]), rel=0.1)
+        waited_ms += found.total_ns / 1e6
+        perf_ms += float(line["mean"]) * int(line["count"])
+    assert waited_ms == pytest.approx(perf_ms, rel=0.1)
