@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.lab.lab import Side
+from collector.lab.namespaces import Side
 from formats.base.errors import TcpkmonError
 from scripts.benchmark import peers
 from scripts.benchmark.context import BIN, Context
