@@ -96,6 +96,8 @@ class Tool:
     file_grows: bool = False
     """It is ready when its file grows; `warm` makes the traffic for that."""
     environment: dict[str, str] = field(default_factory=dict)
+    prepare: Callable[[int], object] = lambda pid: None
+    """Called with its process ID once it is ready."""
 
     @contextlib.contextmanager
     def running(
@@ -124,6 +126,7 @@ class Tool:
             os.write(orders, b"enable\n")
             running = Running(process, file, said, self.count, self.signal)
             self._wait(running, answers, warm)
+            self.prepare(process.pid)
             running.mark()
             yield running
             running.end()
