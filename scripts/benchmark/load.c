@@ -11,6 +11,9 @@
  *     pin CLIENT_CPU SERVER_CPU      from now on
  *     pingpong CONNECTIONS SECONDS [BYTES]   64 bytes or so many there and back; COUNT: round trips
  *     bulk SECONDS                   COUNT: bytes
+ *     transfer BYTES                 so many, until the server has read the last; COUNT: bytes
+ *     stream WRITES BYTES PAUSE_US   writes of so many bytes, each after a pause; until the server
+ *                                    has read the last; COUNT: bytes
  *     churn SECONDS                  connect, 64 bytes there and back, close; COUNT: connections
  *     requests SECONDS               the same with 100 times 64 bytes; COUNT: round trips
  *     open CONNECTIONS               opens them and keeps them open; COUNT: open connections
@@ -37,7 +40,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { ECHO_PORTS = 8, MESSAGE = 64, BATCH = 256, CHUNK = 64, OPENED_AT_ONCE = 512, REQUESTS = 100 };
+enum { ECHO_PORTS = 8, MESSAGE = 64, BATCH = 256, CHUNK = 64, OPENED_AT_ONCE = 512 };
+enum { REQUESTS = 100, BLOCK = 1 << 16 };
 /* The kind of a descriptor, in the upper half of its epoll event. */
 enum { ECHO, SINK, LISTENER };
 
@@ -206,6 +210,41 @@ static long bulk(double end) {
     return bytes;
 }
 
+/* Closes a connection once the server has read all of it. */
+static void finish(int fd) {
+    if (shutdown(fd, SHUT_WR) || read(fd, buffer, 1))
+        fail("the end of a transfer");
+    close(fd);
+}
+
+static long transfer(long wanted) {
+    int fd = dial(first_port + ECHO_PORTS);
+    long bytes = 0;
+
+    while (bytes < wanted) {
+        long left = wanted - bytes, sent = write(fd, buffer, left < BLOCK ? left : BLOCK);
+
+        if (sent < 0)
+            fail("write");
+        bytes += sent;
+    }
+    finish(fd);
+    return bytes;
+}
+
+/* The pause begins when the write has ended: what a write takes longer, the stream takes longer. */
+static long stream(long writes, long pause_us) {
+    struct timespec pause = {pause_us / 1000000, pause_us % 1000000 * 1000};
+    int fd = dial(first_port + ECHO_PORTS);
+
+    for (long i = 0; i < writes; i++) {
+        nanosleep(&pause, 0);
+        send_one(fd);
+    }
+    finish(fd);
+    return writes * message;
+}
+
 /* Connections of so many round trips each; returns all round trips. */
 static long churn(long trips, double end) {
     long count = 0;
@@ -287,6 +326,10 @@ static long obey(const char *line, double start, pid_t server) {
         return pingpong(number, start + seconds);
     if (sscanf(line, "bulk %lf", &seconds) == 1)
         return bulk(start + seconds);
+    if (sscanf(line, "transfer %ld", &number) == 1)
+        return transfer(number);
+    if (sscanf(line, "stream %ld %ld %ld", &number, &message, &other) == 3)
+        return stream(number, other);
     if (sscanf(line, "churn %lf", &seconds) == 1)
         return churn(1, start + seconds);
     if (sscanf(line, "requests %lf", &seconds) == 1)

@@ -4,29 +4,25 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from collector.loader.prepare import check_privilege
 from formats.base.cli import run as run_command
-from formats.base.errors import FileError, TcpkmonError, UsageError
+from formats.base.errors import UsageError
 from scripts.benchmark import (
     compare,
     drain,
     inkernel,
-    machine,
     pages,
     peers,
     rates,
     reading,
     report,
+    running,
     scale,
     sizes,
     slowdown,
@@ -35,12 +31,10 @@ from scripts.benchmark import (
 )
 from scripts.benchmark import release as limits
 from scripts.benchmark.context import ROOT, Context
-from scripts.benchmark.load import compile_load
 from scripts.benchmark.results import Results
 
 ROUNDS = 5
 QUICK_ROUNDS = 2
-UNFINISHED = "the rest of this section"
 DOCS = ROOT / "docs"
 NOT_QUICK = {"bpftrace", "iperf3"}
 MEASURES: dict[str, Callable[[Context], None]] = {
@@ -104,16 +98,13 @@ def command(
     if docs and (quick or only):
         raise UsageError("--docs makes a page of a whole run", "run it without --quick and --only")
     if read_file is not None:
-        try:
-            results = Results.from_json(Path(read_file).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise FileError(f"{read_file}: {error}") from None
+        results = running.read(read_file)
     else:
-        wanted = _chosen(only, MEASURES, "section") or list(MEASURES)
+        wanted = running.chosen(only, MEASURES, "section") or list(MEASURES)
         results = _measure(wanted, quick, rounds, folder)
     if json_file is not None:
         Path(json_file).write_text(results.to_json(), encoding="utf-8")
-    report.print_all(results, _console())
+    report.print_all(results, report.make_console())
     if docs:
         for path in pages.write(results, DOCS, list(MEASURES)):
             print(f"bench: written: {path}", file=sys.stderr)
@@ -122,20 +113,7 @@ def command(
     problems = [*limits.too_slow(results), *limits.slower_than_release(results)] if quick else []
     for problem in problems:
         print(f"bench: too slow: {problem}", file=sys.stderr)
-    return 1 if problems or any(UNFINISHED in cases for cases in results.skipped.values()) else 0
-
-
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else 160
-    return Console(width=width, markup=False, highlight=False)
-
-
-def _chosen(only: str | None, known: Collection[str], what: str) -> list[str]:
-    """The names in --only, in their usual order; [] without it."""
-    wanted = [name.strip() for name in (only or "").split(",") if name.strip()]
-    if unknown := [name for name in wanted if name not in known]:
-        raise UsageError(f"no such {what}: {unknown[0]}", f"there are {', '.join(known)}")
-    return [name for name in known if name in wanted]
+    return 1 if problems or not running.is_whole(results) else 0
 
 
 def _compare(
@@ -146,60 +124,33 @@ def _compare(
     folder: str | None,
     json_file: str | None,
 ) -> int:
-    words = _chosen(only, compare.CASES, "case") or list(compare.USUAL)
+    words = running.chosen(only, compare.CASES, "case") or list(compare.USUAL)
     rounds = rounds or (QUICK_ROUNDS if quick else compare.ROUNDS)
     if rounds < 2:
         raise UsageError("a comparison needs two rounds or more", "without them, noise is unknown")
     check_privilege()
     results = Results(rounds=rounds, quick=quick)
-    with _context(results, folder, ["iperf3", "cc"]) as context, contextlib.ExitStack() as stack:
+    programs = ["iperf3", "cc"]
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(running.context_of(results, folder, programs))
         both = [stack.enter_context(trees.tree(name, context.say)) for name in names]
         compare.measure(context, both, words)
     found = compare.lines(results)
     if json_file is not None:
         Path(json_file).write_text(compare.to_json(found, both, results), encoding="utf-8")
-    report.print_table(compare.table(found, both, results), _console())
+    report.print_table(compare.table(found, both, results), report.make_console())
     for section in results.skipped.values():
         for case, reason in section.items():
             print(f"bench: skipped: {case}: {reason}", file=sys.stderr)
     return 0
 
 
-@contextlib.contextmanager
-def _context(
-    results: Results, folder: str | None, programs: Sequence[str]
-) -> Iterator[Context]:
-    """A run with these programs, installed, and the load, compiled."""
-    with tempfile.TemporaryDirectory(prefix="tcpkmon-bench-", dir=folder or "/var/tmp") as place:
-        context = Context(results.rounds, results.quick, Path(place), results)
-        context.missing = peers.install(programs, context.say)
-        for name, reason in context.missing.items():
-            context.say(f"{name}: {reason}")
-        results.machine = machine.describe(ROOT)
-        context.load_program = compile_load(context.folder)
-        yield context
-
-
 def _measure(
     wanted: Sequence[str], quick: bool, rounds: int | None, folder: str | None
 ) -> Results:
-    check_privilege()
     results = Results(rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS), quick=quick)
     programs = [name for name in peers.PACKAGES if not (quick and name in NOT_QUICK)]
-    with _context(results, folder, programs) as context:
-        for name in wanted:
-            begun = time.monotonic()
-            try:
-                MEASURES[name](context)
-            except (TcpkmonError, ValueError, OSError, subprocess.SubprocessError) as error:
-                # The values so far are kept.
-                context.say(f"{name}: {error}")
-                results.skip(name, UNFINISHED, str(error))
-            results.seconds[name] = round(time.monotonic() - begun, 1)
-        total = sum(results.seconds.values())
-        context.say(f"done: {total:.0f} s of measuring")
-    each = ", ".join(f"{name} {seconds:.0f}" for name, seconds in results.seconds.items())
-    results.machine["time taken"] = f"{total:.0f} s ({each})"
+    running.measure(results, {name: MEASURES[name] for name in wanted}, folder, programs)
     return results
 
 

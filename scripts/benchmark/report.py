@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import rich.table
@@ -12,6 +13,9 @@ from formats.base.escape import for_terminal
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import MANY
 from scripts.benchmark.tables import SECTIONS, Table, of_targets
+
+Section = tuple[str, list[Table], list[str]]
+"""Its title, its tables, and remarks below them."""
 
 INTRODUCTION = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->
@@ -27,14 +31,24 @@ medians of {rounds} rounds, with the lowest and the highest in brackets, of {man
 
 def print_all(results: Results, console: Console) -> None:
     """Every table, every skipped case with its reason, and the machine."""
-    for title, tables, remarks in _sections(results):
+    print_sections(_sections(results), console)
+    for name, text in results.machine.items():
+        console.print(f"{name}: {for_terminal(text)}")
+
+
+def make_console() -> Console:
+    """For print_all() and print_table(): of the terminal's width, else wide."""
+    width = None if sys.stdout.isatty() else 160
+    return Console(width=width, markup=False, highlight=False)
+
+
+def print_sections(sections: Iterable[Section], console: Console) -> None:
+    for title, tables, remarks in sections:
         console.rule(title, align="left")
         for table in tables:
             print_table(table, console)
         for remark in remarks:
             console.print(for_terminal(remark))
-    for name, text in results.machine.items():
-        console.print(f"{name}: {for_terminal(text)}")
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -55,7 +69,14 @@ def markdown(results: Results) -> str:
     if results.quick:
         lines.append("**These figures are of a quick run: small sizes, few rounds.**\n")
     lines += ["## The machine\n", *rows_of(("", ""), results.machine.items())]
-    for title, tables, remarks in _sections(results):
+    lines += in_markdown(_sections(results))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def in_markdown(sections: Iterable[Section]) -> list[str]:
+    """The lines of these sections in Markdown."""
+    lines = []
+    for title, tables, remarks in sections:
         lines.append(f"\n## {title}\n")
         for table in tables:
             if len(tables) > 1:
@@ -65,20 +86,23 @@ def markdown(results: Results) -> str:
                 lines += ["", table.note]
             lines.append("")
         lines += [f"- {remark}" for remark in remarks]
-    return "\n".join(lines).rstrip() + "\n"
+    return lines
 
 
-def _sections(results: Results) -> Iterator[tuple[str, list[Table], list[str]]]:
+def _sections(results: Results) -> Iterator[Section]:
     target_table = of_targets(results)
     yield target_table.title, [target_table], []
     for name, (title, make) in SECTIONS.items():
         if name not in results.values and name not in results.skipped:
             continue
-        remarks = [
-            f"Skipped: {case}: {reason}" for case, reason in results.skipped.get(name, {}).items()
-        ]
         tables = [table for table in make(results) if table.rows]
-        yield title, tables, results.notes.get(name, []) + remarks
+        yield title, tables, remarks_of(results, name)
+
+
+def remarks_of(results: Results, name: str) -> list[str]:
+    """The notes of a section, and its skipped cases with their reasons."""
+    skipped = results.skipped.get(name, {}).items()
+    return results.notes.get(name, []) + [f"Skipped: {case}: {why}" for case, why in skipped]
 
 
 def rows_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

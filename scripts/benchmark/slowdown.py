@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Protocol
 
 from collector.lab.lab import Lab
 from collector.plan.columns import EVENT, choose_columns, load_schema
@@ -13,7 +14,7 @@ from scripts.benchmark import tools
 from scripts.benchmark.context import BIN, Context
 from scripts.benchmark.load import Done
 from scripts.benchmark.tools import Tool
-from scripts.benchmark.work import Worker, working
+from scripts.benchmark.work import working
 
 NAME = "slowdown"
 TITLE = "Slowdown of TCP traffic"
@@ -115,8 +116,21 @@ def measure(context: Context) -> None:
                     before = measure_one(context, worker, tool, tool.name, before)
 
 
+class Working(Protocol):
+    """Does all of its work once; see Worker."""
+
+    def warm(self) -> None: ...
+
+    def run(self) -> dict[str, Done]: ...
+
+
 def measure_one(
-    context: Context, worker: Worker, tool: Tool, case: str, before: dict[str, Done]
+    context: Context,
+    worker: Working,
+    tool: Tool,
+    case: str,
+    before: dict[str, Done],
+    section: str = NAME,
 ) -> dict[str, Done]:
     """The work with the tool, and without it before and after; returns the last."""
     with tool.running(context.folder, worker.warm) as it:
@@ -124,18 +138,19 @@ def measure_one(
         outcome = it.end()
     after = worker.run()
     records = max(1, outcome.records)
-    lost_s = _add(context, case, before, during, after)
+    lost_s = _add(context, section, case, before, during, after)
     add = context.results.add
-    add(NAME, "records", case, outcome.records)
-    add(NAME, "lost", case, outcome.lost)
-    add(NAME, READER, case, 1e6 * outcome.cpu_s / records)
-    add(NAME, "bytes", case, outcome.bytes / records)
-    add(NAME, LOST_TIME, case, 1e6 * lost_s / records)
+    add(section, "records", case, outcome.records)
+    add(section, "lost", case, outcome.lost)
+    add(section, READER, case, 1e6 * outcome.cpu_s / records)
+    add(section, "bytes", case, outcome.bytes / records)
+    add(section, LOST_TIME, case, 1e6 * lost_s / records)
     return after
 
 
 def _add(
     context: Context,
+    section: str,
     case: str,
     before: dict[str, Done],
     during: dict[str, Done],
@@ -150,9 +165,9 @@ def _add(
     for subject, work in during.items():
         around = before[subject], after[subject]
         rate = sum(done.rate for done in around) / 2
-        add(NAME, subject, case, work.rate)
-        add(NAME, subject, bare(case), rate)
-        add(NAME, cpu_subject(subject), case, work.cpu_us)
-        add(NAME, cpu_subject(subject), bare(case), sum(done.cpu_us for done in around) / 2)
+        add(section, subject, case, work.rate)
+        add(section, subject, bare(case), rate)
+        add(section, cpu_subject(subject), case, work.cpu_us)
+        add(section, cpu_subject(subject), bare(case), sum(done.cpu_us for done in around) / 2)
         lost_s += work.seconds * (1 - work.rate / rate)
     return lost_s

@@ -46,6 +46,15 @@ def chance_of(t: float, freedom: int) -> float:
     return max(0.0, 1 - (2 / math.pi * (angle + total) if odd else total))
 
 
+def interval(found: Change) -> tuple[float, float]:
+    """The 95 % confidence interval of the ratio."""
+    low, high = 0.0, 1e6
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if chance_of(middle, found.rounds - 1) > LEVEL else (low, middle)
+    return found.ratio * math.exp(-high * found.error), found.ratio * math.exp(high * found.error)
+
+
 def differ(changes: Sequence[Change]) -> list[bool]:
     """Which of them are more than noise, by Benjamini and Hochberg.
 

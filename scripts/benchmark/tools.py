@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.lab.lab import Side
+from collector.lab.namespaces import Side
 from formats.base.errors import TcpkmonError
 from scripts.benchmark import peers
 from scripts.benchmark.context import BIN, Context
@@ -96,6 +96,8 @@ class Tool:
     file_grows: bool = False
     """It is ready when its file grows; `warm` makes the traffic for that."""
     environment: dict[str, str] = field(default_factory=dict)
+    prepare: Callable[[int], object] = lambda pid: None
+    """Called with its process ID once it is ready."""
 
     @contextlib.contextmanager
     def running(
@@ -124,6 +126,7 @@ class Tool:
             os.write(orders, b"enable\n")
             running = Running(process, file, said, self.count, self.signal)
             self._wait(running, answers, warm)
+            self.prepare(process.pid)
             running.mark()
             yield running
             running.end()

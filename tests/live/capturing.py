@@ -7,8 +7,6 @@ import ipaddress
 import os
 import select
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -24,7 +22,16 @@ import numpy as np
 
 import formats
 from collector.lab.lab import Lab
-from collector.lab.namespaces import Side
+from collector.lab.pair import (  # noqa: F401  (tests take them from here)
+    Pair,
+    connected,
+    family_of,
+    join,
+    listening,
+    look,
+    make_socket,
+    receive,
+)
 from formats.base import control
 from formats.psc.reader import Capture
 
@@ -291,91 +298,3 @@ def address_of(raw: bytes) -> str:
     """The address of a column laddr or raddr as text; v4-mapped ones as IPv4."""
     address = ipaddress.IPv6Address(raw.ljust(16, b"\0"))
     return str(address.ipv4_mapped or address)
-
-
-# Traffic of the test's own
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Both ends of a connection, held by this process: the client in a, the server in b."""
-
-    client: socket.socket
-    server: socket.socket
-
-    @property
-    def client_port(self) -> int:
-        return int(self.client.getsockname()[1])
-
-    @property
-    def server_port(self) -> int:
-        return int(self.server.getsockname()[1])
-
-    def close(self) -> None:
-        self.client.close()
-        self.server.close()
-
-    def exchange(self, size: int = 100) -> None:
-        """Some bytes there, and some back."""
-        for sender, receiver in ((self.client, self.server), (self.server, self.client)):
-            sender.sendall(bytes(size))
-            receive(receiver, size)
-
-
-def make_socket(side: Side, family: int = socket.AF_INET) -> socket.socket:
-    """A TCP socket of that namespace, with bounded waits."""
-    made = side.run(lambda: socket.socket(family, socket.SOCK_STREAM))
-    # Not settimeout(): that would add calls that fail with EAGAIN.
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        made.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(WAIT_S), 0))
-    return made
-
-
-def family_of(address: str) -> int:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def listening(side: Side, address: str, port: int = 0) -> socket.socket:
-    listener = make_socket(side, family_of(address))
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if listener.family == socket.AF_INET6:
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    listener.bind((address, port))
-    listener.listen(64)
-    return listener
-
-
-def join(
-    side: Side, listener: socket.socket, address: str, options: Sequence[tuple[int, int, int]] = ()
-) -> Pair:
-    """Connects from `side` to the listener at `address`."""
-    client = make_socket(side, family_of(address))
-    for level, name, value in options:
-        client.setsockopt(level, name, value)
-    client.connect((address, listener.getsockname()[1]))
-    server, _ = listener.accept()
-    return Pair(client, server)
-
-
-@contextmanager
-def connected(lab: Lab, address: str = "10.77.0.2", listen: str = "") -> Iterator[Pair]:
-    """One connection from a to b."""
-    with listening(lab.b, listen or address) as listener:
-        pair = join(lab.a, listener, address)
-    try:
-        yield pair
-    finally:
-        pair.close()
-
-
-def receive(end: socket.socket, size: int) -> None:
-    while size:
-        got = len(end.recv(min(size, 1 << 16)))
-        assert got, f"the connection ended with {size} bytes to come"
-        size -= got
-
-
-def look(end: socket.socket) -> None:
-    """A receive call that finds nothing: it records the state and does not change it."""
-    with suppress(BlockingIOError):
-        assert not end.recv(1, socket.MSG_DONTWAIT)
