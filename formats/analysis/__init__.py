@@ -15,7 +15,6 @@ from formats.analysis.intervals import (
 )
 from formats.analysis.log import Log, open_log
 from formats.analysis.processes import NO_USER
-from formats.analysis.processes import NO_USER
 from formats.analysis.records_1987 import write_records_1987
 from formats.analysis.sched import Sleeping, latencies, sleep_times, sleeps
 from formats.analysis.translate import Translator
