@@ -167,13 +167,15 @@ def start(
     buffer_mb: float | None = None,
     low_water: int | None = None,
     force: bool = False,
+    detached: bool = False,
     options: Sequence[str] = (),
 ) -> Capture:
     """Start a capture of schemata into the folder `output`; returns when all events are attached.
 
-    schemata: names of shipped schemata, or folders. force: replace a log in that folder. options:
-    more options of `collect`. Needs root. When the capture cannot start, it raises the error and
-    leaves nothing behind.
+    schemata: names of shipped schemata, or folders. force: replace a log in that folder.
+    detached: it goes on when this process and its terminal are gone. options: more options of
+    `collect`. Needs root. When the capture cannot start, it raises the error and leaves nothing
+    behind.
     """
     listed = [schemata] if isinstance(schemata, (str, os.PathLike)) else list(schemata)
     arguments = ["--format", "klogger", "-o", os.fspath(output)]
@@ -197,7 +199,7 @@ def start(
                     *("--ready-fd", str(theirs), *arguments),
                 ],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-                pass_fds=(theirs,),
+                pass_fds=(theirs,), start_new_session=detached,
             )  # fmt: skip
         finally:
             os.close(theirs)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from collector.linux.btf import Btf
-from collector.loader.attach_trials import Probing
+from collector.loader.attach_trials import Declared, Probing
 from collector.plan.columns import LOCATIONS, load_schema
 from collector.plan.event_layout import lay_out_sources
 from collector.plan.probes import find_probes, make_plan
@@ -29,10 +29,12 @@ class Listed:
     why_not: str = ""
 
 
-def list_events(schemata: Sequence[str], control: bool = False) -> list[Listed]:
+def list_events(
+    schemata: Sequence[str], control: bool = False, declared: bool = False
+) -> list[Listed]:
     """The events of schemata but base, whose events are in every log. control: those of tcp too.
 
-    For root it also tries how each can be attached.
+    Root also tries how each can be attached; others see what the kernel declares, if `declared`.
     """
     sources = find_sources(schemata, trusted_only=os.geteuid() == 0)
     rows: list[Listed] = []
@@ -46,7 +48,9 @@ def list_events(schemata: Sequence[str], control: bool = False) -> list[Listed]:
         for slot in layout.slots
         if slot.name not in base
     ]
-    return _with_places(rows, read_texts(sources)) if os.geteuid() == 0 else rows
+    if os.geteuid() == 0:
+        return _with_places(rows, read_texts(sources), Probing)
+    return _with_places(rows, read_texts(sources), Declared) if declared else rows
 
 
 def _locations(control: bool) -> list[Listed]:
@@ -57,9 +61,9 @@ def _locations(control: bool) -> list[Listed]:
     ]
 
 
-def _with_places(rows: list[Listed], text: str) -> list[Listed]:
+def _with_places(rows: list[Listed], text: str, probing: type[Probing]) -> list[Listed]:
     btf = Btf.from_kernel()
-    plan = make_plan(find_probes(text), {row.name for row in rows}, Probing(btf).can, btf)
+    plan = make_plan(find_probes(text), {row.name for row in rows}, probing(btf).can, btf)
     found = []
     for row in rows:
         place = plan.kind_of(row.name) or ""

@@ -16,13 +16,16 @@ from collector.commands import (
     doctor,
     enable,
     events,
+    iscan,
     lowwater,
     mark,
+    monitor,
+    msmod,
     schema,
     status,
 )
 from formats.base.cli import run
-from formats.commands import condense, decode, export, repair, verify
+from formats.commands import condense, decode, export, repair, translate, verify
 
 
 @click.group("tcpkmon", context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,8 +38,8 @@ def command() -> None:
 
 
 for _part in (
-    *(demo, doctor, events, columns, verify, repair, schema, decode, export, condense),
-    *(status, enable, disable, mark, buffer_size, lowwater, benchmark),
+    *(demo, doctor, events, columns, verify, repair, schema, decode, export, condense, translate),
+    *(status, enable, disable, mark, buffer_size, lowwater, msmod, iscan, monitor, benchmark),
 ):
     command.add_command(_part.command)
 

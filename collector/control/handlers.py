@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from collector.control.changes import Changes
@@ -69,6 +70,7 @@ class Handlers:
                 }
             )
         return {
+            "tcpkmon": version("tcpkmon"),
             "pid": os.getpid(),
             "output": self._request.output,
             "format": self._request.file_format,

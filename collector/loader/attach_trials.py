@@ -14,7 +14,7 @@ from collector.linux.btf import Btf, Kind
 from collector.linux.kallsyms import Kallsyms
 from collector.linux.probe_kinds import KINDS
 from collector.loader.programs import attach_type_id, load_code
-from formats.base.errors import TcpkmonError
+from formats.base.errors import KernelError, TcpkmonError
 
 
 class Probing:
@@ -66,6 +66,21 @@ class Probing:
             os.close(prog_fd)
         if proves:
             self._proven_kinds.add(name)
+
+
+class Declared(Probing):
+    """The same without a trial, for users without privilege: what the kernel declares.
+
+    It may refuse later what it declares.
+    """
+
+    def _try(self, name: str, target: str) -> None:
+        kind = KINDS[name]
+        attach_type_id(self._btf, name, target)
+        if kind.is_tracepoint:
+            attach_type_id(self._btf, "btf", target)
+        elif kind.find is not None and not self._symbols.functions(target):
+            raise KernelError(f"this kernel has no function {target} to probe")
 
 
 def _is_final(error: TcpkmonError) -> bool:

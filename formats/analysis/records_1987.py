@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log in the shape that the UBC event monitor wrote in 1987, big-endian as its SUN workstations.
+
+    struct header_record { short month, day, year, hour, min, sec, userno; char username[32];
+                           char version[16]; short cpuid, memory, nusers, mon_version; }
+    struct event_record  { short len, event_id, user_id, pid; unsigned long cpu_time, real_time;
+                           short auxinfo[]; }          event_id = group * 256 + type
+    trailer              an event_record of group 0, type 1: real_time is that of the end
+
+Times are in milliseconds: the thesis does not tell the unit. 32-bit users and processes, longer
+times and more memory do not fit: they are cut to their low bits, and the caller is told how many.
+"""
+
+from __future__ import annotations
+
+import datetime
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from formats.analysis.event import Event
+from formats.analysis.log import Log
+
+_HEADER = struct.Struct(">7h32s16s4h")
+_RECORD = struct.Struct(">4HII")
+_START, _END = 0, 1
+_TRAILER = (0, 1)
+_GROUPS = {
+    "TRANSACTION_START": (1, _START, ("tty",)), "TRANSACTION_END": (1, _END, ("tty",)),
+    "LOGIN": (2, _START, ("session",)), "LOGOUT": (2, _END, ("session",)),
+    "PAGEIN_START": (3, _START, ("page",)), "PAGEIN_END": (3, _END, ("page",)),
+    "PAGEOUT_START": (4, _START, ("page",)), "PAGEOUT_END": (4, _END, ("page",)),
+    "DISK_INSERT": (5, _START, ("device",)), "DISK_COMPLETE": (5, _END, ("device",)),
+    "FORK": (6, _START, ("child_pid",)), "EXIT": (6, _END, ()),
+}  # fmt: skip
+"""By event: group, type and the fields of auxinfo, two shorts each. A disk request starts where it
+is queued; FORK is the start of a process and EXIT its end."""
+_USER_EVENT = "USER_EVENT"
+
+
+def write_records_1987(log: Log, out: BinaryIO) -> Iterator[str]:
+    """Writes the records of the six groups, and those of probe(); yields what it had to cut."""
+    cut: Counter[str] = Counter()
+    out.write(_header(log, cut))
+    start_ns = last_ns = None
+    for event in log:
+        start_ns = event.timestamp if start_ns is None else start_ns
+        last_ns = event.timestamp
+        if event.type in _GROUPS or event.type == _USER_EVENT:
+            out.write(_record(event, event.timestamp - start_ns, cut))
+    elapsed = ((last_ns or 0) - (start_ns or 0)) // 1_000_000
+    group, kind = _TRAILER
+    out.write(_RECORD.pack(_RECORD.size, group << 8 | kind, 0, 0, 0, elapsed & 0xFFFFFFFF))
+    for what, count in sorted(cut.items()):
+        yield f"{what} did not fit into the record of 1987 in {count} records: low bits only"
+
+
+def _header(log: Log, cut: Counter[str]) -> bytes:
+    header = log.format.header
+    settings = header.get("settings")
+    machine = settings.get("machine") if isinstance(settings, dict) else None
+    machine = machine if isinstance(machine, dict) else {}
+    realtime = log.format.clock[1] if log.format.clock is not None else 0
+    when = datetime.datetime.fromtimestamp(realtime / 1e9, datetime.timezone.utc)
+    memory = machine.get("memory_bytes")
+    return _HEADER.pack(
+        when.month, when.day, when.year, when.hour, when.minute, when.second,
+        _short(machine.get("uid"), "the user", cut), _text(machine.get("user"), 32),
+        _text(header.get("tcpkmon"), 16), _short(header.get("cpus"), "the CPUs", cut),
+        _short(memory >> 20 if isinstance(memory, int) else 0, "the memory", cut), 0, 1,
+    )  # fmt: skip
+
+
+def _record(event: Event, since_ns: int, cut: Counter[str]) -> bytes:
+    if event.type == _USER_EVENT:
+        group, kind = _number(event, "group") & 0xFF, _number(event, "type") & 0xFF
+        aux = str(event.get("aux", "")).encode()
+        aux += b"\0" * (len(aux) % 2)
+    else:
+        group, kind, names = _GROUPS[event.type]
+        aux = b"".join(struct.pack(">I", _number(event, name) & 0xFFFFFFFF) for name in names)
+    values = {
+        "the user": (_number(event, "uid"), 0xFFFF),
+        "the process": (_number(event, "tgid"), 0xFFFF),
+        "the CPU time": (
+            (_number(event, "cpu_time") or _number(event, "runtime")) // 1_000_000, 0xFFFFFFFF,
+        ),
+        "the time": (since_ns // 1_000_000, 0xFFFFFFFF),
+    }  # fmt: skip
+    for what, (value, most) in values.items():
+        if value > most:
+            cut[what] += 1
+    uid, pid, cpu, real = (value & most for value, most in values.values())
+    return _RECORD.pack(_RECORD.size + len(aux), group << 8 | kind, uid, pid, cpu, real) + aux
+
+
+def _number(event: Event, name: str) -> int:
+    value: Any = event.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _short(value: Any, what: str, cut: Counter[str]) -> int:
+    number = value if isinstance(value, int) else 0
+    if not 0 <= number < 1 << 15:
+        cut[what] += 1
+    return number & 0x7FFF
+
+
+def _text(value: Any, size: int) -> bytes:
+    return (value if isinstance(value, str) else "").encode()[:size].ljust(size, b"\0")

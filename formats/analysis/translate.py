@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log as decimal words, a record a line: what translate of HP-UX's measurement system printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from formats.analysis.log import Log
+from formats.base.escape import for_terminal
+from formats.klogger.batch import LogBatch
+from formats.klogger.clock import LogClock
+from formats.klogger.names_1988 import NAMES
+from formats.klogger.table import LogEvent
+
+_PACKED = {
+    "SLEEP": ("tid", "priority"),
+    "SCHEDOUT": ("pid", "prio"),
+    "ADD_TO_RUNQ": ("pid", "prio"),
+    "REMOVE_FROM_RUNQ": ("pid", "prio"),
+}
+"""Events whose thread and priority share a word, which is the first."""
+_EXEC = "EXEC"
+_EXEC_PARTS = (("pid", "tgid", "old_pid"), ("pid", "comm"), ("pid", "filename"))
+"""The fields of the three records of EXEC: that it happened, the name, the file."""
+_WORD_BYTES = 4
+
+
+class Translator:
+    """The lines of a log. names: print names in place of ids, which are the log's event numbers."""
+
+    def __init__(self, log: Log, names: bool = False) -> None:
+        self._log = log
+        self._names = names
+
+    def legend(self) -> Iterator[str]:
+        """A line for each event of the log: id, name, the words of a record."""
+        for event in self._log.format.events:
+            for fields in _records(event):
+                pair = _PACKED.get(event.name, ())
+                words = ["seconds", "microseconds"]
+                words += ["pid<<16|priority<<8"] if _has_pair(event) else []
+                for field in fields:
+                    if field in pair and _has_pair(event):
+                        continue
+                    count = _word_count(event, field)
+                    words.append(field if count == 1 else f"{field}[{count}]")
+                name = NAMES.get(event.name, event.name)
+                yield for_terminal(f"{event.number} {name}: {' '.join(words)}")
+
+    def lines(self) -> Iterator[str]:
+        """The records in time order. Raises DamagedError, FileError, and UsageError for a log
+        without a clock pair."""
+        clock = LogClock(self._log.format, "epoch")
+        for batch in self._log.batches():
+            times = clock.times(batch)
+            seconds, rest = np.divmod(times, 1_000_000_000)
+            stamps = [
+                f"{second} {micro}"
+                for second, micro in zip(seconds.tolist(), (rest // 1000).tolist(), strict=True)
+            ]
+            words = {event.number: _words(batch, event) for event in batch.events()}
+            for number, stamp in zip(batch.numbers.tolist(), stamps, strict=True):
+                name, rows = words[number]
+                for text in next(rows):
+                    what = name if self._names else number
+                    yield f"{what} {stamp} {text}" if text else f"{what} {stamp}"
+
+
+def _records(event: LogEvent) -> list[tuple[str, ...]]:
+    """The fields of each record that an event makes."""
+    names = tuple(field.name for field in event.fields)
+    if event.name == _EXEC and set().union(*_EXEC_PARTS) <= set(names):
+        return list(_EXEC_PARTS)
+    return [names]
+
+
+def _has_pair(event: LogEvent) -> bool:
+    pair = [event.find_field(name) for name in _PACKED.get(event.name, ())]
+    return bool(pair) and all(field is not None and field.kind == "int" for field in pair)
+
+
+def _word_count(event: LogEvent, name: str) -> int:
+    field = event.find_field(name)
+    if field is None or field.kind in ("int", "enum"):
+        return 1
+    return -(-field.length // _WORD_BYTES)
+
+
+def _words(batch: LogBatch, event: LogEvent) -> tuple[str, Iterator[list[str]]]:
+    """The event's name, and for each of its records in the batch the words of its lines."""
+    rows = batch.rows(event)
+    columns = {field.name: _column(event, rows, field.name) for field in event.fields}
+    lines = []
+    for fields in _records(event):
+        parts = []
+        pair = _PACKED.get(event.name, ())
+        if _has_pair(event):
+            pid, priority = (rows[name].astype(np.int64) for name in pair)
+            parts.append([str(word) for word in (pid << 16 | (priority & 0xFF) << 8).tolist()])
+        else:
+            pair = ()
+        parts += [columns[name] for name in fields if name not in pair]
+        lines.append([" ".join(row) for row in zip(*parts, strict=True)] or [""] * len(rows))
+    name = for_terminal(NAMES.get(event.name, event.name))
+    return name, iter([list(record) for record in zip(*lines, strict=True)])
+
+
+def _column(event: LogEvent, rows: Any, name: str) -> list[str]:
+    """Each value of a field as its words."""
+    field = event.find_field(name)
+    assert field is not None
+    if field.kind in ("int", "enum"):
+        return list(map(str, rows[name].tolist()))
+    count = _word_count(event, name)
+    raw = np.zeros((len(rows), count * _WORD_BYTES), np.uint8)
+    values = np.frombuffer(rows[name].tobytes(), np.uint8)
+    raw[:, : field.length] = values.reshape(len(rows), field.length)
+    return [" ".join(map(str, row)) for row in raw.view(">u4").tolist()]

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tcpkmon translate FILE...`: Klogger logs as decimal words for awk, or as the records of 1987."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from formats.base.cli import say
+from formats.base.errors import DamagedError, LossError
+from formats.base.escape import for_terminal
+from formats.base.files import create_file
+
+if TYPE_CHECKING:
+    from formats.analysis import Log
+
+
+@click.command("translate")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True,
+                type=click.Path(path_type=Path))
+@click.option("-l", "listed", is_flag=True, help="List the ids, and the words of each record.")
+@click.option("--names", is_flag=True, help="Print names in place of ids.")
+@click.option("--records-1987", "old", type=click.Path(path_type=Path), metavar="OUT",
+              help="Write OUT in the shape of the UBC event monitor: header, event records, "
+              "trailer, big-endian. What does not fit is cut, and counted.")
+@click.option("--force", is_flag=True, help="Let --records-1987 replace a file.")
+def command(
+    files: tuple[Path, ...], listed: bool, names: bool, old: Path | None, force: bool
+) -> int:
+    """Print each record of Klogger logs as a line of decimal words: id, seconds, microseconds, ...
+
+    As translate of HP-UX did: the time is that of day, a thread and its priority share a word
+    (pid << 16 | priority << 8), text is packed, four characters a word, and EXEC makes three
+    records. Exit code 3: events were lost; 5: a log is damaged.
+    """
+    from importlib.metadata import version
+
+    from formats.analysis import Translator, open_log, write_records_1987
+
+    with open_log(*files) as log:
+        theirs = log.format.header.get("tcpkmon")
+        if isinstance(theirs, str) and theirs != version("tcpkmon"):
+            say(f"tcpkmon translate: warning: the log is of version {for_terminal(theirs)}, "
+                f"this tool of {version('tcpkmon')}")  # fmt: skip
+        if listed:
+            for line in Translator(log).legend():
+                click.echo(line)
+            return 0
+        if old is not None:
+            with create_file(old, force=force) as out:
+                for note in write_records_1987(log, out):
+                    say(f"tcpkmon translate: {note}")
+        else:
+            for line in Translator(log, names).lines():
+                sys.stdout.write(f"{line}\n")
+        return _report(log)
+
+
+def _report(log: Log) -> int:
+    for text in log.problems:
+        say(f"tcpkmon translate: {text}")
+    if log.damaged:
+        return DamagedError.exit_code
+    if log.lost:
+        say(f"tcpkmon translate: {log.lost} events were lost; tcpkmon verify lists the causes")
+    return LossError.exit_code if log.lost or not log.complete else 0

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon monitor and msmod on this kernel: on, counted forks, off, the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formats.analysis import open_log
+
+FORKS = 40
+TCPKMON = Path(sys.executable).with_name("tcpkmon")
+
+
+def run_tcpkmon(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TCPKMON, *words], check=False, capture_output=True, text=True, **options
+    )
+
+
+def monitor(folder: Path, *words: str, answer: str = "") -> tuple[int, str]:
+    done = run_tcpkmon("monitor", *words, cwd=folder, input=answer)
+    return done.returncode, done.stdout
+
+
+def test_on_off_and_the_report(tmp_path: Path) -> None:
+    code, said = monitor(tmp_path, "-on", "-b", "4", "1048576", "-e", "6")
+    assert code == 0
+    assert said.splitlines()[1:] == [
+        "Number of buffers to be used : 4", "Size of each buffer (bytes) : 1048576",
+        "Output file name : monitor.out", "Events to be monitored are :", "6. Fork/Exit",
+    ]  # fmt: skip
+    try:
+        assert monitor(tmp_path, "-on", "-f", "other")[1] == "MONITOR is already turned on\n"
+        made = [os.spawnlp(os.P_NOWAIT, "true", "true") for _ in range(FORKS)]
+        for pid in made:
+            os.waitpid(pid, 0)
+        assert "Events being monitored are :\n6. Fork/Exit" in monitor(tmp_path, "-s")[1]
+    finally:
+        code, said = monitor(tmp_path, "-off")
+    assert said == "MONITOR is turned OFF\nEvent data collected in file monitor.out\n"
+    with open_log(tmp_path / "monitor.out") as log:
+        forked = {event["child_pid"] for event in log.choose("FORK")}
+        ended = {event["pid"] for event in log.choose("EXIT")}
+    assert set(made) <= forked
+    assert set(made) <= ended
+    assert run_tcpkmon("verify", "monitor.out", cwd=tmp_path).returncode == 0
+    report = run_tcpkmon("condense", "monitor.out", "--json", cwd=tmp_path)
+    told = json.loads(report.stdout)
+    assert told["process_life"]["count"] >= FORKS
+    assert 0 < told["cpu"]["total"] <= 1
+    assert monitor(tmp_path, "-on", answer="n\n")[0] == 2  # monitor.out exists, and is kept
+    assert "not turned on" in monitor(tmp_path, "-s")[1]
+
+
+def test_msmod_switches_a_running_capture(tmp_path: Path) -> None:
+    from collector import klogger
+
+    with klogger.start("sched", tmp_path / "log", force=True) as capture:
+        pid = str(capture.pid)
+        assert run_tcpkmon("msmod", "--collector", pid, "-swtch", "-exit").returncode == 0
+        states = {row["name"]: row["enabled"] for row in capture.status()["events"]}
+        assert (states["SCHEDOUT"], states["EXIT"], states["FORK"]) == (False, False, True)
+        assert run_tcpkmon("msmod", "--collector", pid, "+swtch").returncode == 0
+        assert {r["name"]: r["enabled"] for r in capture.status()["events"]}["SCHEDOUT"] is True
+
+
+def test_a_user_may_list_and_nothing_else(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become a user")
+
+    def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
+        return run_tcpkmon(*words, cwd="/", user=65534, group=65534, extra_groups=[])
+
+    listed = as_nobody("msmod", "-l")
+    assert listed.returncode == 0
+    assert "setrq (ADD_TO_RUNQ): time, cpu, pid" in listed.stdout
+    for words in (["monitor", "-on"], ["iscan", "swtch", "-o", "/tmp/nobodys-log"]):
+        refused = as_nobody(*words)
+        assert refused.returncode != 0
+        assert "needs root" in refused.stderr

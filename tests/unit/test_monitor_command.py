@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of 1987 and 1988: their words, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from collector.commands import iscan, monitor, msmod
+from formats.base.errors import TcpkmonError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def no_collectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TCPKMON_RUN", str(tmp_path))
+
+
+def test_without_an_action_it_prints_the_usage() -> None:
+    result = CliRunner().invoke(monitor.command, [], standalone_mode=False)
+    assert result.output.startswith("Usage: monitor -on | -off | -status | -help")
+    assert result.return_value == 2
+
+
+def test_help_lists_the_groups() -> None:
+    lines = CliRunner().invoke(monitor.command, ["-help"]).output.splitlines()
+    assert lines[1] == "1. Transaction"
+    assert lines[-1] == "6. Fork/Exit"
+
+
+@pytest.mark.parametrize("words", [["-off"], ["-status"], ["-s"]])
+def test_nothing_is_on(words: list[str]) -> None:
+    assert CliRunner().invoke(monitor.command, words).output == "MONITOR is not turned on\n"
+
+
+def test_a_state_of_a_collector_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "monitor.json").write_text(
+        '{"pid": 1, "file": "x", "buffers": 2, "bytes": 2048, "events": [1]}'
+    )
+    assert monitor.find_state() is None
+    (tmp_path / "monitor.json").write_text("[]")
+    assert monitor.find_state() is None
+
+
+@pytest.mark.parametrize("text", ["", "0", "7", "1 x", "-1"])
+def test_groups_that_do_not_exist(text: str) -> None:
+    with pytest.raises(UsageError, match="no list of groups"):
+        monitor._parse_events(text)
+
+
+def test_lists_of_numbers_need_no_quotes() -> None:
+    """-e 1 3 is one option with two values, and what follows is another."""
+    with monitor.command.make_context("monitor", ["-s", "-e", "1", "3", "-f", "x"]) as context:
+        assert context.params["events"] == "1 3"
+        assert context.params["file"] == "x"
+        assert context.params["action"] == "status"
+
+
+@pytest.mark.parametrize("ids", [["+sleep", "-swtch"], ["-swtch"], ["-sleep", "+exit"]])
+def test_signed_ids_are_no_options(ids: list[str]) -> None:
+    with msmod.command.make_context("msmod", ["--collector", "7", *ids]) as context:
+        assert context.params["ids"] == tuple(ids)
+        assert context.params["collector"] == 7
+        assert context.params["listed"] is False
+
+
+def test_msmod_lists_every_schema_with_the_fields_of_a_record() -> None:
+    result = CliRunner().invoke(msmod.command, ["-l"])
+    names = [line.split(":")[0] for line in result.output.splitlines()]
+    assert len(set(names)) > 50
+    assert "swtch (SCHEDOUT)" in names
+    assert any(line.startswith("swtch (SCHEDOUT): time, cpu, pid, tgid, comm, prio") for line in
+               result.output.splitlines())  # fmt: skip
+
+
+@pytest.mark.parametrize("words, why", [
+    (["swtch"], "does not say on or off"), ([], "nothing to do"), (["-l", "+exit"], "takes no ID"),
+    (["+switch"], "no measurement 'switch'"),
+])  # fmt: skip
+def test_msmod_refuses(words: list[str], why: str) -> None:
+    with pytest.raises(TcpkmonError, match=why):
+        CliRunner().invoke(msmod.command, words, catch_exceptions=False)
+
+
+def test_iscan_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(UsageError, match="no measurement 'nonsense'"):
+        CliRunner().invoke(iscan.command, ["nonsense"], catch_exceptions=False)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""translate: decimal words for awk, and the records of 1987, byte for byte."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from formats.commands.translate import command
+from tests.unit.log_builder import LogBuilder
+
+SCHEMA = """
+event SCHEDIN { int pid }
+event SCHEDOUT { int pid; int prio; ulonglong runtime }
+event EXEC { int pid; int tgid; int old_pid; string16 comm; string6 filename }
+event PAGEIN_END { int tid; int tgid; uint uid; ulonglong cpu_time; ulonglong page }
+event USER_EVENT { int tgid; uint uid; int group; int type; string8 aux }
+"""
+REALTIME = (1_732_200_000, 0)  # of the builder's clock: seconds, microseconds
+
+
+def write(tmp_path: Path, **header: str) -> Path:
+    build = LogBuilder(schema=SCHEMA, **header)
+    build.log("SCHEDOUT", 1_500_000_000, pid=1, prio=2, runtime=7)
+    build.log("EXEC", 1_500_001_000, pid=9, tgid=9, old_pid=8, comm="sh", filename="/bin/s")
+    build.log("PAGEIN_END", 2_000_000_000, tid=5, tgid=70_000, uid=1000, cpu_time=3_000_000,
+              page=0x12345)  # fmt: skip
+    build.log("USER_EVENT", 2_000_002_000, tgid=70, uid=1000, group=7, type=1, aux="login")
+    build.end_dump().finish()
+    (tmp_path / "log").mkdir()
+    build.write(tmp_path / "log" / "kernlog.dump.cpu0")
+    return tmp_path / "log"
+
+
+def test_words(tmp_path: Path) -> None:
+    """66048 is thread 1, priority 2. EXEC makes three records; text is four characters a word."""
+    result = CliRunner().invoke(command, [str(write(tmp_path)), "--names"])
+    assert result.exit_code == 0
+    lines = [line for line in result.output.splitlines()
+             if line.split()[0] in ("swtch", "exec", "PAGEIN_END", "USER_EVENT")]  # fmt: skip
+    second = REALTIME[0]
+    sh = int.from_bytes(b"sh\0\0", "big")
+    path = " ".join(str(int.from_bytes(part, "big")) for part in (b"/bin", b"/s\0\0"))
+    assert lines == [
+        f"swtch {second + 1} 500000 66048 7",
+        f"exec {second + 1} 500001 9 9 8",
+        f"exec {second + 1} 500001 9 {sh} 0 0 0",
+        f"exec {second + 1} 500001 9 {path}",
+        f"PAGEIN_END {second + 2} 0 5 70000 1000 3000000 74565",
+        f"USER_EVENT {second + 2} 2 70 1000 7 1 {int.from_bytes(b'logi', 'big')}"
+        f" {int.from_bytes(b'n' + bytes(3), 'big')}",
+    ]
+
+
+def test_ids_are_those_of_the_list(tmp_path: Path) -> None:
+    path = str(write(tmp_path))
+    listed = CliRunner().invoke(command, [path, "-l"]).output.splitlines()
+    assert sum(" exec: " in line for line in listed) == 3
+    swtch = next(line for line in listed if " swtch: " in line)
+    assert swtch.endswith("seconds microseconds pid<<16|priority<<8 runtime")
+    number = swtch.split()[0]
+    lines = CliRunner().invoke(command, [path]).output.splitlines()
+    assert f"{number} {REALTIME[0] + 1} 500000 66048 7" in lines
+
+
+def test_another_version_warns_and_goes_on(tmp_path: Path) -> None:
+    path = str(write(tmp_path, tcpkmon="0.0.7"))
+    result = CliRunner().invoke(command, [path])
+    assert result.exit_code == 0
+    assert "66048" in result.output
+    assert "warning: the log is of version 0.0.7" in result.stderr
+
+
+def test_the_records_of_1987(tmp_path: Path) -> None:
+    out = tmp_path / "monitor.out"
+    result = CliRunner().invoke(command, [str(write(tmp_path)), "--records-1987", str(out)])
+    assert result.exit_code == 0
+    assert "the process did not fit into the record of 1987 in 1 records" in result.stderr
+    data = out.read_bytes()
+    month, day, year = struct.unpack_from(">3h", data)
+    assert (month, day, year) == (11, 21, 2024)
+    at = struct.calcsize(">7h32s16s4h")
+    records = []
+    while at < len(data):
+        head = struct.unpack_from(">4HII", data, at)
+        records.append((head, data[at + 16 : at + head[0]]))
+        at += head[0]
+    (fault, page), (mine, aux), (trailer, _) = records
+    assert fault == (20, 3 << 8 | 1, 1000, 70_000 & 0xFFFF, 3, fault[5])
+    assert page == struct.pack(">I", 0x12345)
+    assert mine[1] == 7 << 8 | 1
+    assert aux == b"login\0"
+    assert trailer[1] == 1
+    assert trailer[5] >= fault[5] > 1900
+
+
+def test_a_lossy_log(tmp_path: Path) -> None:
+    build = LogBuilder(schema=SCHEMA).lose("ring_full", 3).log("SCHEDOUT", pid=1).end_dump()
+    (tmp_path / "log").mkdir()
+    build.finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
+    result = CliRunner().invoke(command, [str(tmp_path / "log")], standalone_mode=False)
+    assert result.return_value == 3
+    assert "3 events were lost" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["SCHEDOUT { string4 pid; string4 prio }", "EXEC { int pid }"])
+def test_an_event_of_another_shape(tmp_path: Path, name: str) -> None:
+    """A hostile log's event has the known name, and not its fields."""
+    event = name.split(maxsplit=1)[0]
+    build = LogBuilder(schema=f"event SCHEDIN {{ int pid }} event {name}" + (
+        "" if event == "SCHEDOUT" else " event SCHEDOUT { int pid }"))  # fmt: skip
+    build.log(event).end_dump()
+    (tmp_path / "log").mkdir()
+    build.finish().write(tmp_path / "log" / "kernlog.dump.cpu0")
+    for options in ([], ["-l"], ["--records-1987", str(tmp_path / "old")]):
+        assert CliRunner().invoke(command, [str(tmp_path / "log"), *options]).exit_code == 0
