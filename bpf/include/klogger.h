@@ -40,7 +40,7 @@ struct klogger_control {
 /* For PROBE(), one for each program. */
 struct klogger_guard {
     u32 running; /* the first copy runs on this CPU */
-    u32 again;   /* events that the second copy recorded */
+    u32 again;   /* events that the second copy recorded; runs of a perf event's program */
 };
 
 /* Memory for a record that a ring transport copies, and for a socket's copy: too large for the
@@ -108,7 +108,8 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
  *
  *     tracepoint, fentry, fexit, iter     ctx: | arg 0 | arg 1 | ...      u64 each
  *     netfilter                           ctx: struct bpf_nf_ctx: | nf_hook_state | sk_buff |
- *     kprobe                              ctx: struct pt_regs
+ *     kprobe, uprobe, uretprobe           ctx: struct pt_regs
+ *     perf                                ctx: struct bpf_perf_event_data: pt_regs, period, address
  *
  * struct pt_regs has the arguments in registers: six on x86-64 (rdi rsi rdx rcx r8 r9), eight on
  * arm64. ARG() of an argument on the stack does not compile.
@@ -116,8 +117,18 @@ static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
 #if defined(__TARGET_ARCH_arm64)
 #define KLOGGER_REGISTERS   8
 #define KLOGGER_REGISTER(n) ((n)*8)
+#define KLOGGER_RETURNED    0
+#define KLOGGER_PC          256
+#define KLOGGER_MODE        264
+#define KLOGGER_IS_USER(m)  (((m)&15) == 0)
+#define KLOGGER_PT_REGS     272
 #else
-#define KLOGGER_REGISTERS 6
+#define KLOGGER_REGISTERS  6
+#define KLOGGER_RETURNED   80
+#define KLOGGER_PC         128
+#define KLOGGER_MODE       136
+#define KLOGGER_IS_USER(m) (((m)&3) == 3)
+#define KLOGGER_PT_REGS    168
 #define KLOGGER_REGISTER(n)                                                                        \
     ((n) == 0 ? 112 : (n) == 1 ? 104 : (n) == 2 ? 96 : (n) == 3 ? 88 : (n) == 4 ? 72 : 64)
 #endif
@@ -126,10 +137,18 @@ static __always_inline u64 klogger_no_register(void) {
     asm volatile(".error \"a kprobe has no ARG() beyond the arguments in registers\"");
     return 0;
 }
+#define KLOGGER_CTX(offset) (*(volatile u64 *)((u8 *)ctx + (offset)))
+/* What a perf event tells: the program counter, 1 in user mode, its period, an address. */
+#define KLOGGER_PERF_ARG(n)                                                                        \
+    ((n) == 0   ? KLOGGER_CTX(KLOGGER_PC)                                                          \
+     : (n) == 1 ? KLOGGER_IS_USER(KLOGGER_CTX(KLOGGER_MODE))                                       \
+                : KLOGGER_CTX(KLOGGER_PT_REGS + ((n)-2) * 8))
 #define ARG(n)                                                                                     \
-    (!KLOGGER_HAS_REGISTERS(kind) ? ((volatile u64 *)ctx)[n]                                       \
-     : (n) < KLOGGER_REGISTERS    ? *(volatile u64 *)((u8 *)ctx + KLOGGER_REGISTER(n))             \
-                                  : klogger_no_register())
+    (kind == KLOGGER_PERF           ? KLOGGER_PERF_ARG(n)                                          \
+     : kind == KLOGGER_URETPROBE    ? KLOGGER_CTX(KLOGGER_RETURNED)                                \
+     : !KLOGGER_HAS_REGISTERS(kind) ? KLOGGER_CTX((n)*8)                                           \
+     : (n) < KLOGGER_REGISTERS      ? KLOGGER_CTX(KLOGGER_REGISTER(n))                             \
+                                    : klogger_no_register())
 #define DIRECT KLOGGER_IS_DIRECT(kind)
 
 /*
@@ -153,7 +172,9 @@ static __always_inline u64 klogger_no_register(void) {
             return KLOGGER_RESULT(KIND_##name);                                                    \
         running = &cpu->guards[INDEX_##name].running;                                              \
         asm volatile("%0 = 0x6b6c6f6767657231 ll" : "=r"(first));                                  \
-        if (first) {                                                                               \
+        if (KLOGGER_COUNTS_RUNS(KIND_##name)) {                                                    \
+            klogger_count(cpu->guards[INDEX_##name].again);                                        \
+        } else if (first) {                                                                        \
             *running = 1;                                                                          \
         } else {                                                                                   \
             if (!*running)                                                                         \

@@ -14,8 +14,12 @@ __all__ = [
     "machine",
     "netns",
     "nf_hooks",
+    "perf_events",
+    "perf_names",
     "places",
     "privileges",
     "probe_kinds",
     "syscalls",
+    "trusted_files",
+    "uprobes",
 ]

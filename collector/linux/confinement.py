@@ -46,6 +46,7 @@ _CLONE, _CLONE3 = ((56, 435), (220, 435))[ARM64]
 _BPF_COMMANDS = (0, 1, 2, 3, 15, 17)
 """BPF_MAP_CREATE, LOOKUP, UPDATE, DELETE, OBJ_GET_INFO_BY_FD, and RAW_TRACEPOINT_OPEN, which
 attaches the second copy of a program. No program is loaded."""
+_BPF_LINK_CREATE = 28
 _AUDIT_ARCH = 0xC00000B7 if ARM64 else 0xC000003E
 _CLONE_THREAD = 0x10000
 _LOAD, _EQUAL, _MORE, _SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -63,13 +64,15 @@ _ALL_ACCESS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16
 _BIND_TCP_CONNECT_TCP, _SCOPE_ABSTRACT, _SCOPE_SIGNAL = 3, 1, 2
 
 
-def deny_calls() -> None:
+def deny_calls(enters_namespaces: bool = False) -> None:
     """Make system calls fail (EPERM) that a capture that runs never makes: see _DENIED.
+
+    enters_namespaces: all but setns(), and a loaded program may be linked where it is then.
 
     A thread may still start threads, but no process. Call it after forbid_new_privileges().
     KernelError where the kernel has no seccomp filters.
     """
-    code = ctypes.create_string_buffer(b"".join(_filter()))
+    code = ctypes.create_string_buffer(b"".join(_filter(enters_namespaces)))
     program = struct.pack("=HxxxxxxQ", (len(code) - 1) // 8, address(code))
     try:
         buffer = ctypes.create_string_buffer(program, len(program))
@@ -78,7 +81,7 @@ def deny_calls() -> None:
         raise KernelError(f"the kernel takes no seccomp filter: {error.strerror}") from error
 
 
-def _filter() -> Iterable[bytes]:
+def _filter(enters_namespaces: bool) -> Iterable[bytes]:
     """The filter in classic BPF: struct sock_filter {u16 code; u8 jt, jf; u32 k}."""
 
     def step(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
@@ -92,7 +95,10 @@ def _filter() -> Iterable[bytes]:
     if not ARM64:
         yield step(_MORE, _X32, 0, 1)
         yield refuse
-    for numbers in _DENIED.values():
+    commands = _BPF_COMMANDS + (_BPF_LINK_CREATE,) * enters_namespaces
+    for name, numbers in _DENIED.items():
+        if enters_namespaces and name == "setns":
+            continue
         if (number := numbers[ARM64]) is not None:
             yield step(_EQUAL, number, 0, 1)
             yield refuse
@@ -107,8 +113,8 @@ def _filter() -> Iterable[bytes]:
     yield step(_EQUAL, NR_BPF, 1)
     yield allow
     yield step(_LOAD, _ARGUMENT_AT)
-    for index, command in enumerate(_BPF_COMMANDS):
-        yield step(_EQUAL, command, len(_BPF_COMMANDS) - index)
+    for index, command in enumerate(commands):
+        yield step(_EQUAL, command, len(commands) - index)
     yield refuse
     yield allow
 

@@ -4,7 +4,8 @@
 It is forked before this process becomes another user. It runs one function for numbers and bytes
 that it is sent, and another when this process has ended.
 
-    this process     u32 number, u64 length, bytes ->     deputy: open_file(number, bytes)
+    this process     u32 number, u64 length, bytes,       deputy: open_file(number, bytes,
+                     perhaps descriptors ->                                 *descriptors)
                      <- i32 error, text; or i32 0 and a descriptor
 """
 
@@ -14,7 +15,7 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from formats.base.closing import Closing
@@ -23,19 +24,21 @@ from formats.base.errors import FileError, TcpkmonError
 _REQUEST = struct.Struct("=IQ")
 _ANSWER = struct.Struct("=i")
 _TEXT_BYTES = 4096
+_MOST_FDS = 4
 
 
 class Deputy(Closing):
     """The child process, until close(). Make it while there is one thread alone.
 
-    open_file(number, bytes): returns a descriptor, which the deputy closes after sending it.
+    open_file(number, bytes, *descriptors): returns a descriptor, which the deputy closes after
+    sending it, as it does those that came.
     at_end: called when this process closes the deputy, or has ended. settle: called first, to give
     up what the two do not need. keep: the descriptors that they use; all others are closed.
     """
 
     def __init__(
         self,
-        open_file: Callable[[int, bytes], int],
+        open_file: Callable[..., int],
         at_end: Callable[[], None],
         settle: Callable[[], None],
         keep: Iterable[int] = (),
@@ -53,10 +56,10 @@ class Deputy(Closing):
                 finally:
                     os._exit(0)
 
-    def open_file(self, number: int, data: bytes) -> int:
+    def open_file(self, number: int, data: bytes, fds: Sequence[int] = ()) -> int:
         """The descriptor that the deputy opened. FileError, from an OSError where that was why."""
         try:
-            self._socket.sendall(_REQUEST.pack(number, len(data)))
+            socket.send_fds(self._socket, [_REQUEST.pack(number, len(data))], fds)
             self._socket.sendall(data)
             answer, fds, _, _ = socket.recv_fds(self._socket, _ANSWER.size + _TEXT_BYTES, 1)
         except OSError as error:
@@ -88,17 +91,26 @@ def _isolate(keep: set[int]) -> None:
                 os.close(int(name))
 
 
-def _serve(connection: socket.socket, open_file: Callable[[int, bytes], int]) -> bool:
+def _serve(connection: socket.socket, open_file: Callable[..., int]) -> bool:
     """Answer one request; False when there are no more."""
-    head = _receive(connection, _REQUEST.size)
-    if head is None:
-        return False
-    number, length = _REQUEST.unpack(head)
-    data = _receive(connection, length)
-    if data is None:
-        return False
+    head, given, _, _ = socket.recv_fds(connection, _REQUEST.size, _MOST_FDS)
     try:
-        fd = open_file(number, data)
+        rest = _receive(connection, _REQUEST.size - len(head)) if head else None
+        if rest is None:
+            return False
+        number, length = _REQUEST.unpack(head + rest)
+        data = _receive(connection, length)
+        if data is None:
+            return False
+        return _answer(connection, lambda: open_file(number, data, *given))
+    finally:
+        for fd in given:
+            os.close(fd)
+
+
+def _answer(connection: socket.socket, open_file: Callable[[], int]) -> bool:
+    try:
+        fd = open_file()
     except (TcpkmonError, OSError) as error:
         cause = error.__cause__ if isinstance(error, TcpkmonError) else error
         code = cause.errno if isinstance(cause, OSError) and cause.errno else 5

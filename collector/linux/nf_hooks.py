@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Collection, Sequence
 
 from collector.linux import bpf
 from collector.linux.netns import list_namespaces, own_namespace, run_inside
 from collector.linux.places import Places
-from formats.base.errors import KernelError, TcpkmonError
+from collector.linux.syscalls import close_all
+from formats.base.errors import FileError, KernelError, TcpkmonError
 
 HOOKS = {"PRE_ROUTING": 0, "LOCAL_IN": 1, "FORWARD": 2, "LOCAL_OUT": 3, "POST_ROUTING": 4}
 """By name, the number in linux/netfilter.h."""
@@ -24,57 +26,105 @@ _FAMILIES = (2, 10)
 _LOWEST, _HIGHEST = -(1 << 31) + 1, (1 << 31) - 2
 """The kernel keeps the numbers beyond for itself."""
 _TRIES = 256
+_FIND, _LINK = 0, 1
 
 
-def wrong_hook(target: str) -> str:
+def expect_hook(target: str) -> str:
     """What was expected instead of this target, or ''."""
     return "" if target in HOOKS else f"a hook of netfilter ({', '.join(HOOKS)})"
 
 
-def attach_netfilter(target: str, programs: Sequence[int]) -> Places:
-    """Attaches programs to a hook: in this thread's namespace, by refresh() in all others too."""
-    if target not in HOOKS:
-        raise KernelError(f"there is no netfilter hook {target}", f"take {', '.join(HOOKS)}")
+class Entrance:
+    """The way into other network namespaces, for a process with CAP_SYS_ADMIN and CAP_SYS_PTRACE.
+    """
 
-    def open_(place: int, program: int) -> list[int]:
+    def find(self) -> Collection[int]:
+        """The inodes of all namespaces that have a process or a name."""
+        return list_namespaces()
+
+    def link(self, place: int, target: str, family: int, program: int) -> int:
+        """Attaches a program in the namespace with that inode; the link's descriptor.
+
+        KernelError where the kernel refuses, OSError where there is no such namespace any more.
+        """
         if place == own_namespace():
-            return link_hook(target, program)
-        path = list_namespaces().get(place)
-        if path is None:
-            return []
-        try:
-            namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return []
+            return _link(family, target, program)
+        namespace = os.open(list_namespaces().get(place, ""), os.O_RDONLY | os.O_CLOEXEC)
         try:
             if os.fstat(namespace).st_ino != place:
-                return []
-            return run_inside(namespace, lambda: link_hook(target, program))
+                raise FileNotFoundError(errno.ENOENT, "the namespace has gone")
+            return run_inside(namespace, lambda: _link(family, target, program))
         finally:
             os.close(namespace)
 
-    return Places(own_namespace(), list_namespaces, open_, programs)
+
+class FarEntrance(Entrance):
+    """An Entrance by a deputy, whose open_file() is answer_far()."""
+
+    def __init__(self, ask: Callable[[int, bytes, Sequence[int]], int]) -> None:
+        self._ask = ask
+
+    def find(self) -> Collection[int]:
+        with os.fdopen(self._ask(_FIND, b"", ()), "rb") as file:
+            return {number for (number,) in struct.iter_unpack("=Q", file.read())}
+
+    def link(self, place: int, target: str, family: int, program: int) -> int:
+        data = struct.pack("=QIi", place, HOOKS[target], family)
+        try:
+            return self._ask(_LINK, data, (program,))
+        except FileError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise error.__cause__ from None
+            raise KernelError(error.message) from error
 
 
-def link_hook(target: str, program: int) -> list[int]:
-    """Attaches a program in the calling thread's namespace; the links' descriptors.
+def answer_far(number: int, data: bytes, *programs: int) -> int:
+    """What a deputy does for a FarEntrance: the descriptor of a list, or of a link."""
+    if number == _FIND:
+        listed = os.memfd_create("namespaces", os.MFD_CLOEXEC)
+        os.write(listed, b"".join(struct.pack("=Q", one) for one in Entrance().find()))
+        os.lseek(listed, 0, os.SEEK_SET)
+        return listed
+    place, hook, family = struct.unpack("=QIi", data)
+    (program,) = programs
+    return Entrance().link(place, next(n for n, h in HOOKS.items() if h == hook), family, program)
 
-    Where packets enter a layer (PRE_ROUTING, LOCAL_OUT) it runs before all rules, elsewhere after
-    all: so it sees what comes, and what the rules let through.
-    """
-    links: list[int] = []
-    try:
-        for family in _FAMILIES:
-            links.append(_link(family, target, program))
-    except TcpkmonError:
-        for fd in links:
-            os.close(fd)
-        raise
-    return links
+
+class NetfilterHook(Places):
+    """Programs at a hook: in this thread's namespace, by refresh() in all others too."""
+
+    def __init__(self, target: str, programs: Sequence[int]) -> None:
+        if target not in HOOKS:
+            raise KernelError(f"there is no netfilter hook {target}", f"take {', '.join(HOOKS)}")
+        self._target = target
+        self.entrance: Entrance | None = Entrance()
+        super().__init__(own_namespace(), programs)
+
+    def find(self) -> Collection[int]:
+        return self.entrance.find() if self.entrance is not None else list(self._at)
+
+    def open(self, place: int, program: int) -> list[int]:
+        links: list[int] = []
+        try:
+            for family in _FAMILIES:
+                assert self.entrance is not None  # else find() has nothing new
+                links.append(self.entrance.link(place, self._target, family, program))
+        except FileNotFoundError:
+            close_all(links)
+            return []
+        except TcpkmonError:
+            close_all(links)
+            raise
+        return links
 
 
 def _link(family: int, target: str, program: int) -> int:
-    """The kernel allows no two BPF links of one priority at a hook: the next free one is taken."""
+    """Attaches a program in the calling thread's namespace; the link's descriptor.
+
+    Where packets enter a layer (PRE_ROUTING, LOCAL_OUT) it runs before all rules, elsewhere after
+    all: so it sees what comes, and what the rules let through. The kernel allows no two BPF links
+    of one priority at a hook: the next free one is taken.
+    """
     for step in range(_TRIES):
         priority = _LOWEST + step if target in _FIRST_HOOKS else _HIGHEST - step
         try:

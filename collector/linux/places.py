@@ -4,31 +4,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from formats.base.errors import TcpkmonError
-
-Find = Callable[[], Collection[int]]
-"""The numbers of the places that there are now."""
-Open = Callable[[int, int], list[int]]
-"""open(place, program): attaches it there; descriptors, which detach it when they are closed.
-TcpkmonError where the kernel refuses; no descriptor where the place has just gone."""
 
 
 class Places:
     """An Attachment (collector/linux/probe_kinds.py) at each place that there is.
 
-    It begins at the place `first` alone, whose refusal is raised; refresh() adds the others.
+    A subclass has find() and open(). It begins at the place `first` alone, whose refusal is
+    raised; refresh() adds the others.
     """
 
-    def __init__(self, first: int, find: Find, open_: Open, programs: Sequence[int]) -> None:
-        self._find = find
-        self._open = open_
+    def __init__(self, first: int, programs: Sequence[int]) -> None:
         self._programs = list(programs)
         self._at: dict[int, list[int]] = {}
         self.refused: dict[int, str] = {}
         """Places where the kernel refuses the programs, and why."""
         self._add(first)
+
+    def find(self) -> Collection[int]:
+        """The numbers of the places that there are now."""
+        raise NotImplementedError
+
+    def open(self, place: int, program: int) -> list[int]:
+        """Attaches a program there; descriptors, which detach it when they are closed.
+
+        TcpkmonError where the kernel refuses; no descriptor where the place has just gone.
+        """
+        raise NotImplementedError
+
+    def is_dead(self, fds: Sequence[int]) -> bool:
+        """Whether a place has come back, and these descriptors belong to its former life."""
+        return False
+
+    def close(self, fds: list[int]) -> None:
+        """Detaches programs from a place."""
+        while fds:
+            os.close(fds.pop(0))
 
     @property
     def fds(self) -> list[int]:
@@ -37,9 +50,12 @@ class Places:
 
     def refresh(self) -> None:
         """Attaches at places that have come, and detaches from those that are gone."""
-        now = set(self._find())
-        for place in self._at.keys() - now:
-            _close(self._at.pop(place))
+        if not self._programs:
+            return
+        now = set(self.find())
+        for place in list(self._at):
+            if place not in now or self.is_dead(self._at[place]):
+                self.close(self._at.pop(place))
         self.refused = {place: why for place, why in self.refused.items() if place in now}
         for place in sorted(now - self._at.keys()):
             try:
@@ -52,9 +68,9 @@ class Places:
         fds: list[int] = []
         try:
             for program in self._programs:
-                fds += self._open(place, program)
+                fds += self.open(place, program)
         except TcpkmonError:
-            _close(fds)
+            self.close(fds)
             raise
         if fds:
             self._at[place] = fds
@@ -66,9 +82,4 @@ class Places:
         """Detaches everywhere; refresh() attaches no more."""
         self._programs = []
         while self._at:
-            _close(self._at.popitem()[1])
-
-
-def _close(fds: list[int]) -> None:
-    while fds:
-        os.close(fds.pop(0))
+            self.close(self._at.popitem()[1])

@@ -160,19 +160,23 @@ def settle(
     user: User | None = None,
     folders: Iterable[int] = (),
     signals: bool = False,
+    enters_namespaces: bool = False,
 ) -> None:
     """Give up, in the calling thread and for good, what is not named here. PrivilegeError.
 
     It becomes the user (None: it stays who it is), keeps the capabilities `keep`, makes, writes and
     removes files by name only below `folders` (descriptors), and makes no system call that a
-    capture never makes. signals: it may send other processes signals.
+    capture never makes. signals: it may send other processes signals. enters_namespaces: it may
+    enter network namespaces, and attach loaded programs there. Then files' modes alone limit it:
+    Landlock would hide other processes' namespaces.
     """
     forbid_new_privileges()
-    with suppress(OSError):  # then files' modes alone limit it
-        limit_paths(folders, signals)
+    if not enters_namespaces:
+        with suppress(OSError):  # then files' modes alone limit it
+            limit_paths(folders, signals)
     drop_capabilities(keep, user)
     with suppress(KernelError):
-        deny_calls()
+        deny_calls(enters_namespaces)
 
 
 def drop_capabilities(keep: Iterable[str] = KEPT, user: User | None = None) -> None:

@@ -18,7 +18,9 @@ from collector.linux import bpf
 from collector.linux.btf_raw import Kind
 from collector.linux.kallsyms import Kallsyms
 from collector.linux.kprobe_events import Tracefs, attach_kprobe, has_kprobes
-from collector.linux.nf_hooks import attach_netfilter, wrong_hook
+from collector.linux.nf_hooks import NetfilterHook, expect_hook
+from collector.linux.perf_events import PerfEvent, expect_event
+from collector.linux.uprobes import Uprobe, attach_uretprobe, expect_function
 from formats.base.errors import KernelError, TcpkmonError
 
 
@@ -70,6 +72,8 @@ class ProbeKind:
     nests: bool = True
     """An interrupt may reach the target while the program runs there already, and the kernel then
     skips the program."""
+    counts_runs: bool = False
+    """Programs count their runs; what the kernel counted less these is what they missed."""
     result: int = 0
     """What the programs return to the kernel."""
     expects: Callable[[str], str] = lambda _: ""
@@ -159,8 +163,21 @@ _ROWS = (
     ),
     # A packet may interrupt another in the same program: the kernel runs it then too. 1: NF_ACCEPT.
     ProbeKind(
-        "nf", 7, bpf.BPF_PROG_TYPE_NETFILTER, attach_netfilter, bpf.BPF_NETFILTER,
-        is_direct=True, nests=False, result=1, expects=wrong_hook, other_names=("netfilter",),
+        "nf", 7, bpf.BPF_PROG_TYPE_NETFILTER, NetfilterHook, bpf.BPF_NETFILTER,
+        is_direct=True, nests=False, result=1, expects=expect_hook, other_names=("netfilter",),
+    ),
+    # The kernel skips one that interrupts another, whichever it is: a second copy would not help.
+    ProbeKind(
+        "perf", 8, bpf.BPF_PROG_TYPE_PERF_EVENT, PerfEvent,
+        nests=False, expects=expect_event, counts_runs=True, other_names=("perf_event",),
+    ),
+    ProbeKind(
+        "uprobe", 9, bpf.BPF_PROG_TYPE_KPROBE, Uprobe,
+        has_registers=True, nests=False, expects=expect_function, other_names=("usdt",),
+    ),
+    ProbeKind(
+        "uretprobe", 10, bpf.BPF_PROG_TYPE_KPROBE, attach_uretprobe,
+        nests=False, expects=expect_function,
     ),
 )  # fmt: skip
 KINDS: Mapping[str, ProbeKind] = MappingProxyType({kind.name: kind for kind in _ROWS})

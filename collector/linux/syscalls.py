@@ -14,6 +14,7 @@ import functools
 import mmap
 import os
 import platform
+from collections.abc import Iterable
 
 from formats.base.errors import KernelError, PrivilegeError
 
@@ -105,6 +106,12 @@ def wait_for_running() -> None:
     """
     with contextlib.suppress(OSError):
         system_call(_NR_MEMBARRIER, _MEMBARRIER_CMD_GLOBAL, 0, 0)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)
 
 
 def cpu_list(text: str) -> tuple[int, ...]:

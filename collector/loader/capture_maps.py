@@ -191,14 +191,19 @@ class Kernel(Closing):
         Lost are the events for which the kernel skipped the first copy and the second did not run
         either, and those that a kprobe reports.
         """
-        again = heads["guards"]["again"].sum(axis=0)
-        missed: Mapping[str, Any] = self.loaded.missed()
+        missed = self.loaded.missed()
+        if any(one.due is not None for one in missed.values()):
+            heads = self.heads()  # read after what was due: else more would seem to be missing
+        again = heads["guards"]["again"].sum(axis=0, dtype=np.uint32)
         found = {}
         for index, probe in enumerate(self._prepared.plan.probes):
             if probe.name not in missed or not probe.locations:
                 continue
             counts = missed[probe.name]
             lost = max(0, counts.first - int(again[index]))
+            if counts.due is not None:
+                behind = (counts.due - int(again[index])) % (1 << 32)
+                lost = behind if behind < 1 << 31 else 0
             point = self._prepared.numbers.get(probe.locations[0], EXISTING)
             found[probe.name] = Program(
                 point, lost, counts.nmissed, counts.run_cnt, counts.run_ns

@@ -18,8 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from collector.linux.bpf import map_delete, map_update, online_cpus, perf_event_open
+from collector.linux.perf_names import Counter, find_counter, table
 from collector.linux.syscalls import refused
-from collector.plan.counter_names import ANY, MACHINES, Counter, check, find_counter, table
+from collector.plan.counter_names import ANY, MACHINES, check
 from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError, SchemaError
 from formats.schema import Arch

@@ -19,148 +19,37 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from collector.linux import bpf
 from collector.linux.btf import Btf
-from collector.linux.probe_kinds import KINDS, Attachment
-from collector.linux.syscalls import wait_for_running
-from collector.loader.bytecode import Cast, cast_freely, fill_maps, second_copy
+from collector.linux.nf_hooks import Entrance, NetfilterHook
+from collector.linux.perf_events import PerfEvent
+from collector.linux.places import Places
+from collector.linux.probe_kinds import KINDS
+from collector.linux.syscalls import close_all, wait_for_running
+from collector.loader.bytecode import Cast, fill_maps, second_copy
 from collector.loader.compiler import Image
+from collector.loader.program import (
+    Missed,
+    Program,
+    ProgramSpec,
+    attach_type_id,
+    load_code,
+    load_quickest,
+    never_interrupts_itself,
+)
 from collector.ring.rings import DEFAULT_TRANSPORT
 from collector.ring.transport import Transport
 from formats.base.closing import Closing
-from formats.base.errors import KernelError, TcpkmonError
+from formats.base.errors import TcpkmonError
 
-NEVER_NESTED = frozenset(
-    ["sys_enter", "sys_exit", "sock_send_length", "sock_recv_length", "timer_expire_entry"]
-)
-"""Tracepoints that run in one context alone: in a task that may sleep (system calls and calls on
-sockets), or in the softirq of timers."""
+# For the callers of this module.
+__all__ = ["Loaded", "Missed", "ProgramSpec", "attach_type_id", "load_code"]
+
 LOOK_S = 0.05
 """How often to look whether a second copy is needed: a system call for each program."""
-
-
-@dataclass(frozen=True)
-class ProgramSpec:
-    """A function of the image, its target, and whether a capture needs it."""
-
-    function: str
-    kind: str
-    target: str
-    required: bool = False
-
-
-class Missed(NamedTuple):
-    """A program's counters.
-
-    first, again: events for which the kernel skipped the first copy, and the second; nmissed:
-    events that a kprobe lost; run_cnt: runs of the first copy; run_ns: of both. The last two are 0
-    without bpf.enable_stats().
-    """
-
-    first: int
-    again: int
-    nmissed: int
-    run_cnt: int
-    run_ns: int
-
-
-@dataclass
-class _Program:
-    spec: ProgramSpec
-    prog_fds: list[int]
-    """Of its copies, as far as they are loaded."""
-    again: Future[int] | None = None
-    """The second copy, which a thread loads."""
-    attachment: Attachment | None = None
-    second: Attachment | None = None
-    """The second copy, where it was attached later."""
-    missed_before: int = 0
-
-    @property
-    def attached(self) -> bool:
-        return self.attachment is not None and bool(self.attachment.fds)
-
-    def attach(self, at_once: bool) -> None:
-        """Attaches the first copy, and the second too unless it may wait (at_once: never)."""
-        kind = KINDS[self.spec.kind]
-        copies = None if at_once or not kind.is_tracepoint else 1
-        if copies is None:
-            self._wait_for_second()
-        self.second = None
-        self.attachment = kind.attach(self.spec.target, self.prog_fds[:copies])
-        self.attachment.refresh()
-
-    def attach_second(self) -> None:
-        """Attaches the second copy if the kernel has skipped the first; KernelError."""
-        attached = self.attachment.fds if self.attachment is not None else []
-        if (
-            self.second is None
-            and len(attached) == 1
-            and bpf.prog_info(self.prog_fds[0]).recursion_misses
-        ):
-            self._wait_for_second()
-            if len(self.prog_fds) > 1:
-                self.second = KINDS[self.spec.kind].attach(self.spec.target, self.prog_fds[1:])
-
-    def _wait_for_second(self) -> None:
-        """The second copy is loaded, if there is one; KernelError."""
-        if (again := self.again) is not None:
-            self.again = None
-            self.prog_fds.append(again.result())
-
-    def close(self) -> None:
-        """Unloads the copies."""
-        with contextlib.suppress(TcpkmonError):
-            if self.again is not None and not self.again.cancel():
-                self._wait_for_second()
-        _close_all(self.prog_fds)
-
-    def detach(self) -> None:
-        for attachment in (self.attachment, self.second):
-            if attachment is not None:
-                attachment.remove()
-
-    def read_missed(self) -> int:
-        """What the kernel counted in all times that it was attached."""
-        now = self.attachment.read_missed() if self.attachment is not None else 0
-        return self.missed_before + now
-
-
-def attach_type_id(btf: Btf, kind: str, target: str) -> int:
-    """The BTF id of the target, 0 for kinds that need none; KernelError where there is none."""
-    named = KINDS[kind].btf
-    if named is None:
-        return 0
-    found = btf.find(named[0], named[1].format(target))
-    if found is None:
-        raise KernelError(f"this kernel's BTF has no {kind} target {target}")
-    return found
-
-
-def load_code(kind: str, code: bytes, name: str, btf_id: int) -> int:
-    """Load bytecode, which has its map descriptors, as a program of this kind; its descriptor."""
-    row = KINDS[kind]
-    return bpf.prog_load(row.program_type, code, name, btf_id, row.attach_type)
-
-
-def _load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | None) -> int:
-    """load_code() with casts that cost nothing, where this kernel accepts them."""
-    quick = cast_freely(code, cast) if cast is not None else code
-    if quick != code:
-        with contextlib.suppress(KernelError):
-            return load_code(kind, quick, name, btf_id)
-    return load_code(kind, code, name, btf_id)
-
-
-def _never_interrupts_itself(spec: ProgramSpec) -> bool:
-    """Whether no interrupt can reach the program's target while it runs there already."""
-    kind = KINDS[spec.kind]
-    return not kind.nests or (kind.is_tracepoint and spec.target in NEVER_NESTED)
 
 
 class Loaded(Closing):
@@ -177,7 +66,7 @@ class Loaded(Closing):
         each possible CPU."""
         self._image = image
         self._btf = btf
-        self._programs: dict[str, _Program] = {}
+        self._programs: dict[str, Program] = {}
         self._next_look = 0.0
         self.maps: dict[str, int] = {}
         self.refused: dict[str, TcpkmonError] = {}
@@ -217,15 +106,15 @@ class Loaded(Closing):
         # The verifier needs tens of milliseconds for a program, and runs on several CPUs at once.
         # A capture begins without the second copies at tracepoints, so these are the last.
         pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-        first = {name: pool.submit(_load_quickest, *all_[0], cast) for name, all_ in copies.items()}
+        first = {name: pool.submit(load_quickest, *all_[0], cast) for name, all_ in copies.items()}
         again = {
-            name: pool.submit(_load_quickest, *all_[1], cast)
+            name: pool.submit(load_quickest, *all_[1], cast)
             for name, all_ in copies.items()
             if len(all_) > 1
         }
         pool.shutdown(wait=False)
         for name, future in first.items():
-            program = _Program(wanted[name], [], again.get(name))
+            program = Program(wanted[name], [], again.get(name))
             try:
                 program.prog_fds.append(future.result())
                 self._programs[name] = program
@@ -240,7 +129,7 @@ class Loaded(Closing):
         """The copies of a program, for load_code()."""
         btf_id = attach_type_id(self._btf, spec.kind, spec.target)
         code = fill_maps(self._image.programs[spec.function], self.maps)
-        again = None if _never_interrupts_itself(spec) else second_copy(code)
+        again = None if never_interrupts_itself(spec) else second_copy(code)
         copies = [(spec.kind, code, spec.function, btf_id)]
         if again is not None:
             copies.append((spec.kind, again, f"{spec.function[:9]}_again", btf_id))
@@ -288,6 +177,42 @@ class Loaded(Closing):
             with contextlib.suppress(TcpkmonError):
                 program.attach_second()
 
+    def enter_by(self, entrance: Entrance | None) -> None:
+        """From now on network namespaces are found and entered by this. None: none is, and those
+        that have programs keep them."""
+        for program in self._programs.values():
+            if isinstance(program.attachment, NetfilterHook):
+                program.attachment.entrance = entrance
+
+    def refresh(self) -> None:
+        """Attaches programs at places that have come since: namespaces, CPUs.
+
+        To be called about once a second; refused_places() has what the kernel refuses.
+        """
+        for program in self._programs.values():
+            if program.attachment is not None:
+                program.attachment.refresh()
+
+    def refused_places(self) -> dict[str, str]:
+        """By program and place, why it is not attached there."""
+        return {
+            f"{program.spec.kind}:{program.spec.target} at {place}": why
+            for program in self._programs.values()
+            if isinstance(program.attachment, Places)
+            for place, why in program.attachment.refused.items()
+        }
+
+    def set_period(self, functions: Collection[str], period: int) -> int:
+        """Gives perf events another period; how many programs have it now. KernelError."""
+        found = [
+            program.attachment
+            for name, program in self._programs.items()
+            if name in functions and isinstance(program.attachment, PerfEvent)
+        ]
+        for attachment in found:
+            attachment.set_period(period)
+        return len(found)
+
     def open_iter(self, function: str) -> int:
         """A file; reading it to its end runs an attached iterator once. The caller closes it."""
         program = self._programs.get(function)
@@ -310,6 +235,7 @@ class Loaded(Closing):
                 program.read_missed(),
                 infos[0].run_cnt,
                 sum(info.run_time_ns for info in infos),
+                program.read_due(),
             )
         return found
 
@@ -327,10 +253,5 @@ class Loaded(Closing):
         for program in self._programs.values():
             program.close()
         self._programs.clear()
-        _close_all(self.maps.values())
+        close_all(self.maps.values())
         self.maps.clear()
-
-
-def _close_all(fds: Iterable[int]) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -120,7 +120,7 @@ def make_engine(
 def _kind_lines() -> list[str]:
     """C text: the kinds of probes, and how their programs read arguments and memory."""
     lines = [f"#define KLOGGER_{kind.name.upper()} {kind.number}" for kind in KINDS.values()]
-    for property_ in ("is_direct", "has_registers"):
+    for property_ in ("is_direct", "has_registers", "counts_runs"):
         tests = " || ".join(
             f"(kind) == {kind.number}" for kind in KINDS.values() if getattr(kind, property_)
         )

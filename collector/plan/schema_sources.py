@@ -2,9 +2,9 @@
 """Finds the schemata of a capture, checks that they can be trusted, and reads them as one.
 
 A user's schema is a folder with NAME.conf and NAME.bpf.c. Its C text runs in the kernel, so a
-capture accepts it only from where nobody but root can write (trusted_files.py). Each file is read
-once, and that text is what is checked and compiled. The declarations go to formats/schema, the C
-text to schema_lint.py, kernel_types.py and the compiler.
+capture accepts it only from where nobody but root can write (collector/linux/trusted_files.py).
+Each file is read once, and that text is what is checked and compiled. The declarations go to
+formats/schema, the C text to schema_lint.py, kernel_types.py and the compiler.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from collector.linux.trusted_files import open_trusted
 from collector.plan.columns import SCHEMATA
-from collector.plan.trusted_files import open_trusted
 from collector.ring.rings import DEFAULT_TRANSPORT
 from formats.base.errors import FileError, Problem, SchemaError, UsageError
 from formats.base.limits import MOST_SCHEMA_BYTES

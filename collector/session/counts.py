@@ -56,4 +56,4 @@ class Counts:
         found = {f"ring of CPU {cpu}": why for cpu, why in self.rings.refused.items()}
         for cpu, why in self.counters.refused.items():
             found[f"counters of CPU {cpu}"] = why
-        return found
+        return {**found, **self.kernel.loaded.refused_places()}

@@ -11,6 +11,7 @@ from typing import Any
 
 from collector.control.access import control_folder, prepare_folder, socket_path
 from collector.linux.deputy import Deputy
+from collector.linux.nf_hooks import Entrance, FarEntrance, answer_far
 from collector.linux.privileges import (
     WRITER_PRIORITY,
     check_threads,
@@ -26,6 +27,8 @@ from formats.base.errors import TcpkmonError
 
 OPENING = ("CAP_DAC_OVERRIDE", "CAP_CHOWN")
 """What the deputy needs to make files in a folder of the user who called sudo."""
+ENTERING = ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE")
+"""What the deputy needs to find and enter network namespaces."""
 
 
 OPTIONAL = {
@@ -47,10 +50,13 @@ class Rights:
     """The user and the privileges of a capture's threads. Make it while there is one thread alone.
 
     Root becomes a user who may write nothing; a deputy opens the files of CPUs that come online
-    later, and removes the control socket. `stack` closes what this opens.
+    later, and removes the control socket. enters_namespaces: another deputy attaches programs in
+    network namespaces that appear later. `stack` closes what this opens.
     """
 
-    def __init__(self, stack: ExitStack, stream: Stream[Any], has_command: bool) -> None:
+    def __init__(
+        self, stack: ExitStack, stream: Stream[Any], has_command: bool, enters_namespaces: bool
+    ) -> None:
         self.user = find_user()
         self._has_command = has_command
         self._folders = [*stream.folders()]
@@ -69,6 +75,15 @@ class Rights:
             stack.enter_context(deputy)
             stream.open_files_by(deputy.open_file)
             self._folders = []
+        self.entrance: Entrance | None = None
+        if enters_namespaces and not lacking(ENTERING):
+            deputy = Deputy(
+                answer_far,
+                at_end=lambda: None,
+                settle=partial(settle, ENTERING, self.user, enters_namespaces=True),
+            )
+            stack.enter_context(deputy)
+            self.entrance = FarEntrance(deputy.open_file)
 
     def begin_writing(self) -> None:
         """Prepare the calling thread to write the file: priority, and no capability.

@@ -78,7 +78,8 @@ def run(request: Request) -> int:
             )
             stopping.forward = command.forward
         with ExitStack() as capturing:
-            rights = Rights(capturing, stream, command is not None)
+            kinds = {probe.kind for probe in prepared.plan.probes}
+            rights = Rights(capturing, stream, command is not None, "nf" in kinds)
             kernel = capturing.enter_context(Kernel(prepared, request.filters))
             session = Session(request, prepared, kernel, stream, status, stopping, command, rights)
             with kernel.loading():
@@ -175,6 +176,7 @@ class Session:
         while self._kernel.loaded.is_loading:
             self._rings.wait(WAIT_S / 10)
             self._step()
+        self._kernel.loaded.enter_by(self._rights.entrance)
         self._rights.give_up()
         self._ready()
         if command is not None and not stopping.due():
@@ -254,6 +256,7 @@ class Session:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
             self._failures.optional("rings of new CPUs", self._refresh_rings)
             self._failures.optional("counters of new CPUs", self._refresh_counters)
+            self._failures.optional("programs at new places", self._kernel.loaded.refresh)
             self._failures.refused |= self._counts.refused()
             if (clock := self._clocks.check()) is not None:
                 self._stream.clock(clock)

@@ -132,3 +132,14 @@ def _records(batch: LogBatch, event: LogEvent) -> list[Record]:
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
+
+
+def make_schema(folder: Path, conf: str, text: str) -> Path:
+    """A schema of a test's own, as a capture takes it; its folder."""
+    folder.mkdir()
+    (folder / f"{folder.name}.conf").write_text(conf)
+    (folder / f"{folder.name}.bpf.c").write_text(text)
+    # What others may write to is refused, whatever the umask.
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    return folder

@@ -67,4 +67,4 @@ def test_probing_leaves_no_descriptor_and_is_quick(btf: Btf) -> None:
 
 def test_an_unknown_kind_is_a_mistake(btf: Btf) -> None:
     with pytest.raises(ValueError, match="no such kind"):
-        Probing(btf).can("uprobe", "main")
+        Probing(btf).can("tracepoint", "main")

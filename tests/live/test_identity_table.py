@@ -9,7 +9,7 @@ from bpf_entries import entries_of
 from capturing import join, listening, wait_until
 
 from collector.lab.lab import Lab
-from collector.loader import programs
+from collector.loader import program
 from collector.loader.bytecode import Cast, cast_freely
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared, Wish, prepare
@@ -76,14 +76,14 @@ def test_casts_that_this_kernel_does_not_take(monkeypatch: pytest.MonkeyPatch, l
     assert cast_freely(code, found) != code
     wrong = Cast(1 << 30, found.socket)
     loads: list[bytes] = []
-    real = programs.load_code
+    real = program.load_code
 
     def noting(kind: str, code: bytes, name: str, btf_id: int) -> int:
         fd = real(kind, code, name, btf_id)
         loads.append(code)
         return fd
 
-    monkeypatch.setattr(programs, "load_code", noting)
+    monkeypatch.setattr(program, "load_code", noting)
     for cast, freely in ((found, True), (wrong, False)):
         monkeypatch.setattr(Cast, "find", classmethod(lambda cls, btf, cast=cast: cast))
         loads.clear()

@@ -18,11 +18,11 @@ import pytest
 
 from collector.linux import bpf
 from collector.linux.btf import Btf
+from collector.linux.perf_names import SOFTWARE, table
 from collector.loader.attach_trials import Probing
 from collector.loader.compiler import Image, UserCompileError, compile_text
 from collector.loader.perf_counters import Bound, OpenCounters, bind, c_text, list_counters
 from collector.loader.programs import Loaded, ProgramSpec
-from collector.plan.counter_names import SOFTWARE, table
 from formats.schema import parse
 
 KINDS = ("raw", "btf", "fentry", "kprobe")

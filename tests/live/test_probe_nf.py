@@ -3,20 +3,27 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
+from collector.lab import namespaces
 from collector.lab.lab import Bottleneck, Lab
 from collector.lab.namespaces import Side
 from collector.linux.btf import Btf
 from collector.linux.nf_hooks import HOOKS
+from collector.linux.privileges import mask_of
 from collector.loader.attach_trials import Probing
-from tests.live.schema_logs import Log, logging
+from collector.session.rights import ENTERING
+from tests.live.capturing import wait_until
+from tests.live.schema_logs import Log, logging, make_schema
 
 TIMES = 40
 MARK = 0x6B6C
@@ -63,13 +70,8 @@ def _has_nf() -> None:
 @pytest.fixture
 def packets(tmp_path: Path) -> Path:
     """A schema that logs each ICMP packet at each hook."""
-    folder = tmp_path / "packets"
-    folder.mkdir()
-    (folder / "packets.conf").write_text(CONF)
-    (folder / "packets.bpf.c").write_text(TEXT + "".join(map(PROBE.format, HOOKS)))
-    for path in (folder, *folder.iterdir()):
-        path.chmod(0o755)
-    return folder
+    text = TEXT + "".join(map(PROBE.format, HOOKS))
+    return make_schema(tmp_path / "packets", CONF, text)
 
 
 def ping(side: Side, address: str) -> None:
@@ -151,6 +153,72 @@ def test_two_captures_at_once(packets: Path, tmp_path: Path) -> None:
         ping(lab.a, lab.b.address4)
         expected = ends(lab.a.namespace.inode, lab.b.namespace.inode)
         assert counts(one.finish(), 4) == counts(two.finish(), 4) == expected
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_namespace_that_appears_later(packets: Path, tmp_path: Path, named: bool) -> None:
+    """It gets the programs within two seconds, and is free when it has neither process nor name."""
+    with Lab() as lab, logging(tmp_path / "log", str(packets)) as running:
+        later = [sys.executable, "-c", LATER]
+        if named:
+            space = namespaces.make(f"tcpkmon-{os.getpid()}-probe")
+            process = Side(space, "", "").start(later, stdin=PIPE, stdout=PIPE)
+        else:
+            later = ["unshare", "--net", *later]
+            process = Popen(later, stdin=PIPE, stdout=PIPE, text=True)
+        assert process.stdin and process.stdout
+        inode = int(process.stdout.readline())
+        # A device's peer is gone when its namespace is.
+        peer = ["peer", "name", "far", "netns", str(process.pid)]
+        lab.a.command(["ip", "link", "add", "near", "type", "veth", *peer])
+        threading.Event().wait(2.5)
+        process.stdin.close()
+        assert process.wait(60) == 0
+        if named:
+            namespaces.remove(space.name)
+            space.close()
+        wait_until(lambda: not has_device(lab.a, "near"), 10)
+        log = running.finish()
+    names = {number: name for name, number in HOOKS.items()}
+    found = Counter(names[one["hook"]] for one in log.of("PACKET", netns=inode, identifier=MARK))
+    assert found == Counter({hook: 2 * TIMES for hook in HOOKS.keys() - {"FORWARD"}})
+
+
+# Brings lo up, and echoes TIMES requests there when its input ends: the kernel's answer makes two.
+LATER = f"""
+import os, socket, struct, sys
+from pyroute2 import IPRoute
+with IPRoute() as routes:
+    routes.link("set", index=1, state="up")
+print(os.stat("/proc/self/ns/net").st_ino, flush=True)
+sys.stdin.read()
+with socket.socket(socket.AF_INET, socket.SOCK_RAW, 1) as raw:
+    for number in range({TIMES}):
+        words = -({ECHO << 8} + {MARK} + number) % 0xFFFF
+        raw.sendto(struct.pack("!BBHHH", {ECHO}, 0, words, {MARK}, number), ("127.0.0.1", 0))
+        while raw.recv(2048)[20] == {ECHO}:
+            pass
+"""
+
+
+def test_the_deputy_has_no_more_than_it_needs(packets: Path, tmp_path: Path) -> None:
+    """Another user, two capabilities, a filter of system calls."""
+    with logging(tmp_path / "log", str(packets)) as running:
+        children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
+        found = [Path(f"/proc/{pid}/status").read_text() for pid in children.read_text().split()]
+        rows = [dict(line.split(":\t", 1) for line in text.splitlines()) for text in found]
+        able = mask_of(ENTERING)
+        (deputy,) = [row for row in rows if int(row["CapEff"], 16) == able]
+        running.finish()
+    assert int(deputy["CapPrm"], 16) == able
+    assert deputy["NoNewPrivs"] == "1"
+    assert deputy["Seccomp"] == "2"
+    assert "0" not in deputy["Uid"].split()
+
+
+def has_device(side: Side, name: str) -> bool:
+    with side.routes() as routes:
+        return bool(routes.link_lookup(ifname=name))
 
 
 def test_rules_see_packets_in_between(packets: Path, tmp_path: Path) -> None:

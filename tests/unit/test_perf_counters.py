@@ -9,17 +9,10 @@ import struct
 
 import pytest
 
+from collector.linux.perf_names import CACHE, HARDWARE, RAW, SOFTWARE, find_counter, table
 from collector.loader import perf_counters
 from collector.loader.perf_counters import Bound, OpenCounters, bind, c_text
-from collector.plan.counter_names import (
-    CACHE,
-    HARDWARE,
-    RAW,
-    SOFTWARE,
-    check,
-    find_counter,
-    table,
-)
+from collector.plan.counter_names import check
 from formats.base.errors import KernelError, PrivilegeError, SchemaError
 from formats.schema import parse
 from formats.schema.model import Arch

@@ -10,9 +10,9 @@ import pytest
 
 from collector.commands import schema as commands
 from collector.commands import tcpkmon
+from collector.linux.perf_names import table
 from collector.linux.probe_kinds import KINDS
 from collector.loader.perf_counters import Listed
-from collector.plan.counter_names import table
 from collector.plan.schema_sources import INCLUDES, find_sources, load_schema_of
 from formats.base.cli import run
 from formats.schema import parse

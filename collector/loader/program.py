@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One program of an image: its copies, how they are loaded and attached, and what they missed."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from collector.linux import bpf
+from collector.linux.btf import Btf
+from collector.linux.perf_events import PerfEvent
+from collector.linux.probe_kinds import KINDS, Attachment
+from collector.linux.syscalls import close_all
+from collector.loader.bytecode import Cast, cast_freely
+from formats.base.errors import KernelError, TcpkmonError
+
+NEVER_NESTED = frozenset(
+    ["sys_enter", "sys_exit", "sock_send_length", "sock_recv_length", "timer_expire_entry"]
+)
+"""Tracepoints that run in one context alone: in a task that may sleep (system calls and calls on
+sockets), or in the softirq of timers."""
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """A function of the image, its target, and whether a capture needs it."""
+
+    function: str
+    kind: str
+    target: str
+    required: bool = False
+
+
+class Missed(NamedTuple):
+    """A program's counters.
+
+    first, again: events for which the kernel skipped the first copy, and the second; nmissed:
+    events that a kprobe lost; run_cnt: runs of the first copy; run_ns: of both. The last two are 0
+    without bpf.enable_stats().
+    """
+
+    first: int
+    again: int
+    nmissed: int
+    run_cnt: int
+    run_ns: int
+    due: int | None = None
+    """How many times the first copy should have run, where the kernel counts that instead."""
+
+
+@dataclass
+class Program:
+    spec: ProgramSpec
+    prog_fds: list[int]
+    """Of its copies, as far as they are loaded."""
+    again: Future[int] | None = None
+    """The second copy, which a thread loads."""
+    attachment: Attachment | None = None
+    second: Attachment | None = None
+    """The second copy, where it was attached later."""
+    missed_before: int = 0
+
+    @property
+    def attached(self) -> bool:
+        return self.attachment is not None and bool(self.attachment.fds)
+
+    def attach(self, at_once: bool) -> None:
+        """Attaches the first copy, and the second too unless it may wait (at_once: never)."""
+        kind = KINDS[self.spec.kind]
+        copies = None if at_once or not kind.is_tracepoint else 1
+        if copies is None:
+            self._wait_for_second()
+        self.second = None
+        self.attachment = kind.attach(self.spec.target, self.prog_fds[:copies])
+        self.attachment.refresh()
+
+    def attach_second(self) -> None:
+        """Attaches the second copy if the kernel has skipped the first; KernelError."""
+        attached = self.attachment.fds if self.attachment is not None else []
+        if (
+            self.second is None
+            and len(attached) == 1
+            and bpf.prog_info(self.prog_fds[0]).recursion_misses
+        ):
+            self._wait_for_second()
+            if len(self.prog_fds) > 1:
+                self.second = KINDS[self.spec.kind].attach(self.spec.target, self.prog_fds[1:])
+
+    def _wait_for_second(self) -> None:
+        """The second copy is loaded, if there is one; KernelError."""
+        if (again := self.again) is not None:
+            self.again = None
+            self.prog_fds.append(again.result())
+
+    def close(self) -> None:
+        """Unloads the copies."""
+        with contextlib.suppress(TcpkmonError):
+            if self.again is not None and not self.again.cancel():
+                self._wait_for_second()
+        close_all(self.prog_fds)
+
+    def detach(self) -> None:
+        for attachment in (self.attachment, self.second):
+            if attachment is not None:
+                attachment.remove()
+
+    def read_missed(self) -> int:
+        """What the kernel counted in all times that it was attached."""
+        now = self.attachment.read_missed() if self.attachment is not None else 0
+        return self.missed_before + now
+
+    def read_due(self) -> int | None:
+        return self.attachment.read_due() if isinstance(self.attachment, PerfEvent) else None
+
+
+def attach_type_id(btf: Btf, kind: str, target: str) -> int:
+    """The BTF id of the target, 0 for kinds that need none; KernelError where there is none."""
+    named = KINDS[kind].btf
+    if named is None:
+        return 0
+    found = btf.find(named[0], named[1].format(target))
+    if found is None:
+        raise KernelError(f"this kernel's BTF has no {kind} target {target}")
+    return found
+
+
+def load_code(kind: str, code: bytes, name: str, btf_id: int) -> int:
+    """Load bytecode, which has its map descriptors, as a program of this kind; its descriptor."""
+    row = KINDS[kind]
+    return bpf.prog_load(row.program_type, code, name, btf_id, row.attach_type)
+
+
+def load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | None) -> int:
+    """load_code() with casts that cost nothing, where this kernel accepts them."""
+    quick = cast_freely(code, cast) if cast is not None else code
+    if quick != code:
+        with contextlib.suppress(KernelError):
+            return load_code(kind, quick, name, btf_id)
+    return load_code(kind, code, name, btf_id)
+
+
+def never_interrupts_itself(spec: ProgramSpec) -> bool:
+    """Whether no interrupt can reach the program's target while it runs there already."""
+    kind = KINDS[spec.kind]
+    return not kind.nests or (kind.is_tracepoint and spec.target in NEVER_NESTED)
