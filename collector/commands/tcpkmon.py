@@ -21,6 +21,7 @@ from collector.commands import (
     mark,
     monitor,
     msmod,
+    probe,
     schema,
     status,
 )
@@ -39,7 +40,8 @@ def command() -> None:
 
 for _part in (
     *(demo, doctor, events, columns, verify, repair, schema, decode, export, condense, translate),
-    *(status, enable, disable, mark, buffer_size, lowwater, msmod, iscan, monitor, benchmark),
+    *(status, enable, disable, mark, probe, buffer_size, lowwater),
+    *(msmod, iscan, monitor, benchmark),
 ):
     command.add_command(_part.command)
 

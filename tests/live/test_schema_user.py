@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema user: programs of any user log events, with their real ids, up to a limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collector.commands.probe import USER_OPTION
+from tests.live.capturing import ROOT
+from tests.live.schema_logs import logging
+
+NOBODY = 65534
+PAGE = (ROOT / "docs" / "schema-user.md").read_text()
+
+# Logs so many events, within one second of the kernel's clock; then tells its pid.
+FLOOD = """
+import ctypes, os, sys, time
+prctl = ctypes.CDLL(None).prctl
+prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_ulong]
+while True:
+    left = 1 - time.monotonic() % 1
+    if left > 0.7:
+        break
+    time.sleep(left)
+for number in range(int(sys.argv[1])):
+    prctl(int(sys.argv[2]), 9, number, b"", 0)
+"""
+
+
+def as_nobody(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)), user=NOBODY, group=NOBODY, extra_groups=[], check=True,
+        capture_output=True, text=True, cwd="/",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", ["", "raw"])
+def test_the_command_logs_with_its_real_ids(tmp_path: Path, kinds: str) -> None:
+    text = "a user's text, \u00e9"
+    script = "import sys; from collector.commands.tcpkmon import main; main()"
+    with logging(tmp_path / "log", "user", kinds=kinds) as running:
+        for more in ([], [text], ["x" * 100]):
+            command = [sys.executable, "-c", script, "probe", "2", "1", *more]
+            process = subprocess.Popen(command, user=NOBODY, group=NOBODY, cwd=ROOT)
+            assert process.wait() == 0
+    log = running.finish()
+    found = log.of("USER_EVENT", group=2, type=1, uid=NOBODY)
+    told = [(one["aux"], one["auxlen"]) for one in found]
+    assert told == [("", 0), (text, len(text.encode())), ("x" * 63, 100)]
+    assert found[-1]["tgid"] == found[-1]["tid"] == process.pid
+    assert found[-1]["cpu_time"] > 0
+
+
+def test_the_programs_of_the_page_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                      capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    pythons = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (program,) = re.findall(r"```c\n(.*?)```", PAGE, re.DOTALL)
+    (pairs,) = re.findall(r"```python pairs.py\n(.*?)```", PAGE, re.DOTALL)
+    commands = [[sys.executable, "-c", *pythons]]
+    if compiler := shutil.which("cc"):
+        (tmp_path / "program.c").write_text(program)
+        made = [compiler, "-Wall", "-Werror", "-o", tmp_path / "program", tmp_path / "program.c"]
+        subprocess.run(made, check=True)
+        commands.append([str(tmp_path / "program")])
+    with logging(tmp_path / "log", "user") as running:
+        processes = [subprocess.Popen(command) for command in commands]
+        assert [process.wait() for process in processes] == [0] * len(commands)
+    log = running.finish()
+    for process in processes:
+        found = log.of("USER_EVENT", tgid=process.pid)
+        assert [(one["group"], one["type"], one["aux"]) for one in found] == [
+            (7, 0, "work"), (7, 1, "work"),
+        ]  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.py").write_text(pairs)
+    runpy.run_path("pairs.py")
+    shown = capsys.readouterr().out
+    assert len(re.findall(r"^work: \d+ us$", shown, re.M)) >= len(commands)
+
+
+def test_where_only_system_calls_are_seen(tmp_path: Path) -> None:
+    """As on kernels without the tracepoint and without probes of functions."""
+    folder = tmp_path / "user"
+    folder.mkdir()
+    for name in ("user.conf", "user.bpf.c"):
+        text = (ROOT / "bpf" / "schemata" / name).read_text()
+        (folder / name).write_text(re.sub(r'"btf:task_prctl.*"', '"raw:sys_enter"', text))
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    with logging(tmp_path / "log", str(folder)) as running:
+        process = subprocess.Popen([sys.executable, "-c", program])
+        assert process.wait() == 0
+    log = running.finish()
+    assert log.ways["USER_EVENT"] == "raw:sys_enter"
+    found = log.of("USER_EVENT", tgid=process.pid)
+    assert [(one["type"], one["aux"], one["auxlen"]) for one in found] == [
+        (0, "work", 4), (1, "work", 4),
+    ]  # fmt: skip
+
+
+def test_a_users_events_are_limited(tmp_path: Path) -> None:
+    """A user who logs too much loses events, counted; the others lose none."""
+    with logging(tmp_path / "log", "user") as running:
+        as_nobody(sys.executable, "-c", FLOOD, "2500", str(USER_OPTION))
+        subprocess.run([sys.executable, "-c", FLOOD, "100", str(USER_OPTION)], check=True)
+    log = running.finish()
+    found = [one["type"] for one in log.of("USER_EVENT", group=9, uid=NOBODY)]
+    assert found == list(range(1000))
+    assert len(log.of("USER_EVENT", group=9, uid=os.getuid())) == 100
+    row = log.ledger["USER_EVENT"]
+    assert (row["limited"], row["written"]) == (1500, row["attempts"] - 1500)
+
+
+def test_strange_calls_do_no_harm(tmp_path: Path) -> None:
+    """Addresses and lengths of all kinds: the text is empty where it cannot be read."""
+    script = f"""
+import ctypes
+call = ctypes.CDLL(None).prctl
+call.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+kernel = 0xffffffff81000000
+for number, (where, length) in enumerate([(0, 5), (1, 5), (kernel, 64), (2**64 - 1, 2**64 - 1)]):
+    call({USER_OPTION}, 2**32 + 8, number, where, length)
+call({USER_OPTION + 1}, 8, 77, 0, 0)
+"""
+    with logging(tmp_path / "log", "user") as running:
+        as_nobody(sys.executable, "-c", script)
+    log = running.finish()
+    found = [(one["type"], one["aux"], one["auxlen"]) for one in log.of("USER_EVENT", group=8)]
+    assert found == [(0, "", 5), (1, "", 5), (2, "", 64), (3, "", 2**31 - 1)]
