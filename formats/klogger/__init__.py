@@ -6,5 +6,5 @@ from formats.klogger.reader import LogReader
 
 __all__ = [
     "LogReader", "batch", "choose", "clock", "describe", "encode", "logs", "merge_logs",
-    "names_1988", "reader", "table", "walk",
+    "names_1988", "reader", "source", "table", "walk",
 ]  # fmt: skip
