@@ -106,8 +106,7 @@ def _was_given(parameter: str) -> bool:
 @click.option("--print", "show", is_flag=True, help="Print each record on stdout too.")
 @click.option("--format", "file_format", type=click.Choice([one.name for one in FORMATS]),
               default=FORMATS[0].name, show_default=True,
-              help="A PSC file, a folder with a Klogger log per CPU, or a MAGNeT file, for the schema "
-              "magnet.")
+              help="A PSC file, a folder with a Klogger log per CPU, or a MAGNeT file (of magnet).")
 @click.option("--schema", "schemata", multiple=True, metavar="NAME|FOLDER",
               help="What to record: a shipped schema (tcp, magnet, network, sched, locking, "
               "stopwatch, user) or your own; also several. Default: tcp.")

@@ -55,7 +55,7 @@ MOST_PROBLEMS = 50
 MOST_ENTRIES = 100_000
 """Entries with a problem that repair leaves out."""
 MOST_CPUS = 4096
-"""CPUs of a PSC file that does not say how many there can be."""
+"""CPUs of a PSC file that does not say how many there can be, or of a MAGNeT file."""
 MOST_GROUP = 1 << 22
 """Entries of a checkpoint of a PSC file."""
 MOST_FAR = 1 << 14

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from formats.magnet.control import MAGIC, decode, number, text_records
 from formats.magnet.layout import CLOCK, EVERY, FIELDS, HEADER, LOST, MARK, TEXT, Layout
 
 FORMAT = 1
+_NAME = re.compile(r"\w+\Z", re.ASCII)
+"""Of an event: it may become that of a file."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def _read_kinds(header: Mapping[str, Any]) -> tuple[Kind, ...]:
     for item in listed:
         code = number(item, "code", NUMBERS - 1) if isinstance(item, dict) else None
         name, data = (item.get("name"), item.get("data")) if code is not None else (None, None)
-        is_named = isinstance(name, str) and 0 < len(name) <= MOST_NAME_CHARACTERS
+        is_named = isinstance(name, str) and len(name) <= MOST_NAME_CHARACTERS and _NAME.match(name)
         if code is None or not is_named or not isinstance(data, str) or data not in FIELDS:
             raise DamagedError("an event in the header is not as it should be")
         kinds.append(Kind(code, str(name), data))

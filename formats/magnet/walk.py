@@ -119,13 +119,13 @@ class Walk:
         self._block.add(rows.view(np.uint8).data)
         self.records += len(rows)
         if self._file.has_header:
-            self.lost += int(rows["size"][codes == LOST].astype(np.int64).sum())
-            strange = np.flatnonzero(~self._is_known[np.minimum(codes, NUMBERS - 1)])
-            strange = np.union1d(strange, np.flatnonzero(codes >= NUMBERS))
-            if len(strange):
-                first = int(strange[0])
-                what = f"{len(strange)} record(s) of unknown events, the first {codes[first]}"
-                self._note(at + first, what)
+            counts = np.maximum(rows["size"][codes == LOST], 0)
+            self.lost += int(counts.astype(np.int64).sum())
+        known = (codes < NUMBERS) & self._is_known[np.minimum(codes, NUMBERS - 1)]
+        if not known.all():
+            strange = np.flatnonzero(~known)
+            what = f"{len(strange)} record(s) of unknown events, the first {codes[strange[0]]}"
+            self._note(at + int(strange[0]), what)
         return Piece(at, rows)
 
     def _control(self, at: int) -> Entry | int:

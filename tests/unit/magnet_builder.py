@@ -199,9 +199,9 @@ def clean_file(path: Path, data: bool = False, count: int = 20) -> MagnetBuilder
     return made
 
 
-def lossy_file(path: Path) -> MagnetBuilder:
+def lossy_file(path: Path, count: int = 20) -> MagnetBuilder:
     """A capture with losses in the rings, at the end too."""
-    made = clean_file(path)
+    made = clean_file(path, count=count)
     made.lose("IP_SEND", 0, 3).log("IP_SEND", 0).lose("DEV_SEND", 1, 2).log("DEV_SEND", 1)
     return made.lose("SOCK_RECV", 1, 4)
 

@@ -115,7 +115,8 @@ class _Run:
             )
             self._report.seq_gaps += len(lost)
             self._repaired += int(counts[causes == LossCause.DAMAGED].sum())
-        for at in np.flatnonzero(codes == CLOCK).tolist():
+        has_clock = self._file.layout.bits == 64  # a smaller sockid does not hold the time
+        for at in np.flatnonzero(codes == CLOCK).tolist() if has_clock else ():
             row = piece.rows[at]
             ahead_ns = int(row["sockid"]) - int(row["timestamp"])
             self._report.clock_pairs += 1

@@ -122,9 +122,9 @@ class _Cleaner:
             self._write_entry(values)
 
     def _rows(self) -> NDArray[Any]:
-        rows = np.concatenate([np.zeros(0, self._file.layout.dtype), *self._waiting])
-        self._waiting = []
-        return rows
+        # As bytes: numpy joins structured rows without what belongs to no field.
+        data, self._waiting = b"".join(rows.tobytes() for rows in self._waiting), []
+        return self._file.layout.rows(data)
 
     def _sensible(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Those before the first of an unknown event."""
