@@ -80,7 +80,7 @@ def check_request(request: Request) -> None:
         raise UsageError(what, "add --format klogger")
     if request.using and not request.format.holds_events:
         raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")
-    if request.data and not request.format.any_schema:
+    if request.data and not request.format.holds_events:
         raise UsageError("--data is for schemata other than tcp", "name one: --schema")
     if request.filters.flags and not request.has_tcp:
         raise UsageError(
