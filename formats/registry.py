@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from formats.base.reader import Reader
+    from formats.klogger.source import Source
     from formats.verify import Report
 
 FilePath = str | os.PathLike[str]
@@ -31,8 +32,8 @@ class FileFormat:
 
     title: what a file of it is, for people. shown_by: the command that shows its records.
     suffix: how the file names that collect chooses end. is_folder: a capture is a folder with one
-    file for each CPU, otherwise one file. any_schema: it can hold other schemata than tcp, and
-    choose among their events. can_print: collect can print records (--print) while it writes them.
+    file for each CPU, otherwise one file. schema: the one that it can hold; None: any.
+    can_print: collect can print records (--print) while it writes them.
     """
 
     name: str
@@ -44,8 +45,13 @@ class FileFormat:
     shown_by: str
     suffix: str = ""
     is_folder: bool = False
-    any_schema: bool = False
+    schema: str | None = None
     can_print: bool = False
+
+    @property
+    def holds_events(self) -> bool:
+        """Whether it can hold the events of other schemata than tcp."""
+        return self.schema != "tcp"
 
 
 def format_of(path: FilePath) -> FileFormat:
@@ -90,6 +96,44 @@ def _repair_klogger(path: FilePath, out: FilePath) -> tuple[str, Report]:
     return summary, done.report
 
 
+def _sniff_magnet(path: Path, head: bytes) -> bool:
+    from formats.magnet.control import MAGIC
+
+    return head.startswith(MAGIC)
+
+
+def _open_magnet(path: FilePath) -> Reader:
+    from formats.klogger.logs import Logs
+    from formats.magnet.reader import open_reader
+
+    return Logs([open_reader(path)])
+
+
+def _verify_magnet(path: FilePath) -> list[Report]:
+    from formats.verify import verify_magnet
+
+    return [verify_magnet(path)]
+
+
+def _repair_magnet(path: FilePath, out: FilePath) -> tuple[str, Report]:
+    from formats.verify import repair_magnet
+
+    done = repair_magnet(path, out)
+    summary = (
+        f"{done.kept} records kept, {done.missing} newly counted as lost, "
+        f"{done.cut_bytes} bytes cut off"
+    )
+    return summary, done.report
+
+
+def open_source(path: FilePath) -> Source:
+    """The reader of a file whose records are events: a Klogger log, or a MAGNeT file."""
+    from formats.klogger.reader import LogReader
+    from formats.magnet.reader import open_reader
+
+    return open_reader(path) if format_of(path).name == "magnet" else LogReader(path)
+
+
 def _open_psc(path: FilePath) -> Reader:
     from formats.psc.reader import open_capture
 
@@ -116,12 +160,16 @@ def _repair_psc(path: FilePath, out: FilePath) -> tuple[str, Report]:
 _ALL = (
     FileFormat(
         "klogger", _sniff_klogger, _open_klogger, _verify_klogger, _repair_klogger,
-        "a Klogger log", "tcpkmon decode", is_folder=True, any_schema=True,
+        "a Klogger log", "tcpkmon decode", is_folder=True,
+    ),
+    FileFormat(
+        "magnet", _sniff_magnet, _open_magnet, _verify_magnet, _repair_magnet,
+        "a MAGNeT file", "tcpkmon magnet-parse", suffix=".magnet", schema="magnet",
     ),
     # The last one: a PSC file has no magic number, so it is any file that no other format accepts.
     FileFormat(
         "psc", lambda path, head: True, _open_psc, _verify_psc, _repair_psc,
-        "a PSC file", "pmgraph", suffix=".pm", can_print=True,
+        "a PSC file", "pmgraph", suffix=".pm", schema="tcp", can_print=True,
     ),
 )  # fmt: skip
 FILE_FORMATS = {one.name: one for one in _ALL}

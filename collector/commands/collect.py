@@ -106,7 +106,7 @@ def _was_given(parameter: str) -> bool:
 @click.option("--print", "show", is_flag=True, help="Print each record on stdout too.")
 @click.option("--format", "file_format", type=click.Choice([one.name for one in FORMATS]),
               default=FORMATS[0].name, show_default=True,
-              help="A PSC file, or a folder with a Klogger log per CPU.")
+              help="A PSC file, a folder with a Klogger log per CPU, or a MAGNeT file (of magnet).")
 @click.option("--schema", "schemata", multiple=True, metavar="NAME|FOLDER",
               help="What to record: a shipped schema (tcp, magnet, network, sched, locking, "
               "stopwatch, user) or your own; also several. Default: tcp.")
@@ -158,7 +158,9 @@ def command(
     collect --ports 5201 -o run.pm -- iperf3 -c 192.0.2.1
     """
     if schemata and schemata != ("tcp",) and not _was_given("file_format"):
-        file_format = next(one.name for one in FORMATS if one.any_schema)
+        file_format = next(one.name for one in FORMATS if one.schema is None)
+    if not schemata:
+        schemata = (FILE_FORMATS[file_format].schema or "tcp",)
     from collector.plan.filters import parse
     from collector.plan.request import Request
 
@@ -184,7 +186,7 @@ def command(
         low_water_percent=low_water,
         existing=not no_existing,
         arguments=tuple(sys.argv[1:]),
-        schemata=tuple(dict.fromkeys(schemata)) or ("tcp",),
+        schemata=tuple(dict.fromkeys(schemata)),
         file_format=file_format,
         limits=tuple(parse_limit(text) for text in limits),
         **same,  # the options that Request takes as they are, by the same names

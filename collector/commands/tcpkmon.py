@@ -26,7 +26,7 @@ from collector.commands import (
     status,
 )
 from formats.base.cli import run
-from formats.commands import condense, decode, export, repair, translate, verify
+from formats.commands import condense, decode, export, magnet_parse, repair, translate, verify
 
 
 @click.group("tcpkmon", context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,7 +40,7 @@ def command() -> None:
 
 for _part in (
     *(demo, doctor, events, columns, verify, repair, schema, decode, export, condense, translate),
-    *(status, enable, disable, mark, probe, buffer_size, lowwater),
+    *(magnet_parse, status, enable, disable, mark, probe, buffer_size, lowwater),
     *(msmod, iscan, monitor, benchmark),
 ):
     command.add_command(_part.command)

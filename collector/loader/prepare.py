@@ -161,7 +161,7 @@ def wish_of(request: Request, transport: Transport) -> Wish:
         existing=request.existing,
         by_inode=bool(request.filters.pids),
         kinds=request.kinds,
-        klogger=request.format.any_schema,
+        klogger=request.format.holds_events,
         limits=dict(request.limits),
         using=request.using,
         data=request.data,

@@ -74,11 +74,13 @@ def check_request(request: Request) -> None:
             "standard output and standard error are one file: messages would get into the capture",
             "redirect one of them",
         )
-    if request.schemata != ("tcp",) and not request.format.any_schema:
-        raise UsageError("a PSC file holds the schema tcp alone", "add --format klogger")
-    if request.using and not request.format.any_schema:
+    only = request.format.schema
+    if only is not None and request.schemata != (only,):
+        what = f"{request.format.title} holds the schema {only} alone"
+        raise UsageError(what, "add --format klogger")
+    if request.using and not request.format.holds_events:
         raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")
-    if request.data and not request.format.any_schema:
+    if request.data and not request.format.holds_events:
         raise UsageError("--data is for schemata other than tcp", "name one: --schema")
     if request.filters.flags and not request.has_tcp:
         raise UsageError(

@@ -87,7 +87,7 @@ def run(request: Request) -> int:
             if stopping.due():
                 return stopping.exit_code
             # Events of other schemata often interrupt themselves (a wake-up in an interrupt).
-            kernel.loaded.attach(at_once=request.fail_on_loss or request.format.any_schema)
+            kernel.loaded.attach(at_once=request.fail_on_loss or request.format.holds_events)
             session.begin()
             gc.freeze()
             gc.enable()

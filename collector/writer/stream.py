@@ -25,9 +25,16 @@ def _open_klogger(path: str, force: bool) -> Stream[Any]:
     return LogStream(path, force)
 
 
+def _open_magnet(path: str, force: bool) -> Stream[Any]:
+    from collector.writer.magnet_stream import MagnetStream
+
+    return MagnetStream(path, force)
+
+
 STREAMS: dict[str, Callable[[str, bool], Stream[Any]]] = {
     "psc": _open_psc,
     "klogger": _open_klogger,
+    "magnet": _open_magnet,
 }
 """By the format's name: opens a stream to an output. force: replace what is there.
 

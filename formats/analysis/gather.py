@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from formats.analysis.log import Log
 from formats.klogger.batch import LogBatch
-from formats.klogger.reader import LogReader
+from formats.klogger.source import Source
 
 _ABSENT = -1
 
@@ -113,7 +113,7 @@ def gather(
     return found
 
 
-def _dumps(reader: LogReader) -> Any:
+def _dumps(reader: Source) -> Any:
     """The batches of each dump of a log, and how many events are missing before its records."""
     held: list[LogBatch] = []
     last, missing = 0, 0

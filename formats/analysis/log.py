@@ -21,6 +21,7 @@ from formats.klogger.choose import ALL, Choice, parse_condition
 from formats.klogger.clock import Moment, parse_time
 from formats.klogger.logs import Logs, find_logs
 from formats.klogger.reader import LogReader
+from formats.klogger.source import Source
 from formats.klogger.table import LogEvent, LogField, LogFormat
 
 
@@ -31,7 +32,7 @@ class Log(Logs):
     files and are closed too.
     """
 
-    def __init__(self, readers: Sequence[LogReader], choice: Choice = ALL) -> None:
+    def __init__(self, readers: Sequence[Source], choice: Choice = ALL) -> None:
         super().__init__(readers, choice, merge=True)
 
     def choose(

@@ -40,6 +40,8 @@ MOST_NAME_CHARACTERS = 256
 # Records.
 MOST_PAYLOAD_BYTES = 1 << 16
 """Of a record of a Klogger log."""
+MOST_CONTROL_BYTES = 4 << 20
+"""Of the text of a control entry, or of the header, of a MAGNeT file."""
 MOST_DUMP_BYTES = 1 << 30
 """Of a dump of a Klogger log, without its head. The writer begins another dump before."""
 MOST_DAMAGE = 20
@@ -53,7 +55,7 @@ MOST_PROBLEMS = 50
 MOST_ENTRIES = 100_000
 """Entries with a problem that repair leaves out."""
 MOST_CPUS = 4096
-"""CPUs of a PSC file that does not say how many there can be."""
+"""CPUs of a PSC file that does not say how many there can be, or of a MAGNeT file."""
 MOST_GROUP = 1 << 22
 """Entries of a checkpoint of a PSC file."""
 MOST_FAR = 1 << 14

@@ -14,7 +14,7 @@ from formats.base.errors import DamagedError, LossError, UsageError
 from formats.base.files import already_there
 
 if TYPE_CHECKING:
-    from formats.klogger.reader import LogReader
+    from formats.klogger.source import Source
 
 FORMATS = ("perl", "json", "csv", "spreadsheet", "parquet")
 
@@ -53,7 +53,7 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
     from formats.klogger.choose import Choice, parse_condition
     from formats.klogger.clock import parse_time
     from formats.klogger.logs import Logs
-    from formats.klogger.reader import LogReader
+    from formats.registry import open_source
 
     clock = asked["clock"]
     names = tuple(name.strip() for text in asked["names"] for name in text.split(","))
@@ -64,7 +64,7 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
         tuple(parse_condition(text) for text in asked["conditions"]),
     )
     with contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(LogReader(path)) for path in files]
+        readers = [stack.enter_context(open_source(path)) for path in files]
         logs = Logs(readers, choice, clock, asked["merge"])
         _check_output(files, asked["output"], asked["form"])
         FORMS[asked["form"]](logs, asked["output"], asked["force"])
@@ -84,7 +84,7 @@ def _check_output(files: tuple[Path, ...], output: Path | None, form: str) -> No
         raise already_there(output)
 
 
-def _report(reader: LogReader) -> int:
+def _report(reader: Source) -> int:
     """Report what is missing from a log that was read to its end; returns its exit code."""
     losses = reader.losses.describe()
     for text in (*reader.problems[:10], losses, reader.tail):

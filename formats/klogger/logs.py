@@ -25,6 +25,7 @@ from formats.klogger.clock import LogClock
 from formats.klogger.lines import CsvStyle, JsonStyle, Lines, PerlStyle, SpreadsheetStyle, Style
 from formats.klogger.merge import check_alike, merge_logs
 from formats.klogger.reader import LogReader
+from formats.klogger.source import Source
 from formats.klogger.table import LogEvent, LogFormat
 from formats.klogger.tables import make_tables
 from formats.lines import write_pages
@@ -64,7 +65,7 @@ def open_logs(path: str | os.PathLike[str]) -> Logs:
 
 
 class Logs(Closing):
-    """The chosen records of open logs; a formats.base.reader.Reader.
+    """The chosen records of open logs, or of another Source; a formats.base.reader.Reader.
 
     clock: as in --time. merge: read all logs in time order, not one log after the other. Raises
     UsageError for an impossible choice, clock or merge. close() closes the readers.
@@ -72,7 +73,7 @@ class Logs(Closing):
 
     def __init__(
         self,
-        readers: Sequence[LogReader],
+        readers: Sequence[Source],
         choice: Choice = ALL,
         clock: str = "mono",
         merge: bool = False,
@@ -151,7 +152,10 @@ class Logs(Closing):
 
     def write_text(self, form: str, out: BinaryIO) -> None:
         """Write the records as "perl", "json", "csv" or "spreadsheet"."""
-        style = self._make_style(form)
+        self.write_style(self._make_style(form), out)
+
+    def write_style(self, style: Style, out: BinaryIO) -> None:
+        """Write the records as text of this form."""
         out.write(style.begin.encode())
         for log, records in self.streams():
             lines = Lines(log, style)
@@ -177,12 +181,12 @@ class Logs(Closing):
         if columns is not None or sort is not None:
             what = "--columns" if columns is not None else "--sort"
             raise UsageError(
-                f"{what} is for PSC captures, and {self.path} is a Klogger log",
+                f"{what} is for PSC captures, and {self.path} is none",
                 "tcpkmon decode chooses its events",
             )
         return self
 
-    def _read_readers(self) -> tuple[LogReader, ...]:
+    def _read_readers(self) -> tuple[Source, ...]:
         """The readers; reads those from which nothing was read yet.
 
         Others are not read again, because a caller may iterate over them.

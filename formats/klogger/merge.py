@@ -18,7 +18,8 @@ import numpy as np
 
 from formats.base.errors import UsageError
 from formats.klogger.batch import LogBatch, join_batches
-from formats.klogger.reader import BATCH_RECORDS, LogReader
+from formats.klogger.reader import BATCH_RECORDS
+from formats.klogger.source import Source
 
 HOLD = 4096
 """A record is at most so many records behind a later one of its log."""
@@ -27,7 +28,7 @@ HOLD = 4096
 class _Source:
     """One log; `pending`: the records that were read but not returned yet."""
 
-    def __init__(self, reader: LogReader, records: int) -> None:
+    def __init__(self, reader: Source, records: int) -> None:
         self._batches = reader.batches(records)
         self._most = 4 * max(records, HOLD)
         self.pending: LogBatch | None = None
@@ -68,7 +69,7 @@ class _Source:
         return batch.take(np.flatnonzero(early))
 
 
-def merge_logs(readers: Sequence[LogReader], records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
+def merge_logs(readers: Sequence[Source], records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
     """The records of all logs in time order; at the same time, in the order of `readers`.
 
     A record more than HOLD records behind a later one of its log is returned late. Raises
@@ -89,7 +90,7 @@ def merge_logs(readers: Sequence[LogReader], records: int = BATCH_RECORDS) -> It
                 source.refill()
 
 
-def check_alike(one: LogReader, other: LogReader) -> None:
+def check_alike(one: Source, other: Source) -> None:
     """Raise UsageError unless both logs are of one capture."""
     same = one.format.events == other.format.events and all(
         one.header.get(key) == other.header.get(key) for key in ("schema", "host", "kernel")

@@ -6,6 +6,8 @@ from __future__ import annotations
 from formats.verify.klogger.check import verify_log
 from formats.verify.klogger.folder import verify_folder
 from formats.verify.klogger.repair import repair_log
+from formats.verify.magnet.check import verify_magnet
+from formats.verify.magnet.repair import repair_magnet
 from formats.verify.psc.check import verify_capture, verify_file
 from formats.verify.psc.repair import repair_file
 from formats.verify.report import DOES_NOT_ADD_UP, Missed, Problem, Report, Row
@@ -21,8 +23,10 @@ __all__ = [
     "print_report",
     "repair_file",
     "repair_log",
+    "repair_magnet",
     "verify_capture",
     "verify_file",
     "verify_folder",
     "verify_log",
+    "verify_magnet",
 ]

@@ -7,9 +7,16 @@ import json
 import random
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+from formats.base.errors import DamagedError
+from formats.magnet.control import MAGIC as MAGNET_MAGIC
+from formats.magnet.control import Block, decode, encode, encode_header, text_records
+from formats.magnet.layout import CONTROL, EVERY, HEADER, NATIVE, TEXT, Layout
+
+Change = Callable[[bytes, Sequence[bytes], random.Random], bytes]
 MAGIC = b"KERNLOG\x01"
 DUMP_MAGIC = b"KLOGDUMP"
 _PREAMBLE, _HEAD = 24, 48
@@ -42,7 +49,9 @@ def mutate(data: bytes, others: Sequence[bytes], chance: random.Random, most: in
     for _ in range(chance.choice((1, 1, 1, 2, 3, 5))):
         change, dice = chance.choice(_CHANGES), chance.random()
         begin = _body_of_log(data)
-        if begin and dice < 0.4:
+        if data.startswith(MAGNET_MAGIC) and dice < 0.85:
+            data = _change_magnet(data, change, others, chance)
+        elif begin and dice < 0.4:
             data = _change_log_header(data, chance)
         elif begin and dice < 0.9:  # its header is JSON, in which a changed byte ends all reading
             data = data[:begin] + change(data[begin:], others, chance)
@@ -91,6 +100,79 @@ def _change_log_header(data: bytes, chance: random.Random) -> bytes:
         header = json.loads(data[_PREAMBLE:begin])
     except (ValueError, RecursionError):
         return data
+    _change_json(header, chance)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    preamble = MAGIC + struct.pack(order + "IIQ", len(text), zlib.crc32(text), 0)
+    return preamble + text + data[begin:]
+
+
+def _change_magnet(
+    data: bytes, change: Change, others: Sequence[bytes], chance: random.Random
+) -> bytes:
+    """A MAGNeT file with a value of a control entry changed, or some records, or an entry copied,
+    moved or taken out; all checksums are made right again."""
+    parts = list(_parts_of_magnet(data))
+    if len(parts) < 2:
+        return data
+    layout = _layout_of_magnet(data)
+    place = chance.randrange(len(parts))
+    what = chance.random()
+    if isinstance(parts[place], bytes):
+        parts[place] = change(parts[place], others, chance)
+    elif what < 0.7 or not place:
+        _change_json(parts[place], chance)
+    else:
+        part = parts.pop(place)
+        for _ in range(chance.randrange(3)):
+            parts.insert(chance.randrange(1, len(parts) + 1), part)
+    block, out = Block(layout.size), b""
+    for number, part in enumerate(parts):
+        if isinstance(part, bytes):
+            out += part
+            block.add(part[: len(part) // layout.size * layout.size])
+            continue
+        with suppress(OverflowError, TypeError, KeyError, ValueError, AttributeError):
+            if number:
+                told = block.values() if chance.random() < 0.9 else {}
+                out += encode({**part, **told}, layout)
+                block = Block(layout.size)
+            else:
+                out += encode_header(part, layout)
+    return out
+
+
+def _layout_of_magnet(data: bytes) -> Layout:
+    for layout in EVERY:
+        if layout.rows(data[: 2 * layout.size])["event"].tolist() == [HEADER, TEXT]:
+            return layout
+    return NATIVE[False]
+
+
+def _parts_of_magnet(data: bytes) -> Iterator[Any]:
+    """The values of the header, then records as bytes and values of control entries."""
+    layout = _layout_of_magnet(data)
+    rows, at, begin = layout.rows(data), 0, 0
+    while at < len(rows):
+        if rows["event"][at] not in (HEADER, CONTROL):
+            at += 1
+            continue
+        if at > begin:
+            yield data[begin * layout.size : at * layout.size]
+        begin = at
+        try:
+            values = decode(rows[at : at + 1000], layout)
+        except DamagedError:
+            at += 1
+            continue
+        yield values
+        at += 1 + text_records(int(rows["size"][at]), layout)
+        begin = at
+    yield data[begin * layout.size :]
+
+
+def _change_json(header: Any, chance: random.Random) -> None:
+    """One value changed, copied or taken out."""
     where = chance.choice(_containers(header) or [[]])
     if where:
         keys = list(where) if isinstance(where, dict) else range(len(where))
@@ -110,10 +192,6 @@ def _change_log_header(data: bytes, chance: random.Random) -> bytes:
         else:
             like = [one for one in _VALUES if type(one) is type(where[key])]
             where[key] = chance.choice(like if like and chance.random() < 0.7 else _VALUES)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    preamble = MAGIC + struct.pack(order + "IIQ", len(text), zlib.crc32(text), 0)
-    return preamble + text + data[begin:]
 
 
 def _containers(value: Any) -> list[Any]:

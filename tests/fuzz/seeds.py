@@ -16,12 +16,13 @@ from tests.unit import psc_samples
 from tests.unit.captures import CaptureBuilder, classic_2000, clean_capture, full_capture
 from tests.unit.klogger_samples import BASE, ROOT, LogMaker, describe_events, write_big_endian
 from tests.unit.log_builder import LogBuilder, clean_log, lossy_log
+from tests.unit.magnet_builder import clean_file, in_layout, lossy_file
 from tests.unit.pmgraph_capture import RTO, Builder, mapped, sawtooth
 from tests.unit.schema_texts import HOWTO_LEVELS
 from tests.unit.test_verify_flips import small_capture
 
 CORPUS = Path(__file__).parent / "corpus"
-KINDS = ("psc", "klogger", "schema", "control", "lines")
+KINDS = ("psc", "klogger", "magnet", "schema", "control", "lines")
 REQUESTS: tuple[object, ...] = (
     {"op": "status"}, {"op": "enable"}, {"op": "disable", "events": ["SCHEDIN", "NO"]},
     {"op": "mark", "number": 2**64 - 1}, {"op": "buffer-size", "bytes": 1 << 20},
@@ -31,7 +32,7 @@ REQUESTS: tuple[object, ...] = (
 
 def seeds(kind: str) -> dict[str, bytes]:
     """The inputs of a kind by name, those of the corpus among them."""
-    made = {"psc": _psc, "klogger": _klogger}
+    made = {"psc": _psc, "klogger": _klogger, "magnet": _magnet}
     found = dict(_written(made[kind])) if kind in made else dict(_texts(kind))
     folder = CORPUS / kind
     stored = sorted(folder.iterdir()) if folder.exists() else []
@@ -86,6 +87,18 @@ def _klogger() -> Iterator[tuple[str, Callable[[Path], Path]]]:
     yield "sched", run.write
     payload = bytes(range(1, 9))
     yield "big", lambda path: write_big_endian(path, sample.header, "SCHEDOUT", payload)
+
+
+def _magnet() -> Iterator[tuple[str, Callable[[Path], Path]]]:
+    yield "clean", lambda path: clean_file(path, count=2).write()
+    yield "lossy", lambda path: lossy_file(path, 2).write()
+    yield "data", lambda path: clean_file(path, data=True, count=1).write()
+    yield "killed", lambda path: _cut(clean_file(path, count=2).write(None))
+    for order, bits in (("<", 32), (">", 32), (">", 64)):
+        for data in (False, True):
+            yield f"{order}{bits}{data}", lambda path, how=(order, bits), data=data: in_layout(
+                clean_file(path.with_suffix(".x"), data, 1).write(), path, *how
+            )
 
 
 def _cut(path: Path) -> Path:

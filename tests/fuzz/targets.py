@@ -163,8 +163,10 @@ def agree(path: Path) -> None:
         state = (list(reader.warnings), reader.damaged, reader.lost)
         assert state == ([], False, 0), f"verify passed what says {state}"
         assert reader.complete or not report.ledger, "verify passed what has no end"
-    is_log = file_format.name == "klogger"
+    is_log = file_format.name != "psc"
     asked = [("export", form, export(path, form)) for form in ("csv", "json")]
+    if file_format.name == "magnet":
+        asked.append(("magnet-parse", "", parse_magnet(path)))
     if is_log:
         asked += [("decode", form, decode(path, form)) for form in DECODE]
         asked += [("decode", clock, decode(path, "csv", "--time", clock)) for clock in CLOCKS]
@@ -223,6 +225,30 @@ def draw(path: Path, *options: object, terminal: bool = False) -> Answer:
     answer.check((READ, FAILED, REFUSED, DAMAGED))  # failed: there is nothing to show
     assert not terminal or not _CONTROL.search(_COLOUR.sub("", answer.out.decode())), "not escaped"
     return answer
+
+
+def parse_magnet(path: Path, *options: object) -> Answer:
+    from formats.commands.magnet_parse import command
+
+    answer = ask(command, path, *options).check((READ, REFUSED, LOST, DAMAGED))
+    widths = {line.count(b"\t") for line in answer.out.split(b"\n")[:-1]}
+    assert len(widths) <= 1, f"rows of {sorted(widths)} cells"
+    return answer
+
+
+def magnet_table(data: bytes) -> None:
+    parse_magnet(_stored(data), "--time", _pick(data, CLOCKS))
+
+
+def magnet_records(data: bytes) -> None:
+    """The same bytes as a file of another program: any array of records can be read."""
+    order, bits = _pick(data, ((), ("--big-endian",))), _pick(data[::-1], ("32", "64"))
+    more = _pick(data[1:], ((), ("--data", "--event=3=MAGNET_TCP_SEND", "--event=4=IP_SEND")))
+    data = data[24:]
+    size = {"32": 20, "64": 24}[bits] if not more else {"32": 68, "64": 120}[bits]
+    whole = data[: len(data) // size * size]
+    answer = parse_magnet(_stored(whole), *order, "--bits", bits, *more)
+    assert answer.code == REFUSED if not whole else answer.code in (READ, DAMAGED), answer
 
 
 def exporting(form: str) -> Callable[[bytes], None]:
@@ -417,6 +443,14 @@ TARGETS = {
     },
     "folder": Target("klogger", 10, in_folder),
     "analysis": Target("klogger", 20, analysis),
+    "detect-magnet": Target("magnet", 20, detect),
+    "verify-magnet": Target("magnet", 50, verify),
+    "repair-magnet": Target("magnet", 30, repair),
+    "json-magnet": Target("magnet", 10, exporting("json"), in_c=True),
+    "arrow-magnet": Target("magnet", 10, exporting("arrow")),
+    "decode-magnet": Target("magnet", 10, decoding("csv"), in_c=True),
+    "magnet-table": Target("magnet", 20, magnet_table, in_c=True),
+    "magnet-records": Target("magnet", 20, magnet_records, in_c=True),
     "schema": Target("schema", 200, schema),
     "control": Target("control", 200, control),
     "lines": Target("lines", 20, lines, in_c=True),

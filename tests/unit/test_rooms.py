@@ -40,6 +40,7 @@ ROOMS = {
         ("analysis", "export", "pmgraph"),
         ("registry",),
         ("verify",),
+        ("magnet",),
         ("klogger", "psc"),
         ("drawing", "lines", "schema"),
         ("base",),

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stream into a MAGNeT file: the schema magnet, all CPUs' records in one order."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collector.sequencer.clock_pairs import Clocks
+from collector.sequencer.cpu_queue import FOREVER_NS, Queues
+from collector.writer.base_stream import Show, Stream
+from collector.writer.capture_info import CaptureInfo, Current
+from collector.writer.file_sink import FileSink
+from collector.writer.ledger import Books
+from collector.writer.magnet_records import MagnetBatch, Packing
+from collector.writer.magnet_writer import Item, MagnetWriter
+from collector.writer.output_file import Output, find_owner
+from collector.writer.written import Written
+from formats.base.changes import ChangeKind
+from formats.base.control import Change, Clock, EndReason, LossCause, Mark
+from formats.magnet.control import (
+    CHANGE,
+    CPU_COUNTERS,
+    END,
+    LEDGER,
+    POINT_COUNTERS,
+    encode_header,
+)
+from formats.magnet.header import make_header
+from formats.magnet.layout import CLOCK, MARK
+from formats.schema import format_schema
+
+_RESERVE_BYTES = 64 << 10
+_NUMBER_BYTES = 24
+"""Of a number of a ledger on the disk."""
+_PRIVATE = ("command", "filters")
+"""Settings with addresses and ports."""
+
+
+class MagnetStream(Stream[MagnetBatch]):
+    """See collector/writer/base_stream.py. The file has no entries for pauses."""
+
+    def __init__(self, path: str | Path, force: bool = False) -> None:
+        super().__init__()
+        self._output = Output(path, force, owner=find_owner())
+
+    def begin(
+        self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
+    ) -> None:
+        assert info.schema is not None
+        self._packing = packing = Packing(info.schema, info.events)
+        self.order = Queues(info.dtype)
+        self._output.begin(encode_header(_header(info, packing, clocks), packing.layout))
+        rows = info.cpus * len(packing.kinds)
+        numbers = rows * (len(POINT_COUNTERS) + 2) + info.cpus * len(CPU_COUNTERS)
+        sink = FileSink(
+            self._output.fd,
+            packing.layout.size,
+            reserve_bytes=_RESERVE_BYTES + _NUMBER_BYTES * (numbers + 8 * info.programs),
+            direct=not self._output.is_stdout,
+        )
+        self._writer = MagnetWriter(sink, packing)
+        self._write_by(self._writer, clocks)
+
+    def discard(self) -> None:
+        self._output.discard()
+
+    def release(self, watermark_ns: int) -> None:
+        for batch in self._packing.pack(self.order.take(watermark_ns)):
+            self._put(batch)
+
+    def clock(self, entry: Clock) -> None:
+        self._spool.put_control(lambda _: [self._clock(entry)], entry.mono_ns, always=True)
+
+    def changed(self, changes: Sequence[Change]) -> None:
+        entries = [self._change(change) for change in changes]
+        self._spool.put_control(lambda _: entries, changes[-1].after_ns, always=True)
+
+    def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
+        self.release(FOREVER_NS)
+        counts = [count for _, _, count in self.order.tails(serials)]
+        self._put(self._packing.missing(counts, LossCause.KERNEL, max(mono_ns, self.order.last_ns)))
+
+    def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
+        def items(written: Written) -> list[Item]:
+            ledger = self._ledger(books, written, mono_ns, final=True) if books else []
+            end = {"kind": END, "time_ns": mono_ns, "reason": int(reason)}
+            return [self._clock(clock), *ledger, end]
+
+        self._spool.put_control(items, mono_ns, reserved=True)
+
+    def bytes_written(self) -> int:
+        return self._writer.bytes_written()
+
+    def _put(self, batch: MagnetBatch) -> None:
+        self.records += batch.records
+        self._spool.put(batch)
+
+    def _mark_entries(self, marks: Sequence[Mark], pid: int) -> Sequence[Item]:
+        now_ns = self._clocks.now_ns()
+        return [self._own(MARK, mark.number, now_ns, pid) for mark in marks]
+
+    def _book_entries(self, books: Books, written: Written) -> Sequence[Item]:
+        return self._ledger(books, written, self._clocks.now_ns(), final=False)
+
+    def _ledger(self, books: Books, written: Written, time_ns: int, final: bool) -> list[Item]:
+        points = []
+        for cpu, point in books.places(written):
+            counts = books.kernel(cpu, point) | books.collector(cpu, point, written)
+            code = self._packing.code_of[point]
+            points.append([cpu, int(code), *(counts[name] for name in POINT_COUNTERS)])
+        cpus = [[one.cpu, *(getattr(one, name) for name in CPU_COUNTERS)] for one in books.cpus()]
+        programs = {n: [one.missed, one.kprobe_missed] for n, one in books.programs.items()}
+        return [
+            {
+                "kind": LEDGER, "time_ns": time_ns, "final": int(final),
+                "checkpoint": written.checkpoints, "points": points, "cpus": cpus,
+                "programs": programs,
+            }
+        ]  # fmt: skip
+
+    def _change(self, change: Change) -> Item:
+        values = asdict(change)
+        if change.kind in (ChangeKind.SWITCH, ChangeKind.LIMIT):
+            values["which"] = int(self._packing.code_of[change.which & 0xFF])
+        return {"time_ns": change.after_ns, "change": values, "kind": CHANGE}
+
+    def _clock(self, entry: Clock) -> MagnetBatch:
+        return self._own(CLOCK, entry.realtime_ns, entry.mono_ns, entry.uncertainty_ns)
+
+    def _own(self, code: int, sockid: int, time_ns: int, size: int) -> MagnetBatch:
+        """A record of the collector's own."""
+        entries = np.zeros(1, self._packing.layout.dtype)
+        entries["sockid"], entries["timestamp"] = sockid, time_ns
+        entries["event"], entries["size"] = code, size
+        return MagnetBatch(entries, np.full(1, -1, np.int32), 0)
+
+
+def _header(info: CaptureInfo, packing: Packing, clocks: Clocks) -> dict[str, Any]:
+    assert info.schema is not None
+    pair = clocks.start
+    settings = dict(info.settings)
+    if not packing.layout.data:
+        for name in _PRIVATE:
+            settings.pop(name, None)
+    return make_header(
+        packing.layout,
+        packing.kinds,
+        (pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns),
+        host=platform.node(),
+        kernel=info.kernel,
+        tcpkmon=info.version,
+        cpus=info.cpus,
+        settings=settings,
+        schema=format_schema(info.schema),
+    )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tcpkmon magnet-parse FILE`: the records of a MAGNeT file as a tab-delimited table."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from formats.base.cli import CLOCKS, say
+from formats.base.errors import DamagedError, LossError, UsageError
+
+_MOST_SHOWN = 10
+
+
+@click.command("magnet-parse")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--time", "clock", type=click.Choice(CLOCKS), default="mono", show_default=True,
+              help="How timestamps are written: as they are in the file, ns of CLOCK_MONOTONIC in "
+              "those of tcpkmon; in seconds since 1970, as UTC, in seconds since the start.")
+@click.option("--bits", type=click.Choice(["32", "64"]),
+              help="Of a file without a header: the width of its pointers. Default: 64.")
+@click.option("--big-endian", is_flag=True,
+              help="Of a file without a header: it comes from a big-endian machine.")
+@click.option("--data", is_flag=True, help="Of a file without a header: its records have data.")
+@click.option("--event", "names", metavar="CODE=NAME", multiple=True,
+              help="Of a file without a header: the name of an event, as 3=MAGNET_IP_SEND. With "
+              "--data it says what the data is: struct magnet_tcp for SOCK and TCP, magnet_ip for "
+              "IP and DEV.")
+def command(
+    file: Path,
+    clock: str,
+    bits: str | None,
+    big_endian: bool,
+    data: bool,
+    names: tuple[str, ...],
+) -> int:
+    """Print a MAGNeT file as a table: a line of names, then one for each record.
+
+    Columns are separated by tabs; those that a record does not have hold a minus sign. Any byte
+    order and pointer width is read. A file without a header (of the original MAGNeT) is described
+    by options. Exit code 3: events were lost, or the end of the file is unknown; 5: it is damaged.
+    """
+    from formats.klogger.logs import Logs
+    from formats.magnet.layout import NATIVE, Layout
+    from formats.magnet.parse import TabStyle, kinds_of
+    from formats.magnet.reader import open_reader
+    from formats.registry import format_of
+
+    if format_of(file).name == "magnet":
+        if bits or big_endian or data or names:
+            raise UsageError(
+                f"{file} has a header, which describes it",
+                "leave out --bits, --big-endian, --data and --event",
+            )
+        layout = None
+    else:
+        layout = Layout(">" if big_endian else "<", int(bits or 64), data)
+    chosen = kinds_of(_parse(text) for text in names) if layout else ()
+    with open_reader(file, layout, chosen) as reader:
+        if layout is not None:
+            reader.check_size()
+        logs = Logs([reader], clock=clock)
+        out = sys.stdout.buffer
+        logs.write_style(TabStyle(clock, NATIVE[reader.file.layout.data]), out)
+        out.flush()
+        for problem in reader.problems[:_MOST_SHOWN]:
+            say(f"tcpkmon magnet-parse: {file}: {problem}")
+        for text in (reader.losses.describe(), reader.tail):
+            if text:
+                say(f"tcpkmon magnet-parse: {file}: {text}")
+        if reader.problems:
+            return DamagedError.exit_code
+        return LossError.exit_code if reader.losses.lost or reader.tail else 0
+
+
+def _parse(text: str) -> tuple[int, str]:
+    """CODE=NAME. UsageError."""
+    match = re.fullmatch(r"(\d{1,3})=(\w{1,64})", text, re.ASCII)
+    if match is None or int(match[1]) > 255:
+        raise UsageError(f"no event: {text!r}", "write CODE=NAME, as 3=MAGNET_IP_SEND; 0 to 255")
+    return int(match[1]), match[2]

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Logs and the commands over it need of an open file of records: the protocol of LogReader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from formats.base.errors import DamagedError
+from formats.klogger.batch import LogBatch
+from formats.klogger.table import LogFormat
+
+
+class Missing(Protocol):
+    """What is missing from the records that were read so far; see formats.klogger.losses."""
+
+    records: int
+
+    @property
+    def lost(self) -> int: ...
+
+    @property
+    def missed(self) -> int: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+    def describe(self) -> str: ...
+
+
+class Source(AbstractContextManager["Source"], Protocol):
+    """An open file whose records are events; see LogReader, which it describes."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def format(self) -> LogFormat: ...
+
+    @property
+    def header(self) -> Mapping[str, Any]: ...
+
+    @property
+    def problems(self) -> Sequence[DamagedError]: ...
+
+    @property
+    def losses(self) -> Missing: ...
+
+    @property
+    def damage(self) -> str: ...
+
+    @property
+    def tail(self) -> str: ...
+
+    def present(self) -> frozenset[int]: ...
+
+    def batches(self, records: int = ...) -> Iterator[LogBatch]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reader of MAGNeT files: a formats.klogger.source.Source, so all that reads logs reads them.
+
+A record is an event, and its payload the whole record, as NATIVE has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from formats.base.closing import Closing
+from formats.base.errors import DamagedError, UsageError
+from formats.klogger.batch import LogBatch
+from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
+from formats.magnet.control import LEDGER, POINT_COUNTERS, table
+from formats.magnet.header import Kind, MagnetFile
+from formats.magnet.layout import CLOCK, FIELDS, LOST, MARK, NATIVE, Layout, convert
+from formats.magnet.walk import Entry, Piece, Walk
+
+_NAMES = {
+    LOST: {"sockid": "cause", "size": "count"},
+    MARK: {"sockid": "number", "size": "pid"},
+    CLOCK: {"sockid": "realtime_ns", "timestamp": "mono_ns", "size": "uncertainty_ns"},
+}
+"""What the fields of the collector's own records are."""
+_LOSSES = slice(2 + POINT_COUNTERS.index("written") + 1, -1)
+
+
+@dataclass
+class Losses:
+    """What is missing; see formats.klogger.source.Missing.
+
+    ledger, missed: of the last LEDGER, in all and what programs never saw.
+    """
+
+    records: int = 0
+    counted: int = 0
+    gaps: int = 0
+    ledger: int = 0
+    missed: int = 0
+    complete: bool = False
+
+    @property
+    def lost(self) -> int:
+        return max(self.counted, self.ledger) + self.missed
+
+    def describe(self) -> str:
+        if not self.lost:
+            return ""
+        text = f"{self.lost} events lost; {self.counted} missing in {self.gaps} places"
+        return f"{text}, {self.missed} missed by programs" if self.missed else text
+
+    def add(self, values: dict[str, Any]) -> None:
+        """A LEDGER."""
+        try:
+            self.ledger = int(table(values, "points", 2, POINT_COUNTERS)[:, _LOSSES].sum())
+            programs = values.get("programs")
+            rows = programs.values() if isinstance(programs, dict) else ()
+            self.missed = sum(sum(row) for row in rows)
+        except (DamagedError, TypeError):  # verify tells
+            return
+
+
+@dataclass
+class MagnetReader(Closing):
+    """An open MAGNeT file; see LogReader, whose attributes it has. Closing it closes the file."""
+
+    file: MagnetFile
+    problems: list[DamagedError] = field(default_factory=list)
+    losses: Losses = field(default_factory=Losses)
+
+    def __post_init__(self) -> None:
+        self.header = self.file.header
+        self.format = make_format(self.file)
+        self.cpu = 0
+        self._total = 0
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.file.path
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+    def check_size(self) -> None:
+        """UsageError unless the file is an array of records: for one without a header."""
+        if self.file.cut_bytes or not self.file.count:
+            size = self.file.layout.size
+            raise UsageError(
+                f"{self.path} is no array of records of {size} bytes",
+                "give its layout: --bits, --data",
+            )
+
+    @property
+    def damage(self) -> str:
+        """The damage found so far, in one line; empty if there is none."""
+        more = self._total - len(self.problems)
+        return "; ".join([*map(str, self.problems), *([f"and {more} more"] if more else [])])
+
+    @property
+    def tail(self) -> str:
+        """Why the end of the file is unknown; empty if it ended in order."""
+        if not self.file.has_header or (self.losses.complete and not self.problems):
+            return ""
+        if self.losses.complete:
+            return "tail unknown: the file is damaged"
+        return "tail unknown: the file does not end with END"
+
+    def present(self) -> frozenset[int]:
+        """The codes that occur."""
+        found = np.zeros(NUMBERS, np.bool_)
+        for piece in Walk(self.file):
+            if isinstance(piece, Piece):
+                codes = piece.rows["event"]
+                found[codes[codes < NUMBERS]] = True
+        return frozenset(np.flatnonzero(found).tolist())
+
+    def batches(self, records: int = 1 << 16) -> Iterator[LogBatch]:
+        """All records of known events in the order of the file; at most `records` in a batch.
+
+        A serial is the number of a record, of those that LOST counts too.
+        """
+        file, walk = self.file, Walk(self.file)
+        self.problems, self.losses = [], Losses()
+        is_known = self.format.payload_sizes >= 0
+        kinds, serial = file.data_kinds(), 1
+        try:
+            for piece in walk:
+                if isinstance(piece, Entry):
+                    if piece.kind == LEDGER:
+                        self.losses.add(piece.values)
+                    continue
+                codes = piece.rows["event"]
+                width = np.ones(len(codes), np.uint64)
+                if file.has_header:
+                    lost = codes == LOST
+                    width[lost] = np.maximum(piece.rows["size"][lost], 1)
+                    self.losses.gaps += int(np.count_nonzero(lost))
+                serials = np.cumsum(width) - width + np.uint64(serial % 2**64)
+                serial += int(width.sum())
+                good = (codes < NUMBERS) & is_known[np.minimum(codes, NUMBERS - 1)]
+                rows = piece.rows
+                if not good.all():
+                    rows, serials = rows[good], serials[good]
+                self.losses.records += len(rows)
+                self.losses.counted = walk.lost
+                for low in range(0, len(rows), records):
+                    some = slice(low, low + records)
+                    yield self._batch(rows[some], serials[some], kinds)
+        except DamagedError as error:  # the file became shorter
+            self.problems.append(error)
+        self.losses.complete = walk.ended
+        size = file.layout.size
+        self.problems += [DamagedError(what, offset=at * size) for at, what in walk.problems]
+        self._total = len(self.problems) + walk.total - len(walk.problems)
+
+    def _batch(self, rows: Any, serials: Any, kinds: Any) -> LogBatch:
+        codes, count = rows["event"].astype(np.uint16), len(rows)
+        layout = NATIVE[self.file.layout.data]
+        plain = np.ascontiguousarray(convert(rows, self.file.layout, layout, kinds[codes]))
+        return LogBatch(
+            self.format,
+            codes,
+            serials,
+            plain["timestamp"].copy(),
+            np.zeros(count, np.uint16),
+            np.arange(count, dtype=np.int64) * (layout.size // 8),
+            plain.view(np.uint64),
+        )
+
+
+def open_reader(
+    path: str | os.PathLike[str], layout: Layout | None = None, kinds: tuple[Kind, ...] = ()
+) -> MagnetReader:
+    """The reader of a file; see MagnetFile."""
+    return MagnetReader(MagnetFile(path, layout, kinds))
+
+
+def make_format(file: MagnetFile) -> LogFormat:
+    """The events of a file, with the fields of their records."""
+    layout = NATIVE[file.layout.data]
+    events = [
+        LogEvent(kind.code, kind.name, layout.size, tuple(_fields(kind, layout, file.has_header)))
+        for kind in file.kinds
+    ]
+    header = {key: value for key, value in file.header.items() if key != "events"}
+    return LogFormat(header, events, layout.order)
+
+
+def _fields(kind: Kind, layout: Layout, has_header: bool) -> Iterator[LogField]:
+    own = _NAMES.get(kind.code) if has_header else None
+    names = own or {"sockid": "sockid", "size": "size"}
+    for name in (*names, *(FIELDS[kind.data] if layout.data else ())):
+        yield field_of(layout, name, names.get(name, name))
+
+
+def field_of(layout: Layout, name: str, called: str = "") -> LogField:
+    """A field of a record as that of an event."""
+    assert layout.dtype.fields is not None
+    dtype, offset = layout.dtype.fields[name][:2]
+    signed = dtype.kind == "i"
+    kind = f"{'' if signed else 'u'}int{8 * dtype.itemsize}"
+    return LogField(called or name, "int", signed, offset, dtype.itemsize, kind)

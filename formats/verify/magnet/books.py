@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The LEDGER entries of a MAGNeT file as formats/verify/ledger.py has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from formats.base.errors import DamagedError
+from formats.base.limits import MOST_CPUS
+from formats.klogger.table import NUMBERS
+from formats.magnet.control import CPU_COUNTERS, LEDGER, POINT_COUNTERS, number, table
+from formats.verify.ledger import COUNTERS, IN_FLIGHT, Ledger, Table
+from formats.verify.report import I64, U64, Missed
+
+POINTS_PART, CPUS_PART, PROGRAMS_PART = "points", "cpus", "programs"
+PROGRAM_COUNTERS = ("missed", "kprobe_missed")
+_MOST = 1 << 63
+
+
+class MagnetLedger(Ledger):
+    """The ledger that an entry holds. A record has no CPU, so `counts` has CPU 0 alone.
+
+    names: of the events, by code. DamagedError where the entry is not as it should be.
+    """
+
+    texts = MappingProxyType(
+        {
+            "attempts": "{where}: {told} attempts, but what became of them adds up to {found}",
+            "serials": "CPU {cpu}: {told} serials given out, but its events add up to {found}",
+            "came out": "{where}: {told} written into the ring, but {found} came out",
+            "damaged": "CPU {cpu}: {found} records left the ring and are nowhere, {told} damaged",
+            "read": "CPU {cpu}: {told} records read, but its events add up to {found}",
+            "ring_lost": "CPU {cpu}: its ring itself counts {told} that found no room, "
+            "the ledger {found}",
+            "late": "CPU {cpu}: {told} records late, but its events add up to {found}",
+            "in file": "{where}: {found} records in the file before ledger {number}, "
+            "which counts {told}",
+        }
+    )
+    slack = MappingProxyType(dict.fromkeys(("attempts", "serials", "came out", "late"), IN_FLIGHT))
+    lasting = frozenset({PROGRAMS_PART})
+
+    def __init__(
+        self,
+        index: int,
+        values: Mapping[str, Any],
+        counts: I64,
+        names: Mapping[int, str],
+        programs: dict[str, int],
+    ) -> None:
+        """programs: the keys of all programs so far; new ones are added."""
+        found, final = number(values, "checkpoint", 1 << 31), number(values, "final", 1)
+        if found is None or final is None:
+            raise DamagedError("a LEDGER has no number")
+        points, cpus = _points(values, names), _cpus(values)
+        self.programs = _programs(values)
+        keys = np.array([programs.setdefault(one, len(programs)) for one in self.programs])
+        missed = np.array([*self.programs.values()], np.uint64)
+        parts = {
+            POINTS_PART: points,
+            CPUS_PART: cpus,
+            PROGRAMS_PART: _table(PROGRAM_COUNTERS, keys.astype(np.int64), missed),
+        }
+        super().__init__(index, found, final == 1, counts, points, cpus, parts)
+        self.cpu_rows = cpus
+        self._names = names
+
+    def where(self, key: int, has_cpu: bool = True) -> str:
+        name = self._names.get(key & 0xFFFF, str(key & 0xFFFF))
+        return f"CPU {key >> 16}, {name}" if has_cpu else name
+
+    def fell(self, part: str, key: int, counter: str, then: int, now: int) -> tuple[int, str]:
+        what = f"CPU {key}" if part == CPUS_PART else "a program"
+        if part == POINTS_PART:
+            what = self.where(key)
+        return self.index, f"{what}: {counter} falls from {then} to {now}"
+
+    def missing(self) -> int:
+        """How many serials that were given out are not in the file."""
+        serials, in_file = self.cpu_rows["serials"].sum(), self.points["in_file"].sum()
+        return int(serials) - int(in_file)
+
+    def missed(self) -> list[Missed]:
+        """What the programs never saw; their places are not numbered."""
+        return [Missed(0, name, *row) for name, row in self.programs.items() if any(row)]
+
+
+def _points(values: Mapping[str, Any], names: Mapping[int, str]) -> Table:
+    rows: U64 = table(values, "points", 2, POINT_COUNTERS)
+    if (rows[:, 0] >= MOST_CPUS).any() or not {*rows[:, 1].tolist()} <= {*names}:
+        raise DamagedError(f"a {LEDGER} has rows of a CPU or an event that there is not")
+    keys = (rows[:, 0].astype(np.int64) << 16) | rows[:, 1].astype(np.int64)
+    return _table(POINT_COUNTERS, keys, rows[:, 2:])
+
+
+def _cpus(values: Mapping[str, Any]) -> Table:
+    rows: U64 = table(values, "cpus", 1, CPU_COUNTERS)
+    if (rows[:, 0] >= MOST_CPUS).any():
+        raise DamagedError(f"a {LEDGER} has a row of a CPU that there cannot be")
+    return _table(CPU_COUNTERS, rows[:, 0].astype(np.int64), rows[:, 1:])
+
+
+def _programs(values: Mapping[str, Any]) -> dict[str, list[int]]:
+    found = values.get("programs")
+    if not isinstance(found, dict) or len(found) > NUMBERS * 16:
+        raise DamagedError(f"a {LEDGER} has no good programs")
+    for row in found.values():
+        is_pair = isinstance(row, list) and len(row) == len(PROGRAM_COUNTERS)
+        if not is_pair or not all(type(one) is int and 0 <= one < _MOST for one in row):
+            raise DamagedError(f"a {LEDGER} has no good programs")
+    return found
+
+
+def _table(names: tuple[str, ...], keys: I64, values: U64) -> Table:
+    if len(np.unique(keys)) < len(keys):
+        raise DamagedError(f"a {LEDGER} has a row twice")
+    order = np.argsort(keys, kind="stable")
+    return Table(names, keys[order], values.reshape(len(keys), len(names))[order])
+
+
+assert set(POINT_COUNTERS) == set(COUNTERS)

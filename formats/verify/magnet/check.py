@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads one MAGNeT file from start to end, and runs all of its checks.
+
+formats/magnet/walk.py checks that the records are as they were written; here is what they sum to.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from formats.base.control import Change, EndReason, LossCause
+from formats.base.errors import DamagedError
+from formats.klogger.table import NUMBERS
+from formats.magnet.control import CHANGE, CHECK, END, LEDGER, number
+from formats.magnet.header import OWN, MagnetFile
+from formats.magnet.layout import CLOCK, FIRST_EVENT, LOST
+from formats.magnet.walk import Entry, Piece, Walk
+from formats.verify.balance import (
+    build_rows,
+    check_counts,
+    check_rise,
+    check_sums,
+    compare_rings,
+)
+from formats.verify.changes import ChangeCheck
+from formats.verify.clock import STEP_NS
+from formats.verify.ledger import IN_FLIGHT, Tally
+from formats.verify.magnet.books import MagnetLedger
+from formats.verify.report import Problems, Report
+
+WORDS = {
+    "entries": "records",
+    "entry": "record",
+    "checkpoint": "ledger",
+    "location": "event",
+    "snapshot": "record",
+}
+"""What a person knows as something else in such a file: the words of a report."""
+
+
+def verify_magnet(path: str | os.PathLike[str]) -> Report:
+    """Check the file at `path` from the file alone. Damage of any kind is in the report.
+
+    Raises FileError if the file cannot be opened or read.
+    """
+    try:
+        with MagnetFile(path) as file:
+            return _Run(file).run()
+    except DamagedError as error:
+        message = error.message.removeprefix(f"{path}: ")
+        return Report(str(path), error=message, format="magnet", words=WORDS)
+
+
+class _Run:
+    """One pass over a file."""
+
+    def __init__(self, file: MagnetFile) -> None:
+        self._file = file
+        self._walk = Walk(file)
+        self._problems = Problems(0, file.layout.size)
+        self._report = Report(
+            str(file.path), size_bytes=file.size, ledger=True, format="magnet", words=WORDS
+        )
+        self._names = {kind.code: kind.name for kind in file.kinds}
+        self._events = {k: name for k, name in self._names.items() if k >= FIRST_EVENT}
+        self._changes = ChangeCheck(self._problems)
+        self._tally = Tally()
+        self._last: MagnetLedger | None = None
+        self._programs: dict[str, int] = {}
+        self._end: tuple[int, int] | None = None
+        self._repaired = 0
+        self._ahead_ns, self._real_ns = self._read_clock()
+
+    def run(self) -> Report:
+        for found in self._walk:
+            if isinstance(found, Piece):
+                self._records(found)
+                continue
+            try:
+                self._entry(found)
+            except DamagedError as error:
+                self._problems.add(found.start, error.message)
+        self._finish()
+        return self._report
+
+    def _read_clock(self) -> tuple[int, int]:
+        """The time of day less the monotonic time, twice."""
+        pair = self._file.header.get("clock")
+        values = [number(pair, name, 1 << 63) for name in ("mono_ns", "realtime_ns")] if (
+            isinstance(pair, dict)
+        ) else [None]
+        if None in values:
+            self._problems.add_header("the header has no clock")
+            return 0, 0
+        mono_ns, real_ns = values
+        assert mono_ns is not None and real_ns is not None
+        return real_ns - mono_ns, real_ns - mono_ns
+
+    def _records(self, piece: Piece) -> None:
+        codes, sizes = piece.rows["event"], piece.rows["size"]
+        self._report.entries += len(codes)
+        known = codes[(codes >= FIRST_EVENT) & (codes < NUMBERS)].astype(np.int64)
+        self._tally.add(known)
+        lost = np.flatnonzero(codes == LOST)
+        if len(lost):
+            causes, counts = piece.rows["sockid"][lost], sizes[lost].astype(np.int64)
+            strange = np.flatnonzero((counts <= 0) | (causes > max(LossCause)))
+            what = "LOST counts {} of cause {}"
+            self._problems.add_each(
+                strange, piece.start + lost, lambda at: what.format(counts[at], causes[at]), True
+            )
+            self._report.seq_gaps += len(lost)
+            self._repaired += int(counts[causes == LossCause.DAMAGED].sum())
+        has_clock = self._file.layout.bits == 64  # a smaller sockid does not hold the time
+        for at in np.flatnonzero(codes == CLOCK).tolist() if has_clock else ():
+            row = piece.rows[at]
+            ahead_ns = int(row["sockid"]) - int(row["timestamp"])
+            self._report.clock_pairs += 1
+            self._report.clock_steps += abs(ahead_ns - self._ahead_ns) > STEP_NS
+            self._ahead_ns = ahead_ns
+
+    def _entry(self, entry: Entry) -> None:
+        values, at = entry.values, entry.start
+        if entry.kind == LEDGER:
+            self._ledger(entry)
+        elif entry.kind == CHANGE:
+            self._changes.feed(at, _change_of(values))
+        elif entry.kind == END:
+            reason = number(values, "reason", max(EndReason))
+            if reason is None:
+                raise DamagedError("END has no known reason")
+            self._end = at, reason
+        elif entry.kind != CHECK:
+            raise DamagedError(f"a control entry of unknown kind {entry.kind!r:.40}")
+
+    def _ledger(self, entry: Entry) -> None:
+        problems, before = self._problems, self._last
+        counts = self._tally.counts.copy()
+        ledger = MagnetLedger(entry.start, entry.values, counts, self._events, self._programs)
+        expected = before.number + 1 if before else 0
+        if ledger.number != expected:
+            problems.add(entry.start, f"ledger {ledger.number} where {expected} is due")
+        self._last = ledger
+        self._report.checkpoints += 1
+        check_sums(problems, ledger)
+        check_counts(problems, ledger, False, self._repaired)
+        lost, missing = self._walk.lost, ledger.missing()
+        room = 0 if ledger.final else IN_FLIGHT
+        if lost > missing + room + self._repaired:
+            what = f"LOST counts {lost} so far, more than the {missing} that are missing"
+            problems.add(entry.start, what)
+        elif ledger.final and lost < missing and not self._repaired:
+            what = f"{missing} records are missing, LOST counts {lost} of them"
+            problems.add(entry.start, what)
+        if before is not None:
+            if before.final:
+                problems.add(entry.start, "a ledger follows the final one")
+            check_rise(problems, before, ledger)
+
+    def _finish(self) -> None:
+        report, last, walk = self._report, self._last, self._walk
+        problems = self._problems
+        is_cut = self._file.cut_bytes > 0 and self._end is None
+        for at, what in walk.problems:
+            if is_cut and at == self._file.count:
+                report.notes.append(what)  # part of the tail of a capture that was killed
+            else:
+                problems.add(at, what)
+        problems.count(max(0, walk.total - len(walk.problems)))
+        report.seq_lost = walk.lost
+        if self._end is not None:
+            at, reason = self._end
+            report.end_reason = EndReason(reason).name.lower().replace("_", " ")
+            final = last is not None and last.final
+            report.proven_end = final and walk.ended and not self._file.cut_bytes
+            if not final and reason != EndReason.ERROR:
+                problems.add(at, "END without a final ledger before it")
+        if walk.open:
+            report.unchecked.append(f"the last {walk.open} records (no control entry follows them)")
+        name = self._name
+        if last is not None:
+            report.rows = build_rows(last, False, name)
+            report.missed = last.missed()
+            report.ring_lost = int(last.cpu_rows["ring_lost"].sum())
+            report.notes += compare_rings(last)
+        before = int(last.counts.sum()) if last else 0
+        report.after_checkpoint = int(self._tally.counts.sum()) - before
+        if last is not None and last.final and report.after_checkpoint:
+            problems.add(last.index, "records of events follow the final ledger")
+        self._changes.conclude(report, name, lambda mono_ns: mono_ns + self._real_ns)
+        report.problems, report.problems_total = problems.listed, problems.total
+        report.suspects = problems.entries
+
+    def _name(self, code: int) -> str:
+        return self._names.get(code, str(code))
+
+
+def _change_of(values: dict[str, Any]) -> Change:
+    told = values.get("change")
+    names = [field.name for field in fields(Change)]
+    if not isinstance(told, dict) or set(told) != set(names):
+        raise DamagedError("a CHANGE has no good values")
+    found = {name: number(told, name) for name in names}
+    if None in found.values():
+        raise DamagedError("a CHANGE has no good values")
+    return Change(**found)  # type: ignore[arg-type]
+
+
+assert len(OWN) == FIRST_EVENT
