@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from scripts.vm import guests, kernels
+from scripts.vm import guests, kernels, tools
 from scripts.vm.guests import OUTCOMES, TIME_IS_UP, Verdict
-from scripts.vm.kernels import ROOT, Failure, say
+from scripts.vm.tools import ROOT, Failure, say
 
 SERIES = ("6.1", "6.12")
 LIMIT_S = 5400.0
@@ -125,8 +125,8 @@ def prepare(names: Sequence[str], is_ci: bool) -> dict[str, tuple[str, Path]]:
     try:
         if os.getuid() != 0:
             raise Failure("needs root (sudo)")
-        with kernels.alone():
-            kernels.get_tools()
+        with tools.alone():
+            tools.get_tools()
             for kernel in wanted:
                 try:
                     ready[kernel] = kernels.get_kernel(kernel)
@@ -146,7 +146,7 @@ def test_all(
 ) -> list[Verdict]:
     """Runs the tests (or pytest with `arguments`) on each kernel; `parallel`: all at once."""
     ready = prepare(names, is_ci)
-    logs = kernels.cache() / "vm-logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    logs = tools.cache() / "vm-logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     until = time.monotonic() + (CI_LIMIT_S if is_ci else LIMIT_S)
     tests = GUEST_TESTS if is_ci else (*GUEST_TESTS, *MORE_TESTS)
     jobs = [
@@ -181,11 +181,11 @@ def main(arguments: list[str], usage: str = "") -> int:
         print(f"vmtest: unknown option {min(unknown)}; try --help", file=sys.stderr)
         return 2
     if "--list" in options:
-        print("\n".join(kernels.list_kernels()))
+        print("\n".join(f"{name:10} {its}" for name, its in kernels.list_names().items()))
         return 0
     if "--fetch" in options:
-        with kernels.alone():
-            kernels.get_tools()
+        with tools.alone():
+            tools.get_tools()
             for wanted in names:
                 kernels.link_kernel(wanted, *kernels.get_kernel(wanted))
         return 0
