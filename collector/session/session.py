@@ -170,7 +170,8 @@ class Session:
         self._stream.start(self._rights.begin_writing)
         run_first()
         rings = self._prepared.transport.name
-        describe(self._request, rings, self._kernel.attached(), self._kernel.missing())
+        kernel, unproven = self._kernel, self._prepared.plan.unproven
+        describe(self._request, rings, kernel.attached(), kernel.missing(), unproven)
         self._checkpoint()
         self._record_existing()
         while self._kernel.loaded.is_loading:

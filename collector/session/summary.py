@@ -20,11 +20,15 @@ def say(text: str) -> None:
 
 
 def describe(
-    request: Request, rings: str, attached: Mapping[str, str], missing: Mapping[str, str]
+    request: Request,
+    rings: str,
+    attached: Mapping[str, str],
+    missing: Mapping[str, str],
+    unproven: Mapping[str, str],
 ) -> None:
     """With -v, print the kind of rings and how each location is attached.
 
-    Always print which requested location is missing.
+    Always print which requested location is missing, and where losses are not counted.
     """
     if request.quiet:
         return
@@ -36,6 +40,8 @@ def describe(
     for name, why in missing.items():
         if request.verbose or name in asked:
             say(f"{name} is not recorded: {why}")
+    for name, way in unproven.items():
+        say(f"{name} by {way} may lose events that this kernel does not count")
 
 
 def report(

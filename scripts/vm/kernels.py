@@ -45,8 +45,9 @@ def apt_options() -> tuple[str, ...]:
         "APT::Architectures": "amd64",
         "APT::Sandbox::User": "",
     }
-    hooks = ("-o", "#clear=APT::Update::Post-Invoke", "-o", "#clear=APT::Update::Post-Invoke-Success")
-    return (*(word for key, value in settings.items() for word in ("-o", f"{key}={value}")), *hooks)
+    words = [f"{key}={value}" for key, value in settings.items()]
+    words += [f"#clear=APT::Update::Post-Invoke{when}" for when in ("", "-Success")]
+    return tuple(argument for word in words for argument in ("-o", word))
 
 
 def refresh_lists(age_s: float = 0.0) -> None:

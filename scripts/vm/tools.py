@@ -7,7 +7,6 @@ import fcntl
 import os
 import platform
 import pwd
-import re
 import shutil
 import subprocess
 import threading
