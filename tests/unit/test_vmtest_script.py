@@ -136,7 +136,7 @@ def test_what_cannot_be_had_is_not_tested(
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
     said = capsys.readouterr().out
-    assert "VM kernels 6.1 and 6.12 were NOT tested: apt-get failed: no network" in said
+    assert "VM kernels 6.1, newest, 6.12 were NOT tested: apt-get failed: no network" in said
     with pytest.raises(vmtest.Failure):
         vmtest.main([])
 
@@ -147,16 +147,36 @@ def test_a_kernel_that_cannot_be_had_is_left_out(
     def get_kernel(wanted: str) -> tuple[str, Path]:
         if wanted == "6.1":
             raise vmtest.Failure("no package")
-        return KERNEL
+        return f"{wanted}.0-1-amd64", Path("/nowhere")
 
-    boots((ALL, ""))
+    boots((ALL, ""), (ALL, ""))
     monkeypatch.setattr(tools, "get_tools", lambda: None)
     monkeypatch.setattr(kernels, "get_kernel", get_kernel)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci", "--", *TESTS]) == 0
     said = capsys.readouterr().out
     assert "kernel 6.1 was NOT tested: no package" in said
-    assert said.splitlines()[-1] == "vmtest: 3 passed, 0 failed, 0 skipped"
+    assert said.splitlines()[-1] == "vmtest: 6 passed, 0 failed, 0 skipped"
+
+
+def test_ci_boots_the_oldest_and_the_newest_and_some_tests_on_the_last(
+    vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {}
+
+    def test_guest(kernel: tuple[str, Path], tests: Sequence[str], *_: Any) -> guests.Verdict:
+        asked[kernel[0]] = tests
+        return guests.Verdict(kernel[0], dict.fromkeys(tests, "passed"))
+
+    monkeypatch.setattr(vmtest, "test_guest", test_guest)
+    monkeypatch.setattr(tools, "get_tools", lambda: None)
+    monkeypatch.setattr(kernels, "get_kernel", lambda wanted: (wanted, Path("/nowhere")))
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    assert vmtest.main(["--ci"]) == 0
+    assert asked["6.1"] == asked["newest"] == vmtest.GUEST_TESTS
+    assert asked["6.12"] == vmtest.CI_LAST_TESTS
+    assert vmtest.main(["--full"]) == 0
+    assert asked.keys() == set(vmtest.FULL_SERIES)
 
 
 def test_a_panic_is_seen_and_a_program_that_crashed_is_none() -> None:
@@ -275,6 +295,7 @@ def test_the_systems_sources_and_lists_are_not_used(lists: list[tuple[str, ...]]
 
 
 def test_the_tests_for_guests_are_there(vmtest: ModuleType) -> None:
+    assert set(vmtest.CI_LAST_TESTS) <= set(vmtest.GUEST_TESTS)
     for test in (*vmtest.GUEST_TESTS, *vmtest.MORE_TESTS, *vmtest.HOST_TESTS):
         file, _, name = test.partition("::")
         text = (SCRIPT.parents[1] / file).read_text()
