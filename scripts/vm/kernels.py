@@ -68,6 +68,12 @@ def version_key(release: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", release.removesuffix("-amd64")))
 
 
+def flavour_of(release: str) -> str:
+    """-rt, -cloud or nothing."""
+    found = _FLAVOUR.search(release)
+    return found[0] if found else ""
+
+
 def list_packages() -> dict[str, list[str]]:
     """Release -> its packages, oldest release first."""
     refresh_lists(LISTS_AGE_S)
@@ -85,8 +91,7 @@ def list_names() -> dict[str, str]:
     names = {}
     for release in list_packages():
         series = ".".join(map(str, version_key(release)[:2]))
-        flavour = _FLAVOUR.search(release)
-        names[series + (flavour[0] if flavour else "")] = release
+        names[series + flavour_of(release)] = release
     return names
 
 
@@ -94,8 +99,8 @@ def fits(release: str, wanted: str) -> bool:
     """Whether a name stands for a release."""
     if release == wanted:
         return True
-    name, flavour = _NAME.fullmatch(wanted), _FLAVOUR.search(release)
-    if name is None or (flavour[0] if flavour else "") != (name[2] or ""):
+    name = _NAME.fullmatch(wanted)
+    if name is None or flavour_of(release) != (name[2] or ""):
         return False
     return name[1] == "newest" or release.startswith(f"{name[1]}.")
 

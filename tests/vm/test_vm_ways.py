@@ -61,7 +61,8 @@ def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing
     path = tmp_path / "all.pm"
     with (
         connected(lab) as older,
-        capturing(path, *EVERYTHING, *within(lab)) as running,
+        # --fail-on-loss: with the second copies, which see what the kernel skips for the first.
+        capturing(path, *EVERYTHING, *within(lab), "--fail-on-loss") as running,
     ):
         _exchange(lab)
         older.exchange()
