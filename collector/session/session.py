@@ -169,9 +169,7 @@ class Session:
         forbid_new_privileges()
         self._stream.start(self._rights.begin_writing)
         run_first()
-        rings = self._prepared.transport.name
-        kernel, unproven = self._kernel, self._prepared.plan.unproven
-        describe(self._request, rings, kernel.attached(), kernel.missing(), unproven)
+        describe(self._request, self._prepared, self._kernel)
         self._checkpoint()
         self._record_existing()
         while self._kernel.loaded.is_loading:
