@@ -424,6 +424,17 @@ PROBE(mutex_init, "SPINLOCK_INIT", "fentry:__mutex_init kprobe:__mutex_init")
 }
 #endif
 
+/* 7.3: without lockdep, mutexes have no names. */
+#if USE_mutex_init_generic
+PROBE(mutex_init_generic, "SPINLOCK_INIT", "fentry:mutex_init_generic kprobe:mutex_init_generic")
+{
+#if !USE_spin_init
+    log_spinlock_init(ctx, cpu, ARG(0) + __builtin_offsetof(struct mutex, wait_lock),
+                      KLOGGER_lock_holder_MUTEX_WAITERS, 0);
+#endif
+}
+#endif
+
 #if USE_rwlock_init
 PROBE(rwlock_init, "RWLOCK_INIT", "fentry:__rwlock_init kprobe:__rwlock_init")
 { log_rwlock_init(ctx, cpu, ARG(0), KLOGGER_lock_type_RWLOCK, ARG(1)); }

@@ -69,6 +69,9 @@ class ProbeKind:
     """Programs read their arguments from CPU registers; those of other kinds from an array."""
     is_optional: bool = True
     """A capture continues where the kernel refuses such a program after a successful trial."""
+    counts_skipped: tuple[str, str] | None = None
+    """Struct and member of kernels that count the events for which they skip such a program, while
+    another runs; None: all kernels that skip it count that."""
     nests: bool = True
     """An interrupt may reach the target while the program runs there already, and the kernel then
     skips the program."""
@@ -154,6 +157,7 @@ _ROWS = (
     ProbeKind(
         "kprobe", 5, bpf.BPF_PROG_TYPE_KPROBE, attach_kprobe,
         find=_find_function, has_registers=True,
+        counts_skipped=("bpf_link_info", "perf_event.kprobe.missed"),  # since 6.7
     ),
     ProbeKind(
         "iter", 6, _TRACING,

@@ -28,6 +28,7 @@ _NR_MEMBARRIER = 283 if ARM64 else 324
 _MEMBARRIER_CMD_GLOBAL = 1
 _MAP_FIXED = 16
 _LOG_LINES_SHOWN = 8
+_EXPLAINED = "Verification failed:"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -76,9 +77,12 @@ def refused(error: OSError, what: str, log: str = "") -> KernelError | Privilege
     message = f"{what} failed: {os.strerror(error.errno or 0)} ({name})"
     if error.errno == errno.EPERM and os.geteuid() != 0:
         return PrivilegeError(message, "run it as root")
-    tail = [line for line in log.splitlines() if line.strip()][-_LOG_LINES_SHOWN:]
-    if tail:
-        message += "; the verifier says: " + " | ".join(line.strip() for line in tail)
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    # In 7.3 an explanation of many lines follows the complaint, which is the line before it.
+    begins = next((i for i, line in enumerate(lines) if line.startswith(_EXPLAINED)), 0)
+    shown = lines[max(0, begins - 1) :][:_LOG_LINES_SHOWN] if begins else lines[-_LOG_LINES_SHOWN:]
+    if shown:
+        message += "; the verifier says: " + " | ".join(shown)
     return KernelError(message)
 
 

@@ -51,6 +51,8 @@ class Plan:
     arguments: Mapping[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     """Programs of the text that are not loaded."""
+    unproven: Mapping[str, str] = field(default_factory=dict)
+    """Locations that may lose events which this kernel does not count, and their kind:target."""
 
     def kind_of(self, location: str) -> str | None:
         """kind:target of each program of a location or event, or None."""
@@ -135,7 +137,19 @@ def make_plan(
     for probe_chosen in chosen:
         for location in probe_chosen.locations:
             missing.pop(location, None)
-    return Plan(tuple(chosen), missing, arguments, tuple(unused))
+    unproven = {
+        location: probe_chosen.place
+        for probe_chosen in chosen
+        if not counts_skipped(btf, probe_chosen.kind)
+        for location in probe_chosen.locations
+    }
+    return Plan(tuple(chosen), missing, arguments, tuple(unused), unproven)
+
+
+def counts_skipped(btf: Btf, kind: str) -> bool:
+    """Whether this kernel counts the events for which it skips a program of this kind."""
+    sign = KINDS[kind].counts_skipped
+    return sign is None or btf.has_member(*sign)
 
 
 def count_arguments(btf: Btf, tracepoint: str) -> int:

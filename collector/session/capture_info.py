@@ -69,6 +69,7 @@ def _settings(
         "columns": request.columns if tcp else None,
         "locations": recorded,
         "missing_locations": missing,
+        "unproven": {n: way for n, way in prepared.plan.unproven.items() if n in recorded},
         "absent_columns": list(tcp.layout.absent) if tcp else [],
         "when_changed": list(request.when_changed),
         "rings": prepared.transport.name,

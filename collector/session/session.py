@@ -169,8 +169,7 @@ class Session:
         forbid_new_privileges()
         self._stream.start(self._rights.begin_writing)
         run_first()
-        rings = self._prepared.transport.name
-        describe(self._request, rings, self._kernel.attached(), self._kernel.missing())
+        describe(self._request, self._prepared, self._kernel)
         self._checkpoint()
         self._record_existing()
         while self._kernel.loaded.is_loading:

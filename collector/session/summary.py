@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from collector.loader.capture_maps import Kernel
+from collector.loader.prepare import Prepared
 from collector.plan.request import Request
 from collector.session.status_line import describe_losses, human_bytes
 from collector.writer.ledger import Totals
@@ -19,23 +21,23 @@ def say(text: str) -> None:
     say_line(f"collect: {text}")
 
 
-def describe(
-    request: Request, rings: str, attached: Mapping[str, str], missing: Mapping[str, str]
-) -> None:
+def describe(request: Request, prepared: Prepared, kernel: Kernel) -> None:
     """With -v, print the kind of rings and how each location is attached.
 
-    Always print which requested location is missing.
+    Always print which requested location is missing, and where losses are not counted.
     """
     if request.quiet:
         return
     if request.verbose:
-        say(f"{rings} rings")
-        for name, how in attached.items():
+        say(f"{prepared.transport.name} rings")
+        for name, how in kernel.attached().items():
             say(f"{name} by {how}")
     asked = (request.locations or "").upper().split(",")
-    for name, why in missing.items():
+    for name, why in kernel.missing().items():
         if request.verbose or name in asked:
             say(f"{name} is not recorded: {why}")
+    for name, way in prepared.plan.unproven.items():
+        say(f"{name} by {way} may lose events that this kernel does not count")
 
 
 def report(

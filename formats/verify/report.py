@@ -130,6 +130,15 @@ class Missed:
     kprobe: int
 
 
+def find_unproven(settings: object) -> dict[str, str]:
+    """The events of a header's settings whose losses the kernel did not count, and how they were
+    attached."""
+    found = settings.get("unproven") if isinstance(settings, dict) else None
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): str(way) for name, way in found.items()}
+
+
 @dataclass
 class Report:
     """The result for one file. Counts are entries, sequence numbers or events; times are ns."""
@@ -158,6 +167,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     off: list[str] = field(default_factory=list)
     """Spans in which events were switched off, and so not recorded."""
+    unproven: dict[str, str] = field(default_factory=dict)
+    """Events that the kernel may have lost without counting them, and how they were attached."""
     unchecked: list[str] = field(default_factory=list)
     """What the file does not let verify check."""
     problems: list[Problem] = field(default_factory=list)
@@ -196,12 +207,13 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 nothing lost, 3 losses that are all accounted for or an unknown tail, 5 otherwise."""
+        """0 nothing lost, 3 losses that are all accounted for, an unknown tail or events that are
+        not proven, 5 otherwise."""
         if self.error is not None:
             return self.error_exit
         if self.problems_total:
             return DOES_NOT_ADD_UP
-        return LOSSES if self.tail_unknown or self.lost_total else PROVEN
+        return LOSSES if self.tail_unknown or self.lost_total or self.unproven else PROVEN
 
     @property
     def verdict(self) -> str:
@@ -218,9 +230,12 @@ class Report:
             known = f"{lost} lost before" if lost else "what comes before adds up"
             return f"tail unknown ({known})"
         while_on = " while it was switched on (see below)" if self.off else ""
-        if lost:
-            return f"adds up: {lost} lost, all accounted for{while_on}"
-        return f"adds up: nothing lost{while_on}"
+        if self.unproven:
+            of = f"{len(self.unproven)} {self.words.get('location', 'location')}(s)"
+            counted = f"{lost or 'no'} loss(es) counted{while_on}"
+            return f"adds up: {counted}; not proven for {of} (see below)"
+        what = f"{lost} lost, all accounted for" if lost else "nothing lost"
+        return f"adds up: {what}{while_on}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""

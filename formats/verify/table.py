@@ -160,6 +160,8 @@ def _remarks(report: Report) -> Iterable[str]:
             f"after the last {_word(report, 'checkpoint')}, "
             "and perhaps more that were never written"
         )
+    for name, way in report.unproven.items():
+        yield f"not proven: {name} by {way}: the kernel did not count what it skipped there"
     yield from report.off
     if report.unchecked:
         yield f"not checked: {'; '.join(report.unchecked)}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.vm.kernels import ROOT, cache, say
+from scripts.vm.tools import ROOT, cache, say
 
 STALL_S = 540.0
 """A guest that writes nothing for so long hangs; a test's own time limit is shorter."""

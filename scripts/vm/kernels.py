@@ -1,161 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches kernels, and installs the programs that boot them; with the cache that keeps both."""
+"""Fetches Debian's kernels, by package lists of our own: the system's apt sources are not touched.
+
+A kernel is named by its release (6.1.0-56-amd64), its series (6.1), or as `newest`. Behind a series
+or `newest`, -rt and -cloud choose that flavour.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import platform
-import pwd
 import re
 import shutil
-import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-VIRTME = "virtme-ng==1.42"
-PACKAGES = {"qemu-system-x86_64": "qemu-system-x86", "depmod": "kmod", "busybox": "busybox-static"}
-APT = ("apt-get", "-qq", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=2",
-       "-o", "Acquire::http::Timeout=40", "-o", "Dpkg::Use-Pty=0")  # fmt: skip
-_saying = threading.Lock()
+from scripts.vm.tools import APT, ROOT, Failure, apt_environment, cache, run, say
 
-
-class Failure(Exception):
-    """An error that ends this program with one line."""
-
-
-def say(text: str) -> None:
-    with _saying:
-        print(text, flush=True)
+SOURCES = Path(__file__).with_name("debian.sources")
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+LISTS_AGE_S = 86400.0
+"""Older lists are refreshed."""
+PARTS = ("linux-image", "linux-binary", "linux-modules", "linux-base")
+"""A kernel's packages. Since 6.19 linux-image is empty, and the others have the files."""
+_RELEASE = r"\d+\.\d+\.\d+(?:-\d+)?(?:\+deb[\d.]+)?(?:-(?:rt|cloud))?-amd64"
+_PACKAGE = re.compile(rf"^(linux-[a-z]+)-({_RELEASE}) ", re.M)
+_NAME = re.compile(r"(newest|\d+(?:\.\d+)*)(-rt|-cloud)?")
+_FLAVOUR = re.compile(r"-(?:rt|cloud)(?=-amd64$)")
 
 
-def run(*command: str, **options: Any) -> str:
-    """A command's standard output; Failure with the last line of its errors."""
-    options = {
-        "capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 900, **options
-    }  # fmt: skip
+def apt_options() -> tuple[str, ...]:
+    """Options by which apt sees our sources and lists only, and neither hooks nor the system."""
+    place = cache() / "apt"
+    for folder in ("lists/partial", "archives/partial", "empty"):
+        (place / folder).mkdir(parents=True, exist_ok=True)
+    settings = {
+        "Dir::Etc::sourcelist": SOURCES,
+        "Dir::Etc::sourceparts": place / "empty",
+        "Dir::Etc::preferences": place / "none",
+        "Dir::Etc::preferencesparts": place / "empty",
+        "Dir::State": place,
+        "Dir::State::status": "/dev/null",
+        "Dir::Cache": place,
+        "Acquire::Languages": "none",
+        "APT::Architecture": "amd64",
+        "APT::Architectures": "amd64",
+        "APT::Sandbox::User": "",
+    }
+    words = [f"{key}={value}" for key, value in settings.items()]
+    words += [f"#clear=APT::Update::Post-Invoke{when}" for when in ("", "-Success")]
+    return tuple(argument for word in words for argument in ("-o", word))
+
+
+def refresh_lists(age_s: float = 0.0) -> None:
+    """Refreshes the lists if they are older [s]; an error is only printed, old lists may do."""
+    stamp = cache() / "apt" / "refreshed"
+    if stamp.exists() and time.time() - stamp.stat().st_mtime < age_s:
+        return
     try:
-        done = subprocess.run(list(command), check=False, **options)
-    except OSError as error:
-        raise Failure(f"{command[0]}: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise Failure(f"{command[0]} took over {error.timeout:.0f} s") from error
-    if done.returncode:
-        complaint = (done.stderr or "").strip().splitlines()
-        raise Failure(f"{command[0]} failed: {complaint[-1] if complaint else done.returncode}")
-    return str(done.stdout or "")
-
-
-def cache() -> Path:
-    """The folder of kernels, virtme-ng and logs."""
-    home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
-    base = os.environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
-    for folder in (base, f"/var/tmp/cache-{os.getuid()}"):
-        if folder:
-            try:
-                path = Path(folder) / "tcpkmon"
-                path.mkdir(parents=True, exist_ok=True)
-                if os.access(path, os.W_OK):
-                    return path
-            except OSError:
-                continue
-    raise Failure("no folder to keep kernels in; set XDG_CACHE_HOME")
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Holds the cache's lock: one program at a time changes it."""
-    with (cache() / "lock").open("w") as lock:
-        for _ in range(600):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(1)
-        else:
-            raise Failure(f"another vmtest holds {lock.name}")
-        yield
-
-
-def get_tools() -> None:
-    """Installs what is missing, and sets PATH; Failure when that is not possible."""
-    if platform.machine() != "x86_64":
-        raise Failure(f"the guests are for x86_64, this is {platform.machine()}")
-    os.environ["PATH"] = f"{os.environ.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
-    os.environ.setdefault("HOME", pwd.getpwuid(os.getuid()).pw_dir)
-    run("bash", str(ROOT / "scripts/setup"), "--tests", capture_output=False)
-    missing = [package for tool, package in PACKAGES.items() if not shutil.which(tool)]
-    if missing:
-        if os.getuid() != 0:
-            raise Failure(f"not installed: {' '.join(missing)}; run this as root (sudo)")
-        say(f"vmtest: apt: installing {' '.join(missing)}")
-        refresh_lists()
-        run(*APT, "install", "--no-install-recommends", *missing, env=apt_environment())
-    programs = cache() / "virtme-ng" / "bin"
-    os.environ["PATH"] = f"{programs}:{os.environ['PATH']}"
-    stamp = cache() / "virtme-ng" / "ready"
-    if stamp.exists() and stamp.read_text() == VIRTME:
-        try:
-            run(str(programs / "vng"), "--version")
-            return
-        except Failure:
-            stamp.unlink()
-    say(f"vmtest: python: installing {VIRTME}")
-    run("/usr/bin/python3", "-m", "venv", "--clear", str(programs.parent))
-    pip = (str(programs / "python"), "-m", "pip", "install", "-q", "--retries", "3")
-    run(*pip, "--timeout", "60", VIRTME, timeout=400)
-    stamp.write_text(VIRTME)
-
-
-def apt_environment() -> dict[str, str]:
-    return {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
-
-
-def refresh_lists() -> None:
-    """Refreshes apt's lists; an error is only printed, the next step may do without."""
-    try:
-        run(*APT, "update", env=apt_environment())
+        if not KEYRING.exists():
+            raise Failure(f"no {KEYRING}: install debian-archive-keyring")
+        run(*APT, *apt_options(), "update", env=apt_environment())
+        stamp.touch()
     except Failure as failure:
-        say(f"vmtest: {failure}")
+        say(f"vmtest: Debian's package lists: {failure}")
 
 
 def version_key(release: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", release))
+    return tuple(int(number) for number in re.findall(r"\d+", release.removesuffix("-amd64")))
 
 
-def list_kernels() -> list[str]:
-    """The releases of the plain amd64 kernels that apt knows, oldest first."""
-    command = ("apt-cache", "search", "--names-only", "^linux-image-[0-9.]+[^ ]*-amd64$")
-    listing = run(*command)
-    if "linux-image-" not in listing and os.getuid() == 0:
-        refresh_lists()
-        listing = run(*command)
-    pattern = re.compile(r"^linux-image-(\d+\.\d+\.\d[\d.]*(?:-\d+)?(?:\+deb\d+)?-amd64) ", re.M)
-    return sorted(set(pattern.findall(listing)), key=version_key)
+def flavour_of(release: str) -> str:
+    """-rt, -cloud or nothing."""
+    found = _FLAVOUR.search(release)
+    return found[0] if found else ""
+
+
+def list_packages() -> dict[str, list[str]]:
+    """Release -> its packages, oldest release first."""
+    refresh_lists(LISTS_AGE_S)
+    kinds = "|".join(part.removeprefix("linux-") for part in PARTS)
+    listing = run("apt-cache", *apt_options(), "search", "-n", f"^linux-({kinds})-[0-9].*-amd64$")
+    found: dict[str, list[str]] = {}
+    for kind, release in _PACKAGE.findall(listing):
+        found.setdefault(release, []).append(f"{kind}-{release}")
+    whole = (release for release in found if f"linux-image-{release}" in found[release])
+    return {release: found[release] for release in sorted(whole, key=version_key)}
+
+
+def list_names() -> dict[str, str]:
+    """Each series and flavour that Debian has, and its newest release; oldest first."""
+    names = {}
+    for release in list_packages():
+        series = ".".join(map(str, version_key(release)[:2]))
+        names[series + flavour_of(release)] = release
+    return names
+
+
+def fits(release: str, wanted: str) -> bool:
+    """Whether a name stands for a release."""
+    if release == wanted:
+        return True
+    name = _NAME.fullmatch(wanted)
+    if name is None or flavour_of(release) != (name[2] or ""):
+        return False
+    return name[1] == "newest" or release.startswith(f"{name[1]}.")
 
 
 def find_release(wanted: str) -> str:
-    """The newest release of a series (or the release itself) that apt or the cache has."""
-    known = [path.name for path in (cache() / "kernels").glob("[0-9]*-amd64")]
-    known += list_kernels()
-    fitting = [r for r in known if r == wanted or r.startswith(f"{wanted}.")]
+    """The newest release that a name stands for, of those that Debian or the cache has."""
+    known = {path.name for path in (cache() / "kernels").glob("[0-9]*-amd64")}
+    fitting = [release for release in {*known, *list_packages()} if fits(release, wanted)]
     if not fitting:
-        raise Failure(f"no package linux-image-{wanted}*-amd64; apt-get update may help (--list)")
+        raise Failure(f"Debian has no kernel {wanted}: see --list")
     return max(fitting, key=version_key)
 
 
 def get_kernel(wanted: str) -> tuple[str, Path]:
-    """The release, and the folder with its unpacked package, after depmod."""
+    """The release, and the folder with its unpacked packages, after depmod."""
     try:
         return fetch_kernel(find_release(wanted))
     except Failure:
-        if os.getuid() != 0:
-            raise
         refresh_lists()  # an old list names packages that are gone
         return fetch_kernel(find_release(wanted))
 
@@ -164,15 +127,19 @@ def fetch_kernel(release: str) -> tuple[str, Path]:
     folder = cache() / "kernels" / release
     if (folder / "boot" / f"vmlinuz-{release}").exists():
         return release, folder
-    say(f"vmtest: fetching linux-image-{release}")
+    packages = list_packages().get(release)
+    if not packages:
+        raise Failure(f"Debian has no package linux-image-{release}")
+    say(f"vmtest: fetching {' '.join(packages)}")
     new = folder.with_name(f".{release}.{os.getpid()}")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     try:
-        run(*APT, "download", f"linux-image-{release}", cwd=new, env=apt_environment())
-        package = next(new.glob("*.deb"))
-        run("dpkg", "-x", str(package), str(new))
-        package.unlink()
+        run(*APT, *apt_options(), "download", *packages, cwd=new, env=apt_environment())
+        for package in new.glob("*.deb"):
+            run("dpkg", "-x", str(package), str(new))
+            package.unlink()
+        arrange(release, new)
         run("depmod", "-b", str(new), release)
         new.rename(folder)
     finally:
@@ -180,8 +147,20 @@ def fetch_kernel(release: str) -> tuple[str, Path]:
     return release, folder
 
 
+def arrange(release: str, folder: Path) -> None:
+    """Gives the packages since 6.19 the layout of the older ones, by links."""
+    if not (folder / "lib").exists():
+        (folder / "lib").symlink_to("usr/lib")
+    image = folder / "boot" / f"vmlinuz-{release}"
+    if not image.exists():
+        image.parent.mkdir(exist_ok=True)
+        image.symlink_to(Path("../lib/modules") / release / "vmlinuz")
+    if not image.exists():
+        raise Failure(f"the packages of {release} have no vmlinuz")
+
+
 def link_kernel(wanted: str, release: str, folder: Path) -> None:
-    """build/vm/SERIES/vmlinuz, which vmtest.toml names."""
+    """build/vm/NAME/vmlinuz, which vmtest.toml names."""
     place = ROOT / "build" / "vm" / wanted
     place.mkdir(parents=True, exist_ok=True)
     link = place / "vmlinuz"

@@ -12,15 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from scripts.vm import guests, kernels
+from scripts.vm import guests, kernels, tools
 from scripts.vm.guests import OUTCOMES, TIME_IS_UP, Verdict
-from scripts.vm.kernels import ROOT, Failure, say
+from scripts.vm.tools import ROOT, Failure, say
 
-SERIES = ("6.1", "6.12")
-LIMIT_S = 5400.0
-"""All guests together,"""
-CI_LIMIT_S = 960.0
-"""and with --ci."""
+SERIES = ("6.1", "6.12", "newest")
+FULL_SERIES = ("5.10", *SERIES, "newest-rt", "newest-cloud")
+"""With --full."""
+CI_SERIES = ("6.1", "newest", "6.12")
+"""With --ci: two at once; the last one in the time that is left."""
+LIMIT_S = 2700.0
+"""For each guest,"""
+CI_LIMIT_S = 1080.0
+"""and with --ci for all."""
 LEAST_S = 90.0
 """With less time left than this, there is no second boot."""
 HOST_TESTS = (
@@ -61,6 +65,15 @@ MORE_TESTS = (
     "tests/live/test_oracle_ss.py",
 )
 """Left out with --ci."""
+CI_LAST_TESTS = (
+    "tests/vm/test_vm_ways.py",
+    "tests/live/test_locations.py",
+    "tests/vm/test_vm_functions.py",
+    "tests/vm/test_vm_kprobes.py",
+    "tests/live/test_attach_trials.py",
+    "tests/live/test_bpf.py",
+)
+"""On the last kernel of CI: what depends on the kernel most."""
 
 
 def test_guest(kernel: tuple[str, Path], tests: Sequence[str], logs: Path, until: float) -> Verdict:
@@ -125,8 +138,8 @@ def prepare(names: Sequence[str], is_ci: bool) -> dict[str, tuple[str, Path]]:
     try:
         if os.getuid() != 0:
             raise Failure("needs root (sudo)")
-        with kernels.alone():
-            kernels.get_tools()
+        with tools.alone():
+            tools.get_tools()
             for kernel in wanted:
                 try:
                     ready[kernel] = kernels.get_kernel(kernel)
@@ -137,7 +150,7 @@ def prepare(names: Sequence[str], is_ci: bool) -> dict[str, tuple[str, Path]]:
     except Failure as failure:
         if not is_ci:
             raise
-        say(f"vmtest: the VM kernels {' and '.join(wanted)} were NOT tested: {failure}")
+        say(f"vmtest: the VM kernels {', '.join(wanted)} were NOT tested: {failure}")
     return ready
 
 
@@ -146,17 +159,20 @@ def test_all(
 ) -> list[Verdict]:
     """Runs the tests (or pytest with `arguments`) on each kernel; `parallel`: all at once."""
     ready = prepare(names, is_ci)
-    logs = kernels.cache() / "vm-logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    until = time.monotonic() + (CI_LIMIT_S if is_ci else LIMIT_S)
-    tests = GUEST_TESTS if is_ci else (*GUEST_TESTS, *MORE_TESTS)
+    logs = tools.cache() / "vm-logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    until = time.monotonic() + (CI_LIMIT_S if is_ci else LIMIT_S * len(names))
+    tests = dict.fromkeys(names, GUEST_TESTS if is_ci else (*GUEST_TESTS, *MORE_TESTS))
+    if is_ci:
+        tests[CI_SERIES[-1]] = CI_LAST_TESTS
     jobs = [
         partial(test_host, arguments or HOST_TESTS, logs)
         if wanted == "host"
-        else partial(test_guest, ready[wanted], arguments or tests, logs, until)
+        else partial(test_guest, ready[wanted], arguments or tests[wanted], logs, until)
         for wanted in dict.fromkeys(names)
         if wanted == "host" or wanted in ready
     ]
-    with ThreadPoolExecutor(len(jobs) or 1 if parallel else 1) as pool:
+    at_once = 2 if is_ci else len(jobs) if parallel else 1
+    with ThreadPoolExecutor(at_once or 1) as pool:
         try:
             futures = [pool.submit(job) for job in jobs]
             return [future.result() for future in futures]
@@ -176,16 +192,17 @@ def main(arguments: list[str], usage: str = "") -> int:
         print(usage)
         return 0
     options = {word for word in arguments if word.startswith("-")}
-    names = [word for word in arguments if word not in options] or list(SERIES)
-    if unknown := options - {"--ci", "--fetch", "--list", "--parallel"}:
+    given = CI_SERIES if "--ci" in options else FULL_SERIES if "--full" in options else SERIES
+    names = [word for word in arguments if word not in options] or list(given)
+    if unknown := options - {"--ci", "--fetch", "--full", "--list", "--parallel"}:
         print(f"vmtest: unknown option {min(unknown)}; try --help", file=sys.stderr)
         return 2
     if "--list" in options:
-        print("\n".join(kernels.list_kernels()))
+        print("\n".join(f"{name:10} {its}" for name, its in kernels.list_names().items()))
         return 0
     if "--fetch" in options:
-        with kernels.alone():
-            kernels.get_tools()
+        with tools.alone():
+            tools.get_tools()
             for wanted in names:
                 kernels.link_kernel(wanted, *kernels.get_kernel(wanted))
         return 0

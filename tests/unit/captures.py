@@ -50,6 +50,7 @@ class CaptureBuilder:
     further: dict[str, int] = field(default_factory=lambda: dict(FURTHER))
     big_endian: bool = False
     with_header_kinds: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.columns, self.entry_size = columns_for(self.further)
@@ -250,7 +251,7 @@ class CaptureBuilder:
             mclsize=4096,
             host="unit",
             kernel="6.1.0 test",
-            settings={"locations": list(self.locations)},
+            settings={"locations": list(self.locations), **self.settings},
         )
         endian = Endian.BIG if self.big_endian else Endian.LITTLE
         extras = made.extras if self.with_header_kinds else {}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+from collector.linux.syscalls import refused
 from formats.base.cli import run, use_colours
 from formats.base.errors import (
     DamagedError,
@@ -56,6 +58,43 @@ def leave() -> None:
 @group.command()
 def quit_with_text() -> None:
     sys.exit("no more")
+
+
+OLD_LOG = """\
+0: R1=ctx() R10=fp0
+0: (bf) r0 = r3
+R3 !read_ok
+processed 1 insns (limit 1000000) max_states_per_insn 0
+"""
+NEW_LOG = """\
+0: R1=ctx() R10=fp0
+0: (bf) r0 = r3
+R3 !read_ok
+
+Verification failed: Register Type Safety: Unreadable register
+Reason:
+  R3 has never been initialized on this path, so the verifier cannot use it as an input.
+At:
+  insn 0
+        ^-- error: R3 is not readable
+Instruction context:
+>>> 0 | (bf) r0 = r3
+    1 | (95) exit
+Causal path:
+  no retained diagnostic events on this path
+Suggestion:
+  Initialize R3 on every path before this instruction.
+processed 1 insns (limit 1000000) max_states_per_insn 0
+"""
+"""Of 6.18 and 7.3."""
+
+
+@pytest.mark.parametrize(("log", "reason"), [(OLD_LOG, ""), (NEW_LOG, "never been initialized")])
+def test_the_verifiers_complaint_is_shown(log: str, reason: str) -> None:
+    message = refused(OSError(errno.EACCES, "Permission denied"), "loading", log).message
+    assert "EACCES" in message and "R3 !read_ok" in message and reason in message
+    assert "\n" not in message and message.count(" | ") < 8
+
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,15 @@ def test_what_is_not_offered_is_missing_by_name():
     probes.require_any(made, {"CWND_UNDO", "RTO"})
 
 
+def test_what_a_kernel_skips_without_counting_is_not_proven():
+    old = Types("bpf_link_info.perf_event.kprobe.missed")
+    offers = Offers("btf", "iter", "kprobe").can
+    made = probes.make_plan(PROBES, {"RTO", "TRANSMIT"}, offers, old)
+    assert made.unproven == {"TRANSMIT": "kprobe:__tcp_transmit_skb"}
+    assert not make("btf", "iter", "kprobe").unproven
+    assert not probes.make_plan(PROBES, ALL, Offers("btf", "fentry", "fexit").can, old).unproven
+
+
 def test_only_what_is_enabled_is_attached():
     made = make("btf", enabled={"RTO"}, always=("destroy",))
     assert [(p.name, p.locations) for p in made.probes] == [("destroy", ()), ("timer", ("RTO",))]

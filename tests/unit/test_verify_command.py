@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +146,30 @@ def test_a_crash_says_that_the_tail_is_unknown(
     printed = capsys.readouterr().out
     assert "tail unknown" in printed and "nothing lost" not in printed
     assert "0 lost" not in printed
+
+
+@pytest.mark.parametrize(("make", "lost"), [(clean_capture, "no"), (full_capture, "31")])
+def test_what_the_kernel_did_not_count_is_not_proven(
+    make: Callable[..., CaptureBuilder],
+    lost: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    build = make(settings={"unproven": {"RETRANSMIT": "kprobe:tcp_retransmit_skb\x1b"}})
+    path = str(build.write(tmp_path / "a.pm"))
+    assert run(verify, [path], prog="verify") == 3
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"adds up: {lost} loss(es) counted" in printed
+    assert "not proven for 1 location(s)" in printed and "nothing lost" not in printed
+    assert "not proven: RETRANSMIT by kprobe:tcp_retransmit_skb\\x1b: the kernel did" in printed
+    assert run(verify, [path, "--json"], prog="verify") == 3
+    assert json.loads(capsys.readouterr().out)["files"][0]["unproven"].keys() == {"RETRANSMIT"}
+
+
+@pytest.mark.parametrize("settings", [{}, {"unproven": {}}, {"unproven": ["RTO"]}])
+def test_what_is_counted_is_proven(settings: dict[str, Any], tmp_path: Path) -> None:
+    path = clean_capture(settings=settings).write(tmp_path / "a.pm")
+    assert run(verify, [str(path)], prog="verify") == 0
 
 
 def test_a_file_of_2000_is_said_to_have_no_ledger(

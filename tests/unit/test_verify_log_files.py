@@ -248,6 +248,18 @@ def test_a_folder_is_each_log_and_all_of_them(tmp_path: Path) -> None:
     assert whole.verdict == f"adds up: {2 * LOST_EACH} lost, all accounted for"
 
 
+def test_an_event_that_the_kernel_did_not_count_is_not_proven(tmp_path: Path) -> None:
+    for cpu in (0, 1):
+        log = clean_log(cpu)
+        log.maker.header["settings"] = {"unproven": {"SCHEDIN": "kprobe:schedule"}}
+        log.finish().write(tmp_path / f"kernlog.dump.cpu{cpu}")
+    reports = verify_folder(tmp_path)
+    assert [report.exit_code for report in reports] == [3, 3, 3]
+    assert problems(reports[-1]) == ""
+    assert reports[-1].unproven == {"SCHEDIN": "kprobe:schedule"}
+    assert "no loss(es) counted; not proven for 1 event(s)" in reports[-1].verdict
+
+
 def test_one_log_that_was_cut_makes_the_whole_unknown(tmp_path: Path) -> None:
     write_both(tmp_path, first=clean_log().ledger())
     reports = verify_folder(tmp_path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts.vm import guests, kernels, main
+from scripts.vm import guests, kernels, main, tools
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vmtest"
 KERNEL = ("6.1.0-1-amd64", Path("/nowhere"))
@@ -132,11 +132,11 @@ def test_what_cannot_be_had_is_not_tested(
     def get_tools() -> None:
         raise vmtest.Failure("apt-get failed: no network")
 
-    monkeypatch.setattr(kernels, "get_tools", get_tools)
+    monkeypatch.setattr(tools, "get_tools", get_tools)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
     said = capsys.readouterr().out
-    assert "VM kernels 6.1 and 6.12 were NOT tested: apt-get failed: no network" in said
+    assert "VM kernels 6.1, newest, 6.12 were NOT tested: apt-get failed: no network" in said
     with pytest.raises(vmtest.Failure):
         vmtest.main([])
 
@@ -147,16 +147,36 @@ def test_a_kernel_that_cannot_be_had_is_left_out(
     def get_kernel(wanted: str) -> tuple[str, Path]:
         if wanted == "6.1":
             raise vmtest.Failure("no package")
-        return KERNEL
+        return f"{wanted}.0-1-amd64", Path("/nowhere")
 
-    boots((ALL, ""))
-    monkeypatch.setattr(kernels, "get_tools", lambda: None)
+    boots((ALL, ""), (ALL, ""))
+    monkeypatch.setattr(tools, "get_tools", lambda: None)
     monkeypatch.setattr(kernels, "get_kernel", get_kernel)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci", "--", *TESTS]) == 0
     said = capsys.readouterr().out
     assert "kernel 6.1 was NOT tested: no package" in said
-    assert said.splitlines()[-1] == "vmtest: 3 passed, 0 failed, 0 skipped"
+    assert said.splitlines()[-1] == "vmtest: 6 passed, 0 failed, 0 skipped"
+
+
+def test_ci_boots_the_oldest_and_the_newest_and_some_tests_on_the_last(
+    vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {}
+
+    def test_guest(kernel: tuple[str, Path], tests: Sequence[str], *_: Any) -> guests.Verdict:
+        asked[kernel[0]] = tests
+        return guests.Verdict(kernel[0], dict.fromkeys(tests, "passed"))
+
+    monkeypatch.setattr(vmtest, "test_guest", test_guest)
+    monkeypatch.setattr(tools, "get_tools", lambda: None)
+    monkeypatch.setattr(kernels, "get_kernel", lambda wanted: (wanted, Path("/nowhere")))
+    monkeypatch.setattr("os.getuid", lambda: 0)
+    assert vmtest.main(["--ci"]) == 0
+    assert asked["6.1"] == asked["newest"] == vmtest.GUEST_TESTS
+    assert asked["6.12"] == vmtest.CI_LAST_TESTS
+    assert vmtest.main(["--full"]) == 0
+    assert asked.keys() == set(vmtest.FULL_SERIES)
 
 
 def test_a_panic_is_seen_and_a_program_that_crashed_is_none() -> None:
@@ -166,16 +186,116 @@ def test_a_panic_is_seen_and_a_program_that_crashed_is_none() -> None:
     assert not guests.BROKEN.search("traps: python[9] general protection fault ip:7f00")
 
 
-def test_the_newest_of_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["6.1.0-9-amd64", "6.1.0-56-amd64", "6.12.117+deb12-amd64"]
-    monkeypatch.setattr(kernels, "list_kernels", lambda: names)
-    assert kernels.find_release("6.1") == "6.1.0-56-amd64"
-    assert kernels.find_release("6.12") == "6.12.117+deb12-amd64"
-    with pytest.raises(kernels.Failure, match=r"linux-image-5\.10"):
-        kernels.find_release("5.10")
+LISTING = """\
+linux-image-6.1.0-0.deb11.52-amd64 - Linux 6.1 for 64-bit PCs (signed)
+linux-image-6.1.0-9-amd64 - Linux 6.1 for 64-bit PCs (signed)
+linux-image-6.1.0-56-amd64 - Linux 6.1 for 64-bit PCs (signed)
+linux-image-6.1.0-56-amd64-dbg - Debug symbols for linux-image-6.1.0-56-amd64
+linux-image-6.1-amd64 - Linux for 64-bit PCs (meta-package)
+linux-image-6.12.90+deb13-amd64 - Linux 6.12 for 64-bit PCs (signed)
+linux-image-6.12.90+deb13.1-amd64 - Linux 6.12 for 64-bit PCs (signed)
+linux-base-7.3.4+deb13-amd64 - Common files for Linux 7.3.4
+linux-base-7.3.4+deb13-rt-amd64 - Common files for Linux 7.3.4
+linux-binary-7.3.4+deb13-amd64 - Linux 7.3.4 for 64-bit PCs (kernel image)
+linux-binary-7.3.4+deb13-rt-amd64 - Linux 7.3.4 for 64-bit PCs (kernel image)
+linux-image-7.2.13+deb14-cloud-amd64 - Linux 7.2.13 for x86-64 cloud
+linux-image-7.3.4+deb13-amd64 - Linux 7.3.4 for 64-bit PCs
+linux-image-7.3.4+deb13-rt-amd64 - Linux 7.3.4 for 64-bit PCs, PREEMPT_RT
+linux-modules-7.3.4+deb13-amd64 - Linux 7.3.4 for 64-bit PCs (modules)
+linux-modules-7.3.4+deb13-rt-amd64 - Linux 7.3.4 for 64-bit PCs (modules)
+linux-modules-7.4.1+deb14-amd64 - Linux 7.4.1 for 64-bit PCs (modules)
+"""
+
+
+@pytest.fixture
+def lists(vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Debian's lists as above; the commands that were run."""
+    commands: list[tuple[str, ...]] = []
+
+    def run(*command: str, **options: Any) -> str:
+        commands.append(command)
+        if "download" in command:
+            make_packages(Path(options["cwd"]), command[command.index("download") + 1 :])
+        return LISTING if command[0] == "apt-cache" else ""
+
+    monkeypatch.setattr(kernels, "run", run)
+    monkeypatch.setattr(kernels, "KEYRING", SCRIPT)
+    return commands
+
+
+def make_packages(folder: Path, packages: Sequence[str]) -> None:
+    """What dpkg -x leaves of them: in one folder or two, the kernel beside its modules or not."""
+    release = packages[0].split("-", 2)[2]
+    modules = folder / ("usr/lib/modules" if len(packages) > 1 else "lib/modules") / release
+    modules.mkdir(parents=True)
+    image = modules / "vmlinuz" if len(packages) > 1 else folder / "boot" / f"vmlinuz-{release}"
+    image.parent.mkdir(exist_ok=True)
+    image.write_bytes(b"kernel")
+
+
+@pytest.mark.parametrize(
+    ("name", "release"),
+    [
+        ("6.1", "6.1.0-56-amd64"),
+        ("6.1.0-9-amd64", "6.1.0-9-amd64"),
+        ("6.12", "6.12.90+deb13.1-amd64"),
+        ("6", "6.12.90+deb13.1-amd64"),
+        ("newest", "7.3.4+deb13-amd64"),
+        ("7.3-rt", "7.3.4+deb13-rt-amd64"),
+        ("newest-rt", "7.3.4+deb13-rt-amd64"),
+        ("7.2-cloud", "7.2.13+deb14-cloud-amd64"),
+    ],
+)
+def test_what_a_name_stands_for(lists: list[tuple[str, ...]], name: str, release: str) -> None:
+    assert kernels.find_release(name) == release
+
+
+@pytest.mark.parametrize("name", ["5.10", "7.2", "6.1-rt", "7.4", "oldest", "6.1-amd64"])
+def test_a_name_that_stands_for_none(lists: list[tuple[str, ...]], name: str) -> None:
+    with pytest.raises(kernels.Failure, match=f"no kernel {name}: see --list"):
+        kernels.find_release(name)
+
+
+def test_the_list(vmtest: ModuleType, lists: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert vmtest.main(["--list"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["6.1", "6.12", "7.2-cloud", "7.3", "7.3-rt"]
+    assert rows[1][1] == "6.12.90+deb13.1-amd64"
+
+
+@pytest.mark.parametrize(("name", "count"), [("6.1", 1), ("newest", 4), ("newest-rt", 4)])
+def test_what_is_fetched_has_one_layout(
+    lists: list[tuple[str, ...]], name: str, count: int
+) -> None:
+    release, folder = kernels.get_kernel(name)
+    (command,) = (command for command in lists if "download" in command)
+    packages = command[command.index("download") + 1 :]
+    assert len(packages) == count
+    assert {package.split("-", 2)[2] for package in packages} == {release}
+    assert (folder / "boot" / f"vmlinuz-{release}").read_bytes() == b"kernel"
+    assert (folder / "lib/modules" / release).is_dir()
+    assert next(c for c in lists if c[0] == "depmod")[:2] == ("depmod", "-b")
+    lists.clear()
+    assert kernels.get_kernel(name) == (release, folder)
+    assert not [command for command in lists if "download" in command]
+
+
+def test_the_systems_sources_and_lists_are_not_used(lists: list[tuple[str, ...]]) -> None:
+    kernels.list_packages()
+    kernels.list_packages()
+    updates = [command for command in lists if "update" in command]
+    assert len(updates) == 1, "not again on the same day"
+    own = str(tools.cache() / "apt")
+    for command in lists:
+        options = dict(word.split("=", 1) for word in command if word.startswith(("Dir", "APT::")))
+        assert options["Dir::Etc::sourcelist"] == str(kernels.SOURCES)
+        for name in ("Dir::Etc::sourceparts", "Dir::State", "Dir::Cache"):
+            assert options[name].startswith(own)
+    assert "Signed-By: /usr/share/keyrings/debian-archive-" in kernels.SOURCES.read_text()
 
 
 def test_the_tests_for_guests_are_there(vmtest: ModuleType) -> None:
+    assert set(vmtest.CI_LAST_TESTS) <= set(vmtest.GUEST_TESTS)
     for test in (*vmtest.GUEST_TESTS, *vmtest.MORE_TESTS, *vmtest.HOST_TESTS):
         file, _, name = test.partition("::")
         text = (SCRIPT.parents[1] / file).read_text()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tests.live.capturing import Outcome
 
 RESULTS = Path(os.environ["TCPKMON_RESULTS"])
+_FUNCTIONS = ("fentry", "fexit", "kprobe")
 _OUTCOMES = ("passed", "failed", "skipped", "rerun")
 # The live tests import it by its bare name.
 _CAPTURING = ("capturing", "tests.live.capturing")
@@ -107,8 +109,9 @@ def _describe() -> dict[str, Any]:
     """This kernel: the ways to each location, and why some do not work."""
     from collector.linux.btf import Btf
     from collector.loader.attach_trials import Probing
-    from collector.plan.probes import absent_columns, find_probes
+    from collector.plan.probes import absent_columns, counts_skipped, find_probes
     from collector.plan.schema_sources import find_sources, read_texts
+    from collector.ring.rings import choose_transport
 
     btf = Btf.from_kernel()
     probing = Probing(btf)
@@ -118,8 +121,13 @@ def _describe() -> dict[str, Any]:
         ways = {f"{kind}:{name}": probing.why_not(kind, name) for kind, name in probe.alternatives}
         for location in probe.locations:
             locations[location] = {"ways": ways}
+    has_kprobes = probing.can("kprobe", "tcp_sendmsg")
     return {
         "kernel": platform.release(),
+        "rings": choose_transport()[0].name,
+        "functions": [kind for kind in _FUNCTIONS if probing.can(kind, "tcp_sendmsg")],
+        "counts_kprobes": counts_skipped(btf, "kprobe") if has_kprobes else None,
+        "preemption": next(iter(re.findall(r"PREEMPT\w*", os.uname().version)), "none"),
         "machine": platform.machine(),
         "guest": "TCPKMON_GUEST" in os.environ,
         "locations": locations,

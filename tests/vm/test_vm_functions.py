@@ -17,7 +17,9 @@ import pytest
 from collector.lab import traffic
 from collector.lab.lab import Lab
 from collector.lab.traffic import Workload
+from collector.linux.btf import Btf
 from collector.loader.attach_trials import Probing
+from collector.plan.probes import counts_skipped
 from formats.verify import verify_file
 from tests.live.capturing import (
     Outcome,
@@ -70,9 +72,20 @@ def test_functions(tmp_path: Path, probing: Probing, way: str) -> None:
         undone = _count_undone(late.a.command(["cat", "/proc/net/netstat"]))
         outcome.check_complete()
         _check_calls(outcome, _records_of(outcome, plain), called)
+        report = verify_file(path)
+        by_kprobe = [
+            name
+            for name, place in outcome.capture.settings["locations"].items()
+            if place.startswith("kprobe:")
+        ]
+        counted = counts_skipped(Btf.from_kernel(), "kprobe")
+        assert list(report.unproven) == ([] if counted else by_kprobe)
         # Events that a kprobe in an interrupt of another's handler did not see.
-        missed = Counter({one.name: one.recursion + one.kprobe for one in verify_file(path).missed})
+        missed = Counter({one.name: one.recursion + one.kprobe for one in report.missed})
         lacking = _lacking(probing, kinds, "__tcp_transmit_skb")
+        place = "kprobe:tcp_check_space" if way == "untyped" else "fexit:tcp_ack"
+        no_acks = _lacking(probing, *place.split(":"))
+        assert ("ACK_PROCESSED" in outcome.capture.settings["missing_locations"]) == bool(no_acks)
         if not lacking:
             client = _records_of(outcome, lossy).where(rport=transmitted.port)
             _check_transmits(outcome, client, missed["TRANSMIT"])
@@ -97,6 +110,11 @@ def _check_transmits(outcome: Outcome, client: Records, missed: int) -> None:
     told = int(sent["callvalue"].sum())
     assert 0 <= final.last("bytes_sent") - told <= missed * LARGEST
     assert final.last("bytes_sent") == final.last("bytes_retrans") + 100 * 4_000
+    if "ACK_PROCESSED" not in outcome.capture.settings["missing_locations"]:
+        _check_acks(outcome, client)
+
+
+def _check_acks(outcome: Outcome, client: Records) -> None:
     steps = client.at("SEGMENT_RECEIVED", "ACK_PROCESSED")
     assert outcome.capture.schema is not None
     numbers = {m.name: m.value for m in outcome.capture.schema.enum("location").members}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections import Counter, defaultdict
@@ -49,7 +50,7 @@ TIMERS = {"RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "REO_TIMEOUT"}
 UNLOCKED = {*("SEND_CALL", "RECEIVE_CALL", "RCVQ_FULL", "RESET_SENT"), *TIMERS}
 FIXED = {
     *("location", "callvalue", "lport", "rport", "laddr", "raddr", "netns", "sk_addr", "family"),
-    *("cpu", "ca_name", "mss", "sk_mark", "seg_seq", "seg_ack", "seg_len", "seg_flags"),
+    *("ca_name", "mss", "sk_mark", "seg_seq", "seg_ack", "seg_len", "seg_flags"),
 }
 TIMES = {"busy_us", "rwnd_limited_us", "sndbuf_limited_us"}
 PATIENCE_US = 200_000
@@ -60,7 +61,8 @@ def test_all_programs_load_and_record(lab: Lab, tmp_path: Path, probing: Probing
     path = tmp_path / "all.pm"
     with (
         connected(lab) as older,
-        capturing(path, *EVERYTHING, *within(lab)) as running,
+        # --fail-on-loss: with the second copies, which see what the kernel skips for the first.
+        capturing(path, *EVERYTHING, *within(lab), "--fail-on-loss") as running,
     ):
         _exchange(lab)
         older.exchange()
@@ -90,16 +92,19 @@ def test_all_ways_read_the_same(lab: Lab, tmp_path: Path) -> None:
     a.check_complete()
     b.check_complete()
     missed = _missed(first) + _missed(second)
-    compared = 0
+    compared = moved = 0
     for location, ours, theirs in _pairs(a, b):
         assert abs(len(ours) - len(theirs)) <= missed[location], location
         if missed[location]:
             continue
-        names = FIXED if location in UNLOCKED else ours.columns.keys() - OWN - SHARED
+        names = FIXED if location in UNLOCKED else ours.columns.keys() - OWN - SHARED - {"cpu"}
         for name in names:
             _compare(f"{location}.{name}", name, ours[name], theirs[name])
         compared += len(ours)
+        moved += np.count_nonzero(ours["cpu"] != theirs["cpu"])
     assert compared > 200
+    # A kernel that preempts itself may move a task between the two programs of an event.
+    assert moved <= (compared // 50 if "PREEMPT" in os.uname().version else 0)
 
 
 def _missed(path: Path) -> Counter[str]:

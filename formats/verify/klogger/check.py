@@ -36,7 +36,14 @@ from formats.verify.klogger.events import (
 )
 from formats.verify.klogger.pauses import Pauses
 from formats.verify.ledger import LATE_STAGE, Tally
-from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
+from formats.verify.report import (
+    I64,
+    LISTED_AT_ONCE,
+    Mask,
+    Problems,
+    Report,
+    find_unproven,
+)
 
 
 def verify_log(path: str | os.PathLike[str]) -> Report:
@@ -269,6 +276,7 @@ class _Run:
         if self._events.snapshot >= 0:
             report.existing = self._tally.of_point(EXISTING)
         self._judge_aside()
+        report.unproven = find_unproven(self._reader.header.get("settings"))
         mono_ns, realtime_ns, _ = self._reader.format.clock or (0, 0, 0)
         real_ns = realtime_ns - mono_ns
         name_of = self._events.name

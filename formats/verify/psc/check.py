@@ -30,7 +30,14 @@ from formats.verify.psc.landmarks import Landmarks
 from formats.verify.psc.losses import LossSums, check_losses, check_serials
 from formats.verify.psc.sequence import SequenceCheck, SequenceReader, is_unsure
 from formats.verify.psc.serials import SerialCheck
-from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
+from formats.verify.report import (
+    I64,
+    LISTED_AT_ONCE,
+    Mask,
+    Problems,
+    Report,
+    find_unproven,
+)
 
 SEGMENT_ROWS = 1 << 16
 
@@ -72,6 +79,7 @@ def verify_capture(capture: Capture) -> Report:
         _judge_cut(capture, report, problems, offset)
     if not capture.header.is_intact:
         problems.add_header(HEADER_DAMAGED)
+    report.unproven = find_unproven(capture.settings)
     report.unchecked += _unchecked(capture, report.ledger)
     report.problems, report.problems_total = problems.listed, problems.total
     report.suspects = problems.entries
