@@ -60,6 +60,10 @@ static __always_inline u32 magnet_copied(const int direct, struct tcp_sock *tp) 
     return copied - (magnet_has_fin(direct, tp) && copied == READ(direct, tp, rcv_nxt));
 }
 
+/* Flags of magnet_packet(). */
+#define MAGNET_RECEIVED 1 /* its source is the remote end */
+#define MAGNET_FAST     2 /* find the connection only where an earlier event identified it */
+
 /* Results of magnet_packet(). */
 #define MAGNET_SKIP     0 /* no packet of TCP or UDP, or one that is forwarded */
 #define MAGNET_FILTERED 1
@@ -76,13 +80,14 @@ static __always_inline int magnet_is_again(u32 *highest, const struct magnet_eve
 }
 
 /*
- * Describes the packet of an skb whose IP header is at `at`, and finds its connection. received:
- * its source is the remote end. device: null if unknown; namespace: its network namespace.
+ * Describes the packet of an skb whose IP header is at `at`, and finds its connection. device: null
+ * if unknown; net: its network namespace.
  */
 static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, const int direct,
-                                         struct sk_buff *skb, u8 *at, const int received,
+                                         const u32 flags, struct sk_buff *skb, u8 *at,
                                          struct net_device *device, struct net *net,
                                          struct network_packet *packet, struct magnet_event *e) {
+    const int received = flags & MAGNET_RECEIVED;
     u32 size = READ(direct, skb, len) - (u32)(at - (u8 *)READ(direct, skb, data));
     struct sock *sk = READ(direct, skb, sk);
     struct skb_shared_info *shared;
@@ -120,7 +125,9 @@ static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, con
     __builtin_memcpy(ends.laddr, received ? packet->daddr : packet->saddr, 16);
     __builtin_memcpy(ends.raddr, received ? packet->saddr : packet->daddr, 16);
     ends.netns = cookie_of(direct, net);
-    if (sk)
+    if (sk && (flags & MAGNET_FAST))
+        magnet_recall(sk, &who);
+    else if (sk)
         magnet_identify(ctx, cpu, direct, sk, 0, &ends, &who);
     if (who.left_out)
         return MAGNET_FILTERED;
@@ -136,7 +143,7 @@ static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, con
         if (packet->protocol == PROTOCOL_TCP)
             e->connection =
                 magnet_find(&ends, (tcp.flags & (NETWORK_SYN | NETWORK_ACK)) == NETWORK_SYN);
-        else if (received)
+        else
             e->connection = magnet_find_udp(&ends);
         return e->connection || !who.left_out ? MAGNET_FOUND : MAGNET_FILTERED;
     }
@@ -147,14 +154,13 @@ static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, con
     return MAGNET_FOUND;
 }
 
-/* Logs an event of a packet, or counts that the filters leave it out. */
-#define MAGNET_LOG(event, found, e, packet)                                                        \
-    do {                                                                                           \
-        if (found == MAGNET_FOUND)                                                                 \
-            klogger(event, MAGNET_PACKET(e, packet));                                              \
-        else if (found == MAGNET_FILTERED)                                                         \
+/* Whether an event of a packet is to be logged; counts what the filters leave out. */
+#define MAGNET_ADMIT(event, found)                                                                 \
+    ({                                                                                             \
+        if (found == MAGNET_FILTERED)                                                              \
             klogger_left_out(event);                                                               \
-    } while (0)
+        found == MAGNET_FOUND;                                                                     \
+    })
 
 /* The IP header of a packet that is sent or was received by IP. */
 #define MAGNET_HEADER(direct, skb)                                                                 \
@@ -170,13 +176,14 @@ static __always_inline int magnet_is_foreign(struct sk_buff *skb) {
 
 /* magnet_packet() of a packet on its way to a device; not of those that came from one. */
 static __always_inline int magnet_sent_packet(void *ctx, struct klogger_cpu *cpu, const int direct,
-                                              struct sk_buff *skb, struct network_packet *packet,
+                                              const u32 flags, struct sk_buff *skb,
+                                              struct network_packet *packet,
                                               struct magnet_event *e) {
     struct net_device *device = READ(direct, skb, dev);
 
     if (!network_is_ip(READ(direct, skb, protocol)) || READ(direct, skb, skb_iif))
         return MAGNET_SKIP;
-    return magnet_packet(ctx, cpu, direct, skb, MAGNET_HEADER(direct, skb), 0, device,
+    return magnet_packet(ctx, cpu, direct, flags, skb, MAGNET_HEADER(direct, skb), device,
                          READ(direct, device, nd_net.net), packet, e);
 }
 
@@ -205,9 +212,10 @@ static __always_inline void magnet_log_output(void *ctx, struct klogger_cpu *cpu
 
     if (READ(0, skb, skb_iif))
         return;
-    found = magnet_packet(ctx, cpu, 0, skb, MAGNET_HEADER(0, skb), 0, READ(0, dst, dev), net,
+    found = magnet_packet(ctx, cpu, 0, 0, skb, MAGNET_HEADER(0, skb), READ(0, dst, dev), net,
                           &packet, &e);
-    MAGNET_LOG(IP_SEND, found, e, packet);
+    if (MAGNET_ADMIT(IP_SEND, found))
+        klogger(IP_SEND, MAGNET_PACKET(e, packet));
 }
 
 /* The call to send returned this. */

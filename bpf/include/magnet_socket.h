@@ -124,6 +124,23 @@ static __always_inline int magnet_leaves_out(const struct filter_settings *setti
            ((filters & FILTER_CGROUPS) && (!sk || !in_cgroup(sk, settings->cgroup_level)));
 }
 
+/* What the identity cache knows of a socket; returns 0 if that is nothing. */
+static __always_inline int magnet_recall(struct sock *sk, struct magnet_who *who) {
+    u64 number = number_of((u64)sk), id, named;
+    struct known *row = known_row(number);
+
+    if (!row || *(volatile u64 *)&row->sk != number)
+        return 0;
+    id = *(volatile u64 *)&row->id;
+    named = *(volatile u64 *)&row->named;
+    if (named != (id ? id : MAGNET_LEFT_OUT) || *(volatile u64 *)&row->sk != number)
+        return 0;
+    who->protocol = PROTOCOL_TCP;
+    who->id = id;
+    who->left_out = !id;
+    return 1;
+}
+
 /*
  * Finds a socket's connection, or begins it, as identify() of tcp_snapshot.h does: by the identity
  * cache, where tcp_known.h keeps what is known of TCP sockets. owner: the current process is the
@@ -133,27 +150,20 @@ static __always_inline void magnet_identify(void *ctx, struct klogger_cpu *cpu, 
                                             struct sock *sk, const int owner,
                                             struct endpoints *packet, struct magnet_who *who) {
     u64 key = (u64)sk, number = number_of(key);
-    struct known *row = known_row(number);
     struct filter_settings *settings;
     struct connection *connection;
     struct endpoints ends = {};
     u32 zero = 0, filters, inode = 0, pid, ports;
+    struct known *row;
     u64 named;
 
     who->id = 0;
     who->left_out = 0;
+    if (magnet_recall(sk, who))
+        return;
+    row = known_row(number);
     if (!row)
         return;
-    if (*(volatile u64 *)&row->sk == number) {
-        u64 id = *(volatile u64 *)&row->id, named = *(volatile u64 *)&row->named;
-
-        if (named == (id ? id : MAGNET_LEFT_OUT) && *(volatile u64 *)&row->sk == number) {
-            who->protocol = PROTOCOL_TCP;
-            who->id = id;
-            who->left_out = !id;
-            return;
-        }
-    }
     who->protocol = magnet_protocol(direct, sk);
     settings = filter_settings.lookup(&zero);
     if (who->protocol == MAGNET_NO_PROTOCOL || !settings)

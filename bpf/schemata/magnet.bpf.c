@@ -27,7 +27,7 @@ struct task_struct;
 
 /* At the begin of each system call. */
 #if USE_magnet_enter
-PROBE(magnet_enter, "SOCK_SEND SOCK_RECV TCP_SEND", "btf:sys_enter raw:sys_enter")
+PROBE(magnet_enter, "+SOCK_SEND +SOCK_RECV +TCP_SEND", "btf:sys_enter raw:sys_enter")
 {
     if (magnet_moves_data(ARG(1)))
         magnet_begin_call();
@@ -38,8 +38,7 @@ PROBE(magnet_enter, "SOCK_SEND SOCK_RECV TCP_SEND", "btf:sys_enter raw:sys_enter
  * the tracepoint for both. So it is with magnet_received6.
  */
 #if USE_magnet_sent
-PROBE(magnet_sent, "SOCK_SEND MAGNET_CONNECTION",
-      "btf:sock_send_length raw:sock_send_length fexit:inet_sendmsg")
+PROBE(magnet_sent, "SOCK_SEND", "btf:sock_send_length raw:sock_send_length fexit:inet_sendmsg")
 {
     if (kind == KLOGGER_FEXIT)
         magnet_log_sent(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk), ARG(3));
@@ -49,7 +48,7 @@ PROBE(magnet_sent, "SOCK_SEND MAGNET_CONNECTION",
 #endif
 
 #if USE_magnet_sent6
-PROBE(magnet_sent6, "SOCK_SEND MAGNET_CONNECTION", "fexit:inet6_sendmsg")
+PROBE(magnet_sent6, "SOCK_SEND", "fexit:inet6_sendmsg")
 {
     if (KIND_magnet_sent == KLOGGER_FEXIT)
         magnet_log_sent(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk), ARG(3));
@@ -61,7 +60,7 @@ PROBE(magnet_sent6, "SOCK_SEND MAGNET_CONNECTION", "fexit:inet6_sendmsg")
  */
 #if USE_magnet_taken
 /* clang-format off */
-PROBE(magnet_taken, "TCP_SEND MAGNET_CONNECTION",
+PROBE(magnet_taken, "TCP_SEND",
       "fentry:tcp_sendmsg_locked kprobe:tcp_sendmsg_locked btf:tcp_sendmsg_locked raw:tcp_sendmsg_locked")
 /* clang-format on */
 {
@@ -85,17 +84,18 @@ PROBE(magnet_taken, "TCP_SEND MAGNET_CONNECTION",
 #endif
 
 #if USE_magnet_out
-PROBE(magnet_out, "IP_SEND MAGNET_CONNECTION", "fentry:ip_output kprobe:ip_output nf:LOCAL_OUT")
+PROBE(magnet_out, "IP_SEND", "fentry:ip_output kprobe:ip_output nf:LOCAL_OUT")
 {
     if (kind == KLOGGER_NF) {
         struct nf_hook_state *state = (struct nf_hook_state *)ARG(0);
         struct sk_buff *skb = (struct sk_buff *)ARG(1);
         struct network_packet packet;
         struct magnet_event e = {};
-        int found = magnet_packet(ctx, cpu, DIRECT, skb, MAGNET_HEADER(DIRECT, skb), 0,
+        int found = magnet_packet(ctx, cpu, DIRECT, 0, skb, MAGNET_HEADER(DIRECT, skb),
                                   READ(DIRECT, state, out), READ(DIRECT, state, net), &packet, &e);
 
-        MAGNET_LOG(IP_SEND, found, e, packet);
+        if (MAGNET_ADMIT(IP_SEND, found))
+            klogger(IP_SEND, MAGNET_PACKET(e, packet));
     } else {
         magnet_log_output(ctx, cpu, (struct net *)ARG(0), (struct sk_buff *)ARG(2));
     }
@@ -103,19 +103,20 @@ PROBE(magnet_out, "IP_SEND MAGNET_CONNECTION", "fentry:ip_output kprobe:ip_outpu
 #endif
 
 #if USE_magnet_out6
-PROBE(magnet_out6, "IP_SEND MAGNET_CONNECTION", "fentry:ip6_output kprobe:ip6_output")
+PROBE(magnet_out6, "IP_SEND", "fentry:ip6_output kprobe:ip6_output")
 { magnet_log_output(ctx, cpu, (struct net *)ARG(0), (struct sk_buff *)ARG(2)); }
 #endif
 
 #if USE_magnet_queue
-PROBE(magnet_queue, "DEV_SEND MAGNET_CONNECTION", "btf:net_dev_queue raw:net_dev_queue")
+PROBE(magnet_queue, "DEV_SEND", "btf:net_dev_queue raw:net_dev_queue")
 {
     struct sk_buff *skb = (struct sk_buff *)ARG(0);
     struct network_packet packet;
     struct magnet_event e = {};
-    int found = magnet_sent_packet(ctx, cpu, DIRECT, skb, &packet, &e);
+    int found = magnet_sent_packet(ctx, cpu, DIRECT, 0, skb, &packet, &e);
 
-    MAGNET_LOG(DEV_SEND, found, e, packet);
+    if (MAGNET_ADMIT(DEV_SEND, found))
+        klogger(DEV_SEND, MAGNET_PACKET(e, packet));
 }
 #endif
 
@@ -130,15 +131,17 @@ PROBE(magnet_arrival, "DEV_RECV", "btf:netif_receive_skb raw:netif_receive_skb")
 
     if (!network_is_ip(READ(DIRECT, skb, protocol)) || magnet_is_foreign(skb))
         return;
-    found = magnet_packet(ctx, cpu, DIRECT, skb, (u8 *)READ(DIRECT, skb, data), 1, device,
-                          READ(DIRECT, device, nd_net.net), &packet, &e);
-    MAGNET_LOG(DEV_RECV, found, e, packet);
+    found = magnet_packet(ctx, cpu, DIRECT, MAGNET_RECEIVED | MAGNET_FAST, skb,
+                          (u8 *)READ(DIRECT, skb, data), device, READ(DIRECT, device, nd_net.net),
+                          &packet, &e);
+    if (MAGNET_ADMIT(DEV_RECV, found))
+        klogger(DEV_RECV, MAGNET_PACKET(e, packet));
 }
 #endif
 
 #if USE_magnet_delivery
 /* clang-format off */
-PROBE(magnet_delivery, "IP_RECV MAGNET_CONNECTION",
+PROBE(magnet_delivery, "IP_RECV",
       "fentry:ip_protocol_deliver_rcu kprobe:ip_protocol_deliver_rcu nf:LOCAL_IN btf:tcp_probe raw:tcp_probe")
 /* clang-format on */
 {
@@ -160,29 +163,31 @@ PROBE(magnet_delivery, "IP_RECV MAGNET_CONNECTION",
         device = READ(DIRECT, skb, dev);
         net = device ? READ(DIRECT, device, nd_net.net) : 0;
     }
-    found = magnet_packet(ctx, cpu, DIRECT, skb, MAGNET_HEADER(DIRECT, skb), 1, device, net,
-                          &packet, &e);
-    MAGNET_LOG(IP_RECV, found, e, packet);
+    found = magnet_packet(ctx, cpu, DIRECT, MAGNET_RECEIVED, skb, MAGNET_HEADER(DIRECT, skb),
+                          device, net, &packet, &e);
+    if (MAGNET_ADMIT(IP_RECV, found))
+        klogger(IP_RECV, MAGNET_PACKET(e, packet));
 }
 #endif
 
 #if USE_magnet_delivery6
-PROBE(magnet_delivery6, "IP_RECV MAGNET_CONNECTION",
+PROBE(magnet_delivery6, "IP_RECV",
       "fentry:ip6_protocol_deliver_rcu kprobe:ip6_protocol_deliver_rcu")
 {
     struct sk_buff *skb = (struct sk_buff *)ARG(1);
     struct net_device *device = READ(DIRECT, skb, dev);
     struct network_packet packet;
     struct magnet_event e = {};
-    int found = magnet_packet(ctx, cpu, DIRECT, skb, MAGNET_HEADER(DIRECT, skb), 1, device,
-                              READ(DIRECT, device, nd_net.net), &packet, &e);
+    int found = magnet_packet(ctx, cpu, DIRECT, MAGNET_RECEIVED, skb, MAGNET_HEADER(DIRECT, skb),
+                              device, READ(DIRECT, device, nd_net.net), &packet, &e);
 
-    MAGNET_LOG(IP_RECV, found, e, packet);
+    if (MAGNET_ADMIT(IP_RECV, found))
+        klogger(IP_RECV, MAGNET_PACKET(e, packet));
 }
 #endif
 
 #if USE_magnet_ready
-PROBE(magnet_ready, "TCP_RECV MAGNET_CONNECTION",
+PROBE(magnet_ready, "TCP_RECV",
       "btf:sk_data_ready raw:sk_data_ready fentry:sock_def_readable kprobe:sock_def_readable")
 {
     struct sock *sk = (struct sock *)ARG(0);
@@ -213,8 +218,7 @@ PROBE(magnet_ready, "TCP_RECV MAGNET_CONNECTION",
 #endif
 
 #if USE_magnet_received
-PROBE(magnet_received, "SOCK_RECV MAGNET_CONNECTION",
-      "btf:sock_recv_length raw:sock_recv_length fexit:inet_recvmsg")
+PROBE(magnet_received, "SOCK_RECV", "btf:sock_recv_length raw:sock_recv_length fexit:inet_recvmsg")
 {
     if (kind == KLOGGER_FEXIT)
         magnet_log_received(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk), ARG(4), ARG(3));
@@ -224,7 +228,7 @@ PROBE(magnet_received, "SOCK_RECV MAGNET_CONNECTION",
 #endif
 
 #if USE_magnet_received6
-PROBE(magnet_received6, "SOCK_RECV MAGNET_CONNECTION", "fexit:inet6_recvmsg")
+PROBE(magnet_received6, "SOCK_RECV", "fexit:inet6_recvmsg")
 {
     if (KIND_magnet_received == KLOGGER_FEXIT)
         magnet_log_received(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk), ARG(4), ARG(3));
@@ -232,20 +236,21 @@ PROBE(magnet_received6, "SOCK_RECV MAGNET_CONNECTION", "fexit:inet6_recvmsg")
 #endif
 
 #if USE_magnet_enqueue
-PROBE(magnet_enqueue, "QDISC_ENQUEUE MAGNET_CONNECTION", "btf:qdisc_enqueue raw:qdisc_enqueue")
+PROBE(magnet_enqueue, "QDISC_ENQUEUE", "btf:qdisc_enqueue raw:qdisc_enqueue")
 {
     struct sk_buff *skb = (struct sk_buff *)ARG(2);
     struct network_packet packet;
     struct magnet_event e = {};
-    int found = magnet_sent_packet(ctx, cpu, DIRECT, skb, &packet, &e);
+    int found = magnet_sent_packet(ctx, cpu, DIRECT, MAGNET_FAST, skb, &packet, &e);
 
-    MAGNET_LOG(QDISC_ENQUEUE, found, e, packet);
+    if (MAGNET_ADMIT(QDISC_ENQUEUE, found))
+        klogger(QDISC_ENQUEUE, MAGNET_PACKET(e, packet));
 }
 #endif
 
 /* The skb is null where the queue has none to give; several come as a list. */
 #if USE_magnet_dequeue
-PROBE(magnet_dequeue, "QDISC_DEQUEUE MAGNET_CONNECTION", "btf:qdisc_dequeue raw:qdisc_dequeue")
+PROBE(magnet_dequeue, "QDISC_DEQUEUE", "btf:qdisc_dequeue raw:qdisc_dequeue")
 {
     struct sk_buff *skb = (struct sk_buff *)ARG(3);
 
@@ -253,19 +258,19 @@ PROBE(magnet_dequeue, "QDISC_DEQUEUE MAGNET_CONNECTION", "btf:qdisc_dequeue raw:
     for (u32 i = 0; i < MAGNET_BULK && skb; i++) {
         struct network_packet packet;
         struct magnet_event e = {};
-        int found = magnet_sent_packet(ctx, cpu, DIRECT, skb, &packet, &e);
+        int found = magnet_sent_packet(ctx, cpu, DIRECT, MAGNET_FAST, skb, &packet, &e);
 
         if (found == MAGNET_FOUND)
             magnet_mark_again(DIRECT, skb, 0, &e);
-        MAGNET_LOG(QDISC_DEQUEUE, found, e, packet);
+        if (MAGNET_ADMIT(QDISC_DEQUEUE, found))
+            klogger(QDISC_DEQUEUE, MAGNET_PACKET(e, packet));
         skb = READ(DIRECT, skb, next);
     }
 }
 #endif
 
 #if USE_magnet_start
-PROBE(magnet_start, "DRIVER_START DRIVER_RESULT MAGNET_CONNECTION",
-      "btf:net_dev_start_xmit raw:net_dev_start_xmit")
+PROBE(magnet_start, "DRIVER_START +DRIVER_RESULT", "btf:net_dev_start_xmit raw:net_dev_start_xmit")
 {
     struct sk_buff *skb = (struct sk_buff *)ARG(0);
     struct magnet_driver *driver = magnet_driver_of((u64)skb, ARG(1));
@@ -275,10 +280,12 @@ PROBE(magnet_start, "DRIVER_START DRIVER_RESULT MAGNET_CONNECTION",
     __builtin_memset(&driver->event, 0, sizeof(driver->event));
     driver->skb = (u64)skb;
     driver->device = ARG(1);
-    driver->found = magnet_sent_packet(ctx, cpu, DIRECT, skb, &driver->packet, &driver->event);
+    driver->found =
+        magnet_sent_packet(ctx, cpu, DIRECT, MAGNET_FAST, skb, &driver->packet, &driver->event);
     if (driver->found == MAGNET_FOUND)
         magnet_mark_again(DIRECT, skb, 1, &driver->event);
-    MAGNET_LOG(DRIVER_START, driver->found, driver->event, driver->packet);
+    if (MAGNET_ADMIT(DRIVER_START, driver->found))
+        klogger(DRIVER_START, MAGNET_PACKET(driver->event, driver->packet));
 }
 #endif
 
@@ -294,7 +301,8 @@ PROBE(magnet_result, "DRIVER_RESULT", "btf:net_dev_xmit raw:net_dev_xmit")
     driver->skb = 0;
     if (result)
         driver->event.size = result < 0 ? result : -MAGNET_EBUSY;
-    MAGNET_LOG(DRIVER_RESULT, driver->found, driver->event, driver->packet);
+    if (MAGNET_ADMIT(DRIVER_RESULT, driver->found))
+        klogger(DRIVER_RESULT, MAGNET_PACKET(driver->event, driver->packet));
 }
 #endif
 
@@ -303,7 +311,11 @@ PROBE(magnet_result, "DRIVER_RESULT", "btf:net_dev_xmit raw:net_dev_xmit")
  * recorded too. An established connection is named here, so that its packets find it.
  */
 #if USE_magnet_state
-PROBE(magnet_state, "MAGNET_CONNECTION", "btf:inet_sock_set_state raw:inet_sock_set_state")
+/* clang-format off */
+PROBE(magnet_state,
+      "MAGNET_CONNECTION +SOCK_SEND +TCP_SEND +IP_SEND +DEV_SEND +DEV_RECV +IP_RECV +TCP_RECV +SOCK_RECV +QDISC_ENQUEUE +QDISC_DEQUEUE +DRIVER_START +DRIVER_RESULT",
+      "btf:inet_sock_set_state raw:inet_sock_set_state")
+/* clang-format on */
 {
     struct sock *sk = (struct sock *)ARG(0);
     u32 old = ARG(1), new = ARG(2);
@@ -323,7 +335,11 @@ PROBE(magnet_state, "MAGNET_CONNECTION", "btf:inet_sock_set_state raw:inet_sock_
 #endif
 
 #if USE_magnet_end
-PROBE(magnet_end, "MAGNET_CONNECTION", "btf:tcp_destroy_sock raw:tcp_destroy_sock")
+/* clang-format off */
+PROBE(magnet_end,
+      "+MAGNET_CONNECTION +SOCK_SEND +TCP_SEND +IP_SEND +DEV_SEND +DEV_RECV +IP_RECV +TCP_RECV +SOCK_RECV +QDISC_ENQUEUE +QDISC_DEQUEUE +DRIVER_START +DRIVER_RESULT",
+      "btf:tcp_destroy_sock raw:tcp_destroy_sock")
+/* clang-format on */
 {
 #ifndef INDEX_destroy
     end_identity((u64)ARG(0));
