@@ -275,6 +275,15 @@ static __always_inline void klogger_commit(void *ctx, struct klogger_account *ac
  * KLOGGER_CALL: macros among the values are expanded first.
  */
 #define KLOGGER_CALL(log, ...) log(__VA_ARGS__)
+
+/* Counts an event that the filters leave out. */
+#define klogger_left_out(event)                                                                    \
+    do {                                                                                           \
+        if (KLOGGER_ENABLED(event)) {                                                              \
+            klogger_count(cpu->accounts[KLOGGER_POINT_##event].attempts);                          \
+            klogger_count(cpu->accounts[KLOGGER_POINT_##event].filtered);                          \
+        }                                                                                          \
+    } while (0)
 #define klogger(event, ...)    KLOGGER_CALL(klogger_log_##event, ctx, cpu, ##__VA_ARGS__)
 #define KLOGGER_ENABLED(event) (KLOGGER_ENABLED_##event)
 

@@ -3,8 +3,8 @@
 
 #define MAGNET_RETRANSMISSION 256
 #define MAGNET_UDP            512
-#define MAGNET_ESTABLISHED    1
 #define MAGNET_EBUSY          16
+#define MAGNET_BULK           8 /* at most so many packets of one dequeue are logged */
 #define MAGNET_SOCK_DONE      2 /* 1 << SOCK_DONE: FIN was received */
 
 /* The fields that all events have without @data. */
@@ -25,128 +25,248 @@ struct magnet_event {
         (e).gso_segs
 #define MAGNET_NO_TCP 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 #define MAGNET_NO_IP  0, 0, 0, 0, 0, 0
-#define MAGNET_TCP(tp)                                                                             \
-    READ(0, (struct sock *)tp, __sk_common.skc_num),                                               \
-        bpf_ntohs(READ(0, (struct sock *)tp, __sk_common.skc_dport)), READ(0, tp, snd_wnd),        \
-        READ(0, tp, srtt_us),                                                                      \
-        (u64)READ(0, (struct inet_connection_sock *)tp, icsk_rto) * 1000000 / KLOGGER_HZ,          \
-        READ(0, tp, packets_out), READ(0, tp, retrans_out), READ(0, tp, snd_ssthresh),             \
-        READ(0, tp, snd_cwnd), READ(0, tp, rcv_wnd), READ(0, tp, write_seq),                       \
-        READ(0, tp, copied_seq)
+#define MAGNET_TCP(direct, tp)                                                                     \
+    READ(direct, (struct sock *)tp, __sk_common.skc_num),                                          \
+        bpf_ntohs(READ(direct, (struct sock *)tp, __sk_common.skc_dport)),                         \
+        READ(direct, tp, snd_wnd), READ(direct, tp, srtt_us),                                      \
+        (u64)READ(direct, (struct inet_connection_sock *)tp, icsk_rto) * 1000000 / KLOGGER_HZ,     \
+        READ(direct, tp, packets_out), READ(direct, tp, retrans_out),                              \
+        READ(direct, tp, snd_ssthresh), READ(direct, tp, snd_cwnd), READ(direct, tp, rcv_wnd),     \
+        READ(direct, tp, write_seq), READ(direct, tp, copied_seq)
 #define MAGNET_IP(p) (p).version, (p).service, (p).id, (p).fragment_bits, (p).hops, (p).next
 
-/* The values of an event of a socket, and of a packet. */
-#define MAGNET_SOCKET(e, tp)     MAGNET_LEAN(e), MAGNET_TCP(tp), MAGNET_NO_IP
-#define MAGNET_PACKET(e, packet) MAGNET_LEAN(e), MAGNET_NO_TCP, MAGNET_IP(packet)
+/* The values of an event of a TCP socket, of a UDP socket, and of a packet. */
+#define MAGNET_SOCKET(direct, e, tp) MAGNET_LEAN(e), MAGNET_TCP(direct, tp), MAGNET_NO_IP
+#define MAGNET_NO_STATE(e)           MAGNET_LEAN(e), MAGNET_NO_TCP, MAGNET_NO_IP
+#define MAGNET_PACKET(e, packet)     MAGNET_LEAN(e), MAGNET_NO_TCP, MAGNET_IP(packet)
 
-/* When threads entered their calls, by the lower bits of their number: of two threads with the same
- * bits the second is remembered.
- */
-#define MAGNET_CALLS 65536
-
-struct magnet_call {
-    u32 tid;
-    u32 zero;
-    u64 entered;
-};
-
-BPF_ARRAY(magnet_calls, struct magnet_call, MAGNET_CALLS);
-
-static __always_inline struct magnet_call *magnet_call_of(u32 tid) {
-    u32 row = tid % MAGNET_CALLS;
-
-    return magnet_calls.lookup(&row);
-}
-
-static __always_inline void magnet_enter(void) {
-    u32 tid = bpf_get_current_pid_tgid();
-    struct magnet_call *call = magnet_call_of(tid);
-
-    if (!call)
-        return;
-    call->tid = tid;
-    call->entered = bpf_ktime_get_ns();
-}
-
-static __always_inline u64 magnet_entered(void) {
-    u32 tid = bpf_get_current_pid_tgid();
-    struct magnet_call *call = magnet_call_of(tid);
-
-    return call && call->tid == tid ? call->entered : 0;
-}
+/* A socket as the struct tcp_sock that it is. */
+#define MAGNET_TP(direct, sk) (direct ? AS_TCP(sk) : (struct tcp_sock *)sk)
 
 /* Whether FIN was received: rcv_nxt counts it. */
-static __always_inline int magnet_has_fin(struct tcp_sock *tp) {
-    return !!(READ(0, (struct sock *)tp, __sk_common.skc_flags) & MAGNET_SOCK_DONE);
+static __always_inline int magnet_has_fin(const int direct, struct tcp_sock *tp) {
+    return !!(READ(direct, (struct sock *)tp, __sk_common.skc_flags) & MAGNET_SOCK_DONE);
 }
 
 /* The bytes below this number are in order: rcv_nxt without FIN. */
-static __always_inline u32 magnet_in_order(struct tcp_sock *tp) {
-    return READ(0, tp, rcv_nxt) - magnet_has_fin(tp);
+static __always_inline u32 magnet_in_order(const int direct, struct tcp_sock *tp) {
+    return READ(direct, tp, rcv_nxt) - magnet_has_fin(direct, tp);
 }
 
 /* The bytes below this number are read: copied_seq without FIN. */
-static __always_inline u32 magnet_copied(struct tcp_sock *tp) {
-    u32 copied = READ(0, tp, copied_seq);
+static __always_inline u32 magnet_copied(const int direct, struct tcp_sock *tp) {
+    u32 copied = READ(direct, tp, copied_seq);
 
-    return copied - (magnet_has_fin(tp) && copied == READ(0, tp, rcv_nxt));
+    return copied - (magnet_has_fin(direct, tp) && copied == READ(direct, tp, rcv_nxt));
+}
+
+/* Flags of magnet_packet(). */
+#define MAGNET_RECEIVED 1 /* its source is the remote end */
+#define MAGNET_FAST     2 /* find the connection only where an earlier event identified it */
+
+/* Results of magnet_packet(). */
+#define MAGNET_SKIP     0 /* no packet of TCP or UDP, or one that is forwarded */
+#define MAGNET_FILTERED 1
+#define MAGNET_FOUND    2
+
+/* Whether bytes were at this place before. highest: behind the highest byte that was; 0: unknown.
+ */
+static __always_inline int magnet_is_again(u32 *highest, const struct magnet_event *e) {
+    u32 before = *(volatile u32 *)highest;
+
+    if (!before || (s32)(e->seq_hi - before) > 0)
+        *(volatile u32 *)highest = e->seq_hi;
+    return before && e->seq_hi != e->seq_lo && (s32)(e->seq_lo - before) < 0;
 }
 
 /*
- * Parses the packet of an skb whose IP header is at `at`. received: its source is the remote end.
- * Returns 0 if it is not TCP or UDP, or a fragment without their header.
+ * Describes the packet of an skb whose IP header is at `at`, and finds its connection. device: null
+ * if unknown; net: its network namespace.
  */
-static __always_inline int magnet_parse(void *ctx, struct klogger_cpu *cpu, const int direct,
-                                        struct sk_buff *skb, u8 *at, const int received,
-                                        struct net_device *device, struct network_packet *packet,
-                                        struct magnet_event *e) {
-    u32 before = at - (u8 *)READ(direct, skb, data);
-    u32 size = READ(direct, skb, len) - before;
-    struct magnet_tuple tuple = {};
-    struct network_tcp tcp = {};
-    struct skb_shared_info *shared;
+static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, const int direct,
+                                         const u32 flags, struct sk_buff *skb, u8 *at,
+                                         struct net_device *device, struct net *net,
+                                         struct network_packet *packet, struct magnet_event *e) {
+    const int received = flags & MAGNET_RECEIVED;
+    u32 size = READ(direct, skb, len) - (u32)(at - (u8 *)READ(direct, skb, data));
     struct sock *sk = READ(direct, skb, sk);
-    u64 *id;
+    struct skb_shared_info *shared;
+    struct endpoints ends = {};
+    struct network_tcp tcp = {};
+    struct magnet_who who = {};
+    u32 syn = 0, seq = 0;
 
     if (!network_parse(at, size, size - READ(direct, skb, data_len), packet))
-        return 0;
+        return MAGNET_SKIP;
     if (network_tcp_of(packet, &tcp)) {
+        seq = bpf_ntohl(tcp.seq);
+        syn = !!(tcp.flags & NETWORK_SYN);
         e->flags = tcp.flags;
-        e->seq_lo = bpf_ntohl(tcp.seq) + !!(tcp.flags & NETWORK_SYN);
+        e->seq_lo = seq + syn;
+        e->seq_hi = e->seq_lo + packet->payload;
         e->ack = bpf_ntohl(tcp.ack);
-    } else if (packet->protocol == NETWORK_UDP && packet->transport && packet->payload >= 8) {
+    } else if (packet->protocol == PROTOCOL_UDP && packet->transport) {
         bpf_probe_read_kernel(&tcp, 4, packet->transport);
-        e->flags = MAGNET_UDP;
         packet->payload -= 8;
+        e->flags = MAGNET_UDP;
     } else {
-        return 0;
+        return MAGNET_SKIP;
     }
     e->size = packet->payload;
-    if (e->flags != MAGNET_UDP)
-        e->seq_hi = e->seq_lo + packet->payload;
     shared = (struct skb_shared_info *)(READ(direct, skb, head) + READ(direct, skb, end));
     e->gso_segs = READ(0, shared, gso_segs);
     if (!e->gso_segs)
         e->gso_segs = 1;
     if (device)
-        e->device = READ(0, device, ifindex);
-    if (!received && sk && packet->protocol == NETWORK_TCP && magnet_is_tcp(0, sk)) {
-        e->connection = magnet_connection(ctx, cpu, 0, sk);
-        if (packet->payload && (s32)(e->seq_lo - READ(0, (struct tcp_sock *)sk, snd_nxt)) < 0)
-            e->flags |= MAGNET_RETRANSMISSION;
-        return 1;
+        e->device = READ(direct, device, ifindex);
+    ends.family = packet->version == 4 ? FAMILY_V4 : FAMILY_V6;
+    ends.lport = bpf_ntohs(received ? tcp.target : tcp.source);
+    ends.rport = bpf_ntohs(received ? tcp.source : tcp.target);
+    __builtin_memcpy(ends.laddr, received ? packet->daddr : packet->saddr, 16);
+    __builtin_memcpy(ends.raddr, received ? packet->saddr : packet->daddr, 16);
+    ends.netns = cookie_of(direct, net);
+    if (sk && (flags & MAGNET_FAST))
+        magnet_recall(sk, &who);
+    else if (sk)
+        magnet_identify(ctx, cpu, direct, sk, 0, &ends, &who);
+    if (who.left_out)
+        return MAGNET_FILTERED;
+    e->connection = who.id;
+    if (!who.id) {
+        struct filter_settings *settings;
+        u32 zero = 0;
+
+        settings = filter_settings.lookup(&zero);
+        who.left_out = settings && settings->flags &&
+                       magnet_leaves_out(settings, settings->flags, 0, &ends, 0);
+        MAGNET_KEY(&ends, packet->protocol);
+        if (packet->protocol == PROTOCOL_TCP)
+            e->connection =
+                magnet_find(&ends, (tcp.flags & (NETWORK_SYN | NETWORK_ACK)) == NETWORK_SYN);
+        else
+            e->connection = magnet_find_udp(&ends);
+        return e->connection || !who.left_out ? MAGNET_FOUND : MAGNET_FILTERED;
     }
-    if (device)
-        tuple.net = (u64)READ(0, device, nd_net.net);
-    __builtin_memcpy(tuple.laddr, received ? packet->daddr : packet->saddr, 16);
-    __builtin_memcpy(tuple.raddr, received ? packet->saddr : packet->daddr, 16);
-    tuple.lport = bpf_ntohs(received ? tcp.target : tcp.source);
-    tuple.rport = bpf_ntohs(received ? tcp.source : tcp.target);
-    tuple.protocol = packet->protocol;
-    id = magnet_tuples.lookup(&tuple);
-    if (id)
-        e->connection = *id;
-    return 1;
+    if (!received && who.protocol == PROTOCOL_TCP &&
+        (packet->payload || (tcp.flags & (NETWORK_SYN | NETWORK_FIN))) &&
+        (s32)(seq - READ(0, (struct tcp_sock *)sk, snd_nxt)) < 0)
+        e->flags |= MAGNET_RETRANSMISSION;
+    return MAGNET_FOUND;
+}
+
+/* Whether an event of a packet is to be logged; counts what the filters leave out. */
+#define MAGNET_ADMIT(event, found)                                                                 \
+    ({                                                                                             \
+        if (found == MAGNET_FILTERED)                                                              \
+            klogger_left_out(event);                                                               \
+        found == MAGNET_FOUND;                                                                     \
+    })
+
+/* The IP header of a packet that is sent or was received by IP. */
+#define MAGNET_HEADER(direct, skb)                                                                 \
+    ((u8 *)READ(direct, skb, head) + READ(direct, skb, network_header))
+
+/* Whether a device saw it, but it is for another host. */
+static __always_inline int magnet_is_foreign(struct sk_buff *skb) {
+    u8 bits = 0;
+
+    bpf_probe_read_kernel(&bits, 1, (u8 *)skb + BITS_sk_buff_pkt_type_OFFSET);
+    return BITS_sk_buff_pkt_type(bits) >= NETWORK_OTHERHOST;
+}
+
+/* magnet_packet() of a packet on its way to a device; not of those that came from one. */
+static __always_inline int magnet_sent_packet(void *ctx, struct klogger_cpu *cpu, const int direct,
+                                              const u32 flags, struct sk_buff *skb,
+                                              struct network_packet *packet,
+                                              struct magnet_event *e) {
+    struct net_device *device = READ(direct, skb, dev);
+
+    if (!network_is_ip(READ(direct, skb, protocol)) || READ(direct, skb, skb_iif))
+        return MAGNET_SKIP;
+    return magnet_packet(ctx, cpu, direct, flags, skb, MAGNET_HEADER(direct, skb), device,
+                         READ(direct, device, nd_net.net), packet, e);
+}
+
+/*
+ * Below the queue discipline the socket has gone on, so that its numbers do not tell which bytes
+ * are sent again. Whether they passed this place before does.
+ */
+static __always_inline void magnet_mark_again(const int direct, struct sk_buff *skb,
+                                              const int driver, struct magnet_event *e) {
+    u64 number = number_of((u64)READ(direct, skb, sk));
+    struct known *row = known_row(number);
+
+    e->flags &= ~MAGNET_RETRANSMISSION;
+    if (e->connection && row && row->sk == number && row->named == e->connection &&
+        magnet_is_again(driver ? &row->started : &row->dequeued, e))
+        e->flags |= MAGNET_RETRANSMISSION;
+}
+
+/* IP hands a packet to a device: (net, sk, skb) in both families. */
+static __always_inline void magnet_log_output(void *ctx, struct klogger_cpu *cpu, struct net *net,
+                                              struct sk_buff *skb) {
+    struct dst_entry *dst = (struct dst_entry *)(READ(0, skb, _skb_refdst) & ~1ul);
+    struct network_packet packet;
+    struct magnet_event e = {};
+    int found;
+
+    if (READ(0, skb, skb_iif))
+        return;
+    found = magnet_packet(ctx, cpu, 0, 0, skb, MAGNET_HEADER(0, skb), READ(0, dst, dev), net,
+                          &packet, &e);
+    if (MAGNET_ADMIT(IP_SEND, found))
+        klogger(IP_SEND, MAGNET_PACKET(e, packet));
+}
+
+/* The call to send returned this. */
+static __always_inline void magnet_log_sent(void *ctx, struct klogger_cpu *cpu, const int direct,
+                                            struct sock *sk, s32 result) {
+    struct magnet_event e = {};
+    struct magnet_who who = {};
+
+    magnet_identify(ctx, cpu, direct, sk, 1, 0, &who);
+    e.connection = who.id;
+    e.size = result;
+    if (who.left_out) {
+        klogger_left_out(SOCK_SEND);
+    } else if (who.protocol == PROTOCOL_TCP) {
+        struct tcp_sock *tp = MAGNET_TP(direct, sk);
+
+        e.entered = magnet_entered();
+        e.seq_hi = READ(direct, tp, write_seq);
+        e.seq_lo = e.seq_hi - (result > 0 ? result : 0);
+        klogger(SOCK_SEND, MAGNET_SOCKET(direct, e, tp));
+    } else if (who.protocol == PROTOCOL_UDP) {
+        e.entered = magnet_entered();
+        e.flags = MAGNET_UDP;
+        klogger(SOCK_SEND, MAGNET_NO_STATE(e));
+    }
+}
+
+/* The call to receive returned this; MSG_PEEK moves nothing. */
+static __always_inline void magnet_log_received(void *ctx, struct klogger_cpu *cpu,
+                                                const int direct, struct sock *sk, s32 result,
+                                                u32 flags) {
+    struct magnet_event e = {};
+    struct magnet_who who = {};
+
+    magnet_identify(ctx, cpu, direct, sk, 1, 0, &who);
+    e.connection = who.id;
+    e.size = result > 0 && (flags & NETWORK_MSG_PEEK) ? 0 : result;
+    if (who.left_out) {
+        klogger_left_out(SOCK_RECV);
+    } else if (who.protocol == PROTOCOL_TCP) {
+        struct tcp_sock *tp = MAGNET_TP(direct, sk);
+
+        e.entered = magnet_entered();
+        e.seq_hi = magnet_copied(direct, tp);
+        e.seq_lo = e.seq_hi - (e.size > 0 ? e.size : 0);
+        klogger(SOCK_RECV, MAGNET_SOCKET(direct, e, tp));
+    } else if (who.protocol == PROTOCOL_UDP) {
+        e.entered = magnet_entered();
+        e.flags = MAGNET_UDP;
+        klogger(SOCK_RECV, MAGNET_NO_STATE(e));
+    }
 }
 
 /*
@@ -160,6 +280,7 @@ struct magnet_driver {
     u64 device;
     struct magnet_event event;
     struct network_packet packet;
+    u32 found;
 };
 
 BPF_PERCPU_ARRAY(magnet_drivers, struct magnet_driver, MAGNET_DRIVERS);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* The identity of a socket's connection, and its ends: for tcp.bpf.c and magnet.bpf.c. */
+#define STATE_ESTABLISHED  1
 #define STATE_SYN_SENT     2
 #define STATE_SYN_RECV     3
 #define STATE_TIME_WAIT    6
@@ -17,8 +18,9 @@
 
 struct connection {
     u64 id;
+    u64 named; /* the id that MAGNET_CONNECTION has named */
     u32 pid;
-    u32 unused;
+    u32 inode; /* of a UDP socket: whether it is still the same */
     u64 comm[2];
     /* The last complete ends: the kernel clears them in the socket when a connect fails, and when
      * the owner resets the connection.
@@ -27,7 +29,7 @@ struct connection {
     u64 raddr[2];
     u16 lport;
     u16 rport;
-    u32 unused_too;
+    u32 udp_ports; /* those that the map magnet_places has */
 #if KLOGGER_WATCHING
     struct klogger_watch watch;
 #endif

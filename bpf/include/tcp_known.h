@@ -27,10 +27,11 @@ struct known {
     u32 ports;
     u32 compared_at; /* when the owner was last compared with the caller [jiffies] */
     u32 entered;     /* connections in the map `connections` that have this row, at most */
+    u64 named;       /* the id that MAGNET_CONNECTION has named */
+    u32 dequeued;    /* QDISC_DEQUEUE and DRIVER_START: behind the highest byte, with `named` */
+    u32 started;
 #if KLOGGER_WATCHING
     struct klogger_watch watch; /* see watch_of() */
-#else
-    u64 unused[2];
 #endif
 };
 

@@ -1,180 +1,237 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* The programs that log the schema magnet. */
 #include "klogger.h"
+#include "network_names.h"
+#include "network_packet.h"
+#include "sock_filter.h"
 
-/* Types of members. */
+/* Types of members, besides those of network_names.h. */
+struct cgroup;
+struct dst_entry;
 struct inet_connection_sock;
+struct inode;
 struct iov_iter;
 struct kernfs_node;
 struct msghdr;
-struct proto_accept_arg;
+struct net;
 struct skb_shared_info;
 struct sock_cgroup_data;
+struct socket_alloc;
 struct task_struct;
-struct cgroup;
-struct dst_entry;
 
-#include "network_names.h"
-#include "network_packet.h"
-#include "network_socket.h"
-#include "sock_filter.h"
 #include "tcp_known.h"
 #include "tcp_identity.h"
 #include "magnet_socket.h"
+#include "magnet_call.h"
 #include "magnet_log.h"
 
-/* The system calls that send or receive, of 64-bit and of 32-bit programs: other calls of these
- * numbers do no harm.
+/* At the begin of each system call. */
+#if USE_magnet_enter
+PROBE(magnet_enter, "+SOCK_SEND +SOCK_RECV +TCP_SEND", "btf:sys_enter raw:sys_enter")
+{
+    if (magnet_moves_data(ARG(1)))
+        magnet_begin_call();
+}
+#endif
+
+/* Before 6.6 each family has its own function; magnet_sent6 logs nothing where magnet_sent is at
+ * the tracepoint for both. So it is with magnet_received6.
  */
-#define MAGNET_BIT(number) (1ull << (number))
-#define MAGNET_FIRST_CALLS                                                                         \
-    (MAGNET_BIT(0) | MAGNET_BIT(1) | MAGNET_BIT(3) | MAGNET_BIT(4) | MAGNET_BIT(19) |              \
-     MAGNET_BIT(20) | MAGNET_BIT(40) | MAGNET_BIT(44) | MAGNET_BIT(45) | MAGNET_BIT(46) |          \
-     MAGNET_BIT(47))
-
-#if USE_magnet_calls_begin
-PROBE(magnet_calls_begin, "SOCK_SEND SOCK_RECV", "btf:sys_enter raw:sys_enter")
-{
-    u64 number = ARG(1);
-
-    if (number < 64 ? MAGNET_FIRST_CALLS >> number & 1
-                    : number == 275 || number == 299 || number == 307 || number == 426)
-        magnet_enter();
-}
-#endif
-
 #if USE_magnet_sent
-PROBE(magnet_sent, "SOCK_SEND MAGNET_CONNECTION", "btf:sock_send_length raw:sock_send_length")
+PROBE(magnet_sent, "SOCK_SEND", "btf:sock_send_length raw:sock_send_length fexit:inet_sendmsg")
+{
+    if (kind == KLOGGER_FEXIT)
+        magnet_log_sent(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk), ARG(3));
+    else
+        magnet_log_sent(ctx, cpu, DIRECT, (struct sock *)ARG(0), ARG(1));
+}
+#endif
+
+#if USE_magnet_sent6
+PROBE(magnet_sent6, "SOCK_SEND", "fexit:inet6_sendmsg")
+{
+    if (KIND_magnet_sent == KLOGGER_FEXIT)
+        magnet_log_sent(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk), ARG(3));
+}
+#endif
+
+/* The tracepoint tells of each new buffer, with what is left of the call then; the first tells of
+ * the whole call, as the function does.
+ */
+#if USE_magnet_taken
+/* clang-format off */
+PROBE(magnet_taken, "TCP_SEND",
+      "fentry:tcp_sendmsg_locked kprobe:tcp_sendmsg_locked btf:tcp_sendmsg_locked raw:tcp_sendmsg_locked")
+/* clang-format on */
 {
     struct sock *sk = (struct sock *)ARG(0);
-    struct tcp_sock *tp = (struct tcp_sock *)sk;
+    struct tcp_sock *tp = MAGNET_TP(DIRECT, sk);
     struct magnet_event e = {};
+    struct magnet_who who = {};
 
-    if (!magnet_is_tcp(DIRECT, sk))
+    magnet_identify(ctx, cpu, DIRECT, sk, 1, 0, &who);
+    if (who.left_out) {
+        klogger_left_out(TCP_SEND);
         return;
-    e.connection = magnet_connection(ctx, cpu, DIRECT, sk);
-    e.entered = magnet_entered();
-    e.size = ARG(1);
-    e.seq_hi = READ(0, tp, write_seq);
-    e.seq_lo = e.seq_hi - (e.size > 0 ? e.size : 0);
-    klogger(SOCK_SEND, MAGNET_SOCKET(e, tp));
-}
-#endif
-
-#if USE_magnet_take
-PROBE(magnet_take, "TCP_SEND MAGNET_CONNECTION", "btf:tcp_sendmsg_locked raw:tcp_sendmsg_locked")
-{
-    struct sock *sk = (struct sock *)ARG(0);
-    struct tcp_sock *tp = (struct tcp_sock *)sk;
-    struct magnet_event e = {};
-
-    e.connection = magnet_connection(ctx, cpu, DIRECT, sk);
-    e.size = READ(0, (struct msghdr *)ARG(1), msg_iter.count);
-    e.seq_lo = READ(0, tp, write_seq);
+    }
+    e.connection = who.id;
+    e.size = READ(DIRECT, (struct msghdr *)ARG(1), msg_iter.count);
+    e.seq_lo = READ(DIRECT, tp, write_seq);
     e.seq_hi = e.seq_lo + e.size;
-    klogger(TCP_SEND, MAGNET_SOCKET(e, tp));
+    if (magnet_is_first(e.seq_hi))
+        klogger(TCP_SEND, MAGNET_SOCKET(DIRECT, e, tp));
 }
 #endif
-
-/* The two families have a function each; both have (net, sk, skb). */
-static __always_inline void magnet_output(void *ctx, struct klogger_cpu *cpu, struct sk_buff *skb) {
-    struct dst_entry *dst = (struct dst_entry *)(READ(0, skb, _skb_refdst) & ~1ul);
-    struct network_packet packet;
-    struct magnet_event e = {};
-
-    if (!READ(0, skb, skb_iif) &&
-        magnet_parse(ctx, cpu, 0, skb, (u8 *)READ(0, skb, head) + READ(0, skb, network_header), 0,
-                     READ(0, dst, dev), &packet, &e))
-        klogger(IP_SEND, MAGNET_PACKET(e, packet));
-}
 
 #if USE_magnet_out
-PROBE(magnet_out, "IP_SEND", "fentry:ip_output kprobe:ip_output")
-{ magnet_output(ctx, cpu, (struct sk_buff *)ARG(2)); }
-#endif
-
-#if USE_magnet_out6
-PROBE(magnet_out6, "IP_SEND", "fentry:ip6_output kprobe:ip6_output")
-{ magnet_output(ctx, cpu, (struct sk_buff *)ARG(2)); }
-#endif
-
-#if USE_magnet_queue
-PROBE(magnet_queue, "DEV_SEND MAGNET_CONNECTION", "btf:net_dev_queue raw:net_dev_queue")
+PROBE(magnet_out, "IP_SEND", "fentry:ip_output kprobe:ip_output nf:LOCAL_OUT")
 {
-    struct sk_buff *skb = (struct sk_buff *)ARG(0);
-    struct network_packet packet;
-    struct magnet_event e = {};
+    if (kind == KLOGGER_NF) {
+        struct nf_hook_state *state = (struct nf_hook_state *)ARG(0);
+        struct sk_buff *skb = (struct sk_buff *)ARG(1);
+        struct network_packet packet;
+        struct magnet_event e = {};
+        int found = magnet_packet(ctx, cpu, DIRECT, 0, skb, MAGNET_HEADER(DIRECT, skb),
+                                  READ(DIRECT, state, out), READ(DIRECT, state, net), &packet, &e);
 
-    if (network_is_ip(READ(DIRECT, skb, protocol)) && !READ(DIRECT, skb, skb_iif) &&
-        magnet_parse(ctx, cpu, DIRECT, skb,
-                     (u8 *)READ(DIRECT, skb, head) + READ(DIRECT, skb, network_header), 0,
-                     READ(DIRECT, skb, dev), &packet, &e))
-        klogger(DEV_SEND, MAGNET_PACKET(e, packet));
-}
-#endif
-
-#if USE_magnet_arrive
-PROBE(magnet_arrive, "DEV_RECV", "btf:netif_receive_skb raw:netif_receive_skb")
-{
-    struct sk_buff *skb = (struct sk_buff *)ARG(0);
-    struct network_packet packet;
-    struct magnet_event e = {};
-
-    if (network_is_ip(READ(DIRECT, skb, protocol)) &&
-        magnet_parse(ctx, cpu, DIRECT, skb, (u8 *)READ(DIRECT, skb, data), 1,
-                     READ(DIRECT, skb, dev), &packet, &e))
-        klogger(DEV_RECV, MAGNET_PACKET(e, packet));
-}
-#endif
-
-#if USE_magnet_deliver
-PROBE(magnet_deliver, "IP_RECV", "btf:tcp_probe raw:tcp_probe")
-{
-    struct sk_buff *skb = (struct sk_buff *)ARG(1);
-    struct network_packet packet;
-    struct magnet_event e = {};
-
-    if (magnet_parse(ctx, cpu, 0, skb, (u8 *)READ(0, skb, head) + READ(0, skb, network_header), 1,
-                     0, &packet, &e)) {
-        e.connection = magnet_connection(ctx, cpu, DIRECT, (struct sock *)ARG(0));
-        e.device = READ(0, skb, skb_iif);
-        klogger(IP_RECV, MAGNET_PACKET(e, packet));
+        if (MAGNET_ADMIT(IP_SEND, found))
+            klogger(IP_SEND, MAGNET_PACKET(e, packet));
+    } else {
+        magnet_log_output(ctx, cpu, (struct net *)ARG(0), (struct sk_buff *)ARG(2));
     }
 }
 #endif
 
+#if USE_magnet_out6
+PROBE(magnet_out6, "IP_SEND", "fentry:ip6_output kprobe:ip6_output")
+{ magnet_log_output(ctx, cpu, (struct net *)ARG(0), (struct sk_buff *)ARG(2)); }
+#endif
+
+#if USE_magnet_queue
+PROBE(magnet_queue, "DEV_SEND", "btf:net_dev_queue raw:net_dev_queue")
+{
+    struct sk_buff *skb = (struct sk_buff *)ARG(0);
+    struct network_packet packet;
+    struct magnet_event e = {};
+    int found = magnet_sent_packet(ctx, cpu, DIRECT, 0, skb, &packet, &e);
+
+    if (MAGNET_ADMIT(DEV_SEND, found))
+        klogger(DEV_SEND, MAGNET_PACKET(e, packet));
+}
+#endif
+
+#if USE_magnet_arrival
+PROBE(magnet_arrival, "DEV_RECV", "btf:netif_receive_skb raw:netif_receive_skb")
+{
+    struct sk_buff *skb = (struct sk_buff *)ARG(0);
+    struct net_device *device = READ(DIRECT, skb, dev);
+    struct network_packet packet;
+    struct magnet_event e = {};
+    int found;
+
+    if (!network_is_ip(READ(DIRECT, skb, protocol)) || magnet_is_foreign(skb))
+        return;
+    found = magnet_packet(ctx, cpu, DIRECT, MAGNET_RECEIVED | MAGNET_FAST, skb,
+                          (u8 *)READ(DIRECT, skb, data), device, READ(DIRECT, device, nd_net.net),
+                          &packet, &e);
+    if (MAGNET_ADMIT(DEV_RECV, found))
+        klogger(DEV_RECV, MAGNET_PACKET(e, packet));
+}
+#endif
+
+#if USE_magnet_delivery
+/* clang-format off */
+PROBE(magnet_delivery, "IP_RECV",
+      "fentry:ip_protocol_deliver_rcu kprobe:ip_protocol_deliver_rcu nf:LOCAL_IN btf:tcp_probe raw:tcp_probe")
+/* clang-format on */
+{
+    struct network_packet packet;
+    struct magnet_event e = {};
+    struct net_device *device;
+    struct sk_buff *skb;
+    struct net *net;
+    int found;
+
+    if (kind == KLOGGER_NF) {
+        struct nf_hook_state *state = (struct nf_hook_state *)ARG(0);
+
+        skb = (struct sk_buff *)ARG(1);
+        device = READ(DIRECT, state, in);
+        net = READ(DIRECT, state, net);
+    } else {
+        skb = (struct sk_buff *)ARG(1);
+        device = READ(DIRECT, skb, dev);
+        net = device ? READ(DIRECT, device, nd_net.net) : 0;
+    }
+    found = magnet_packet(ctx, cpu, DIRECT, MAGNET_RECEIVED, skb, MAGNET_HEADER(DIRECT, skb),
+                          device, net, &packet, &e);
+    if (MAGNET_ADMIT(IP_RECV, found))
+        klogger(IP_RECV, MAGNET_PACKET(e, packet));
+}
+#endif
+
+#if USE_magnet_delivery6
+PROBE(magnet_delivery6, "IP_RECV",
+      "fentry:ip6_protocol_deliver_rcu kprobe:ip6_protocol_deliver_rcu")
+{
+    struct sk_buff *skb = (struct sk_buff *)ARG(1);
+    struct net_device *device = READ(DIRECT, skb, dev);
+    struct network_packet packet;
+    struct magnet_event e = {};
+    int found = magnet_packet(ctx, cpu, DIRECT, MAGNET_RECEIVED, skb, MAGNET_HEADER(DIRECT, skb),
+                              device, READ(DIRECT, device, nd_net.net), &packet, &e);
+
+    if (MAGNET_ADMIT(IP_RECV, found))
+        klogger(IP_RECV, MAGNET_PACKET(e, packet));
+}
+#endif
+
 #if USE_magnet_ready
-PROBE(magnet_ready, "TCP_RECV MAGNET_CONNECTION", "btf:sk_data_ready raw:sk_data_ready")
+PROBE(magnet_ready, "TCP_RECV",
+      "btf:sk_data_ready raw:sk_data_ready fentry:sock_def_readable kprobe:sock_def_readable")
 {
     struct sock *sk = (struct sock *)ARG(0);
-    struct tcp_sock *tp = (struct tcp_sock *)sk;
     struct magnet_event e = {};
+    struct magnet_who who = {};
 
-    if (!magnet_is_tcp(DIRECT, sk))
-        return;
-    e.connection = magnet_connection(ctx, cpu, DIRECT, sk);
-    e.seq_lo = e.ack = magnet_copied(tp);
-    e.seq_hi = magnet_in_order(tp);
-    e.size = e.seq_hi - e.seq_lo;
-    klogger(TCP_RECV, MAGNET_SOCKET(e, tp));
+    magnet_identify(ctx, cpu, DIRECT, sk, 0, 0, &who);
+    if (who.left_out) {
+        klogger_left_out(TCP_RECV);
+    } else if (who.protocol == PROTOCOL_TCP) {
+        struct tcp_sock *tp = MAGNET_TP(DIRECT, sk);
+
+        e.connection = who.id;
+        e.seq_lo = e.ack = magnet_copied(DIRECT, tp);
+        e.seq_hi = magnet_in_order(DIRECT, tp);
+        e.size = e.seq_hi - e.seq_lo;
+        klogger(TCP_RECV, MAGNET_SOCKET(DIRECT, e, tp));
+    } else if (who.protocol == PROTOCOL_UDP) {
+        /* The newest datagram; the queue itself where its reader was faster. */
+        struct sk_buff *skb = READ(0, sk, sk_receive_queue.prev);
+
+        e.connection = who.id;
+        e.flags = MAGNET_UDP;
+        e.size = (u64)skb == (u64)&sk->sk_receive_queue ? 0 : READ(0, skb, len);
+        klogger(TCP_RECV, MAGNET_NO_STATE(e));
+    }
 }
 #endif
 
 #if USE_magnet_received
-PROBE(magnet_received, "SOCK_RECV MAGNET_CONNECTION", "btf:sock_recv_length raw:sock_recv_length")
+PROBE(magnet_received, "SOCK_RECV", "btf:sock_recv_length raw:sock_recv_length fexit:inet_recvmsg")
 {
-    struct sock *sk = (struct sock *)ARG(0);
-    struct tcp_sock *tp = (struct tcp_sock *)sk;
-    struct magnet_event e = {};
+    if (kind == KLOGGER_FEXIT)
+        magnet_log_received(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk), ARG(4), ARG(3));
+    else
+        magnet_log_received(ctx, cpu, DIRECT, (struct sock *)ARG(0), ARG(1), ARG(2));
+}
+#endif
 
-    if (!magnet_is_tcp(DIRECT, sk))
-        return;
-    e.connection = magnet_connection(ctx, cpu, DIRECT, sk);
-    e.entered = magnet_entered();
-    e.size = (u32)ARG(2) & NETWORK_MSG_PEEK ? 0 : ARG(1);
-    e.seq_hi = magnet_copied(tp);
-    e.seq_lo = e.seq_hi - (e.size > 0 ? e.size : 0);
-    klogger(SOCK_RECV, MAGNET_SOCKET(e, tp));
+#if USE_magnet_received6
+PROBE(magnet_received6, "SOCK_RECV", "fexit:inet6_recvmsg")
+{
+    if (KIND_magnet_received == KLOGGER_FEXIT)
+        magnet_log_received(ctx, cpu, 0, READ(0, (struct socket *)ARG(0), sk), ARG(4), ARG(3));
 }
 #endif
 
@@ -184,47 +241,51 @@ PROBE(magnet_enqueue, "QDISC_ENQUEUE", "btf:qdisc_enqueue raw:qdisc_enqueue")
     struct sk_buff *skb = (struct sk_buff *)ARG(2);
     struct network_packet packet;
     struct magnet_event e = {};
+    int found = magnet_sent_packet(ctx, cpu, DIRECT, MAGNET_FAST, skb, &packet, &e);
 
-    if (network_is_ip(READ(DIRECT, skb, protocol)) && !READ(DIRECT, skb, skb_iif) &&
-        magnet_parse(ctx, cpu, DIRECT, skb,
-                     (u8 *)READ(DIRECT, skb, head) + READ(DIRECT, skb, network_header), 0,
-                     READ(DIRECT, skb, dev), &packet, &e))
+    if (MAGNET_ADMIT(QDISC_ENQUEUE, found))
         klogger(QDISC_ENQUEUE, MAGNET_PACKET(e, packet));
 }
 #endif
 
+/* The skb is null where the queue has none to give; several come as a list. */
 #if USE_magnet_dequeue
-PROBE(magnet_dequeue, "QDISC_DEQUEUE", "raw:qdisc_dequeue")
+PROBE(magnet_dequeue, "QDISC_DEQUEUE", "btf:qdisc_dequeue raw:qdisc_dequeue")
 {
     struct sk_buff *skb = (struct sk_buff *)ARG(3);
-    struct network_packet packet;
-    struct magnet_event e = {};
 
-    if (skb && network_is_ip(READ(0, skb, protocol)) && !READ(0, skb, skb_iif) &&
-        magnet_parse(ctx, cpu, 0, skb, (u8 *)READ(0, skb, head) + READ(0, skb, network_header), 0,
-                     READ(0, skb, dev), &packet, &e))
-        klogger(QDISC_DEQUEUE, MAGNET_PACKET(e, packet));
+#pragma nounroll
+    for (u32 i = 0; i < MAGNET_BULK && skb; i++) {
+        struct network_packet packet;
+        struct magnet_event e = {};
+        int found = magnet_sent_packet(ctx, cpu, DIRECT, MAGNET_FAST, skb, &packet, &e);
+
+        if (found == MAGNET_FOUND)
+            magnet_mark_again(DIRECT, skb, 0, &e);
+        if (MAGNET_ADMIT(QDISC_DEQUEUE, found))
+            klogger(QDISC_DEQUEUE, MAGNET_PACKET(e, packet));
+        skb = READ(DIRECT, skb, next);
+    }
 }
 #endif
 
 #if USE_magnet_start
-PROBE(magnet_start, "DRIVER_START DRIVER_RESULT", "btf:net_dev_start_xmit raw:net_dev_start_xmit")
+PROBE(magnet_start, "DRIVER_START +DRIVER_RESULT", "btf:net_dev_start_xmit raw:net_dev_start_xmit")
 {
     struct sk_buff *skb = (struct sk_buff *)ARG(0);
     struct magnet_driver *driver = magnet_driver_of((u64)skb, ARG(1));
 
     if (!driver)
         return;
-    driver->skb = 0;
     __builtin_memset(&driver->event, 0, sizeof(driver->event));
-    if (network_is_ip(READ(DIRECT, skb, protocol)) && !READ(DIRECT, skb, skb_iif) &&
-        magnet_parse(ctx, cpu, DIRECT, skb,
-                     (u8 *)READ(DIRECT, skb, head) + READ(DIRECT, skb, network_header), 0,
-                     READ(DIRECT, skb, dev), &driver->packet, &driver->event)) {
-        driver->skb = (u64)skb;
-        driver->device = ARG(1);
+    driver->skb = (u64)skb;
+    driver->device = ARG(1);
+    driver->found =
+        magnet_sent_packet(ctx, cpu, DIRECT, MAGNET_FAST, skb, &driver->packet, &driver->event);
+    if (driver->found == MAGNET_FOUND)
+        magnet_mark_again(DIRECT, skb, 1, &driver->event);
+    if (MAGNET_ADMIT(DRIVER_START, driver->found))
         klogger(DRIVER_START, MAGNET_PACKET(driver->event, driver->packet));
-    }
 }
 #endif
 
@@ -240,37 +301,48 @@ PROBE(magnet_result, "DRIVER_RESULT", "btf:net_dev_xmit raw:net_dev_xmit")
     driver->skb = 0;
     if (result)
         driver->event.size = result < 0 ? result : -MAGNET_EBUSY;
-    klogger(DRIVER_RESULT, MAGNET_PACKET(driver->event, driver->packet));
+    if (MAGNET_ADMIT(DRIVER_RESULT, driver->found))
+        klogger(DRIVER_RESULT, MAGNET_PACKET(driver->event, driver->packet));
 }
 #endif
 
 /*
  * Identities begin and end as in the schema tcp (tcp.bpf.c), whose programs do it where that is
- * recorded too. A connection is named here, so that its packets find it.
+ * recorded too. An established connection is named here, so that its packets find it.
  */
 #if USE_magnet_state
-PROBE(magnet_state, "MAGNET_CONNECTION", "btf:inet_sock_set_state raw:inet_sock_set_state")
+/* clang-format off */
+PROBE(magnet_state,
+      "MAGNET_CONNECTION +SOCK_SEND +TCP_SEND +IP_SEND +DEV_SEND +DEV_RECV +IP_RECV +TCP_RECV +SOCK_RECV +QDISC_ENQUEUE +QDISC_DEQUEUE +DRIVER_START +DRIVER_RESULT",
+      "btf:inet_sock_set_state raw:inet_sock_set_state")
+/* clang-format on */
 {
     struct sock *sk = (struct sock *)ARG(0);
     u32 old = ARG(1), new = ARG(2);
-    u64 key = (u64)sk;
+    struct magnet_who who = {};
 
+    if (new == STATE_CLOSE)
+        magnet_close(DIRECT, sk);
 #ifndef INDEX_state_change
     if (new == STATE_SYN_SENT || (new == STATE_SYN_RECV &&old == STATE_LISTEN))
-        new_identity(key, connections.lookup(&key));
+        end_identity((u64)sk);
 #endif
-    if (new == MAGNET_ESTABLISHED && magnet_is_tcp(DIRECT, sk))
-        magnet_connection(ctx, cpu, DIRECT, sk);
+    if (new == STATE_SYN_SENT)
+        magnet_identify(ctx, cpu, DIRECT, sk, 1, 0, &who);
+    else if (new == STATE_ESTABLISHED)
+        magnet_identify(ctx, cpu, DIRECT, sk, 0, 0, &who);
 }
 #endif
 
 #if USE_magnet_end
-PROBE(magnet_end, "MAGNET_CONNECTION", "btf:tcp_destroy_sock raw:tcp_destroy_sock")
+/* clang-format off */
+PROBE(magnet_end,
+      "+MAGNET_CONNECTION +SOCK_SEND +TCP_SEND +IP_SEND +DEV_SEND +DEV_RECV +IP_RECV +TCP_RECV +SOCK_RECV +QDISC_ENQUEUE +QDISC_DEQUEUE +DRIVER_START +DRIVER_RESULT",
+      "btf:tcp_destroy_sock raw:tcp_destroy_sock")
+/* clang-format on */
 {
 #ifndef INDEX_destroy
-    u64 key = ARG(0);
-
-    end_identity(key);
+    end_identity((u64)ARG(0));
 #endif
 }
 #endif

@@ -20,7 +20,7 @@ from collector.loader.prepare import Prepared
 from collector.loader.programs import Loaded, ProgramSpec
 from collector.loader.socket_iterator import Walk, name_inodes
 from collector.plan.engine_config import POINTS
-from collector.plan.filters import Filters
+from collector.plan.filters import FILTER_MAP, Filters
 from formats.base.closing import Closing
 from formats.base.control import EXISTING, Program
 
@@ -85,11 +85,11 @@ class Kernel(Closing):
         self.heads = self._engine.heads
         try:
             self._filter_entries: list[tuple[str, bytes, bytes]] = []
-            if prepared.tcp is not None:
+            if FILTER_MAP in self.loaded.maps:
                 filters.apply(self.loaded.maps)
                 for name, rows in filters.entries().items():
                     self._filter_entries += [(name, *row) for row in islice(rows, _WATCHED)]
-                if filters.pids:
+                if filters.pids and prepared.tcp is not None:
                     inodes = prepared.tcp.switches.inodes
                     name_inodes(self.loaded.maps["existing_inodes"], filters.pids, inodes)
             for name, limit in prepared.limits.items():

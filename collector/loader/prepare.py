@@ -29,6 +29,7 @@ from collector.plan.columns import (
 )
 from collector.plan.engine_config import Engine, make_engine
 from collector.plan.event_layout import EventLayout, lay_out_sources, ring_dtype
+from collector.plan.filters import FILTER_MAP
 from collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
 from collector.plan.request import Request
 from collector.plan.schema_lint import read_checked
@@ -148,6 +149,8 @@ class Wish:
     """Log levels that replace those that their schemata use."""
     data: bool = False
     """With the fields that have the tag @data."""
+    filtered: bool = False
+    """Filters are in force."""
     transport: Transport = DEFAULT_TRANSPORT
 
 
@@ -165,6 +168,7 @@ def wish_of(request: Request, transport: Transport) -> Wish:
         limits=dict(request.limits),
         using=request.using,
         data=request.data,
+        filtered=bool(request.filters.flags),
         transport=transport,
     )
 
@@ -225,6 +229,12 @@ def decide(wish: Wish) -> Decided:
     if not shipped:
         read_checked(sources)
     text = read_texts(sources, wish.transport.header)
+    if wish.filtered and FILTER_MAP not in text:
+        raise UsageError(
+            "filters by port, address, namespace, cgroup or process are for the schemata tcp and"
+            " magnet",
+            "tcpkmon decode --where chooses afterwards",
+        )
     btf = KernelAnswers()
     layout = lay_out_sources(sources, wish.using, wish.data) if wish.klogger else None
     locations, chosen = _choose(wish.locations, has_tcp(sources), layout)

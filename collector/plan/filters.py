@@ -28,6 +28,10 @@ MAPPED_BITS = 96  # the map has an IPv4 prefix as a part of ::ffff:0:0/96
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 
 
+FILTER_MAP = "filter_settings"
+"""The BPF map that only the programs of schemata with filters have (sock_filter.h)."""
+
+
 class Flag(IntFlag):
     """Bits of filter_settings.flags: the filters in force (FILTER_ in bpf/include/sock_filter.h).
     """
@@ -104,7 +108,7 @@ class Filters:
             "filter_cgroups": [(struct.pack("=Q", cgroup.id), one) for cgroup in self.cgroups],
             "filter_pids": [(struct.pack("=I", pid), one) for pid in self.pids],
             # Last: a filter is in force only when its values are in the maps.
-            "filter_settings": [(struct.pack("=I", 0), struct.pack("=II", self.flags, level))],
+            FILTER_MAP: [(struct.pack("=I", 0), struct.pack("=II", self.flags, level))],
         }
 
     def apply(self, maps: dict[str, int]) -> None:

@@ -13,17 +13,23 @@ from collector.plan.schema_sources import blank_comments
 from formats.base.errors import KernelError
 
 PROBE = re.compile(r'^PROBE\(\s*(\w+)\s*,\s*"([^"]*)"\s*,\s*"([^"]*)"\s*\)', re.MULTILINE)
+SERVES = "+"
+"""Before a location that a program serves: others record it."""
 _NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
 _ADDRESS = re.compile(r"\b(?:ADDRESS\(|IN_FUNCTION\([^;{}]*?,)\s*([A-Za-z_]\w*)\s*\)")
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A program of the BPF text: its locations, and (kind, target) of its ways, best first."""
+    """A program of the BPF text: its locations, and (kind, target) of its ways, best first.
+
+    serves: locations that need it, but that others record.
+    """
 
     name: str
     locations: tuple[str, ...]
     alternatives: tuple[tuple[str, str], ...]
+    serves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,9 @@ def find_probes(text: str) -> tuple[Probe, ...]:
     return tuple(
         Probe(
             name,
-            tuple(locations.split()),
+            tuple(word for word in locations.split() if not word.startswith(SERVES)),
             tuple((kind, target) for kind, _, target in (a.partition(":") for a in ways.split())),
+            tuple(word[1:] for word in locations.split() if word.startswith(SERVES)),
         )
         for name, locations, ways in PROBE.findall(blank_comments(text))
     )
@@ -114,7 +121,8 @@ def make_plan(
     unused = []
     for probe in probes:
         wanted = [location for location in probe.locations if location in enabled]
-        if not wanted and probe.name not in always:
+        serves = any(location in enabled for location in probe.serves)
+        if not wanted and not serves and probe.name not in always:
             unused.append(probe.name)
             continue
         for kind, target in probe.alternatives:

@@ -82,11 +82,6 @@ def check_request(request: Request) -> None:
         raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")
     if request.data and not request.format.holds_events:
         raise UsageError("--data is for schemata other than tcp", "name one: --schema")
-    if request.filters.flags and not request.has_tcp:
-        raise UsageError(
-            "filters by port, address, namespace, cgroup or process are for the schema tcp",
-            "tcpkmon decode --where chooses afterwards",
-        )
     if request.ready_fd is not None:
         try:
             os.fstat(request.ready_fd)

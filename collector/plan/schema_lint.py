@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from collector.linux.probe_kinds import KINDS
 from collector.plan import counter_names
 from collector.plan.columns import LOCATIONS, SCHEMATA
-from collector.plan.probes import PROBE
+from collector.plan.probes import PROBE, SERVES
 from collector.plan.schema_sources import (
     LITERAL,
     Source,
@@ -111,7 +111,8 @@ def _check_probe(
     if probe is None:
         yield start, f"expected {_FORM} at the beginning of a line"
         return
-    for word, offset in _words(probe, 2):
+    for name, offset in _words(probe, 2):
+        word = name.removeprefix(SERVES)
         if word not in events and word not in locations:
             yield offset, (f"expected the name of an event, found unknown '{_short(word)}'"
                            f"{suggestions.suggest(word, events)}")  # fmt: skip
