@@ -22,11 +22,21 @@ from collector.commands import (
     monitor,
     msmod,
     probe,
+    sampler_period,
     schema,
     status,
 )
 from formats.base.cli import run
-from formats.commands import condense, decode, export, magnet_parse, repair, translate, verify
+from formats.commands import (
+    condense,
+    decode,
+    export,
+    flamegraph,
+    magnet_parse,
+    repair,
+    translate,
+    verify,
+)
 
 
 @click.group("tcpkmon", context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,7 +50,8 @@ def command() -> None:
 
 for _part in (
     *(demo, doctor, events, columns, verify, repair, schema, decode, export, condense, translate),
-    *(magnet_parse, status, enable, disable, mark, probe, buffer_size, lowwater),
+    *(flamegraph, magnet_parse, sampler_period),
+    *(status, enable, disable, mark, probe, buffer_size, lowwater),
     *(msmod, iscan, monitor, benchmark),
 ):
     command.add_command(_part.command)

@@ -24,6 +24,9 @@ from formats.base.control import Mark
 from formats.base.errors import TcpkmonError, UsageError
 from formats.schema import suggest
 
+SAMPLER = "sampler"
+"""The program of bpf/schemata/sampler.bpf.c."""
+
 
 class Handlers:
     """One method for each kind of request. TcpkmonError when it is refused.
@@ -79,6 +82,7 @@ class Handlers:
             "rings": self._rings.transport.name,
             "buffer_bytes": self._kernel.buffer_bytes,
             "low_water_percent": self._kernel.low_water_percent,
+            "sampler_period_ns": self._kernel.loaded.period(SAMPLER),
             "records": self._stream.records,
             "bytes": self._stream.bytes_written(),
             "lost": dict(self._losses()),
@@ -137,6 +141,13 @@ class Handlers:
             raise UsageError(f"a low-water mark of {percent}%", "choose 1 to 99")
         self._resize(pages_of(self._kernel.buffer_bytes), percent)
         return {"low_water_percent": percent}
+
+    def set_sampler_period(self, period_ns: int) -> dict[str, Any]:
+        """Sample the CPUs with this period from now on. Each sample has its period."""
+        if self._kernel.loaded.period(SAMPLER) is None:
+            raise TcpkmonError("the capture has no sampler", "collect --schema sampler")
+        self._kernel.loaded.set_period(SAMPLER, period_ns)
+        return {"sampler_period_ns": period_ns}
 
     def _refuse_while_enabled(self, what: str) -> None:
         if self.enabled:

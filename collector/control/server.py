@@ -290,6 +290,9 @@ _REQUESTS: dict[str, tuple[_Values, _Call]] = {
         {"bytes": _within(1, 1 << 40)}, lambda to, r, pid: to.set_buffer_bytes(r["bytes"])
     ),
     "lowwater": ({"percent": _within(1, 99)}, lambda to, r, pid: to.set_low_water(r["percent"])),
+    "sampler-period": (
+        {"ns": _within(1, 10**12)}, lambda to, r, pid: to.set_sampler_period(r["ns"])
+    ),
 }  # fmt: skip
 """By `op`: the values of a request, each with its check, and its handler's call. pid: the client's
 process."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from collector.linux import bpf
@@ -202,16 +202,20 @@ class Loaded(Closing):
             for place, why in program.attachment.refused.items()
         }
 
-    def set_period(self, functions: Collection[str], period: int) -> int:
-        """Gives perf events another period; how many programs have it now. KernelError."""
-        found = [
-            program.attachment
-            for name, program in self._programs.items()
-            if name in functions and isinstance(program.attachment, PerfEvent)
-        ]
-        for attachment in found:
-            attachment.set_period(period)
-        return len(found)
+    def period(self, function: str) -> int | None:
+        """The period of an attached program of kind perf: times, or ns of a clock; else None."""
+        event = self._perf_event(function)
+        return event.period if event is not None else None
+
+    def set_period(self, function: str, period: int) -> None:
+        """Gives a program of kind perf another period. KernelError."""
+        if (event := self._perf_event(function)) is not None:
+            event.set_period(period)
+
+    def _perf_event(self, function: str) -> PerfEvent | None:
+        program = self._programs.get(function)
+        attachment = program.attachment if program is not None else None
+        return attachment if isinstance(attachment, PerfEvent) else None
 
     def open_iter(self, function: str) -> int:
         """A file; reading it to its end runs an attached iterator once. The caller closes it."""

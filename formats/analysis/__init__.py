@@ -16,12 +16,13 @@ from formats.analysis.intervals import (
 from formats.analysis.log import Log, open_log
 from formats.analysis.processes import NO_USER
 from formats.analysis.records_1987 import write_records_1987
+from formats.analysis.samples import Samples, collapse_stacks, count_samples
 from formats.analysis.sched import Sleeping, latencies, sleep_times, sleeps
 from formats.analysis.translate import Translator
 
 __all__ = [
     "NO_USER", "Condensed", "Device", "Event", "Group", "Interval", "Intervals", "Log",
-    "ProcessTime", "Shares", "Sleeping", "Slice", "Statistics", "Times", "Translator",
-    "condense", "cpu_times", "draw_condensed", "latencies", "match_pairs", "open_log",
-    "sleep_times", "sleeps", "write_records_1987",
+    "ProcessTime", "Samples", "Shares", "Sleeping", "Slice", "Statistics", "Times", "Translator",
+    "collapse_stacks", "condense", "count_samples", "cpu_times", "draw_condensed", "latencies",
+    "match_pairs", "open_log", "sleep_times", "sleeps", "write_records_1987",
 ]  # fmt: skip

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands that need only files: one module each, which parses, calls and prints."""
 
-__all__ = ["condense", "decode", "export", "magnet_parse", "repair", "translate", "verify"]
+__all__ = [
+    "condense", "decode", "export", "flamegraph", "magnet_parse", "repair", "translate", "verify",
+]  # fmt: skip

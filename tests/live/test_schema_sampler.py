@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema sampler: shares as /proc/stat has them, samples at their period, stacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from collector.linux.btf import Btf
+from collector.linux.syscalls import online_cpus
+from collector.loader.attach_trials import Probing
+from formats.analysis import collapse_stacks, count_samples, open_log
+from tests.live.capturing import ROOT
+from tests.live.schema_logs import Log, logging
+
+PERIOD_NS = 10_000_000
+SPIN = "while True: pass"
+READ = "f = open('/dev/zero', 'rb', 0); b = bytearray(1 << 20)\nwhile True: f.readinto(b)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _has_perf() -> None:
+    if why := Probing(Btf.from_kernel()).why_not("perf", "cpu_clock:10ms"):
+        pytest.skip(why)
+
+
+@contextmanager
+def running(*programs: tuple[str, int, int]) -> Iterator[list[int]]:
+    """Python programs, each on a CPU and with a nice value; their process numbers."""
+    words = [
+        ["taskset", "--cpu-list", str(cpu), "nice", "-n", str(nice), sys.executable, "-c", code]
+        for code, cpu, nice in programs
+    ]
+    started = [subprocess.Popen(one) for one in words]
+    try:
+        time.sleep(0.3)
+        yield [one.pid for one in started]
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def machine_times() -> dict[str, int]:
+    """All CPUs' ticks of 10 ms by state, from /proc/stat."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, idle, wait, irq, softirq, *_ = map(int, words)
+    return {"USER": user, "NICE": nice, "SYSTEM": system + irq + softirq, "IDLE": idle + wait}
+
+
+def test_shares_are_those_of_the_kernel(tmp_path: Path) -> None:
+    """User, nice, system and idle time as /proc/stat counts it, within 3 sigma and its own ticks.
+
+    A CPU that sleeps is not looked at on some machines: those looks are idle ones.
+    """
+    first, last = online_cpus()[0], online_cpus()[-1]
+    work = [(SPIN, first, 0), (SPIN, first, 5), (READ, last, 0)]
+    with logging(tmp_path / "log", "sampler") as capture, running(*work):
+        begun_ns, before = time.monotonic_ns(), machine_times()
+        time.sleep(3)
+        ended_ns, after = time.monotonic_ns(), machine_times()
+        capture.finish()
+    with open_log(tmp_path / "log") as log:
+        counted = count_samples(log.choose(since=begun_ns, until=ended_ns))
+    ticks = {state: after[state] - before[state] for state in before}
+    looks = sum(counted.states.values())
+    for state, theirs in ticks.items():
+        expected = theirs / sum(ticks.values())
+        found = counted.shares.get(state, 0.0)
+        found += counted.shares.get("SKIPPED", 0.0) if state == "IDLE" else 0.0
+        sigma = (expected * (1 - expected) / looks) ** 0.5
+        assert found == pytest.approx(expected, abs=3 * sigma + 0.03), (counted, ticks)
+    assert counted.states["SYSTEM"] > 0.1 * looks
+
+
+def by_process(log: Log, pid: int, begun_ns: int, ended_ns: int) -> int:
+    samples = log.of("SAMPLE", pid=pid)
+    return sum(begun_ns < one["time_ns"] < ended_ns for one in samples)
+
+
+def test_samples_are_time_over_period_and_half_the_period_doubles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a process: its CPU time, whatever else runs. The period changes while it runs."""
+    (tmp_path / "run").mkdir(0o755)
+    monkeypatch.setenv("TCPKMON_RUN", str(tmp_path / "run"))
+    cpu = online_cpus()[-1]
+    spans = []
+    with logging(tmp_path / "log", "sampler") as capture, running((SPIN, cpu, 0)) as (pid,):
+        for period in ("10ms", "5ms", "1ms"):
+            done = ask("sampler-period", period)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert ask("sampler-period").stdout == f"{period}\n"
+            begun_ns, before = time.monotonic_ns(), cpu_time_ns(pid)
+            time.sleep(0.8)
+            ended_ns, after = time.monotonic_ns(), cpu_time_ns(pid)
+            spans.append((int(period[:-2]) * 10**6, after - before, begun_ns, ended_ns))
+        assert "too short" in ask("sampler-period", "99us").stderr
+        assert "not a period" in ask("sampler-period", "10 ticks").stderr
+        log = capture.finish()
+    for period_ns, used_ns, begun_ns, ended_ns in spans:
+        found = by_process(log, pid, begun_ns, ended_ns)
+        assert found == pytest.approx(used_ns / period_ns, rel=0.1, abs=3)
+        inside = [one for one in log.of("SAMPLE") if begun_ns < one["time_ns"] < ended_ns]
+        assert {one["period"] for one in inside} == {period_ns}
+    mine = log.of("SAMPLE", pid=pid)
+    assert {one["state"] for one in mine} >= {"USER"}
+    assert {one["tgid"] for one in mine} == {pid}
+    assert all(one["state"] == "IDLE" for one in log.of("SAMPLE", pid=-1))
+    assert {one["tid"] for one in log.of("SAMPLE", pid=-1)} <= {0}
+
+
+def ask(*words: str) -> subprocess.CompletedProcess[str]:
+    script = "from collector.commands.tcpkmon import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", script, *words],
+        cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def cpu_time_ns(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+
+
+def test_stacks_name_the_kernels_functions(tmp_path: Path) -> None:
+    """A process that reads /dev/zero is found there; collapsed stacks end where it was."""
+    options = ["--using", "stacks"]
+    with logging(tmp_path / "log", "sampler", more=options) as capture:
+        with running((READ, online_cpus()[0], 0)) as (pid,):
+            time.sleep(1)
+            comm = Path(f"/proc/{pid}/comm").read_text().strip()
+        log = capture.finish()
+    reading = [one for one in log.of("SAMPLE", pid=pid) if one["state"] == "SYSTEM"]
+    assert len(reading) > 10
+    with open_log(tmp_path / "log") as stacks:
+        found = collapse_stacks(stacks)
+        assert collapse_stacks(stacks, idle=True).total() == len(log.of("SAMPLE"))
+    ours = [stack for stack in found if stack.startswith(f"{comm};") and "vfs_read_[k]" in stack]
+    assert len(ours) >= 1
+    names = ours[0].split(";")
+    assert names.index("vfs_read_[k]") < len(names) - 1, "the innermost is the last"
+    assert found.total() == sum(one["state"] != "IDLE" for one in log.of("SAMPLE"))
