@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema tty: the lines and keys that a user types, the answers to them, logins and logouts."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.live.schema_logs import Log, Record, logging
+
+TIOCGPTN = 0x80045430
+EVENTS = ("TRANSACTION_START", "TRANSACTION_END")
+# Answers each input after so many seconds; "q" ends it. argv: seconds, "raw" or "cooked".
+ANSWERER = """
+import os, sys, time, tty
+if sys.argv[2] == "raw":
+    tty.setraw(0)
+os.write(1, b"ready")
+while True:
+    got = os.read(0, 1000)
+    if b"q" in got:
+        break
+    time.sleep(float(sys.argv[1]))
+    os.write(1, b"answer")
+"""
+
+
+class Terminal:
+    """A pseudo terminal with a program in a session of its own."""
+
+    until = 0
+
+    def __init__(self, *command: str) -> None:
+        self.pid, self.master = pty.fork()
+        if not self.pid:
+            os.execvp(command[0], command)
+        self.since = time.monotonic_ns()
+        number = fcntl.ioctl(self.master, TIOCGPTN, bytes(4))
+        self.number = int.from_bytes(number, sys.byteorder)
+
+    def type(self, text: bytes) -> None:
+        os.write(self.master, text)
+
+    def wait_for(self, word: bytes) -> None:
+        seen = b""
+        while word not in seen:
+            seen += os.read(self.master, 1000)
+
+    def of(self, log: Log) -> list[Record]:
+        """Its transactions; another terminal may get the same number later."""
+        return [
+            one for one in log.records
+            if one["event"] in EVENTS and one["tty"] == self.number
+            and self.since < one["time_ns"] < self.until
+        ]  # fmt: skip
+
+
+@contextmanager
+def terminal(*command: str) -> Iterator[Terminal]:
+    """Ends the program by closing its terminal."""
+    made = Terminal(*command)
+    try:
+        yield made
+    finally:
+        made.until = time.monotonic_ns()
+        os.close(made.master)
+        os.waitpid(made.pid, 0)
+
+
+def answerer(seconds: float, mode: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", ANSWERER, str(seconds), mode)
+
+
+@pytest.mark.parametrize("kinds", ["", "raw"])
+def test_response_and_think_times(tmp_path: Path, kinds: str) -> None:
+    """Each answer comes 200 ms after its line, each line 500 ms after the answer before it."""
+    with (
+        logging(tmp_path / "log", "tty", kinds=kinds) as running,
+        terminal(*answerer(0.2, "cooked")) as user,
+    ):
+        user.wait_for(b"ready")
+        for _ in range(5):
+            user.type(b"hel")  # not yet a line
+            user.type(b"lo\n")
+            user.wait_for(b"answer")
+            time.sleep(0.5)
+    log = running.finish()
+    found = user.of(log)
+    assert [one["event"] for one in found] == [*EVENTS] * 5
+    for one in found:
+        assert (one["tid"], one["tgid"], one["uid"], one["raw"]) == (user.pid, user.pid, 0, 0)
+        assert one["device"] == 136 << 20 | user.number
+        assert one["cpu_time"] > 0
+    times = [one["time_ns"] / 1e9 for one in found]
+    response = [end - start for start, end in zip(times[::2], times[1::2], strict=True)]
+    think = [start - end for end, start in zip(times[1::2], times[2::2], strict=False)]
+    assert statistics.median(response) == pytest.approx(0.2, abs=0.005), response
+    assert statistics.median(think) == pytest.approx(0.5, abs=0.005), think
+
+
+def test_in_raw_mode_each_key_is_one(tmp_path: Path) -> None:
+    with logging(tmp_path / "log", "tty") as running, terminal(*answerer(0, "raw")) as user:
+        user.wait_for(b"ready")
+        for _ in range(20):
+            user.type(b"k")
+            user.wait_for(b"answer")
+    found = user.of(running.finish())
+    assert [(one["event"], one["raw"]) for one in found] == [(event, 1) for event in EVENTS] * 20
+
+
+def test_answers_at_once_and_answers_of_others(tmp_path: Path) -> None:
+    """cat answers while the echo is still under way; a child's output is the child's."""
+    with logging(tmp_path / "log", "tty") as running:
+        with terminal("sh", "-c", "echo ready; exec cat") as fast:
+            fast.wait_for(b"ready")
+            for number in range(50):
+                fast.type(f"<{number}>\n".encode())
+                fast.wait_for(f"<{number}>\r\n<{number}>".encode())  # echo and answer
+        shell = "echo ready; read x; sleep 0.05; /bin/echo child; sleep 0.05; echo more; read x"
+        with terminal("sh", "-c", shell) as user:
+            user.wait_for(b"ready")
+            user.type(b"x\n")
+            user.wait_for(b"more")
+    log = running.finish()
+    found = fast.of(log)
+    assert len([one for one in found if one["event"] == EVENTS[0]]) == 50
+    ends = [one for one in found if one["event"] == EVENTS[1]]
+    assert len(ends) >= 45  # some answer while their input is still handed on
+    assert {one["tgid"] for one in found} == {fast.pid}
+    start, end = user.of(log)[:2]
+    assert (start["event"], start["tgid"]) == (EVENTS[0], user.pid)
+    assert end["event"] == EVENTS[1]
+    assert end["tgid"] not in {0, user.pid}
+    assert end["time_ns"] - start["time_ns"] > 50_000_000
+
+
+LOGIN = """
+import os, sys, time
+pid = os.fork()                # as sshd does for a connection
+if not pid:
+    with open("/proc/self/loginuid", "w") as file:
+        file.write("12345")
+    import pty
+    child, master = pty.fork()
+    if not child:
+        os.setresuid(12345, 12345, 12345)
+        os.execv("/bin/sh", ["sh", "-c", "sh -c :; sleep 0.1; exit"])
+    print(child, open(f"/proc/{child}/sessionid").read(), flush=True)
+    os.waitpid(child, 0)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+
+def test_logins_and_logouts(tmp_path: Path) -> None:
+    with logging(tmp_path / "log", "tty") as running:
+        command = [sys.executable, "-c", LOGIN]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        subprocess.run(["sh", "-c", "sh -c :"], check=True)
+    if done.returncode or not done.stdout:
+        pytest.skip(f"no login session can be made here: {done.stderr[-200:]}")
+    log = running.finish()
+    shell, session = map(int, done.stdout.split())
+    entered = log.one("LOGIN", session=session)
+    assert (entered["tgid"], entered["uid"], entered["loginuid"]) == (shell, 12345, 12345)
+    left = log.one("LOGOUT", session=session)
+    assert (left["tgid"], left["loginuid"]) == (shell, 12345)
+    assert left["time_ns"] - entered["time_ns"] > 100_000_000
