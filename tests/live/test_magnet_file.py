@@ -152,7 +152,7 @@ def test_a_capture_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_other_schemata_are_refused(tmp_path: Path) -> None:
-    for options in (("--schema", "sched"), ("--schema", "tcp"), ("--schema=magnet", "--schema=tcp")):
+    for options in (["--schema=sched"], ["--schema=tcp"], ["--schema=magnet", "--schema=tcp"]):
         words = [*COLLECT, "--format", "magnet", "-o", str(tmp_path / "a"), *options]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 2
