@@ -23,7 +23,10 @@ _TEXT = frozenset({"name", "enabled"})
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @collector_option
 def command(as_json: bool, collector: int | None) -> int:
-    """Show what a running collector records, how much it recorded and what it lost."""
+    """Show what a running collector records, how much it recorded and what it lost.
+
+    Every user may ask; those who may not control it get settings and counts alone.
+    """
     answer = ask(collector).status()
     if as_json:
         click.echo(json.dumps(answer, indent=2))

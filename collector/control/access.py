@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control socket of a collector: its folder, its permissions, and who connected."""
+"""The sockets of a collector: their folder, their permissions, and who connected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from collector.linux.syscalls import call_libc
 from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
 FOLDER = "/run/tcpkmon"
-_NAME = re.compile(r"([1-9][0-9]{0,9})\.sock", re.ASCII)
+_NAME = re.compile(r"([1-9][0-9]{0,9})\.(sock|status)", re.ASCII)
 _BACKLOG = 16
 _SO_PEERGROUPS = 59
 _FEW_GROUPS, _MOST_GROUPS = 64, 65536  # NGROUPS_MAX
@@ -44,10 +44,10 @@ def control_folder() -> Path:
     return Path(os.environ.get("TCPKMON_RUN") or FOLDER)
 
 
-def socket_pid(name: str) -> int | None:
-    """The PID in the name of a control socket; None for other names."""
+def socket_pid(name: str, kind: str = "sock") -> int | None:
+    """The PID in the name of a control socket, or of one with the status; None for other names."""
     match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and match[2] == kind else None
 
 
 def exists(pid: int) -> bool:
@@ -58,6 +58,11 @@ def exists(pid: int) -> bool:
 def socket_path(folder: Path) -> Path:
     """Where this process's socket is."""
     return folder / f"{os.getpid()}.sock"
+
+
+def status_path(control: Path) -> Path:
+    """Where the socket is that tells everybody the status, beside a control socket."""
+    return control.with_suffix(".status")
 
 
 def find_group(name: str) -> int:
@@ -107,16 +112,7 @@ def listen(folder: Path, gid: int | None) -> tuple[Path, socket.socket]:
     path = socket_path(folder)
     try:
         prepare_folder(folder)
-        listener.setblocking(False)
-        # Before bind(), because the new file gets the socket's mode: nobody else can connect.
-        os.fchmod(listener.fileno(), 0o600)
-        with suppress(FileNotFoundError):
-            path.unlink()  # of a dead process with the same PID
-        listener.bind(os.fspath(path))
-        if gid is not None:
-            os.chown(path, -1, gid, follow_symlinks=False)
-        os.chmod(path, 0o660 if gid is not None else 0o600)
-        listener.listen(_BACKLOG)
+        _bind(listener, path, 0o660 if gid is not None else 0o600, gid)
     except OSError as error:
         listener.close()
         raise _explained(error, path) from error
@@ -124,6 +120,30 @@ def listen(folder: Path, gid: int | None) -> tuple[Path, socket.socket]:
         listener.close()
         raise
     return path, listener
+
+
+def listen_to_all(control: Path) -> tuple[Path, socket.socket]:
+    """The socket beside a control socket to which everybody may connect. FileError."""
+    listener, path = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), status_path(control)
+    try:
+        _bind(listener, path, 0o666)
+    except OSError as error:
+        listener.close()
+        raise _explained(error, path) from error
+    return path, listener
+
+
+def _bind(listener: socket.socket, path: Path, mode: int, gid: int | None = None) -> None:
+    listener.setblocking(False)
+    # Before bind(), because the new file gets the socket's mode: nobody else can connect.
+    os.fchmod(listener.fileno(), 0o600)
+    with suppress(FileNotFoundError):
+        path.unlink()  # of a dead process with the same PID
+    listener.bind(os.fspath(path))
+    if gid is not None:
+        os.chown(path, -1, gid, follow_symlinks=False)
+    os.chmod(path, mode)
+    listener.listen(_BACKLOG)
 
 
 def prepare_folder(folder: Path) -> None:
@@ -149,7 +169,7 @@ def prepare_folder(folder: Path) -> None:
 
 def _remove_stale(folder: int) -> None:
     for name in os.listdir(folder):
-        pid = socket_pid(name)
+        pid = socket_pid(name) or socket_pid(name, "status")
         if pid is None or exists(pid):
             continue
         with suppress(FileNotFoundError):

@@ -12,13 +12,19 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.control.access import control_folder, exists, group_name, socket_pid
+from collector.control.access import (
+    control_folder,
+    exists,
+    group_name,
+    socket_pid,
+    status_path,
+)
 from formats.base.errors import (
     DamagedError,
     KernelError,
@@ -100,8 +106,14 @@ class Client:
         self._time_limit_s = time_limit_s
 
     def status(self) -> dict[str, Any]:
-        """The collector's state and counts."""
-        return self.ask({"op": "status"})
+        """The collector's state and counts; of these less for a user who may not control it."""
+        try:
+            return self.ask({"op": "status"})
+        except PrivilegeError:
+            public = status_path(self.collector.path)
+            if not _listens(public):
+                raise
+            return self._read_answer(lambda: self._exchange(b"", public))
 
     def enable(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Switch these events on; None: switch logging on."""
@@ -125,9 +137,13 @@ class Client:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request, which collector/control/server.py describes; its result."""
+        line = json.dumps(request).encode() + b"\n"
+        return self._read_answer(lambda: self._exchange(line))
+
+    def _read_answer(self, exchange: Callable[[], bytes]) -> dict[str, Any]:
         name = f"the collector {self.collector.pid}"
         try:
-            line = self._exchange(json.dumps(request).encode() + b"\n")
+            line = exchange()
         except PermissionError:
             raise _not_allowed(self.collector) from None
         except TimeoutError:
@@ -148,13 +164,13 @@ class Client:
             what = "ended before it answered" if ended else "gave no answer that makes sense"
             raise TcpkmonError(f"{name} {what}") from None
 
-    def _exchange(self, line: bytes) -> bytes:
+    def _exchange(self, line: bytes, path: Path | None = None) -> bytes:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self._time_limit_s)
             until_s = time.monotonic() + self._time_limit_s
             while True:
                 try:
-                    connection.connect(os.fspath(self.collector.path))
+                    connection.connect(os.fspath(path or self.collector.path))
                     break
                 except BlockingIOError:  # too many others wait
                     if time.monotonic() >= until_s:

@@ -26,6 +26,11 @@ from formats.schema import suggest
 
 SAMPLER = "sampler"
 """The program of bpf/schemata/sampler.bpf.c."""
+_PUBLIC = (
+    "pid", "format", "schemata", "enabled", "rings", "buffer_bytes", "low_water_percent",
+    "records", "bytes", "lost", "events",
+)  # fmt: skip
+"""Of the status, for everybody."""
 
 
 class Handlers:
@@ -53,6 +58,11 @@ class Handlers:
         self._on = dict.fromkeys(kernel.states(), True)
         self.enabled = True
         """Whether logging is on. An event is recorded if it and logging are on."""
+
+    def public_status(self) -> dict[str, Any]:
+        """What everybody may know: settings and counts, nothing of who talks to whom."""
+        told = self.status()
+        return {name: told[name] for name in _PUBLIC}
 
     def status(self) -> dict[str, Any]:
         self._adopt()

@@ -5,6 +5,7 @@ A request is one line of JSON, and so is its answer. Then the connection ends:
     {"op": "enable", "events": ["SCHEDIN"]}  ->  {"ok": true, "result": {...}}
                                              or  {"ok": false, "error": {"message", "hint", "code"}}
 A thread without any privilege reads and writes the sockets; control/client.py is a client.
+Everybody may read what public_status() says, at another socket: control/onlookers.py.
 
     client     server's thread                         main thread
       | line -> _receive: parse, put in _requests, wake  -> serve_pending
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collector.control.access import Peer, control_folder, find_group, listen, peer_of
+from collector.control.onlookers import Onlookers
 from collector.linux.privileges import User, settle
 from formats.base.closing import Closing
 from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
@@ -77,9 +79,16 @@ class ControlServer(Closing):
         self._group = group
         self._wake_session = wake
         self.path, self._listener = listen(folder or control_folder(), self._gid)
+        try:
+            self.onlookers = Onlookers(self.path, self._ask_status)
+        except TcpkmonError:
+            self._listener.close()
+            raise
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._requests: queue.SimpleQueue[tuple[_Client, dict[str, Any]]] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[_Client, bytes]] = queue.SimpleQueue()
+        # Without a client: onlookers want the status.
+        self._requests: queue.SimpleQueue[tuple[_Client | None, dict[str, Any]]]
+        self._requests = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[_Client | None, bytes]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._clients: set[_Client] = set()
         self._closing = False
@@ -93,8 +102,12 @@ class ControlServer(Closing):
             except queue.Empty:
                 return
             try:
-                _, call = _REQUESTS[request["op"]]
-                answer = {"ok": True, "result": call(handlers, request, client.peer.pid)}
+                if client is None:
+                    result = handlers.public_status()
+                else:
+                    _, call = _REQUESTS[request["op"]]
+                    result = call(handlers, request, client.peer.pid)
+                answer = {"ok": True, "result": result}
             except TcpkmonError as error:
                 answer = _refusal(error)
             except Exception as error:  # the client gets it: it does not end the capture
@@ -120,6 +133,7 @@ class ControlServer(Closing):
         self._nudge()
         if self._thread.is_alive():
             self._thread.join()
+        self.onlookers.close()
         with suppress(OSError):
             self.path.unlink()
         self._listener.close()
@@ -135,12 +149,15 @@ class ControlServer(Closing):
         with suppress(PrivilegeError):  # then it has no privileges
             settle(user=self._user)
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self.onlookers.listener, selectors.EVENT_READ)
         self._selector.register(self._fd, selectors.EVENT_READ)
         while not self._closing:
             self._drop_late()
             for key, _ in self._selector.select(self._timeout_s()):
                 if key.fileobj is self._listener:
                     self._accept()
+                elif key.fileobj is self.onlookers.listener:
+                    self.onlookers.accept()
                 elif key.fileobj == self._fd:
                     os.eventfd_read(self._fd)
                     self._take_answers()
@@ -151,6 +168,7 @@ class ControlServer(Closing):
             time.sleep(ROUND_S)
         over = _line(_refusal(TcpkmonError("the capture is over")))
         self._take_answers()
+        self.onlookers.send(over)
         for client in list(self._clients):
             self._reply(client, over if not client.answer else b"")
             self._drop(client)
@@ -187,6 +205,10 @@ class ControlServer(Closing):
         if full:
             self._drop(client)
 
+    def _ask_status(self) -> None:
+        self._requests.put((None, {"op": "status"}))
+        self._wake_session()
+
     def _receive(self, client: _Client) -> None:
         try:
             part = client.socket.recv(REQUEST_BYTES)
@@ -219,6 +241,9 @@ class ControlServer(Closing):
                 client, answer = self._answers.get_nowait()
             except queue.Empty:
                 return
+            if client is None:
+                self.onlookers.tell(answer)
+                continue
             self._selector.register(client.socket, selectors.EVENT_WRITE, client)
             self._reply(client, answer)
 

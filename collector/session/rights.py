@@ -9,7 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from collector.control.access import control_folder, prepare_folder, socket_path
+from collector.control.access import (
+    control_folder,
+    prepare_folder,
+    socket_path,
+    status_path,
+)
 from collector.linux.deputy import Deputy
 from collector.linux.nf_hooks import Entrance, FarEntrance, answer_far
 from collector.linux.privileges import (
@@ -50,7 +55,7 @@ class Rights:
     """The user and the privileges of a capture's threads. Make it while there is one thread alone.
 
     Root becomes a user who may write nothing; a deputy opens the files of CPUs that come online
-    later, and removes the control socket. enters_namespaces: another deputy attaches programs in
+    later, and removes the control sockets. enters_namespaces: another deputy attaches programs in
     network namespaces that appear later. `stack` closes what this opens.
     """
 
@@ -66,9 +71,10 @@ class Rights:
             stack.callback(os.close, folder)
             self._folders.append(folder)
         if self.user is not None:
+            control = socket_path(control_folder())
             deputy = Deputy(
                 stream.open_file,
-                at_end=partial(_remove, socket_path(control_folder())),
+                at_end=partial(_remove, control, status_path(control)),
                 settle=partial(settle, OPENING, folders=self._folders),
                 keep=self._folders,
             )
@@ -103,6 +109,7 @@ class Rights:
         check_threads(kept, self.user)
 
 
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()

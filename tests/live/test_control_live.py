@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import os
 import select
 import subprocess
@@ -25,6 +26,7 @@ from collector.linux.privileges import capability_sets
 from formats.base.errors import TcpkmonError, UsageError
 from tests.live.capturing import wait_until
 from tests.live.schema_logs import logging
+from tests.live.test_magnet_file import start, stop
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
@@ -62,6 +64,9 @@ class Session:
 
     def status(self) -> dict[str, Any]:
         return {"pid": os.getpid()}
+
+    def public_status(self) -> dict[str, Any]:
+        return {"records": 5}
 
     def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
         return {}
@@ -135,6 +140,44 @@ def test_others_are_told_which_group(folder: Path, session: Session) -> None:
     assert f"root and the members of the group {group_name(GROUP)}" in done.stderr
     assert f"usermod -aG {group_name(GROUP)} nobody" in done.stderr
     assert session.marks == []
+
+
+def test_everybody_may_read_the_status_and_nothing_else(folder: Path, session: Session) -> None:
+    done = as_user(folder, (1, 2), "status", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout.partition("\n")[2]) == {"records": 5}
+    for words in ("enable", "disable", "mark 7", "buffer-size 1", "lowwater 5"):
+        done = as_user(folder, (1, 2), *words.split())
+        assert done.returncode == 1
+        assert f"root and the members of the group {group_name(GROUP)}" in done.stderr
+    assert session.marks == []
+    whole = as_user(folder, (GROUP,), "status", "--json")
+    assert "pid" in json.loads(whole.stdout.partition("\n")[2]), "who may control it knows more"
+
+
+def test_what_everybody_knows_of_a_capture(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TCPKMON_RUN", str(folder))
+    path = tmp_path / "a.magnet"
+    running = start(path, "--data")
+    try:
+        done = as_user(folder, (), "status", "--json")
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout.partition("\n")[2])
+        assert as_user(folder, (), "disable").returncode == 1
+        sockets = {one.suffix: one.stat().st_mode & 0o777 for one in folder.iterdir()}
+        assert sockets == {".sock": 0o600, ".status": 0o666}
+        assert told["pid"] == running.pid
+    finally:
+        assert not stop(running, path).problems
+    assert not list(folder.iterdir()), "both sockets have gone"
+    assert told["format"] == told["schemata"] == "magnet" and told["enabled"] is True
+    assert {"SOCK_SEND", "IP_RECV"} <= {row["name"] for row in told["events"]}
+    assert set(told) == {
+        "pid", "format", "schemata", "enabled", "rings", "buffer_bytes", "low_water_percent",
+        "records", "bytes", "lost", "events",
+    }  # fmt: skip
 
 
 def test_the_peer_counts_not_the_files_mode(folder: Path, session: Session) -> None:

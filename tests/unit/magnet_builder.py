@@ -72,7 +72,9 @@ def make_schema(data: bool = False) -> Schema:
 class MagnetBuilder:
     """A capture of some CPUs. log() adds records in the order of time; write() ends the file."""
 
-    def __init__(self, path: Path, data: bool = False, cpus: int = 2) -> None:
+    def __init__(
+        self, path: Path, data: bool = False, cpus: int = 2, **settings: Any
+    ) -> None:
         self.path = path
         self.schema = make_schema(data)
         self.events = [(FIRST_EVENT + n, event) for n, event in enumerate(self.schema.events)]
@@ -96,7 +98,8 @@ class MagnetBuilder:
         info = CaptureInfo(
             version="1", kernel="Linux 6.18 x86_64", dtype=self.dtype, cpus=cpus, requested=10,
             recorded=10, programs=1, buffer_bytes=1 << 20, low_water_percent=75,
-            settings={"command": ["--addr", "192.0.2.1"], "filters": {"ports": [5001]}, "hz": 250},
+            settings={"command": ["--addr", "192.0.2.1"], "filters": {"ports": [5001]}, "hz": 250}
+            | settings,
             schema=self.schema, events=self.events,
         )  # fmt: skip
         self.stream.begin(info, SimpleNamespace(), clocks)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from collector.control import access, server
+from collector.control import access, onlookers, server
 from collector.control.access import Peer, listen, peer_of
 from collector.control.client import Client, Collector
 from collector.control.server import CLIENTS, REQUEST_BYTES, ControlServer
@@ -39,6 +39,10 @@ class Recording:
     def status(self) -> dict[str, Any]:
         self.calls.append(("status",))
         return {"pid": os.getpid(), "text": "x" * 500_000}
+
+    def public_status(self) -> dict[str, Any]:
+        self.calls.append(("public",))
+        return {"records": 1}
 
     def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
         if names and "FAIL" in names:
@@ -261,6 +265,76 @@ def test_who_waits_is_told_of_the_end(running: Running) -> None:
         assert answer_of(connection)["error"]["message"] == "the capture is over"
 
 
+def read_status(running: Running) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(LIMIT_S)
+        connection.connect(os.fspath(running.server.onlookers.path))
+        return answer_of(connection)
+
+
+def serving(running: Running) -> threading.Thread:
+    thread = threading.Thread(target=running.serve, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_everybody_may_read_the_status(running: Running) -> None:
+    path = running.server.onlookers.path
+    assert path.name == f"{os.getpid()}.status" and stat.S_IMODE(path.stat().st_mode) == 0o666
+    thread = serving(running)
+    assert read_status(running) == {"ok": True, "result": {"records": 1}}
+    thread.join(LIMIT_S)
+    assert running.controls.calls == [("public",)]
+    # The session is not asked again for a while.
+    assert all(read_status(running)["ok"] for _ in range(20))
+    assert running.controls.calls == [("public",)]
+
+
+def test_onlookers_are_not_read(running: Running) -> None:
+    thread = serving(running)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(LIMIT_S)
+        connection.connect(os.fspath(running.server.onlookers.path))
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(b'{"op": "disable"}\n{"op": "mark", "number": 1}\n')
+        thread.join(LIMIT_S)
+    assert running.ask({"op": "lowwater", "percent": 5})["ok"]
+    assert running.controls.calls == [("public",), ("low", 5)]
+
+
+def test_a_crowd_of_onlookers_holds_nobody_up(running: Running) -> None:
+    """They wait, since nobody serves them; those who may control are answered all the same."""
+    crowd = []
+    for _ in range(3 * onlookers.ONLOOKERS):
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        one.connect(os.fspath(running.server.onlookers.path))  # waits for its turn
+        one.settimeout(LIMIT_S)
+        crowd.append(one)
+    ended = 0
+    deadline = time.monotonic() + LIMIT_S
+    while ended < 2 * onlookers.ONLOOKERS and time.monotonic() < deadline:
+        ready, _, _ = select.select(crowd[onlookers.ONLOOKERS :], [], [], LIMIT_S)
+        ended = len(ready)
+    assert ended == 2 * onlookers.ONLOOKERS, "too many: their connections have ended"
+    os.eventfd_read(running._wake_fd)  # the session does not come to it
+    assert running.ask({"op": "mark", "number": 3})["ok"]
+    assert running.controls.calls == [("public",), ("mark", 3, os.getpid())]
+    for one in crowd[: onlookers.ONLOOKERS]:
+        assert answer_of(one) == {"ok": True, "result": {"records": 1}}
+    for one in crowd:
+        one.close()
+
+
+def test_onlookers_hear_of_the_end(running: Running) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(LIMIT_S)
+        connection.connect(os.fspath(running.server.onlookers.path))
+        assert select.select([running._wake_fd], [], [], LIMIT_S)[0]
+        running.server.close()
+        assert answer_of(connection)["error"]["message"] == "the capture is over"
+    assert not running.server.onlookers.path.exists()
+
+
 def test_others_are_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def stranger(connection: socket.socket) -> Peer:
         return dataclasses.replace(peer_of(connection), uid=os.geteuid() + 1)
@@ -318,9 +392,10 @@ def make_stale(folder: Path, name: str) -> Path:
 
 def test_sockets_of_the_dead_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "exists", lambda pid: pid == os.getppid())
-    gone = make_stale(tmp_path, "999999999.sock")
+    gone = [make_stale(tmp_path, f"999999999.{kind}") for kind in ("sock", "status")]
     stay = [
         make_stale(tmp_path, f"{os.getppid()}.sock"),
+        make_stale(tmp_path, f"{os.getppid()}.status"),
         make_stale(tmp_path, "name.sock"),
         tmp_path / "999999998.sock",
     ]
@@ -328,7 +403,7 @@ def test_sockets_of_the_dead_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     tmp_path.chmod(0o755)
     _, listener = listen(tmp_path, None)
     listener.close()
-    assert not gone.exists()
+    assert not any(path.exists() for path in gone)
     assert all(path.exists() for path in stay)
 
 

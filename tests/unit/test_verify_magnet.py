@@ -241,6 +241,13 @@ def test_switches(tmp_path: Path) -> None:
     assert "no good values" in verify_magnet(tmp_path / "a").problems[0].what
 
 
+def test_what_the_kernel_does_not_count_is_not_proven(tmp_path: Path) -> None:
+    made = MagnetBuilder(tmp_path / "a", unproven={"IP_SEND": "kprobe:ip_queue_xmit"})
+    report = verify_magnet(made.log("IP_SEND").write())
+    assert (report.exit_code, report.problems) == (3, [])
+    assert "not proven for 1 event(s)" in report.verdict
+
+
 # Repair.
 
 

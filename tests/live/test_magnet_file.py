@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MAGNeT files of this kernel: a counted transfer, losses, the end by SIGKILL, what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collector.commands.tcpkmon import command
+from formats.base import cli
+from formats.magnet.header import MagnetFile
+from formats.magnet.layout import FIRST_CONTROL, LOST
+from formats.verify import Report, verify_magnet
+from tests.live.capturing import WAIT_S, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+COLLECT = [sys.executable, "-c", "from collector.commands import collect; collect.main()"]
+MESSAGES, BYTES, ANSWER = 300, 4000, 100
+
+
+def start(path: Path, *options: str) -> subprocess.Popen[str]:
+    """collect that is attached."""
+    read, write = os.pipe()
+    words = [*COLLECT, "--format", "magnet", "-o", str(path), "--ready-fd", str(write), *options]
+    process = subprocess.Popen(
+        words, cwd=ROOT, pass_fds=[write], stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    with os.fdopen(read, "rb") as ready:
+        assert ready.read(1), process.communicate()[1]
+    return process
+
+
+def stop(process: subprocess.Popen[str], path: Path) -> Report:
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, told
+    return verify_magnet(path)
+
+
+def transfer(messages: int = MESSAGES) -> tuple[int, int]:
+    """Messages with answers over loopback; the ports of both ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as end:
+                for _ in range(messages):
+                    end.recv(BYTES, socket.MSG_WAITALL)
+                    end.sendall(bytes(ANSWER))
+
+        server = threading.Thread(target=serve)
+        server.start()
+        with socket.create_connection(listener.getsockname()) as end:
+            ports = end.getsockname()[1], listener.getsockname()[1]
+            for _ in range(messages):
+                end.sendall(bytes(BYTES))
+                end.recv(ANSWER, socket.MSG_WAITALL)
+            server.join()
+    return ports
+
+
+def rows_of(path: Path) -> tuple[np.ndarray, dict[str, int]]:
+    """The records as a reader finds them that knows struct magnet_data alone, and the codes."""
+    with MagnetFile(path) as file:
+        codes = {kind.name: kind.code for kind in file.kinds}
+        rows = np.fromfile(path, file.layout.dtype)
+    return rows[rows["event"] < FIRST_CONTROL], codes
+
+
+def of(rows: np.ndarray, codes: dict[str, int], name: str, connection: int) -> np.ndarray:
+    return rows[(rows["event"] == codes[name]) & (rows["sockid"] == connection)]
+
+
+@pytest.mark.parametrize("options", [(), ("--data", "--using", "driver")], ids=["lean", "data"])
+def test_a_counted_transfer(tmp_path: Path, options: Sequence[str]) -> None:
+    path = tmp_path / "a.magnet"
+    process = start(path, *options)
+    ports = transfer()
+    report = stop(process, path)
+    assert report.exit_code == 0 and report.proven_end, report.problems
+    rows, codes = rows_of(path)
+    assert len(rows) == report.entries and not (rows["event"] == LOST).any()
+    assert rows.dtype.itemsize == (120 if options else 24)
+    # Other connections may exist: the one with as many messages is ours.
+    sent = rows[rows["event"] == codes["MAGNET_SOCK_SEND"]]
+    ids, counts = np.unique(sent["sockid"][sent["size"] == BYTES], return_counts=True)
+    (client,) = ids[counts == MESSAGES].tolist()
+    answers = sent["sockid"][sent["size"] == ANSWER]
+    ids, counts = np.unique(answers, return_counts=True)
+    (server,) = ids[counts == MESSAGES].tolist()
+    for name, there, size in (("RECV", server, MESSAGES * BYTES), ("RECV", client, None)):
+        read = of(rows, codes, f"MAGNET_SOCK_{name}", there)
+        assert read["size"][read["size"] > 0].sum() == (size or MESSAGES * ANSWER)
+    tcp = of(rows, codes, "MAGNET_TCP_SEND", client)
+    device = of(rows, codes, "MAGNET_DEV_SEND", client)
+    assert len(tcp) >= MESSAGES and device["size"].sum() == MESSAGES * BYTES
+    arrived = of(rows, codes, "MAGNET_IP_RECV", server)
+    assert arrived["size"].sum() == MESSAGES * BYTES
+    begun = of(rows, codes, "MAGNET_SOCK_SEND", client)
+    begun = begun[begun["size"] == BYTES]["timestamp"]
+    taken = tcp["timestamp"][np.searchsorted(tcp["timestamp"], begun)]
+    assert (taken - begun < 10**9).all(), "a call begins before TCP takes its data"
+    if options:
+        assert {(int(r["source"]), int(r["dest"])) for r in tcp} == {ports}
+        assert set(device["protocol"].tolist()) == {6} and (tcp["snd_cwnd"] > 0).all()
+        assert len(of(rows, codes, "MAGNET_DRIVER_START", client)) == len(device)
+    else:
+        data = path.read_bytes()
+        assert not any(f'"{p}"'.encode() in data or f":{p}".encode() in data for p in ports)
+
+
+def test_losses_are_in_their_places(tmp_path: Path) -> None:
+    path = tmp_path / "a.magnet"
+    process = start(path, "--buffer-size", "0.008")
+    process.send_signal(signal.SIGSTOP)  # nobody reads the rings
+    try:
+        transfer(200)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    transfer(5)
+    report = stop(process, path)
+    assert report.exit_code == 3 and not report.problems, report.problems
+    rows, _ = rows_of(path)
+    lost = rows[rows["event"] == LOST]
+    assert lost["size"].sum() == report.totals.lost_total > 500
+    assert report.ring_lost == report.totals.lost["ring full"]
+
+
+def test_a_capture_that_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "a.magnet"
+    process = start(path)
+    transfer()
+    size = path.stat().st_size
+    wait_until(lambda: path.stat().st_size > size)  # a ledger, once a second
+    process.kill()
+    process.communicate(timeout=WAIT_S)
+    report = verify_magnet(path)
+    assert report.exit_code == 3 and report.tail_unknown and not report.problems
+    assert report.checkpoints >= 1 and report.entries > 4 * MESSAGES
+    new = tmp_path / "b.magnet"
+    assert cli.run(command, ["repair", "-q", str(path), "-o", str(new)], prog="tcpkmon") == 0
+    assert verify_magnet(new).end_reason == "error"
+
+
+def test_other_schemata_are_refused(tmp_path: Path) -> None:
+    for options in (["--schema=sched"], ["--schema=tcp"], ["--schema=magnet", "--schema=tcp"]):
+        words = [*COLLECT, "--format", "magnet", "-o", str(tmp_path / "a"), *options]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "a MAGNeT file holds the schema magnet alone" in done.stderr
+        assert "add --format klogger" in done.stderr
+    assert not (tmp_path / "a").exists()
+
+
+def test_marks_are_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.setenv("TCPKMON_RUN", str(folder))
+    path = tmp_path / "a.magnet"
+    process = start(path)
+    assert cli.run(command, ["mark", "77"], prog="tcpkmon") == 0
+    assert cli.run(command, ["disable", "IP_RECV"], prog="tcpkmon") == 0
+    transfer(5)
+    assert cli.run(command, ["enable", "IP_RECV"], prog="tcpkmon") == 0
+    report = stop(process, path)
+    assert report.exit_code == 0 and not report.problems
+    assert len(report.off) == 1 and report.off[0].startswith("MAGNET_IP_RECV was off from")
+    rows, codes = rows_of(path)
+    marks = rows[rows["event"] == codes["MARK"]]
+    assert (marks["sockid"].tolist(), marks["size"].tolist()) == ([77], [os.getpid()])
