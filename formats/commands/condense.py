@@ -30,20 +30,45 @@ _NONE = "n/a"
 
 
 @click.command("condense")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
-@click.option("--classes", default="10,1000", show_default=True, metavar="MS,MS",
-              help="CPU time of a process, in ms, from which it is Medium, and Heavy.")
-@click.option("--slices", type=click.IntRange(1, 1000), default=10, show_default=True, metavar="N",
-              help="Divide the session into N parts, and mark the peaks.")
-@click.option("--discard-lossy", type=click.IntRange(0), metavar="N",
-              help="Leave out each buffer (dump) from which more than N events were lost.")
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--classes",
+    default="10,1000",
+    show_default=True,
+    metavar="MS,MS",
+    help="CPU time of a process, in ms, from which it is Medium, and Heavy.",
+)
+@click.option(
+    "--slices",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Divide the session into N parts, and mark the peaks.",
+)
+@click.option(
+    "--discard-lossy",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Leave out each buffer (dump) from which more than N events were lost.",
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON: all figures, times in seconds.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
-              help="Write the report as a page of HTML.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the report as a page of HTML.",
+)
 @click.option("--force", is_flag=True, help="Let --html and -o replace a file.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
-              help="Draw CPU, disk, page faults and response times over time (.png, .svg, .pdf).")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw CPU, disk, page faults and response times over time (.png, .svg, .pdf).",
+)
 def command(
     files: tuple[Path, ...],
     classes: str,
@@ -105,8 +130,10 @@ def _console(file: Any, record: bool = False) -> Console:
 def _print(report: Condensed, console: Console) -> None:
     _print_head(report, console)
     light, heavy = report.limits_ms
-    console.print(f"Classes of processes by CPU time: Light below {light:g} ms, Medium below "
-                  f"{heavy:g} ms, Heavy from there.\n")
+    console.print(
+        f"Classes of processes by CPU time: Light below {light:g} ms, Medium below "
+        f"{heavy:g} ms, Heavy from there.\n"
+    )
     console.print(_list_groups("System Parameters", report.classes))
     console.print()
     console.print(_list_shares(report))
@@ -200,8 +227,10 @@ def _list_by_row(title: str, groups: Sequence[Group]) -> Table:
     table = _table(title, "Processes", "Response s", "Think s", "CPU ms", "I/O ms", "Physical",
                    "Virtual")  # fmt: skip
     for group in groups:
-        name = "not known" if group.name in (str(NO_USER), "0" if title == "Cgroup" else "") else (
-            group.name
+        name = (
+            "not known"
+            if group.name in (str(NO_USER), "0" if title == "Cgroup" else "")
+            else (group.name)
         )
         table.add_row(
             name, str(group.processes), _mean(group.response), _mean(group.think),

@@ -20,27 +20,57 @@ FORMATS = ("perl", "json", "csv", "spreadsheet", "parquet")
 
 
 @click.command("decode")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(FORMATS), default="perl", show_default=True,
-              help="An array of Perl hashes, JSON lines, one CSV table (spreadsheet: one in which "
-              "no text is a formula), or a Parquet file for each event.")
-@click.option("--merge", is_flag=True,
-              help="Put the logs of several CPUs in time order, instead of one after the other.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path),
-              help="Write FILE, or for parquet into the folder FILE (one event: into "
-              "FILE.parquet).")
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="perl",
+    show_default=True,
+    help="An array of Perl hashes, JSON lines, one CSV table (spreadsheet: one in which "
+    "no text is a formula), or a Parquet file for each event.",
+)
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="Put the logs of several CPUs in time order, instead of one after the other.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write FILE, or for parquet into the folder FILE (one event: into FILE.parquet).",
+)
 @click.option("--force", is_flag=True, help="Let -o overwrite files.")
-@click.option("--event", "names", metavar="NAME,...", multiple=True,
-              help="Only these events; more with more --event.")
+@click.option(
+    "--event",
+    "names",
+    metavar="NAME,...",
+    multiple=True,
+    help="Only these events; more with more --event.",
+)
 @click.option("--since", metavar="TIME", help="Only records of this time or later.")
 @click.option("--until", metavar="TIME", help="Only records of this time or earlier.")
-@click.option("--where", "conditions", metavar="FIELD=VALUE", multiple=True,
-              help="Only records whose field has this value; also !=, <, <=, > and >=. Of several "
-              "all must hold. Events that lack the field are left out.")
-@click.option("--time", "clock", type=click.Choice(CLOCKS), default="mono", show_default=True,
-              help="How times are written: in seconds since 1970, as UTC, in seconds since logging "
-              "began, or as CLOCK_MONOTONIC in ns.")
+@click.option(
+    "--where",
+    "conditions",
+    metavar="FIELD=VALUE",
+    multiple=True,
+    help="Only records whose field has this value; also !=, <, <=, > and >=. Of several "
+    "all must hold. Events that lack the field are left out.",
+)
+@click.option(
+    "--time",
+    "clock",
+    type=click.Choice(CLOCKS),
+    default="mono",
+    show_default=True,
+    help="How times are written: in seconds since 1970, as UTC, in seconds since logging "
+    "began, or as CLOCK_MONOTONIC in ns.",
+)
 def command(files: tuple[Path, ...], **asked: Any) -> int:
     """Decode Klogger logs (kernlog.dump.cpuN) and print their events.
 

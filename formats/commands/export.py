@@ -14,17 +14,29 @@ from formats.export.forms import ENDINGS, FORMS, TABLES
 
 @click.command("export")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path),
-              help="The file to write; stdout without it (not for tables, which are parquet and "
-              "arrow). For tables of a Klogger log, a folder that gets a file for each event.")
-@click.option("--format", "form", type=click.Choice(list(FORMS)),
-              help="The format; by default that of the ending of OUT, else csv. spreadsheet is CSV "
-              "in which text that a spreadsheet program takes for a formula begins with '. perl is "
-              "for Klogger logs.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    type=click.Path(path_type=Path),
+    help="The file to write; stdout without it (not for tables, which are parquet and "
+    "arrow). For tables of a Klogger log, a folder that gets a file for each event.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(FORMS)),
+    help="The format; by default that of the ending of OUT, else csv. spreadsheet is CSV "
+    "in which text that a spreadsheet program takes for a formula begins with '. perl is "
+    "for Klogger logs.",
+)
 @click.option("--columns", metavar="NAME,...", help="Only these columns.")
-@click.option("--sort", type=click.Choice(["connection", "seq"]),
-              help="connection: rows of a connection together in each row group, which needs "
-              "a third of the space (default for parquet); seq: as in the file.")
+@click.option(
+    "--sort",
+    type=click.Choice(["connection", "seq"]),
+    help="connection: rows of a connection together in each row group, which needs "
+    "a third of the space (default for parquet); seq: as in the file.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(
     file: Path,

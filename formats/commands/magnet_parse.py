@@ -17,18 +17,35 @@ _MOST_SHOWN = 10
 
 @click.command("magnet-parse")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--time", "clock", type=click.Choice(CLOCKS), default="mono", show_default=True,
-              help="How timestamps are written: as they are in the file, ns of CLOCK_MONOTONIC in "
-              "those of tcpkmon; in seconds since 1970, as UTC, in seconds since the start.")
-@click.option("--bits", type=click.Choice(["32", "64"]),
-              help="Of a file without a header: the width of its pointers. Default: 64.")
-@click.option("--big-endian", is_flag=True,
-              help="Of a file without a header: it comes from a big-endian machine.")
+@click.option(
+    "--time",
+    "clock",
+    type=click.Choice(CLOCKS),
+    default="mono",
+    show_default=True,
+    help="How timestamps are written: as they are in the file, ns of CLOCK_MONOTONIC in "
+    "those of tcpkmon; in seconds since 1970, as UTC, in seconds since the start.",
+)
+@click.option(
+    "--bits",
+    type=click.Choice(["32", "64"]),
+    help="Of a file without a header: the width of its pointers. Default: 64.",
+)
+@click.option(
+    "--big-endian",
+    is_flag=True,
+    help="Of a file without a header: it comes from a big-endian machine.",
+)
 @click.option("--data", is_flag=True, help="Of a file without a header: its records have data.")
-@click.option("--event", "names", metavar="CODE=NAME", multiple=True,
-              help="Of a file without a header: the name of an event, as 3=MAGNET_IP_SEND. With "
-              "--data it says what the data is: struct magnet_tcp for SOCK and TCP, magnet_ip for "
-              "IP and DEV.")
+@click.option(
+    "--event",
+    "names",
+    metavar="CODE=NAME",
+    multiple=True,
+    help="Of a file without a header: the name of an event, as 3=MAGNET_IP_SEND. With "
+    "--data it says what the data is: struct magnet_tcp for SOCK and TCP, magnet_ip for "
+    "IP and DEV.",
+)
 def command(
     file: Path,
     clock: str,

@@ -52,26 +52,63 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @_column_options
-@click.option("--show", "show", metavar="NAME,...", multiple=True, expose_value=False,
-              callback=_choose, help="show these columns of the file")
-@click.option("-p", "--connection", "connections", metavar="LPORT.RPORT", multiple=True,
-              help="only include this connection; more with more -p")
-@click.option("-P", "--by-parameter", is_flag=True,
-              help="one graph per parameter with all connections, not one per connection with all "
-              "parameters")
-@click.option("-S", "--scale", "scales", metavar="#c", multiple=True,
-              help="scale option c by a factor: -S 1000l")
+@click.option(
+    "--show",
+    "show",
+    metavar="NAME,...",
+    multiple=True,
+    expose_value=False,
+    callback=_choose,
+    help="show these columns of the file",
+)
+@click.option(
+    "-p",
+    "--connection",
+    "connections",
+    metavar="LPORT.RPORT",
+    multiple=True,
+    help="only include this connection; more with more -p",
+)
+@click.option(
+    "-P",
+    "--by-parameter",
+    is_flag=True,
+    help="one graph per parameter with all connections, not one per connection with all parameters",
+)
+@click.option(
+    "-S",
+    "--scale",
+    "scales",
+    metavar="#c",
+    multiple=True,
+    help="scale option c by a factor: -S 1000l",
+)
 @click.option("-T", "--text", is_flag=True, help="print text instead of drawing")
-@click.option("--time", "clock", type=click.Choice(cli.CLOCKS), default="epoch", show_default=True,
-              help="how -T and -D print times")
-@click.option("-D", "--gaps", is_flag=True,
-              help="print the gaps in the data: sequence number before and after, number missing, "
-              "both times")
-@click.option("-M", "--maximum-memory", is_flag=True,
-              help="print the most system memory used, in bytes")
+@click.option(
+    "--time",
+    "clock",
+    type=click.Choice(cli.CLOCKS),
+    default="epoch",
+    show_default=True,
+    help="how -T and -D print times",
+)
+@click.option(
+    "-D",
+    "--gaps",
+    is_flag=True,
+    help="print the gaps in the data: sequence number before and after, number missing, both times",
+)
+@click.option(
+    "-M", "--maximum-memory", is_flag=True, help="print the most system memory used, in bytes"
+)
 @click.option("-x", "--xgraph", is_flag=True, help="write xgraph files into the current directory")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
-              help="draw into FILE: .png, .svg or .pdf")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="draw into FILE: .png, .svg or .pdf",
+)
 @click.option("--force", is_flag=True, help="let -x overwrite files")
 @click.option("-d", "--verbose", is_flag=True, help="say on stderr what the file holds")
 @click.pass_context

@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 
 
 @click.command("translate")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
 @click.option("-l", "listed", is_flag=True, help="List the ids, and the words of each record.")
 @click.option("--names", is_flag=True, help="Print names in place of ids.")
-@click.option("--records-1987", "old", type=click.Path(path_type=Path), metavar="OUT",
-              help="Write OUT in the shape of the UBC event monitor: header, event records, "
-              "trailer, big-endian. What does not fit is cut, and counted.")
+@click.option(
+    "--records-1987",
+    "old",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
+    help="Write OUT in the shape of the UBC event monitor: header, event records, "
+    "trailer, big-endian. What does not fit is cut, and counted.",
+)
 @click.option("--force", is_flag=True, help="Let --records-1987 replace a file.")
 def command(
     files: tuple[Path, ...], listed: bool, names: bool, old: Path | None, force: bool

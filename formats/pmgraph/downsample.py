@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thins a curve: for each pixel column it keeps the first, last, least and greatest point.
 
-    index      0 1 2 3 4 | 5 6 7
-    value      2 3 4 1 3 | 2 3 2
-    column     0 0 0 0 0 | 1 1 1      starts: 0, 5
-    kept       0   2 3 4 | 5 6 7
+index      0 1 2 3 4 | 5 6 7
+value      2 3 4 1 3 | 2 3 2
+column     0 0 0 0 0 | 1 1 1      starts: 0, 5
+kept       0   2 3 4 | 5 6 7
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ class _Run:
             str(reader.path),
             size_bytes=reader.walked.size,
             ledger=reader.format.find_event("LEDGER") is not None,
-            format="klogger", words=WORDS,
+            format="klogger",
+            words=WORDS,
         )
         self._clock = ClockEvents()
         self._pauses = Pauses(reader.format)

@@ -90,9 +90,11 @@ class _Run:
     def _read_clock(self) -> tuple[int, int]:
         """The time of day less the monotonic time, twice."""
         pair = self._file.header.get("clock")
-        values = [number(pair, name, 1 << 63) for name in ("mono_ns", "realtime_ns")] if (
-            isinstance(pair, dict)
-        ) else [None]
+        values = (
+            [number(pair, name, 1 << 63) for name in ("mono_ns", "realtime_ns")]
+            if (isinstance(pair, dict))
+            else [None]
+        )
         if None in values:
             self._problems.add_header("the header has no clock")
             return 0, 0
