@@ -118,6 +118,9 @@ def _was_given(parameter: str) -> bool:
               help="Record at most N of this event a second and CPU.")
 @click.option("--control-group", metavar="NAME",
               help="A group whose members may control the capture (tcpkmon status, ...).")
+@click.option("--latency", is_flag=True,
+              help="At the end print where the time of each byte went, as tcpkmon latency does. "
+              "Without --schema: that of magnet with its log level driver.")
 @click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
 @click.option("--no-existing", is_flag=True, help="Omit connections that are open at the start.")
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
@@ -147,6 +150,7 @@ def command(
     schemata: tuple[str, ...],
     limits: tuple[str, ...],
     no_existing: bool,
+    latency: bool,
     **same: Any,
 ) -> int:
     """Capture snapshots of TCP connections from the running kernel.
@@ -157,6 +161,8 @@ def command(
     collect --ports 5001 -o transfer.pm --duration 10s
     collect --ports 5201 -o run.pm -- iperf3 -c 192.0.2.1
     """
+    if latency and not schemata:
+        schemata, same["using"] = ("magnet",), same["using"] or ("driver",)
     if schemata and schemata != ("tcp",) and not _was_given("file_format"):
         file_format = next(one.name for one in FORMATS if one.schema is None)
     if not schemata:
@@ -191,7 +197,24 @@ def command(
         limits=tuple(parse_limit(text) for text in limits),
         **same,  # the options that Request takes as they are, by the same names
     )
-    return run(request)
+    return run_and_measure(request) if latency else run(request)
+
+
+def run_and_measure(request: Request) -> int:
+    """run(), then tcpkmon latency on what was captured. UsageError where it cannot read that."""
+    from collector.commands.afterwards import Afterwards
+    from formats.commands.latency import command as latency
+
+    if "magnet" not in request.schemata or request.file_format != "klogger":
+        raise UsageError("--latency needs logs of schema magnet", "leave out --schema and --format")
+    if request.output == "-":
+        raise UsageError("--latency reads what was captured", "name a folder: -o FOLDER")
+    name = Path(sys.argv[0]).name
+    unneeded = [] if request.ready_fd is None else [request.ready_fd]
+    with Afterwards(lambda: run_command(latency, [request.output], name), unneeded) as measuring:
+        code = run(request)
+        measuring.run()
+    return code
 
 
 def run(request: Request) -> int:

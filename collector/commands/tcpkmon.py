@@ -32,6 +32,7 @@ from formats.commands import (
     decode,
     export,
     flamegraph,
+    latency,
     magnet_parse,
     repair,
     translate,
@@ -50,7 +51,7 @@ def command() -> None:
 
 for _part in (
     *(demo, doctor, events, columns, verify, repair, schema, decode, export, condense, translate),
-    *(flamegraph, magnet_parse, sampler_period),
+    *(flamegraph, latency, magnet_parse, sampler_period),
     *(status, enable, disable, mark, probe, buffer_size, lowwater),
     *(msmod, iscan, monitor, benchmark),
 ):

@@ -24,5 +24,5 @@ __all__ = [
     "NO_USER", "Condensed", "Device", "Event", "Group", "Interval", "Intervals", "Log",
     "ProcessTime", "Samples", "Shares", "Sleeping", "Slice", "Statistics", "Times", "Translator",
     "collapse_stacks", "condense", "count_samples", "cpu_times", "draw_condensed", "latencies",
-    "match_pairs", "open_log", "sleep_times", "sleeps", "write_records_1987",
+    "latency", "match_pairs", "open_log", "sleep_times", "sleeps", "write_records_1987",
 ]  # fmt: skip

@@ -130,9 +130,7 @@ def _dumps(reader: Source) -> Any:
         yield held, missing
 
 
-def _add(
-    pieces: dict[str, _Pieces], batch: LogBatch, wanted: Mapping[str, Sequence[str]]
-) -> None:
+def _add(pieces: dict[str, _Pieces], batch: LogBatch, wanted: Mapping[str, Sequence[str]]) -> None:
     for event in batch.events():
         if event.name not in wanted:
             continue
@@ -173,6 +171,4 @@ def _is_recorded(log: Log, name: str) -> bool:
     if log.format.find_event(name) is None:
         return False
     states = log.choose("LOGGING_EVENT")
-    return all(
-        event["enabled"] != _ABSENT for event in states if event["name"] == name
-    )
+    return all(event["enabled"] != _ABSENT for event in states if event["name"] == name)

@@ -76,3 +76,9 @@ MOST_DRAWN_CHOSEN = 64
 """Connections that are drawn where -p chooses."""
 MOST_LISTED = 1000
 """Connections that -d lists, and files that -x writes."""
+
+# tcpkmon latency; MOST_CONNECTIONS too.
+MOST_COPIES = 64
+"""Records of a layer that cover a byte, on average: more is no traffic."""
+MOST_OPEN = 1 << 21
+"""Records that wait for the end of their bytes' way."""

@@ -2,5 +2,6 @@
 """The commands that need only files: one module each, which parses, calls and prints."""
 
 __all__ = [
-    "condense", "decode", "export", "flamegraph", "magnet_parse", "repair", "translate", "verify",
+    "condense", "decode", "export", "flamegraph", "latency", "magnet_parse", "repair",
+    "translate", "verify",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from tests.unit.captures import CaptureBuilder, classic_2000, clean_capture, ful
 from tests.unit.klogger_samples import BASE, ROOT, LogMaker, describe_events, write_big_endian
 from tests.unit.log_builder import LogBuilder, clean_log, lossy_log
 from tests.unit.magnet_builder import clean_file, in_layout, lossy_file
+from tests.unit.magnet_log import MagnetLog
 from tests.unit.pmgraph_capture import RTO, Builder, mapped, sawtooth
 from tests.unit.schema_texts import HOWTO_LEVELS
 from tests.unit.test_verify_flips import small_capture
@@ -85,8 +86,26 @@ def _klogger() -> Iterator[tuple[str, Callable[[Path], Path]]]:
     yield "lossy", lossy_log().finish().write
     yield "cut", lambda path: _cut(clean_log().write(path))
     yield "sched", run.write
+    yield "latency", _transfers
     payload = bytes(range(1, 9))
     yield "big", lambda path: write_big_endian(path, sample.header, "SCHEDOUT", payload)
+
+
+def _transfers(path: Path) -> Path:
+    """A log of schema magnet: two connections, an open call, bytes that were sent again."""
+    log = MagnetLog()
+    ends = ("10.0.0.1", 5000), ("10.0.0.2", 80)
+    log.connect(1, *ends, 1, snd_nxt=1000, rcv_nxt=7).connect(2, *ends[::-1], 2, rcv_nxt=1000)
+    for at, lo, flags in ((1000, 1000, 16), (2000, 1050, 16), (9000, 1050, 272)):
+        for delay, name in enumerate(("TCP_SEND", "IP_SEND", "DEV_SEND", "DRIVER_START")):
+            log.put(name, at + delay, 1, lo, lo + 50, flags=flags)
+        log.put("SOCK_SEND", at + 9, 1, lo, lo + 50, entered=at - 1)
+        if lo == 1000 or flags != 16:
+            for delay, name in enumerate(("DEV_RECV", "IP_RECV", "TCP_RECV", "SOCK_RECV")):
+                log.put(name, at + 20 + delay, 2, lo, lo + 50)
+            log.put("IP_RECV", at + 30, 1, 7, 7, ack=lo + 50)
+    log.lose("ring_full", 1, "IP_SEND").end_dump()
+    return log.finish().write(path)
 
 
 def _magnet() -> Iterator[tuple[str, Callable[[Path], Path]]]:
@@ -96,8 +115,11 @@ def _magnet() -> Iterator[tuple[str, Callable[[Path], Path]]]:
     yield "killed", lambda path: _cut(clean_file(path, count=2).write(None))
     for order, bits in (("<", 32), (">", 32), (">", 64)):
         for data in (False, True):
-            yield f"{order}{bits}{data}", lambda path, how=(order, bits), data=data: in_layout(
-                clean_file(path.with_suffix(".x"), data, 1).write(), path, *how
+            yield (
+                f"{order}{bits}{data}",
+                lambda path, how=(order, bits), data=data: in_layout(
+                    clean_file(path.with_suffix(".x"), data, 1).write(), path, *how
+                ),
             )
 
 

@@ -317,6 +317,22 @@ def analysis(data: bytes) -> None:
         cpu_times(log)
 
 
+def latency(data: bytes) -> None:
+    """Every byte is in one state, and no part is negative or more than the whole."""
+    from formats.analysis import open_log
+    from formats.analysis.latency import Latency
+    from formats.commands.latency import command
+
+    path = _stored(data)
+    options = _pick(data, ((), ("--json",), ("-o", _fresh("out.parquet"))))
+    ask(command, *options, path).check((READ, REFUSED, LOST, DAMAGED))
+    with suppress(TcpkmonError), open_log(path) as log:
+        for some in Latency(log, 64):
+            parts = list(some.parts.values())
+            assert all((part >= 0).all() for part in parts) and (some.sizes > 0).all()
+            assert (sum(parts) == some.whole).all()
+
+
 @cache
 def _partner() -> bytes:
     from tests.unit.log_builder import clean_log
@@ -451,6 +467,7 @@ TARGETS = {
     "decode-magnet": Target("magnet", 10, decoding("csv"), in_c=True),
     "magnet-table": Target("magnet", 20, magnet_table, in_c=True),
     "magnet-records": Target("magnet", 20, magnet_records, in_c=True),
+    "latency": Target("klogger", 20, latency),
     "schema": Target("schema", 200, schema),
     "control": Target("control", 200, control),
     "lines": Target("lines", 20, lines, in_c=True),

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time of each byte goes, layer by layer, from logs of schema magnet.
+
+stages      the places on a byte's way, and the parts of its time between them
+survey      first look at the logs: connections, peers, losses, what was recorded
+records     second look: columns of records, piece by piece of time
+axis, joins byte ranges on one axis for all flows, and when they were where
+parts       their parts, and whether they are known
+measure     all of that in bounded memory
+summary     statistics; report, text, tables, picture: for people and tools
+"""
+
+from formats.analysis.latency.measure import Latency
+from formats.analysis.latency.picture import draw_latency
+from formats.analysis.latency.report import Report, as_json, find_flows, make_report
+from formats.analysis.latency.summary import Summary
+from formats.analysis.latency.tables import Ranges
+from formats.analysis.latency.text import print_latency
+
+__all__ = [
+    "Latency", "Ranges", "Report", "Summary", "as_json", "draw_latency", "find_flows",
+    "make_report", "print_latency",
+]  # fmt: skip

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tcpkmon latency FILE...`: where the time of each byte went, layer by layer."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from formats.base.cli import say, use_colours
+from formats.base.errors import DamagedError, LossError, UsageError
+from formats.base.files import already_there
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from formats.analysis.latency import Latency, Summary
+
+_WIDTH = 110
+_TABLE = ".parquet"
+
+
+@click.command("latency")
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "-p",
+    "--connection",
+    "ports",
+    metavar="LPORT.RPORT",
+    multiple=True,
+    help="Only this connection; more with more -p.",
+)
+@click.option(
+    "--most",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Print the N flows with the most bytes.",
+)
+@click.option(
+    "--slowest",
+    type=click.IntRange(0, 100),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Tell of the N slowest writes of each flow.",
+)
+@click.option("--json", "as_json", is_flag=True, help="All flows as JSON, times in ns.")
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Draw a picture (.png, .svg, .pdf), or write a row for each byte range "
+    "(.parquet). Also several.",
+)
+@click.option("--force", is_flag=True, help="Let -o replace a file.")
+def command(
+    files: tuple[Path, ...],
+    ports: tuple[str, ...],
+    most: int,
+    slowest: int,
+    as_json: bool,
+    outputs: tuple[Path, ...],
+    force: bool,
+) -> int:
+    """Show where the time of each byte went, from Klogger logs of schema magnet.
+
+    FILE is the folder of a capture (collect --schema magnet --using driver), or its
+    kernlog.dump.cpuN. Percentiles count bytes. Bytes with a missing record are unknown: counted,
+    never guessed. Exit code 3: events were lost, or the end of a log is unknown; 5: a log is
+    damaged.
+    """
+    from formats.analysis import open_log
+    from formats.analysis.latency import Latency, Summary, find_flows, make_report
+    from formats.analysis.latency import as_json as report_json
+
+    pairs = [_parse_ports(text) for text in ports]
+    table = _check(files, outputs, force)
+    with open_log(*files) as log:
+        latency = Latency(log)
+        survey = latency.survey
+        wanted = find_flows(survey, pairs)
+        if not wanted.any() and pairs:
+            raise UsageError("no such connection in the log", "tcpkmon latency without -p lists it")
+        summary = Summary(wanted, survey.begin_ns, slowest)
+        _measure(latency, summary, table, force)
+        report = make_report(latency, summary)
+        problems, damaged = log.problems, log.damaged
+        lossy = log.lost > 0 or not log.complete
+    for path in outputs:
+        if path != table:
+            from formats.analysis.latency import draw_latency
+
+            draw_latency(report, path, force)
+    if as_json:
+        click.echo(json.dumps(report_json(report), indent=2))
+    else:
+        from formats.analysis.latency import print_latency
+
+        print_latency(report, _console(), most)
+    for text in problems:
+        say(f"tcpkmon latency: {text}")
+    if damaged:
+        return DamagedError.exit_code
+    return LossError.exit_code if lossy else 0
+
+
+def _parse_ports(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})\.(\d{1,5})", text, re.ASCII)
+    if match is None:
+        raise UsageError(f"-p {text}: not two ports", "write LPORT.RPORT, 40000.80")
+    return int(match[1]), int(match[2])
+
+
+def _check(files: tuple[Path, ...], outputs: tuple[Path, ...], force: bool) -> Path | None:
+    """Raise UsageError for outputs that cannot be; returns the one that is a table."""
+    tables = [path for path in outputs if path.suffix == _TABLE]
+    if len(tables) > 1:
+        raise UsageError(f"-o {tables[1]}: there is one table already", "name one .parquet file")
+    for path in outputs:
+        if path.exists() and any(path.samefile(file) for file in files if file.exists()):
+            raise UsageError(f"-o {path} is a log to be read", "choose another name")
+        if path.exists() and not force:
+            raise already_there(path)
+        if path not in tables:
+            from formats.drawing import check_output
+
+            check_output(path)
+    return tables[0] if tables else None
+
+
+def _measure(latency: Latency, summary: Summary, table: Path | None, force: bool) -> None:
+    if table is None:
+        for some in latency:
+            summary.add(some)
+        return
+    from formats.analysis.latency import Ranges
+    from formats.export.forms import FORMS
+
+    FORMS["parquet"](Ranges(latency, summary.add), table, force)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False, no_color=not use_colours())
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""formats/analysis/latency: scenarios whose times are known, what is not recorded, limits, speed.
+
+tests/unit/test_latency_reference.py compares it with a plain reference on random traffic.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from formats.analysis import open_log
+from formats.analysis.latency import Latency, Report, Summary, as_json, find_flows, make_report
+from formats.analysis.latency.missing import NEVER, Windows
+from formats.analysis.latency.peers import END, find_peers
+from formats.analysis.latency.stages import CHAINS, WEIGHTS, Chain, State
+from formats.analysis.latency.summary import class_of, middle_of
+from formats.base.errors import DamagedError, UsageError
+from tests.unit.klogger_samples import LogMaker
+from tests.unit.magnet_log import (
+    ACK,
+    BULK_RECORDS,
+    RETRANSMISSION,
+    UDP,
+    MagnetLog,
+    packed,
+    write_bulk,
+    write_folder,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+A, B = 1, 2
+CLIENT, SERVER = ("10.0.0.1", 5000), ("10.0.0.2", 80)
+FIRST = 1000
+FULL = os.environ.get("TCPKMON_FULL") == "1"
+
+
+def begin(off: tuple[str, ...] = (), ends: tuple[int, ...] = (A, B)) -> MagnetLog:
+    log = MagnetLog(0, off)
+    if A in ends:
+        log.connect(A, CLIENT, SERVER, 1, snd_nxt=FIRST, rcv_nxt=500)
+    if B in ends:
+        log.connect(B, SERVER, CLIENT, 2, snd_nxt=500, rcv_nxt=FIRST)
+    return log
+
+
+def transfer(
+    log: MagnetLog, at: int = 1000, lo: int = FIRST, ends: tuple[int, ...] = (A, B)
+) -> int:
+    """100 bytes: 10 ns from the call to TCP, 20 in the buffer, 5 to the queue, 40 in it, 80 on the
+    network, 3 to TCP, 2 until they are in order, 200 until they are read, 300 to the ACK."""
+    hi = lo + 100
+    sent: list[tuple[str, int]] = [
+        ("TCP_SEND", 10), ("IP_SEND", 30), ("DEV_SEND", 35), ("DRIVER_START", 75),
+    ]  # fmt: skip
+    came = [("DEV_RECV", 155), ("IP_RECV", 158), ("TCP_RECV", 160)]
+    for name, delay in sent if A in ends else ():
+        log.put(name, at + delay, A, lo, hi)
+    if A in ends:
+        log.put("SOCK_SEND", at + 76, A, lo, hi, entered=at)
+    for name, delay in came if B in ends else ():
+        log.put(name, at + delay, B, lo, hi)
+    if B in ends:
+        log.put("SOCK_RECV", at + 360, B, lo, hi)
+    if A in ends:
+        log.put("IP_RECV", at + 375, A, 500, 500, ack=hi)
+    return hi
+
+
+PARTS = {
+    "buffer": 20, "stack": 10 + 5 + 3 + 2, "qdisc": 40, "network": 80, "hole": 0, "reader": 200,
+}  # fmt: skip
+
+
+def measure(folder: Path, slowest: int = 3, piece: int = 1 << 19) -> Report:
+    with open_log(folder) as log:
+        latency = Latency(log, piece)
+        summary = Summary(find_flows(latency.survey, ()), latency.survey.begin_ns, slowest)
+        for some in latency:
+            summary.add(some)
+        return make_report(latency, summary)
+
+
+def means(spreads: dict[str, Any]) -> dict[str, int]:
+    return {name: round(spread.mean_ns) for name, spread in spreads.items() if name != "whole"}
+
+
+def only(report: Report) -> Any:
+    (flow,) = report.flows
+    return flow
+
+
+def test_both_ends(tmp_path: Path) -> None:
+    log = begin()
+    transfer(log)
+    flow = only(measure(write_folder(tmp_path, log)))
+    assert (flow.name, flow.side) == ("10.0.0.1:5000 > 10.0.0.2:80", Chain.BOTH)
+    assert flow.connections == (A, B)
+    assert flow.sizes[State.MEASURED] == flow.size == 100
+    assert means(flow.once) == PARTS
+    assert flow.once["whole"].most_ns == 360
+    (slow,) = flow.slowest
+    assert (slow.seq_lo, slow.seq_hi, slow.whole_ns) == (FIRST, FIRST + 100, 360)
+
+
+def test_only_the_sender_halves_the_round_trip(tmp_path: Path) -> None:
+    log = begin(ends=(A,))
+    transfer(log, ends=(A,))
+    report = measure(write_folder(tmp_path, log))
+    flow = only(report)
+    assert flow.side == Chain.SENDER and flow.connections == (A, None)
+    assert means(flow.once) == {
+        "buffer": 20, "stack": 15, "qdisc": 40, "network": 150, "return": 150,
+    }  # fmt: skip
+    assert "sender's end: network is an estimate, half of the time to the ACK" in report.notes
+    assert as_json(report)["flows"][0]["network_is_estimate"]
+
+
+def test_only_the_receiver_knows_no_network(tmp_path: Path) -> None:
+    log = begin(ends=(B,))
+    transfer(log, ends=(B,))
+    flow = only(measure(write_folder(tmp_path, log)))
+    assert flow.side == Chain.RECEIVER and flow.name == "10.0.0.1:5000 > 10.0.0.2:80"
+    assert means(flow.once) == {"stack": 5, "hole": 0, "reader": 200}
+
+
+@pytest.mark.parametrize(
+    ("off", "parts", "note"),
+    [
+        (("IP_SEND",), {"buffer": 25, "stack": 15}, ""),
+        (("TCP_SEND",), {"buffer": 30, "stack": 10}, "both ends: buffer includes stack"),
+        (
+            ("DRIVER_START",), {"network": 120, "qdisc": None},
+            "both ends: network includes qdisc",
+        ),
+        (("TCP_RECV",), {"reader": 202, "stack": 18}, "both ends: reader includes stack"),
+        (("IP_RECV",), {"stack": 20, "hole": 0}, ""),
+        (("SOCK_SEND", "SOCK_RECV"), {"reader": None, "stack": 10}, ""),
+        (("DEV_SEND", "IP_SEND"), {"buffer": 65, "qdisc": 0}, ""),
+    ],
+)  # fmt: skip
+def test_what_is_not_recorded_is_said_by_name(
+    tmp_path: Path, off: tuple[str, ...], parts: dict[str, int | None], note: str
+) -> None:
+    log = begin(off)
+    put = log.put
+
+    def put_some(event: str, *values: Any, **more: Any) -> MagnetLog:
+        return log if event in off else put(event, *values, **more)
+
+    log.put = put_some  # type: ignore[method-assign]
+    transfer(log)
+    report = measure(write_folder(tmp_path, log))
+    found = means(only(report).once)
+    assert {name: found.get(name) for name in parts} == parts
+    assert only(report).unknown == 0
+    for name in off:
+        assert f"not recorded: {name} (this kernel has no place to log it)" in report.notes
+    assert not note or any(one.startswith(note) for one in report.notes), report.notes
+
+
+def test_sent_again_at_the_sender_alone_is_not_halved(tmp_path: Path) -> None:
+    """Karn: nobody knows which of the transmissions the ACK is for."""
+    log = begin(ends=(A,))
+    log.put("TCP_SEND", 1010, A, FIRST, FIRST + 100)
+    log.put("SOCK_SEND", 1011, A, FIRST, FIRST + 100, entered=1000)
+    for at, flags in ((1030, ACK), (5000, ACK | RETRANSMISSION)):
+        log.put("IP_SEND", at, A, FIRST, FIRST + 100, flags=flags)
+        log.put("DEV_SEND", at + 5, A, FIRST, FIRST + 100, flags=flags)
+        log.put("DRIVER_START", at + 9, A, FIRST, FIRST + 100, flags=flags)
+    log.put("IP_RECV", 6000, A, 500, 500, ack=FIRST + 100)
+    flow = only(measure(write_folder(tmp_path, log)))
+    assert not flow.once and flow.size_again == 100
+    assert means(flow.again) == {"buffer": 20, "stack": 10, "recovery": 4970}
+    assert flow.slowest[0].sent_again == 1
+
+
+def test_a_hole_is_the_wait_for_lower_bytes(tmp_path: Path) -> None:
+    log = begin()
+    log.put("TCP_SEND", 1001, A, FIRST, FIRST + 200)
+    for number, at in ((0, 1010), (1, 1020)):
+        lo = FIRST + 100 * number
+        for delay, name in enumerate(("IP_SEND", "DEV_SEND", "DRIVER_START")):
+            log.put(name, at + delay, A, lo, lo + 100)
+    log.put("SOCK_SEND", 1030, A, FIRST, FIRST + 200, entered=1000)
+    log.put("DEV_RECV", 1100, B, FIRST + 100, FIRST + 200)
+    log.put("IP_RECV", 1101, B, FIRST + 100, FIRST + 200)
+    log.put("DEV_RECV", 9100, B, FIRST, FIRST + 100)
+    log.put("IP_RECV", 9101, B, FIRST, FIRST + 100)
+    log.put("TCP_RECV", 9107, B, FIRST, FIRST + 200)
+    log.put("SOCK_RECV", 9110, B, FIRST, FIRST + 200)
+    log.put("IP_RECV", 9200, A, 500, 500, ack=FIRST + 200)
+    flow = only(measure(write_folder(tmp_path, log)))
+    assert flow.sizes[State.MEASURED] == 200
+    assert flow.once["hole"].most_ns == 8000  # 9101 - 1101; the 6 ns to TCP_RECV are the stack's
+    assert flow.once["hole"].mean_ns == 4000
+    assert flow.once["reader"].most_ns == 3
+
+
+def test_a_loss_makes_unknown_what_was_on_its_way_then(tmp_path: Path) -> None:
+    log = begin()
+    middle = transfer(log, 1_000)
+    transfer(log, 10_000, middle)
+    log.lose("ring_full", 3, "IP_RECV")
+    last = transfer(log, 20_000, middle + 100)
+    transfer(log, 30_000, last)
+    log.lose("table_full", 0, "IP_RECV")
+    flow = only(measure(write_folder(tmp_path, log)))
+    assert flow.sizes[State.LOST] == 200  # before the gap, until 10,375, and after it, from 20,000
+    assert flow.sizes[State.MEASURED] == 200
+    assert flow.unknown == 200
+
+
+def test_a_loss_of_other_events_concerns_nothing(tmp_path: Path) -> None:
+    log = begin()
+    middle = transfer(log, 1_000)
+    log.lose("ring_full", 3, "DRIVER_RESULT")
+    transfer(log, 20_000, middle)
+    flow = only(measure(write_folder(tmp_path, log)))
+    assert flow.sizes[State.MEASURED] == 200
+
+
+def test_losses_without_a_serial_lie_between_ledgers(tmp_path: Path) -> None:
+    second = 1_000_000_000
+    log = begin()
+    lo = transfer(log, 1_000)
+    log.end_dump()
+    for at in (2, 4, 6):
+        log.maker.time_ns = 1_000_000_000 + at * second  # of the ledger that follows
+        if at == 4:
+            log.lose("table_full", 1, "SOCK_SEND")
+        log.ledger()
+        lo = transfer(log, (at + 1) * second, lo)
+        log.end_dump()
+    flow = only(measure(write_folder(tmp_path, log)))
+    assert flow.sizes[State.LOST] == 100  # of the second between 2 and 4 s
+    assert flow.sizes[State.MEASURED] == 300
+
+
+def test_a_log_without_an_end_loses_what_was_under_way(tmp_path: Path) -> None:
+    log = begin()
+    transfer(log)
+    for at in range(40_000, 40_004):
+        log.put("IP_RECV", at, A, 500, 500, ack=FIRST + 100)
+    log.put("TCP_SEND", 50_000, A, FIRST + 100, FIRST + 200)
+    log.put("SOCK_SEND", 50_001, A, FIRST + 100, FIRST + 200, entered=49_999)
+    log.end_dump().ledger()
+    tmp_path.mkdir(exist_ok=True)
+    log.write(tmp_path / "kernlog.dump.cpu0")
+    flow = only(measure(tmp_path))
+    assert flow.sizes[State.MEASURED] == 100 and flow.sizes[State.LOST] == 100
+
+
+def test_what_the_capture_has_in_part_is_no_loss(tmp_path: Path) -> None:
+    log = begin()
+    # Written before the capture began: only its arrival is there.
+    for name, at in (("DEV_RECV", 100), ("IP_RECV", 101), ("TCP_RECV", 102), ("SOCK_RECV", 110)):
+        log.put(name, at, B, FIRST, FIRST + 50)
+    log.put("IP_RECV", 120, A, 500, 500, ack=FIRST + 50)
+    lo = transfer(log, 1000, FIRST + 50)
+    # Not read when it ended.
+    for name, at in (("TCP_SEND", 2001), ("IP_SEND", 2002), ("DEV_SEND", 2003),
+                     ("DRIVER_START", 2004)):  # fmt: skip
+        log.put(name, at, A, lo, lo + 30)
+    log.put("SOCK_SEND", 2010, A, lo, lo + 30, entered=2000)
+    flow = only(measure(write_folder(tmp_path, log)))
+    assert (flow.sizes[State.BEGAN], flow.sizes[State.ENDED], flow.unknown) == (50, 30, 0)
+    assert flow.sizes[State.MEASURED] == 100
+
+
+def test_two_calls_that_claim_the_same_bytes_contradict(tmp_path: Path) -> None:
+    log = begin()
+    transfer(log)
+    log.put("SOCK_SEND", 5000, A, FIRST + 50, FIRST + 60, entered=4000)
+    flow = only(measure(write_folder(tmp_path, log)))
+    assert flow.sizes[State.CONTRADICTORY] == 10 and flow.sizes[State.MEASURED] == 90
+
+
+def test_records_that_cannot_be_joined_are_counted(tmp_path: Path) -> None:
+    log = begin()
+    transfer(log)
+    log.put("IP_SEND", 2000, 0, FIRST, FIRST + 10)
+    log.put("DEV_RECV", 2001, 77, FIRST, FIRST + 10)
+    log.put("IP_SEND", 2002, A, 0, 0, flags=UDP, size=100)
+    log.put("SOCK_SEND", 2003, A, FIRST, FIRST, entered=1999, size=-11)
+    report = measure(write_folder(tmp_path, log))
+    assert report.left_out == {"UDP": 1, "of no known connection": 2, "failed calls": 1}
+    assert only(report).sizes[State.MEASURED] == 100
+
+
+def test_sequence_numbers_wrap_and_jump(tmp_path: Path) -> None:
+    """More than 4 GiB in which nothing was recorded: the same numbers are other bytes then."""
+    log = begin()
+    near_the_end = (1 << 32) - 50
+    transfer(log, 1_000, FIRST)
+    for at, lo in ((10_000, FIRST + (3 << 29)), (20_000, near_the_end), (30_000, FIRST)):
+        transfer(log, at, lo)
+    flow = only(measure(write_folder(tmp_path, log)))
+    # The last one continues the one before it, and 950 bytes between them are not there.
+    assert flow.sizes[State.MEASURED] == 300
+    assert flow.unknown == flow.sizes[State.MISSING] == 950 + 100
+
+
+def test_pieces_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("formats.analysis.latency.records.LEAST_BATCH", 1)
+    folder = write_bulk(tmp_path, 300, 7, every_ns=1_000_000)
+    whole, parts = measure(folder), measure(folder, piece=500)
+    assert as_json(whole) == as_json(parts)
+    assert len(whole.flows) == 7
+    assert all(flow.size == flow.sizes[State.MEASURED] for flow in whole.flows)
+
+
+def test_open_bytes_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that nobody reads: they are put out as they are when too many wait."""
+    log = MagnetLog(0)
+    for one in range(200):
+        ends = ("10.0.0.1", 1000 + one), SERVER
+        log.connect(2 * one + 1, *ends, at=one, snd_nxt=FIRST, rcv_nxt=7)
+        log.connect(2 * one + 2, *ends[::-1], at=one, snd_nxt=7, rcv_nxt=FIRST)
+    for one in range(200):
+        at = (one + 1) * 20_000_000
+        log.put("TCP_SEND", at + 1, 2 * one + 1, FIRST, FIRST + 10)
+        log.put("IP_SEND", at + 2, 2 * one + 1, FIRST, FIRST + 10)
+        log.put("SOCK_SEND", at + 3, 2 * one + 1, FIRST, FIRST + 10, entered=at)
+    folder = write_folder(tmp_path, log)
+    monkeypatch.setattr("formats.analysis.latency.records.LEAST_BATCH", 1)
+    waiting: list[int] = []
+    with open_log(folder) as opened:
+        latency = Latency(opened, 10)
+        for some in latency:
+            waiting.append(len(some))
+            assert (some.state == State.ENDED).all()
+    assert sum(waiting) == 200 and len(waiting) > 5
+
+
+def test_equal_addresses_are_told_apart_by_sequence_numbers_and_time() -> None:
+    """The same ports used again, and in two namespaces at once."""
+    rows = np.zeros(6, END)
+    for at, (number, mine, ns, sent, received) in enumerate(
+        [(1, 1, 0, 100, 900), (2, 0, 5, 900, 100),  # one
+         (3, 1, 9, 5_000, 70), (4, 0, 11, 70, 5_000),  # at the same time in another namespace
+         (5, 1, 10**9, 300, 400), (6, 0, 10**9 + 1, 400, 300)]  # later
+    ):  # fmt: skip
+        ends = [CLIENT, SERVER] if mine else [SERVER, CLIENT]
+        rows[at] = (
+            number, ns, packed(ends[0][0]), ends[0][1], packed(ends[1][0]), ends[1][1],
+            sent, received, 0, b"",
+        )  # fmt: skip
+    assert find_peers(rows).tolist() == [1, 0, 3, 2, 5, 4]
+    assert find_peers(rows[::-1].copy()).tolist() == [1, 0, 3, 2, 5, 4]
+    assert find_peers(rows[:1].copy()).tolist() == [-1]
+
+
+def test_a_thousand_connections_are_not_mixed_up(tmp_path: Path) -> None:
+    report = measure(write_bulk(tmp_path, 3000, 1000))
+    assert len(report.flows) == 1000
+    for flow in report.flows:
+        sender, receiver = flow.connections
+        assert sender is not None and receiver == sender + 1
+        assert flow.size == flow.sizes[State.MEASURED] == 3 * 3 * 1448
+        assert flow.once["whole"].most_ns == 17_000
+
+
+def test_windows() -> None:
+    windows = Windows.of([(10, 20), (15, 30), (50, 60), (70, NEVER)])
+    assert windows.begins.tolist() == [10, 50, 70]
+    begins = np.array([0, 0, 30, 31, 49, 61, 100])
+    ends = np.array([9, 10, 31, 49, 50, 69, 101])
+    assert windows.touch(begins, ends).tolist() == [False, True, True, False, True, False, True]
+
+
+def test_classes_of_histograms_are_narrow() -> None:
+    values = np.unique(np.geomspace(1, 1 << 60, 5000).astype(np.int64))
+    middles = middle_of(class_of(values))
+    assert (np.abs(middles / values - 1) <= 1 / 128).all() or values[0] < 64
+    assert middle_of(class_of(np.array([0]))).tolist() == [0]
+
+
+def test_every_chain_has_parts_that_can_be_weighed() -> None:
+    for steps in CHAINS.values():
+        assert {step.part for step in steps[1:]} <= WEIGHTS.keys()
+
+
+def test_other_logs_are_refused(tmp_path: Path) -> None:
+    maker = LogMaker()
+    maker.add("SCHEDOUT", {"pid": 1})
+    maker.write(tmp_path / "kernlog.dump.cpu0")
+    with open_log(tmp_path) as log, pytest.raises(UsageError, match="schema magnet"):
+        Latency(log)
+
+
+def test_records_that_cover_each_other_without_end_are_refused(tmp_path: Path) -> None:
+    log = begin()
+    for at in range(3000):
+        log.put("IP_SEND", 1000 + at, A, FIRST - at, FIRST + 1 + at)
+    with (
+        open_log(write_folder(tmp_path, log)) as opened,
+        pytest.raises(DamagedError, match="again"),
+    ):
+        list(Latency(opened))
+
+
+RSS = """
+import resource, sys, time
+from formats.analysis import open_log
+from formats.analysis.latency import Latency, Summary, find_flows, make_report
+begin = time.process_time()
+with open_log(sys.argv[1]) as log:
+    latency = Latency(log)
+    summary = Summary(find_flows(latency.survey, ()), latency.survey.begin_ns)
+    for some in latency:
+        summary.add(some)
+    report = make_report(latency, summary)
+spent = time.process_time() - begin
+assert not any(flow.unknown for flow in report.flows)
+print(report.records, spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not FULL, reason="long")
+@pytest.mark.parametrize("connections", [1, 1000])
+def test_ten_million_records(tmp_path: Path, connections: int) -> None:
+    folder = write_bulk(tmp_path, 10_000_000 // BULK_RECORDS, connections)
+    done = subprocess.run(
+        [sys.executable, "-c", RSS, str(folder)], cwd=ROOT, check=True, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    records, spent, kilobytes = map(float, done.stdout.split())
+    assert records == 10_000_000
+    assert kilobytes < 1 << 20
+    assert records / spent > 1e6
