@@ -62,7 +62,10 @@ static __always_inline u32 magnet_copied(const int direct, struct tcp_sock *tp) 
 
 /* Flags of magnet_packet(). */
 #define MAGNET_RECEIVED 1 /* its source is the remote end */
-#define MAGNET_FAST     2 /* find the connection only where an earlier event identified it */
+/* Find the connection only where an earlier event identified it; that of a received packet by its
+ * ends: over veth it keeps the sender's socket until it enters IP.
+ */
+#define MAGNET_FAST 2
 
 /* Results of magnet_packet(). */
 #define MAGNET_SKIP     0 /* no packet of TCP or UDP, or one that is forwarded */
@@ -125,9 +128,9 @@ static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, con
     __builtin_memcpy(ends.laddr, received ? packet->daddr : packet->saddr, 16);
     __builtin_memcpy(ends.raddr, received ? packet->saddr : packet->daddr, 16);
     ends.netns = cookie_of(direct, net);
-    if (sk && (flags & MAGNET_FAST))
+    if (sk && flags == MAGNET_FAST)
         magnet_recall(sk, &who);
-    else if (sk)
+    else if (sk && !(flags & MAGNET_FAST))
         magnet_identify(ctx, cpu, direct, sk, 0, &ends, &who);
     if (who.left_out)
         return MAGNET_FILTERED;

@@ -108,7 +108,8 @@ def read_log(folder: Path, errors: str = "") -> Log:
         settings = readers[0].header["settings"]
         names = {event.number: event.name for event in readers[0].format.events}
     for record in records:
-        if record["event"] == "LEDGER" and record["final"]:
+        # Not in names: what the schema tcp does besides its locations.
+        if record["event"] == "LEDGER" and record["final"] and record["number"] in names:
             row = ledger.setdefault(names[record["number"]], dict.fromkeys(BOOKS, 0))
             for name in BOOKS:
                 row[name] += record[name]
