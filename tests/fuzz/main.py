@@ -257,6 +257,8 @@ def _ended(one: Running) -> bool | None:
     spent = time.clock_gettime(~one.pid << 3 | 2) - cpu_s
     if spent <= HANG_S and time.monotonic() - at_s <= _WALL_S:
         return None
+    if one.job.watch.look() != one.seen:  # this process had no CPU meanwhile
+        return None
     os.kill(one.pid, signal.SIGUSR1)  # faulthandler writes where it is
     time.sleep(0.5)
     os.kill(one.pid, signal.SIGKILL)
