@@ -37,6 +37,7 @@ from formats.commands import (
     repair,
     translate,
     verify,
+    why,
 )
 
 
@@ -50,10 +51,33 @@ def command() -> None:
 
 
 for _part in (
-    *(demo, doctor, events, columns, verify, repair, schema, decode, export, condense, translate),
-    *(flamegraph, latency, magnet_parse, sampler_period),
-    *(status, enable, disable, mark, probe, buffer_size, lowwater),
-    *(msmod, iscan, monitor, benchmark),
+    demo,
+    doctor,
+    events,
+    columns,
+    verify,
+    repair,
+    schema,
+    decode,
+    export,
+    condense,
+    translate,
+    flamegraph,
+    latency,
+    magnet_parse,
+    sampler_period,
+    status,
+    enable,
+    disable,
+    mark,
+    probe,
+    buffer_size,
+    lowwater,
+    msmod,
+    iscan,
+    monitor,
+    benchmark,
+    why,
 ):
     command.add_command(_part.command)
 

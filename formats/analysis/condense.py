@@ -88,10 +88,9 @@ def condense(
 def _head(log: Log, data: Gathered) -> dict[str, Any]:
     header = log.format.header
     settings = header.get("settings")
-    started = header.get("clock")
-    realtime = started.get("realtime_ns") if isinstance(started, dict) else None
+    clock = log.format.clock
     return {
-        "started_ns": realtime if isinstance(realtime, int) else None,
+        "started_ns": clock[1] if clock is not None else None,
         "version": header.get("tcpkmon"),
         "kernel": header.get("kernel"),
         "host": header.get("host"),

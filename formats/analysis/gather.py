@@ -171,4 +171,4 @@ def _is_recorded(log: Log, name: str) -> bool:
     if log.format.find_event(name) is None:
         return False
     states = log.choose("LOGGING_EVENT")
-    return all(event["enabled"] != _ABSENT for event in states if event["name"] == name)
+    return all(one.get("enabled") != _ABSENT for one in states if one.get("name") == name)

@@ -3,5 +3,5 @@
 
 __all__ = [
     "condense", "decode", "export", "flamegraph", "latency", "magnet_parse", "repair",
-    "translate", "verify",
+    "translate", "verify", "why",
 ]  # fmt: skip

@@ -333,6 +333,34 @@ def latency(data: bytes) -> None:
             assert (sum(parts) == some.whole).all()
 
 
+def why(data: bytes) -> None:
+    """Every interval has a length, and the limits of a connection fill its certain time."""
+    from formats.analysis.why import Source, tally
+    from formats.commands.why import command
+
+    path = _stored(data)
+    ask(command, *_pick(data, ((), ("-v",), ("--json",))), path).check(
+        (READ, REFUSED, LOST, DAMAGED)
+    )
+    with suppress(TcpkmonError), Source(path) as source:
+        for row in tally(source.read()):
+            assert all(ns >= 0 for ns in row.limit_ns.values())
+            assert row.certain_ns <= sum(row.limit_ns.values())
+
+
+def host(data: bytes) -> None:
+    """The commands of HP-UX and UBC."""
+    from formats.commands import condense, translate
+
+    path = _stored(data)
+    command, options = _pick(data, (
+        (condense.command, ()), (condense.command, ("--json", "--discard-lossy", "0")),
+        (translate.command, ()), (translate.command, ("-l",)),
+        (translate.command, ("--records-1987", _fresh("old.out"))),
+    ))  # fmt: skip
+    ask(command, *options, path).check((READ, REFUSED, LOST, DAMAGED))
+
+
 @cache
 def _partner() -> bytes:
     from tests.unit.log_builder import clean_log
@@ -470,6 +498,9 @@ TARGETS = {
     "magnet-table": Target("magnet", 20, magnet_table, in_c=True),
     "magnet-records": Target("magnet", 20, magnet_records, in_c=True),
     "latency": Target("klogger", 20, latency),
+    "host": Target("klogger", 20, host),
+    "why-klogger": Target("klogger", 10, why),
+    "why-psc": Target("psc", 20, why),
     "schema": Target("schema", 200, schema),
     "control": Target("control", 200, control),
     "lines": Target("lines", 20, lines, in_c=True),

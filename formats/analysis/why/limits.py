@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What limited a sender in the time before a snapshot.
+
+A snapshot is taken before its ACK counts, so it holds exactly what bounded sending until then. The
+first rule that holds names the limit; docs/why.md explains each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Columns = Mapping[str, Array]
+
+LIMITS = (
+    "opening", "rto_wait", "recovery", "sndbuf", "idle", "app", "zero_window", "rwnd",
+    "slow_start", "cwnd", "tsq", "pacing", "closing", "unknown",
+)  # fmt: skip
+"""The names by number. idle: app with nothing in flight; zero_window: rwnd; slow_start: cwnd."""
+NUMBER = {name: number for number, name in enumerate(LIMITS)}
+FAMILY = {"idle": "app", "zero_window": "rwnd", "slow_start": "cwnd"}
+"""The limit of which another is a part."""
+
+ESTABLISHED, SYN_SENT, SYN_RECV, CLOSE, CLOSE_WAIT = 1, 2, 3, 7, 8
+RECOVERY, LOSS = 3, 4
+RTO = 14
+_UNPACED = (1 << 64) - 1
+_SKB_BYTES = 4096
+"""Memory of a segment in the layers below, with its overhead, at least."""
+_PACING_ERROR = 0.2
+_BURSTS = 2
+"""A paced sender is at most so many bursts ahead or behind; one is what it sends in a
+millisecond, or two segments."""
+
+
+def unsent(columns: Columns) -> Array:
+    """(n,) int64 bytes that were written and not sent."""
+    flight = (columns["snd_max"] - columns["snd_una"]).astype(np.uint32).astype(np.int64)
+    found: Array = np.maximum(columns["snd_sb_cc"].astype(np.int64) - flight, 0)
+    return found
+
+
+def in_flight(columns: Columns) -> Array:
+    """(n,) int64 segments in the network, as the kernel counts them."""
+    out, sacked, lost, again = (
+        columns[name].astype(np.int64)
+        for name in ("packets_out", "sacked_out", "lost_out", "retrans_out")
+    )
+    found: Array = out - sacked - lost + again
+    return found
+
+
+def classify(columns: Columns) -> NDArray[np.int8]:
+    """(n,) the number of the limit in the time before each snapshot.
+
+    columns: of the snapshots, see snapshots.NEEDED. pacing is a guess until is_paced() confirms it:
+    a single step is too short.
+    """
+    state = columns["state"]
+    mss = np.maximum(columns["mss"].astype(np.int64), 1)
+    waiting = unsent(columns)
+    flight = in_flight(columns)
+    cwnd = columns["snd_cwnd_segs"].astype(np.int64)
+    sent_up_to = (columns["snd_max"] - columns["snd_una"]).astype(np.uint32).astype(np.int64)
+    room = columns["snd_wnd"].astype(np.int64) - sent_up_to
+    below = columns["sk_wmem_alloc"].astype(np.int64)
+    rate = columns["pacing_rate"]
+    paced = (rate != _UNPACED) & (rate > 0)
+    per_ms = np.where(paced, rate >> np.uint64(10), 0).astype(np.int64)
+    # The kernel defers a segment (TSO) while the room in the smaller window is under a third of it.
+    free = (cwnd - flight) * mss
+    chunk = np.minimum(columns["snd_wnd"].astype(np.int64), cwnd * mss) // 3
+    deferred = (waiting >= mss) & (np.minimum(free, room) < chunk)
+    full = flight >= cwnd
+    by_cwnd = (full & (waiting > 0)) | (deferred & (free <= room))
+    rules = (
+        ("opening", (state == SYN_SENT) | (state == SYN_RECV)),
+        ("closing", (state != ESTABLISHED) & (state != CLOSE_WAIT) & (waiting == 0)),
+        ("rto_wait", columns["location"] == RTO),
+        ("recovery", (columns["ca_state"] == RECOVERY) | (columns["ca_state"] == LOSS)),
+        ("zero_window", (columns["snd_wnd"] == 0) & (waiting > 0)),
+        ("rwnd", (waiting > 0) & (room < np.minimum(mss, waiting)) | (deferred & (room < free))),
+        ("sndbuf", (waiting < mss) & _buffer_is_full(columns)),
+        ("idle", (waiting == 0) & (flight <= 0)),
+        ("slow_start", by_cwnd & (cwnd < columns["snd_ssthresh"])),
+        ("cwnd", by_cwnd),
+        ("app", (waiting < mss) & ~full),
+        ("app", waiting == 0),
+        ("tsq", below > np.maximum(2 * _SKB_BYTES, per_ms)),
+        ("pacing", paced),
+    )
+    found = np.select(
+        [holds for _, holds in rules],
+        [np.int8(NUMBER[name]) for name, _ in rules],
+        np.int8(NUMBER["unknown"]),
+    )
+    numbers: NDArray[np.int8] = found.astype(np.int8)
+    return numbers
+
+
+def is_paced(sent: Array, span_ns: Array, rate: Array, mss: Array) -> NDArray[np.bool_]:
+    """(n,) whether so many bytes in so long a time are what the pacing rate [bytes/s] gives."""
+    expected = rate * span_ns / 1e9
+    burst = np.maximum(rate / 1000, 2.0 * mss)
+    close: NDArray[np.bool_] = np.abs(sent - expected) <= (
+        _PACING_ERROR * expected + _BURSTS * burst
+    )
+    return close
+
+
+def _buffer_is_full(columns: Columns) -> Array:
+    """A writer sleeps: from a full buffer until a third of what is in it has been acknowledged."""
+    used, limit = (columns[name].astype(np.int64) for name in ("sk_wmem_bytes", "sb_hiwat"))
+    full: Array = (limit > 0) & (3 * used >= 2 * limit)
+    return full

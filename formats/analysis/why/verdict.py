@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a colleague would say of a connection: its main limits, the evidence, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from formats.analysis.why.connections import Connection
+from formats.analysis.why.limits import FAMILY
+
+_LEAST_SHARE = 0.05
+_BLOAT_RTT_US = 1000
+
+
+def human_bytes(number: float) -> str:
+    """65.5 kB, 2.4 MB; decimal."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            break
+        number /= 1000
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+
+
+def human_rate(bytes_per_s: float) -> str:
+    """94 Mbit/s."""
+    bits = bytes_per_s * 8
+    for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"):
+        if bits < 1000 or unit == "Gbit/s":
+            break
+        bits /= 1000
+    return f"{bits:.0f} {unit}" if bits >= 100 else f"{bits:.1f} {unit}"
+
+
+def endpoint(address: str, port: int) -> str:
+    """10.0.0.1:80, [::1]:80."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def head(one: Connection) -> str:
+    """Ends, length, rate: the first words of the verdict."""
+    arrow = "->" if one.sends else "<-"
+    most = max(one.bytes_acked, one.bytes_received)
+    return (
+        f"{endpoint(one.laddr, one.lport)} {arrow} {endpoint(one.raddr, one.rport)}, "
+        f"{one.duration_s:.3g} s, {human_bytes(most)}, {human_rate(one.goodput)}"
+    )
+
+
+def verdict(one: Connection) -> list[str]:
+    """Sentences, the most important first; each limit with its evidence and what would help."""
+    found: list[tuple[float, str]] = []
+    shares: dict[str, float] = {}
+    for name in one.limit_ns:
+        family = FAMILY.get(name, name)
+        shares[family] = one.share(family)
+    for name, share in shares.items():
+        if name == "app" and not one.sends:
+            continue  # it has nothing to send, and need not
+        if share >= _LEAST_SHARE and name in _SENTENCES:
+            found.append((share, f"{100 * share:.0f} % of the time {_SENTENCES[name](one)}"))
+    texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
+    if not one.sends:
+        texts = [_receiver(one), *texts]
+    if bloat := _bloat(one):
+        texts.append(bloat)
+    total = sum(one.limit_ns.values())
+    if total and one.certain_ns < total:
+        doubt = 100 * (1 - one.certain_ns / total)
+        texts.append(
+            f"{doubt:.1f} % of the time is not certain: {one.lost_records} records of the capture "
+            "are missing there"
+        )
+    return texts or ["too short to tell"]
+
+
+def _app(one: Connection) -> str:
+    idle = one.share("idle")
+    text = "the application had nothing to send"
+    if idle >= _LEAST_SHARE:
+        text += f" ({100 * idle:.0f} % with nothing in flight)"
+    return text + ": look at the sender's program, not at the network"
+
+
+def _rwnd(one: Connection) -> str:
+    window = human_bytes(one.snd_wnd_max)
+    path = one.cwnd_max * one.mss
+    more = (
+        f"; the congestion window would allow {human_bytes(path)}"
+        if path > one.snd_wnd_max
+        else ""
+    )
+    zero = one.share("zero_window")
+    shut = f", {100 * zero:.0f} % with a window of 0" if zero >= 0.01 else ""
+    return (
+        f"limited by the receiver's window (at most {window}{shut}{more}): the receiver reads too "
+        "slowly, or raise net.ipv4.tcp_rmem[2] or the application's SO_RCVBUF there"
+    )
+
+
+def _cwnd(one: Connection) -> str:
+    slow = one.share("slow_start")
+    start = f", {100 * slow:.0f} % in slow start" if slow >= _LEAST_SHARE else ""
+    again = (
+        f", {one.segments_retransmitted} segments sent again" if one.segments_retransmitted else ""
+    )
+    return (
+        f"limited by the congestion window (at most {one.cwnd_max} segments, "
+        f"{human_bytes(one.cwnd_max * one.mss)}{start}{again}): the path is the limit, as "
+        f"{one.ca_name or 'its congestion control'} sees it"
+    )
+
+
+def _sndbuf(one: Connection) -> str:
+    return (
+        f"limited by the send buffer ({human_bytes(one.sndbuf)}): raise net.ipv4.tcp_wmem[2] or "
+        "the application's SO_SNDBUF on the sender"
+    )
+
+
+def _bloat(one: Connection) -> str:
+    if one.min_rtt_us is None or one.srtt_p95_us is None or not one.sends:
+        return ""
+    if one.srtt_p95_us <= 2 * one.min_rtt_us or one.srtt_p95_us <= _BLOAT_RTT_US:
+        return ""
+    queue = (one.srtt_p95_us - one.min_rtt_us) / 1000
+    return (
+        f"round trips take {one.srtt_p95_us / 1000:.1f} ms (95 %), the path alone "
+        f"{one.min_rtt_us / 1000:.1f} ms: {queue:.1f} ms in queues"
+    )
+
+
+def _receiver(one: Connection) -> str:
+    """What a receiver knows: whether its reader kept up."""
+    if one.rcvbuf and one.reader_behind_max > one.rcvbuf // 4:
+        return (
+            f"this host receives, and its reader was up to {human_bytes(one.reader_behind_max)} "
+            f"behind (receive buffer {human_bytes(one.rcvbuf)}): the reading program is slow"
+        )
+    return "this host receives, and its reader kept up: look at the sender, or capture there too"
+
+
+_SENTENCES: dict[str, Callable[[Connection], str]] = {
+    "opening": lambda one: "the connection was opening",
+    "rto_wait": lambda one: (
+        f"it waited for a retransmission timeout ({one.rto_count} fired): whole flights or the "
+        "last segments were lost"
+    ),
+    "recovery": lambda one: (
+        f"it recovered from loss ({one.segments_retransmitted} segments sent again): the path "
+        "drops or reorders packets"
+    ),
+    "sndbuf": _sndbuf,
+    "app": _app,
+    "rwnd": _rwnd,
+    "cwnd": _cwnd,
+    "tsq": lambda one: (
+        "its data waited in this host's queue or driver: look at tc -s qdisc and the device"
+    ),
+    "pacing": lambda one: (
+        f"it was paced ({one.ca_name or 'congestion control, or SO_MAX_PACING_RATE'}): sending "
+        "followed the pacing rate"
+    ),
+    "unknown": lambda one: (
+        "it had data and room to send and did not: a busy CPU, or what a snapshot does not show"
+    ),
+}

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon why on connections whose limit was made: a few of scripts/why-scenarios."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.why.judging import play
+from scripts.why.scenarios import SCENARIOS
+
+LEAST = 0.9
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+
+
+@pytest.mark.parametrize("name", [
+    "small receive buffer, cubic", "reader reads nothing", "small send buffer, reno",
+    "application pauses 5 ms", "deep queue, cubic", "socket paced at 5 MB/s",
+])  # fmt: skip
+def test_the_limit_that_was_made_is_found(tmp_path: Path, name: str) -> None:
+    judged = play(BY_NAME[name], tmp_path, seconds=1.0)
+    assert judged.lost == 0
+    assert judged.right >= LEAST, judged.shares
+
+
+def test_the_command_says_it_in_words(tmp_path: Path) -> None:
+    play(BY_NAME["small receive buffer, cubic"], tmp_path, seconds=0.8)
+    command = [Path(sys.executable).with_name("tcpkmon"), "why", tmp_path / "why.pm"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "10.77.0.1" in said
+    assert "limited by the receiver's window" in said
+    told = json.loads(subprocess.check_output([*command, "--json"]))["connections"]
+    sender = next(one for one in told if one["laddr"] == "10.77.0.1")
+    assert max(sender["limit_ns"], key=sender["limit_ns"].get) == "rwnd"
+    assert sender["certain_ns"] == sum(sender["limit_ns"].values())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(BY_NAME))
+def test_all_scenarios(tmp_path: Path, name: str) -> None:
+    assert play(BY_NAME[name], tmp_path).right >= LEAST

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What limited a connection: each rule, and the whole against a plain reference, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from formats.analysis.why import (
+    FAMILY,
+    LIMITS,
+    NEEDED,
+    Connection,
+    Snapshots,
+    classify,
+    cut,
+    head,
+    tally,
+    verdict,
+)
+
+MS = 1_000_000
+NO_RATE = (1 << 64) - 1
+SENDING = {
+    # An established sender with 100 kB to send and room for it.
+    "state": 1, "ca_state": 0, "snd_una": 1000, "snd_max": 1000, "snd_sb_cc": 100_000,
+    "snd_wnd": 1 << 20, "snd_cwnd_segs": 100, "snd_ssthresh": 50, "mss": 1000, "packets_out": 0,
+    "sacked_out": 0, "lost_out": 0, "retrans_out": 0, "sk_wmem_bytes": 120_000,
+    "sb_hiwat": 1 << 20, "sk_wmem_alloc": 0, "pacing_rate": NO_RATE, "srtt_us": 800,
+    "min_rtt_us": 500, "rcv_nxt": 7, "rcv_sb_cc": 0, "rcv_wnd": 65536, "sk_rcvbuf": 131072,
+    "seg_len": 0, "location": 1, "callvalue": 0, "lport": 5001, "rport": 80, "conn_id": 1,
+}  # fmt: skip
+FLYING = {"snd_max": 101_000, "snd_sb_cc": 200_000, "packets_out": 100}
+"""100 segments in flight, as many as the congestion window has."""
+TYPES = {"pacing_rate": np.uint64, "conn_id": np.uint64}
+
+
+def columns(**values: Any) -> dict[str, Any]:
+    """The columns of a snapshot, or of n, where some differ from SENDING."""
+    every = {**SENDING, **values}
+    count = max(np.size(value) for value in every.values())
+    found = {
+        name: np.broadcast_to(np.array(value, TYPES.get(name, np.uint32)), count).copy()
+        for name, value in every.items()
+    }
+    for name in ("laddr", "raddr"):
+        found[name] = np.full(count, b"\0" * 10 + b"\xff\xff\x0a\0\0\x01", "V16")
+    return found
+
+
+def limit_of(**values: Any) -> str:
+    return LIMITS[classify(columns(**values))[0]]
+
+
+@pytest.mark.parametrize("limit, values", [
+    ("unknown", {}),
+    ("opening", {"state": 2}),
+    ("closing", {"state": 4, "snd_sb_cc": 0}),
+    ("rto_wait", {"location": 14}),
+    ("recovery", {"ca_state": 3}), ("recovery", {"ca_state": 4, **FLYING}),
+    ("zero_window", {"snd_wnd": 0}),
+    ("rwnd", {**FLYING, "packets_out": 70, "snd_wnd": 100_500}),
+    ("rwnd", {**FLYING, "snd_wnd": 100_500}),                   # both are full: the peer's counts
+    ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 120_000}),
+    ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 180_000}),        # a writer sleeps until a third is
+    ("app", {"snd_sb_cc": 300, "sb_hiwat": 190_000}),           # free
+    ("idle", {"snd_sb_cc": 0}),
+    ("app", {"snd_max": 11_000, "snd_sb_cc": 10_000, "packets_out": 10}),
+    ("cwnd", FLYING), ("slow_start", {**FLYING, "snd_ssthresh": 101}),
+    ("cwnd", {**FLYING, "packets_out": 80, "snd_max": 81_000}),  # it waits for a larger segment
+    ("unknown", {**FLYING, "packets_out": 60, "snd_max": 61_000}),
+    ("tsq", {"sk_wmem_alloc": 20_000}),
+    ("pacing", {"pacing_rate": 1_000_000}),
+])  # fmt: skip
+def test_rules(limit: str, values: dict[str, Any]) -> None:
+    assert limit_of(**values) == limit
+
+
+def snapshots(times_ms: list[int], **values: Any) -> Snapshots:
+    times = np.array(times_ms, np.int64) * MS
+    lost = np.array(values.pop("lost", [0] * len(times)), np.int64)
+    return Snapshots(columns(seg_seq=[0] * len(times), **values), times, lost)
+
+
+def test_intervals_end_where_the_limit_changes() -> None:
+    piece = snapshots(
+        [0, 10, 20, 30, 40], snd_wnd=[9, 0, 0, 1 << 20, 1 << 20], snd_una=[1, 2, 3, 4, 5],
+        snd_max=1000, lost=[0, 0, 2, 2, 2],
+    )  # fmt: skip
+    rows = np.concatenate(list(cut([piece])))
+    assert [LIMITS[one] for one in rows["limit"]] == ["zero_window", "unknown"]
+    assert rows["start_ns"].tolist() == [0, 20 * MS]
+    assert rows["end_ns"].tolist() == [20 * MS, 40 * MS]
+    assert rows["bytes_acked"].tolist() == [2, 2]
+    assert rows["lost_records"].tolist() == [2, 0]
+    assert rows["records"].tolist() == [2, 2]
+
+
+def test_a_pacing_rate_alone_is_no_proof() -> None:
+    """1 MB/s: 100 kB in 100 ms. Who sends a tenth of that is not paced."""
+    for sent, limit in ((100_000, "pacing"), (10_000, "unknown")):
+        piece = snapshots([0, 100], pacing_rate=1_000_000, snd_una=[1000, 1000 + sent],
+                          snd_max=[1000, 1000 + sent])  # fmt: skip
+        assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
+
+
+def random_capture(seed: int) -> Snapshots:
+    """Snapshots of several connections in turn, with losses and steps of all kinds."""
+    chance = np.random.default_rng(seed)
+    count = 400
+    times = np.cumsum(chance.integers(0, 3, count)) * MS
+    lost = np.cumsum(chance.random(count) < 0.02)
+    values: dict[str, Any] = {
+        "conn_id": chance.choice([3, 5, 1 << 40, 7], count).astype(np.uint64),
+        "snd_una": (2**32 - 9000 + np.cumsum(chance.integers(0, 90, count))) % 2**32,
+        "snd_wnd": chance.choice([0, 500, 1 << 20], count),
+        "ca_state": chance.choice([0, 0, 3], count),
+        "location": chance.choice([1, 1, 1, 2, 14, 4], count),
+        "pacing_rate": chance.choice(np.array([NO_RATE, 100_000], np.uint64), count),
+        "snd_sb_cc": chance.choice([0, 500, 90_000], count),
+        "rcv_nxt": np.cumsum(chance.integers(0, 9, count)),
+        "srtt_us": chance.integers(100, 9000, count),
+    }
+    values["snd_max"] = (values["snd_una"] + chance.integers(0, 3000, count)) % 2**32
+    found = columns(**values)
+    return Snapshots(found, times.astype(np.int64), lost.astype(np.int64))
+
+
+def pieces(whole: Snapshots, seed: int) -> Iterator[Snapshots]:
+    chance = np.random.default_rng(seed)
+    at = 0
+    while at < len(whole):
+        stop = at + int(chance.integers(0, 60))
+        part = {name: values[at:stop] for name, values in whole.columns.items()}
+        yield Snapshots(part, whole.times_ns[at:stop], whole.lost[at:stop])
+        at = stop
+
+
+def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
+    """One snapshot after the other."""
+    last: dict[int, int] = {}
+    runs: dict[int, list[dict[str, Any]]] = {}
+    for at in range(len(whole)):
+        one = int(whole["conn_id"][at])
+        before = last.get(one)
+        last[one] = at
+        if before is None:
+            continue
+        now = {name: values[at : at + 1] for name, values in whole.columns.items()}
+        limit = LIMITS[classify(now)[0]]
+
+        def step(name: str, before: int = before, at: int = at) -> int:
+            moved = (int(whole[name][at]) - int(whole[name][before])) % 2**32
+            return moved if moved < 2**31 else 0
+
+        told = {
+            "conn_id": one, "limit": limit, "start": int(whole.times_ns[before]),
+            "end": int(whole.times_ns[at]), "acked": step("snd_una"), "sent": step("snd_max"),
+            "lost": int(whole.lost[at] - whole.lost[before]), "records": 1,
+            "rate": int(whole["pacing_rate"][at]),
+        }  # fmt: skip
+        mine = runs.setdefault(one, [])
+        if mine and mine[-1]["limit"] == limit:
+            for name in ("acked", "sent", "lost", "records"):
+                mine[-1][name] += told[name]
+            mine[-1]["end"], mine[-1]["rate"] = told["end"], told["rate"]
+        else:
+            mine.append(told)
+    found = [run for mine in runs.values() for run in mine]
+    for run in found:
+        if run["limit"] == "pacing":
+            expected = run["rate"] * (run["end"] - run["start"]) / 1e9
+            burst = max(run["rate"] / 1000, 2000)
+            if abs(run["sent"] - expected) > 0.2 * expected + 2 * burst:
+                run["limit"] = "unknown"
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_intervals_are_those_of_the_reference(seed: int) -> None:
+    whole = random_capture(seed)
+    rows = np.concatenate(list(cut(pieces(whole, seed))))
+    got = sorted(
+        (int(one["conn_id"]), int(one["start_ns"]), int(one["end_ns"]), LIMITS[one["limit"]],
+         int(one["bytes_acked"]), int(one["bytes_sent"]), int(one["lost_records"]),
+         int(one["records"]))
+        for one in rows
+    )  # fmt: skip
+    wanted = sorted(
+        (run["conn_id"], run["start"], run["end"], run["limit"], run["acked"], run["sent"],
+         run["lost"], run["records"])
+        for run in plain_intervals(whole)
+    )  # fmt: skip
+    assert got == wanted
+    assert {run[3] for run in got} >= {"recovery", "rwnd", "zero_window"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_connections_are_those_of_the_reference(seed: int) -> None:
+    whole = random_capture(seed)
+    rows = {row.conn_id: row for row in tally(pieces(whole, seed))}
+    runs = plain_intervals(whole)
+    assert set(rows) == {run["conn_id"] for run in runs}
+    for one, row in rows.items():
+        mine = [run for run in runs if run["conn_id"] == one]
+        at = np.flatnonzero(whole["conn_id"] == one)
+        limits: dict[str, int] = {}
+        for run in mine:
+            limits[run["limit"]] = limits.get(run["limit"], 0) + run["end"] - run["start"]
+        assert row.limit_ns == {name: ns for name, ns in limits.items() if ns}
+        assert row.bytes_acked == sum(run["acked"] for run in mine)
+        assert row.lost_records == sum(run["lost"] for run in mine)
+        certain = sum(run["end"] - run["start"] for run in mine if not run["lost"])
+        assert row.certain_ns == certain
+        assert row.records == len(at)
+        assert row.rto_count == int((whole["location"][at] == 14).sum())
+        assert row.segments_retransmitted == int((whole["location"][at] == 2).sum())
+        assert (row.start_ns, row.end_ns) == (whole.times_ns[at[0]], whole.times_ns[at[-1]])
+        assert row.srtt_max_us == whole["srtt_us"][at].max()
+        assert row.srtt_p50_us == pytest.approx(np.median(whole["srtt_us"][at]), rel=0.15)
+
+
+def test_families_are_limits() -> None:
+    assert set(FAMILY) | set(FAMILY.values()) <= set(LIMITS)
+    assert "time" not in NEEDED
+
+
+def sentence(**values: Any) -> tuple[str, list[str]]:
+    one = Connection(
+        1, laddr="10.0.0.1", lport=5201, raddr="fd00::2", rport=40000, end_ns=8_000 * MS,
+        bytes_acked=94_000_000, mss=1448, min_rtt_us=500, certain_ns=8_000 * MS,
+    )  # fmt: skip
+    for name, value in values.items():
+        setattr(one, name, value)
+    return head(one), verdict(one)
+
+
+def test_a_verdict_has_the_main_limit_first() -> None:
+    first, texts = sentence(
+        limit_ns={"rwnd": 5_600 * MS, "zero_window": 80 * MS, "app": 1_600 * MS, "cwnd": 720 * MS},
+        snd_wnd_max=65_536, cwnd_max=1657,
+    )  # fmt: skip
+    assert first == "10.0.0.1:5201 -> [fd00::2]:40000, 8 s, 94.0 MB, 94.0 Mbit/s"
+    assert texts[0].startswith(
+        "71 % of the time limited by the receiver's window (at most 65.5 kB, 1 % with a window of "
+        "0; the congestion window would allow 2.4 MB)"
+    )
+    assert "net.ipv4.tcp_rmem[2]" in texts[0]
+    assert texts[1].startswith("20 % of the time the application had nothing to send")
+    assert texts[2].startswith("9 % of the time limited by the congestion window")
+    assert len(texts) == 3
+
+
+def test_what_is_missing_is_said() -> None:
+    _, texts = sentence(limit_ns={"cwnd": 8_000 * MS}, certain_ns=6_000 * MS, lost_records=5)
+    assert "25.0 % of the time is not certain: 5 records of the capture are missing" in texts[-1]
+
+
+def test_a_receiver_is_told_so() -> None:
+    _, texts = sentence(bytes_acked=0, bytes_received=9 << 20, rcvbuf=131_072,
+                        reader_behind_max=120_000)  # fmt: skip
+    assert "its reader was up to 120 kB behind" in texts[0]
+
+
+def test_bloat() -> None:
+    _, texts = sentence(limit_ns={"cwnd": 8_000 * MS}, srtt_p95_us=80_500.0)
+    assert texts[-1].startswith("round trips take 80.5 ms (95 %), the path alone 0.5 ms: 80.0 ms")
