@@ -41,7 +41,7 @@ WANTED: Mapping[str, Sequence[str]] = {
     "LOGIN": (*TASK, "session"),
     "LOGOUT": (*TASK, "session"),
     "PAGEIN_START": TASK,
-    "PAGEIN_END": (*TASK, "with_io"),
+    "PAGEIN_END": (*TASK, "with_io", "since"),
     "PAGEOUT_START": TASK,
     "DISK_INSERT": (*TASK, "request", "device", "bytes"),
     "DISK_ISSUE": (*TASK, "request", "device", "bytes"),

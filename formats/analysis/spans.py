@@ -103,7 +103,8 @@ def match_requests(inserts: EventTable, issues: EventTable, completions: EventTa
 def match_faults(starts: EventTable, ends: EventTable) -> Spans:
     """Page faults: start_ns, stop_ns, tid, tgid, with_io, cpu_ns (CPU time of the fault itself).
 
-    A START is put out with its END, one directly after the other on the same thread.
+    A START is put out with its END, one directly after the other on the same thread; `since` of the
+    END says when it was.
     """
     tid = np.concatenate([starts["tid"], ends["tid"]])
     times = np.concatenate([starts.times_ns, ends.times_ns])
@@ -115,9 +116,10 @@ def match_faults(starts: EventTable, ends: EventTable) -> Spans:
     paired = ~is_end[order][start] & (tid[order][start] == tid[order][stop])
     first, last = order[start[paired]], order[stop[paired]] - len(starts)
     cpu = ends["cpu_time"][last].astype(np.int64) - starts["cpu_time"][first].astype(np.int64)
+    since = ends["since"][last].astype(np.int64)
     return Spans(
         {
-            "start_ns": starts.times_ns[first],
+            "start_ns": np.where(since > 0, since, starts.times_ns[first]),
             "stop_ns": ends.times_ns[last],
             "cpu_ns": np.maximum(cpu, 0),
             **{name: ends[name][last] for name in ("tid", "tgid", "with_io")},

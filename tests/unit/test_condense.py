@@ -341,3 +341,22 @@ def test_names_of_a_hostile_log_do_no_harm(tmp_path: Path) -> None:
     assert "<script>alert" not in page.read_text()
     shown = CliRunner().invoke(command, [str(tmp_path / "log")]).output
     assert "\x1b" not in shown
+
+
+def test_a_fault_begins_when_it_says(tmp_path: Path) -> None:
+    """START is logged just before its END: an I/O in between belongs to the fault by `since`."""
+    schema = SCHEMA.replace("int with_io }", "int with_io; ulonglong since }")
+    build = LogBuilder(schema=schema)
+    told = request(random.Random(1), 7, 1000, 0, 3 * MS)
+    last = max(when for when, _, _ in told)
+    for when, name, values in sorted(told, key=lambda one: one[0]):
+        build.log(name, when, **values)
+    fault = {"with_io": 1, "since": MS}
+    build.log("PAGEIN_START", last + 1, **task(7, 1000, 0), **fault)
+    build.log("PAGEIN_END", last + 1, **task(7, 1000, 5), **fault)
+    build.end_dump().finish()
+    build.write(tmp_path / "kernlog.dump.cpu0")
+    with open_log(tmp_path / "kernlog.dump.cpu0") as log:
+        overall = condense(log).classes[-1]
+    assert overall.io is None
+    assert overall.physical_faults == 1

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema paging: page-ins against rusage and mincore, page-outs against pswpout."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from collector.linux.btf import Btf
+from collector.loader.attach_trials import Probing
+from tests.live.schema_logs import Log, Record, logging
+
+PAGES = 200
+PAGE = mmap.PAGESIZE
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _has_faults() -> None:
+    if why := Probing(Btf.from_kernel()).why_not("perf", "page_faults:1"):
+        pytest.skip(why)
+
+
+def is_resident(memory: mmap.mmap) -> list[bool]:
+    """By page, whether it is in memory (mincore)."""
+    found = ctypes.create_string_buffer(len(memory) // PAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert LIBC.mincore(start, len(memory), found) == 0, ctypes.get_errno()
+    return [bool(one & 1) for one in found.raw]
+
+
+def cold_file(folder: Path) -> Path:
+    """A file of PAGES pages, none of them in memory."""
+    path = folder / "cold"
+    path.write_bytes(os.urandom(PAGES * PAGE))
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path
+
+
+def touch(memory: mmap.mmap, pages: range) -> tuple[range, int, int]:
+    """Reads a byte of each page; the time meanwhile (monotonic ns), major and minor faults."""
+    before = resource.getrusage(resource.RUSAGE_THREAD)
+    begun_ns = time.monotonic_ns()
+    for page in pages:
+        memory[page * PAGE]
+    ended_ns = time.monotonic_ns()
+    after = resource.getrusage(resource.RUSAGE_THREAD)
+    counts = after.ru_majflt - before.ru_majflt, after.ru_minflt - before.ru_minflt
+    return range(begun_ns, ended_ns), *counts
+
+
+def mine(log: Log, span: range, **values: int) -> list[Record]:
+    me = threading.get_native_id()
+    return [one for one in log.of("PAGEIN_END", tid=me, **values) if one["time_ns"] in span]
+
+
+def test_page_ins_with_io_are_major_faults(tmp_path: Path) -> None:
+    """Each page of a cold file, by number, of this file; a second look needs no disk."""
+    path = cold_file(tmp_path)
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory.madvise(mmap.MADV_RANDOM)  # no read-ahead
+        if any(is_resident(memory)):
+            pytest.skip("this file system keeps files in memory")
+        with logging(tmp_path / "log", "paging") as running:
+            cold, major, _ = touch(memory, range(0, PAGES, 2))
+            assert [page for page, there in enumerate(is_resident(memory)) if there] == list(
+                range(0, PAGES, 2)
+            )
+            memory.madvise(mmap.MADV_DONTNEED)
+            warm, major_again, _ = touch(memory, range(0, PAGES, 2))
+            log = running.finish()
+        status = os.fstat(file.fileno())
+    found = mine(log, cold, with_io=1)
+    assert len(found) == major == PAGES // 2
+    assert [one["page"] for one in found] == list(range(0, PAGES, 2))
+    assert {one["file"] for one in found} == {status.st_ino}
+    device = os.major(status.st_dev) << 20 | os.minor(status.st_dev)
+    assert {one["device"] for one in found} == {device}
+    addresses = [one["address"] // PAGE for one in found]
+    assert [one - addresses[0] for one in addresses] == list(range(0, PAGES, 2))
+    assert mine(log, warm, with_io=1) == []
+    assert major_again == 0
+    assert any(one["file"] == status.st_ino for one in mine(log, warm, with_io=0))
+    for one in found:
+        assert one["time_ns"] - 10**10 < one["since"] < one["time_ns"]
+
+
+def test_a_start_is_put_out_only_with_its_end(tmp_path: Path) -> None:
+    """As many of both, one after the other, with the times of the same fault."""
+    with logging(tmp_path / "log", "paging") as running:
+        with mmap.mmap(-1, PAGES * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+            span, major, minor = touch(memory, range(PAGES))
+        fault = "import ctypes; ctypes.string_at(0)"  # ends in SIGSEGV: there is no END
+        assert subprocess.run([sys.executable, "-c", fault], check=False).returncode < 0
+        log = running.finish()
+    found = mine(log, span)
+    # The two readings of rusage may fault too.
+    assert PAGES <= len(found) <= major + minor
+    assert sum(one["with_io"] == 0 and one["file"] == 0 for one in found) >= PAGES
+    both = ("tid", "address", "page", "file", "with_io", "since")
+    starts, ends = log.of("PAGEIN_START"), log.of("PAGEIN_END")
+    assert len(starts) == len(ends)
+    key = lambda one: (one["on_cpu"], one["time_ns"])  # noqa: E731
+    for start, end in zip(sorted(starts, key=key), sorted(ends, key=key), strict=True):
+        assert [start[name] for name in both] == [end[name] for name in both]
+        assert start["cpu_time"] <= end["cpu_time"]
+
+
+@contextmanager
+def swap_in_memory() -> Iterator[None]:
+    """Swap on a zram device of ours."""
+    if shutil.which("zramctl") is None or shutil.which("mkswap") is None:
+        pytest.skip("needs zramctl and mkswap")
+    made = subprocess.run(
+        ["zramctl", "--find", "--size", "64M"], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"no zram device: {made.stderr.strip()}")
+    device = made.stdout.strip()
+    try:
+        subprocess.run(["mkswap", device], check=True, capture_output=True)
+        subprocess.run(["swapon", device], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["swapoff", device], check=True)
+    finally:
+        subprocess.run(["zramctl", "--reset", device], check=True)
+
+
+@contextmanager
+def small_cgroup(limit_bytes: int) -> Iterator[Path]:
+    """A cgroup whose processes may have so much memory; the file that takes them in."""
+    two = Path("/sys/fs/cgroup/cgroup.controllers")
+    is_two = two.exists() and "memory" in two.read_text().split()
+    above = Path("/sys/fs/cgroup") if is_two else Path("/sys/fs/cgroup/memory")
+    folder = above / f"tcpkmon-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        limit = folder / ("memory.max" if is_two else "memory.limit_in_bytes")
+        limit.write_text(str(limit_bytes))
+    except OSError as error:
+        with suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"no memory cgroup: {error}")
+    try:
+        yield folder / "cgroup.procs"
+    finally:
+        folder.rmdir()
+
+
+def swapped() -> tuple[int, int]:
+    """Pages that the machine has read from swap and written to it."""
+    rows = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    return int(rows["pswpin"]), int(rows["pswpout"])
+
+
+GROW = """
+import mmap, os, sys
+open(sys.argv[1], "w").write(str(os.getpid()))
+memory = mmap.mmap(-1, 24 << 20)
+memory.madvise(mmap.MADV_NOHUGEPAGE)
+for turn in range(2):
+    for at in range(0, len(memory), mmap.PAGESIZE):
+        memory[at : at + 8] = (at + 1).to_bytes(8, "little")  # no page of zeros: it needs no swap
+"""
+
+
+def test_page_outs_are_what_went_to_swap(tmp_path: Path) -> None:
+    """A process outgrows its cgroup: each page written to swap counts, and the search for them."""
+    with (
+        swap_in_memory(),
+        small_cgroup(8 << 20) as procs,
+        logging(tmp_path / "log", "paging") as running,
+    ):
+        before = swapped()
+        process = subprocess.Popen([sys.executable, "-c", GROW, str(procs)])
+        assert process.wait(60) == 0
+        after = swapped()
+        log = running.finish()
+    read, written = after[0] - before[0], after[1] - before[1]
+    assert written > 1000
+    starts, ends = log.of("PAGEOUT_START"), log.of("PAGEOUT_END")
+    assert sum(one["pages"] for one in starts) == written
+    assert sum(one["pages"] for one in ends) == written
+    assert {one["error"] for one in ends} == {0}
+    assert process.pid in {one["tgid"] for one in starts}
+    # One page a fault: the kernel reads none ahead from memory. The tail of swapoff is no fault.
+    by_io = log.of("PAGEIN_END", tgid=process.pid, with_io=1, file=0)
+    assert len(by_io) == read
+    searches = log.of("RECLAIM_START", tgid=process.pid, kind="CGROUP")
+    found = log.of("RECLAIM_END", tgid=process.pid, kind="CGROUP")
+    assert len(searches) == len(found) > 0
+    assert sum(one["pages"] for one in found) > written // 2
