@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from formats.base.cli import CLOCKS, say
-from formats.base.errors import DamagedError, LossError, UsageError
+from formats.base.errors import DamagedError, FileError, LossError, UsageError
 
 _MOST_SHOWN = 10
 
@@ -21,7 +21,7 @@ _MOST_SHOWN = 10
               help="How timestamps are written: as they are in the file, ns of CLOCK_MONOTONIC in "
               "those of tcpkmon; in seconds since 1970, as UTC, in seconds since the start.")
 @click.option("--bits", type=click.Choice(["32", "64"]),
-              help="Of a file without a header: the width of its pointers. Default: 64.")
+              help="Of a file without a header, which needs it: the width of its pointers.")
 @click.option("--big-endian", is_flag=True,
               help="Of a file without a header: it comes from a big-endian machine.")
 @click.option("--data", is_flag=True, help="Of a file without a header: its records have data.")
@@ -49,13 +49,21 @@ def command(
     from formats.magnet.reader import open_reader
     from formats.registry import format_of
 
-    if format_of(file).name == "magnet":
+    found = format_of(file)
+    if found.name == "klogger":
+        raise FileError(f"{file} is {found.title}, not a MAGNeT file", f"use {found.shown_by}")
+    if found.name == "magnet":
         if bits or big_endian or data or names:
             raise UsageError(
                 f"{file} has a header, which describes it",
                 "leave out --bits, --big-endian, --data and --event",
             )
         layout = None
+    elif not bits and file.is_file():
+        raise FileError(
+            f"{file} has no header of tcpkmon",
+            "give the layout of another program's file: --bits 64 or 32, --big-endian, --data",
+        )
     else:
         layout = Layout(">" if big_endian else "<", int(bits or 64), data)
     chosen = kinds_of(_parse(text) for text in names) if layout else ()

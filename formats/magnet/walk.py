@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.base.errors import DamagedError
-from formats.base.limits import MOST_DAMAGE
+from formats.base.limits import MOST_CONTROL_BYTES, MOST_DAMAGE
 from formats.klogger.table import NUMBERS
 from formats.magnet.control import CHUNK, END, Block, decode, text_records
 from formats.magnet.header import MagnetFile
-from formats.magnet.layout import CONTROL, FIRST_CONTROL, HEADER, LOST, TEXT
+from formats.magnet.layout import CONTROL, FIRST_CONTROL, LOST, TEXT
 
 PIECE_RECORDS = 1 << 16
+_NONE: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Walk:
         self._is_known = np.zeros(NUMBERS, np.bool_)
         self._is_known[[kind.code for kind in file.kinds]] = True
         self._rows, self._start = file.read(0, 0), 0
-        self._controls: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._controls = self._others = _NONE
+        """Of the records in memory, those of control entries, and those that are no TEXT."""
 
     @property
     def open(self) -> int:
@@ -106,9 +108,10 @@ class Walk:
         if not self._start <= at < self._start + len(self._rows):
             self._start = at
             self._rows = self._file.read(at, min(PIECE_RECORDS, self._file.count - at))
+            codes = self._rows["event"]
             has_header = self._file.has_header
-            found = self._rows["event"] >= FIRST_CONTROL if has_header else np.zeros(0, np.bool_)
-            self._controls = np.flatnonzero(found)
+            self._controls = np.flatnonzero(codes >= FIRST_CONTROL) if has_header else _NONE
+            self._others = np.flatnonzero(codes != TEXT) if len(self._controls) else _NONE
         return self._rows[at - self._start :]
 
     def _records(self, at: int, rows: NDArray[Any]) -> Piece:
@@ -130,30 +133,32 @@ class Walk:
 
     def _control(self, at: int) -> Entry | int:
         """The control entry at a place; how many records to skip where there is none."""
-        first = self._from(at)[:1]
-        count = 1
+        here, texts = self._from(at), self._texts(at)
+        first = here[:1]
         try:
             if int(first["event"][0]) != CONTROL:
                 raise DamagedError("a part of a control entry without its beginning")
-            length = max(int(first["size"][0]), 0)
+            length = min(max(int(first["size"][0]), 0), MOST_CONTROL_BYTES)
             count = min(1 + text_records(length, self._file.layout), self._file.count - at)
-            here = self._from(at)[:count]
-            rows = here if len(here) == count else self._file.read(at, count)
+            if count > 1 + texts and 1 + texts < len(here):
+                raise DamagedError("a control entry is not whole")
+            rows = here[:count] if count <= len(here) else self._file.read(at, count)
             values = decode(rows, self._file.layout)
         except DamagedError as error:
             self._note(at, error.message)
-            return self._run(at)
+            return 1 + texts
         sound = self._judge(at, values)
         self.entries = values["number"] + 1
         self.records = values["records"]
         self._block = Block(self._file.layout.size)
         return Entry(at, count, values, sound)
 
-    def _run(self, at: int) -> int:
-        """How many records of text, or of a header, are there from a place on; one at least."""
-        codes = self._from(at)["event"][1:]
-        others = np.flatnonzero((codes != TEXT) & (codes != HEADER))
-        return 1 + (int(others[0]) if len(others) else len(codes))
+    def _texts(self, at: int) -> int:
+        """How many records of TEXT follow the one at a place, as far as they are in memory."""
+        place = at - self._start + 1
+        where = int(np.searchsorted(self._others, place))
+        end = int(self._others[where]) if where < len(self._others) else len(self._rows)
+        return end - place
 
     def _judge(self, at: int, values: dict[str, Any]) -> bool:
         """Whether the records since the last entry are what this one tells."""

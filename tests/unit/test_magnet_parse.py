@@ -110,20 +110,25 @@ def test_what_options_are_wrong(tmp_path: Path, capfd: Capture) -> None:
     other = tmp_path / "b"
     other.write_bytes(bytes(30))
     for name in ("3", "3=", "256=A", "x=A", "3=a b"):
-        assert tool("magnet-parse", other, "--event", name) == 2
+        assert tool("magnet-parse", other, "--bits=64", "--event", name) == 2
         assert "CODE=NAME" in capfd.readouterr().err
-    assert tool("magnet-parse", other) == 2
+    assert tool("magnet-parse", other) == 1
+    assert "has no header of tcpkmon; give the layout" in capfd.readouterr().err
+    assert tool("magnet-parse", other, "--bits", "64") == 2
     assert "no array of records of 24 bytes" in capfd.readouterr().err
-    assert tool("magnet-parse", other, "--event", "3=A", "--event", "4=A") == 2
+    assert tool("magnet-parse", other, "--bits=64", "--event", "3=A", "--event", "4=A") == 2
     assert "two events have one name" in capfd.readouterr().err
     assert tool("magnet-parse", tmp_path / "none") == 1
     assert "Traceback" not in capfd.readouterr().err
+    other.write_bytes(b"KERNLOG\x01" + bytes(40))
+    assert tool("magnet-parse", other) == 1
+    assert "is a Klogger log, not a MAGNeT file; use tcpkmon decode" in capfd.readouterr().err
 
 
 def test_codes_that_cannot_be_events_are_damage(tmp_path: Path, capfd: Capture) -> None:
     path = tmp_path / "a"
     path.write_bytes(struct.pack("<QQIi", 1, 2, 3, 4) + struct.pack("<QQIi", 1, 2, 70_000, 4))
-    assert tool("magnet-parse", path) == 5
+    assert tool("magnet-parse", path, "--bits", "64") == 5
     output = capfd.readouterr()
     assert output.out.splitlines()[1:] == ["1\t2\tEVENT_3\t4"]
     assert "1 record(s) of unknown events, the first 70000" in output.err

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 
 import formats
 from formats.base.control import EndReason
+from formats.base.limits import MOST_CONTROL_BYTES
 from formats.magnet.control import Block, encode
 from formats.magnet.header import MagnetFile
-from formats.magnet.layout import FIRST_EVENT, LOST
+from formats.magnet.layout import CONTROL, FIRST_EVENT, LOST
 from formats.magnet.walk import Entry, Piece, Walk
 from formats.verify import repair_magnet, verify_magnet
 from tests.unit.magnet_builder import MagnetBuilder, clean_file, in_layout, lossy_file
@@ -246,6 +248,19 @@ def test_what_the_kernel_does_not_count_is_not_proven(tmp_path: Path) -> None:
     report = verify_magnet(made.log("IP_SEND").write())
     assert (report.exit_code, report.problems) == (3, [])
     assert "not proven for 1 event(s)" in report.verdict
+
+
+@pytest.mark.parametrize("size", [10, MOST_CONTROL_BYTES])
+def test_beginnings_of_entries_take_no_more_than_linear_time(tmp_path: Path, size: int) -> None:
+    path = clean_file(tmp_path / "a", count=1).write(None)
+    with MagnetFile(path) as file:
+        rows = np.zeros(60_000, file.layout.dtype)
+    rows["event"], rows["size"] = CONTROL, size
+    with path.open("ab") as out:
+        out.write(rows.tobytes())
+    before = time.process_time()
+    assert verify_magnet(path).problems_total == len(rows)
+    assert time.process_time() - before < 5, "each read on to the end"
 
 
 # Repair.
