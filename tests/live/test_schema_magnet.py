@@ -148,8 +148,8 @@ def test_each_layer_has_all_bytes_and_the_headers_of_the_wire(
     check_state(state, info, ports)
 
     # M8: a sleeping reader, a failing send.
-    ready = [r for r in log.of("TCP_RECV", connection=server) if r["time_ns"] > sleeps][0]
-    read = [r for r in log.of("SOCK_RECV", connection=server) if r["time_ns"] > sleeps][0]
+    ready = next(r for r in log.of("TCP_RECV", connection=server) if r["time_ns"] > sleeps)
+    read = next(r for r in log.of("SOCK_RECV", connection=server) if r["time_ns"] > sleeps)
     assert read["time_ns"] - ready["time_ns"] >= NAP_S * 0.95e9
     assert read["seq_hi"] == ready["seq_hi"] and read["size"] == 4
     failed = log.of("SOCK_SEND", connection=client)[-1]
