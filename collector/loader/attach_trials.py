@@ -17,7 +17,6 @@ from collector.linux.probe_kinds import KINDS
 from collector.loader.programs import attach_type_id, load_code
 from formats.base.errors import KernelError, TcpkmonError
 
-
 # *(u64 *)(r10 - 8) = 0; r1 = 1; r1 = atomic_fetch_add((u64 *)(r10 - 8), r1); r0 = 0; exit
 _FETCHING = (
     struct.pack("=BBhiBBhiBBhi", 0x7A, 0x0A, -8, 0, 0xB7, 0x01, 0, 1, 0xDB, 0x1A, -8, 0x01)
