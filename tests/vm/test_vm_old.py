@@ -31,4 +31,4 @@ def test_a_kernel_that_is_too_old(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     asked = run([TCPKMON, "doctor"])
     assert asked.code == 4
-    assert "no atomic instructions" in " ".join(asked.stdout.split())
+    assert "no atomic instructions" in " ".join(asked.stdout.decode().split())
