@@ -138,11 +138,13 @@ def use_locks(folder: Path) -> Locks:
 def check_locks(log: Log, way: str, done: Locks) -> None:
     """A lock that was waited for is logged when it is released, and all are that are made."""
     check_made(log, way, done.made)
+    assert log.missing["BKL_LOCK_FINISH"] == "no probe of its schema logs it"
+    if "PREEMPT_RT" in os.uname().version:
+        return  # all these locks are rt_mutexes there
     for wait in done.waits:
         record = locking.check_wait(log, *wait)
         assert record["moment"] == "RELEASED"
         assert record["acquired"] < record["time_ns"]
-    assert log.missing["BKL_LOCK_FINISH"] == "no probe of its schema logs it"
 
 
 def check_made(log: Log, way: str, span: locking.Span) -> None:
