@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.linux.btf import KERNEL_BTF, Btf
+from collector.loader.attach_trials import check_atomics
 from collector.loader.prepare import Wish, check_machine, check_privilege, decide, prepare
 from collector.ring.rings import choose_transport
 from formats.base.errors import TcpkmonError
@@ -62,6 +63,7 @@ def examine() -> Report:
         _attempt("machine", check_machine, platform.machine()),
         _attempt("privilege", check_privilege, "root", "not root"),
         _attempt("BTF", Btf.from_kernel, str(KERNEL_BTF)),
+        _attempt("atomics", check_atomics, "programs can number records"),
     ]
     checks = [*required, _check_bcc(), *_check_files()]
     if not all(check.good for check in required):

@@ -8,6 +8,7 @@ or a list of functions is no proof: kernels list functions that they then refuse
 from __future__ import annotations
 
 import os
+import struct
 
 from collector.linux import bpf
 from collector.linux.btf import Btf, Kind
@@ -15,6 +16,24 @@ from collector.linux.kallsyms import Kallsyms
 from collector.linux.probe_kinds import KINDS
 from collector.loader.programs import attach_type_id, load_code
 from formats.base.errors import KernelError, TcpkmonError
+
+# *(u64 *)(r10 - 8) = 0; r1 = 1; r1 = atomic_fetch_add((u64 *)(r10 - 8), r1); r0 = 0; exit
+_FETCHING = (
+    struct.pack("=BBhiBBhiBBhi", 0x7A, 0x0A, -8, 0, 0xB7, 0x01, 0, 1, 0xDB, 0x1A, -8, 0x01)
+    + bpf.RETURN_ZERO
+)
+
+
+def check_atomics() -> None:
+    """Raises KernelError where programs cannot number records: before Linux 5.12."""
+    try:
+        os.close(load_code("raw", _FETCHING, "tcpkmon_trial", 0))
+    except KernelError as error:
+        raise KernelError(
+            f"Linux {os.uname().release} is too old: its BPF programs have no atomic instructions"
+            " that return a value",
+            "capture on Linux 5.12 or later",
+        ) from error
 
 
 class Probing:

@@ -224,6 +224,7 @@ def prepare(wish: Wish) -> Prepared:
 def decide(wish: Wish) -> Decided:
     """Chooses columns, locations and events, and how to attach each probe; compiles nothing."""
     check_machine()
+    attach_trials.check_atomics()
     sources = find_sources(wish.schemata)
     shipped = all(source.shipped for source in sources)
     if not shipped:

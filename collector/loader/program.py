@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,8 @@ NEVER_NESTED = frozenset(
 )
 """Tracepoints that run in one context alone: in a task that may sleep (system calls and calls on
 sockets), or in the softirq of timers."""
+PREEMPTED = "PREEMPT_RT" in os.uname().version
+"""Another task may preempt one in a program at a tracepoint, and come to the same place."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,10 @@ class Program:
         return self.attachment is not None and bool(self.attachment.fds)
 
     def attach(self, at_once: bool) -> None:
-        """Attaches the first copy, and the second too unless it may wait (at_once: never)."""
+        """Attaches the first copy, and the second too unless it may wait (at_once: never, nor with
+        PREEMPT_RT)."""
         kind = KINDS[self.spec.kind]
-        copies = None if at_once or not kind.is_tracepoint else 1
+        copies = None if at_once or PREEMPTED or not kind.is_tracepoint else 1
         if copies is None:
             self._wait_for_second()
         self.second = None
@@ -144,4 +148,5 @@ def load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | N
 def never_interrupts_itself(spec: ProgramSpec) -> bool:
     """Whether no interrupt can reach the program's target while it runs there already."""
     kind = KINDS[spec.kind]
-    return not kind.nests or (kind.is_tracepoint and spec.target in NEVER_NESTED)
+    is_alone = kind.is_tracepoint and spec.target in NEVER_NESTED and not PREEMPTED
+    return not kind.nests or is_alone

@@ -192,8 +192,8 @@ def keep_seen(release: str, results: Path) -> None:
     if not seen.exists():
         return
     new = json.loads(seen.read_text())
-    old = json.loads(kept.read_text())["locations"] if kept.exists() else {}
-    for name, place in new["locations"].items():
+    old = json.loads(kept.read_text()).get("locations", {}) if kept.exists() else {}
+    for name, place in new.get("locations", {}).items():
         before = old.get(name, {})
         if before.get("ways") == place["ways"]:
             place["recorded"] = {**before["recorded"], **place["recorded"]}

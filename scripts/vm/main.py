@@ -33,6 +33,7 @@ HOST_TESTS = (
 )
 GUEST_TESTS = (
     "tests/vm/test_vm_latecpu.py",  # first: the guest's second CPU is off until then
+    "tests/vm/test_vm_old.py",
     "tests/vm/test_vm_hotplug.py",
     "tests/vm/test_vm_ways.py",
     "tests/live/test_locations.py",
@@ -74,6 +75,18 @@ CI_LAST_TESTS = (
     "tests/live/test_bpf.py",
 )
 """On the last kernel of CI: what depends on the kernel most."""
+OLD_TESTS = ("tests/vm/test_vm_old.py",)
+"""On kernels that are too old to capture."""
+OLDEST = (5, 12)
+
+
+def choose_tests(wanted: str, release: str, is_ci: bool) -> Sequence[str]:
+    """The tests for a guest, which was asked for by this name."""
+    if kernels.version_key(release)[:2] < OLDEST:
+        return OLD_TESTS
+    if is_ci:
+        return CI_LAST_TESTS if wanted == CI_SERIES[-1] else GUEST_TESTS
+    return (*GUEST_TESTS, *MORE_TESTS)
 
 
 def test_guest(kernel: tuple[str, Path], tests: Sequence[str], logs: Path, until: float) -> Verdict:
@@ -161,16 +174,13 @@ def test_all(
     ready = prepare(names, is_ci)
     logs = tools.cache() / "vm-logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     until = time.monotonic() + (CI_LIMIT_S if is_ci else LIMIT_S * len(names))
-    tests = dict.fromkeys(names, GUEST_TESTS if is_ci else (*GUEST_TESTS, *MORE_TESTS))
-    if is_ci:
-        tests[CI_SERIES[-1]] = CI_LAST_TESTS
-    jobs = [
-        partial(test_host, arguments or HOST_TESTS, logs)
-        if wanted == "host"
-        else partial(test_guest, ready[wanted], arguments or tests[wanted], logs, until)
-        for wanted in dict.fromkeys(names)
-        if wanted == "host" or wanted in ready
-    ]
+    jobs = []
+    for wanted in dict.fromkeys(names):
+        if wanted == "host":
+            jobs.append(partial(test_host, arguments or HOST_TESTS, logs))
+        elif wanted in ready:
+            tests = arguments or choose_tests(wanted, ready[wanted][0], is_ci)
+            jobs.append(partial(test_guest, ready[wanted], tests, logs, until))
     at_once = 2 if is_ci else len(jobs) if parallel else 1
     with ThreadPoolExecutor(at_once or 1) as pool:
         try:

@@ -170,13 +170,16 @@ def test_ci_boots_the_oldest_and_the_newest_and_some_tests_on_the_last(
 
     monkeypatch.setattr(vmtest, "test_guest", test_guest)
     monkeypatch.setattr(tools, "get_tools", lambda: None)
-    monkeypatch.setattr(kernels, "get_kernel", lambda wanted: (wanted, Path("/nowhere")))
+    release = {"newest": "7.3.4-amd64", "newest-rt": "7.3.4-rt-amd64"}.get
+    get = lambda wanted: (release(wanted, wanted), Path("/nowhere"))  # noqa: E731
+    monkeypatch.setattr(kernels, "get_kernel", get)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
-    assert asked["6.1"] == asked["newest"] == vmtest.GUEST_TESTS
+    assert asked["6.1"] == asked["7.3.4-amd64"] == vmtest.GUEST_TESTS
     assert asked["6.12"] == vmtest.CI_LAST_TESTS
     assert vmtest.main(["--full"]) == 0
-    assert asked.keys() == set(vmtest.FULL_SERIES)
+    assert asked["5.10"] == vmtest.OLD_TESTS
+    assert asked["6.12"] == asked["7.3.4-rt-amd64"] == (*vmtest.GUEST_TESTS, *vmtest.MORE_TESTS)
 
 
 def test_a_panic_is_seen_and_a_program_that_crashed_is_none() -> None:

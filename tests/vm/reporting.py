@@ -82,6 +82,8 @@ class _Reporter:
 
     def pytest_sessionfinish(self) -> None:
         self._flush()
+        if not self._recorded and (refused := _refusal()):
+            _write("seen.json", {"kernel": platform.release(), "refused": refused})
 
     def note(self, outcome: Outcome) -> None:
         """What a capture recorded: location, way to attach, entries."""
@@ -103,6 +105,18 @@ class _Reporter:
                 _write("seen.json", self._kernel)
         self._counts = dict.fromkeys(_OUTCOMES, 0)
         self._begun = time.monotonic()
+
+
+def _refusal() -> str:
+    """Why this kernel cannot capture at all."""
+    from collector.loader.attach_trials import check_atomics
+    from formats.base.errors import KernelError
+
+    try:
+        check_atomics()
+    except KernelError as error:
+        return error.message
+    return ""
 
 
 def _describe() -> dict[str, Any]:
