@@ -50,14 +50,16 @@ enum tty_driver_type;
     ((struct tty_port *)((u8 *)(work) - __builtin_offsetof(struct tty_port, buf) -                 \
                          __builtin_offsetof(struct tty_bufhead, work)))
 
-/* A slave: its input before the flush that runs, and whether an answer is waited for. */
+/* A slave. */
 struct terminal {
-    u64 canon_head;
+    u64 canon_head; /* its input before the flush that runs */
     u64 read_head;
-    u64 last; /* where the master's buffer ended after the input: echo, but no answer */
-    u64 open;
+    u64 last; /* where the master's buffer ended after the flush: echo, but no answer */
     u32 used;
     u32 raw;
+    u64 open;                  /* an answer is waited for */
+    u64 flushing;              /* 2: a process has written meanwhile */
+    struct klogger_task early; /* that process */
 };
 
 BPF_TABLE("lru_hash", u64, struct terminal, terminals, 4096);
@@ -163,6 +165,7 @@ PROBE(flush_begins, "TRANSACTION_START TRANSACTION_END",
         }
         input = READ(0, pty.slave, disc_data);
         if (terminal && input) {
+            terminal->flushing = 1;
             terminal->canon_head = READ(0, input, canon_head);
             terminal->read_head = READ(0, input, read_head);
         }
@@ -186,7 +189,7 @@ PROBE(flush_ends, "TRANSACTION_START TRANSACTION_END", "raw:workqueue_execute_en
     struct tty_ldisc *discipline;
     struct klogger_task task;
     struct pty pty;
-    u64 key, bits = 0, head, before;
+    u64 key, bits = 0, head, before, early;
 
     /* (work, function) */
     if (ARG(1) != ADDRESS(flush_to_ldisc) || !ADDRESS(flush_to_ldisc))
@@ -210,15 +213,19 @@ PROBE(flush_ends, "TRANSACTION_START TRANSACTION_END", "raw:workqueue_execute_en
         before = terminal->read_head;
     }
     end_of_buffer(pty.master, &terminal->last, &terminal->used);
+    early = __sync_lock_test_and_set(&terminal->flushing, 0);
     if (head == before)
         return;
     terminal->raw = !BITS_n_tty_data_icanon(bits);
+    if (KLOGGER_ENABLED(TRANSACTION_START)) {
+        task = session_leader(pty.slave);
+        klogger(TRANSACTION_START, KLOGGER_TASK(task), READ(0, pty.slave, index),
+                device_of(pty.slave), terminal->raw);
+    }
     terminal->open = 1;
-    if (!KLOGGER_ENABLED(TRANSACTION_START))
-        return;
-    task = session_leader(pty.slave);
-    klogger(TRANSACTION_START, KLOGGER_TASK(task), READ(0, pty.slave, index), device_of(pty.slave),
-            terminal->raw);
+    /* The reader was woken within the flush, and may run before the rest of it. */
+    if (early == 2)
+        answered(ctx, cpu, terminal, pty.slave, terminal->early);
 }
 #endif
 
@@ -241,8 +248,12 @@ PROBE(output, "TRANSACTION_END", "btf:workqueue_queue_work raw:workqueue_queue_w
     if (!key || pty.subtype != PTY_TYPE_MASTER)
         return;
     terminal = terminals.lookup(&key);
-    if (terminal && terminal->open)
+    if (terminal && terminal->open) {
         answered(ctx, cpu, terminal, pty.slave, klogger_current_task());
+    } else if (terminal && terminal->flushing == 1) {
+        terminal->early = klogger_current_task();
+        terminal->flushing = 2;
+    }
 }
 #endif
 

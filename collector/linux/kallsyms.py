@@ -34,8 +34,15 @@ class Kallsyms:
     @cached_property
     def _sorted(self) -> tuple[array[int], array[int]]:
         """The addresses in order, and where the name of each begins in the listing."""
-        found = sorted((int(line[1], 16), line.end()) for line in _LINE.finditer(self._listing))
-        return array("Q", (one for one, _ in found)), array("Q", (place for _, place in found))
+        addresses, names = array("Q"), array("Q")
+        for line in _LINE.finditer(self._listing):
+            addresses.append(int(line[1], 16))
+            names.append(line.end())
+        # The kernel's own are in order, those of modules are not.
+        order = sorted(range(len(addresses)), key=addresses.__getitem__)
+        return array("Q", map(addresses.__getitem__, order)), array(
+            "Q", map(names.__getitem__, order)
+        )
 
     @cached_property
     def _listing(self) -> bytes:

@@ -76,7 +76,10 @@ class LogStream(Stream[LogBatch]):
         self._clocks = clocks
         self.order = Queues(info.dtype)
         self._log = LogFormat.of(self._header(0))
-        names = FunctionNames(info.schema, info.events)
+        asked = current.states()
+        names = FunctionNames(
+            info.schema, [(number, event) for number, event in info.events if event.name in asked]
+        )
         self._writer = LogWriter(self._log, self._open, info.mixed, names=names)
         self._write_by(self._writer, clocks)
         self._folder.clear()

@@ -186,6 +186,44 @@ RECORD = (
     "-e sched:sched_switch,sched:sched_wakeup,sched:sched_wakeup_new,sched:sched_stat_runtime "
     "-- sleep 1"
 )
+# A thread holds a lock with priority inheritance and works; one of real time waits for the lock.
+INHERITING = """
+import ctypes, os, sys, threading, time
+libc = ctypes.CDLL(None)
+os.sched_setaffinity(0, {0})
+attributes, mutex = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
+libc.pthread_mutexattr_init(attributes)
+PTHREAD_PRIO_INHERIT = 1
+assert libc.pthread_mutexattr_setprotocol(attributes, PTHREAD_PRIO_INHERIT) == 0
+assert libc.pthread_mutex_init(mutex, attributes) == 0
+libc.pthread_mutex_lock(mutex)
+
+def wait():
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_unlock(mutex)
+
+thread = threading.Thread(target=wait)
+thread.start()
+for _ in range(5):
+    time.sleep(0.01)
+libc.pthread_mutex_unlock(mutex)
+for _ in range(5):
+    time.sleep(0.01)
+thread.join()
+"""
+
+
+def test_an_inherited_priority(tmp_path: Path) -> None:
+    with logging(tmp_path / "log", "sched") as running:
+        process = subprocess.Popen([sys.executable, "-c", INHERITING])
+        assert process.wait() == 0
+    log = running.finish()
+    found = log.of("RESHUFFLE", pid=process.pid)
+    changes = [(one["old_priority"], one["priority"], one["cause"]) for one in found]
+    assert changes == [(120, 89, "INHERITED"), (89, 120, "INHERITED")]
+
+
 PERF_LINE = re.compile(
     r"^\s*(?P<task>\S+):\(?(?P<pid>\d+)\)?\s*\|\s*[\d.]+ ms \|\s*(?P<count>\d+) \|"
     r" avg:\s*(?P<mean>[\d.]+) ms \| max:\s*(?P<most>[\d.]+) ms", re.M

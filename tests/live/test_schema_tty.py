@@ -126,6 +126,7 @@ def test_answers_at_once_and_answers_of_others(tmp_path: Path) -> None:
             for number in range(50):
                 fast.type(f"<{number}>\n".encode())
                 fast.wait_for(f"<{number}>\r\n<{number}>".encode())  # echo and answer
+                time.sleep(0.005)  # lines that are handed on together are one
         shell = "echo ready; read x; sleep 0.05; /bin/echo child; sleep 0.05; echo more; read x"
         with terminal("sh", "-c", shell) as user:
             user.wait_for(b"ready")
@@ -135,7 +136,7 @@ def test_answers_at_once_and_answers_of_others(tmp_path: Path) -> None:
     found = fast.of(log)
     assert len([one for one in found if one["event"] == EVENTS[0]]) == 50
     ends = [one for one in found if one["event"] == EVENTS[1]]
-    assert len(ends) >= 45  # some answer while their input is still handed on
+    assert len(ends) >= 48  # an answer that meets a waiting echo within the flush is not seen
     assert {one["tgid"] for one in found} == {fast.pid}
     start, end = user.of(log)[:2]
     assert (start["event"], start["tgid"]) == (EVENTS[0], user.pid)

@@ -20,9 +20,10 @@ from tests.live.schema_logs import logging
 NOBODY = 65534
 PAGE = (ROOT / "docs" / "schema-user.md").read_text()
 
-# Logs so many events, within one second of the kernel's clock; then tells its pid.
+# Logs so many events, within one second of the kernel's clock, as each of so many users.
 FLOOD = """
 import ctypes, os, sys, time
+users = int(sys.argv[3])
 prctl = ctypes.CDLL(None).prctl
 prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_ulong]
 while True:
@@ -30,8 +31,11 @@ while True:
     if left > 0.7:
         break
     time.sleep(left)
-for number in range(int(sys.argv[1])):
-    prctl(int(sys.argv[2]), 9, number, b"", 0)
+for user in range(users):
+    if users > 1:
+        os.setresuid(20000 + user, 0, 0)
+    for number in range(int(sys.argv[1])):
+        prctl(int(sys.argv[2]), 9, number, b"", 0)
 """
 
 
@@ -110,14 +114,25 @@ def test_where_only_system_calls_are_seen(tmp_path: Path) -> None:
 def test_a_users_events_are_limited(tmp_path: Path) -> None:
     """A user who logs too much loses events, counted; the others lose none."""
     with logging(tmp_path / "log", "user") as running:
-        as_nobody(sys.executable, "-c", FLOOD, "2500", str(USER_OPTION))
-        subprocess.run([sys.executable, "-c", FLOOD, "100", str(USER_OPTION)], check=True)
+        as_nobody(sys.executable, "-c", FLOOD, "2500", str(USER_OPTION), "1")
+        subprocess.run([sys.executable, "-c", FLOOD, "100", str(USER_OPTION), "1"], check=True)
     log = running.finish()
     found = [one["type"] for one in log.of("USER_EVENT", group=9, uid=NOBODY)]
     assert found == list(range(1000))
     assert len(log.of("USER_EVENT", group=9, uid=os.getuid())) == 100
     row = log.ledger["USER_EVENT"]
     assert (row["limited"], row["written"]) == (1500, row["attempts"] - 1500)
+
+
+def test_all_users_together_are_limited(tmp_path: Path) -> None:
+    """Many users, or one with a range of subordinate uids, in one second."""
+    with logging(tmp_path / "log", "user") as running:
+        command = [sys.executable, "-c", FLOOD, "1100", str(USER_OPTION), "12"]
+        subprocess.run(command, check=True)
+    log = running.finish()
+    found = [one["uid"] for one in log.of("USER_EVENT", group=9)]
+    assert found == [20000 + number // 1000 for number in range(10000)]
+    assert log.ledger["USER_EVENT"]["limited"] == 12 * 1100 - 10000
 
 
 def test_strange_calls_do_no_harm(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schemata sched, locking and stopwatch where functions can be probed, by each way to do so."""
+"""The schemata sched, locking, stopwatch, user, tty where functions can be probed, by each way."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import struct
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from collector.commands.probe import USER_OPTION
 from collector.linux import bpf
 from collector.linux.btf import Btf, Kind
 from collector.loader.attach_trials import Probing
@@ -27,6 +29,7 @@ from collector.loader.programs import Loaded, ProgramSpec
 from tests.live import test_schema_locking as locking
 from tests.live import test_schema_sched as sched
 from tests.live import test_schema_stopwatch as stopwatch
+from tests.live import test_schema_tty as terminals
 from tests.live.held_page import HeldPage
 from tests.live.schema_logs import Log, logging
 
@@ -53,15 +56,18 @@ while True:
 
 
 @pytest.mark.parametrize(("kinds", "way"), [("", "fentry"), (KPROBES, "kprobe")])
-def test_all_three(tmp_path: Path, probing: Probing, kinds: str, way: str) -> None:
+def test_all_of_them(tmp_path: Path, probing: Probing, kinds: str, way: str) -> None:
     """In one capture, since an emulated CPU takes long to start each."""
-    with logging(tmp_path / "log", "sched", "locking", "stopwatch", kinds=kinds) as running:
+    schemata = ("sched", "locking", "stopwatch", "user", "tty")
+    with logging(tmp_path / "log", *schemata, kinds=kinds) as running:
         wakeups = wake_up()
         locks = use_locks(tmp_path)
         numbers = press_all()
+        user = answer_a_line()
     log = running.finish()
     check_wakeups(log, way, wakeups)
     check_locks(log, way, locks)
+    check_answer(log, user)
     if not probing.can("btf", "task_prctl_unknown"):  # that one the live tests try
         check_presses(log, f"{way}:security_task_prctl", numbers)
 
@@ -91,6 +97,8 @@ def check_wakeups(log: Log, way: str, done: Wakeups) -> None:
     """As on the host; and a wake-up is seen of a process that is awake, one for each signal."""
     assert log.ways["TRY_TO_WAKEUP"] == f"{way}:try_to_wake_up"
     sched.check_sleeper(log, done.sleeper, done.told, least=1)
+    sleeps = log.of("SLEEP", tid=done.sleeper, **{"class": "TIMER"})
+    assert sleeps and all(one["symbol"] for one in sleeps)
     tries = log.of("TRY_TO_WAKEUP", pid=done.busy, waker=threading.get_native_id())
     awake = [one for one in tries if not one["wakes"]]
     # The last one is SIGKILL's.
@@ -242,6 +250,8 @@ def press_all() -> range:
         stopwatch.press(stopwatch.THREAD_START, number)
         stopwatch.press(stopwatch.THREAD_STOP, number)
         stopwatch.press(stopwatch.EVENT_STOP, number)
+    text = ctypes.create_string_buffer(b"text")
+    stopwatch.LIBC.prctl(USER_OPTION, 3, 4, ctypes.addressof(text), 4)
     return numbers
 
 
@@ -252,11 +262,28 @@ def check_presses(log: Log, way: str, numbers: range) -> None:
     assert {one["pid"] for one in log.of("THREAD_STOP") if one["id"] in numbers} == {
         threading.get_native_id()
     }
+    assert log.ways["USER_EVENT"] == way
+    pressed = log.one("USER_EVENT", tgid=os.getpid())
+    assert (pressed["group"], pressed["type"], pressed["aux"]) == (3, 4, "text")
+
+
+def answer_a_line() -> terminals.Terminal:
+    """A line typed at a terminal, and a program's answer to it."""
+    with terminals.terminal("sh", "-c", "echo ready; read x; sleep 0.1; echo more; read x") as user:
+        user.wait_for(b"ready")
+        user.type(b"line\n")
+        user.wait_for(b"more")
+    return user
+
+
+def check_answer(log: Log, user: terminals.Terminal) -> None:
+    found = [(one["event"], one["tgid"], one["raw"]) for one in user.of(log)]
+    assert found == [(event, user.pid, 0) for event in terminals.EVENTS]
 
 
 def test_stopwatch_without_functions(tmp_path: Path, probing: Probing) -> None:
     if probing.can("btf", "task_prctl_unknown"):
         pytest.skip("this kernel has a tracepoint for it, which the live tests try")
-    with logging(tmp_path / "log", "stopwatch", kinds="btf,raw") as running:
+    with logging(tmp_path / "log", "stopwatch", "user", kinds="btf,raw") as running:
         numbers = press_all()
     check_presses(running.finish(), "raw:sys_enter", numbers)
