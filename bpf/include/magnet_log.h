@@ -152,7 +152,7 @@ static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, con
     }
     if (!received && who.protocol == PROTOCOL_TCP &&
         (packet->payload || (tcp.flags & (NETWORK_SYN | NETWORK_FIN))) &&
-        (s32)(seq - READ(0, (struct tcp_sock *)sk, snd_nxt)) < 0)
+        (s32)(seq - READ(direct, MAGNET_TP(direct, sk), snd_nxt)) < 0)
         e->flags |= MAGNET_RETRANSMISSION;
     return MAGNET_FOUND;
 }
@@ -170,9 +170,11 @@ static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, con
     ((u8 *)READ(direct, skb, head) + READ(direct, skb, network_header))
 
 /* Whether a device saw it, but it is for another host. */
-static __always_inline int magnet_is_foreign(struct sk_buff *skb) {
+static __always_inline int magnet_is_foreign(const int direct, struct sk_buff *skb) {
     u8 bits = 0;
 
+    if (direct)
+        return BITFIELD_sk_buff_pkt_type(skb) >= NETWORK_OTHERHOST;
     bpf_probe_read_kernel(&bits, 1, (u8 *)skb + BITS_sk_buff_pkt_type_OFFSET);
     return BITS_sk_buff_pkt_type(bits) >= NETWORK_OTHERHOST;
 }

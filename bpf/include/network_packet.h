@@ -93,22 +93,24 @@ static __always_inline void network_fragment(struct network_packet *packet, u32 
  */
 static __always_inline int network_parse(u8 *at, u32 bytes, u32 linear,
                                          struct network_packet *packet) {
+    /* One read for both versions; what is behind a short packet is not used. */
+    struct network_v6 six;
     u32 headers;
     u8 version;
 
     if (linear < sizeof(struct network_v4) || linear > bytes)
         return 0;
-    bpf_probe_read_kernel(&version, 1, at);
+    bpf_probe_read_kernel(&six, sizeof(six), at);
+    version = six.version_flow;
     packet->fragment = 0;
     packet->offset = 0;
     packet->id = 0;
     packet->fragment_bits = 0;
     packet->version = version >> 4;
     if (version >> 4 == 4) {
-        struct network_v4 head;
+        const struct network_v4 head = *(struct network_v4 *)&six;
         u32 fragment;
 
-        bpf_probe_read_kernel(&head, sizeof(head), at);
         headers = (version & 15) * 4;
         packet->size = bpf_ntohs(head.size);
         if (!packet->size || packet->size > bytes)
@@ -129,13 +131,12 @@ static __always_inline int network_parse(u8 *at, u32 bytes, u32 linear,
             network_fragment(packet, (fragment & 0x1fff) * 8, !(fragment & NETWORK_MORE_FRAGMENTS),
                              headers);
     } else if (version >> 4 == 6) {
-        struct network_v6 head;
+        const struct network_v6 head = six;
         u32 protocol;
 
         headers = sizeof(head);
         if (linear < headers)
             return 0;
-        bpf_probe_read_kernel(&head, sizeof(head), at);
         packet->size = bpf_ntohs(head.size);
         packet->size = packet->size ? packet->size + headers : bytes;
         if (packet->size > bytes)

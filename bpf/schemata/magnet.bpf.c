@@ -129,7 +129,7 @@ PROBE(magnet_arrival, "DEV_RECV", "btf:netif_receive_skb raw:netif_receive_skb")
     struct magnet_event e = {};
     int found;
 
-    if (!network_is_ip(READ(DIRECT, skb, protocol)) || magnet_is_foreign(skb))
+    if (!network_is_ip(READ(DIRECT, skb, protocol)) || magnet_is_foreign(DIRECT, skb))
         return;
     found = magnet_packet(ctx, cpu, DIRECT, MAGNET_RECEIVED | MAGNET_FAST, skb,
                           (u8 *)READ(DIRECT, skb, data), device, READ(DIRECT, device, nd_net.net),

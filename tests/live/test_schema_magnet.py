@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.lab.lab import Lab
+from collector.lab.lab import DEVICE, Lab
 from tests.live.capturing import Pair, connected, join, listening, look, receive
 from tests.live.schema_logs import Log, Record, logging
 from tests.live.wire import Packet, tapped
@@ -174,11 +174,13 @@ def check_state(state: Record, info: bytes, ports: tuple[int, int]) -> None:
 
 
 def test_what_is_sent_again_is_marked_and_the_rest_is_not(lab: Lab, tmp_path: Path) -> None:
+    """Also behind a queue, where the socket has gone on meanwhile."""
+    lab.a.command(f"tc qdisc add dev {DEVICE} root tbf rate 100mbit burst 64k limit 4m".split())
     with (
         logging(tmp_path / "log", "magnet", more=["--using", "driver"]) as capture,
         connected(lab) as pair,
     ):
-        lab.drop(10)
+        lab.drop(25)
         try:
             transfer(pair, BYTES, 50_000)
         finally:
@@ -186,9 +188,12 @@ def test_what_is_sent_again_is_marked_and_the_rest_is_not(lab: Lab, tmp_path: Pa
         ports = pair.client_port, pair.server_port
     log = capture.finish()
     client, server = connection_of(log, *ports), connection_of(log, *reversed(ports))
-    for event in ("IP_SEND", "DEV_SEND", "DRIVER_START"):
+    for event in ("IP_SEND", "DEV_SEND", "QDISC_ENQUEUE", "QDISC_DEQUEUE", "DRIVER_START"):
         if event in log.missing:
             continue
+        assert covered(log.of(event, connection=client)) == covered(
+            log.of("SOCK_SEND", connection=client)
+        ), event
         highest, again = 0, 0
         for record in log.of(event, connection=client):
             if record["size"] > 0:

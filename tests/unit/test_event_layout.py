@@ -82,3 +82,29 @@ def test_records_are_built_in_the_ring():
 def test_names_that_klogger_does_not_log_are_left_out():
     lines = "\n".join(event_codegen.event_lines(LAYOUT, {"SMALL"}))
     assert "klogger_log_SMALL" not in lines and "klogger_log_LARGE" in lines
+
+
+DATA = parse(
+    "event BOTH { uint a string8 text // @data\n ulonglong b // @data\n ushort c }\n"
+    "loglevel one < event ALONE { uint x // @data\n } >\n"
+)
+
+
+def test_fields_of_data_are_left_out_of_layout_and_schema():
+    whole, lean = (event_layout.lay_out(DATA, [], data) for data in (True, False))
+    assert [place.field.name for place in lean.slot("BOTH").places] == ["a", "c"]
+    assert [place.offset for place in lean.slot("BOTH").places] == [0, 4]
+    assert (whole.entry_size, lean.entry_size) == (24 + 32, 24 + 8)
+    assert [field.name for field in lean.schema.event("BOTH").fields] == ["a", "c"]
+    assert lean.schema.loglevel("one").events()[0].fields == ()
+    assert whole.schema == DATA
+
+
+def test_values_of_fields_that_are_left_out_are_checked_and_not_evaluated():
+    lines = event_codegen.event_lines(event_layout.lay_out(DATA, [], data=False))
+    made = "\n".join(lines)
+    assert "klogger_lean_BOTH(void *ctx, struct klogger_cpu *cpu, unsigned int a_, unsigned" in made
+    assert "text_" not in made.partition("klogger_lean_BOTH(")[2].partition("\n}")[0]
+    macro = next(line for line in lines if line.startswith("#define klogger_log_BOTH("))
+    assert "if (0) (klogger_log_BOTH)(ctx, cpu, v0_, v1_, v2_, v3_);" in macro
+    assert "klogger_lean_BOTH(ctx, cpu, v0_, v3_);" in macro

@@ -96,3 +96,15 @@ def test_columns_whose_members_are_gone_are_absent():
     names = {field.name for field in SCHEMA.event(columns.EVENT).fields}
     needed = set(re.findall(r"^NEEDS\((\w+)", TEXT, re.MULTILINE))
     assert needed <= names
+
+
+def test_a_program_may_serve_events_that_others_log():
+    found = probes.find_probes(
+        'PROBE(helps, "+A +B", "btf:sys_enter")\nPROBE(logs, "A +B", "kprobe:f")\n'
+    )
+    assert [(p.locations, p.serves) for p in found] == [((), ("A", "B")), (("A",), ("B",))]
+    offers = Offers("btf").can
+    made = probes.make_plan(found, {"A", "B"}, offers, Types())
+    assert [(p.name, p.locations) for p in made.probes] == [("helps", ())]
+    assert set(made.missing) == {"A"}, "what serves an event does not log it"
+    assert not probes.make_plan(found, {"C"}, offers, Types()).probes
