@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from collector.linux import bpf
@@ -91,9 +91,9 @@ def _one_way(
             kernel.switch(prepared.numbers, state != "disabled")
             filters = parse(ports=OTHER_PORTS) if state == "filtered" else parse()
             filters.apply(kernel.loaded.maps)
-            before = _runs(kernel, probes, empty_fd)
+            before = runs_of(kernel, probes, empty_fd)
             _traffic(context, load)
-            after = _runs(kernel, probes, empty_fd)
+            after = runs_of(kernel, probes, empty_fd)
             discard(rings)
             for name, runs in after.items():
                 count = runs.count - before[name].count
@@ -110,7 +110,7 @@ def _traffic(context: Context, load: Load) -> None:
         load.run(f"{order} {seconds}")
 
 
-def _runs(kernel: Kernel, probes: list[Chosen], empty_fd: int) -> dict[str, Runs]:
+def runs_of(kernel: Kernel, probes: Sequence[Chosen], empty_fd: int) -> dict[str, Runs]:
     """By the locations of a program: the runs of its first copy, and the time of all copies."""
     missed = kernel.loaded.missed()
     found = {

@@ -224,13 +224,16 @@ def perf(name: str, event: str) -> Tool:
     return Tool(name, argv, count, "perf", signal.SIGTERM)
 
 
-def tcpdump(name: str, side: Side) -> Tool:
-    """tcpdump of the first 96 bytes of each packet at one end of the lab."""
+def tcpdump(name: str, side: Side, *options: str) -> Tool:
+    """tcpdump of the first 96 bytes of each packet at one end of the lab.
+
+    Without --immediate-mode it does not see the packets of the last second before its end.
+    """
 
     def argv(file: Path) -> Sequence[str]:
         return [
             "tcpdump", "-i", "veth0", "-s", "96", "-n", "-B", str(4 * RING_PAGES), "-Z", "root",
-            "-w", str(file), "tcp",
+            "-w", str(file), *options, "tcp",
         ]  # fmt: skip
 
     def count(_file: Path, said: str) -> tuple[int, int]:

@@ -45,9 +45,8 @@ class Value:
 
     def percent_lost(self) -> Value:
         """Of a rate, if this is how many times as long the work takes."""
-        return Value(
-            *(100 * (1 - 1 / one) for one in (self.value, self.low, self.high)), self.rounds
-        )
+        value, low, high = (100 * (1 - 1 / one) for one in (self.value, self.low, self.high))
+        return Value(value, low, high, self.rounds)
 
     def figure(self, experiment: str, then: str, wanted: str, most: float, now: str) -> Figure:
         """Whether it is at most so much."""

@@ -11,7 +11,7 @@ from collector.lab.lab import Lab
 from scripts.benchmark import slowdown, tools
 from scripts.benchmark.context import Context
 from scripts.benchmark.results import Results
-from scripts.benchmark.stats import Spread
+from scripts.benchmark.stats import Spread, spread
 from scripts.benchmark.tables import NONE, Table
 from scripts.benchmark.tools import Tool
 from scripts.magnet.figure import Figure, Value
@@ -102,7 +102,7 @@ def figures(results: Results) -> list[Figure]:
 def tables(results: Results) -> list[Table]:
     done = [work for work in TRANSFERS if results.values.get(NAME, {}).get(work)]
     cases = [case for case in CASES if results.all(NAME, "records", case)]
-    bare = [[work, results.spread(NAME, work, slowdown.bare(OFF))] for work in done]
+    bare = [(work, results.spread(NAME, work, slowdown.bare(OFF))) for work in done]
     return [
         Table("Throughput lost, percent", ("", *done), [
             [case, *(_text(lost(results, case, work)) for work in done)] for case in cases
@@ -115,13 +115,25 @@ def tables(results: Results) -> list[Table]:
         ]),
         Table("What was recorded",
               ("", "records in a round", "lost by its own count", "bytes a record",
-               "reader's CPU, us a record"),
-              [[case, *(_spread(results.spread(NAME, subject, case), digits) for subject, digits in
-                        (("records", 0), ("lost", 0), ("bytes", 0), (slowdown.READER, 2)))]
-               for case in cases]),
+               "the tool's CPU, us a record", "ms a round"),
+              [[case, *_recorded(results, case)] for case in cases]),
         Table("The transfers without anything", ("", "Mbit/s"),
               [[work, NONE if rate is None else rate.text(1, 8e-6)] for work, rate in bare]),
     ]  # fmt: skip
+
+
+def _recorded(results: Results, case: str) -> list[str]:
+    """Of a case that records nothing, only that."""
+    known = any(results.all(NAME, "records", case))
+    shown = (("records", 0), ("lost", 0), ("bytes", 0), (slowdown.READER, 2))
+    cells = [
+        _spread(results.spread(NAME, subject, case) if known or subject == "records" else None,
+                digits)
+        for subject, digits in shown
+    ]  # fmt: skip
+    pairs = zip(*(results.all(NAME, one, case) for one in ("records", slowdown.READER)),
+                strict=True)  # fmt: skip
+    return [*cells, _spread(spread([max(1, n) * us / 1000 for n, us in pairs]), 1)]
 
 
 def _text(value: Value | None) -> str:

@@ -73,13 +73,13 @@ class Wire:
 
     def run(self) -> dict[str, Done]:
         """All transfers, once; what was done, by subject."""
-        done = {}
-        for subject, one in TRANSFERS.items():
-            self.set(one.link)
-            done[subject] = self.load.run(
-                f"transfer {one.quick_bytes if self._quick else one.bytes}"
-            )
-        return done
+        return {subject: self.transfer(subject) for subject in TRANSFERS}
+
+    def transfer(self, subject: str) -> Done:
+        """One of TRANSFERS, over its link."""
+        one = TRANSFERS[subject]
+        self.set(one.link)
+        return self.load.run(f"transfer {one.quick_bytes if self._quick else one.bytes}")
 
 
 @contextlib.contextmanager
@@ -97,10 +97,18 @@ def magnet(lab: Lab, name: str, ends: str, *options: str, form: str = "magnet") 
 
 
 @contextlib.contextmanager
-def recording(context: Context, lab: Lab, *options: str) -> Iterator[Recording]:
-    """Records both ends into Klogger logs while the body runs; what they hold afterwards."""
+def recording(
+    context: Context, lab: Lab, *options: str, ends: str = "ab", parts: bool = False
+) -> Iterator[Recording]:
+    """Records these ends into Klogger logs while the body runs; what they hold afterwards.
+
+    parts: with those of `tcpkmon latency`.
+    """
     found = Recording()
-    with magnet(lab, "collect", "ab", *options, form="klogger").running(context.folder) as it:
+    tool = magnet(lab, "collect", ends, *options, form="klogger")
+    with tool.running(context.folder) as it:
         yield found
         it.end()
         found.read(it.file)
+        if parts:
+            found.measure(it.file)
