@@ -27,7 +27,7 @@ from formats.schema import suggest
 SAMPLER = "sampler"
 """The program of bpf/schemata/sampler.bpf.c."""
 _PUBLIC = (
-    "pid", "format", "schemata", "enabled", "rings", "buffer_bytes", "low_water_percent",
+    "pid", "format", "schemata", "data", "enabled", "rings", "buffer_bytes", "low_water_percent",
     "records", "bytes", "lost", "events",
 )  # fmt: skip
 """Of the status, for everybody."""
@@ -88,6 +88,7 @@ class Handlers:
             "output": self._request.output,
             "format": self._request.file_format,
             "schemata": " ".join(self._request.schemata),
+            "data": self._request.data,
             "enabled": self.enabled,
             "rings": self._rings.transport.name,
             "buffer_bytes": self._kernel.buffer_bytes,

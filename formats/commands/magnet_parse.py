@@ -60,7 +60,7 @@ def command(
             )
         layout = None
     elif not bits and file.is_file():
-        raise FileError(
+        raise UsageError(
             f"{file} has no header of tcpkmon",
             "give the layout of another program's file: --bits 64 or 32, --big-endian, --data",
         )

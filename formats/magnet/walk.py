@@ -56,7 +56,8 @@ class Walk:
 
     problems: what is wrong, each with the number of its record; the first MOST_DAMAGE. total: how
     many there were. records: those of events so far. lost: what LOST records count. open: records
-    since the last control entry. ended: the last entry of the file is END.
+    since the last control entry. ended: the last entry of the file is END. cut_at: the place of a
+    control entry that is cut short by the file's end.
     """
 
     def __init__(self, file: MagnetFile) -> None:
@@ -67,6 +68,7 @@ class Walk:
         self.lost = 0
         self.entries = 0
         self.ended = False
+        self.cut_at: int | None = None
         self._block = Block(file.layout.size)
         self._is_known = np.zeros(NUMBERS, np.bool_)
         self._is_known[[kind.code for kind in file.kinds]] = True
@@ -139,7 +141,13 @@ class Walk:
             if int(first["event"][0]) != CONTROL:
                 raise DamagedError("a part of a control entry without its beginning")
             length = min(max(int(first["size"][0]), 0), MOST_CONTROL_BYTES)
-            count = min(1 + text_records(length, self._file.layout), self._file.count - at)
+            count, left = 1 + text_records(length, self._file.layout), self._file.count - at
+            # Only the last record of a text that is whole has less than it could.
+            are_full = here["size"][1 : 1 + texts] == len(self._file.layout.room)
+            if count > left and 1 + texts == left and are_full.all():
+                self.cut_at = at
+                raise DamagedError("the last control entry is cut short")
+            count = min(count, left)
             if count > 1 + texts and 1 + texts < len(here):
                 raise DamagedError("a control entry is not whole")
             rows = here[:count] if count <= len(here) else self._file.read(at, count)

@@ -172,11 +172,12 @@ def test_what_everybody_knows_of_a_capture(
     finally:
         assert not stop(running, path).problems
     assert not list(folder.iterdir()), "both sockets have gone"
-    assert told["format"] == told["schemata"] == "magnet" and told["enabled"] is True
+    assert told["format"] == told["schemata"] == "magnet"
+    assert told["enabled"] is told["data"] is True
     assert {"SOCK_SEND", "IP_RECV"} <= {row["name"] for row in told["events"]}
     assert set(told) == {
-        "pid", "format", "schemata", "enabled", "rings", "buffer_bytes", "low_water_percent",
-        "records", "bytes", "lost", "events",
+        "pid", "format", "schemata", "data", "enabled", "rings", "buffer_bytes",
+        "low_water_percent", "records", "bytes", "lost", "events",
     }  # fmt: skip
 
 

@@ -112,7 +112,7 @@ def test_what_options_are_wrong(tmp_path: Path, capfd: Capture) -> None:
     for name in ("3", "3=", "256=A", "x=A", "3=a b"):
         assert tool("magnet-parse", other, "--bits=64", "--event", name) == 2
         assert "CODE=NAME" in capfd.readouterr().err
-    assert tool("magnet-parse", other) == 1
+    assert tool("magnet-parse", other) == 2
     assert "has no header of tcpkmon; give the layout" in capfd.readouterr().err
     assert tool("magnet-parse", other, "--bits", "64") == 2
     assert "no array of records of 24 bytes" in capfd.readouterr().err

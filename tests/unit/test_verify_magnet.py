@@ -70,7 +70,8 @@ def test_every_cut_is_found(tmp_path: Path) -> None:
     for size in range(start, len(data), 31):
         path.write_bytes(data[:size])
         report = verify_magnet(path)
-        assert report.exit_code in (3, 5) and not report.proven_end, size
+        # As for all formats, what is cut off belongs to the unknown tail.
+        assert (report.exit_code, report.tail_unknown) == (3, True), (size, report.problems)
     path.write_bytes(data[: start - 1])
     assert "header" in str(verify_magnet(path).error)
 
@@ -100,7 +101,11 @@ def test_missing_and_doubled_records_are_found(tmp_path: Path) -> None:
     for at in (*range(first, count, 5), *range(count - 30, count)):
         row = whole[at * SIZE : (at + 1) * SIZE]
         path.write_bytes(whole[: at * SIZE] + whole[(at + 1) * SIZE :])
-        assert verify_magnet(path).exit_code == 5, f"without {at}"
+        report = verify_magnet(path)
+        if at == count - 1:  # as if the file had been cut off there
+            assert report.exit_code == 3 and report.tail_unknown
+        else:
+            assert report.exit_code == 5, f"without {at}"
         path.write_bytes(whole[: at * SIZE] + row + whole[at * SIZE :])
         assert verify_magnet(path).exit_code == 5, f"{at} twice"
 

@@ -164,9 +164,8 @@ class _Run:
     def _finish(self) -> None:
         report, last, walk = self._report, self._last, self._walk
         problems = self._problems
-        is_cut = self._file.cut_bytes > 0 and self._end is None
         for at, what in walk.problems:
-            if is_cut and at == self._file.count:
+            if self._end is None and at in (self._file.count, walk.cut_at):
                 report.notes.append(what)  # part of the tail of a capture that was killed
             else:
                 problems.add(at, what)
