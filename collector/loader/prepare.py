@@ -16,6 +16,7 @@ from collector.loader.compiler import Image, Later, compile_text
 from collector.loader.event_part import EventPart
 from collector.loader.kernel_answers import KernelAnswers
 from collector.loader.perf_counters import Bound, bind, this_machine
+from collector.loader.program import is_preempted
 from collector.loader.tcp_part import TcpPart, make_tcp_part
 from collector.plan import kernel_types
 from collector.plan.columns import (
@@ -217,6 +218,7 @@ def prepare(wish: Wish) -> Prepared:
     engine = decided.make_engine()
     image = decided.compile(engine)
     _check_limits(wish.limits, decided.events)
+    is_preempted(decided.btf)  # loading asks again, after the answers are saved
     decided.btf.save()
     return Prepared(**vars(decided), engine=engine, image=image, limits=dict(wish.limits))
 

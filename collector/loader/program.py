@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from collector.linux import bpf
-from collector.linux.btf import Btf
+from collector.linux.btf import Btf, Kind
 from collector.linux.perf_events import PerfEvent
 from collector.linux.probe_kinds import KINDS, Attachment
 from collector.linux.syscalls import close_all
@@ -22,8 +22,8 @@ NEVER_NESTED = frozenset(
 )
 """Tracepoints that run in one context alone: in a task that may sleep (system calls and calls on
 sockets), or in the softirq of timers."""
-PREEMPTED = "PREEMPT_RT" in os.uname().version
-"""Another task may preempt one in a program at a tracepoint, and come to the same place."""
+REALTIME = "PREEMPT_RT" in os.uname().version
+"""Tasks often preempt others in a program at a tracepoint, and come to the same place."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Program:
         """Attaches the first copy, and the second too unless it may wait (at_once: never, nor with
         PREEMPT_RT)."""
         kind = KINDS[self.spec.kind]
-        copies = None if at_once or PREEMPTED or not kind.is_tracepoint else 1
+        copies = None if at_once or REALTIME or not kind.is_tracepoint else 1
         if copies is None:
             self._wait_for_second()
         self.second = None
@@ -145,8 +145,14 @@ def load_quickest(kind: str, code: bytes, name: str, btf_id: int, cast: Cast | N
     return load_code(kind, code, name, btf_id)
 
 
-def never_interrupts_itself(spec: ProgramSpec) -> bool:
-    """Whether no interrupt can reach the program's target while it runs there already."""
+def is_preempted(btf: Btf) -> bool:
+    """Whether a task may preempt another in a program at a tracepoint, and come to the same place:
+    where SRCU protects tracepoints (in 7.3, not in 6.18)."""
+    return REALTIME or btf.find(Kind.FUNC, "init_srcu_struct_fast") is not None
+
+
+def never_interrupts_itself(spec: ProgramSpec, btf: Btf) -> bool:
+    """Whether nothing can reach the program's target on a CPU while it runs there already."""
     kind = KINDS[spec.kind]
-    is_alone = kind.is_tracepoint and spec.target in NEVER_NESTED and not PREEMPTED
+    is_alone = kind.is_tracepoint and spec.target in NEVER_NESTED and not is_preempted(btf)
     return not kind.nests or is_alone

@@ -129,7 +129,7 @@ class Loaded(Closing):
         """The copies of a program, for load_code()."""
         btf_id = attach_type_id(self._btf, spec.kind, spec.target)
         code = fill_maps(self._image.programs[spec.function], self.maps)
-        again = None if never_interrupts_itself(spec) else second_copy(code)
+        again = None if never_interrupts_itself(spec, self._btf) else second_copy(code)
         copies = [(spec.kind, code, spec.function, btf_id)]
         if again is not None:
             copies.append((spec.kind, again, f"{spec.function[:9]}_again", btf_id))

@@ -185,7 +185,7 @@ def test_the_second_copy_comes_with_the_first_event_that_the_kernel_skipped(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs, "LOOK_S", 0.0)
-    monkeypatch.setattr(program, "PREEMPTED", False)
+    monkeypatch.setattr(program, "REALTIME", False)
     nests = ProgramSpec("nests", "raw", "bpf_trace_printk", required=True)
     loaded.load([nests])
     loaded.attach()
@@ -214,7 +214,7 @@ def test_what_system_calls_run_is_loaded_once(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, preempted: bool
 ) -> None:
     """But with PREEMPT_RT a task may preempt another in the program."""
-    monkeypatch.setattr(program, "PREEMPTED", preempted)
+    monkeypatch.setattr(program, "REALTIME", preempted)
     loaded.load([ProgramSpec("twice", "raw", "sys_enter", required=True)])
     loaded.attach()
     for _ in range(TIMES):
