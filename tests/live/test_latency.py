@@ -46,12 +46,15 @@ class Found:
         return self.flows[ends]
 
     def column(self, ends: Ends, name: str) -> Any:
-        """(n,) a time or a part of the ranges that the client sent, in order."""
+        """(n,) a time t_... or a part of the ranges that the client sent, in order."""
         number = self.of(ends).number
         parts = []
         for some in self.pieces:
             mine = some.ranges.flow == number
-            at = {**some.ranges.times, **some.parts, "whole": some.whole, "sizes": some.sizes}
+            times = {f"t_{time}": column for time, column in some.ranges.times.items()}
+            at = {**times, **some.parts, "whole": some.whole, "sizes": some.sizes}
+            if name == "sent_again":
+                at[name] = some.ranges.sent_again
             parts.append((at[name] if name in at else getattr(some, name))[mine])
         return np.concatenate(parts)
 
@@ -102,7 +105,7 @@ def check(found: Found, ends: Ends, size: int) -> None:
     recorded = found.latency.survey.is_recorded
     steps = [step for step in CHAINS[Chain.BOTH] if any(map(recorded, step.events))]
     assert len(steps) == len(CHAINS[Chain.BOTH]), f"not on this kernel: {found.notes}"
-    columns = [found.column(ends, step.time) for step in steps]
+    columns = [found.column(ends, f"t_{step.time}") for step in steps]
     for before, after in pairwise(columns):
         assert (before > 0).all() and (before <= after).all()
 
@@ -133,7 +136,7 @@ def test_every_byte_of_a_counted_transfer(tmp_path: Path, lab: Lab) -> None:
     assert back.size == back.sizes[State.MEASURED] == 777
     call = np.searchsorted(np.cumsum(sizes), bytes_until(found.column(ends, "sizes")))
     for name, calls in (("write", writes), ("read", reads)):
-        times = found.column(ends, name)
+        times = found.column(ends, f"t_{name}")
         begins, ends = (np.array(one)[call] for one in zip(*calls, strict=True))
         assert (begins <= times).all() and (times <= ends).all(), name
     assert not any(flow.unknown for flow in found.flows.values())
@@ -170,8 +173,7 @@ def test_a_queue_of_known_rate(tmp_path: Path, lab: Lab) -> None:
     found = look(tmp_path / "log")
     check(found, ends, 100_000)
     left = _departures(tmp_path / "log")
-    waits, since = found.column(ends, "qdisc"), found.column(ends, "driver")
-    since = since - waits
+    waits, since = found.column(ends, "qdisc"), found.column(ends, "t_qdisc")
     long = np.flatnonzero(waits > 10 * MS)
     assert len(long) > 10
     for wait, begin in zip(waits[long].tolist(), since[long].tolist(), strict=True):
@@ -290,7 +292,7 @@ def test_losses_make_unknown_what_they_concern(tmp_path: Path, lab: Lab) -> None
     spans = _gaps(folder)
     assert spans
     state = found.column(ends, "state")
-    begin, end = found.column(ends, "write"), found.column(ends, "read")
+    begin, end = found.column(ends, "t_write"), found.column(ends, "t_read")
     whole = (begin > 0) & (end > 0)
     touched = np.zeros(len(state), bool)
     for first, last in spans:
