@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,8 @@ from tests.live.schema_logs import Logging
 
 MS = 1_000_000
 Ends = tuple[int, int]
+EVENTS = ("SOCK_", "TCP_", "IP_", "DEV_", "QDISC_", "DRIVER_", "MAGNET_")
+"""How the names of the schema's events begin; the times of the others are those of writing."""
 HEADERS = 66
 """Ethernet, IPv4, TCP with timestamps."""
 
@@ -36,6 +38,7 @@ HEADERS = 66
 class Found:
     """What the analysis found: pieces of ranges, and a flow for each direction with data."""
 
+    folder: Path
     latency: Latency
     pieces: list[Measured]
     flows: dict[tuple[int, int], Flow]
@@ -59,6 +62,9 @@ class Found:
         return np.concatenate(parts)
 
 
+Scenario = Generator[None, Found, None]
+
+
 def ends_of(pair: Pair) -> Ends:
     """The ports of client and server; a closed socket has none."""
     return pair.client_port, pair.server_port
@@ -77,7 +83,7 @@ def look(folder: Path) -> Found:
     for flow in report.flows:
         ports = [int(end.rpartition(":")[2]) for end in flow.name.split(" > ")]
         flows[ports[0], ports[1]] = flow
-    return Found(latency, pieces, flows, report.notes)
+    return Found(folder, latency, pieces, flows, report.notes)
 
 
 @contextlib.contextmanager
@@ -115,11 +121,11 @@ def bytes_until(sizes: Any) -> Any:
     return np.cumsum(sizes)
 
 
-def test_every_byte_of_a_counted_transfer(tmp_path: Path, lab: Lab) -> None:
+def a_counted_transfer(lab: Lab) -> Scenario:
     """Times lie within those that the application sees, in both directions."""
     sizes = [1, 100, 1448, 5000, 40_000, 3] * 20
     writes, reads = [], []
-    with capturing(tmp_path / "log", lab), connected(lab) as pair:
+    with connected(lab) as pair:
         ends = ends_of(pair)
         for size in sizes:
             begin = time.monotonic_ns()
@@ -130,7 +136,7 @@ def test_every_byte_of_a_counted_transfer(tmp_path: Path, lab: Lab) -> None:
             reads.append((begin, time.monotonic_ns()))
         pair.server.sendall(bytes(777))
         receive(pair.client, 777)
-    found = look(tmp_path / "log")
+    found = yield
     check(found, ends, sum(sizes))
     back = found.flows[ends[::-1]]
     assert back.size == back.sizes[State.MEASURED] == 777
@@ -139,17 +145,16 @@ def test_every_byte_of_a_counted_transfer(tmp_path: Path, lab: Lab) -> None:
         times = found.column(ends, f"t_{name}")
         earliest, latest = (np.array(one)[call] for one in zip(*calls, strict=True))
         assert (earliest <= times).all() and (times <= latest).all(), name
-    assert not any(flow.unknown for flow in found.flows.values())
 
 
-def test_a_reader_that_sleeps(tmp_path: Path, lab: Lab) -> None:
-    with capturing(tmp_path / "log", lab), connected(lab) as pair:
+def a_reader_that_sleeps(lab: Lab) -> Scenario:
+    with connected(lab) as pair:
         ends = ends_of(pair)
         for _ in range(5):
             pair.client.sendall(bytes(10_000))
             time.sleep(0.05)
             receive(pair.server, 10_000)
-    found = look(tmp_path / "log")
+    found = yield
     check(found, ends, 50_000)
     reader = found.column(ends, "reader")
     assert (reader > 45 * MS).all() and (reader < 150 * MS).all()
@@ -159,20 +164,21 @@ def test_a_reader_that_sleeps(tmp_path: Path, lab: Lab) -> None:
     assert part.total_ns / found.of(ends).once["whole"].total_ns > 0.9
 
 
-def test_a_queue_of_known_rate(tmp_path: Path, lab: Lab) -> None:
+def a_queue_of_known_rate(lab: Lab) -> Scenario:
     """In the queue a byte waits for what is before it: bytes that left meanwhile, by the rate."""
     rate = 4_000_000 // 8  # bytes a second
     tbf = ["rate", "4mbit", "burst", "1600", "limit", "1000000"]
     lab.a.command(["tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *tbf])
-    with capturing(tmp_path / "log", lab), connected(lab) as pair:
+    with connected(lab) as pair:
         ends = ends_of(pair)
         reading = threading.Thread(target=receive, args=(pair.server, 100_000))
         reading.start()
         pair.client.sendall(bytes(100_000))
         reading.join()
-    found = look(tmp_path / "log")
+    lab.a.command(["tc", "qdisc", "del", "dev", DEVICE, "root"])
+    found = yield
     check(found, ends, 100_000)
-    left = _departures(tmp_path / "log")
+    left = _departures(found.folder)
     waits, since = found.column(ends, "qdisc"), found.column(ends, "t_qdisc")
     long = np.flatnonzero(waits > 10 * MS)
     assert len(long) > 10
@@ -190,10 +196,10 @@ def _departures(folder: Path) -> list[tuple[int, int]]:
         ]
 
 
-def test_a_hole_of_known_length(tmp_path: Path, lab: Lab) -> None:
+def a_hole_of_known_length(lab: Lab) -> Scenario:
     """A segment of 1000 bytes is dropped for a while, and sent again; those behind it wait."""
     chain = "chain in { type filter hook input priority 0; meta length 1052 drop; }"
-    with capturing(tmp_path / "log", lab), connected(lab) as pair:
+    with connected(lab) as pair:
         ends = ends_of(pair)
         pair.client.setsockopt(6, 1, 1)  # TCP_NODELAY
         lab.b.command(["nft", f"table inet hole {{ {chain}; }}"])
@@ -206,7 +212,7 @@ def test_a_hole_of_known_length(tmp_path: Path, lab: Lab) -> None:
         opened = time.monotonic_ns()
         receive(pair.server, 1000 + 3 * 1448)
         filled = time.monotonic_ns()
-    found = look(tmp_path / "log")
+    found = yield
     check(found, ends, 1000 + 4 * 1448)
     hole, again = found.column(ends, "hole"), found.column(ends, "sent_again")
     place = bytes_until(found.column(ends, "sizes"))
@@ -226,36 +232,37 @@ def test_a_hole_of_known_length(tmp_path: Path, lab: Lab) -> None:
     assert found.of(ends).size_again >= 1000
 
 
-def test_offloads_change_nothing(tmp_path: Path, lab: Lab) -> None:
+def offloads(lab: Lab) -> Scenario:
     """The same transfer with large segments and with small ones has the same parts."""
-    shares = []
-    for name, segments in (("large", 64), ("small", 1)):
+    both = []
+    for segments in (64, 1):
         for side in (lab.a, lab.b):
             words = ["gso_max_segs", str(segments)]
             side.command(["ip", "link", "set", "dev", DEVICE, *words])
-        with capturing(tmp_path / name, lab), connected(lab) as pair:
-            ends = ends_of(pair)
+        with connected(lab) as pair:
+            both.append(ends_of(pair))
             for _ in range(10):
                 pair.client.sendall(bytes(30_000))
                 time.sleep(0.02)
                 receive(pair.server, 30_000)
-        found = look(tmp_path / name)
+    found = yield
+    means = []
+    for ends, is_large in zip(both, (True, False), strict=True):
         check(found, ends, 300_000)
-        once = found.of(ends).once
-        shares.append({part: one.mean_ns for part, one in once.items()})
-        assert (found.column(ends, "sizes").max() > 1448) == (segments > 1)
-    large, small = shares
+        means.append({part: one.mean_ns for part, one in found.of(ends).once.items()})
+        assert (found.column(ends, "sizes").max() > 1448) == is_large
+    large, small = means
     assert large.keys() == small.keys()
     assert small["reader"] == pytest.approx(large["reader"], rel=0.25)
     for part in large.keys() - {"reader", "whole"}:
         assert abs(small[part] - large[part]) < 5 * MS, part
 
 
-def test_a_thousand_connections(tmp_path: Path, lab: Lab) -> None:
+def a_thousand_connections(lab: Lab) -> Scenario:
     """Each sends a number of bytes of its own: none is mixed up with another."""
     pairs: list[Pair] = []
     try:
-        with capturing(tmp_path / "log", lab), listening(lab.b, "10.77.0.2") as listener:
+        with listening(lab.b, "10.77.0.2") as listener:
             for _ in range(1000):
                 pairs.append(join(lab.a, listener, "10.77.0.2"))
             for number, pair in enumerate(pairs, 1):
@@ -266,11 +273,30 @@ def test_a_thousand_connections(tmp_path: Path, lab: Lab) -> None:
     finally:
         for pair in pairs:
             pair.close()
-    found = look(tmp_path / "log")
+    found = yield
     for number, one in enumerate(ends, 1):
         flow = found.of(one)
         assert flow.side == Chain.BOTH
         assert flow.size == flow.sizes[State.MEASURED] == number
+
+
+SCENARIOS = (
+    a_counted_transfer, a_reader_that_sleeps, a_hole_of_known_length, a_queue_of_known_rate,
+    a_thousand_connections, offloads,
+)  # fmt: skip
+
+
+def test_scenarios(tmp_path: Path, lab: Lab) -> None:
+    """All in one capture: each makes its traffic, and then looks at what was found of it."""
+    with capturing(tmp_path / "log", lab):
+        under_way = [scenario(lab) for scenario in SCENARIOS]
+        for one in under_way:
+            next(one)
+    found = look(tmp_path / "log")
+    assert not any(flow.unknown for flow in found.flows.values())
+    for one in under_way:
+        with contextlib.suppress(StopIteration):
+            one.send(found)
 
 
 def test_losses_make_unknown_what_they_concern(tmp_path: Path, lab: Lab) -> None:
@@ -310,16 +336,19 @@ def _gaps(folder: Path) -> tuple[list[tuple[int, int]], int]:
     spans, missed = [], 0
     with open_log(folder) as log:
         for reader in log.readers:
-            before = (0, 0)
+            ours = [e.number for e in reader.format.events if e.name.startswith(EVENTS)]
+            before, read = (0, 0), 0  # absent serials and time of the last record
             for batch in reader.batches():
-                for serial, time_ns in zip(
-                    batch.serials.tolist(), batch.times_ns.tolist(), strict=True
-                ):
-                    if before[0] and serial != before[0] + 1:
-                        spans.append((before[1], time_ns))
-                    before = (serial, time_ns)
+                absent = batch.serials.astype(int) - np.arange(read + 1, read + 1 + len(batch))
+                read += len(batch)
+                mine = np.isin(batch.numbers, ours)
+                times = batch.times_ns[mine].tolist()
+                for one in zip(absent[mine].tolist(), times, strict=True):
+                    if before[1] and one[0] != before[0]:
+                        spans.append((before[1], one[1]))
+                    before = one
             missed += reader.losses.missed
-    return [span for span in spans if span[0] < span[1]], missed
+    return spans, missed
 
 
 COMMAND = """
