@@ -2,7 +2,7 @@
 """What is left to do when a capture is over, in a process of its own.
 
 The capture's process has given up the right to read its files. This one is forked before, waits,
-and keeps one right: to read files of the user who called sudo.
+and keeps one right: to read the files of any user. It writes none, as SECURITY.md says.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class Afterwards(Closing):
 
     @staticmethod
     def _live(waiting: int, call: Callable[[], int]) -> None:
-        from collector.linux.privileges import drop_capabilities
+        from collector.linux.privileges import settle
 
         code = 1
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the capture's
-            drop_capabilities(("CAP_DAC_READ_SEARCH",))
+            settle(("CAP_DAC_READ_SEARCH",))
             if os.read(waiting, 1):
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                for number in (signal.SIGINT, signal.SIGPIPE):
+                    signal.signal(number, signal.SIG_DFL)
                 gc.enable()
                 code = call()
                 sys.stdout.flush()

@@ -65,6 +65,7 @@ class Traffic:
     anchor: int = 0
     kept: list[Record] = field(default_factory=list)
     windows: list[tuple[int, int]] = field(default_factory=list)
+    arrivals: dict[int, int] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
         """The logs of two CPUs; keeps what is in them, and when records are missing."""
@@ -323,8 +324,14 @@ class _Byte:
     def _judge(self, names: Sequence[str], known: Sequence[int]) -> str:
         begin = known[0] if known[0] >= 0 else -NEVER
         end = known[-1] if known[-1] >= 0 else NEVER
+        state = self._judge_known(names, known)
+        if state == "MISSING" and names[0] == "write" and known[0] < 0:
+            end = NEVER  # a call is logged when it returns
         if any(a <= end and b >= begin for a, b in self.traffic.windows):
             return "LOST"
+        return state
+
+    def _judge_known(self, names: Sequence[str], known: Sequence[int]) -> str:
         if all(time >= 0 for time in known):
             rises = all(a <= b for a, b in pairwise(known))
             return "MEASURED" if rises and not self.overlapping else "CONTRADICTORY"
@@ -356,5 +363,9 @@ class _Byte:
 
 
 def _arrival(traffic: Traffic, byte: int) -> int | None:
-    times = [r.time for r in traffic.kept if r.event == "IP_RECV" and r.covers(byte)]
-    return min(times, default=None)
+    if not traffic.arrivals:
+        for record in traffic.kept:
+            if record.event == "IP_RECV":
+                for each in range(record.lo, record.hi):
+                    traffic.arrivals.setdefault(each, record.time)
+    return traffic.arrivals.get(byte)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -116,10 +117,22 @@ def test_collect_says_what_it_cannot_measure(
 
 def test_what_is_done_afterwards(tmp_path: Path) -> None:
     there = tmp_path / "there"
-    with Afterwards(lambda: there.write_text("x") + 6) as after:
-        assert not there.exists()
+    there.write_text("text")
+    read, write = os.pipe()
+
+    def tell() -> int:
+        os.write(write, there.read_bytes())
+        return 7
+
+    with Afterwards(tell) as after:
+        os.set_blocking(read, False)
+        with pytest.raises(BlockingIOError):
+            os.read(read, 10)
         assert after.run() == 7
-    assert there.exists()
-    with Afterwards(lambda: there.unlink() or 0):
+    assert os.read(read, 10) == b"text"
+    with Afterwards(tell):
         pass  # the capture failed: nothing is done
-    assert there.exists()
+    with pytest.raises(BlockingIOError):
+        os.read(read, 10)
+    os.close(read)
+    os.close(write)

@@ -257,8 +257,9 @@ class _Join:
         held = self._stages[Stage.HELD]
         if len(held):
             first = np.searchsorted(self._borders, self._axis.floor[self._axis.local[held]])
-            for bound in (early, late):
-                np.maximum.at(bound, first, self._axis.rank[held])
+            is_sure = self._axis.events.flags[held] == 0
+            np.maximum.at(early, first[is_sure], self._axis.rank[held[is_sure]])
+            np.maximum.at(late, first, self._axis.rank[held])
         offset = self._local * (end + 2)
         least, most = (np.maximum.accumulate(one + offset) - offset for one in (early, late))
         return np.where((least == most) & (arrived >= 0) & (most < end), most, -1)

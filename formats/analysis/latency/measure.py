@@ -120,16 +120,31 @@ class Latency:
         return join_events([kept, self._holds(events.take(held), ready, kept)])
 
     def _holds(self, before: Events, ready: Ranges, kept: Events) -> Events:
-        """One HELD for each flow with open arrivals: when all bytes that were put out had come."""
-        flows = np.concatenate((before.flow.astype(np.int64), ready.flow))
-        times = np.concatenate((before.time, ready.times["complete"]))
-        latest = np.full(len(self._flows.done), -1, np.int64)
-        np.maximum.at(latest, flows, times)
+        """When all bytes that were put out had come, for each flow with open arrivals.
+
+        flags 0: surely; 1: perhaps, as their arrival is not known, but when they were in order is.
+        """
+        complete, in_order = ready.times["complete"], ready.times["inorder"]
+        sure = complete >= 0
         waiting = np.unique(kept.flow[kept.stage <= Stage.IP_RECV].astype(np.int64))
-        waiting = waiting[latest[waiting] >= 0]
-        done = self._flows.done[waiting]
-        return Events(
-            np.full(len(waiting), Stage.HELD, np.uint8), waiting.astype(np.int32),
-            latest[waiting], done, done.copy(), np.zeros(len(waiting), np.uint16),
-            np.zeros(len(waiting), np.bool_),
-        )  # fmt: skip
+        parts = []
+        for flag, mine, came in ((0, sure, complete), (1, ~sure, in_order)):
+            old = before.flags == flag
+            latest = np.full(len(self._flows.done), -1, np.int64)
+            np.maximum.at(latest, before.flow[old], before.time[old])
+            np.maximum.at(latest, ready.flow[mine], came[mine])
+            flows = waiting[latest[waiting] >= 0]
+            done = self._flows.done[flows]
+            count = len(flows)
+            parts.append(
+                Events(
+                    np.full(count, Stage.HELD, np.uint8),
+                    flows.astype(np.int32),
+                    latest[flows],
+                    done,
+                    done.copy(),
+                    np.full(count, flag, np.uint16),
+                    np.zeros(count, np.bool_),
+                )
+            )
+        return join_events(parts)

@@ -120,6 +120,8 @@ def _judge(
     state[lacking & began & (known[-1] | ended | ~some)] = State.BEGAN
     # What is not known may have been long ago, or be still to come.
     begin = np.where(known[0], table[0], ALWAYS)
-    end = np.where(known[-1], table[-1], NEVER)
+    # A send call is logged when it returns, which may be long after its bytes were read.
+    open_ = ~known[-1] | ((state == State.MISSING) & ~known[0] & (names[0] == "write"))
+    end = np.where(open_, NEVER, table[-1])
     state[survey.windows.touch(begin, end)] = State.LOST
     return state

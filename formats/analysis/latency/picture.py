@@ -52,6 +52,7 @@ def _draw_slowest(axes: Axes, report: Report) -> None:
         range(len(found)), [_label(slow, flow, several) for slow, flow in found], fontsize=7
     )
     axes.invert_yaxis()
+    axes.set_xlim(left=0)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"time since the bytes were written ({name})")
     axes.set_title("The slowest ranges", loc="left")
