@@ -103,8 +103,8 @@ def figures(results: Results) -> list[Figure]:
             not wrong and len(known) == len(sums),
         ),
         Figure(
-            f"{NAME}: times that rise through all layers", "-",
-            f"of {number(rising, 0)} of {number(written, 0)} bytes", "of each byte",
+            f"{NAME}: bytes whose times rise through all layers", "-",
+            f"{number(rising, 0)} of {number(written, 0)}", "all",
             rising == written,
         ),
     ]  # fmt: skip

@@ -13,6 +13,7 @@ from collector.plan.filters import parse
 from scripts.benchmark import inkernel
 from scripts.benchmark.capture import capturing, discard
 from scripts.benchmark.context import Context
+from scripts.benchmark.inkernel import Runs
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number
 from scripts.benchmark.tables import Table
@@ -22,6 +23,7 @@ from scripts.magnet.wire import PACKETS, Wire, magnet, wired
 NAME = "M3"
 TITLE = "M3: the cost of a packet"
 LEAN, FULL = "lean", "--data"
+OFF = "switched off"
 OPTIONS = {LEAN: (), FULL: ("--data",)}
 WIRE_US = 40 * 8 / 100
 """40 bytes at 100 Mbit/s."""
@@ -57,12 +59,20 @@ def _measure_kernel(context: Context, wire: Wire, case: str) -> None:
         ):
             names = {spec.function for spec in kernel.loaded.attached()}
             probes = [one for one in prepared.plan.probes if one.name in names and one.locations]
-            before = inkernel.runs_of(kernel, probes, empty_fd)
-            packets = _transfer(wire)
-            after = inkernel.runs_of(kernel, probes, empty_fd)
-            discard(rings)
+            for state in (case, OFF) if case == LEAN else (case,):
+                kernel.switch(prepared.numbers, state != OFF)
+                before = inkernel.runs_of(kernel, probes, empty_fd)
+                packets = _transfer(wire)
+                after = inkernel.runs_of(kernel, probes, empty_fd)
+                discard(rings)
+                _add_programs(context.results, state, packets, before, after)
     finally:
         os.close(stats_fd)
+
+
+def _add_programs(
+    results: Results, state: str, packets: int, before: dict[str, Runs], after: dict[str, Runs]
+) -> None:
     counts = {name: runs.count - before[name].count for name, runs in after.items()}
     took = {name: runs.ns - before[name].ns for name, runs in after.items()}
     empty_ns = took.pop(inkernel.EMPTY) / max(1, counts[inkernel.EMPTY])
@@ -71,9 +81,9 @@ def _measure_kernel(context: Context, wire: Wire, case: str) -> None:
         if counts[name]:
             own_ns = max(0.0, ns - counts[name] * empty_ns)
             whole_ns += own_ns
-            context.results.add(NAME, name, case, own_ns / counts[name])
-    context.results.add(NAME, inkernel.EMPTY, case, empty_ns)
-    context.results.add(NAME, KERNEL, case, whole_ns / 1000 / packets)
+            results.add(NAME, name, state, own_ns / counts[name])
+    results.add(NAME, inkernel.EMPTY, state, empty_ns)
+    results.add(NAME, KERNEL, state, whole_ns / 1000 / packets)
 
 
 def _measure_reader(context: Context, wire: Wire, case: str) -> None:
@@ -131,11 +141,11 @@ def tables(results: Results) -> list[Table]:
     known = results.values.get(NAME, {})
     programs = [name for name in known if name not in (*parts, inkernel.EMPTY)]
     return [
-        Table("A packet, at both ends together", ("", *OPTIONS),
+        Table("A packet, at both ends together", ("", *OPTIONS, OFF),
               [[part, *_cells(results, part, 2)] for part in parts if part in known],
               "Packets of 1500 bytes and their acknowledgements, through a device without a "
               "limit."),
-        Table("In the kernel, ns an event", ("", *OPTIONS),
+        Table("In the kernel, ns an event", ("", *OPTIONS, OFF),
               [[name, *_cells(results, name, 0)] for name in programs],
               "By BPF statistics, of each run of the programs that log these events, less what an "
               "empty one takes "
@@ -145,5 +155,5 @@ def tables(results: Results) -> list[Table]:
 
 
 def _cells(results: Results, subject: str, digits: int) -> list[str]:
-    spreads = (results.spread(NAME, subject, case) for case in OPTIONS)
+    spreads = (results.spread(NAME, subject, case) for case in (*OPTIONS, OFF))
     return ["-" if one is None else one.text(digits) for one in spreads]

@@ -11,7 +11,8 @@ from socket import AF_INET, AF_INET6, inet_pton
 import numpy as np
 import pytest
 
-from formats.base.errors import DamagedError, UsageError
+from formats.base.cli import run
+from formats.base.errors import DamagedError, FileError, UsageError
 from scripts.benchmark import slowdown
 from scripts.benchmark.results import Results
 from scripts.benchmark.student import change, interval
@@ -29,6 +30,7 @@ from scripts.magnet import (
 )
 from scripts.magnet.experiments import EXPERIMENTS
 from scripts.magnet.figure import Figure, Value, table_of
+from scripts.magnet.main import command
 from scripts.magnet.recording import Recording, covered, first_times
 from scripts.magnet.wire import FAST, SLOW, TRANSFERS
 
@@ -133,10 +135,10 @@ def test_a_wrong_figure_of_each_experiment_is_told() -> None:
         (spoiled(loss.NAME, loss.PROOF, FAST, 3), f"M2: lost of a saturated {FAST}"),
         (spoiled(loss.NAME, loss.MISSING, tiny, 4), f"M2: {tiny}"),
         (spoiled(packets.NAME, packets.KERNEL, packets.LEAN, 5), "M3"),
-        (spoiled(modulation.NAME, modulation.BYTES, "TCP_RECV", 9), "M5: bytes"),
+        (spoiled(modulation.NAME, modulation.BYTES, "TCP_RECV", 9), "M5: bytes at"),
         (spoiled(modulation.NAME, modulation.SIZE, "DEV_SEND", 1501), "M5: packets"),
         (spoiled(modulation.NAME, modulation.AT, "SOCK_SEND", 300), "M5: the application"),
-        (spoiled(modulation.NAME, modulation.RISING, "all layers", 20_479), "M5: times"),
+        (spoiled(modulation.NAME, modulation.RISING, "all layers", 20_479), "M5: bytes whose"),
         (spoiled(layers.NAME, layers.OTHERS, "GSO on", 52), "M8: the same with GSO"),
         (spoiled(layers.NAME, f"{layers.PART}, hole", layers.FOUND, 54), "M8: the parts"),
         (spoiled(layers.NAME, f"{layers.OWN}, IP_RECV", layers.FOUND, 7), "M8: 9 connections"),
@@ -176,6 +178,26 @@ def test_a_page_is_made_of_a_whole_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="these lack M6"):
         page.write(results, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words, said", [
+    (("--docs", "--quick"), "of a whole run"), (("--docs", "--only", "M1"), "of a whole run"),
+    (("--only", "M9"), "no such experiment: M9"), (("--rounds", "1"), "2<=x<=100"),
+])  # fmt: skip
+def test_wrong_arguments(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command, list(words), "magnet-experiments") == UsageError.exit_code
+    assert said in capsys.readouterr().err
+
+
+def test_saved_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = tmp_path / "saved.json"
+    saved.write_text(made().to_json())
+    assert run(command, ["--read", str(saved)], "magnet-experiments") == 0
+    assert "36.74 %" in capsys.readouterr().out
+    saved.write_text("{}}")
+    assert run(command, ["--read", str(saved)], "magnet-experiments") == FileError.exit_code
 
 
 def test_what_was_not_measured_is_left_out() -> None:
