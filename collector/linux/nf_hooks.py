@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import time
 from collections.abc import Callable, Collection, Sequence
 
 from collector.linux import bpf
@@ -27,6 +28,8 @@ _LOWEST, _HIGHEST = -(1 << 31) + 1, (1 << 31) - 2
 """The kernel keeps the numbers beyond for itself."""
 _TRIES = 256
 _FIND, _LINK = 0, 1
+_NAMES = {number: name for name, number in HOOKS.items()}
+FRESH_S = 0.5
 
 
 def expect_hook(target: str) -> str:
@@ -38,18 +41,22 @@ class Entrance:
     """The way into other network namespaces, for a process with CAP_SYS_ADMIN and CAP_SYS_PTRACE.
     """
 
+    def __init__(self) -> None:
+        self._paths: dict[int, str] = {}
+
     def find(self) -> Collection[int]:
         """The inodes of all namespaces that have a process or a name."""
-        return list_namespaces()
+        self._paths = list_namespaces()
+        return self._paths
 
     def link(self, place: int, target: str, family: int, program: int) -> int:
-        """Attaches a program in the namespace with that inode; the link's descriptor.
+        """Attaches a program in a namespace that find() found, or the own; the link's descriptor.
 
-        KernelError where the kernel refuses, OSError where there is no such namespace any more.
+        KernelError where the kernel refuses, FileNotFoundError where the namespace is gone.
         """
         if place == own_namespace():
             return _link(family, target, program)
-        namespace = os.open(list_namespaces().get(place, ""), os.O_RDONLY | os.O_CLOEXEC)
+        namespace = os.open(self._paths.get(place, ""), os.O_RDONLY | os.O_CLOEXEC)
         try:
             if os.fstat(namespace).st_ino != place:
                 raise FileNotFoundError(errno.ENOENT, "the namespace has gone")
@@ -57,16 +64,34 @@ class Entrance:
         finally:
             os.close(namespace)
 
+    def answer(self, number: int, data: bytes, *programs: int) -> int:
+        """What a deputy does for a FarEntrance: the descriptor of a list, or of a link."""
+        if number == _FIND:
+            listed = os.memfd_create("namespaces", os.MFD_CLOEXEC)
+            os.write(listed, b"".join(struct.pack("=Q", one) for one in self.find()))
+            os.lseek(listed, 0, os.SEEK_SET)
+            return listed
+        place, hook, family = struct.unpack("=QIi", data)
+        (program,) = programs
+        return self.link(place, _NAMES[hook], family, program)
+
 
 class FarEntrance(Entrance):
-    """An Entrance by a deputy, whose open_file() is answer_far()."""
+    """An Entrance by a deputy, whose open_file() is another's answer()."""
 
     def __init__(self, ask: Callable[[int, bytes, Sequence[int]], int]) -> None:
+        super().__init__()
         self._ask = ask
+        self._found: set[int] = set()
+        self._next_s = 0.0
 
     def find(self) -> Collection[int]:
-        with os.fdopen(self._ask(_FIND, b"", ()), "rb") as file:
-            return {number for (number,) in struct.iter_unpack("=Q", file.read())}
+        """The programs of a capture ask one after another: for FRESH_S the answer is the same."""
+        if time.monotonic() >= self._next_s:
+            with os.fdopen(self._ask(_FIND, b"", ()), "rb") as file:
+                self._found = {number for (number,) in struct.iter_unpack("=Q", file.read())}
+            self._next_s = time.monotonic() + FRESH_S
+        return self._found
 
     def link(self, place: int, target: str, family: int, program: int) -> int:
         data = struct.pack("=QIi", place, HOOKS[target], family)
@@ -76,18 +101,6 @@ class FarEntrance(Entrance):
             if isinstance(error.__cause__, FileNotFoundError):
                 raise error.__cause__ from None
             raise KernelError(error.message) from error
-
-
-def answer_far(number: int, data: bytes, *programs: int) -> int:
-    """What a deputy does for a FarEntrance: the descriptor of a list, or of a link."""
-    if number == _FIND:
-        listed = os.memfd_create("namespaces", os.MFD_CLOEXEC)
-        os.write(listed, b"".join(struct.pack("=Q", one) for one in Entrance().find()))
-        os.lseek(listed, 0, os.SEEK_SET)
-        return listed
-    place, hook, family = struct.unpack("=QIi", data)
-    (program,) = programs
-    return Entrance().link(place, next(n for n, h in HOOKS.items() if h == hook), family, program)
 
 
 class NetfilterHook(Places):

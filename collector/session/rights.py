@@ -16,7 +16,7 @@ from collector.control.access import (
     status_path,
 )
 from collector.linux.deputy import Deputy
-from collector.linux.nf_hooks import Entrance, FarEntrance, answer_far
+from collector.linux.nf_hooks import Entrance, FarEntrance
 from collector.linux.privileges import (
     WRITER_PRIORITY,
     check_threads,
@@ -84,7 +84,7 @@ class Rights:
         self.entrance: Entrance | None = None
         if enters_namespaces and not lacking(ENTERING):
             deputy = Deputy(
-                answer_far,
+                Entrance().answer,
                 at_end=lambda: None,
                 settle=partial(settle, ENTERING, self.user, enters_namespaces=True),
             )

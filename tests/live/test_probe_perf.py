@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.linux import bpf
+from collector.linux import bpf, perf_events
 from collector.linux.btf import Btf
 from collector.linux.perf_events import SHORTEST_NS, PerfEvent, parse_event
 from collector.linux.syscalls import online_cpus
@@ -152,6 +152,27 @@ def test_the_period_changes_while_it_runs(program: int) -> None:
     assert not event.fds
     event.refresh()
     assert not event.fds, "what was removed stays so"
+
+
+def test_cpus_come_and_go(program: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program follows the CPUs that are online; what was due on one that went stays counted."""
+    there: tuple[int, ...] = online_cpus()[:1]
+    monkeypatch.setattr(perf_events, "online_cpus", lambda: there)
+    event = PerfEvent("page_faults:1", [program])
+    event.refresh()
+    assert len(event.fds) == 1
+    there = online_cpus()
+    event.refresh()
+    assert len(event.fds) == len(there)
+    with busy():
+        before = event.read_due()
+    assert before and before > 0
+    there = there[-1:]
+    event.refresh()
+    assert len(event.fds) == 1
+    assert event.read_due() >= before
+    event.remove()
+    assert event.read_due() == bpf.prog_info(program).run_cnt
 
 
 def test_what_should_have_run_is_known(program: int) -> None:

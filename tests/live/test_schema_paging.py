@@ -165,10 +165,10 @@ def small_cgroup(limit_bytes: int) -> Iterator[Path]:
         folder.rmdir()
 
 
-def swapped() -> tuple[int, int]:
-    """Pages that the machine has read from swap and written to it."""
+def swapped() -> tuple[int, int, int]:
+    """The machine's pages read from swap and written to it, and its major faults."""
     rows = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    return int(rows["pswpin"]), int(rows["pswpout"])
+    return int(rows["pswpin"]), int(rows["pswpout"]), int(rows["pgmajfault"])
 
 
 GROW = """
@@ -189,10 +189,10 @@ def test_page_outs_are_what_went_to_swap(tmp_path: Path) -> None:
         small_cgroup(8 << 20) as procs,
         logging(tmp_path / "log", "paging") as running,
     ):
-        before = swapped()
+        before, begun_ns = swapped(), time.monotonic_ns()
         process = subprocess.Popen([sys.executable, "-c", GROW, str(procs)])
         assert process.wait(60) == 0
-        after = swapped()
+        after, ended_ns = swapped(), time.monotonic_ns()
         log = running.finish()
     read, written = after[0] - before[0], after[1] - before[1]
     assert written > 1000
@@ -204,6 +204,8 @@ def test_page_outs_are_what_went_to_swap(tmp_path: Path) -> None:
     # One page a fault: the kernel reads none ahead from memory. The tail of swapoff is no fault.
     by_io = log.of("PAGEIN_END", tgid=process.pid, with_io=1, file=0)
     assert len(by_io) == read
+    major = [one for one in log.of("PAGEIN_END", with_io=1) if begun_ns < one["time_ns"] < ended_ns]
+    assert len(major) == after[2] - before[2], "of all processes"
     searches = log.of("RECLAIM_START", tgid=process.pid, kind="CGROUP")
     found = log.of("RECLAIM_END", tgid=process.pid, kind="CGROUP")
     assert len(searches) == len(found) > 0
