@@ -22,6 +22,7 @@ static __always_inline int is_collector(void) {
     struct collector_ids ids = {};
 
     /* Fails in other namespaces. */
-    return self && !bpf_get_ns_current_pid_tgid(self->device, self->inode, (void *)&ids, sizeof(ids)) &&
+    return self &&
+           !bpf_get_ns_current_pid_tgid(self->device, self->inode, (void *)&ids, sizeof(ids)) &&
            ids.tgid == self->tgid;
 }
