@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The filters of the command line: checks them and enters them in the BPF maps.
 
---syscalls is for the schema syscall (syscall_choice.py), all others for the schema tcp. A connection passes if one of the given port filters matches (--ports, -L, -D, --pair), and if each
+--syscalls is for the schema syscall (syscall_choice.py), all others for the schema tcp: a
+connection passes if one of the given port filters matches (--ports, -L, -D, --pair), and if each
 given filter by address, family, network namespace, cgroup and process matches too.
 """
 
