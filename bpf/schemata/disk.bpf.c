@@ -69,7 +69,7 @@ PROBE(disk_merges, "DISK_MERGE", "btf:block_rq_merge raw:block_rq_merge")
     struct disk_request what = disk_describe(DIRECT, rq);
 
     disk_disown(rq);
-    klogger(DISK_MERGE, DISK_REQUEST(what));
+    klogger(DISK_MERGE, DISK_REQUEST(what), 0);
 }
 #endif
 
@@ -79,7 +79,7 @@ PROBE(disk_merges_back, "DISK_MERGE", "btf:block_bio_backmerge raw:block_bio_bac
     struct disk_request what = disk_describe_bio(DIRECT, (struct bio *)ARG(0));
 
     what.task = klogger_current_task();
-    klogger(DISK_MERGE, DISK_REQUEST(what));
+    klogger(DISK_MERGE, DISK_REQUEST(what), 0);
 }
 #endif
 
@@ -89,7 +89,7 @@ PROBE(disk_merges_front, "DISK_MERGE", "btf:block_bio_frontmerge raw:block_bio_f
     struct disk_request what = disk_describe_bio(DIRECT, (struct bio *)ARG(0));
 
     what.task = klogger_current_task();
-    klogger(DISK_MERGE, DISK_REQUEST(what));
+    klogger(DISK_MERGE, DISK_REQUEST(what), 1);
 }
 #endif
 

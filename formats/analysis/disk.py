@@ -209,7 +209,7 @@ class _Device:
         request = event["request"]
         if event.type == "DISK_REQUEUE" and self._start == "DISK_INSERT":
             self._add(event)
-        elif event.type == "DISK_MERGE" and not request:
+        elif event.type == "DISK_MERGE" and event["front"]:
             end = event["sector"] + event["bytes"] // 512
             for queued, (sector, realtime) in self._queued.items():
                 if sector == end:

@@ -2,7 +2,8 @@
 """A block device of a test's own, and programs that use it.
 
 python -m tests.live.disk_workload PATH DEPTH COUNT REALTIME AT_ONCE
-    random direct reads: COUNT by each of DEPTH threads, and AT_ONCE that are submitted together
+    random direct reads: COUNT by each of DEPTH threads, and AT_ONCE that are submitted together.
+    Every second block: no two can be merged.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = 4096
+LIBC = ctypes.CDLL(None, use_errno=True)
+REALTIME_DEPTH = 16
 SYS_IO_SETUP, SYS_IO_GETEVENTS, SYS_IO_SUBMIT = 206, 208, 209
 IOCB = struct.Struct("=QIIHhIQQqQII")
 SYS_IOPRIO_SET, IOPRIO_THREAD, IOPRIO_REALTIME = 251, 1, 1 << 13 | 4
@@ -86,24 +89,36 @@ def read_blocks(
     return (sys.executable, "-m", "tests.live.disk_workload", *map(str, words))
 
 
-def read_at_once(fd: int, count: int, blocks: int) -> None:
-    """Submits all reads, and waits for them."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    context = ctypes.c_ulong()
-    assert libc.syscall(SYS_IO_SETUP, count, ctypes.byref(context)) == 0
-    buffer = mmap.mmap(-1, BLOCK)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    orders = ctypes.create_string_buffer(64 * count)
-    begin = ctypes.addressof(orders)
-    for number in range(count):
-        offset = random.randrange(blocks) * BLOCK
-        # struct iocb: data, key, flags, opcode (0: pread), priority, fd, buffer, bytes, offset ...
-        IOCB.pack_into(orders, 64 * number, 0, 0, 0, 0, 0, fd, address, BLOCK, offset, 0, 0, 0)
-    pointers = (ctypes.c_void_p * count)(*range(begin, begin + 64 * count, 64))
-    assert libc.syscall(SYS_IO_SUBMIT, context, ctypes.c_long(count), pointers) == count
-    events = ctypes.create_string_buffer(32 * count)
-    number = ctypes.c_long(count)
-    assert libc.syscall(SYS_IO_GETEVENTS, context, number, number, events, None) == count
+class Reads:
+    """Direct reads of a device that are under way at the same time, by io_submit."""
+
+    def __init__(self, fd: int, most: int) -> None:
+        self._fd, self._most = fd, most
+        self._context = ctypes.c_ulong()
+        self._buffer = mmap.mmap(-1, BLOCK)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
+        assert LIBC.syscall(SYS_IO_SETUP, most, ctypes.byref(self._context)) == 0
+
+    def submit(self, blocks: Sequence[int]) -> None:
+        """Gives these reads to the kernel at once."""
+        count = len(blocks)
+        orders = ctypes.create_string_buffer(64 * count)
+        begin = ctypes.addressof(orders)
+        for number, block in enumerate(blocks):
+            # data, key, flags, opcode (0: pread), priority, fd, buffer, bytes, offset ...
+            order = (0, 0, 0, 0, 0, self._fd, self._address, BLOCK, block * BLOCK, 0, 0, 0)
+            IOCB.pack_into(orders, 64 * number, *order)
+        pointers = (ctypes.c_void_p * count)(*range(begin, begin + 64 * count, 64))
+        given = LIBC.syscall(SYS_IO_SUBMIT, self._context, ctypes.c_long(count), pointers)
+        assert given == count
+
+    def wait(self, least: int) -> int:
+        """Waits until so many are done; how many are."""
+        events = ctypes.create_string_buffer(32 * self._most)
+        numbers = (ctypes.c_long(least), ctypes.c_long(self._most))
+        done = LIBC.syscall(SYS_IO_GETEVENTS, self._context, *numbers, events, None)
+        assert done >= least
+        return int(done)
 
 
 def main() -> None:
@@ -111,24 +126,32 @@ def main() -> None:
     path, *numbers = sys.argv[1:]
     depth, count, realtime, at_once = map(int, numbers)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    blocks = os.lseek(fd, 0, os.SEEK_END) // BLOCK
-    libc = ctypes.CDLL(None)
+    blocks = range(0, os.lseek(fd, 0, os.SEEK_END) // BLOCK, 2)
     ended = threading.Event()
+
+    def read_realtime(number: int) -> None:
+        assert LIBC.syscall(SYS_IOPRIO_SET, IOPRIO_THREAD, 0, IOPRIO_REALTIME) == 0
+        chosen, reads = random.Random(number), Reads(fd, REALTIME_DEPTH)
+        reads.submit(chosen.sample(blocks, REALTIME_DEPTH))
+        while not ended.is_set():
+            reads.submit(chosen.sample(blocks, reads.wait(REALTIME_DEPTH // 2)))
+        reads.wait(REALTIME_DEPTH)
 
     def read(number: int) -> None:
         chosen, buffer = random.Random(number), mmap.mmap(-1, BLOCK)
-        if number < realtime:
-            assert libc.syscall(SYS_IOPRIO_SET, IOPRIO_THREAD, 0, IOPRIO_REALTIME) == 0
-        left = count
-        while left if number >= realtime else not ended.is_set():
-            os.preadv(fd, [buffer], chosen.randrange(blocks) * BLOCK)
-            left -= 1
+        for _ in range(count):
+            os.preadv(fd, [buffer], chosen.choice(blocks) * BLOCK)
 
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(depth)]
+    threads = [
+        threading.Thread(target=read_realtime if number < realtime else read, args=(number,))
+        for number in range(depth)
+    ]
     for thread in threads:
         thread.start()
     if at_once:
-        read_at_once(fd, at_once, blocks)
+        reads = Reads(fd, at_once)
+        reads.submit(random.sample(blocks, at_once))
+        reads.wait(at_once)
     for thread in threads[realtime:]:
         thread.join()
     ended.set()

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from formats.analysis import Queue, Requests, open_log, queues, requests
-from tests.live.disk_workload import BLOCK, ROOT, Device, loop_device, read_blocks
+from tests.live.disk_workload import BLOCK, REALTIME_DEPTH, ROOT, Device, loop_device, read_blocks
 from tests.live.schema_logs import logging
 
-READS = 300
+READS = 256
+IN_FLIGHT = 62 + 2 * REALTIME_DEPTH
+"""Requests of 64 readers, two of which are realtime ones."""
 REQUESTS = ("--using", "requests")
 QUEUE = ("--using", "queue")
 
@@ -28,7 +30,7 @@ def device(tmp_path: Path) -> Iterator[Device]:
         if not made.choose("mq-deadline"):
             pytest.skip("this kernel has no mq-deadline")
         if (aging := made.queue / "iosched" / "prio_aging_expire").exists():
-            aging.write_text("300")  # ms, after which others do not wait for realtime requests
+            aging.write_text("60")  # ms, after which others do not wait for realtime requests
         yield made
 
 
@@ -64,7 +66,8 @@ def test_sums_are_those_of_diskstats(
     assert set(found["tgid"].tolist()) == {pid}
     assert len(set(found["tid"].tolist())) == depth
     total_ns = int((found["completed_ns"] - found["inserted_ns"]).sum())
-    assert total_ns / 1e6 == pytest.approx(milliseconds, rel=0.05, abs=2)
+    # The kernel's clock starts a little earlier and stops a little later.
+    assert total_ns / 1e6 == pytest.approx(milliseconds, rel=0.05, abs=0.01 * READS)
     if depth == 1:
         assert found.queued_ns.sum() < 0.1 * total_ns
     for event in ("DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE"):
@@ -80,7 +83,7 @@ def snapshots(folder: Path, device: Device, rebuild: bool) -> dict[tuple[int, in
 def test_the_queue_of_mq_deadline(tmp_path: Path, device: Device) -> None:
     """H3: 64 readers, of which two have the realtime class, so that the others wait for them."""
     with logging(tmp_path / "log", "disk", more=QUEUE) as running:
-        run(device, 64, 20, 2)
+        run(device, 64, 10, 2)
     log = running.finish()
     read = snapshots(tmp_path / "log", device, rebuild=False)
     if not any(queue.exact for queue in read.values()):
@@ -94,12 +97,10 @@ def test_the_queue_of_mq_deadline(tmp_path: Path, device: Device) -> None:
             sorted(queue.positions, key=lambda x: (x >= 0, x if x >= 0 else -x))
         )
         assert set(queue.positions) <= set(rebuilt[key].positions)
-        on_way = len(rebuilt[key].positions) - queue.length
-        assert on_way <= 66
+        assert len(rebuilt[key].positions) - queue.length <= IN_FLIGHT
     assert max(queue.length for queue in read.values()) > 32
-    # At each moment at most the two realtime readers have a request there.
     realtime = [sum(x < 0 for x in queue.positions) for queue in read.values()]
-    assert 0 < max(realtime) <= 2
+    assert 0 < max(realtime) <= 2 * REALTIME_DEPTH
     sectors = {-1 - x for queue in read.values() for x in queue.positions if x < 0}
     asked = log.of("DISK_INSERT", device=device.number, priority_class="REALTIME")
     assert sectors <= {record["sector"] for record in asked}
@@ -116,7 +117,7 @@ def test_a_long_queue_is_cut_at_a_thousand(tmp_path: Path, device: Device) -> No
     if int(most.read_text()) < 2048:
         pytest.skip("the device's queue is too short")
     with logging(tmp_path / "log", "disk", more=QUEUE) as running:
-        run(device, 4, 0, 4, 1900)
+        run(device, 2, 0, 2, 1300)
     running.finish()
     read = snapshots(tmp_path / "log", device, rebuild=False).values()
     if not any(queue.exact for queue in read):
@@ -149,9 +150,9 @@ def test_operations(tmp_path: Path, device: Device, operation: str) -> None:
     assert len(ends) == after[column] - before[column] > 0
     assert {(end["error"], end["last"]) for end in ends} == {("OK", 1)}
     if operation == "write":
-        # The second is the caller's own part of the flush, which follows by O_SYNC.
-        assert [(end["sector"], end["bytes"]) for end in ends][:1] == [(8 * BLOCK // 512, BLOCK)]
-        assert [(end["bytes"], end["flags"] & 8) for end in ends[1:]] == [(0, 8)]
+        # The second stands for the flush, which follows by O_SYNC.
+        places = [(end["sector"], end["bytes"]) for end in ends]
+        assert places == [(8 * BLOCK // 512, BLOCK), (0, 0)]
         assert ends[0]["flags"] & 1
         assert ends[0]["tgid"] == os.getpid()
     elif operation == "discard":
