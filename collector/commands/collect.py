@@ -75,6 +75,7 @@ def _was_given(parameter: str) -> bool:
 @click.option("--netns", multiple=True, metavar="NAME|PID|PATH", help="A network namespace.")
 @click.option("--cgroup", multiple=True, metavar="PATH", help="A cgroup (v2), those below too.")
 @click.option("--pid", multiple=True, type=int, metavar="N", help="Connections of this process.")
+@click.option("--syscalls", metavar="NAME,...", help="Only these calls, in the schema syscall.")
 @click.option("-o", "--output", metavar="FILE", help="File to write; - is stdout.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--duration", metavar="TIME", help="Stop after this time: 10s, 2m.")
@@ -109,7 +110,7 @@ def _was_given(parameter: str) -> bool:
               help="A PSC file, a folder with a Klogger log per CPU, or a MAGNeT file (of magnet).")
 @click.option("--schema", "schemata", multiple=True, metavar="NAME|FOLDER",
               help="What to record: a shipped schema (tcp, magnet, network, sched, locking, "
-              "stopwatch, tty, user) or your own; also several. Default: tcp.")
+              "stopwatch, syscall, disk, tty, user) or your own; also several. Default: tcp.")
 @click.option("--using", multiple=True, metavar="LEVEL",
               help="Use this log level of a schema instead of its default.")
 @click.option("--data", is_flag=True,
@@ -141,6 +142,7 @@ def command(
     netns: tuple[str, ...],
     cgroup: tuple[str, ...],
     pid: tuple[int, ...],
+    syscalls: str | None,
     output: str | None,
     duration: str | None,
     when_changed: str | None,
@@ -182,6 +184,7 @@ def command(
         namespaces=netns,
         cgroups=cgroup,
         pids=pid,
+        syscalls=syscalls,
     )
     request = Request(
         filters=filters,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from collector.loader.prepare import Prepared
 from collector.loader.programs import Loaded, ProgramSpec
 from collector.loader.socket_iterator import Walk, name_inodes
 from collector.plan.engine_config import POINTS
-from collector.plan.filters import FILTER_MAP, Filters
+from collector.plan.filters import Filters
 from formats.base.closing import Closing
 from formats.base.control import EXISTING, Program
 
@@ -28,6 +29,8 @@ _FIRST = struct.pack("=I", 0)
 _CONTROL = np.dtype([("enabled", "=u1", POINTS), ("limit", "=u4", POINTS)])
 """struct klogger_control of bpf/include/klogger.h."""
 _U64 = struct.Struct("=Q")
+SELF = "collector_self"
+"""The map of bpf/include/collector_self.h."""
 _WATCHED = 64
 """So many entries of each filter are looked at again while capturing."""
 
@@ -67,6 +70,12 @@ class EngineMaps:
         return result
 
 
+def _describe_self() -> bytes:
+    """This process, as programs recognise it: struct collector_self."""
+    namespace = os.stat("/proc/self/ns/pid")
+    return struct.pack("=QQII", namespace.st_dev, namespace.st_ino, os.getpid(), 0)
+
+
 class Kernel(Closing):
     """The capture's maps and programs in the kernel, until close().
 
@@ -85,13 +94,16 @@ class Kernel(Closing):
         self.heads = self._engine.heads
         try:
             self._filter_entries: list[tuple[str, bytes, bytes]] = []
-            if FILTER_MAP in self.loaded.maps:
-                filters.apply(self.loaded.maps)
-                for name, rows in filters.entries().items():
-                    self._filter_entries += [(name, *row) for row in islice(rows, _WATCHED)]
-                if filters.pids and prepared.tcp is not None:
-                    inodes = prepared.tcp.switches.inodes
-                    name_inodes(self.loaded.maps["existing_inodes"], filters.pids, inodes)
+            maps = self.loaded.maps
+            filters.apply(maps)
+            for name, rows in filters.entries().items():
+                watched = islice(rows, _WATCHED) if name in maps else ()
+                self._filter_entries += [(name, *row) for row in watched]
+            if prepared.tcp is not None and filters.pids:
+                inodes = prepared.tcp.switches.inodes
+                name_inodes(maps["existing_inodes"], filters.pids, inodes)
+            if SELF in maps:
+                bpf.map_update(maps[SELF], _FIRST, _describe_self())
             for name, limit in prepared.limits.items():
                 self._engine.limits[prepared.numbers[name]] = limit
             self._engine.enabled[list(prepared.numbers.values())] = True

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The filters of the command line: checks them and enters them in the BPF maps.
 
-A connection passes if one of the given port filters matches (--ports, -L, -D, --pair), and if each
+--syscalls is for the schema syscall (syscall_choice.py), all others for the schema tcp: a
+connection passes if one of the given port filters matches (--ports, -L, -D, --pair), and if each
 given filter by address, family, network namespace, cgroup and process matches too.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.linux import netns
+from collector.plan.syscall_choice import LEFT_OUT, left_out, parse_syscalls
 from formats.base.errors import KernelError, PrivilegeError, UsageError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -78,10 +80,12 @@ class Filters:
     cgroups: tuple[Cgroup, ...] = ()
     """All of one level."""
     pids: tuple[int, ...] = ()
+    syscalls: tuple[int, ...] = ()
+    """Numbers of the calls to record; () for all. No filter of connections."""
 
     @property
     def flags(self) -> Flag:
-        """The filters in force."""
+        """The filters of connections in force."""
         given = (
             self.ports, self.local_ports, self.remote_ports, self.pairs, self.addresses,
             self.family == 4, self.family == 6, self.namespaces, self.cgroups, self.pids,
@@ -107,16 +111,17 @@ class Filters:
             "filter_netns": [(struct.pack("=Q", space.cookie), one) for space in self.namespaces],
             "filter_cgroups": [(struct.pack("=Q", cgroup.id), one) for cgroup in self.cgroups],
             "filter_pids": [(struct.pack("=I", pid), one) for pid in self.pids],
+            LEFT_OUT: left_out(self.syscalls),
             # Last: a filter is in force only when its values are in the maps.
             FILTER_MAP: [(struct.pack("=I", 0), struct.pack("=II", self.flags, level))],
         }
 
     def apply(self, maps: dict[str, int]) -> None:
-        """Fills the empty BPF maps; maps: descriptors by name."""
+        """Fills the empty BPF maps that the capture has; maps: descriptors by name."""
         from collector.linux.bpf import map_update
 
         for name, rows in self.entries().items():
-            for key, value in rows:
+            for key, value in rows if name in maps else ():
                 map_update(maps[name], key, value)
 
     def accepts(self, local: Address, local_port: int, remote: Address, remote_port: int) -> bool:
@@ -151,6 +156,7 @@ class Filters:
             "namespaces": [space.name for space in self.namespaces],
             "cgroups": [cgroup.path for cgroup in self.cgroups],
             "pids": list(self.pids),
+            "syscalls": list(self.syscalls),
         }
         return {name: value for name, value in values.items() if value}
 
@@ -170,6 +176,7 @@ def parse(
     namespaces: Sequence[str] = (),
     cgroups: Sequence[str] = (),
     pids: Sequence[int] = (),
+    syscalls: str | None = None,
 ) -> Filters:
     """Makes Filters of the options' values.
 
@@ -191,6 +198,7 @@ def parse(
         family=family,
         cgroups=places,
         pids=tuple(dict.fromkeys(_check_pid(pid) for pid in pids)),
+        syscalls=parse_syscalls(syscalls),
         # Last, so that no error leaves these open.
         namespaces=_resolve_all(namespaces),
     )

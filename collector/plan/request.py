@@ -82,6 +82,8 @@ def check_request(request: Request) -> None:
         raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")
     if request.data and not request.format.holds_events:
         raise UsageError("--data is for schemata other than tcp", "name one: --schema")
+    if request.filters.syscalls and "syscall" not in request.schemata:
+        raise UsageError("--syscalls is for the schema syscall", "add --schema syscall")
     if request.ready_fd is not None:
         try:
             os.fstat(request.ready_fd)

@@ -4,6 +4,7 @@
 from formats.analysis.condense import condense
 from formats.analysis.condense_figure import draw_condensed
 from formats.analysis.condensed import Condensed, Device, Group, Shares, Slice, Times
+from formats.analysis.disk import Queue, Requests, device_name, queues, requests
 from formats.analysis.event import Event
 from formats.analysis.intervals import (
     Interval,
@@ -18,10 +19,12 @@ from formats.analysis.processes import NO_USER
 from formats.analysis.records_1987 import write_records_1987
 from formats.analysis.samples import Samples, collapse_stacks, count_samples
 from formats.analysis.sched import Sleeping, latencies, sleep_times, sleeps
+from formats.analysis.syscalls import Calls, match_calls
 from formats.analysis.translate import Translator
 
 __all__ = [
     "NO_USER",
+    "Calls",
     "Condensed",
     "Device",
     "Event",
@@ -30,6 +33,8 @@ __all__ = [
     "Intervals",
     "Log",
     "ProcessTime",
+    "Queue",
+    "Requests",
     "Samples",
     "Shares",
     "Sleeping",
@@ -41,11 +46,15 @@ __all__ = [
     "condense",
     "count_samples",
     "cpu_times",
+    "device_name",
     "draw_condensed",
     "latencies",
     "latency",
+    "match_calls",
     "match_pairs",
     "open_log",
+    "queues",
+    "requests",
     "sleep_times",
     "sleeps",
     "why",

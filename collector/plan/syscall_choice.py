@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The system calls that the schema syscall records: names become entries of a BPF map."""
+
+from __future__ import annotations
+
+import struct
+
+from collector.plan.columns import SCHEMATA
+from formats.base.errors import UsageError
+from formats.schema import load, suggest
+
+SYSCALL = "syscall"
+NUMBERS = 1024
+"""SYSCALL_NUMBERS of bpf/schemata/syscall.bpf.c."""
+LEFT_OUT = "syscall_left_out"
+
+
+def parse_syscalls(text: str | None) -> tuple[int, ...]:
+    """The numbers of the calls in a text such as "read,write,452"; () for all. UsageError."""
+    if text is None:
+        return ()
+    schema = load([SCHEMATA / "base.conf", SCHEMATA / "syscall.conf"])
+    (calls,) = (enum for enum in schema.enums if enum.name == SYSCALL)
+    numbers = {member.name: member.value for member in calls.members}
+    found = []
+    for word in map(str.strip, text.split(",")):
+        if word.isascii() and word.isdigit() and len(word) < 5 and int(word) < NUMBERS - 1:
+            found.append(int(word))
+        elif word in numbers:
+            found.append(numbers[word])
+        else:
+            raise UsageError(
+                f"--syscalls: no call is named '{word}'{suggest(word, numbers)}",
+                "as read,write, or numbers; man 2 syscalls lists them",
+            )
+    return tuple(dict.fromkeys(found))
+
+
+def left_out(numbers: tuple[int, ...]) -> list[tuple[bytes, bytes]]:
+    """Keys and values of the map LEFT_OUT, for these calls; () for all."""
+    one = struct.pack("=I", 1)
+    others = set(range(NUMBERS)) - set(numbers) if numbers else ()
+    return [(struct.pack("=I", number), one) for number in others]

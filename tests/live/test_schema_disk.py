@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema disk: a device of the test's own is read, and /proc/diskstats counts the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from formats.analysis import Queue, Requests, open_log, queues, requests
+from tests.live.disk_workload import BLOCK, REALTIME_DEPTH, ROOT, Device, loop_device, read_blocks
+from tests.live.schema_logs import logging
+
+READS = 256
+IN_FLIGHT = 62 + 2 * REALTIME_DEPTH
+"""Requests of 64 readers, two of which are realtime ones."""
+REQUESTS = ("--using", "requests")
+QUEUE = ("--using", "queue")
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    with loop_device(tmp_path) as made:
+        if made is None:
+            pytest.skip("this machine makes no loop device")
+        if not made.choose("mq-deadline"):
+            pytest.skip("this kernel has no mq-deadline")
+        if (aging := made.queue / "iosched" / "prio_aging_expire").exists():
+            aging.write_text("60")  # ms, after which others do not wait for realtime requests
+        yield made
+
+
+def run(device: Device, depth: int, count: int, *more: int) -> int:
+    """The threads of a process of its own read the device; its pid."""
+    program = subprocess.Popen(read_blocks(device.path, depth, count, *more), cwd=ROOT)
+    assert program.wait() == 0
+    return program.pid
+
+
+def check_order(found: Requests) -> None:
+    """Each request was queued, then issued, then completed."""
+    assert (found.queued_ns >= 0).all()
+    assert (found.served_ns > 0).all()
+
+
+@pytest.mark.parametrize(("depth", "kinds"), [(1, ""), (32, ""), (32, "raw")])
+def test_sums_are_those_of_diskstats(
+    tmp_path: Path, device: Device, depth: int, kinds: str
+) -> None:
+    """H2: O_DIRECT reads, one after the other and 32 at a time."""
+    with logging(tmp_path / "log", "disk", kinds=kinds, more=REQUESTS) as running:
+        before = device.read_stat()
+        pid = run(device, depth, READS // depth)
+        after = device.read_stat()
+    log = running.finish()
+    reads, _, sectors, milliseconds = (b - a for a, b in zip(before[:4], after[:4], strict=True))
+    with open_log(tmp_path / "log") as events:
+        found = requests(events).where(device=device.number, operation=0)
+    check_order(found)
+    assert len(found) == reads == READS // depth * depth
+    assert found["bytes"].sum() == sectors * 512 == reads * BLOCK
+    assert set(found["tgid"].tolist()) == {pid}
+    assert len(set(found["tid"].tolist())) == depth
+    total_ns = int((found["completed_ns"] - found["inserted_ns"]).sum())
+    # The kernel's clock starts a little earlier and stops a little later.
+    assert total_ns / 1e6 == pytest.approx(milliseconds, rel=0.05, abs=0.01 * READS)
+    if depth == 1:
+        assert found.queued_ns.sum() < 0.1 * total_ns
+    for event in ("DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE"):
+        assert log.ways[event].startswith(kinds or "btf")
+
+
+def snapshots(folder: Path, device: Device, rebuild: bool) -> dict[tuple[int, int], Queue]:
+    with open_log(folder) as events:
+        found = (queue for queue in queues(events, rebuild) if queue.device == device.number)
+        return {(queue.time_ns, queue.request): queue for queue in found}
+
+
+def test_the_queue_of_mq_deadline(tmp_path: Path, device: Device) -> None:
+    """H3: 64 readers, of which two have the realtime class, so that the others wait for them."""
+    with logging(tmp_path / "log", "disk", more=QUEUE) as running:
+        run(device, 64, 10, 2)
+    log = running.finish()
+    read = snapshots(tmp_path / "log", device, rebuild=False)
+    if not any(queue.exact for queue in read.values()):
+        pytest.skip("this kernel does not show the scheduler's lists")
+    rebuilt = snapshots(tmp_path / "log", device, rebuild=True)
+    assert read.keys() == rebuilt.keys()
+    for key, queue in read.items():
+        # `length` is what the scheduler counts: inserted, less merged and dispatched.
+        assert queue.length == len(queue.positions)
+        assert queue.positions == tuple(
+            sorted(queue.positions, key=lambda x: (x >= 0, x if x >= 0 else -x))
+        )
+        assert set(queue.positions) <= set(rebuilt[key].positions)
+        assert len(rebuilt[key].positions) - queue.length <= IN_FLIGHT
+    assert max(queue.length for queue in read.values()) > 32
+    realtime = [sum(x < 0 for x in queue.positions) for queue in read.values()]
+    assert 0 < max(realtime) <= 2 * REALTIME_DEPTH
+    sectors = {-1 - x for queue in read.values() for x in queue.positions if x < 0}
+    asked = log.of("DISK_INSERT", device=device.number, priority_class="REALTIME")
+    assert sectors <= {record["sector"] for record in asked}
+    with open_log(tmp_path / "log") as events:
+        waited = requests(events).where(device=device.number, priority_class=2)
+    total_ns = waited["completed_ns"] - waited["inserted_ns"]
+    assert waited.queued_ns.sum() > 0.5 * total_ns.sum()
+
+
+def test_a_long_queue_is_cut_at_a_thousand(tmp_path: Path, device: Device) -> None:
+    """More requests than that wait behind realtime ones, submitted at once."""
+    most = device.queue / "nr_requests"
+    most.write_text("2048")
+    if int(most.read_text()) < 2048:
+        pytest.skip("the device's queue is too short")
+    with logging(tmp_path / "log", "disk", more=QUEUE) as running:
+        run(device, 2, 0, 2, 1300)
+    running.finish()
+    read = snapshots(tmp_path / "log", device, rebuild=False).values()
+    if not any(queue.exact for queue in read):
+        pytest.skip("this kernel does not show the scheduler's lists")
+    longest = max(read, key=lambda queue: queue.length)
+    assert longest.length > 1000
+    assert {len(queue.positions) for queue in read if queue.length > 1000} == {1000}
+    rebuilt = snapshots(tmp_path / "log", device, rebuild=True)
+    assert set(longest.positions) <= set(rebuilt[longest.time_ns, longest.request].positions)
+
+
+@pytest.mark.parametrize("operation", ["write", "flush", "discard"])
+def test_operations(tmp_path: Path, device: Device, operation: str) -> None:
+    with logging(tmp_path / "log", "disk", more=REQUESTS) as running:
+        before = device.read_stat()
+        fd = os.open(device.path, os.O_RDWR | os.O_SYNC)
+        if operation == "write":
+            os.pwrite(fd, bytes(BLOCK), 8 * BLOCK)
+        elif operation == "flush":
+            os.fsync(fd)
+        else:
+            subprocess.run(
+                ["blkdiscard", "-o", str(BLOCK), "-l", str(16 * BLOCK), device.path], check=True
+            )
+        os.close(fd)
+        after = device.read_stat()
+    log = running.finish()
+    column = {"write": 4, "flush": 15, "discard": 11}[operation]
+    ends = log.of("DISK_COMPLETE", device=device.number, operation=operation.upper())
+    assert len(ends) == after[column] - before[column] > 0
+    assert {(end["error"], end["last"]) for end in ends} == {("OK", 1)}
+    if operation == "write":
+        # The second stands for the flush, which follows by O_SYNC.
+        places = [(end["sector"], end["bytes"]) for end in ends]
+        assert places == [(8 * BLOCK // 512, BLOCK), (0, 0)]
+        assert ends[0]["flags"] & 1
+        assert ends[0]["tgid"] == os.getpid()
+    elif operation == "discard":
+        assert [(end["sector"], end["bytes"]) for end in ends] == [(BLOCK // 512, 16 * BLOCK)]
+    else:
+        # Any thread may start it, for several requests.
+        assert (ends[0]["tid"], ends[0]["uid"]) == (0, 0xFFFFFFFF)
+
+
+def test_requests_that_are_merged(tmp_path: Path, device: Device) -> None:
+    """Sixteen neighbours, written at once, become one request."""
+    with logging(tmp_path / "log", "disk", more=REQUESTS) as running:
+        before = device.read_stat()
+        fd = os.open(device.path, os.O_RDWR)
+        for number in reversed(range(16)):
+            os.pwrite(fd, os.urandom(BLOCK), (2 * number) * BLOCK)
+        for number in range(16):
+            os.pwrite(fd, os.urandom(BLOCK), (2 * number + 1) * BLOCK)
+        os.fdatasync(fd)
+        os.close(fd)
+        after = device.read_stat()
+    log = running.finish()
+    merges = log.of("DISK_MERGE", device=device.number)
+    assert len(merges) == sum(after[n] - before[n] for n in (1, 5, 12))
+    with open_log(tmp_path / "log") as events:
+        found = requests(events).where(device=device.number, operation=1)
+    assert found["bytes"].sum() == 32 * BLOCK == (after[6] - before[6]) * 512
+    assert np.all(found["completed_ns"] > found["inserted_ns"])
