@@ -86,6 +86,8 @@ PROBE(magnet_taken, "TCP_SEND",
 #if USE_magnet_out
 PROBE(magnet_out, "IP_SEND", "fentry:ip_output kprobe:ip_output nf:LOCAL_OUT")
 {
+    if (!KLOGGER_ENABLED(IP_SEND))
+        return;
     if (kind == KLOGGER_NF) {
         struct nf_hook_state *state = (struct nf_hook_state *)ARG(0);
         struct sk_buff *skb = (struct sk_buff *)ARG(1);
@@ -113,8 +115,11 @@ PROBE(magnet_queue, "DEV_SEND", "btf:net_dev_queue raw:net_dev_queue")
     struct sk_buff *skb = (struct sk_buff *)ARG(0);
     struct network_packet packet;
     struct magnet_event e = {};
-    int found = magnet_sent_packet(ctx, cpu, DIRECT, 0, skb, &packet, &e);
+    int found;
 
+    if (!KLOGGER_ENABLED(DEV_SEND))
+        return;
+    found = magnet_sent_packet(ctx, cpu, DIRECT, 0, skb, &packet, &e);
     if (MAGNET_ADMIT(DEV_SEND, found))
         klogger(DEV_SEND, MAGNET_PACKET(e, packet));
 }
@@ -129,7 +134,8 @@ PROBE(magnet_arrival, "DEV_RECV", "btf:netif_receive_skb raw:netif_receive_skb")
     struct magnet_event e = {};
     int found;
 
-    if (!network_is_ip(READ(DIRECT, skb, protocol)) || magnet_is_foreign(DIRECT, skb))
+    if (!KLOGGER_ENABLED(DEV_RECV) || !network_is_ip(READ(DIRECT, skb, protocol)) ||
+        magnet_is_foreign(DIRECT, skb))
         return;
     found = magnet_packet(ctx, cpu, DIRECT, MAGNET_RECEIVED | MAGNET_FAST, skb,
                           (u8 *)READ(DIRECT, skb, data), device, READ(DIRECT, device, nd_net.net),
@@ -152,6 +158,8 @@ PROBE(magnet_delivery, "IP_RECV",
     struct net *net;
     int found;
 
+    if (!KLOGGER_ENABLED(IP_RECV))
+        return;
     if (kind == KLOGGER_NF) {
         struct nf_hook_state *state = (struct nf_hook_state *)ARG(0);
 
@@ -178,9 +186,12 @@ PROBE(magnet_delivery6, "IP_RECV",
     struct net_device *device = READ(DIRECT, skb, dev);
     struct network_packet packet;
     struct magnet_event e = {};
-    int found = magnet_packet(ctx, cpu, DIRECT, MAGNET_RECEIVED, skb, MAGNET_HEADER(DIRECT, skb),
-                              device, READ(DIRECT, device, nd_net.net), &packet, &e);
+    int found;
 
+    if (!KLOGGER_ENABLED(IP_RECV))
+        return;
+    found = magnet_packet(ctx, cpu, DIRECT, MAGNET_RECEIVED, skb, MAGNET_HEADER(DIRECT, skb),
+                          device, READ(DIRECT, device, nd_net.net), &packet, &e);
     if (MAGNET_ADMIT(IP_RECV, found))
         klogger(IP_RECV, MAGNET_PACKET(e, packet));
 }
@@ -194,6 +205,8 @@ PROBE(magnet_ready, "TCP_RECV",
     struct magnet_event e = {};
     struct magnet_who who = {};
 
+    if (!KLOGGER_ENABLED(TCP_RECV))
+        return;
     magnet_identify(ctx, cpu, DIRECT, sk, 0, 0, &who);
     if (who.left_out) {
         klogger_left_out(TCP_RECV);
@@ -241,8 +254,11 @@ PROBE(magnet_enqueue, "QDISC_ENQUEUE", "btf:qdisc_enqueue raw:qdisc_enqueue")
     struct sk_buff *skb = (struct sk_buff *)ARG(2);
     struct network_packet packet;
     struct magnet_event e = {};
-    int found = magnet_sent_packet(ctx, cpu, DIRECT, MAGNET_FAST, skb, &packet, &e);
+    int found;
 
+    if (!KLOGGER_ENABLED(QDISC_ENQUEUE))
+        return;
+    found = magnet_sent_packet(ctx, cpu, DIRECT, MAGNET_FAST, skb, &packet, &e);
     if (MAGNET_ADMIT(QDISC_ENQUEUE, found))
         klogger(QDISC_ENQUEUE, MAGNET_PACKET(e, packet));
 }
