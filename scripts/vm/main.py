@@ -39,6 +39,7 @@ GUEST_TESTS = (
     "tests/live/test_locations.py",
     "tests/vm/test_vm_functions.py",
     "tests/vm/test_vm_kprobes.py",
+    "tests/vm/test_vm_probes.py",
     "tests/vm/test_vm_netem.py",
     "tests/vm/test_vm_clocks.py",
     "tests/vm/test_vm_schemata.py",
