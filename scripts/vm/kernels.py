@@ -159,6 +159,12 @@ def arrange(release: str, folder: Path) -> None:
         raise Failure(f"the packages of {release} have no vmlinuz")
 
 
+def check_bootable(release: str, folder: Path) -> None:
+    """Failure where the kernel has no 9p, by which guests see the host's files: Debian's -cloud."""
+    if not (folder / "lib/modules" / release / "kernel/fs/9p").is_dir():
+        raise Failure(f"{release} cannot be booted here: it has no 9p file system")
+
+
 def link_kernel(wanted: str, release: str, folder: Path) -> None:
     """build/vm/NAME/vmlinuz, which vmtest.toml names."""
     place = ROOT / "build" / "vm" / wanted

@@ -17,7 +17,7 @@ from scripts.vm.guests import OUTCOMES, TIME_IS_UP, Verdict
 from scripts.vm.tools import ROOT, Failure, say
 
 SERIES = ("6.1", "6.12", "newest")
-FULL_SERIES = ("5.10", *SERIES, "newest-rt", "newest-cloud")
+FULL_SERIES = ("5.10", *SERIES, "newest-rt")
 """With --full."""
 CI_SERIES = ("6.1", "newest", "6.12")
 """With --ci: two at once; the last one in the time that is left."""
@@ -39,6 +39,7 @@ GUEST_TESTS = (
     "tests/live/test_locations.py",
     "tests/vm/test_vm_functions.py",
     "tests/vm/test_vm_kprobes.py",
+    "tests/vm/test_vm_probes.py",
     "tests/vm/test_vm_netem.py",
     "tests/vm/test_vm_clocks.py",
     "tests/vm/test_vm_schemata.py",
@@ -155,7 +156,9 @@ def prepare(names: Sequence[str], is_ci: bool) -> dict[str, tuple[str, Path]]:
             tools.get_tools()
             for kernel in wanted:
                 try:
-                    ready[kernel] = kernels.get_kernel(kernel)
+                    release, folder = kernels.get_kernel(kernel)
+                    kernels.check_bootable(release, folder)
+                    ready[kernel] = release, folder
                 except Failure as failure:
                     if not is_ci:
                         raise

@@ -151,6 +151,7 @@ def test_a_kernel_that_cannot_be_had_is_left_out(
 
     boots((ALL, ""), (ALL, ""))
     monkeypatch.setattr(tools, "get_tools", lambda: None)
+    monkeypatch.setattr(kernels, "check_bootable", lambda *_: None)
     monkeypatch.setattr(kernels, "get_kernel", get_kernel)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci", "--", *TESTS]) == 0
@@ -172,6 +173,7 @@ def test_ci_boots_the_oldest_and_the_newest_and_some_tests_on_the_last(
     monkeypatch.setattr(tools, "get_tools", lambda: None)
     release = {"newest": "7.3.4-amd64", "newest-rt": "7.3.4-rt-amd64"}.get
     get = lambda wanted: (release(wanted, wanted), Path("/nowhere"))  # noqa: E731
+    monkeypatch.setattr(kernels, "check_bootable", lambda *_: None)
     monkeypatch.setattr(kernels, "get_kernel", get)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
@@ -281,6 +283,15 @@ def test_what_is_fetched_has_one_layout(
     lists.clear()
     assert kernels.get_kernel(name) == (release, folder)
     assert not [command for command in lists if "download" in command]
+
+
+def test_a_kernel_without_9p_is_not_booted(tmp_path: Path) -> None:
+    folder = tmp_path / "lib/modules/7.3.4-amd64/kernel/fs/9p"
+    folder.mkdir(parents=True)
+    kernels.check_bootable("7.3.4-amd64", tmp_path)
+    folder.rmdir()
+    with pytest.raises(kernels.Failure, match="no 9p"):
+        kernels.check_bootable("7.3.4-amd64", tmp_path)
 
 
 def test_the_systems_sources_and_lists_are_not_used(lists: list[tuple[str, ...]]) -> None:
