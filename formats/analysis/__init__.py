@@ -19,6 +19,7 @@ from formats.analysis.processes import NO_USER
 from formats.analysis.records_1987 import write_records_1987
 from formats.analysis.samples import Samples, collapse_stacks, count_samples
 from formats.analysis.sched import Sleeping, latencies, sleep_times, sleeps
+from formats.analysis.stalls import Stall, find_stalls
 from formats.analysis.syscalls import Calls, match_calls
 from formats.analysis.translate import Translator
 
@@ -39,6 +40,7 @@ __all__ = [
     "Shares",
     "Sleeping",
     "Slice",
+    "Stall",
     "Statistics",
     "Times",
     "Translator",
@@ -48,6 +50,7 @@ __all__ = [
     "cpu_times",
     "device_name",
     "draw_condensed",
+    "find_stalls",
     "latencies",
     "latency",
     "match_calls",

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stalls of TCP readers, and what the reading thread did meanwhile: waited for a disk, a CPU ...
+
+It needs one log with the schemata tcp (with the column pid: --columns full), sched, and for the
+disk requests disk. A connection stalls while data waits for its reader and nothing is read:
+
+    snapshots      1      2      3      4      5
+    unread [kB]    0      9     90    180     20      2 to 5: nothing was read in between
+    the reader       reads |  sleeps in a disk request, becomes runnable, runs | reads
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.gather import EventTable, gather
+from formats.analysis.log import Log
+from formats.base.errors import UsageError
+
+Array = NDArray[Any]
+LEAST_NS = 5_000_000
+RUNNING, CPU_WAIT = "running", "waits for a CPU"
+_WANTED = {
+    "SNAPSHOT": ("conn_id", "lport", "rport", "rcv_nxt", "rcv_sb_cc", "pid"),
+    "SLEEP": ("tid", "class"),
+    "ADD_TO_RUNQ": ("pid", "tgid"),
+    "SCHEDIN": ("pid", "tgid"),
+    "SCHEDOUT": ("pid", "tgid", "state"),
+    "DISK_COMPLETE": ("tgid", "device", "bytes"),
+}
+_NEEDED = ("SNAPSHOT", "SLEEP", "ADD_TO_RUNQ", "SCHEDIN", "SCHEDOUT")
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Nothing was read from a connection from start_ns to stop_ns (CLOCK_MONOTONIC).
+
+    unread: bytes that waited at its end. tid: the thread of the owner (pid) that did most
+    meanwhile; did: for how long it did what [ns]: RUNNING, CPU_WAIT, or the class of its sleep.
+    requests: disk requests of the owner that were completed meanwhile.
+    """
+
+    conn_id: int
+    lport: int
+    rport: int
+    start_ns: int
+    stop_ns: int
+    unread: int
+    pid: int
+    tid: int = 0
+    did: dict[str, int] = field(default_factory=dict)
+    requests: int = 0
+
+    @property
+    def cause(self) -> str:
+        """What took most of the time; "unknown" where the log does not have the thread."""
+        return max(self.did, key=lambda what: self.did[what]) if self.did else "unknown"
+
+    def __str__(self) -> str:
+        length = (self.stop_ns - self.start_ns) / 1e6
+        shares = ", ".join(
+            f"{what} {ns / 1e6:.1f} ms"
+            for what, ns in sorted(self.did.items(), key=lambda item: -item[1])
+        )
+        disk = f"; {self.requests} disk requests" if self.requests else ""
+        return (
+            f"{self.lport}.{self.rport}: not read for {length:.1f} ms, {self.unread} bytes waited; "
+            f"process {self.pid}: {shares or 'unknown'}{disk}"
+        )
+
+
+def find_stalls(log: Log, least_ns: int = LEAST_NS) -> list[Stall]:
+    """The stalls of at least that length, in time order.
+
+    UsageError where the log has no events of a schema that this needs, DamagedError, FileError.
+    """
+    for name in _NEEDED:
+        if log.format.find_event(name) is None:
+            raise UsageError(
+                f"the log has no event {name}",
+                "collect --schema tcp --columns full --schema sched --schema disk",
+            )
+    data = gather(log, _WANTED)
+    classes = log.format.enums.get("sleep_class", {})
+    doing = _Doing(data["SLEEP"], data["ADD_TO_RUNQ"], data["SCHEDIN"], data["SCHEDOUT"], classes)
+    done = data["DISK_COMPLETE"]
+    found = []
+    for stall in _silences(data["SNAPSHOT"], least_ns):
+        tid, did = doing.most(stall.pid, stall.start_ns, stall.stop_ns)
+        inside = (done.times_ns >= stall.start_ns) & (done.times_ns <= stall.stop_ns)
+        requests = int((done["tgid"][inside] == stall.pid).sum())
+        values = {**vars(stall), "tid": tid, "did": did, "requests": requests}
+        found.append(Stall(**values))
+    return sorted(found, key=lambda stall: stall.start_ns)
+
+
+def _silences(table: EventTable, least_ns: int) -> list[Stall]:
+    """The times in which data waited and nothing was read, without what the reader did."""
+    order = np.lexsort((table.times_ns, table["conn_id"]))
+    ids, times = table["conn_id"][order], table.times_ns[order]
+    unread = table["rcv_sb_cc"][order].astype(np.int64)
+    copied = (table["rcv_nxt"][order].astype(np.int64) - unread) % (1 << 32)
+    waits = np.zeros(len(ids), np.bool_)  # nothing was read between this snapshot and the next
+    waits[:-1] = (ids[1:] == ids[:-1]) & (copied[1:] == copied[:-1]) & (unread[:-1] > 0)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], waits, [False])).astype(np.int8)))
+    found = []
+    for first, last in edges.reshape(-1, 2).tolist():
+        # It was read between `last` and the snapshot after that, which bounds the stall.
+        stop = min(last + 1, len(ids) - 1)
+        stop = stop if ids[stop] == ids[first] else last
+        if times[stop] - times[first] < least_ns:
+            continue
+        at = order[last]
+        found.append(
+            Stall(
+                int(ids[first]), int(table["lport"][at]), int(table["rport"][at]),
+                int(times[first]), int(times[stop]), int(unread[last]), int(table["pid"][at]),
+            )
+        )  # fmt: skip
+    return found
+
+
+class _Doing:
+    """What each thread did from when until when: spans of (tid, what), from the switches."""
+
+    def __init__(
+        self, sleep: EventTable, queued: EventTable, switched_in: EventTable,
+        switched_out: EventTable, classes: dict[int, str],
+    ) -> None:  # fmt: skip
+        self._names: list[str] = [RUNNING, CPU_WAIT, "sleeps"]
+        places = {number: self._place(name) for number, name in classes.items()}
+        kinds = np.array([places.get(int(value), 2) for value in sleep["class"]], np.int64)
+        stays = switched_out["state"] == 0  # it stays runnable
+        parts = (
+            (sleep["tid"], sleep.times_ns, kinds),
+            (queued["pid"], queued.times_ns, np.ones(len(queued), np.int64)),
+            (switched_in["pid"], switched_in.times_ns, np.zeros(len(switched_in), np.int64)),
+            (switched_out["pid"][stays], switched_out.times_ns[stays],
+             np.ones(int(stays.sum()), np.int64)),
+        )  # fmt: skip
+        tids, times, what = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        order = np.lexsort((times, tids))
+        self._tids, self._times, self._what = tids[order], times[order], what[order]
+        owners = [(table["pid"], table["tgid"]) for table in (queued, switched_in, switched_out)]
+        self._threads: dict[int, set[int]] = {}
+        for mine, process in owners:
+            for tid, tgid in {*zip(mine.tolist(), process.tolist(), strict=True)}:
+                self._threads.setdefault(tgid, set()).add(tid)
+
+    def _place(self, name: str) -> int:
+        text = f"sleeps: {name.lower()}"
+        if text not in self._names:
+            self._names.append(text)
+        return self._names.index(text)
+
+    def most(self, pid: int, start_ns: int, stop_ns: int) -> tuple[int, dict[str, int]]:
+        """The thread of a process that was least idle in this time, and for how long it did what.
+
+        Idle is to sleep in poll, futex or wait: there a reader with data does not sleep.
+        """
+        idle = {"sleeps: poll", "sleeps: futex", "sleeps: wait", "sleeps: other"}
+        best: tuple[int, dict[str, int]] = (0, {})
+        score = -1
+        for tid in sorted(self._threads.get(pid, ())):
+            did = self.of_thread(tid, start_ns, stop_ns)
+            busy = sum(ns for what, ns in did.items() if what not in idle)
+            if busy > score:
+                best, score = (tid, did), busy
+        return best
+
+    def of_thread(self, tid: int, start_ns: int, stop_ns: int) -> dict[str, int]:
+        """For how long a thread did what in this time [ns]."""
+        low, high = np.searchsorted(self._tids, [tid, tid + 1])
+        times, what = self._times[low:high], self._what[low:high]
+        starts = np.clip(times, start_ns, stop_ns)
+        stops = np.clip(np.append(times[1:], stop_ns), start_ns, stop_ns)
+        sums = np.bincount(what, stops - starts, len(self._names))
+        return {
+            name: int(ns) for name, ns in zip(self._names, sums.tolist(), strict=True) if ns
+        }
