@@ -40,7 +40,7 @@ class Calls:
 
 def match_calls(log: Batched) -> Calls:
     """Matches starts and exits by thread. UsageError for a log without these events."""
-    matcher = Matcher(START, EXIT, ("tid",), ("number",))
+    matcher = Matcher((START,), EXIT, ("tid",), ("number",))
     seen: dict[str, Counter[int]] = {START: Counter(), EXIT: Counter()}
     name: Callable[[int], str] = str
     for batch in log.batches():
