@@ -62,7 +62,7 @@ class Losses:
             self.ledger = int(table(values, "points", 2, POINT_COUNTERS)[:, _LOSSES].sum())
             programs = values.get("programs")
             rows = programs.values() if isinstance(programs, dict) else ()
-            self.missed = sum(sum(row) for row in rows)
+            self.missed = max(sum(sum(row) for row in rows), 0)
         except (DamagedError, TypeError):  # verify tells
             return
 
