@@ -310,24 +310,43 @@ PROBE(disk_dirties, "PAGE_DIRTY", "btf:writeback_dirty_folio raw:writeback_dirty
 }
 #endif
 
-#define DISK_LOG_BUFFER(event)                                                                     \
-    do {                                                                                           \
-        struct buffer_head *buffer_ = (struct buffer_head *)ARG(0);                                \
-        struct block_device *device_ = READ(DIRECT, buffer_, b_bdev);                              \
-        struct klogger_task task_ = klogger_current_task();                                        \
-        u64 bytes_ = READ(DIRECT, buffer_, b_size);                                                \
-                                                                                                   \
-        if (device_ && !is_collector())                                                            \
-            klogger(event, KLOGGER_TASK(task_), READ(DIRECT, device_, bd_dev),                     \
-                    READ(DIRECT, buffer_, b_blocknr) * (bytes_ / 512), bytes_);                    \
-    } while (0)
+/* Where a buffer is on its disk; returns 0 for one without a disk, and for the collector. */
+static __always_inline int disk_read_buffer(const int direct, struct buffer_head *buffer,
+                                            u32 *number, u64 *sector, u64 *bytes) {
+    struct block_device *device = READ(direct, buffer, b_bdev);
+
+    if (!device || is_collector())
+        return 0;
+    *number = READ(direct, device, bd_dev);
+    *bytes = READ(direct, buffer, b_size);
+    *sector = READ(direct, buffer, b_blocknr) * (*bytes / 512);
+    return 1;
+}
 
 #if USE_disk_touches
 PROBE(disk_touches, "BUFFER_TOUCH", "btf:block_touch_buffer raw:block_touch_buffer")
-{ DISK_LOG_BUFFER(BUFFER_TOUCH); }
+{
+    struct klogger_task task;
+    u64 sector = 0, bytes = 0;
+    u32 device = 0;
+
+    if (!disk_read_buffer(DIRECT, (struct buffer_head *)ARG(0), &device, &sector, &bytes))
+        return;
+    task = klogger_current_task();
+    klogger(BUFFER_TOUCH, KLOGGER_TASK(task), device, sector, bytes);
+}
 #endif
 
 #if USE_disk_dirties_buffer
 PROBE(disk_dirties_buffer, "BUFFER_DIRTY", "btf:block_dirty_buffer raw:block_dirty_buffer")
-{ DISK_LOG_BUFFER(BUFFER_DIRTY); }
+{
+    struct klogger_task task;
+    u64 sector = 0, bytes = 0;
+    u32 device = 0;
+
+    if (!disk_read_buffer(DIRECT, (struct buffer_head *)ARG(0), &device, &sector, &bytes))
+        return;
+    task = klogger_current_task();
+    klogger(BUFFER_DIRTY, KLOGGER_TASK(task), device, sector, bytes);
+}
 #endif

@@ -235,7 +235,7 @@ def test_files_that_others_may_write_are_refused(schema, tmp_path):
     "arguments, what",
     [
         (["--format", "psc"], "PSC file holds the schema tcp alone"),
-        (["--ports", "5001"], "for the schema tcp"),
+        (["--ports", "5001"], "for the schemata tcp and magnet"),
         (["--locations", "NOTHING"], "no such event to record: NOTHING"),
         (["--locations", "SELDOM"], "log level is not in use"),
         (["--limit", "CALLED=x"], "not a limit"),
