@@ -62,8 +62,9 @@ def test_each_kind(tmp_path: Path, probing: Probing) -> None:
 
 
 def test_paging_and_sampler(tmp_path: Path) -> None:
-    """Both schemata in one capture, with stacks."""
-    options = ["--using", "stacks"]
+    """Both schemata in one capture, with stacks where the verifier takes them."""
+    stacks = not os.uname().release.startswith("6.1.")
+    options = ["--using", "stacks"] if stacks else []
     with logging(tmp_path / "log", "paging", "sampler", more=options) as running:
         fault()
         for _ in range(30):
@@ -75,7 +76,8 @@ def test_paging_and_sampler(tmp_path: Path) -> None:
     mine = log.of("SAMPLE", pid=os.getpid())
     states = Counter(one["state"] for one in mine)
     assert states["USER"] > 10, (states, Counter(one["state"] for one in log.of("SAMPLE")))
-    assert any(one["part"] == "KERNEL" and one["symbol"] for one in log.of("SAMPLE_FRAME"))
+    frames = log.of("SAMPLE_FRAME")
+    assert any(one["part"] == "KERNEL" and one["symbol"] for one in frames) == stacks
 
 
 @pytest.mark.usefixtures("machine_of_its_own")
