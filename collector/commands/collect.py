@@ -110,7 +110,8 @@ def _was_given(parameter: str) -> bool:
               help="A PSC file, a folder with a Klogger log per CPU, or a MAGNeT file (of magnet).")
 @click.option("--schema", "schemata", multiple=True, metavar="NAME|FOLDER",
               help="What to record: a shipped schema (tcp, magnet, network, sched, locking, "
-              "stopwatch, syscall, disk, tty, user) or your own; also several. Default: tcp.")
+              "syscall, disk, paging, tty, sampler, user, stopwatch) or your own; also several. "
+              "Default: tcp.")
 @click.option("--using", multiple=True, metavar="LEVEL",
               help="Use this log level of a schema instead of its default.")
 @click.option("--data", is_flag=True,
