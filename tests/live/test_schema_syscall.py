@@ -168,16 +168,21 @@ def test_a_call_of_32_bits_has_a_number_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("namespace", [(), ("unshare", "-p", "--fork", "--mount-proc")])
 def test_the_collectors_own_calls_are_left_out(tmp_path: Path, namespace: tuple[str, ...]) -> None:
-    """Also where its process ids are those of a namespace."""
+    """Also where its process ids are those of a namespace. Another process makes calls."""
     folder = tmp_path / "log"
+    other = subprocess.Popen(["sh", "-c", "while sleep 0.05; do :; done"])
     driver = "from collector.commands import collect; collect.main()"
     words = ("-q", "--schema", "syscall", "--duration", "1s", "-o", str(folder))
     running = subprocess.Popen([*namespace, sys.executable, "-c", driver, *words], cwd=ROOT)
     pid = running.pid
-    if namespace:
-        children = Path(f"/proc/{pid}/task/{pid}/children")
-        pid = int(wait_until(children.read_text))
-    assert running.wait() == 0
+    try:
+        if namespace:
+            children = Path(f"/proc/{pid}/task/{pid}/children")
+            pid = int(wait_until(children.read_text))
+        assert running.wait() == 0
+    finally:
+        other.kill()
+        other.wait()
     log = read_log(folder)
-    assert len(log.of("SYSCALL_START")) > 0
+    assert log.of("SYSCALL_START", tgid=other.pid)
     assert not log.of("SYSCALL_START", tgid=pid)
