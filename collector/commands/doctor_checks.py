@@ -82,6 +82,8 @@ def examine() -> Report:
         Check("tracing", attachable, "programs attach" if attachable else "nothing attaches",
               "CONFIG_BPF_EVENTS and CONFIG_DEBUG_INFO_BTF are needed")
     )  # fmt: skip
+    unseen = plan.unseen
+    checks.append(Check("processes", not unseen, unseen or "programs see all", needed=False))
     if attachable:
         # The default capture of collect: its image is in the cache from now on.
         compiles = "the default capture compiles"

@@ -18,6 +18,11 @@ SERVES = "+"
 _NEEDS = re.compile(r'^NEEDS\(\s*(\w+),\s*"([^"]*)"\s*\)', re.MULTILINE)
 _ADDRESS = re.compile(r"\b(?:ADDRESS\(|IN_FUNCTION\([^;{}]*?,)\s*([A-Za-z_]\w*)\s*\)")
 
+_UNSEEN = (
+    "this kernel runs no program while process 1 has the CPU: what happens then, interrupts too, is"
+    " neither recorded nor counted"
+)
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -59,6 +64,8 @@ class Plan:
     """Programs of the text that are not loaded."""
     unproven: Mapping[str, str] = field(default_factory=dict)
     """Locations that may lose events which this kernel does not count, and their kind:target."""
+    unseen: str = ""
+    """What this kernel shows no program, or ''."""
 
     def kind_of(self, location: str) -> str | None:
         """kind:target of each program of a location or event, or None."""
@@ -151,13 +158,22 @@ def make_plan(
         if not counts_skipped(btf, probe_chosen.kind)
         for location in probe_chosen.locations
     }
-    return Plan(tuple(chosen), missing, arguments, tuple(unused), unproven)
+    return Plan(tuple(chosen), missing, arguments, tuple(unused), unproven, find_unseen(btf))
 
 
 def counts_skipped(btf: Btf, kind: str) -> bool:
     """Whether this kernel counts the events for which it skips a program of this kind."""
     sign = KINDS[kind].counts_skipped
     return sign is None or btf.has_member(*sign)
+
+
+def find_unseen(btf: Btf) -> str:
+    """What this kernel shows no program, or ''.
+
+    Some providers' kernels run a program only where process 1 is not the current one, unless
+    process 1 loaded it, and count no such event. Interrupts come in any process.
+    """
+    return _UNSEEN if btf.has_member("bpf_prog_aux", "init_owned") else ""
 
 
 def count_arguments(btf: Btf, tracepoint: str) -> int:

@@ -70,6 +70,7 @@ def _settings(
         "locations": recorded,
         "missing_locations": missing,
         "unproven": {n: way for n, way in prepared.plan.unproven.items() if n in recorded},
+        "unseen": prepared.plan.unseen,
         "absent_columns": list(tcp.layout.absent) if tcp else [],
         "when_changed": list(request.when_changed),
         "rings": prepared.transport.name,

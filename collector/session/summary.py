@@ -32,6 +32,8 @@ def describe(request: Request, prepared: Prepared, kernel: Kernel) -> None:
         say(f"{prepared.transport.name} rings")
         for name, how in kernel.attached().items():
             say(f"{name} by {how}")
+        if prepared.plan.unseen:
+            say(prepared.plan.unseen)
     asked = (request.locations or "").upper().split(",")
     for name, why in kernel.missing().items():
         if request.verbose or name in asked:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.condensed import Condensed, Device, Group, Shares, Slice, Times
+from formats.analysis.disk import REQUEST_FIELDS, pair_requests
 from formats.analysis.gather import Gathered, gather
 from formats.analysis.log import Log
 from formats.analysis.processes import TASK, Processes
@@ -25,7 +26,6 @@ from formats.analysis.spans import (
     covered_ns,
     is_inside,
     match_faults,
-    match_requests,
     match_transactions,
     total_ns,
 )
@@ -43,9 +43,7 @@ WANTED: Mapping[str, Sequence[str]] = {
     "PAGEIN_START": TASK,
     "PAGEIN_END": (*TASK, "with_io", "since"),
     "PAGEOUT_START": TASK,
-    "DISK_INSERT": (*TASK, "request", "device", "bytes"),
-    "DISK_ISSUE": (*TASK, "request", "device", "bytes"),
-    "DISK_COMPLETE": (*TASK, "request", "device", "bytes"),
+    **{name: tuple(dict.fromkeys((*TASK, *fields))) for name, fields in REQUEST_FIELDS.items()},
     "FORK": ("child_pid", "child_tgid"),
     "EXIT": ("pid", "tgid", "runtime", "group_dead"),
     "SCHEDIN": ("pid", "prev_pid"),
@@ -113,12 +111,10 @@ class _Whole:
         self.turns, self.thoughts = match_transactions(
             data["TRANSACTION_START"], data["TRANSACTION_END"]
         )
-        self.requests = match_requests(
-            data["DISK_INSERT"], data["DISK_ISSUE"], data["DISK_COMPLETE"]
-        )
+        self.requests = Spans(pair_requests({n: data[n].numbers() for n in REQUEST_FIELDS}).columns)
         self.faults = match_faults(data["PAGEIN_START"], data["PAGEIN_END"])
         self.for_faults = is_inside(
-            self.requests["tid"], self.requests["insert_ns"], self.faults, "tid"
+            self.requests["tid"], self.requests["inserted_ns"], self.faults, "tid"
         )
         owned = [data[name] for name, fields in WANTED.items() if tuple(fields[:5]) == TASK]
         self.processes = Processes(
@@ -141,7 +137,7 @@ class _Whole:
             Times.of(of(self.turns)["response_ns"]),
             Times.of(of(self.thoughts)["think_ns"]),
             Times.of(self.processes.true_cpu_ns[members]),
-            Times.of(io["stop_ns"] - io["insert_ns"]),
+            Times.of(io["completed_ns"] - io["inserted_ns"]),
             int(physical.sum()) if recorded else None,
             int((~physical).sum()) if recorded else None,
             login,
@@ -220,7 +216,7 @@ class _Whole:
         devices = np.unique(self.requests["device"])
         for device in devices.tolist():
             one = self.requests.take(of & (self.requests["device"] == device))
-            found += covered_ns(one["issue_ns"], one["stop_ns"], edges_ns)
+            found += covered_ns(one["issued_ns"], one["completed_ns"], edges_ns)
         return found / np.maximum(np.diff(edges_ns), 1) / max(len(devices), 1)
 
     def disk_shares(self) -> Shares | None:
@@ -248,8 +244,8 @@ class _Whole:
         edges = np.array([self.data.start_ns, self.data.stop_ns])
         for number in np.unique(self.requests["device"]).tolist():
             one = self.requests.take(self.requests["device"] == number)
-            served = covered_ns(one["issue_ns"], one["stop_ns"], edges)[0]
-            waited = total_ns(one["insert_ns"], one["stop_ns"], edges)[0]
+            served = covered_ns(one["issued_ns"], one["completed_ns"], edges)[0]
+            waited = total_ns(one["inserted_ns"], one["completed_ns"], edges)[0]
             found.append(
                 Device(
                     number, len(one), int(one["bytes"].sum()),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,10 +14,24 @@ from numpy.typing import NDArray
 from formats.analysis.event import Event
 from formats.analysis.intervals import Batched
 from formats.analysis.log import Log
+from formats.base.errors import DamagedError
+from formats.base.limits import MOST_QUEUED
 
-_EVENTS = ("DISK_INSERT", "DISK_ISSUE", "DISK_COMPLETE", "DISK_MERGE")
+Columns = dict[str, NDArray[np.int64]]
 _COLUMNS = ("request", "device", "operation", "priority_class", "tid", "tgid", "uid", "cgroup")
-_QUEUE_EVENTS = (*_EVENTS, "DISK_REQUEUE", "DISK_QUEUE")
+_FIELDS = (*_COLUMNS, "sector", "bytes")
+REQUEST_FIELDS: Mapping[str, Sequence[str]] = {
+    "DISK_INSERT": _FIELDS,
+    "DISK_ISSUE": _FIELDS,
+    "DISK_COMPLETE": (*_FIELDS, "last"),
+    "DISK_MERGE": _FIELDS,
+}
+"""The events of requests, and those of their fields that pair_requests() needs."""
+_QUEUE_EVENTS = (*REQUEST_FIELDS, "DISK_REQUEUE", "DISK_QUEUE")
+_QUEUE_FIELDS: Mapping[str, Sequence[str]] = {
+    "DISK_MERGE": ("front",),
+    "DISK_QUEUE": ("length", "chunk", "count"),
+}
 _REALTIME = "REALTIME"
 
 
@@ -37,7 +51,7 @@ class Requests:
     the log.
     """
 
-    columns: dict[str, NDArray[np.int64]]
+    columns: Columns
     open: int
     merged: int
     unknown: int
@@ -88,19 +102,31 @@ class Requests:
 
 def requests(log: Batched) -> Requests:
     """The requests of a log, by their ids. UsageError for a log without these events."""
-    found: dict[str, list[dict[str, NDArray[np.int64]]]] = {event: [] for event in _EVENTS}
+    found: dict[str, list[Columns]] = {event: [] for event in REQUEST_FIELDS}
     for batch in log.batches():
         for event, parts in found.items():
-            at = batch.where(event)
+            fields = REQUEST_FIELDS[event]
+            at = batch.where(batch.format.require(event, *fields))
             rows = batch.rows(event, at)
-            part = {name: rows[name].astype(np.int64) for name in (*_COLUMNS, "sector", "bytes")}
-            part["time_ns"] = batch.times_ns[at].astype(np.int64)
-            if event == "DISK_COMPLETE":
-                part["last"] = rows["last"].astype(np.int64)
-            parts.append(part)
-    inserts, issues, ends, merges = (_joined(found[event]) for event in _EVENTS)
+            part = {name: rows[name].astype(np.int64) for name in fields}
+            parts.append({**part, "time_ns": batch.times_ns[at].astype(np.int64)})
+    return pair_requests(
+        {
+            event: {
+                name: np.concatenate([part[name] for part in parts] or [np.empty(0, np.int64)])
+                for name in (*REQUEST_FIELDS[event], "time_ns")
+            }
+            for event, parts in found.items()
+        }
+    )
+
+
+def pair_requests(events: Mapping[str, Columns]) -> Requests:
+    """The requests of these events in time order: for each event of REQUEST_FIELDS, its fields and
+    time_ns, (n,) int64 each."""
+    inserts, issues, ends, merges = (events[event] for event in REQUEST_FIELDS)
     unknown = int(((ends["request"] == 0) & (ends["last"] == 1)).sum())
-    ends = {name: column[ends["request"] > 0] for name, column in ends.items()}
+    inserts, issues, ends, merges = map(_known, (inserts, issues, ends, merges))
     final = ends["last"] == 1
     over, end_at = np.unique(ends["request"][final], return_index=True)
     ids, at = np.unique(inserts["request"], return_index=True)
@@ -115,14 +141,14 @@ def requests(log: Batched) -> Requests:
     columns["sector"][place] = issues["sector"][where]
     where, place = _places(known, ends["request"])
     np.add.at(columns["bytes"], place, ends["bytes"][where])
-    absorbed = int(np.isin(merges["request"], ids[ids > 0]).sum())
+    absorbed = int(np.isin(merges["request"], ids).sum())
     return Requests(columns, len(ids) - len(known) - absorbed, absorbed, unknown)
 
 
-def _joined(parts: list[dict[str, NDArray[np.int64]]]) -> dict[str, NDArray[np.int64]]:
-    names = parts[0] if parts else dict.fromkeys((*_COLUMNS, "sector", "bytes", "time_ns", "last"))
-    empty = np.empty(0, np.int64)
-    return {name: np.concatenate([part[name] for part in parts] or [empty]) for name in names}
+def _known(events: Columns) -> Columns:
+    """Those of requests that have an id."""
+    has_id = events["request"] != 0
+    return {name: column[has_id] for name, column in events.items()}
 
 
 def _places(
@@ -157,8 +183,14 @@ def queues(log: Log, rebuild: bool = False) -> Iterator[Queue]:
     """The queue at each insertion; for each device in time order.
 
     It is what DISK_QUEUE says if the scheduler's lists could be read there, unless `rebuild`. In a
-    log without DISK_QUEUE, a request is in the queue from its DISK_INSERT on.
+    log without DISK_QUEUE, a request is in the queue from its DISK_INSERT on. UsageError for a log
+    without these events; DamagedError if more than MOST_QUEUED requests are in a rebuilt queue.
     """
+    for name in _QUEUE_EVENTS:
+        fields = ("request", "device", "sector", "bytes", *_QUEUE_FIELDS.get(name, ()))
+        log.format.require(name, *fields, kinds=("int",))
+        log.format.require(name, "priority_class")
+    log.format.require("DISK_QUEUE", "positions", kinds=("bytes",))
     settings = log.format.header.get("settings")
     ways = settings.get("locations") if isinstance(settings, dict) else None
     start = "DISK_QUEUE" if isinstance(ways, dict) and "DISK_QUEUE" in ways else "DISK_INSERT"
@@ -222,6 +254,8 @@ class _Device:
         if event["request"]:
             realtime = event["priority_class"] == _REALTIME
             self._queued[event["request"]] = (event["sector"], realtime)
+            if len(self._queued) > MOST_QUEUED:
+                raise DamagedError(f"more than {MOST_QUEUED:,} requests wait for a device at once")
 
 
 def _queue(event: Event, length: int, positions: tuple[int, ...], exact: bool) -> Queue:

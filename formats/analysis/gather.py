@@ -37,6 +37,11 @@ class EventTable:
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.columns[name]
 
+    def numbers(self) -> dict[str, NDArray[np.int64]]:
+        """The columns and `time_ns`, (n,) int64 each."""
+        found = {name: values.astype(np.int64) for name, values in self.columns.items()}
+        return {**found, "time_ns": self.times_ns}
+
     def take(self, at: NDArray[Any] | slice) -> EventTable:
         """The events at these indices or with this mask, in this order."""
         columns = {name: values[at] for name, values in self.columns.items()}
@@ -136,7 +141,7 @@ def _add(pieces: dict[str, _Pieces], batch: LogBatch, wanted: Mapping[str, Seque
             continue
         at = batch.where(event)
         rows = batch.rows(event, at)
-        known = set(rows.dtype.names or ())
+        known = {field.name for field in event.fields if field.kind in ("int", "enum")}
         piece = pieces[event.name]
         piece.times.append(batch.times_ns[at].astype(np.int64))
         piece.cpus.append(batch.cpus[at])

@@ -69,37 +69,6 @@ def match_transactions(starts: EventTable, ends: EventTable) -> tuple[Spans, Spa
     return Spans(turns), Spans(thoughts)
 
 
-def match_requests(inserts: EventTable, issues: EventTable, completions: EventTable) -> Spans:
-    """Disk requests: insert_ns, issue_ns, stop_ns, device, bytes, tid, tgid, uid.
-
-    A request is known by its device and its own id, which the kernel uses again after it is
-    complete. One that was issued without being queued was inserted at its issue. One whose issue or
-    completion is missing is left out.
-    """
-    tables = (inserts, issues, completions)
-    keys = _ids(tables, "device", "request")
-    kind = np.repeat([0, 1, 2], [len(table) for table in tables])
-    times = np.concatenate([table.times_ns for table in tables])
-    place = np.concatenate([np.arange(len(table)) for table in tables])
-    order = np.lexsort((kind, times, keys))
-    keys, kind, times, place = keys[order], kind[order], times[order], place[order]
-    stop = np.flatnonzero(kind == 2)
-    stop = stop[stop > 0]
-    ours = (kind[stop - 1] == 1) & (keys[stop - 1] == keys[stop])
-    stop = stop[ours]
-    issue = stop - 1
-    queued = np.maximum(issue - 1, 0)
-    is_queued = (issue > 0) & (kind[queued] == 0) & (keys[queued] == keys[issue])
-    at = place[issue]
-    found = {
-        "insert_ns": np.where(is_queued, times[queued], times[issue]),
-        "issue_ns": times[issue],
-        "stop_ns": times[stop],
-    }
-    names = ("device", "bytes", "tid", "tgid", "uid")
-    return Spans(found | {name: issues[name][at] for name in names})
-
-
 def match_faults(starts: EventTable, ends: EventTable) -> Spans:
     """Page faults: start_ns, stop_ns, tid, tgid, with_io, cpu_ns (CPU time of the fault itself).
 

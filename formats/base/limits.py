@@ -77,6 +77,10 @@ MOST_DRAWN_CHOSEN = 64
 MOST_LISTED = 1000
 """Connections that -d lists, and files that -x writes."""
 
+# formats.analysis.queues.
+MOST_QUEUED = 1 << 14
+"""Requests that wait for a device at once, in a queue that is rebuilt."""
+
 # tcpkmon latency; MOST_CONNECTIONS too.
 MOST_COPIES = 64
 """Records of a layer that cover a byte, on average: more is no traffic."""

@@ -122,6 +122,15 @@ class LogFormat:
         """The event called `name`; None if the table lacks it."""
         return self._by_name.get(name)
 
+    def require(self, name: str, *fields: str, kinds: Sequence[str] = ("int", "enum")) -> LogEvent:
+        """The event of this name; UsageError unless it has these fields, of one of the kinds."""
+        event = self.event(name)
+        for wanted in fields:
+            field = event.find_field(wanted)
+            if field is None or field.kind not in kinds:
+                raise UsageError(f"event {name} of the log has no field '{wanted}' ({kinds[0]})")
+        return event
+
     @functools.cached_property
     def payload_sizes(self) -> NDArray[np.int64]:
         """(256,) payload bytes by event number; -1 for numbers that the table lacks."""

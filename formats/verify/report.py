@@ -139,6 +139,12 @@ def find_unproven(settings: object) -> dict[str, str]:
     return {str(name): str(way) for name, way in found.items()}
 
 
+def find_unseen(settings: object) -> list[str]:
+    """What the kernel showed no program, in a header's settings: a text, or none."""
+    found = settings.get("unseen") if isinstance(settings, dict) else None
+    return [f"not seen: {found}"] if found and isinstance(found, str) else []
+
+
 @dataclass
 class Report:
     """The result for one file. Counts are entries, sequence numbers or events; times are ns."""

@@ -17,6 +17,8 @@ from formats.commands.condense import command
 from tests.unit.log_builder import LogBuilder
 
 TASK = "int tid; int tgid; uint uid; ulonglong cgroup; ulonglong cpu_time;"
+REQUEST = """ulonglong request; uint device; ulonglong sector; uint bytes; uint operation;
+    uint priority_class;"""
 SCHEMA = f"""
 event TRANSACTION_START {{ {TASK} int tty; uint device; int raw }}
 event TRANSACTION_END {{ {TASK} int tty; uint device; int raw }}
@@ -25,9 +27,10 @@ event LOGOUT {{ {TASK} int session; uint loginuid }}
 event PAGEIN_START {{ {TASK} int with_io }}
 event PAGEIN_END {{ {TASK} int with_io }}
 event PAGEOUT_START {{ {TASK} }}
-event DISK_INSERT {{ {TASK} ulonglong request; uint device; uint bytes }}
-event DISK_ISSUE {{ {TASK} ulonglong request; uint device; uint bytes }}
-event DISK_COMPLETE {{ {TASK} ulonglong request; uint device; uint bytes }}
+event DISK_INSERT {{ {TASK} {REQUEST} }}
+event DISK_ISSUE {{ {TASK} {REQUEST} }}
+event DISK_COMPLETE {{ {TASK} {REQUEST} int last }}
+event DISK_MERGE {{ {TASK} {REQUEST} }}
 event FORK {{ int child_pid; int child_tgid }}
 event EXIT {{ int pid; int tgid; ulonglong runtime; int group_dead }}
 event SCHEDIN {{ int pid; int prev_pid }}
@@ -101,14 +104,23 @@ def session(seed: int) -> list[Told]:
 def request(
     chance: random.Random, tgid: int, user: int, used: int, when: int
 ) -> list[Told]:
-    """A request; one in three was not queued. Ids are used again."""
-    one = {**task(tgid, user, used), "request": tgid, "device": 8 << 20 | tgid % 2, "bytes": 4096}
-    issued = when + chance.randint(1, 9) * MS
-    events: list[Told] = [
-        (when, "DISK_INSERT", one), (issued, "DISK_ISSUE", one),
-        (issued + chance.randint(1, 20) * MS, "DISK_COMPLETE", one),
-    ]  # fmt: skip
-    return events[1:] if chance.random() < 0.3 else events
+    """A request. Some were not queued, some end in two parts, some become a part of another; and
+    some began before the log: they have the id 0."""
+    one = {
+        **task(tgid, user, used), "request": chance.getrandbits(40) + 1,
+        "device": 8 << 20 | tgid % 2, "bytes": 4096,
+    }  # fmt: skip
+    issued = when + chance.randint(0, 9) * MS
+    done = issued + chance.randint(2, 20) * MS
+    before: Told = (issued, "DISK_COMPLETE", {**one, "request": 0, "last": 1})
+    inserted: Told = (when, "DISK_INSERT", one)
+    if chance.random() < 0.2:
+        return [before, inserted, (issued, "DISK_MERGE", one)]
+    events: list[Told] = [inserted, (issued, "DISK_ISSUE", one)]
+    if chance.random() < 0.3:
+        events.append((done - MS, "DISK_COMPLETE", {**one, "bytes": 1024}))
+        one = {**one, "bytes": 3072}
+    return [*events, (done, "DISK_COMPLETE", {**one, "last": 1})]
 
 
 def plain_transactions(events: list[Told]) -> tuple[list[Any], list[Any]]:
@@ -129,7 +141,7 @@ def plain_transactions(events: list[Told]) -> tuple[list[Any], list[Any]]:
 
 
 def plain_requests(events: list[Told]) -> list[dict[str, Any]]:
-    open_: dict[tuple[int, int], dict[str, Any]] = {}
+    open_: dict[int, dict[str, Any]] = {}
     faulting: set[int] = set()
     found = []
     for when, name, values in sorted(events, key=lambda one: one[0]):
@@ -137,13 +149,12 @@ def plain_requests(events: list[Told]) -> list[dict[str, Any]]:
             faulting.add(values["tid"])
         elif name == "PAGEIN_END":
             faulting.discard(values["tid"])
-        key = (values.get("device", 0), values.get("request", 0))
+        key = values.get("request", 0)
         if name == "DISK_INSERT":
             open_[key] = {"insert": when, "fault": values["tid"] in faulting}
         elif name == "DISK_ISSUE":
-            one = open_.setdefault(key, {"insert": when, "fault": values["tid"] in faulting})
-            one["issue"] = when
-        elif name == "DISK_COMPLETE":
+            open_[key]["issue"] = when
+        elif name == "DISK_COMPLETE" and key and values.get("last"):
             found.append({**open_.pop(key), "stop": when, **values})
     return found
 

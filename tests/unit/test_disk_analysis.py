@@ -7,7 +7,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from formats.analysis import device_name, open_log, queues, requests
+from formats.base.errors import UsageError
 from tests.unit.klogger_samples import LogMaker
 
 FIELDS = """
@@ -42,6 +45,8 @@ def test_requests_have_their_times(tmp_path: Path) -> None:
     one, two, three = ({"request": n, "sector": 8 * n, "tid": n, "bytes": 4096} for n in (1, 2, 3))
     events = [
         (1, "COMPLETE", {"request": 0, "last": 1}),
+        (2, "INSERT", {"request": 0}), (3, "INSERT", {"request": 0}),
+        (4, "MERGE", {"request": 0}), (5, "COMPLETE", {"request": 0, "bytes": 512}),
         (10, "INSERT", one), (12, "INSERT", two), (13, "INSERT", three),
         (14, "MERGE", {**three, "request": 3}), (20, "ISSUE", one), (21, "REQUEUE", one),
         (25, "ISSUE", one), (30, "ISSUE", two), (40, "COMPLETE", {**one, "bytes": 1024}),
@@ -106,3 +111,17 @@ def test_the_queue_as_it_was_read(tmp_path: Path) -> None:
     assert found[0].positions == (-9, 50, 60, *range(100, 115))
     assert [queue.positions for queue in found[1:]] == [(1,), (0,)]
     assert [queue.positions for queue in rebuilt] == [(), (1,), (0,)]
+
+
+def test_fields_that_are_missing_or_no_numbers(tmp_path: Path) -> None:
+    for change in (("uint bytes;", ""), ("ulonglong sector;", "string8 sector;"),
+                   ("int last }", "}"), ("event DISK_MERGE", "event DISK_JOIN")):  # fmt: skip
+        assert change[0] in TEXT
+        maker = LogMaker(TEXT.replace(*change)).add("DISK_REQUEUE")
+        maker.write(tmp_path / "kernlog.dump.cpu0")
+        with open_log(tmp_path) as log:
+            with pytest.raises(UsageError, match="DISK_"):
+                requests(log)
+            if "last" not in change[0]:
+                with pytest.raises(UsageError, match="DISK_"):
+                    list(queues(log))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import formats
+from formats.analysis import disk, open_log, queues
 from formats.base import cli, limits
 from formats.base.errors import DamagedError, FileError, SchemaError, UsageError
 from formats.commands import pmgraph as pmgraph_command
@@ -32,6 +33,7 @@ from formats.verify.report import Problems
 from tests.unit.klogger_samples import LogMaker, sample_header
 from tests.unit.pmgraph_capture import Builder
 from tests.unit.psc_samples import END, describe, entry_size, record
+from tests.unit.test_disk_analysis import write as write_disk_log
 
 DOCS = Path(__file__).parents[2] / "docs" / "limits.md"
 
@@ -266,3 +268,17 @@ def test_connections_that_are_listed(
         told = capfd.readouterr().err
         assert told.count(" 1 records") == 5
         assert ("and 1 more connections" in told) == bool(beyond)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_requests_in_a_rebuilt_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beyond: int
+) -> None:
+    monkeypatch.setattr(disk, "MOST_QUEUED", 5)
+    inserts = [(n, "INSERT", {"request": n}) for n in range(1, 6 + beyond)]
+    with open_log(write_disk_log(tmp_path, inserts)) as log:
+        if beyond:
+            with pytest.raises(DamagedError, match="more than 5 requests wait"):
+                list(queues(log))
+        else:
+            assert len(list(queues(log))) == 5

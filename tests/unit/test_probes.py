@@ -83,6 +83,12 @@ def test_what_a_kernel_skips_without_counting_is_not_proven():
     assert not probes.make_plan(PROBES, ALL, Offers("btf", "fentry", "fexit").can, old).unproven
 
 
+def test_a_kernel_that_hides_process_1_is_told():
+    assert "process 1" in make("btf").unseen
+    others = Types("bpf_prog_aux.init_owned")
+    assert probes.make_plan(PROBES, ALL, Offers("btf").can, others).unseen == ""
+
+
 def test_only_what_is_enabled_is_attached():
     made = make("btf", enabled={"RTO"}, always=("destroy",))
     assert [(p.name, p.locations) for p in made.probes] == [("destroy", ()), ("timer", ("RTO",))]

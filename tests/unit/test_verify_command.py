@@ -166,7 +166,15 @@ def test_what_the_kernel_did_not_count_is_not_proven(
     assert json.loads(capsys.readouterr().out)["files"][0]["unproven"].keys() == {"RETRANSMIT"}
 
 
-@pytest.mark.parametrize("settings", [{}, {"unproven": {}}, {"unproven": ["RTO"]}])
+def test_what_no_program_was_shown_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(clean_capture(settings={"unseen": "process 1\x1b"}).write(tmp_path / "a.pm"))
+    assert run(verify, [path], prog="verify") == 0
+    assert "not seen: process 1\\x1b" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("settings", [{}, {"unseen": ["x"]}, {"unproven": {}}, {"unproven": [""]}])
 def test_what_is_counted_is_proven(settings: dict[str, Any], tmp_path: Path) -> None:
     path = clean_capture(settings=settings).write(tmp_path / "a.pm")
     assert run(verify, [str(path)], prog="verify") == 0

@@ -43,6 +43,7 @@ from formats.verify.report import (
     Problems,
     Report,
     find_unproven,
+    find_unseen,
 )
 
 
@@ -277,6 +278,7 @@ class _Run:
             report.existing = self._tally.of_point(EXISTING)
         self._judge_aside()
         report.unproven = find_unproven(self._reader.header.get("settings"))
+        report.notes += find_unseen(self._reader.header.get("settings"))
         mono_ns, realtime_ns, _ = self._reader.format.clock or (0, 0, 0)
         real_ns = realtime_ns - mono_ns
         name_of = self._events.name

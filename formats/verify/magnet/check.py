@@ -30,7 +30,7 @@ from formats.verify.changes import ChangeCheck
 from formats.verify.clock import STEP_NS
 from formats.verify.ledger import IN_FLIGHT, Tally
 from formats.verify.magnet.books import MagnetLedger
-from formats.verify.report import Problems, Report, find_unproven
+from formats.verify.report import Problems, Report, find_unproven, find_unseen
 
 WORDS = {
     "entries": "records",
@@ -172,6 +172,7 @@ class _Run:
         problems.count(max(0, walk.total - len(walk.problems)))
         report.seq_lost = walk.lost
         report.unproven = find_unproven(self._file.header.get("settings"))
+        report.notes += find_unseen(self._file.header.get("settings"))
         if self._end is not None:
             at, reason = self._end
             report.end_reason = EndReason(reason).name.lower().replace("_", " ")

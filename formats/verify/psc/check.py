@@ -37,6 +37,7 @@ from formats.verify.report import (
     Problems,
     Report,
     find_unproven,
+    find_unseen,
 )
 
 SEGMENT_ROWS = 1 << 16
@@ -80,6 +81,7 @@ def verify_capture(capture: Capture) -> Report:
     if not capture.header.is_intact:
         problems.add_header(HEADER_DAMAGED)
     report.unproven = find_unproven(capture.settings)
+    report.notes += find_unseen(capture.settings)
     report.unchecked += _unchecked(capture, report.ledger)
     report.problems, report.problems_total = problems.listed, problems.total
     report.suspects = problems.entries
