@@ -5,44 +5,68 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
+from time import sleep
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from collector.commands.buffer_size import describe
 from collector.commands.collector_option import ask, collector_option
+from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
+from formats.base.text import human_bytes
 
 _COLUMNS = ("number", "name", "enabled", "attempts", "limited", "written", "lost")
 _TEXT = frozenset({"name", "enabled"})
+WATCH_S = 1.0
 
 
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--watch", is_flag=True, help="Show it again each second, until Ctrl-C.")
 @collector_option
-def command(as_json: bool, collector: int | None) -> int:
+def command(as_json: bool, watch: bool, collector: int | None) -> int:
     """Show what a running collector records, how much it recorded and what it lost.
 
-    Every user may ask; those who may not control it get settings and counts alone.
+    Every user may ask; those who may not control it get settings and counts alone. Rates, ring
+    fill, reader lag and cost are those of the last five seconds.
     """
-    answer = ask(collector).status()
+    if as_json and watch:
+        raise UsageError("--watch is a screen, and --json is not", "choose one of them")
+    client = ask(collector)
+    answer = client.status()
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return 0
     console = Console(file=sys.stdout, markup=False, highlight=False,
                       width=None if sys.stdout.isatty() else 110)
+    if not watch:
+        console.print(draw(answer))
+        return 0
+    screen = Live(console=console, auto_refresh=False, screen=True)
+    with screen if console.is_terminal else nullcontext() as live:
+        while True:
+            if live is None:
+                console.print(draw(answer))
+            else:
+                live.update(draw(answer), refresh=True)
+            sleep(WATCH_S)
+            answer = client.status()
+
+
+def draw(answer: dict[str, Any]) -> Group:
+    """The whole status as text: the head, and the table of events where there is one."""
     head = Table(box=None, pad_edge=False, show_header=False)
     for name, value in answer.items():
-        if name != "events" and not (name == "refused" and not value):
+        if name != "events" and not (name in ("refused", "unproven") and not value):
             head.add_row(*in_words(name, value))
-    console.print(head)
     events = [row for row in answer.get("events", ()) if isinstance(row, dict)]
-    if events:
-        console.print()
-        console.print(list_events(events))
-    return 0
+    return Group(head, Text(), list_events(events)) if events else Group(head)
 
 
 def in_words(name: str, value: Any) -> tuple[str, str]:
@@ -51,13 +75,34 @@ def in_words(name: str, value: Any) -> tuple[str, str]:
         return "buffer", describe(value)
     if name == "low_water_percent":
         return "low water", f"{value}%"
-    label = for_terminal(name.replace("_", " "))
+    label = for_terminal(name.removesuffix("_bytes").removesuffix("_s").replace("_", " "))
     if name == "refused" and isinstance(value, dict):
         return label, for_terminal("; ".join(f"{what}: {why}" for what, why in value.items()))
+    if name == "rates" and isinstance(value, dict):
+        return label, ", ".join(_rate(for_terminal(str(what)), n) for what, n in value.items())
+    if name == "cost" and isinstance(value, dict):
+        parts = [f"CPU {value.get('cpu_percent')}%"]
+        if isinstance(value.get("memory_bytes"), int):
+            parts.append(f"memory {human_bytes(value['memory_bytes'])}")
+        return label, for_terminal(", ".join(parts))
+    if name == "ring_fill" and isinstance(value, (int, float)):
+        return "ring fill", f"{100 * value:.1f}%"
+    if name == "reader_lag_s" and isinstance(value, (int, float)):
+        return "reader lag", f"{1000 * value:.1f} ms"
+    if name == "disk_free_bytes" and isinstance(value, int):
+        return "disk free", human_bytes(value)
+    if isinstance(value, list):
+        return label, for_terminal(", ".join(str(one) for one in value))
     if isinstance(value, dict):
         parts = [f"{key} {number}" for key, number in value.items() if number]
         return label, for_terminal(", ".join(parts) or "0")
     return label, _say(value)
+
+
+def _rate(what: str, number: Any) -> str:
+    if not isinstance(number, (int, float)):
+        return what
+    return f"{human_bytes(number)}/s" if what == "bytes/s" else f"{number:,.0f} {what}"
 
 
 def list_events(events: list[dict[str, Any]]) -> Table:

@@ -28,7 +28,8 @@ SAMPLER = "sampler"
 """The program of bpf/schemata/sampler.bpf.c."""
 _PUBLIC = (
     "pid", "format", "schemata", "data", "enabled", "rings", "buffer_bytes", "low_water_percent",
-    "records", "bytes", "lost", "events",
+    "records", "bytes", "rates", "ring_fill", "reader_lag_s", "cost", "disk_free_bytes", "unproven",
+    "lost", "events",
 )  # fmt: skip
 """Of the status, for everybody."""
 
@@ -37,6 +38,7 @@ class Handlers:
     """One method for each kind of request. TcpkmonError when it is refused.
 
     losses: records lost so far, by cause. refused: what the kernel refuses a CPU, and why.
+    pulse: rates and costs.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Handlers:
         stream: Stream[Any],
         losses: Callable[[], Mapping[str, int]],
         refused: Callable[[], Mapping[str, str]],
+        pulse: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._request = request
         self._kernel = kernel
@@ -54,6 +57,7 @@ class Handlers:
         self._stream = stream
         self._losses = losses
         self._refused = refused
+        self._pulse = pulse
         self.changes = Changes(kernel, rings, stream)
         self._on = dict.fromkeys(kernel.states(), True)
         self.enabled = True
@@ -96,6 +100,8 @@ class Handlers:
             "sampler_period_ns": self._kernel.loaded.period(SAMPLER),
             "records": self._stream.records,
             "bytes": self._stream.bytes_written(),
+            **self._pulse(),
+            "unproven": sorted(self._kernel.unproven),
             "lost": dict(self._losses()),
             "refused": dict(self._refused()),
             "events": events,

@@ -131,6 +131,13 @@ class Kernel(Closing):
         """Detach and unload everything."""
         self.loaded.close()
 
+    @property
+    def unproven(self) -> dict[str, str]:
+        """The events whose losses this kernel does not count, and how they are attached."""
+        missing = self.missing()
+        unproven = self._prepared.plan.unproven.items()
+        return {name: how for name, how in unproven if name not in missing}
+
     def missing(self) -> dict[str, str]:
         """The locations that cannot be recorded, and why: not in the plan, or refused."""
         found = dict(self._prepared.plan.missing)

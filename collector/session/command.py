@@ -16,11 +16,14 @@ from pathlib import Path
 
 from collector.linux.netns import enter
 from collector.linux.privileges import Limits
+from collector.session.stop_signals import Stopping
+from collector.session.summary import say
 from formats.base.closing import Closing
 from formats.base.errors import TcpkmonError, UsageError
 
 _GATE = Path(__file__).with_name("command_gate.py")
 _START_S = 60.0
+_WAIT_S = 0.2
 _STDERR = 2
 
 
@@ -203,6 +206,20 @@ class Command(Closing):
         while part := os.read(self._status, 4096):
             parts.append(part)
         return b"".join(parts).decode(errors="replace").strip()
+
+
+def await_exit(command: Command, stopping: Stopping, quiet: bool) -> int:
+    """Wait for a command that runs longer than the capture; its exit code, or a signal's."""
+    if (code := command.poll()) is not None:
+        return code
+    if not command.gone:
+        return stopping.exit_code
+    if not quiet:
+        say(f"the capture is over; waiting for {command.argv[0]}")
+    while not stopping.hurry:
+        if (code := command.wait(_WAIT_S)) is not None:
+            return code
+    return stopping.exit_code
 
 
 def _exit_code(code: int | None) -> int | None:

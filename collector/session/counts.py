@@ -51,6 +51,10 @@ class Counts:
         """Records lost, by cause."""
         return {"in the kernel": self.stream.order.lost, **self.stream.written.losses()}
 
+    def causes(self) -> dict[str, int]:
+        """Records lost by every cause that the ledger knows."""
+        return self.books().totals(self.stream.written).by_cause
+
     def refused(self) -> dict[str, str]:
         """What the kernel refuses a CPU now, and why."""
         found = {f"ring of CPU {cpu}": why for cpu, why in self.rings.refused.items()}

@@ -22,11 +22,12 @@ from collector.ring.rings import Rings, choose_transport, pages_of
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import SLACK_NS
 from collector.session.capture_info import make_info
-from collector.session.command import Command, find_caller
+from collector.session.command import Command, await_exit, find_caller
 from collector.session.control_socket import open_server
 from collector.session.counts import Counts
 from collector.session.existing import Existing
 from collector.session.failures import Failures
+from collector.session.pulse import Pulse
 from collector.session.rights import Rights, describe_lacking
 from collector.session.status_line import Status
 from collector.session.stop_signals import Stopping
@@ -137,7 +138,10 @@ class Session:
         stack.enter_context(self._stopping.waking(self._rings.wake))
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
-        self._counts = Counts(kernel, self._rings, self._counters, self._existing, self._stream)
+        stream = self._stream
+        self._counts = Counts(kernel, self._rings, self._counters, self._existing, stream)
+        pulse = Pulse(request.output, lambda: stream.records, stream.bytes_written)
+        self._pulse = stack.enter_context(pulse)
         server = open_server(request, self._rings.wake, self._rights.user)
         self._server = stack.enter_context(server) if server is not None else None
 
@@ -155,8 +159,9 @@ class Session:
         stream.begin(info, kernel, self._clocks, show)
         kernel.switch_on()
         self._handlers = Handlers(
-            request, kernel, self._rings, stream, self._counts.losses, self._refused
-        )
+            request, kernel, self._rings, stream, self._counts.causes, self._refused,
+            self._pulse.told,
+        )  # fmt: skip
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
 
     def run(self) -> None:
@@ -203,7 +208,8 @@ class Session:
 
     def report(self) -> int:
         """Wait for the command, if it still runs, and report; returns the exit code."""
-        code = 0 if self._command is None else self._await_exit(self._command)
+        command, quiet = self._command, self._request.quiet
+        code = 0 if command is None else await_exit(command, self._stopping, quiet)
         report(
             self._request,
             self._totals,
@@ -213,19 +219,6 @@ class Session:
             self._failures.refused,
         )
         return code
-
-    def _await_exit(self, command: Command) -> int:
-        """Wait for a command that runs longer than the capture; its exit code, or a signal's."""
-        if (code := command.poll()) is not None:
-            return code
-        if not command.gone:
-            return self._stopping.exit_code
-        if not self._request.quiet:
-            say(f"the capture is over; waiting for {command.argv[0]}")
-        while not self._stopping.hurry:
-            if (code := command.wait(WAIT_S)) is not None:
-                return code
-        return self._stopping.exit_code
 
     def _record_existing(self) -> None:
         """Record the connections that are open already, as fast as the rings are drained."""
@@ -260,6 +253,7 @@ class Session:
             if (clock := self._clocks.check()) is not None:
                 self._stream.clock(clock)
             self._checkpoint()
+            self._pulse.beat()
         self._failures.optional("status line", self._show_status)
         self._failures.show_writing(self._stream.written.error)
         self._write_marks()
@@ -284,13 +278,12 @@ class Session:
 
     def _show_status(self) -> None:
         stream, counts = self._stream, self._counts
-        self._status.update(
-            stream.records, counts.connections, stream.bytes_written, counts.losses
-        )
+        self._status.update(stream.records, counts.connections, stream.bytes_written, counts.losses)
 
     def _drain(self) -> None:
         """Drain the rings, and write the records up to the watermark."""
         batches = self._rings.drain()
+        self._pulse.drained(batches, self._rings.rows)
         self._stream.push(batches)
         self._stream.release(watermark_ns(batches, SLACK_NS + self._rings.transport.slack_ns))
         self._stream.settle()

@@ -10,19 +10,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from formats.base.text import human_bytes
+
 if TYPE_CHECKING:
     from rich.live import Live
 
 REFRESH_S = 0.25
-
-
-def human_bytes(count: float) -> str:
-    """Bytes with a binary prefix: 3.4 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def describe_losses(causes: Mapping[str, int]) -> str:

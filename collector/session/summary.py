@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared
 from collector.plan.request import Request
-from collector.session.status_line import describe_losses, human_bytes
+from collector.session.status_line import describe_losses
 from collector.writer.ledger import Totals
 from collector.writer.written import Written
 from formats.base.causes import KERNEL_CAUSES
 from formats.base.cli import say as say_line
 from formats.base.errors import FileError, LossError, TcpkmonError
+from formats.base.text import human_bytes
 
 
 def say(text: str) -> None:

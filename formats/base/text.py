@@ -22,6 +22,15 @@ def address_of(data: bytes) -> str:
     return str(address.ipv4_mapped or address)
 
 
+def human_bytes(count: float) -> str:
+    """Bytes with a binary prefix: 3.4 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
 def quote_word(text: str) -> str:
     """Text as a value in a line of NAME=VALUE words: in quotes where it could be taken for more."""
     if not _MORE_THAN_A_WORD.search(text):

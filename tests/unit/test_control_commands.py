@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from collector.commands import status
 from collector.commands.tcpkmon import command
 from collector.control.client import Client, choose, find_collectors
 from collector.control.server import ControlServer
@@ -167,6 +168,39 @@ def test_status(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     assert ["number", "event", "enabled", "attempts", "written", "lost"] in lines
     assert ["32", "SCHEDIN", "yes", "5", "4", "1"] in lines
     assert ["33", r"BAD\x1b[31m", "no", "0", "0", "0"] in lines
+
+
+def test_status_says_rates_rings_and_cost(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session.told |= {
+        "rates": {"records/s": 12345.0, "bytes/s": 3 << 20}, "ring_fill": 0.25,
+        "reader_lag_s": 0.0421, "cost": {"cpu_percent": 1.5, "memory_bytes": 80 << 20},
+        "disk_free_bytes": 1 << 30, "unproven": ["RTO"],
+    }  # fmt: skip
+    assert tcpkmon("status") == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "rates 12,345 records/s, 3.0 MiB/s", "ring fill 25.0%", "reader lag 42.1 ms",
+        "cost CPU 1.5%, memory 80.0 MiB", "disk free 1.0 GiB", "unproven RTO",
+    ):  # fmt: skip
+        assert line in lines
+
+
+def test_status_watch_goes_on_until_the_capture_ends(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def second(_: float) -> None:
+        session.told["records"] = session.told.get("records", 0) + 7
+        if session.told["records"] > 14:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "sleep", second)
+    assert tcpkmon("status", "--watch") != 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    told = [line[1] for line in lines if line[:1] == ["records"]]
+    assert told == ["7", "14"], "none at first"
+    assert tcpkmon("status", "--watch", "--json") == UsageError.exit_code
 
 
 @pytest.mark.parametrize("words", [["status"], ["mark", "1"], ["enable"], ["lowwater"]])
