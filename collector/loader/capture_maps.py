@@ -174,10 +174,19 @@ class Kernel(Closing):
         for name in names:
             self._engine.enabled[self._prepared.numbers[name]] = on
         self._engine.apply()
+        self._pause()
 
     def read_switches(self) -> None:
         """Reads the switches and limits that are in force."""
         self._engine.read()
+        self._pause()
+
+    def _pause(self) -> None:
+        """An event of perf costs more than its program: it stops while nobody wants it."""
+        enabled, numbers = self._engine.enabled, self._prepared.numbers
+        for probe in self._prepared.plan.probes:
+            wanted = probe.serves or any(enabled[numbers[name]] for name in probe.locations)
+            self.loaded.pause(probe.name, not wanted)
 
     def limits(self) -> dict[int, int]:
         """By number: at most so many records a second and CPU; 0: any."""
