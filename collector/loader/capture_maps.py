@@ -94,6 +94,7 @@ class Kernel(Closing):
         self.heads = self._engine.heads
         try:
             self._filter_entries: list[tuple[str, bytes, bytes]] = []
+            self._behind: dict[str, int] = {}
             maps = self.loaded.maps
             filters.apply(maps)
             for name, rows in filters.entries().items():
@@ -203,6 +204,7 @@ class Kernel(Closing):
     def switch_on(self) -> None:
         """Starts recording."""
         self._engine.apply()
+        self._pause()
 
     def states(self) -> dict[str, tuple[int, int]]:
         """By name of all that was asked for: its number, and 1 on, 0 off, -1 missing here."""
@@ -231,7 +233,10 @@ class Kernel(Closing):
             lost = max(0, counts.first - int(again[index]))
             if counts.due is not None:
                 behind = (counts.due - int(again[index])) % (1 << 32)
-                lost = behind if behind < 1 << 31 else 0
+                # Runs that come between the two readings hide what is missing until the next one.
+                lost = self._behind.get(probe.name, 0)
+                lost = max(lost, behind) if behind < 1 << 31 else lost
+                self._behind[probe.name] = lost
             point = self._prepared.numbers.get(probe.locations[0], EXISTING)
             found[probe.name] = Program(
                 point, lost, counts.nmissed, counts.run_cnt, counts.run_ns
