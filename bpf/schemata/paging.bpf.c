@@ -92,9 +92,12 @@ PROBE(pages_mapped, "PAGEIN_START PAGEIN_END", "btf:mm_filemap_map_pages raw:mm_
 {
     /* (mapping, first, last) */
     u32 tid = bpf_get_current_pid_tgid();
-    struct paging_fault *fault = paging_faults.lookup(&tid);
+    struct paging_fault *fault;
     struct inode *inode;
 
+    if (!KLOGGER_ENABLED(PAGEIN_END))
+        return;
+    fault = paging_faults.lookup(&tid);
     /* After a wait the kernel maps the pages around it too: then the page is known. */
     if (!fault || fault->file)
         return;

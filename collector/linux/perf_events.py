@@ -62,6 +62,7 @@ class PerfEvent(Places):
             raise KernelError(f"there is no perf event {target}", expect_event(target))
         self._counter, self.period = found
         self._due = 0
+        self._paused = False
         self._seen_ns: dict[int, int] = {}
         super().__init__(online_cpus()[0], programs)
 
@@ -77,7 +78,8 @@ class PerfEvent(Places):
             raise refused(error, f"opening the perf event {self._counter.name}") from error
         try:
             fcntl.ioctl(fd, PERF_EVENT_IOC_SET_BPF, program)
-            fcntl.ioctl(fd, _IOC_ENABLE, 0)
+            if not self._paused:
+                fcntl.ioctl(fd, _IOC_ENABLE, 0)
         except OSError as error:
             os.close(fd)
             raise refused(error, f"attaching to the perf event {self._counter.name}") from error
@@ -85,6 +87,8 @@ class PerfEvent(Places):
 
     def is_dead(self, fds: Sequence[int]) -> bool:
         """An event does not come back with its CPU: it no longer runs."""
+        if self._paused:
+            return False
         now = {fd: _read(fd)[1] for fd in fds}
         dead = any(self._seen_ns.get(fd) == running for fd, running in now.items())
         self._seen_ns |= now
@@ -97,6 +101,16 @@ class PerfEvent(Places):
             self._due += self._due_of(fd)
             self._seen_ns.pop(fd, None)
         super().close(fds)
+
+    def pause(self, paused: bool) -> None:
+        """While it is paused it neither counts nor runs the programs: it costs nothing."""
+        if paused == self._paused:
+            return
+        self._paused = paused
+        self._seen_ns.clear()
+        for fd in self.fds:
+            with suppress(OSError):  # its CPU is gone
+                fcntl.ioctl(fd, _IOC_DISABLE if paused else _IOC_ENABLE, 0)
 
     def set_period(self, period: int) -> None:
         """Attaches anew, with another period (ns of a clock, else times); KernelError."""

@@ -94,6 +94,7 @@ class Kernel(Closing):
         self.heads = self._engine.heads
         try:
             self._filter_entries: list[tuple[str, bytes, bytes]] = []
+            self._behind: dict[str, int] = {}
             maps = self.loaded.maps
             filters.apply(maps)
             for name, rows in filters.entries().items():
@@ -174,10 +175,19 @@ class Kernel(Closing):
         for name in names:
             self._engine.enabled[self._prepared.numbers[name]] = on
         self._engine.apply()
+        self._pause()
 
     def read_switches(self) -> None:
         """Reads the switches and limits that are in force."""
         self._engine.read()
+        self._pause()
+
+    def _pause(self) -> None:
+        """An event of perf costs more than its program: it stops while nobody wants it."""
+        enabled, numbers = self._engine.enabled, self._prepared.numbers
+        for probe in self._prepared.plan.probes:
+            wanted = probe.serves or any(enabled[numbers[name]] for name in probe.locations)
+            self.loaded.pause(probe.name, not wanted)
 
     def limits(self) -> dict[int, int]:
         """By number: at most so many records a second and CPU; 0: any."""
@@ -194,6 +204,7 @@ class Kernel(Closing):
     def switch_on(self) -> None:
         """Starts recording."""
         self._engine.apply()
+        self._pause()
 
     def states(self) -> dict[str, tuple[int, int]]:
         """By name of all that was asked for: its number, and 1 on, 0 off, -1 missing here."""
@@ -222,7 +233,10 @@ class Kernel(Closing):
             lost = max(0, counts.first - int(again[index]))
             if counts.due is not None:
                 behind = (counts.due - int(again[index])) % (1 << 32)
-                lost = behind if behind < 1 << 31 else 0
+                # Runs that come between the two readings hide what is missing until the next one.
+                lost = self._behind.get(probe.name, 0)
+                lost = max(lost, behind) if behind < 1 << 31 else lost
+                self._behind[probe.name] = lost
             point = self._prepared.numbers.get(probe.locations[0], EXISTING)
             found[probe.name] = Program(
                 point, lost, counts.nmissed, counts.run_cnt, counts.run_ns

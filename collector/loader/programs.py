@@ -212,6 +212,11 @@ class Loaded(Closing):
         if (event := self._perf_event(function)) is not None:
             event.set_period(period)
 
+    def pause(self, function: str, paused: bool) -> None:
+        """Stops the event of a program of kind perf, or lets it go on."""
+        if (event := self._perf_event(function)) is not None:
+            event.pause(paused)
+
     def _perf_event(self, function: str) -> PerfEvent | None:
         program = self._programs.get(function)
         attachment = program.attachment if program is not None else None

@@ -39,12 +39,13 @@ class Probe:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A program, and how this capture attaches it."""
+    """A program, and how this capture attaches it. serves: others need it too."""
 
     name: str
     locations: tuple[str, ...]
     kind: str
     target: str
+    serves: bool = False
 
     @property
     def place(self) -> str:
@@ -128,15 +129,15 @@ def make_plan(
     unused = []
     for probe in probes:
         wanted = [location for location in probe.locations if location in enabled]
-        serves = any(location in enabled for location in probe.serves)
-        if not wanted and not serves and probe.name not in always:
+        serves = probe.name in always or any(name in enabled for name in probe.serves)
+        if not wanted and not serves:
             unused.append(probe.name)
             continue
         for kind, target in probe.alternatives:
             narrowed = kinds is not None and kind not in kinds
             if narrowed or not can(kind, target):
                 continue
-            chosen.append(Chosen(probe.name, tuple(wanted), kind, target))
+            chosen.append(Chosen(probe.name, tuple(wanted), kind, target, serves))
             if KINDS[kind].is_tracepoint and target not in arguments:
                 arguments[target] = count_arguments(btf, target)
             break

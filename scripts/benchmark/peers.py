@@ -24,6 +24,9 @@ PACKAGES = {
     "tcpstates-bpfcc": ("bpfcc-tools",),
     "iperf3": ("iperf3",),
     "cc": ("gcc",),
+    "ed": ("ed",),
+    "groff": ("groff-base",),
+    "login": ("login",),
 }
 APT = ("apt-get", "-qq", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0")
 

@@ -15,7 +15,7 @@ from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number
 from scripts.benchmark.tables import Table
 from scripts.benchmark.tools import Tool
-from scripts.magnet.figure import Figure
+from scripts.experiments.figure import Figure
 from scripts.magnet.wire import FAST, PACKETS, SLOW, TRANSFERS, Wire, magnet, wired
 
 NAME = "M2"

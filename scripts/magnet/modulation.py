@@ -10,7 +10,7 @@ from scripts.benchmark.context import Context
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number
 from scripts.benchmark.tables import Table
-from scripts.magnet.figure import Figure
+from scripts.experiments.figure import Figure
 from scripts.magnet.recording import HEADERS, RECEIVED, SENT, covered, first_times
 from scripts.magnet.wire import Link, recording, wired
 

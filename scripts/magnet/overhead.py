@@ -14,7 +14,7 @@ from scripts.benchmark.results import Results
 from scripts.benchmark.stats import Spread, spread
 from scripts.benchmark.tables import NONE, Table
 from scripts.benchmark.tools import Tool
-from scripts.magnet.figure import Figure, Value
+from scripts.experiments.figure import Figure, Value
 from scripts.magnet.wire import FAST, SLOW, TRANSFERS, magnet, wired
 
 NAME = "M1"

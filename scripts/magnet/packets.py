@@ -17,7 +17,7 @@ from scripts.benchmark.inkernel import Runs
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number
 from scripts.benchmark.tables import Table
-from scripts.magnet.figure import Figure
+from scripts.experiments.figure import Figure
 from scripts.magnet.wire import PACKETS, Wire, magnet, wired
 
 NAME = "M3"

@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from formats import drawing
-from formats.base.errors import UsageError
-from scripts.benchmark import report
 from scripts.benchmark.report import Section
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number
 from scripts.benchmark.tables import NONE, Table
+from scripts.experiments.paper import Paper
 from scripts.magnet import loss, modulation, overhead, packets
 from scripts.magnet.experiments import EXPERIMENTS
-from scripts.magnet.figure import table_of
 from scripts.magnet.wire import ANY, FAST, PACKETS, SLOW
 
 PICTURE = "magnet.png"
@@ -47,24 +44,6 @@ confidence intervals, grey: 2001.
 """
 
 
-def sections(results: Results) -> list[Section]:
-    """The figures of all experiments, then each with its tables."""
-    found: list[Section] = []
-    figures = [one for each in EXPERIMENTS.values() for one in each.figures(results)]
-    if figures:
-        table = table_of(figures)
-        missed = sum(one.reached is False and not one.unclear for one in figures)
-        text = f"{missed} of {len(figures)} are not as wanted: see **no**."
-        found.append((table.title, [table], [text] if missed else []))
-    if costs := costs_of(results):
-        found.append(("What recording costs", [costs], []))
-    for name, one in EXPERIMENTS.items():
-        if name in results.values or name in results.skipped:
-            tables = [table for table in one.tables(results) if table.rows]
-            found.append((one.title, tables, report.remarks_of(results, name)))
-    return found
-
-
 def costs_of(results: Results) -> Table | None:
     """What an event costs, how much slower transfers are, and how many events a second are kept."""
     rows = []
@@ -89,34 +68,21 @@ def costs_of(results: Results) -> Table | None:
                  "Events/s: M2, as fast as this machine makes them.")  # fmt: skip
 
 
-def write(results: Results, docs: Path) -> list[Path]:
-    """The page and its picture. UsageError for results that are quick, or lack an experiment."""
-    missing = [name for name in EXPERIMENTS if name not in results.seconds]
-    if results.quick or missing:
-        why = "these are quick" if results.quick else f"these lack {', '.join(missing)}"
-        raise UsageError(f"the page is made of a whole run; {why}", "run it without --quick and "
-                         "--only")  # fmt: skip
-    picture = docs / "images" / PICTURE
-    draw(results, picture)
-    page = docs / "magnet.md"
-    new = page.with_suffix(".new")
-    new.write_text(markdown(results), encoding="utf-8")
-    os.replace(new, page)
-    return [page, picture]
+def more(results: Results) -> list[Section]:
+    """The costs, where they were measured."""
+    costs = costs_of(results)
+    return [(costs.title, [costs], [])] if costs else []
 
 
-def markdown(results: Results) -> str:
+def introduction(results: Results) -> str:
     machine = results.machine
-    head = INTRODUCTION.format(
+    return INTRODUCTION.format(
         model=machine.get("CPU model", "an unknown CPU"),
         cpus=machine.get("CPU", "? CPUs").partition(" CPUs")[0].rpartition(" ")[2],
         rounds=results.rounds,
         half=packets.rounds_of(results.rounds),
         picture=PICTURE,
     )
-    lines = [head, *report.in_markdown(sections(results))]
-    lines += ["\n## The machine\n", *report.rows_of(("", ""), machine.items())]
-    return "\n".join(lines).rstrip() + "\n"
 
 
 def draw(results: Results, path: Path) -> None:
@@ -169,3 +135,9 @@ def _draw_losses(results: Results, axes: drawing.Axes) -> None:
     axes.set(xlabel="percent", title="M1: throughput lost", xlim=(min(shown), max(shown)))
     axes.invert_yaxis()
     axes.legend()
+
+
+PAPER = Paper(
+    "magnet-experiments", "2001", EXPERIMENTS, ("tcpdump", "cc"), "magnet.md", PICTURE,
+    introduction, draw, more,
+)  # fmt: skip

@@ -18,8 +18,8 @@ from scripts.benchmark.context import Context
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number
 from scripts.benchmark.tables import Table
+from scripts.experiments.figure import Figure
 from scripts.magnet import pcap
-from scripts.magnet.figure import Figure
 from scripts.magnet.recording import Columns, Recording
 from scripts.magnet.wire import Link, recording, wired
 

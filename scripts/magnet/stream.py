@@ -10,7 +10,7 @@ from scripts.benchmark.context import Context
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number
 from scripts.benchmark.tables import Table
-from scripts.magnet.figure import Figure, Value
+from scripts.experiments.figure import Figure, Value
 from scripts.magnet.wire import Link, Wire, magnet, wired
 
 NAME = "M4"

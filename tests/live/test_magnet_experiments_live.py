@@ -14,9 +14,9 @@ import pytest
 
 from scripts.benchmark import running, slowdown
 from scripts.benchmark.results import Results
+from scripts.experiments.figure import Figure
 from scripts.magnet import layers, loss, modulation, overhead, packets, state, stream
 from scripts.magnet.experiments import EXPERIMENTS
-from scripts.magnet.figure import Figure
 from scripts.magnet.wire import SLOW, TRANSFERS
 
 pytestmark = pytest.mark.live

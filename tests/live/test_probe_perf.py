@@ -135,6 +135,36 @@ def program() -> Iterator[int]:
     os.close(program)
 
 
+def test_a_paused_event_does_not_run(program: int) -> None:
+    """Not even when a second goes by, after which an event whose CPU was gone is opened anew."""
+
+    def runs() -> int:
+        return bpf.prog_info(program).run_cnt
+
+    event = PerfEvent("page_faults:1", [program])
+    event.refresh()
+    touch()
+    assert runs() >= PAGES
+    event.pause(True)
+    before, due = runs(), event.read_due()
+    fds = event.fds
+    for _ in range(2):
+        touch()
+        event.refresh()
+    assert (runs(), event.read_due(), event.fds) == (before, due, fds)
+    event.pause(False)
+    touch()
+    assert runs() - before >= PAGES
+    event.remove()
+
+
+def touch() -> None:
+    """Faults, on whatever CPU."""
+    with mmap.mmap(-1, PAGES * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        memory[:: mmap.PAGESIZE] = bytes(PAGES)
+
+
 def test_the_period_changes_while_it_runs(program: int) -> None:
     event = PerfEvent("cpu_clock:20ms", [program])
     event.refresh()

@@ -7,19 +7,20 @@ import ctypes
 import mmap
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from collector.linux.btf import Btf
 from collector.loader.attach_trials import Probing
+from tests.live.capturing import ROOT
+from tests.live.memory_workload import NotHere, little_memory, outgrow, swapped
 from tests.live.schema_logs import Log, Record, logging
 
 PAGES = 200
@@ -122,75 +123,22 @@ def test_a_start_is_put_out_only_with_its_end(tmp_path: Path) -> None:
         assert start["cpu_time"] <= end["cpu_time"]
 
 
-@contextmanager
-def swap_in_memory() -> Iterator[None]:
-    """Swap on a zram device of ours."""
-    if shutil.which("zramctl") is None or shutil.which("mkswap") is None:
-        pytest.skip("needs zramctl and mkswap")
-    made = subprocess.run(
-        ["zramctl", "--find", "--size", "64M"], capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"no zram device: {made.stderr.strip()}")
-    device = made.stdout.strip()
-    try:
-        subprocess.run(["mkswap", device], check=True, capture_output=True)
-        subprocess.run(["swapon", device], check=True)
+@pytest.fixture
+def procs() -> Iterator[Path]:
+    """The file of a cgroup with little memory, and swap."""
+    with ExitStack() as stack:
         try:
-            yield
-        finally:
-            subprocess.run(["swapoff", device], check=True)
-    finally:
-        subprocess.run(["zramctl", "--reset", device], check=True)
+            made = stack.enter_context(little_memory())
+        except NotHere as error:
+            pytest.skip(str(error))
+        yield made
 
 
-@contextmanager
-def small_cgroup(limit_bytes: int) -> Iterator[Path]:
-    """A cgroup whose processes may have so much memory; the file that takes them in."""
-    two = Path("/sys/fs/cgroup/cgroup.controllers")
-    is_two = two.exists() and "memory" in two.read_text().split()
-    above = Path("/sys/fs/cgroup") if is_two else Path("/sys/fs/cgroup/memory")
-    folder = above / f"tcpkmon-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-        limit = folder / ("memory.max" if is_two else "memory.limit_in_bytes")
-        limit.write_text(str(limit_bytes))
-    except OSError as error:
-        with suppress(OSError):
-            folder.rmdir()
-        pytest.skip(f"no memory cgroup: {error}")
-    try:
-        yield folder / "cgroup.procs"
-    finally:
-        folder.rmdir()
-
-
-def swapped() -> tuple[int, int, int]:
-    """The machine's pages read from swap and written to it, and its major faults."""
-    rows = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    return int(rows["pswpin"]), int(rows["pswpout"]), int(rows["pgmajfault"])
-
-
-GROW = """
-import mmap, os, sys
-open(sys.argv[1], "w").write(str(os.getpid()))
-memory = mmap.mmap(-1, 24 << 20)
-memory.madvise(mmap.MADV_NOHUGEPAGE)
-for turn in range(2):
-    for at in range(0, len(memory), mmap.PAGESIZE):
-        memory[at : at + 8] = (at + 1).to_bytes(8, "little")  # no page of zeros: it needs no swap
-"""
-
-
-def test_page_outs_are_what_went_to_swap(tmp_path: Path) -> None:
+def test_page_outs_are_what_went_to_swap(tmp_path: Path, procs: Path) -> None:
     """A process outgrows its cgroup: each page written to swap counts, and the search for them."""
-    with (
-        swap_in_memory(),
-        small_cgroup(8 << 20) as procs,
-        logging(tmp_path / "log", "paging") as running,
-    ):
+    with logging(tmp_path / "log", "paging") as running:
         before, begun_ns = swapped(), time.monotonic_ns()
-        process = subprocess.Popen([sys.executable, "-c", GROW, str(procs)])
+        process = subprocess.Popen(outgrow(procs), cwd=ROOT)
         assert process.wait(60) == 0
         after, ended_ns = swapped(), time.monotonic_ns()
         log = running.finish()

@@ -16,6 +16,7 @@ from formats.base.errors import DamagedError, FileError, UsageError
 from scripts.benchmark import slowdown
 from scripts.benchmark.results import Results
 from scripts.benchmark.student import change, interval
+from scripts.experiments.figure import Figure, Value, table_of
 from scripts.magnet import (
     cascade,
     layers,
@@ -29,7 +30,6 @@ from scripts.magnet import (
     stream,
 )
 from scripts.magnet.experiments import EXPERIMENTS
-from scripts.magnet.figure import Figure, Value, table_of
 from scripts.magnet.main import command
 from scripts.magnet.recording import Recording, covered, first_times
 from scripts.magnet.wire import FAST, SLOW, TRANSFERS
@@ -112,7 +112,7 @@ def test_a_target_that_is_missed_is_told(case: str, most: float) -> None:
         figure = figure_of(results, f"M1, {FAST}: throughput lost, {case}")
         assert figure.reached is reached
         assert f"{percent:.2f} %" in figure.now
-        text = page.markdown(results)
+        text = page.PAPER.markdown(results)
         assert ("**no**" in text.partition(case)[2].partition("\n")[0]) is not reached
 
 
@@ -157,7 +157,7 @@ def test_a_wrong_figure_of_each_experiment_is_told() -> None:
 
 def test_the_page_has_each_experiment_and_the_paper(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    written = page.write(made(), tmp_path)
+    written = page.PAPER.write(made(), tmp_path)
     assert [path.name for path in written] == ["magnet.md", "magnet.png"]
     text = written[0].read_text()
     assert written[1].stat().st_size > 10_000
@@ -172,11 +172,11 @@ def test_a_page_is_made_of_a_whole_run(tmp_path: Path) -> None:
     results = made()
     results.quick = True
     with pytest.raises(UsageError, match="these are quick"):
-        page.write(results, tmp_path)
+        page.PAPER.write(results, tmp_path)
     results = made()
     del results.seconds["M6"]
     with pytest.raises(UsageError, match="these lack M6"):
-        page.write(results, tmp_path)
+        page.PAPER.write(results, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -203,7 +203,7 @@ def test_saved_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_what_was_not_measured_is_left_out() -> None:
     results = Results(rounds=2)
     results.skip("M4", "tcpdump", "not there")
-    (section,) = page.sections(results)
+    (section,) = page.PAPER.sections(results)
     assert section == ("M4: a paced stream", [], ["Skipped: tcpdump: not there"])
 
 
@@ -224,7 +224,7 @@ def test_missed_by_no_more_than_noise_is_unclear() -> None:
     unclear = value.figure("x", "", "", 4.5, "")
     assert (unclear.reached, unclear.unclear) == (False, True)
     assert not value.figure("x", "", "", 3.9, "").unclear
-    assert table_of([unclear]).rows[0][-1] == "~"
+    assert table_of([unclear], "2001").rows[0][-1] == "~"
 
 
 def test_bytes_are_counted_once() -> None:

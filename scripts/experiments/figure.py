@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of the page's first table: a figure of 2001, ours, and whether it is what was wanted."""
+"""A row of the page's first table: a figure of then, ours, and whether it is what was wanted."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ class Value:
         return Figure(experiment, then, now, wanted, reached, unclear)
 
 
-def table_of(figures: Sequence[Figure]) -> Table:
+def table_of(figures: Sequence[Figure], then: str) -> Table:
+    """All of them; then: the year of the others."""
     words = {True: "yes", False: "**no**", None: NONE}
     return Table(
-        "What 2001 measured, and what this machine does",
-        ("experiment", "2001", "here", "wanted", "reached"),
+        f"What {then} measured, and what this machine does",
+        ("experiment", then, "here", "wanted", "reached"),
         [(f.experiment, f.then, f.now, f.wanted, "~" if f.unclear else words[f.reached])
          for f in figures],
         "In brackets: 95 % confidence intervals. ~: missed, but the interval has what was wanted, "

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A historic system's experiments, and the page that is made of their results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from formats.base.errors import UsageError
+from scripts.benchmark import report
+from scripts.benchmark.context import Context
+from scripts.benchmark.report import Section
+from scripts.benchmark.results import Results
+from scripts.benchmark.tables import Table
+from scripts.experiments.figure import Figure, table_of
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """measure adds to the results; figures and tables read these, whatever of them there is."""
+
+    title: str
+    measure: Callable[[Context], None]
+    figures: Callable[[Results], list[Figure]]
+    tables: Callable[[Results], list[Table]]
+
+
+def listed(*modules: ModuleType) -> dict[str, Experiment]:
+    """By name: a module each, with NAME, TITLE, measure(), figures() and tables()."""
+    return {
+        one.NAME: Experiment(one.TITLE, one.measure, one.figures, one.tables) for one in modules
+    }
+
+
+def no_more(_results: Results) -> list[Section]:
+    return []
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Experiments of `years`, the script that runs them, and their page in docs.
+
+    introduction: the page's begin, in Markdown. draw: makes the picture. more: sections after that
+    of the figures. programs: what the experiments need, as peers.install() knows it.
+    """
+
+    script: str
+    years: str
+    experiments: Mapping[str, Experiment]
+    programs: Sequence[str]
+    page: str
+    picture: str
+    introduction: Callable[[Results], str]
+    draw: Callable[[Results, Path], None]
+    more: Callable[[Results], list[Section]] = no_more
+
+    def sections(self, results: Results) -> list[Section]:
+        """The figures of all experiments, then each with its tables."""
+        found: list[Section] = []
+        figures = [one for each in self.experiments.values() for one in each.figures(results)]
+        if figures:
+            table = table_of(figures, self.years)
+            missed = sum(one.reached is False and not one.unclear for one in figures)
+            text = f"{missed} of {len(figures)} are not as wanted: see **no**."
+            found.append((table.title, [table], [text] if missed else []))
+        found += self.more(results)
+        for name, one in self.experiments.items():
+            if name in results.values or name in results.skipped:
+                tables = [table for table in one.tables(results) if table.rows]
+                found.append((one.title, tables, report.remarks_of(results, name)))
+        return found
+
+    def markdown(self, results: Results) -> str:
+        lines = [self.introduction(results), *report.in_markdown(self.sections(results))]
+        lines += ["\n## The machine\n", *report.rows_of(("", ""), results.machine.items())]
+        return "\n".join(lines).rstrip() + "\n"
+
+    def write(self, results: Results, docs: Path) -> list[Path]:
+        """The page and its picture. UsageError for quick results, or incomplete ones."""
+        missing = [name for name in self.experiments if name not in results.seconds]
+        if results.quick or missing:
+            why = "these are quick" if results.quick else f"these lack {', '.join(missing)}"
+            raise UsageError(f"the page is made of a whole run; {why}", "run it without --quick "
+                             "and --only")  # fmt: skip
+        picture = docs / "images" / self.picture
+        self.draw(results, picture)
+        page = docs / self.page
+        new = page.with_suffix(".new")
+        new.write_text(self.markdown(results), encoding="utf-8")
+        os.replace(new, page)
+        return [page, picture]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/monitor.md and its picture, made of the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from formats import drawing
+from scripts.benchmark.results import Results
+from scripts.experiments.paper import Paper
+from scripts.host import overhead
+from scripts.host.experiments import EXPERIMENTS
+from scripts.host.mix import THEN
+
+PICTURE = "monitor.png"
+PROGRAMS = ("cc", "ed", "groff", "perf", "login")
+INTRODUCTION = """\
+<!-- SPDX-License-Identifier: Apache-2.0 -->
+<!-- Made by `sudo scripts/host-experiments --docs`: change scripts/host, not this page. -->
+# The experiments of the event monitor and of HP-UX's measurement system
+
+`tcpkmon monitor` records the six groups of events of the event monitor of the University of British
+Columbia (1987), `tcpkmon iscan` what the measurement system of HP-UX recorded (1988), both on a
+kernel as it is. This page has their experiments, run on {model} with Linux {kernel}, with the
+figures of then beside. `sudo scripts/host-experiments --docs` makes it again.
+
+The machine of 1987 was a SUN-3 of one user; this one has {cpus} CPUs, which the collector shares
+with what it records. U1 has {rounds} rounds, each condition in turn with the others.
+
+![Overhead of the monitor by command](images/{picture})
+
+CPU time of the commands of U1 while the monitor is on, by what they take while it is absent: 95 %
+confidence intervals; grey: 1987.
+"""
+
+
+def introduction(results: Results) -> str:
+    machine = results.machine
+    return INTRODUCTION.format(
+        model=machine.get("CPU model", "an unknown CPU"),
+        kernel=machine.get("kernel", "?").partition(" ")[0],
+        cpus=machine.get("CPU", "? CPUs").partition(" CPUs")[0].rpartition(" ")[2],
+        rounds=results.rounds,
+        picture=PICTURE,
+    )
+
+
+def draw(results: Results, path: Path) -> None:
+    """The ratios of U1 by command."""
+    with drawing.styled():
+        figure = drawing.new_figure()
+        figure.set_size_inches(9, 5)
+        axes = figure.subplots()
+        names = []
+        for place, command in enumerate([*overhead.commands(results), overhead.BOTH]):
+            benchmark, _, name = command.rpartition(": ")
+            names.append(f"{name} ({benchmark})" if benchmark else name)
+            first = place == 0
+            if name in THEN:
+                absent, _, on = THEN[name]
+                axes.plot(on / absent, place, "s", color="0.6", label="1987" if first else None)
+            value = overhead.times(results, command, overhead.ON)
+            if value is not None:
+                around = [[value.value - value.low], [value.high - value.value]]
+                axes.errorbar(
+                    value.value, place, xerr=around, fmt="o", markersize=3, capsize=2.5,
+                    color=drawing.PALETTE[0], label="here" if first else None,
+                )  # fmt: skip
+        axes.axvline(1, color="0.8")
+        axes.set_yticks(range(len(names)), names)
+        axes.set(xlabel="times the CPU time without the monitor", title="U1: monitor on")
+        axes.invert_yaxis()
+        axes.legend()
+        drawing.save_figure(figure, path, force=True)
+
+
+PAPER = Paper(
+    "host-experiments", "1987", EXPERIMENTS, PROGRAMS, "monitor.md", PICTURE, introduction, draw
+)
