@@ -141,7 +141,7 @@ def pair_requests(events: Mapping[str, Columns]) -> Requests:
     columns["sector"][place] = issues["sector"][where]
     where, place = _places(known, ends["request"])
     np.add.at(columns["bytes"], place, ends["bytes"][where])
-    absorbed = int(np.isin(merges["request"], ids).sum())
+    absorbed = len(np.setdiff1d(np.intersect1d(merges["request"], ids), known))
     return Requests(columns, len(ids) - len(known) - absorbed, absorbed, unknown)
 
 

@@ -44,6 +44,8 @@ def match_calls(log: Batched) -> Calls:
     seen: dict[str, Counter[int]] = {START: Counter(), EXIT: Counter()}
     name: Callable[[int], str] = str
     for batch in log.batches():
+        for event in seen:
+            batch.format.require(event, "tid", "number")
         matcher.feed(batch)
         name = _names(batch.format)
         for event, counter in seen.items():

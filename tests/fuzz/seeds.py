@@ -7,6 +7,8 @@ The tests' builders make them. tests/fuzz/corpus/KIND has what fuzzing found, on
 from __future__ import annotations
 
 import json
+import re
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,8 +89,36 @@ def _klogger() -> Iterator[tuple[str, Callable[[Path], Path]]]:
     yield "cut", lambda path: _cut(clean_log().write(path))
     yield "sched", run.write
     yield "latency", _transfers
+    for name in ("disk", "syscall"):
+        yield name, lambda path, name=name: _host(name).write(path)
     payload = bytes(range(1, 9))
     yield "big", lambda path: write_big_endian(path, sample.header, "SCHEDOUT", payload)
+
+
+def _host(name: str) -> LogMaker:
+    """A log of the schema disk or syscall: requests in parts and merged, a queue; calls."""
+    schema = load([BASE, ROOT / "bpf" / "schemata" / f"{name}.conf"])
+    shown = {"disk": r"DISK_\w+", "syscall": r"SYSCALL_\w+"}[name]
+    events = [one for one in describe_events(schema) if re.fullmatch(shown, one["name"])]
+    base = describe_events(load([BASE]))
+    settings = {"locations": {"DISK_QUEUE": "btf:block_rq_insert"}}
+    described = [*base, *events]
+    maker = LogMaker(schema=format_schema(schema), events=described, settings=settings)
+    if name == "syscall":
+        for tid, number in ((1, 0), (2, 60), (1, 39)):
+            maker.add("SYSCALL_START", {"tid": tid, "number": number})
+            if number != 60:
+                maker.add("SYSCALL_EXIT", {"tid": tid, "number": number})
+        return maker.add("SYSCALL_EXIT", {"tid": 3, "number": 56})
+    requests = [{"request": n, "device": 1, "sector": 64 - 8 * n, "bytes": 4096} for n in range(4)]
+    for one in requests:
+        maker.add("DISK_INSERT", one).add("DISK_QUEUE", {**one, "length": -1})
+    positions = struct.pack("<3q", -9, 8, 16).ljust(128, b"\0")
+    maker.add("DISK_QUEUE", {**requests[1], "length": 3, "count": 3, "positions": positions})
+    maker.add("DISK_MERGE", {**requests[0], "front": 1}).add("DISK_MERGE", requests[3])
+    maker.add("DISK_ISSUE", requests[1]).add("DISK_REQUEUE", requests[1])
+    maker.add("DISK_ISSUE", requests[1]).add("DISK_COMPLETE", {**requests[1], "bytes": 512})
+    return maker.add("DISK_COMPLETE", {**requests[1], "last": 1})
 
 
 def _transfers(path: Path) -> Path:

@@ -361,6 +361,37 @@ def host(data: bytes) -> None:
     ask(command, *options, path).check((READ, REFUSED, LOST, DAMAGED))
 
 
+def disk(data: bytes) -> None:
+    """Each request ends after it begins, and a queue has as many positions as it says, or fewer."""
+    from formats.analysis import open_log, queues, requests
+
+    with suppress(TcpkmonError), open_log(_stored(data)) as log:
+        found = requests(log)
+        assert found["request"].all() and found.open >= 0
+        assert len(set(found["request"].tolist())) == len(found)
+        for number in set(found["device"].tolist()):
+            one = found.where(device=number)
+            if (one.served_ns < 0).any():
+                continue
+            assert one.busy_ns() <= max(one["completed_ns"]) - min(one["issued_ns"])
+        for queue in queues(log, rebuild=_pick(data, (False, True))):
+            assert queue.exact or queue.length == len(queue.positions)
+            assert list(queue.positions) == sorted(
+                queue.positions, key=lambda x: (x >= 0, x if x >= 0 else -x)
+            )
+
+
+def calls(data: bytes) -> None:
+    """Each call has a start before its exit, and each start and exit is counted once."""
+    from formats.analysis import match_calls, open_log
+
+    with suppress(TcpkmonError), open_log(_stored(data)) as log:
+        found = match_calls(log)
+        assert (found.pairs.durations_ns >= 0).all()
+        assert sum(one.count for one in found.by_name().values()) == len(found.pairs)
+        assert min((*found.without_exit.values(), *found.without_start.values()), default=1) > 0
+
+
 @cache
 def _partner() -> bytes:
     from tests.unit.log_builder import clean_log
@@ -499,6 +530,8 @@ TARGETS = {
     "magnet-records": Target("magnet", 20, magnet_records, in_c=True),
     "latency": Target("klogger", 20, latency),
     "host": Target("klogger", 20, host),
+    "disk": Target("klogger", 20, disk),
+    "calls": Target("klogger", 20, calls),
     "why-klogger": Target("klogger", 10, why),
     "why-psc": Target("psc", 20, why),
     "schema": Target("schema", 200, schema),
