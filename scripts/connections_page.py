@@ -18,8 +18,8 @@ _HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
     tcpkmon why --intervals -o intervals.parquet run.pm
 
 `connections` has a row for each connection of a capture of the schema tcp, `intervals` one for each
-time in which one limit held ([why](why.md)). Any capture with at least the default columns will do; what
-needs more is empty. Times are CLOCK_MONOTONIC. In Python:
+time in which one limit held ([why](why.md)). Any capture with at least the default columns will do;
+what needs more is empty. Times are CLOCK_MONOTONIC. In Python:
 
     import formats
 
@@ -34,14 +34,14 @@ pyarrow.Table of them, with nulls and whole numbers.
 ## How sure it is
 
 `lost_records` are those that are missing in the capture while the connection was open, of whatever
-connection. A time in which one is missing is not certain: `us_<limit>` takes it for what its end says,
-`us_<limit>_min` leaves out all such times, `us_<limit>_max` adds them all. `proven`: none is missing,
-the file is not damaged, and the connection's end or the capture's is in it. `tcpkmon verify` proves
-more: what the kernel could not record at all.
+connection. A time in which one is missing is not certain: `us_<limit>` takes it for what its end
+says, `us_<limit>_min` leaves out all such times, `us_<limit>_max` adds them all. `proven`: none is
+missing, the file is not damaged, and the connection's end or the capture's is in it. `tcpkmon
+verify` proves more: what the kernel could not record at all.
 
 Percentiles of round-trip times are over records, those of goodput over times of 100 ms since the
-connection's start, of both directions the larger; both are counted in classes, within 6 %. Bytes are
-those of data, without SYN and FIN.
+connection's start, of both directions the larger; both are counted in classes, within 6 %. Bytes
+are those of data, without SYN and FIN.
 """
 
 
@@ -57,8 +57,8 @@ def connections_page() -> str:
         "`us_<limit>_max`. Their sum is the time between the first record and the last.\n",
         _table(rows, ("tcptrace", "tstat")),
         "\n`--names tcptrace` gives the names of `tcptrace -l`, `--names tstat` those of Tstat's "
-        "log_tcp_complete, with this host as a and client. What they count in packets, a stack counts "
-        "in segments, and times are in us here.\n",
+        "log_tcp_complete, with this host as a and client. What they count in packets, a stack "
+        "counts in segments, and times are in us here.\n",
         "## intervals\n",
         _table(INTERVALS, ()),
         "",

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from connections_page import connections_page
 
 from collector.commands import collect, tcpkmon
 from collector.commands import schema as schema_command
@@ -38,7 +39,6 @@ from formats.base.errors import TcpkmonError
 from formats.commands import decode
 from formats.psc.columns import CLASSIC
 from formats.schema import Schema, field_type
-from scripts.connections_page import connections_page
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS: dict[str, click.Command] = {

@@ -187,9 +187,9 @@ def _shares(get: Callable[..., Array]) -> Table:
         told[f"us_{name}_max"] = (certain[:, number] + unsure) / 1000
         families[:, LIMITS.index(FAMILY.get(name, name))] += spans[:, number]
     total = spans.sum(axis=1)
-    main = families.argmax(axis=1)
-    names: Any = np.array(LIMITS, object)
-    told["main_limit"] = np.where(total > 0, names[main], None)
+    names: Any = np.array([*LIMITS, None], object)
+    main: Any = np.where(total > 0, families.argmax(axis=1), len(LIMITS))
+    told["main_limit"] = names[main]
     largest = families.max(axis=1)
     told["main_share"] = np.divide(
         largest, total, out=np.full(len(total), np.nan), where=total > 0

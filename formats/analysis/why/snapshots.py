@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.base.control import is_control
 from formats.base.errors import UsageError
 from formats.base.reader import Reader
 from formats.klogger.batch import LogBatch
 from formats.klogger.logs import Logs
-from formats.psc.entries import is_control
 from formats.psc.header import KIND_HOST
 from formats.psc.reader import Capture
 from formats.registry import format_of
@@ -151,9 +151,8 @@ class Source:
             steps = np.diff(numbers, prepend=before) - 1
             lost = total + np.cumsum(np.maximum(steps, 0))
             before, total = int(numbers[-1]), int(lost[-1])
-            is_record = _is_connection(columns) & ~is_control(
-                columns["location"], columns["lport"], columns["rport"]
-            )
+            has_ports = (columns["lport"] | columns["rport"]) > 0
+            is_record = _is_connection(columns) & (has_ports | ~is_control(columns["location"]))
             whole = Snapshots(columns, times, lost, numbers)
             yield whole if is_record.all() else whole.take(np.flatnonzero(is_record))
 
