@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from formats.base.reader import Reader
@@ -17,8 +17,19 @@ def open(path: str | os.PathLike[str]) -> Reader:
     """Open the capture at `path`, of any format. Raises FileError or DamagedError.
 
     A PSC file returns a formats.psc.reader.Capture. A Klogger log, or a folder of them, returns
-    formats.klogger.logs.Logs.
+    formats.klogger.logs.Logs. Both have connections() and intervals(), tables of the schema tcp.
     """
+    from formats.base.analysed import Analysed
     from formats.registry import format_of
 
-    return format_of(path).open(path)
+    reader = format_of(path).open(path)
+    if isinstance(reader, Analysed):
+        reader.frame = _frame
+    return reader
+
+
+def _frame(reader: Any, name: str) -> Any:
+    from formats.analysis import why
+
+    table = why.connections(reader) if name == "connections" else why.intervals(reader)
+    return why.as_frame(table)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes docs/columns.md, docs/locations.md and the man pages from the schema and the commands.
+"""Makes docs/columns.md, locations.md, connections.md, and the man pages from what declares them.
 
     scripts/docs            writes them
     scripts/docs --check    fails when one of them is out of date
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from connections_page import connections_page
 
 from collector.commands import collect, tcpkmon
 from collector.commands import schema as schema_command
@@ -326,6 +327,7 @@ def make_pages() -> dict[str, str]:
     """The text of each generated file, by its path in docs/."""
     schema = load_schema()
     pages = {"columns.md": columns_page(schema), "locations.md": locations_page(schema)}
+    pages["connections.md"] = connections_page()
     pages.update({f"man/{name}.1": man_page(name) for name in COMMANDS})
     return pages
 

@@ -29,6 +29,7 @@ from collector.commands import (
 from formats.base.cli import run
 from formats.commands import (
     condense,
+    connections,
     decode,
     export,
     flamegraph,
@@ -78,6 +79,7 @@ for _part in (
     monitor,
     benchmark,
     why,
+    connections,
 ):
     command.add_command(_part.command)
 

@@ -2,6 +2,6 @@
 """What all rooms of formats share: errors, files, text, times, byte orders, the Reader protocol."""
 
 __all__ = [
-    "arrow", "byteorder", "causes", "changes", "cli", "closing", "control", "errors", "escape",
-    "files", "limits", "reader", "text", "times",
+    "analysed", "arrow", "byteorder", "causes", "changes", "cli", "closing", "control", "errors",
+    "escape", "files", "limits", "reader", "text", "times",
 ]  # fmt: skip

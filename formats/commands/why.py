@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from formats.base.cli import say
-from formats.base.errors import DamagedError, LossError
+from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
+from formats.commands.connections import report
 
 if TYPE_CHECKING:
     from formats.analysis.why import Connection
@@ -30,63 +30,102 @@ _INTERVALS_SHOWN = 40
               help="Also the intervals: from when until when each limit held, and the values that "
               "decided.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: an object with `connections`.")
-def command(files: tuple[Path, ...], most: int, verbose: bool, as_json: bool) -> int:
+@click.option("--intervals", is_flag=True,
+              help="The table of intervals, as a table or a file (-o), in place of verdicts.")
+@click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path),
+              help="With --intervals: write to this file; its ending names the format: .parquet, "
+              ".arrow, .csv, .json.")
+@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+def command(
+    files: tuple[Path, ...],
+    most: int,
+    verbose: bool,
+    as_json: bool,
+    intervals: bool,
+    output: Path | None,
+    force: bool,
+) -> int:
     """Say what limited each connection of a capture of the schema tcp, most important first.
 
     FILE is a PSC file, a Klogger log or a folder of them, with at least the default columns. Exit
     code 3: records were lost, or the end is unknown; what that leaves uncertain is named.
     """
-    from formats.analysis.why import Source, tally
+    import numpy as np
 
+    from formats.analysis.why import Source, connection_of, rows_of, tables
+
+    if intervals:
+        return _write_intervals(files, output, as_json, force)
+    if output is not None:
+        raise UsageError("-o is for --intervals", "tcpkmon connections -o writes connections")
     told: list[dict[str, Any]] = []
     codes = [0]
     for path in files:
-        intervals: list[Any] = []
         with Source(path) as source:
-            rows = tally(source.read(), intervals.append if verbose else None)
-            codes.append(_report(source))
-        chosen = sorted(rows, key=lambda row: -max(row.bytes_acked, row.bytes_received))
+            table, runs = tables(source, with_intervals=verbose)
+            codes.append(report(source, "why"))
+        bytes_of = np.maximum(table["bytes_acked"], table["bytes_received"])
+        order = np.argsort(-bytes_of, kind="stable")
         if as_json:
-            told += [_as_dict(row) for row in chosen]
+            rows = rows_of({name: values[order] for name, values in table.items()})
+            told += [
+                _as_dict(connection_of(table, at)) | row
+                for at, row in zip(order.tolist(), rows, strict=True)
+            ]
             continue
-        for row in chosen[:most]:
-            _print(row, intervals)
-        if len(chosen) > most:
-            click.echo(f"{len(chosen) - most} connections with fewer bytes: -n shows more")
-        if not rows:
+        for at in order[:most].tolist():
+            _print(connection_of(table, at), runs)
+        if len(order) > most:
+            click.echo(f"{len(order) - most} connections with fewer bytes: -n shows more")
+        if not len(order):
             click.echo("no connection in this capture")
     if as_json:
         click.echo(json.dumps({"connections": told}, indent=2))
     return max(codes)
 
 
-def _print(row: Connection, intervals: list[Any]) -> None:
+def _write_intervals(
+    files: tuple[Path, ...], output: Path | None, as_json: bool, force: bool
+) -> int:
+    from formats.analysis.why import Source, intervals, write
+    from formats.analysis.why.writing import form_of
+
+    if len(files) > 1:
+        raise UsageError("--intervals takes one capture", "write a file for each")
+    form = form_of("json" if as_json else None, output)
+    with Source(files[0]) as source:
+        table = intervals(source)
+        code = report(source, "why")
+    write("intervals", table, form, output, force)
+    return code
+
+
+def _print(row: Connection, runs: dict[str, Any]) -> None:
     from formats.analysis.why import head, verdict
 
     click.echo(for_terminal(head(row)))
     for text in verdict(row):
         click.echo(for_terminal(f"    {text}"))
-    if intervals:
-        _print_intervals(row, intervals)
+    if len(runs["conn_id"]):
+        _print_intervals(row, runs)
 
 
-def _print_intervals(row: Connection, intervals: list[Any]) -> None:
+def _print_intervals(row: Connection, runs: dict[str, Any]) -> None:
     import numpy as np
     from rich.console import Console
     from rich.table import Table
 
-    from formats.analysis.why import LIMITS
-
-    mine = np.concatenate([rows[rows["conn_id"] == row.conn_id] for rows in intervals])
     table = Table(box=None, pad_edge=False)
     for name in ("from s", "to s", "limit", "acked", "cwnd", "in flight", "window", "unsent",
                  "srtt us", "records"):  # fmt: skip
         table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
-    for one in mine[:_INTERVALS_SHOWN]:
-        unsure = "" if one["lost_records"] == 0 else " ?"
+    mine = np.flatnonzero(runs["conn_id"] == row.conn_id)
+    for at in mine[:_INTERVALS_SHOWN].tolist():
+        one = {name: values[at] for name, values in runs.items()}
         table.add_row(
             f"{(one['start_ns'] - row.start_ns) / 1e9:.6f}",
-            f"{(one['end_ns'] - row.start_ns) / 1e9:.6f}", LIMITS[one["limit"]] + unsure,
+            f"{(one['end_ns'] - row.start_ns) / 1e9:.6f}",
+            one["limit"] + ("" if one["certain"] else " ?"),
             *(str(one[name]) for name in ("bytes_acked", "cwnd_end", "inflight_end", "snd_wnd_end",
                                           "notsent_end", "srtt_end_us", "records")),
         )  # fmt: skip
@@ -102,12 +141,3 @@ def _as_dict(row: Connection) -> dict[str, Any]:
 
     found = dataclasses.asdict(row)
     return {**found, "duration_s": row.duration_s, "goodput": row.goodput, "verdict": verdict(row)}
-
-
-def _report(source: Any) -> int:
-    reader = source.reader
-    for text in reader.warnings:
-        say(f"tcpkmon why: {reader.path}: {for_terminal(text)}")
-    if reader.damaged:
-        return DamagedError.exit_code
-    return LossError.exit_code if reader.lost or not reader.complete else 0

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.base.analysed import Analysed
 from formats.base.arrow import import_pyarrow
 from formats.base.closing import Closing
 from formats.base.errors import FileError, UsageError
@@ -64,7 +65,7 @@ def open_logs(path: str | os.PathLike[str]) -> Logs:
         return logs
 
 
-class Logs(Closing):
+class Logs(Closing, Analysed):
     """The chosen records of open logs, or of another Source; a formats.base.reader.Reader.
 
     clock: as in --time. merge: read all logs in time order, not one log after the other. Raises

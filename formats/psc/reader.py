@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base import control as controls
+from formats.base.analysed import Analysed
 from formats.base.changes import Off, Switches
 from formats.base.errors import UsageError
 from formats.psc.columns import TIME
@@ -28,7 +29,7 @@ def open_capture(path: str | os.PathLike[str]) -> Capture:
     return Capture(path)
 
 
-class Capture(Entries):
+class Capture(Entries, Analysed):
     """An open PSC file; a formats.base.reader.Reader.
 
     Rows are counted from 0. Methods with start and stop work as those of Entries.

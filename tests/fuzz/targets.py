@@ -336,12 +336,16 @@ def latency(data: bytes) -> None:
 def why(data: bytes) -> None:
     """Every interval has a length, and the limits of a connection fill its certain time."""
     from formats.analysis.why import Source, tally
+    from formats.commands import connections
     from formats.commands.why import command
 
     path = _stored(data)
-    ask(command, *_pick(data, ((), ("-v",), ("--json",))), path).check(
-        (READ, REFUSED, LOST, DAMAGED)
-    )
+    some, options = _pick(data, (
+        (command, ()), (command, ("-v",)), (command, ("--json",)), (command, ("--intervals",)),
+        (connections.command, ("--columns", "all")),
+        (connections.command, ("-o", _fresh("out.parquet"))),
+    ))  # fmt: skip
+    ask(some, *options, path).check((READ, REFUSED, LOST, DAMAGED))
     with suppress(TcpkmonError), Source(path) as source:
         for row in tally(source.read()):
             assert all(ns >= 0 for ns in row.limit_ns.values())

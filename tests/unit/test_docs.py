@@ -27,7 +27,7 @@ from formats.schema import field_type
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 MAN = sorted(path.name.removesuffix(".1.in") for path in (DOCS / "man").glob("*.1.in"))
-GENERATED = ("columns.md", "locations.md", *(f"man/{name}.1" for name in MAN))
+GENERATED = ("columns.md", "locations.md", "connections.md", *(f"man/{name}.1" for name in MAN))
 
 
 def run_docs(*arguments: str) -> subprocess.CompletedProcess[str]:

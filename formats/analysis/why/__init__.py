@@ -1,13 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a connection was as fast as it was: what limited it, when, and with what evidence."""
 
-from formats.analysis.why.connections import Connection, Tally, tally
+from formats.analysis.why.assemble import Table
+from formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
+from formats.analysis.why.connections import Connection, connection_of, tally
 from formats.analysis.why.intervals import INTERVAL, Cutter, cut
 from formats.analysis.why.limits import FAMILY, LIMITS, classify
 from formats.analysis.why.snapshots import NEEDED, Snapshots, Source
+from formats.analysis.why.tables import (
+    as_arrow,
+    as_frame,
+    choose,
+    connections,
+    intervals,
+    renamed,
+    tables,
+)
 from formats.analysis.why.verdict import head, verdict
+from formats.analysis.why.writing import rows_of, write
 
 __all__ = [
-    "FAMILY", "INTERVAL", "LIMITS", "NEEDED", "Connection", "Cutter", "Snapshots", "Source",
-    "Tally", "classify", "cut", "head", "tally", "verdict",
-]  # fmt: skip
+    "CONNECTIONS",
+    "FAMILY",
+    "INTERVAL",
+    "INTERVALS",
+    "LIMITS",
+    "NAMES",
+    "NEEDED",
+    "Column",
+    "Connection",
+    "Cutter",
+    "Snapshots",
+    "Source",
+    "Table",
+    "as_arrow",
+    "as_frame",
+    "choose",
+    "classify",
+    "connection_of",
+    "connections",
+    "cut",
+    "head",
+    "intervals",
+    "renamed",
+    "rows_of",
+    "tables",
+    "tally",
+    "verdict",
+    "write",
+]

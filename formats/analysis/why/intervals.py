@@ -5,18 +5,20 @@
     steps between them              app     app     cwnd    cwnd
     intervals                    |     app      |     cwnd     |
 
-A step belongs to the snapshot at its end. Memory is that of the connections that are open, and of
-one piece of the capture.
+A step belongs to the snapshot at its end. Memory is that of the connections, and of one piece of
+the capture.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.limits import NUMBER, classify, in_flight, is_paced, unsent
 from formats.analysis.why.snapshots import Snapshots
 
@@ -26,114 +28,155 @@ INTERVAL = np.dtype(
     [
         ("conn_id", "u8"), ("start_ns", "i8"), ("end_ns", "i8"), ("limit", "i1"),
         ("bytes_sent", "i8"), ("bytes_acked", "i8"), ("bytes_received", "i8"), ("records", "i8"),
-        ("lost_records", "i8"), ("cwnd_end", "u4"), ("inflight_end", "i4"), ("snd_wnd_end", "u4"),
-        ("notsent_end", "i8"), ("srtt_end_us", "u4"), ("mss", "u4"), ("pacing_rate", "u8"),
-        ("ca_state", "i1"),
+        ("lost_records", "i8"), ("certain_ns", "i8"), ("cwnd_end", "u4"), ("inflight_end", "i4"),
+        ("snd_wnd_end", "u4"), ("notsent_end", "i8"), ("srtt_end_us", "u4"), ("mss", "u4"),
+        ("pacing_rate", "u8"), ("ca_state", "i1"), ("place", "i4"),
     ]
 )  # fmt: skip
 """A row of the table `intervals`. start_ns, end_ns: CLOCK_MONOTONIC. limit: a number of LIMITS.
-cwnd_end in segments. lost_records: missing somewhere in the capture in that time; where it is not 0
-the interval is not certain."""
-_SUMS = ("bytes_sent", "bytes_acked", "bytes_received", "records", "lost_records")
-_ENDS = ("end_ns", "cwnd_end", "inflight_end", "snd_wnd_end", "notsent_end", "srtt_end_us", "mss",
-         "pacing_rate", "ca_state")  # fmt: skip
-_CARRIED = (
-    "conn_id", "snd_max", "snd_una", "rcv_nxt",
-)  # fmt: skip
+cwnd_end in segments. lost_records: missing somewhere in the capture in that time; where it is not
+0 the interval is not certain. certain_ns: of its steps in which none is missing. place: see
+Places."""
+_SUMS = ("bytes_sent", "bytes_acked", "bytes_received", "records", "lost_records", "certain_ns")
+_NO_STEP = -1
+_STATE_CHANGE = 4
+_SYN_SENT, _CLOSE = 2, 7
+_CARRIED = {
+    "time": np.int64, "lost": np.int64, "snd_max": np.uint32, "snd_una": np.uint32,
+    "rcv_nxt": np.uint32, "unnumbered": np.bool_,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Steps:
+    """(n,) each: the times between the snapshots of a piece and those before them.
+
+    limit: a number of LIMITS, _NO_STEP for a connection's first snapshot. start_ns, end_ns.
+    sent, acked, received: bytes. lost: records that are missing in the capture in that time.
+    """
+
+    limit: NDArray[np.int8]
+    start_ns: Array
+    end_ns: Array
+    sent: Array
+    acked: Array
+    received: Array
+    lost: Array
 
 
 class Cutter:
-    """Cuts snapshots, which come piece by piece, into intervals.
+    """Cuts snapshots, which come piece by piece, into intervals."""
 
-    begun, ended: after all pieces, the first and the last snapshot of each connection [ns].
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[str, Array] | None = None
-        self._open = np.empty(0, INTERVAL)
+    def __init__(self, places: Places | None = None) -> None:
+        self.places = Places() if places is None else places
+        self._last: dict[str, Array] = {name: np.zeros(0, kind) for name, kind in _CARRIED.items()}
+        self._known = np.zeros(0, np.bool_)
+        self._open = np.zeros(0, INTERVAL)
 
     def add(self, piece: Snapshots) -> Array:
         """The intervals that ended in this piece: a structured array of INTERVAL."""
-        if not len(piece):
-            return self._open[:0]
+        return self.add_grouped(Grouped(piece, self.places))[0] if len(piece) else self._open[:0]
+
+    def add_grouped(self, piece: Grouped) -> tuple[Array, Steps]:
+        """As add(), and the steps of the piece. The piece has the places of this Cutter."""
         steps = self._steps(piece)
-        merged = _merge(np.concatenate([self._open, steps]))
-        is_last = np.ones(len(merged), np.bool_)
-        is_last[:-1] = merged["conn_id"][1:] != merged["conn_id"][:-1]
-        self._open = merged[is_last]
-        return _settle(merged[~is_last])
+        return _settle(self._join(_runs(piece, steps))), steps
 
     def finish(self) -> Array:
         """The intervals that were open at the end."""
-        rest, self._open = self._open, self._open[:0]
+        rest, self._open = self._open[self._open["records"] > 0], self._open[:0]
         return _settle(rest)
 
-    def _steps(self, piece: Snapshots) -> Array:
-        """An interval for each snapshot that has one before it."""
-        ids = piece["conn_id"].astype(np.uint64)
-        order = np.argsort(ids, kind="stable")
-        columns = {name: values[order] for name, values in piece.columns.items()}
-        now = {
-            **{name: columns[name] for name in _CARRIED},
-            "time": piece.times_ns[order],
-            "lost": piece.lost[order],
-        }
-        now["conn_id"] = ids[order]
-        before, known = self._before(now)
-        steps = np.zeros(int(known.sum()), INTERVAL)
-        at = {name: values[known] for name, values in now.items()}
-        was = {name: values[known] for name, values in before.items()}
-        columns = {name: values[known] for name, values in columns.items()}
-        steps["conn_id"] = at["conn_id"]
-        steps["start_ns"], steps["end_ns"] = was["time"], np.maximum(at["time"], was["time"])
-        for name, column in (("bytes_sent", "snd_max"), ("bytes_acked", "snd_una"),
-                             ("bytes_received", "rcv_nxt")):  # fmt: skip
-            steps[name] = advance(at[column], was[column])
-        steps["records"] = 1
-        steps["lost_records"] = at["lost"] - was["lost"]
-        steps["limit"] = classify(columns)
-        steps["cwnd_end"] = columns["snd_cwnd_segs"]
-        steps["inflight_end"] = np.clip(in_flight(columns), -(1 << 31), (1 << 31) - 1)
-        steps["snd_wnd_end"] = columns["snd_wnd"]
-        steps["notsent_end"] = unsent(columns)
-        steps["srtt_end_us"] = columns["srtt_us"]
-        steps["mss"] = columns["mss"]
-        steps["pacing_rate"] = columns["pacing_rate"]
-        steps["ca_state"] = np.clip(columns["ca_state"], 0, 127)
-        return steps
+    def _steps(self, piece: Grouped) -> Steps:
+        now = {name: piece.columns[name] for name in ("snd_max", "snd_una", "rcv_nxt")}
+        state = np.where(
+            piece["location"] == _STATE_CHANGE, piece["callvalue"], piece["state"]
+        )  # fmt: skip
+        # Before the handshake is over, the sequence numbers are not chosen yet.
+        unnumbered = (state == _SYN_SENT) | (state == _CLOSE)
+        now |= {"time": piece.times, "lost": piece.lost, "unnumbered": unnumbered}
+        before, no_step = self._before(piece, now)
+        limit = classify(piece.columns)
+        limit[no_step] = _NO_STEP
+        sent, acked, received = (
+            advance(now[name], before[name]) for name in ("snd_max", "snd_una", "rcv_nxt")
+        )
+        for bytes_of in (sent, acked, received):
+            bytes_of[before["unnumbered"]] = 0
+        end = np.maximum(now["time"], before["time"])
+        return Steps(limit, before["time"], end, sent, acked, received,
+                     now["lost"] - before["lost"])  # fmt: skip
 
-    def _before(self, now: dict[str, Array]) -> tuple[dict[str, Array], Array]:
-        """For each snapshot the one before it of its connection, and whether there is one."""
-        ids = now["conn_id"]
-        first = np.ones(len(ids), np.bool_)
-        first[1:] = ids[1:] != ids[:-1]
-        known = ~first
-        before = {name: np.concatenate((values[:1], values[:-1])) for name, values in now.items()}
-        at = np.flatnonzero(first)
-        if self._last is not None:
-            place = np.minimum(
-                np.searchsorted(self._last["conn_id"], ids[at]), len(self._last["conn_id"]) - 1
-            )
-            hit = self._last["conn_id"][place] == ids[at]
-            for name, values in before.items():
-                values[at[hit]] = self._last[name][place[hit]]
-            known[at[hit]] = True
-        self._remember(now, at)
-        return before, known
+    def _before(self, piece: Grouped, now: dict[str, Array]) -> tuple[dict[str, Array], Array]:
+        """What the snapshot before each one had, and the rows without one, which have their own."""
+        count, places, firsts = len(self.places), piece.places, piece.firsts
+        self._known = grown(self._known, count)
+        known = self._known[places]
+        before = {}
+        for name, values in now.items():
+            self._last[name] = grown(self._last[name], count)
+            shifted = np.empty_like(values)
+            shifted[1:] = values[:-1]
+            shifted[firsts] = np.where(known, self._last[name][places], values[firsts])
+            self._last[name][places] = values[piece.lasts]
+            before[name] = shifted
+        self._known[places] = True
+        return before, firsts[~known]
 
-    def _remember(self, now: dict[str, Array], firsts: Array) -> None:
-        """Keep the last snapshot of each connection, ids ascending."""
-        lasts = np.append(firsts[1:], len(now["conn_id"])) - 1
-        latest = {name: values[lasts] for name, values in now.items()}
-        if self._last is None:
-            self._last = latest
-            return
-        old = ~np.isin(self._last["conn_id"], latest["conn_id"])
-        joined = {
-            name: np.concatenate([self._last[name][old], latest[name]]) for name in latest
-        }
-        order = np.argsort(joined["conn_id"], kind="stable")
-        self._last = {name: values[order] for name, values in joined.items()}
+    def _join(self, rows: Array) -> Array:
+        """The runs of a piece go on where those before them ended. The last ones stay open."""
+        self._open = grown(self._open, len(self.places), 0)
+        if not len(rows):
+            return rows
+        place = rows["place"]
+        begins = np.ones(len(rows), np.bool_)
+        begins[1:] = place[1:] != place[:-1]
+        firsts = np.flatnonzero(begins)
+        before = self._open[place[firsts]]
+        was_open = before["records"] > 0
+        goes_on = was_open & (before["limit"] == rows["limit"][firsts])
+        at, old = firsts[goes_on], before[goes_on]
+        rows["start_ns"][at] = old["start_ns"]
+        for name in _SUMS:
+            rows[name][at] += old[name]
+        is_last = np.ones(len(rows), np.bool_)
+        is_last[:-1] = begins[1:]
+        self._open[place[is_last]] = rows[is_last]
+        return np.concatenate([before[was_open & ~goes_on], rows[~is_last]])
+
+
+def _runs(piece: Grouped, steps: Steps) -> Array:
+    """The runs of one limit in a piece, as rows of INTERVAL."""
+    begins = piece.is_first.copy()
+    begins[1:] |= steps.limit[1:] != steps.limit[:-1]
+    starts = np.flatnonzero(begins)
+    ends = np.append(starts[1:], len(begins)) - 1
+    is_run = steps.limit[starts] != _NO_STEP
+    spans = np.where(steps.lost == 0, steps.end_ns - steps.start_ns, 0)
+    sums = {
+        "bytes_sent": steps.sent, "bytes_acked": steps.acked, "bytes_received": steps.received,
+        "lost_records": steps.lost, "certain_ns": spans,
+    }  # fmt: skip
+    rows = np.zeros(int(is_run.sum()), INTERVAL)
+    for name, values in sums.items():
+        rows[name] = np.add.reduceat(values, starts)[is_run]
+    starts, ends = starts[is_run], ends[is_run]
+    last = {name: values[ends] for name, values in piece.columns.items() if name in _AT_END}
+    rows["conn_id"], rows["place"] = last["conn_id"], piece.of_row[ends]
+    rows["limit"], rows["records"] = steps.limit[starts], ends - starts + 1
+    rows["start_ns"], rows["end_ns"] = steps.start_ns[starts], steps.end_ns[ends]
+    rows["cwnd_end"], rows["snd_wnd_end"] = last["snd_cwnd_segs"], last["snd_wnd"]
+    rows["inflight_end"] = np.clip(in_flight(last), -(1 << 31), (1 << 31) - 1)
+    rows["notsent_end"], rows["srtt_end_us"] = unsent(last), last["srtt_us"]
+    rows["mss"], rows["pacing_rate"] = last["mss"], last["pacing_rate"]
+    rows["ca_state"] = np.clip(last["ca_state"], 0, 127)
+    return rows
+
+
+_AT_END = {
+    "conn_id", "snd_cwnd_segs", "snd_wnd", "packets_out", "sacked_out", "lost_out", "retrans_out",
+    "snd_max", "snd_una", "snd_sb_cc", "srtt_us", "mss", "pacing_rate", "ca_state",
+}  # fmt: skip
 
 
 def cut(pieces: Iterable[Snapshots]) -> Iterator[Array]:
@@ -146,29 +189,8 @@ def cut(pieces: Iterable[Snapshots]) -> Iterator[Array]:
 
 def advance(now: Array, before: Array) -> Array:
     """(n,) int64 how far 32-bit sequence numbers went forward; steps back are 0."""
-    step = (now.astype(np.uint32) - before.astype(np.uint32)).astype(np.int32).astype(np.int64)
-    found: Array = np.maximum(step, 0)
-    return found
-
-
-def _merge(rows: Array) -> Array:
-    """Intervals by connection, those of one limit in a row as one."""
-    order = np.argsort(rows["conn_id"], kind="stable")
-    rows = rows[order]
-    if not len(rows):
-        return rows
-    begins = np.ones(len(rows), np.bool_)
-    begins[1:] = (rows["conn_id"][1:] != rows["conn_id"][:-1]) | (
-        rows["limit"][1:] != rows["limit"][:-1]
-    )
-    starts = np.flatnonzero(begins)
-    ends = np.append(starts[1:], len(rows)) - 1
-    merged = rows[starts]
-    for name in _SUMS:
-        merged[name] = np.add.reduceat(rows[name], starts)
-    for name in _ENDS:
-        merged[name] = rows[name][ends]
-    return merged
+    step = (now.astype(np.uint32, copy=False) - before.astype(np.uint32, copy=False)).view(np.int32)
+    return np.maximum(step, 0).astype(np.int64)
 
 
 def _settle(rows: Array) -> Array:

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.base.control import is_control
 from formats.base.errors import UsageError
+from formats.base.reader import Reader
 from formats.klogger.batch import LogBatch
 from formats.klogger.logs import Logs
+from formats.psc.header import KIND_HOST
 from formats.psc.reader import Capture
 from formats.registry import format_of
 
@@ -28,17 +31,24 @@ NEEDED = (
     "sk_rcvbuf", "seg_len",
 )  # fmt: skip
 """What a capture must have. The default columns are enough."""
-OPTIONAL = ("pid", "comm", "ca_name", "bytes_retrans", "total_retrans")
+OPTIONAL = (
+    "pid", "comm", "ca_name", "netns", "family", "cgroup", "bytes_retrans", "dsack_dups",
+    "reordering", "delivered", "delivered_ce", "rcv_ooopack", "segs_in", "segs_out",
+    "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us",
+)  # fmt: skip
+"""What the table connections tells more of where a capture has it."""
 
 
 @dataclass(frozen=True)
 class Snapshots:
     """n snapshots. columns: by name, (n,). times_ns: (n,) int64, CLOCK_MONOTONIC. lost: (n,) int64,
-    how many records of the capture are missing before each one, since its start."""
+    how many records of the capture are missing before each one, since its start. seq: (n,) their
+    sequence numbers, None in a capture of several files."""
 
     columns: dict[str, Array]
     times_ns: NDArray[np.int64]
     lost: NDArray[np.int64]
+    seq: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.times_ns)
@@ -46,28 +56,39 @@ class Snapshots:
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
 
+    def take(self, places: Array) -> Snapshots:
+        """Those in these rows."""
+        columns = {name: values[places] for name, values in self.columns.items()}
+        seq = None if self.seq is None else self.seq[places]
+        return Snapshots(columns, self.times_ns[places], self.lost[places], seq)
+
 
 class Source:
     """A capture that is read snapshot by snapshot; use `with`.
 
-    Raises UsageError where it lacks a column of NEEDED, FileError, DamagedError. lost and complete:
-    see formats.base.reader.Reader; they are known when all snapshots were read.
+    path: of a capture, or a reader that is open, which stays open. Raises UsageError where it lacks
+    a column of NEEDED, FileError, DamagedError. reader.lost and reader.complete are known when all
+    snapshots were read.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.reader = format_of(path).open(path)
+    def __init__(self, path: str | os.PathLike[str] | Reader) -> None:
+        self._is_ours = isinstance(path, (str, os.PathLike))
+        self.reader: Any = path
+        if isinstance(path, (str, os.PathLike)):
+            self.reader = format_of(path).open(path)
         self.names: Sequence[str] = ()
         try:
             self._check()
         except BaseException:
-            self.reader.close()
+            self.__exit__()
             raise
 
     def __enter__(self) -> Source:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.reader.close()
+        if self._is_ours:
+            self.reader.close()
 
     def _check(self) -> None:
         reader = self.reader
@@ -90,6 +111,22 @@ class Source:
             )
         self.names = [*NEEDED, *(name for name in OPTIONAL if name in known)]
 
+    def about(self) -> dict[str, Any]:
+        """What the headers tell of the capture: columns of the table connections."""
+        if isinstance(self.reader, Capture):
+            settings = self.reader.settings
+            host = self.reader.header.text(KIND_HOST)
+        else:
+            settings = self.reader.format.header
+            host = settings.get("host")
+            more = settings.get("settings")
+            settings = more if isinstance(more, dict) else settings
+        found = {"host": host, "boot_id": _part(settings, "system", "boot_id"),
+                 "capture_id": _part(settings, "segment", "capture")}  # fmt: skip
+        told = {name: value for name, value in found.items() if isinstance(value, str) and value}
+        number = _part(settings, "segment", "number")
+        return told | ({"segment": number} if isinstance(number, int) else {})
+
     def read(self) -> Iterator[Snapshots]:
         """All snapshots with a connection, some ten thousand at a time."""
         if isinstance(self.reader, Capture):
@@ -98,20 +135,26 @@ class Source:
         return self._read_logs(self.reader)
 
     def _read_capture(self, capture: Capture) -> Iterator[Snapshots]:
+        numbered = capture.seq_column
+        wanted = [*self.names, "time_ns", *([numbered.name] if numbered is not None else ())]
+        losses = capture.count_losses()
         before, total = 0, 0
         for piece in capture.chunks():
-            columns = capture.columns(self.names, piece.start, piece.stop)
-            numbers = capture.seq(piece.start, piece.stop).astype(np.int64)
-            times = capture.mono_ns(piece.start, piece.stop)
-            assert times is not None
+            columns = capture.columns(wanted, piece.start, piece.stop)
+            if numbered is None or losses is None:
+                numbers = capture.seq(piece.start, piece.stop).astype(np.int64)
+            else:
+                raw = columns.pop(numbered.name)
+                losses.add(raw)
+                numbers = _extend(raw, before) if numbered.length < 8 else raw.astype(np.int64)
+            times = columns.pop("time_ns").astype(np.int64)
             steps = np.diff(numbers, prepend=before) - 1
             lost = total + np.cumsum(np.maximum(steps, 0))
             before, total = int(numbers[-1]), int(lost[-1])
-            is_control = capture.control(piece.start, piece.stop)
-            keep = np.flatnonzero(~is_control & _is_connection(columns))
-            yield Snapshots(
-                {name: values[keep] for name, values in columns.items()}, times[keep], lost[keep]
-            )
+            has_ports = (columns["lport"] | columns["rport"]) > 0
+            is_record = _is_connection(columns) & (has_ports | ~is_control(columns["location"]))
+            whole = Snapshots(columns, times, lost, numbers)
+            yield whole if is_record.all() else whole.take(np.flatnonzero(is_record))
 
     def _read_logs(self, logs: Logs) -> Iterator[Snapshots]:
         last: dict[int, int] = {}
@@ -133,6 +176,21 @@ class Source:
                     batch.times_ns[at][keep].astype(np.int64),
                     lost[at][keep],
                 )
+
+
+def _extend(raw: Array, before: int) -> NDArray[np.int64]:
+    """Sequence numbers of 32 bits or fewer, after the number `before`, as 64 bits."""
+    bits = 8 * raw.dtype.itemsize
+    steps: Array = np.diff(raw.astype(np.int64), prepend=before)
+    half = 1 << (bits - 1)
+    found: Array = before + np.cumsum((steps + half) % (1 << bits) - half)
+    return found
+
+
+def _part(settings: Any, group: str, name: str) -> Any:
+    """A value of a header, which may hold anything."""
+    found = settings.get(group)
+    return found.get(name) if isinstance(found, dict) else None
 
 
 def _is_connection(columns: dict[str, Array]) -> NDArray[np.bool_]:

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the columns of the tables connections and intervals from what was added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.why.columns import CONNECTIONS, INTERVALS, Column
+from formats.analysis.why.folding import (
+    ACTIVE,
+    FIN_LOCAL,
+    FIN_REMOTE,
+    GROWTHS,
+    NONE_32,
+    PASSIVE,
+    Fold,
+)
+from formats.analysis.why.limits import FAMILY, LIMITS
+from formats.base.text import address_of, text_of
+
+Array = NDArray[Any]
+Table = dict[str, Array]
+"""Columns by name, of equal lengths; see columns.Column for their kinds."""
+_ETIMEDOUT = 110
+_BLOAT_RTT_US = 1000
+_ROLES = {0: "existing", ACTIVE: "active", PASSIVE: "passive"}
+_NONE = {
+    "cwnd_min": NONE_32, "ssthresh_min": NONE_32, "snd_wnd_min": NONE_32, "rcv_wnd_min": NONE_32,
+    "srtt_min_us": NONE_32, "min_rtt_us": NONE_32, "srtt_max_us": 0, "errno": 0, "pid": 0,
+    "established_ns": 0, "first_seq": 0, "last_seq": 0,
+}  # fmt: skip
+"""The value that stands for null."""
+
+
+def connections_table(
+    found: Fold, about: Mapping[str, Any] | None = None, proven: bool = False, ended: bool = False
+) -> Table:
+    """The table connections. about: what of the capture is a column (host ...).
+
+    proven: the capture is not damaged. ended: its end is known.
+    """
+    count = len(found)
+    values = {name: column[:count] for name, column in found.values.items()}
+
+    def get(name: str, kind: Any = np.int64) -> Array:
+        return values.get(name, np.zeros(count, kind))
+
+    made: Table = {}
+    for name in ("laddr", "raddr"):
+        made[name] = _texts(get(name, "V16"), address_of)
+    for name in ("comm", "ca_name"):
+        made[name] = _texts(get(name, "S16"), lambda data: text_of(data) or None)
+    for name in GROWTHS:
+        first, last = get(f"{name}.first", np.uint64), get(f"{name}.last", np.uint64)
+        made[name] = np.maximum((last - first).astype(np.int64), 0)
+    made["role"] = _named(get("role"), _ROLES)
+    made |= _times(get, values)
+    made |= _bytes(get, found.names, made["bytes_retrans"])
+    made["end_reason"] = _reasons(get, made)
+    made |= _rates(found, made)
+    made |= _shares(get)
+    if "delivered" in found.names:
+        delivered = made["delivered"].astype(np.float64)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            made["delivered_ce_ratio"] = made["delivered_ce"] / delivered
+    lost = get("lost_records")
+    made["proven"] = (lost == 0) & proven & (get("destroyed", np.bool_) | ended)
+    made["retransmissions"] = get("segments_retransmitted")
+    for name, value in (about or {}).items():
+        made[name] = np.full(count, value, object if isinstance(value, str) else np.float64)
+    return {column.name: _column(column, made, get, found.names) for column in CONNECTIONS}
+
+
+def _column(
+    column: Column, made: Table, get: Callable[..., Array], names: set[str]
+) -> Array:
+    """A column in its kind, with its nulls."""
+    if (column.needs and column.needs not in names) or (
+        column.name not in made and column.name in _UNKNOWN
+    ):
+        count = len(get("conn_id"))
+        return np.full(count, None) if column.kind == "text" else np.full(count, np.nan)
+    values = made[column.name] if column.name in made else get(column.name)
+    if column.kind in ("text", "bool"):
+        return values
+    if not column.null:
+        return values.astype(np.float64 if column.kind == "float" else np.int64)
+    values = values.astype(np.float64)
+    if column.name in _NONE:
+        values[values == _NONE[column.name]] = np.nan
+    return values
+
+
+_UNKNOWN = {"host", "boot_id", "capture_id", "segment", "delivered_ce_ratio"}
+"""Null where the capture does not say."""
+
+
+def _texts(raw: Array, text: Callable[[bytes], str | None]) -> Array:
+    """The texts of raw bytes; each distinct value is decoded once."""
+    raw = np.ascontiguousarray(raw)
+    distinct, which = np.unique(raw, return_inverse=True)
+    told = np.array([text(one.tobytes()) for one in distinct], object)
+    return told[which] if len(told) else np.zeros(0, object)
+
+
+def _named(numbers: Array, names: Mapping[int, str]) -> Array:
+    told = np.array([names[n] for n in range(len(names))], object)
+    found: Array = told[numbers.astype(np.int64)]
+    return found
+
+
+def _times(get: Callable[..., Array], values: Mapping[str, Array]) -> Table:
+    start, end = get("start_ns"), get("end_ns")
+    established = get("established_ns")
+    known = (get("role") == ACTIVE) & (established > 0)
+    return {
+        "duration_us": (end - start) / 1000,
+        "handshake_us": np.where(known, (established - start) / 1000, np.nan),
+    }
+
+
+def _bytes(get: Callable[..., Array], names: set[str], counted: Array) -> Table:
+    """Bytes of data: a FIN has a sequence number too, and is none."""
+    told = get("has_data_end", np.bool_)
+    fin = (get("data_end").astype(np.uint32) + np.uint32(1)).astype(np.uint32)
+    found = {
+        name: get(name) - (told & (get(column).astype(np.uint32) == fin))
+        for name, column in (("bytes_sent", "snd_max"), ("bytes_acked", "snd_una"))
+    }
+    found["bytes_received"] = get("bytes_received") - get("fin_received", np.bool_)
+    found["bytes_retrans"] = counted if "bytes_retrans" in names else get("retrans_len")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found["retrans_ratio"] = found["bytes_retrans"] / np.where(
+            found["bytes_sent"] > 0, found["bytes_sent"], np.nan
+        )
+    return found
+
+
+def _reasons(get: Callable[..., Array], made: Table) -> Array:
+    errno, closed = get("errno"), get("closed_by")
+    rules = (
+        (get("rst_received", np.bool_), "rst_received"), (errno == _ETIMEDOUT, "timeout"),
+        (get("rst_sent", np.bool_), "rst_sent"), (errno != 0, "error"),
+        (closed == FIN_LOCAL, "fin_local"), (closed == FIN_REMOTE, "fin_remote"),
+    )  # fmt: skip
+    names = np.array([*(name for _, name in rules), "open"], object)
+    at = np.select([holds for holds, _ in rules], list(range(len(rules))), len(rules))
+    found: Array = names[at]
+    return found
+
+
+def _rates(found: Fold, made: Table) -> Table:
+    """Goodput and round-trip times, which are counted in classes."""
+    count = len(found)
+    seconds = made["duration_us"] / 1e6
+    most = np.maximum(made["bytes_acked"], made["bytes_received"])
+    mean = np.divide(most, seconds, out=np.zeros(count), where=seconds > 0)
+    rates = found.rates.finish((made["duration_us"] * 1000).astype(np.int64), mean)
+    told: Table = {f"goodput_{name}": values for name, values in rates.items()}
+    told["goodput_mean"] = mean
+    for share in (50, 95, 99):
+        # The middle of a class can be beyond what was measured.
+        middle = found.srtt.percentile(share / 100, count)
+        told[f"srtt_p{share}_us"] = np.minimum(middle, found.values["srtt_max_us"][:count])
+    least = found.values.get("min_rtt_us", np.zeros(0))[:count].astype(np.float64)
+    least[least == NONE_32] = np.nan
+    p95 = told["srtt_p95_us"]
+    told["queue_p95_us"] = np.maximum(p95 - least, 0)
+    told["bloat"] = (p95 > 2 * least) & (p95 > _BLOAT_RTT_US)
+    return told
+
+
+def _shares(get: Callable[..., Array]) -> Table:
+    """The time of each limit, its bounds, and the main one with its parts."""
+    spans: Any = get("limit_ns").reshape(-1, len(LIMITS))
+    certain: Any = get("certain_ns").reshape(-1, len(LIMITS))
+    unsure = (spans - certain).sum(axis=1)
+    told: Table = {"uncertain_us": unsure / 1000}
+    families = np.zeros_like(spans)
+    for number, name in enumerate(LIMITS):
+        told[f"us_{name}"] = spans[:, number] / 1000
+        told[f"us_{name}_min"] = certain[:, number] / 1000
+        told[f"us_{name}_max"] = (certain[:, number] + unsure) / 1000
+        families[:, LIMITS.index(FAMILY.get(name, name))] += spans[:, number]
+    total = spans.sum(axis=1)
+    names: Any = np.array([*LIMITS, None], object)
+    main: Any = np.where(total > 0, families.argmax(axis=1), len(LIMITS))
+    told["main_limit"] = names[main]
+    largest = families.max(axis=1)
+    told["main_share"] = np.divide(
+        largest, total, out=np.full(len(total), np.nan), where=total > 0
+    )
+    return told
+
+
+def intervals_table(rows: Array) -> Table:
+    """The table intervals, from an array of INTERVAL."""
+    limits = np.array(LIMITS, object)
+    families = np.array([FAMILY.get(name, name) for name in LIMITS], object)
+    made: Table = {
+        "limit": limits[rows["limit"]], "family": families[rows["limit"]],
+        "pacing_rate": np.where(rows["pacing_rate"] == (1 << 64) - 1, np.inf,
+                                rows["pacing_rate"].astype(np.float64)),
+        "certain_us": rows["certain_ns"] / 1000, "certain": rows["lost_records"] == 0,
+    }  # fmt: skip
+    for column in INTERVALS:
+        if column.name not in made:
+            made[column.name] = rows[column.name].astype(np.int64)
+    return {column.name: made[column.name] for column in INTERVALS}

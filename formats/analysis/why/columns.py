@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The columns of the tables connections and intervals, with their meaning and others' names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from formats.analysis.why.limits import LIMITS
+
+
+@dataclass(frozen=True)
+class Column:
+    """kind: int, float, text or bool. needs: the column of the capture without which it is null.
+
+    null: whether it can be null. In memory, a number that can be null is float64, null is NaN; text
+    is an object, null is None. tcptrace, tstat: what those call it, empty where they lack it.
+    """
+
+    name: str
+    kind: str
+    text: str
+    needs: str = ""
+    null: bool = False
+    tcptrace: str = ""
+    tstat: str = ""
+
+
+def _columns(lines: str) -> tuple[Column, ...]:
+    found = []
+    for line in lines.strip().splitlines():
+        name, kind, needs, tcptrace, tstat, text = (part.strip() for part in line.split("|"))
+        null = kind.endswith("?") or bool(needs)
+        found.append(Column(name, kind.rstrip("?"), text, needs, null, tcptrace, tstat))
+    return tuple(found)
+
+
+_HEAD = """
+host | text? | | | | name of the machine
+boot_id | text? | | | | of the machine's boot; null in captures that do not have it
+capture_id | text? | | | | of the capture whose files were rotated
+segment | int? | | | | number of the file in it
+conn_id | int | | | | the connection's number in the capture
+netns | int | netns | | | cookie of the network namespace
+family | int | family | | | 2: IPv4, 10: IPv6
+laddr | text | | host_a | c_ip | this host's address
+lport | int | | port_a | c_port | and port
+raddr | text | | host_b | s_ip | the peer's address
+rport | int | | port_b | s_port | and port
+role | text | | | | active: it called connect; passive: it was accepted; existing: open before
+pid | int? | pid | | | process of the owner
+comm | text? | comm | | | and its name
+cgroup | int | cgroup | | | of the socket
+ca_name | text? | ca_name | | | congestion control
+start_ns | int | | first_packet | first | first record, CLOCK_MONOTONIC
+established_ns | int? | | | | when the handshake was over, in the capture
+end_ns | int | | last_packet | last | last record
+duration_us | float | | elapsed_time | durat | between them
+handshake_us | float? | | | | of role active: from SYN_SENT to ESTABLISHED
+syn_retrans | int | | | | SYN that were sent again
+end_reason | text | | | | fin_local, fin_remote, rst_sent, rst_received, timeout, error, open
+errno | int? | | | | the last error that the application was told
+bytes_sent | int | | unique_bytes_sent_a2b | c_bytes_uniq | new data
+bytes_acked | int | | | | data that the peer acknowledged
+bytes_received | int | | unique_bytes_sent_b2a | s_bytes_uniq | in order
+bytes_retrans | int | | rexmt_data_bytes_a2b | c_bytes_retx | data sent again
+segs_out | int | segs_out | total_packets_a2b | c_pkts_all | segments sent
+segs_in | int | segs_in | total_packets_b2a | s_pkts_all | segments received
+data_segs_out | int | data_segs_out | actual_data_pkts_a2b | c_pkts_data | with data
+data_segs_in | int | data_segs_in | actual_data_pkts_b2a | s_pkts_data | with data
+mss | int | | max_segm_size_a2b | c_mss_max | largest segment [bytes]
+goodput_mean | float | | throughput_a2b | | bytes/s in the larger direction
+goodput_p50 | float | | | | of times of 100 ms
+goodput_p99 | float | | | | of times of 100 ms
+goodput_max | float | | | | of times of 100 ms
+min_rtt_us | int? | | RTT_min_a2b | c_rtt_min | the kernel's, over its window
+srtt_min_us | int? | | | | smoothed round-trip time
+srtt_p50_us | float? | | | | of its records, within 6 %
+srtt_p95_us | float? | | | | of its records, within 6 %
+srtt_p99_us | float? | | | | of its records, within 6 %
+srtt_max_us | int? | | | |
+queue_p95_us | float? | | | | srtt_p95_us less min_rtt_us
+bloat | bool | | | | the p95 is above 1 ms and twice min_rtt_us
+retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | records RETRANSMIT of all causes
+retrans_ratio | float? | | | | bytes_retrans by bytes_sent
+retrans_rto | int | | | c_pkts_rto | after a timeout
+retrans_fast | int | | | c_pkts_fs | in recovery
+retrans_tlp | int | | | | else: loss probes
+recoveries | int | | | | times that recovery began
+rto_count | int | | | | timeouts
+loss_probes | int | | | | timers of the loss probe
+reo_timeouts | int | | | | timers of RACK's reordering
+zero_window_probes | int | | zwnd_probe_pkts_a2b | | timers of the window probe
+dsack_dups | int | dsack_dups | dsack_pkts_sent_b2a | | spurious: duplicates that the peer reported
+undo_count | int | | | | reductions of the window undone (record CWND_UNDO)
+reordering_max | int | reordering | | c_pkts_ooo | segments that the sender allows for
+delivered_ce_ratio | float? | delivered_ce | | | segments with a congestion mark
+rcv_ooopack | int | rcv_ooopack | outoforder_pkts_b2a | s_pkts_ooo | received out of order
+rcvq_full | int | | | | dropped for lack of receive memory
+cwnd_min | int? | | | | congestion window [segments]
+cwnd_max | int | | | | congestion window [segments]
+ssthresh_min | int? | | | | slow start threshold [segments]
+ssthresh_max | int | | | | 2147483647: infinite
+snd_wnd_min | int? | | min_win_adv_b2a | | the peer's window, without 0
+snd_wnd_max | int | | max_win_adv_b2a | s_win_max | the peer's window
+rcv_wnd_min | int? | | min_win_adv_a2b | | this host's, without 0
+rcv_wnd_max | int | | max_win_adv_a2b | c_win_max | this host's window
+rcvbuf | int | | | | receive buffer's largest limit
+sndbuf | int | | | | send buffer's largest limit
+reader_behind_max | int | | | | bytes that waited for the reader
+zero_window_count | int | | zero_win_adv_b2a | s_win_0 | times that the peer's window closed
+"""
+_TAIL = """
+main_limit | text? | | | | the one of most time, its parts with it
+main_share | float? | | | | its share of the time
+uncertain_us | float | | | | time in which records are missing
+busy_us | int | busy_us | | | the kernel's count: it had data to send
+rwnd_limited_us | int | rwnd_limited_us | | | and the peer's window was full
+sndbuf_limited_us | int | sndbuf_limited_us | | | and the send buffer was full
+records | int | | | | of the connection in the capture
+lost_records | int | | | | missing in the capture while it was open
+proven | bool | | | | no record is missing in its time, and its end is known
+first_seq | int? | | | | sequence number of its first record; null in Klogger logs
+last_seq | int? | | | | and of its last
+"""
+
+
+def _limits() -> tuple[Column, ...]:
+    found = []
+    for limit in LIMITS:
+        found.append(Column(f"us_{limit}", "float", f"time limited by {limit}"))
+        for end, what in (("min", "at least"), ("max", "at most")):
+            found.append(Column(f"us_{limit}_{end}", "float", f"the same, {what}"))
+    return tuple(found)
+
+
+CONNECTIONS = _columns(_HEAD) + _limits() + _columns(_TAIL)
+INTERVALS = _columns("""
+conn_id | int | | | | the connection
+start_ns | int | | | | CLOCK_MONOTONIC
+end_ns | int | | | | CLOCK_MONOTONIC
+limit | text | | | | what limited it
+family | text | | | | the limit of which that is a part, else the same
+bytes_sent | int | | | | new data
+bytes_acked | int | | | | acknowledged by the peer
+bytes_received | int | | | | in order
+records | int | | | | that ended in it
+cwnd_end | int | | | | congestion window at its end [segments]
+inflight_end | int | | | | segments in the network
+snd_wnd_end | int | | | | the peer's window [bytes]
+notsent_end | int | | | | written and not sent [bytes]
+srtt_end_us | int | | | | smoothed round-trip time
+mss | int | | | | [bytes]
+pacing_rate | float | | | | [bytes/s]; infinite: not paced
+ca_state | int | | | | congestion state
+lost_records | int | | | | missing in the capture in it
+certain_us | float | | | | of its time, what no missing record is in
+certain | bool | | | | no record is missing in it
+""")
+NAMES = ("tcptrace", "tstat")
+"""Others' names, see Column."""

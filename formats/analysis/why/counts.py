@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Percentiles of values of many connections in bounded memory: counts of classes within 6 %."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.why.grouping import grown
+
+Array = NDArray[Any]
+_PARTS = 8
+"""Classes to a power of two."""
+_CLASSES = 1 << 9
+_COMPACT_AT = 1 << 20
+BIN_NS = 100_000_000
+"""Rates are those of such times, which begin with the connection."""
+
+
+class Counts:
+    """How many values of each class each connection has; only those that occur take memory."""
+
+    def __init__(self) -> None:
+        self._keys: list[Array] = []
+        self._numbers: list[Array] = []
+        self._pending = 0
+
+    def add(self, places: Array, values: Array) -> None:
+        """Count values of at least 1 and below 2^64; (n,) each. Fastest with ascending places."""
+        if not len(places):
+            return
+        classes = (np.log2(values.astype(np.float32)) * _PARTS).astype(np.int64)
+        np.clip(classes, 0, _CLASSES - 1, out=classes)
+        keys, numbers = _count(places * _CLASSES + classes)
+        self._keys.append(keys)
+        self._numbers.append(numbers)
+        self._pending += len(keys)
+        if self._pending > _COMPACT_AT:
+            self._compact()
+            self._pending = 0
+
+    def _compact(self) -> None:
+        keys, numbers = np.concatenate(self._keys), np.concatenate(self._numbers)
+        distinct, which = np.unique(keys, return_inverse=True)
+        sums = np.bincount(which, numbers, len(distinct)).astype(np.int64)
+        self._keys, self._numbers = [distinct], [sums]
+
+    def percentile(self, share: float, count: int, zeros: Array | None = None) -> Array:
+        """(count,) float64, the value of each connection that so many values do not exceed.
+
+        The middle of its class; NaN without values. zeros: (count,) how many values were 0.
+        """
+        found = np.full(count, np.nan)
+        zeros = np.zeros(count, np.int64) if zeros is None else zeros
+        found[zeros > 0] = 0.0
+        if not self._keys:
+            return found
+        self._compact()
+        keys, numbers = self._keys[0], self._numbers[0]
+        places = keys // _CLASSES
+        firsts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
+        sums = np.cumsum(numbers)
+        base = np.repeat(sums[firsts] - numbers[firsts], np.diff(np.append(firsts, len(keys))))
+        totals = np.add.reduceat(numbers, firsts) + zeros[places[firsts]]
+        wanted = np.ceil(share * totals)
+        upto = sums - base + zeros[places]
+        enough = upto >= np.repeat(wanted, np.diff(np.append(firsts, len(keys))))
+        at = np.flatnonzero(enough)
+        mine, where = np.unique(places[at], return_index=True)
+        values = 2 ** ((keys[at[where]] % _CLASSES + 0.5) / _PARTS)
+        found[mine] = np.where(zeros[mine] >= np.ceil(share * totals[
+            np.searchsorted(places[firsts], mine)]), 0.0, values)  # fmt: skip
+        return found
+
+
+def _count(keys: Array) -> tuple[Array, Array]:
+    """The distinct keys, ascending, and how often each occurs."""
+    least = int(keys.min())
+    span = int(keys.max()) - least + 1
+    if span <= 8 * len(keys):
+        numbers = np.bincount(keys - least, minlength=span)
+        at = np.flatnonzero(numbers)
+        return at + least, numbers[at]
+    return np.unique(keys, return_counts=True)
+
+
+class Rates:
+    """Bytes a second in each BIN_NS of each connection; of both directions the larger."""
+
+    def __init__(self) -> None:
+        self._counts = Counts()
+        self._bin = np.zeros(0, np.int64)
+        self._sums = np.zeros((0, 2), np.int64)
+        self._most = np.zeros(0, np.int64)
+        self._busy = np.zeros(0, np.int64)
+
+    def add(self, places: Array, since_ns: Array, acked: Array, received: Array) -> None:
+        """Steps, (n,) each, those of a connection together. since_ns: from its start to their end.
+
+        Steps without bytes may be left out.
+        """
+        count = int(places.max()) + 1 if len(places) else 0
+        self._bin = grown(self._bin, count)
+        self._most, self._busy = grown(self._most, count), grown(self._busy, count)
+        self._sums = np.column_stack([grown(self._sums[:, n], count) for n in (0, 1)])
+        if not count:
+            return
+        bins = since_ns // BIN_NS
+        begins = np.ones(len(places), np.bool_)
+        begins[1:] = (places[1:] != places[:-1]) | (bins[1:] != bins[:-1])
+        starts = np.flatnonzero(begins)
+        place, number = places[starts], bins[starts]
+        sums = np.column_stack([np.add.reduceat(values, starts) for values in (acked, received)])
+        firsts = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
+        lasts = np.append(firsts[1:], len(place)) - 1
+        mine = place[firsts]
+        same = self._bin[mine] == number[firsts]
+        sums[firsts[same]] += self._sums[mine[same]]
+        self._close(mine[~same], self._sums[mine[~same]])
+        done = np.ones(len(place), np.bool_)
+        done[lasts] = False
+        self._close(place[done], sums[done])
+        self._bin[mine], self._sums[mine] = number[lasts], sums[lasts]
+
+    def _close(self, places: Array, sums: Array) -> None:
+        rates = sums.max(axis=1) * (10**9 // BIN_NS) if len(sums) else np.zeros(0, np.int64)
+        some = rates > 0
+        places, rates = places[some], rates[some]
+        self._counts.add(places, rates)
+        np.maximum.at(self._most, places, rates)
+        np.add.at(self._busy, places, 1)
+
+    def finish(self, durations_ns: Array, means: Array) -> dict[str, Array]:
+        """p50, p99 and max by name, (count,) float64. A connection without a whole bin: its mean.
+
+        A last bin that is not whole does not count.
+        """
+        count = len(durations_ns)
+        bins = durations_ns // BIN_NS
+        self._bin, self._sums = grown(self._bin, count), np.column_stack(
+            [grown(self._sums[:, n], count) for n in (0, 1)]
+        )  # fmt: skip
+        self._most, self._busy = grown(self._most, count), grown(self._busy, count)
+        whole = np.flatnonzero(self._bin[:count] < bins)
+        self._close(whole, self._sums[whole])
+        zeros = np.maximum(bins - self._busy[:count], 0)
+        most = self._most[:count].astype(np.float64)
+        found = {
+            "p50": self._counts.percentile(0.50, count, zeros),
+            "p99": self._counts.percentile(0.99, count, zeros),
+            "max": most,
+        }
+        return {
+            name: np.where(bins == 0, means, np.minimum(values, most))
+            for name, values in found.items()
+        }

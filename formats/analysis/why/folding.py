@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adds up what is told of each connection: sums, counts, extremes, first and last values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.why.counts import Counts, Rates
+from formats.analysis.why.grouping import Grouped, Places, grown
+from formats.analysis.why.intervals import Cutter, Steps
+from formats.analysis.why.limits import LIMITS
+
+Array = NDArray[Any]
+NONE_32 = (1 << 32) - 1
+_EVENTS = {
+    "rto_count": 14, "loss_probes": 15, "zero_window_probes": 16, "undo_count": 17,
+    "reo_timeouts": 20, "rcvq_full": 12,
+}  # fmt: skip
+"""Locations that are counted."""
+_RETRANSMIT, _STATE_CHANGE, _CONG_STATE, _ERROR = 2, 4, 5, 13
+_RESET_SENT, _RESET_RECEIVED, _DESTROY, _EXISTING = 7, 8, 11, 226
+_LARGEST = {
+    "cwnd_max": "snd_cwnd_segs", "ssthresh_max": "snd_ssthresh", "snd_wnd_max": "snd_wnd",
+    "rcv_wnd_max": "rcv_wnd", "rcvbuf": "sk_rcvbuf", "sndbuf": "sb_hiwat",
+    "reader_behind_max": "rcv_sb_cc", "mss": "mss", "srtt_max_us": "srtt_us",
+    "reordering_max": "reordering",
+}  # fmt: skip
+_SMALLEST = {
+    "cwnd_min": "snd_cwnd_segs", "ssthresh_min": "snd_ssthresh", "snd_wnd_min": "snd_wnd",
+    "rcv_wnd_min": "rcv_wnd", "srtt_min_us": "srtt_us", "min_rtt_us": "min_rtt_us",
+}  # fmt: skip
+"""Of values that are not 0; NONE_32 where there is none."""
+GROWTHS = (
+    "bytes_retrans", "total_retrans", "dsack_dups", "delivered", "delivered_ce", "rcv_ooopack",
+    "segs_in", "segs_out", "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us",
+    "sndbuf_limited_us", "lost", "reord_seen",
+)  # fmt: skip
+"""The kernel's counters: their growth from the first snapshot to the last."""
+_LATEST = ("lport", "rport", "pid", "netns", "cgroup", "family", "snd_una", "snd_max", "comm",
+           "ca_name", "laddr", "raddr")  # fmt: skip
+"""Of these the last value that is not 0 or empty."""
+FIN_LOCAL, FIN_REMOTE, ACTIVE, PASSIVE = 1, 2, 1, 2
+
+
+class Fold:
+    """Reads pieces of snapshots, then intervals; `values` has (count,) arrays by name."""
+
+    def __init__(self) -> None:
+        self.places = Places()
+        self.cutter = Cutter(self.places)
+        self.values: dict[str, Array] = {}
+        self._fills: dict[str, int] = {}
+        self.names: set[str] = set()
+        """The columns that the capture has."""
+        self.srtt, self.rates = Counts(), Rates()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def of(self, name: str, kind: Any = np.int64, fill: int = 0) -> Array:
+        """The array of this name with a row for each connection so far, which holds `fill`."""
+        values = self.values.get(name, np.zeros(0, kind))
+        self._fills[name] = fill
+        self.values[name] = values = grown(values, len(self), fill)
+        return values
+
+    def add(self, piece: Any) -> Array:
+        """The next snapshots. Returns the intervals that ended in them."""
+        if not len(piece):
+            return self.cutter.add(piece)
+        grouped = Grouped(piece, self.places)
+        self.names.update(piece.columns)
+        self._add_bounds(grouped, piece)
+        self._add_latest(grouped)
+        self._add_extremes(grouped)
+        self._add_events(grouped)
+        rows, steps = self.cutter.add_grouped(grouped)
+        self._add_steps(grouped, steps)
+        self._add_times(rows)
+        return rows
+
+    def finish(self) -> Array:
+        """The intervals that were open at the end."""
+        rows = self.cutter.finish()
+        self._add_times(rows)
+        for name, fill in self._fills.items():
+            self.values[name] = grown(self.values[name], len(self), fill)
+        return rows
+
+    def _add_bounds(self, piece: Grouped, raw: Any) -> None:
+        places, firsts, lasts = piece.places, piece.firsts, piece.lasts
+        seen = self.of("records")[places] > 0
+        new = places[~seen]
+        at = firsts[~seen]
+        self.of("conn_id", np.uint64)[new] = piece["conn_id"][at]
+        self.of("start_ns")[new] = piece.times[at]
+        self.of("first_location")[new] = piece["location"][at]
+        ends = self.of("end_ns")
+        ends[places] = np.maximum(ends[places], piece.times[lasts])
+        self.values["records"][places] += lasts - firsts + 1
+        if raw.seq is not None:
+            seq = raw.seq if piece.order is None else raw.seq[piece.order]
+            self.of("first_seq")[new] = seq[at]
+            self.of("last_seq")[places] = seq[lasts]
+        for name in GROWTHS:
+            if name in piece.columns:
+                values = piece[name]
+                self.of(f"{name}.first", np.uint64)[new] = values[at]
+                self.of(f"{name}.last", np.uint64)[places] = values[lasts]
+
+    def _add_latest(self, piece: Grouped) -> None:
+        for name in _LATEST:
+            if name not in piece.columns:
+                continue
+            mine, values = self.of(name, piece[name].dtype), piece[name]
+            lasts = values[piece.lasts]
+            told = _is_told(lasts)
+            if told.all():
+                mine[piece.places] = lasts
+            else:
+                at = np.flatnonzero(_is_told(values))
+                mine[piece.of_row[at]] = values[at]  # of several the last one stays
+
+    def _add_extremes(self, piece: Grouped) -> None:
+        places = piece.places
+        for name, column in _LARGEST.items():
+            if column in piece.columns:
+                found = np.maximum.reduceat(piece[column], piece.firsts)
+                mine = self.of(name)
+                mine[places] = np.maximum(mine[places], found)
+        for name, column in _SMALLEST.items():
+            values = piece[column]
+            if not values.all():
+                values = np.where(values == 0, values.dtype.type(NONE_32), values)
+            found = np.minimum.reduceat(values, piece.firsts)
+            mine = self.of(name, np.int64, NONE_32)
+            mine[places] = np.minimum(mine[places], found)
+        srtt = piece["srtt_us"]
+        told = np.flatnonzero(srtt)
+        if len(told) == len(srtt):
+            self.srtt.add(piece.of_row, srtt)
+        else:
+            self.srtt.add(piece.of_row[told], srtt[told])
+        shut = (piece["snd_wnd"] == 0) & (piece["state"] != 2) & (piece["state"] != 3)
+        open_before = self.of("window_open", np.bool_)[places]
+        was_open = np.empty(len(piece), np.bool_)
+        was_open[1:] = piece["snd_wnd"][:-1] > 0
+        was_open[piece.firsts] = open_before
+        self._count("zero_window_count", piece.of_row[shut & was_open])
+        self.values["window_open"][places] = piece["snd_wnd"][piece.lasts] > 0
+
+    def _count(self, name: str, places: Array) -> None:
+        np.add.at(self.of(name), places, 1)
+
+    def _add_events(self, piece: Grouped) -> None:
+        at = np.flatnonzero(piece["location"] != 1)
+        place, location = piece.of_row[at], piece["location"][at].astype(np.int64)
+        callvalue, state = piece["callvalue"][at].astype(np.int64), piece["state"][at]
+        for name, number in _EVENTS.items():
+            self._count(name, place[location == number])
+        again = location == _RETRANSMIT
+        ca_state = piece["ca_state"][at]
+        opening = (state == 2) | (state == 3)
+        causes = {
+            "syn_retrans": opening, "retrans_rto": ~opening & (ca_state == 4),
+            "retrans_fast": ~opening & (ca_state == 3), "retrans_tlp": ~opening & (ca_state < 3),
+        }  # fmt: skip
+        self._count("segments_retransmitted", place[again])
+        for name, mask in causes.items():
+            self._count(name, place[again & mask])
+        sizes = piece["seg_len"][at][again].astype(np.int64)
+        np.add.at(self.of("retrans_len"), place[again], sizes)
+        self._count("recoveries", place[(location == _CONG_STATE) & (callvalue == 3)])
+        for name, number in (("rst_sent", _RESET_SENT), ("rst_received", _RESET_RECEIVED),
+                             ("destroyed", _DESTROY)):  # fmt: skip
+            self.of(name, np.bool_)[place[location == number]] = True
+        failed = location == _ERROR
+        self.of("errno")[place[failed]] = callvalue[failed]
+        changes = np.flatnonzero(location == _STATE_CHANGE)
+        if len(changes):
+            self._add_changes(piece, at[changes], place[changes], state[changes],
+                              callvalue[changes])  # fmt: skip
+
+    def _add_changes(self, piece: Grouped, at: Array, place: Array, old: Array, new: Array) -> None:
+        """Changes of state: who opened and who closed, and where the data ended."""
+        calls, told = new == 2, (new == 2) | ((new == 1) & (old != 2))
+        self.of("role", np.int8)[place[told]] = np.where(calls[told], ACTIVE, PASSIVE)
+        opened = new == 1
+        self.of("established_ns")[place[opened]] = piece.times[at[opened]]
+        closes = (old == 1) & ((new == 4) | (new == 8))
+        by = np.where(new[closes] == 4, FIN_LOCAL, FIN_REMOTE)
+        self.of("closed_by", np.int8)[place[closes]] = by
+        # Before the FIN is queued: the end of what the application wrote.
+        ends = (new == 4) | (new == 9)
+        data_end = piece["snd_una"][at] + piece["snd_sb_cc"][at].astype(np.uint32)
+        self.of("data_end")[place[ends]] = data_end[ends]
+        self.of("has_data_end", np.bool_)[place[ends]] = True
+        waits = new == 5
+        self.of("fin_wait_rcv")[place[waits]] = piece["rcv_nxt"][at[waits]]
+        ended = (old == 5) & (new == 7)
+        ended[ended] = piece["rcv_nxt"][at[ended]] != self.values["fin_wait_rcv"][place[ended]]
+        self.of("fin_received", np.bool_)[place[ended | (new == 8) | (new == 11)]] = True
+
+    def _add_steps(self, piece: Grouped, steps: Steps) -> None:
+        moved = np.flatnonzero((steps.acked > 0) | (steps.received > 0))
+        places = piece.of_row[moved]
+        since = steps.end_ns[moved] - self.values["start_ns"][places]
+        self.rates.add(places, since, steps.acked[moved], steps.received[moved])
+
+    def _add_times(self, rows: Array) -> None:
+        """Intervals of connections whose snapshots were added."""
+        place, spans = rows["place"].astype(np.int64), rows["end_ns"] - rows["start_ns"]
+        count = len(self)
+        for name in ("limit_ns", "certain_ns"):
+            before = self.values.get(name, np.zeros((0, len(LIMITS)), np.int64))
+            if len(before) < count:
+                more = np.zeros((max(count - len(before), len(before) // 2), len(LIMITS)), np.int64)
+                before = np.concatenate([before, more])
+            self.values[name] = before
+        np.add.at(self.values["limit_ns"], (place, rows["limit"]), spans)
+        np.add.at(self.values["certain_ns"], (place, rows["limit"]), rows["certain_ns"])
+        for name in ("bytes_sent", "bytes_acked", "bytes_received", "lost_records"):
+            np.add.at(self.of(name), place, rows[name])
+
+
+def _is_told(values: Array) -> NDArray[np.bool_]:
+    """(n,) whether a value is neither 0 nor empty."""
+    if values.dtype.kind != "V":
+        return np.asarray(values != np.zeros(1, values.dtype))
+    return np.asarray(values.view(np.uint64).reshape(len(values), -1).any(axis=1))
+
+
+def fold(pieces: Iterable[Any], each: Any = None) -> Fold:
+    """All pieces of a capture in one pass. each: called with the intervals of each piece."""
+    found = Fold()
+    for piece in pieces:
+        rows = found.add(piece)
+        if each is not None:
+            each(rows)
+    rows = found.finish()
+    if each is not None:
+        each(rows)
+    return found

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables connections and intervals of a capture, as numpy columns, Arrow and pandas."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from formats.analysis.why.assemble import Table, connections_table, intervals_table
+from formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
+from formats.analysis.why.folding import fold
+from formats.analysis.why.intervals import INTERVAL, cut
+from formats.analysis.why.snapshots import Array, Source
+from formats.base.arrow import import_pyarrow
+from formats.base.errors import UsageError
+from formats.base.reader import Reader
+
+Capture = str | os.PathLike[str] | Reader | Source
+"""A path, or what formats.open() returned."""
+
+
+def connections(capture: Capture) -> Table:
+    """A row for each connection: its ends, bytes, times, losses, and how long each limit held.
+
+    columns.CONNECTIONS says what each column is. Raises as Source does.
+    """
+    return tables(capture, with_intervals=False)[0]
+
+
+def intervals(capture: Capture) -> Table:
+    """A row for each run of one limit of a connection, those of a connection in time order.
+
+    columns.INTERVALS says what each column is. Raises as Source does.
+    """
+    with _source(capture) as source:
+        rows = list(cut(source.read()))
+    return _intervals(rows)
+
+
+def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]:
+    """Both tables, in one pass over the file. Without intervals, the second is empty."""
+    rows: list[Array] = []
+    with _source(capture) as source:
+        found = fold(source.read(), rows.append if with_intervals else None)
+        about = source.about()
+        reader = source.reader
+        told = connections_table(found, about, not reader.damaged, reader.complete)
+    return told, _intervals(rows)
+
+
+def _source(capture: Capture) -> AbstractContextManager[Source]:
+    """Closed at the end, unless it is the caller's."""
+    return nullcontext(capture) if isinstance(capture, Source) else Source(capture)
+
+
+def _intervals(rows: list[Array]) -> Table:
+    whole = np.concatenate([np.zeros(0, INTERVAL), *rows])
+    del rows[:]
+    return intervals_table(whole[np.argsort(whole["place"], kind="stable")])
+
+
+def as_arrow(table: Table, names: str = "") -> Any:
+    """A pyarrow.Table of any of these tables. names: "tcptrace" or "tstat" renames columns.
+
+    A number that is null becomes null, a whole number int64. UsageError without pyarrow.
+    """
+    pyarrow = import_pyarrow()
+    whole = {column.name for column in (*INTERVALS, *CONNECTIONS) if column.kind == "int"}
+    arrays = []
+    for name, column in table.items():
+        values, void = column, np.isnan(column) if column.dtype.kind == "f" else None
+        if void is not None and name in whole:
+            values = np.where(void, 0, column).astype(np.int64)
+        kind = pyarrow.string() if values.dtype == object else None
+        arrays.append(pyarrow.array(values, kind, mask=void))
+    labels = [renamed(name, names) for name in table]
+    return pyarrow.table(arrays, labels)
+
+
+def as_frame(table: Table) -> Any:
+    """A pandas.DataFrame. UsageError without pandas."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise UsageError("pandas is not installed", "pip install pandas") from error
+    return pandas.DataFrame(table, copy=False)
+
+
+def renamed(name: str, names: str) -> str:
+    """What tcptrace or tstat call a column; its own name where they have none."""
+    if names and names not in NAMES:
+        raise UsageError(f"no names of {names!r}", f"choose {' or '.join(NAMES)}")
+    column = _known().get(name)
+    return (getattr(column, names) if column and names else "") or name
+
+
+def _known() -> dict[str, Column]:
+    return {column.name: column for column in (*INTERVALS, *CONNECTIONS)}
+
+
+def choose(table: Table, columns: Sequence[str] = (), sort: str = "") -> Table:
+    """Some columns of a table, its rows by one of them: ascending, with -NAME descending.
+
+    Null comes last. UsageError for a column that it lacks; others' names work too.
+    """
+    by_name = {renamed(name, names): name for names in NAMES for name in table}
+    by_name |= {name: name for name in table}
+
+    def find(name: str) -> str:
+        if name not in by_name:
+            raise UsageError(f"no column {name!r}", "--columns help lists them")
+        return by_name[name]
+
+    wanted = [find(name) for name in columns] or list(table)
+    order: Any = slice(None)
+    if sort:
+        order = _order(table[find(sort.removeprefix("-"))], sort.startswith("-"))
+    return {name: table[name][order] for name in wanted}
+
+
+def _order(values: Array, descending: bool) -> Array:
+    if values.dtype == object:
+        void = np.array([value is None for value in values], np.bool_)
+        keys = np.unique(np.where(void, "", values).astype(str), return_inverse=True)[1]
+    else:
+        keys = values.astype(np.float64)
+        void = np.isnan(keys)
+    return np.lexsort((-keys if descending else keys, void))

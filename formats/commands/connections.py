@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tcpkmon connections FILE...`: a row for each connection, as a table or a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from formats.base.cli import say
+from formats.base.errors import DamagedError, LossError
+from formats.base.escape import for_terminal
+
+_SHOWN = ("laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us", "bytes_sent",
+          "bytes_received", "goodput_mean", "retransmissions", "srtt_p50_us", "main_limit",
+          "main_share", "proven")  # fmt: skip
+
+
+@click.command("connections")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True,
+                type=click.Path(path_type=Path))
+@click.option("--sort", metavar="COL", default="",
+              help="Sort by this column; -COL: the largest first. Default: as they were seen.")
+@click.option("--columns", metavar="NAME,...",
+              help="Only these columns; all: every one (default for files); help: list them.")
+@click.option("--names", type=click.Choice(["tcptrace", "tstat"]),
+              help="Name the columns as tcptrace -l or Tstat do, where those have them.")
+@click.option("--format", "form", type=click.Choice(["table", "csv", "json", "parquet", "arrow"]),
+              help="Default: that of the ending of OUT, else table.")
+@click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path),
+              help="Write to this file.")
+@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+def command(
+    files: tuple[Path, ...],
+    sort: str,
+    columns: str | None,
+    names: str | None,
+    form: str | None,
+    output: Path | None,
+    force: bool,
+) -> int:
+    """List the connections of captures of the schema tcp, a row each.
+
+    FILE is a PSC file, a Klogger log or a folder of them, with at least the default columns. Exit
+    code 3: records were lost, or the end is unknown; the columns lost_records and proven say where.
+    """
+    from formats.analysis.why import choose, write
+    from formats.analysis.why.writing import form_of
+
+    if columns == "help":
+        _list_columns()
+        return 0
+    form = form_of(form, output)
+    table, code = _read(files)
+    wanted = [name.strip() for name in (columns or "").split(",") if name.strip()]
+    if not wanted and form == "table" and output is None:
+        wanted = [name for name in ("file", *_SHOWN) if name in table]
+    write("connections", choose(table, [] if wanted == ["all"] else wanted, sort), form, output,
+          force, names or "")  # fmt: skip
+    return code
+
+
+def _read(files: tuple[Path, ...]) -> tuple[dict[str, Any], int]:
+    """The connections of all files; with several, the first column is the file."""
+    import numpy as np
+
+    from formats.analysis.why import Source, connections
+
+    tables, code = [], 0
+    for path in files:
+        with Source(path) as source:
+            table = connections(source)
+            code = max(code, report(source, "connections"))
+        if len(files) > 1:
+            table = {"file": np.full(len(table["conn_id"]), str(path), object), **table}
+        tables.append(table)
+    return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}, code
+
+
+def report(source: Any, name: str) -> int:
+    """Print the warnings of what was read; returns the exit code."""
+    reader = source.reader
+    for text in reader.warnings:
+        say(f"tcpkmon {name}: {reader.path}: {for_terminal(text)}")
+    if reader.damaged:
+        return DamagedError.exit_code
+    return LossError.exit_code if reader.lost or not reader.complete else 0
+
+
+def _list_columns() -> None:
+    from formats.analysis.why import CONNECTIONS
+
+    for column in CONNECTIONS:
+        needs = f" (needs the column {column.needs})" if column.needs else ""
+        click.echo(f"{column.name:22} {column.kind:6} {column.text}{needs}")

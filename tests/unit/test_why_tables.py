@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of why: against a plain reference, record by record; as files; by others' names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import formats
+from formats.analysis.why import (
+    CONNECTIONS,
+    FAMILY,
+    INTERVALS,
+    LIMITS,
+    NAMES,
+    Snapshots,
+    as_arrow,
+    choose,
+    connections,
+    intervals,
+    tables,
+)
+from formats.analysis.why.assemble import connections_table
+from formats.analysis.why.counts import BIN_NS, Counts
+from formats.analysis.why.folding import fold
+from formats.base.errors import UsageError
+from formats.commands import connections as command
+from formats.commands import why
+from tests.unit.test_why import columns, pieces, plain_intervals
+from tests.unit.why_capture import write_capture
+
+MS = 1_000_000
+ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE, CLOSE_WAIT = 1, 2, 4, 5, 7, 8
+EVENTS = {
+    "rto_count": 14, "loss_probes": 15, "undo_count": 17, "rcvq_full": 12,
+    "retransmissions": 2, "reo_timeouts": 20, "zero_window_probes": 16,
+}  # fmt: skip
+
+
+@st.composite
+def captures(draw: st.DrawFn) -> Snapshots:
+    """Snapshots of a few connections in turn, with any events, and losses."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    count = draw(st.integers(1, 300))
+    kinds = draw(st.integers(1, 30))
+    chance = np.random.default_rng(seed)
+    values: dict[str, Any] = {
+        "conn_id": chance.integers(1, kinds + 1, count).astype(np.uint64),
+        "location": chance.choice([1, 1, 1, 2, 4, 5, 7, 8, 12, 13, 14, 15, 16, 17, 20], count),
+        "callvalue": chance.choice([0, 1, 2, 3, 4, 7, 8, 110], count),
+        "state": chance.choice([1, 1, 1, 2, 3, 4, 5, 7], count),
+        "ca_state": chance.integers(0, 5, count),
+        "snd_una": (2**32 - 9000 + np.cumsum(chance.integers(0, 90, count))) % 2**32,
+        "rcv_nxt": np.cumsum(chance.integers(0, 9, count)),
+        "snd_wnd": chance.choice([0, 500, 1 << 20], count),
+        "snd_sb_cc": chance.choice([0, 1, 500, 90_000], count),
+        "srtt_us": chance.choice([0, 100, 2000, 30_000], count),
+        "min_rtt_us": chance.choice([50, 60, 2**32 - 1], count),
+        "snd_cwnd_segs": chance.integers(1, 100, count),
+        "seg_len": chance.integers(0, 1448, count),
+        "delivered": np.cumsum(chance.integers(0, 9, count)),
+        "delivered_ce": np.arange(count),
+        "pid": chance.choice([0, 7, 9], count),
+    }
+    values["snd_max"] = (values["snd_una"] + chance.integers(0, 3000, count)) % 2**32
+    times = np.cumsum(chance.choice([0, 1, 40, 150], count)) * MS
+    lost = np.cumsum(chance.random(count) < 0.05)
+    return Snapshots(columns(**values), times.astype(np.int64), lost.astype(np.int64),
+                     np.arange(10, 10 + count) + lost)  # fmt: skip
+
+
+def plain_row(whole: Snapshots, one: int) -> dict[str, Any]:
+    """A row of the table, one record after the other."""
+    at = np.flatnonzero(whole["conn_id"] == one).tolist()
+    row: dict[str, Any] = dict.fromkeys(EVENTS, 0)
+    row |= dict.fromkeys(("syn_retrans", "retrans_rto", "retrans_fast", "retrans_tlp",
+                          "bytes_retrans", "zero_window_count", "recoveries"), 0)  # fmt: skip
+    row |= {"role": "existing", "errno": None, "pid": None, "records": len(at)}
+    row |= {"first_seq": int(whole.seq[at[0]]), "last_seq": int(whole.seq[at[-1]])}  # type: ignore[index]
+    flags = {"reset": False, "sent_reset": False, "closed": ""}
+    end, fin, opened = None, False, None
+    waits = 0
+    before: dict[str, int] = {}
+    for n in at:
+        now = {name: int(whole[name][n]) for name in whole.columns if whole[name].dtype != "V16"}
+        where, value, state = now["location"], now["callvalue"], now["state"]
+        for name, number in EVENTS.items():
+            row[name] += where == number
+        if where == 2:
+            row["bytes_retrans"] += now["seg_len"]
+            cause = "syn_retrans" if state in (2, 3) else {4: "retrans_rto", 3: "retrans_fast"}.get(
+                now["ca_state"], "retrans_tlp")  # fmt: skip
+            row[cause] += 1
+        row["recoveries"] += where == 5 and value == 3
+        flags["reset"] |= where == 8
+        flags["sent_reset"] |= where == 7
+        if where == 13:
+            row["errno"] = value or None
+        if where == 4:
+            opened = int(whole.times_ns[n]) if value == ESTABLISHED else opened
+            if value == SYN_SENT:
+                row["role"] = "active"
+            elif value == ESTABLISHED and state != SYN_SENT:
+                row["role"] = "passive"
+            if state == ESTABLISHED and value in (FIN_WAIT1, CLOSE_WAIT):
+                flags["closed"] = "fin_local" if value == FIN_WAIT1 else "fin_remote"
+            if value in (FIN_WAIT1, 9):
+                end = (now["snd_una"] + now["snd_sb_cc"]) % 2**32
+            fin |= value in (CLOSE_WAIT, 11)
+            fin |= state == FIN_WAIT2 and value == CLOSE and now["rcv_nxt"] != waits
+            waits = now["rcv_nxt"] if value == FIN_WAIT2 else waits
+        if before and now["snd_wnd"] == 0 and state not in (2, 3) and before["snd_wnd"]:
+            row["zero_window_count"] += 1
+        row["pid"] = now["pid"] or row["pid"]
+        before = now
+    row["established_ns"] = opened
+    row["fin"] = fin
+    row["end"] = end
+    row["end_reason"] = (
+        "rst_received" if flags["reset"] else "timeout" if row["errno"] == 110
+        else "rst_sent" if flags["sent_reset"] else "error" if row["errno"]
+        else flags["closed"] or "open"
+    )  # fmt: skip
+    return row
+
+
+def value_of(column: Any) -> Any:
+    return None if column is None or column != column else column  # noqa: PLR0124
+
+
+@settings(max_examples=60, deadline=None)
+@given(captures(), st.integers(0, 99))
+def test_the_tables_are_those_of_the_reference(whole: Snapshots, seed: int) -> None:
+    table = connections_table(fold(pieces(whole, seed)), proven=True, ended=True)
+    assert list(table) == [column.name for column in CONNECTIONS]
+    runs = plain_intervals(whole)
+    assert table["conn_id"].tolist() == list(dict.fromkeys(whole["conn_id"].tolist()))
+    for n, one in enumerate(table["conn_id"].tolist()):
+        wanted = plain_row(whole, one)
+        fin, end = wanted.pop("fin"), wanted.pop("end")
+        got = {name: value_of(table[name][n]) for name in wanted}
+        assert got == {name: value or None if name == "errno" else value
+                       for name, value in wanted.items()}  # fmt: skip
+        mine = [run for run in runs if run["conn_id"] == one]
+        at = np.flatnonzero(whole["conn_id"] == one)
+        last = {name: int(whole[name][at[-1]]) for name in ("snd_una", "snd_max")}
+        over = {name: end is not None and value == (end + 1) % 2**32
+                for name, value in last.items()}  # fmt: skip
+        assert table["bytes_acked"][n] == sum(run["acked"] for run in mine) - over["snd_una"]
+        assert table["bytes_sent"][n] == sum(run["sent"] for run in mine) - over["snd_max"]
+        assert table["bytes_received"][n] == sum(run["received"] for run in mine) - fin
+        lost = sum(run["lost"] for run in mine)
+        assert (table["lost_records"][n], table["proven"][n]) == (lost, not lost)
+        for limit in LIMITS:
+            spans = [run["end"] - run["start"] for run in mine if run["limit"] == limit]
+            sure = [run["certain"] for run in mine if run["limit"] == limit]
+            assert table[f"us_{limit}"][n] == pytest.approx(sum(spans) / 1000)
+            assert table[f"us_{limit}_min"][n] == pytest.approx(sum(sure) / 1000)
+        least = [int(rtt) for rtt in whole["min_rtt_us"][at] if rtt != 2**32 - 1]
+        assert value_of(table["min_rtt_us"][n]) == min(least, default=None)
+        assert table["cwnd_max"][n] == whole["snd_cwnd_segs"][at].max()
+        delivered = int(whole["delivered"][at[-1]]) - int(whole["delivered"][at[0]])
+        marked = at[-1] - at[0]
+        ratio = value_of(table["delivered_ce_ratio"][n])
+        assert ratio is None or not delivered or ratio == pytest.approx(marked / delivered)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 10**12)), max_size=300),
+       st.sampled_from([0.01, 0.5, 0.95, 0.99, 1.0]))  # fmt: skip
+def test_percentiles(pairs: list[tuple[int, int]], share: float) -> None:
+    counts = Counts()
+    for low in range(0, len(pairs), 37):
+        some = [pair for pair in pairs[low : low + 37] if pair[1]]
+        counts.add(np.array([p for p, _ in some], np.int64), np.array([v for _, v in some]))
+    zeros = np.array([sum(p == n and not v for p, v in pairs) for n in range(6)])
+    got = counts.percentile(share, 6, zeros)
+    for place in range(6):
+        mine = sorted(value for p, value in pairs if p == place)
+        if not mine:
+            assert np.isnan(got[place])
+            continue
+        exact = mine[int(np.ceil(share * len(mine))) - 1]
+        assert got[place] == pytest.approx(exact, rel=0.07)
+
+
+def snapshots(times_ms: list[int], **values: Any) -> Snapshots:
+    times = np.array(times_ms, np.int64) * MS
+    return Snapshots(columns(seg_seq=[0] * len(times), **values), times, np.zeros_like(times))
+
+
+def row_of(*whole: Snapshots) -> dict[str, Any]:
+    table = connections_table(fold(whole))
+    assert len(table["conn_id"]) == 1
+    return {name: value_of(values[0]) for name, values in table.items()}
+
+
+def test_sequence_numbers_before_the_handshake_are_no_bytes() -> None:
+    """They are not chosen yet: 0. The FINs of both sides are none either."""
+    told = row_of(snapshots(
+        [0, 1, 2, 3, 4, 5, 6],
+        location=[4, 4, 1, 4, 4, 4, 11], state=[7, 2, 1, 1, 4, 5, 7],
+        callvalue=[2, 1, 0, 4, 5, 7, 0],
+        snd_una=[0, 500_001, 500_001, 500_101, 500_102, 500_102, 500_102],
+        snd_max=[0, 500_001, 500_101, 500_101, 500_102, 500_102, 500_102],
+        snd_sb_cc=[0, 0, 100, 0, 0, 0, 0],
+        rcv_nxt=[0, 900_001, 900_001, 900_011, 900_011, 900_012, 900_012],
+    ))  # fmt: skip
+    assert (told["bytes_sent"], told["bytes_acked"], told["bytes_received"]) == (100, 100, 10)
+    assert (told["role"], told["end_reason"]) == ("active", "fin_local")
+    assert told["handshake_us"] == 1000
+
+
+def test_goodput_is_that_of_100_ms() -> None:
+    """1 MB in the first 100 ms, nothing for 200 ms, 3 MB in the fourth."""
+    step = BIN_NS // MS
+    pieces_of = [
+        snapshots([0, 50], snd_una=[1000, 501_000], snd_max=[1_001_000] * 2),
+        snapshots([99, 3 * step + 5, 4 * step], snd_una=[1_001_000, 4_001_000, 4_001_000],
+                  snd_max=[4_001_000] * 3),
+    ]  # fmt: skip
+    told = row_of(*pieces_of)
+    assert told["goodput_max"] == 30_000_000
+    assert told["goodput_mean"] == 10_000_000
+    assert told["goodput_p50"] == 0
+    assert told["goodput_p99"] == pytest.approx(30_000_000, rel=0.06)
+
+
+def test_a_capture_without_the_columns_has_null() -> None:
+    told = row_of(snapshots([0, 10]))
+    assert told["pid"] is told["comm"] is told["busy_us"] is told["delivered_ce_ratio"] is None
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    """300 records of 3 connections; two records of the second are missing."""
+    return write_capture(tmp_path / "a.pm", records=300, flows=3, lose={100, 101})
+
+
+def test_a_loss_gives_bounds(capture: Path) -> None:
+    table, runs = tables(capture)
+    assert table["lost_records"].tolist() == [2, 2, 2]
+    assert not table["proven"].any()
+    for n in range(3):
+        bounds = [(table[f"us_{name}_min"][n], table[f"us_{name}_max"][n]) for name in LIMITS]
+        assert table["uncertain_us"][n] > 0
+        assert sum(low for low, _ in bounds) < table["duration_us"][n]
+        assert all(high - low == pytest.approx(table["uncertain_us"][n]) for low, high in bounds)
+    assert sum(~runs["certain"]) == 3
+    assert (runs["certain_us"] <= (runs["end_ns"] - runs["start_ns"]) / 1000 + 1e-6).all()
+    whole = connections(write_capture(capture.with_name("b.pm"), records=300, flows=3))
+    assert whole["proven"].all() and not whole["uncertain_us"].any()
+
+
+def test_both_ways_give_the_same(capture: Path) -> None:
+    table, runs = tables(capture)
+    alone = connections(capture)
+    assert all(str(alone[name].tolist()) == str(table[name].tolist()) for name in table)
+    again = intervals(capture)
+    assert all((again[name] == runs[name]).all() for name in runs)
+    assert list(runs) == [column.name for column in INTERVALS]
+    assert set(runs["family"]) <= set(LIMITS) - set(FAMILY)
+
+
+def run(*options: str | Path) -> Any:
+    return CliRunner().invoke(
+        command.command, [str(option) for option in options], standalone_mode=False
+    )
+
+
+def test_the_command(capture: Path) -> None:
+    done = run(capture, "--format", "json", "--sort=-lport")
+    rows = json.loads(done.stdout)["connections"]
+    assert done.return_value == 3  # records were lost
+    assert [row["lport"] for row in rows] == [5003, 5002, 5001]
+    assert list(rows[0]) == [column.name for column in CONNECTIONS]
+    lines = run(capture, "--columns", "c_ip,c_port,bytes_sent", "--names", "tstat",
+                "--format", "csv").stdout.splitlines()  # fmt: skip
+    assert lines[0] == "c_ip,c_port,c_bytes_uniq"
+    assert lines[1].startswith("10.0.0.1,5001,")
+    assert run(capture, capture).stdout.split()[0] == "file"
+    assert "main_limit" in run("--columns", "help", capture).stdout
+    with pytest.raises(UsageError, match="no column 'nonsense'"):
+        raise run(capture, "--sort", "nonsense").exception
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_files(capture: Path, tmp_path: Path, ending: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    read = parquet.read_table if ending == "parquet" else feather.read_table
+    out = tmp_path / f"out.{ending}"
+    assert run(capture, "-o", out).return_value == 3
+    told = read(out)
+    table = connections(capture)
+    assert told.schema.field("pid").type == pyarrow.int64()
+    assert told["pid"].null_count == 3
+    assert told["bytes_acked"].to_pylist() == table["bytes_acked"].tolist()
+    runs = tmp_path / f"runs.{ending}"
+    CliRunner().invoke(why.command, [str(capture), "--intervals", "-o", str(runs)])
+    assert read(runs).equals(as_arrow(intervals(capture)))
+
+
+def test_pandas(capture: Path) -> None:
+    pytest.importorskip("pandas")
+    with formats.open(capture) as reader:
+        assert isinstance(reader, formats.base.analysed.Analysed)
+        frame = reader.connections()
+        assert frame.lport.tolist() == [5001, 5002, 5003]
+        assert set(reader.intervals().conn_id) == {1, 2, 3}
+
+
+def test_choose_sorts_null_last() -> None:
+    table = {"laddr": np.array(["b", None, "a"], object), "min_rtt_us": np.array([2, np.nan, 1.0])}
+    assert choose(table, sort="laddr")["laddr"].tolist() == ["a", "b", None]
+    assert choose(table, sort="-min_rtt_us")["laddr"].tolist() == ["b", "a", None]
+
+
+def test_names_are_unique() -> None:
+    for names in NAMES:
+        told = [getattr(column, names) for column in CONNECTIONS if getattr(column, names)]
+        assert len(set(told)) == len(told) > 10

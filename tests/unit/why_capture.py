@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes PSC captures of the default columns in any size, for the tables of why."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.base import control
+from formats.psc.columns import FLAG_INT_NET, Column, entry_dtype
+from formats.psc.header import encode_header, writer_header
+from tests.unit.captures import columns_for
+
+DEFAULT = {
+    "seq": 8, "time_ns": 8, "serial": 8, "conn_id": 8, "laddr": 16, "raddr": 16, "pacing_rate": 8,
+    "snd_una": 4, "rcv_nxt": 4, "snd_wnd": 4, "rcv_wnd": 4, "snd_ssthresh": 4, "snd_cwnd_segs": 4,
+    "srtt_us": 4, "min_rtt_us": 4, "packets_out": 4, "retrans_out": 4, "sacked_out": 4,
+    "lost_out": 4, "mss": 4, "sk_wmem_bytes": 4, "sk_rcvbuf": 4, "seg_seq": 4, "seg_len": 4,
+    "state": 4, "ca_state": 4, "family": 4, "sk_wmem_alloc": 4, "cpu": 2, "seg_flags": 2,
+}  # fmt: skip
+_ADDRESS = np.frombuffer(b"\0" * 10 + b"\xff\xff\x0a\0\0\x01", "V16")[0]
+_PIECE = 1 << 17
+
+
+def write_capture(
+    path: Path, records: int, flows: int, lose: Set[int] = frozenset(), mean: int = 40
+) -> Path:
+    """So many records of connections in turn; a limit lasts for `mean` of its records.
+
+    lose: the records that are missing.
+    """
+    columns, size = columns_for(DEFAULT)
+    columns = tuple(
+        Column(one.name, one.offset, one.length,
+               flags=one.flags if one.name not in ("laddr", "raddr") else 0)
+        for one in columns
+    )  # fmt: skip
+    assert FLAG_INT_NET
+    dtype = entry_dtype(columns, size, "<")
+    header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
+                           kernel="6.1.0 test", settings={"locations": [1]})  # fmt: skip
+    with path.open("wb") as out:
+        out.write(encode_header(header))
+        out.write(control.encode_many([control.Start(0, 0, 1, 1, 2)], dtype).tobytes())
+        for low in range(0, records, _PIECE):
+            rows = _rows(np.arange(low, min(low + _PIECE, records)), flows, mean, dtype)
+            kept = rows[[n not in lose for n in range(low, low + len(rows))]] if lose else rows
+            out.write(kept.tobytes())
+        end = control.encode_many([control.End(0, records, len(lose), 0)], dtype)
+        end["seq"], end["time_ns"] = records + 2, records * 1000
+        out.write(end.tobytes())
+    return path
+
+
+def _rows(at: NDArray[Any], flows: int, mean: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    rows = np.zeros(len(at), dtype)
+    flow, step = at % flows, at // flows
+    rows["location"] = 1
+    rows["location"][step % 97 == 96] = 2
+    rows["seq"], rows["serial"], rows["time_ns"] = at + 2, at + 1, at * 1000
+    rows["seq_no"] = at + 2
+    rows["conn_id"], rows["lport"], rows["rport"] = flow + 1, 5001 + flow % 60_000, 80
+    rows["laddr"] = rows["raddr"] = _ADDRESS
+    rows["state"], rows["family"], rows["mss"] = 1, 2, 1448
+    rows["snd_una"] = rows["rcv_nxt"] = step * 1448
+    rows["snd_max"] = (step + 10) * 1448
+    rows["snd_cwnd_segs"], rows["snd_ssthresh"], rows["packets_out"] = 10, 5, 10
+    rows["snd_sb_cc"] = np.where(step // mean % 2, 1 << 20, 10 * 1448)
+    rows["sb_hiwat"], rows["snd_wnd"], rows["rcv_wnd"] = 1 << 22, 1 << 20, 65536
+    rows["sk_wmem_bytes"], rows["sk_rcvbuf"] = 1 << 20, 131072
+    rows["pacing_rate"] = (1 << 64) - 1
+    rows["srtt_us"], rows["min_rtt_us"] = 1000 + at * 7919 % 500, 400
+    rows["seg_len"] = 1448
+    return rows
