@@ -32,8 +32,10 @@ class Previous:
 
 @dataclass
 class Part:
-    """A segment of a capture; verify fills in where it ends. `first`, `last`: ledgers of counters
-    by row, at its beginning and end, to be compared with those of its neighbours."""
+    """A segment of a capture; verify fills in where it ends.
+
+    first, last: the ledger at its beginning and at its end, by row: numbers to be compared.
+    """
 
     capture: str
     number: int
