@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from collector.commands.rotation_options import rotation_options, take_rotation
 from collector.writer.stream import STREAMS
 from formats.base.cli import run as run_command
 from formats.base.errors import UsageError
@@ -51,9 +52,9 @@ def parse_limit(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def default_name(file_format: FileFormat) -> str:
+def default_name(file_format: FileFormat, is_folder: bool = False) -> str:
     """The name of the output without -o, with the local time."""
-    return time.strftime("tcpkmon-%Y%m%d-%H%M%S") + file_format.suffix
+    return time.strftime("tcpkmon-%Y%m%d-%H%M%S") + ("" if is_folder else file_format.suffix)
 
 
 def _was_given(parameter: str) -> bool:
@@ -128,6 +129,7 @@ def _was_given(parameter: str) -> bool:
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
 @click.option("--ready-fd", type=int, metavar="N",
               help="Write a byte to this descriptor when attached.")
+@rotation_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
 @click.option("-v", "--verbose", is_flag=True,
               help="Print the kind of rings, and how each location is attached.")
@@ -187,9 +189,13 @@ def command(
         pids=pid,
         syscalls=syscalls,
     )
+    rotation = take_rotation(same, parse_duration)
+    if output is None:
+        output = default_name(FILE_FORMATS[file_format], is_folder=rotation is not None)
     request = Request(
         filters=filters,
-        output=default_name(FILE_FORMATS[file_format]) if output is None else output,
+        output=output,
+        rotation=rotation,
         duration_s=parse_duration(duration) if duration else None,
         when_changed=tuple(n.strip() for n in (when_changed or "").split(",") if n.strip()),
         buffer_bytes=parse_megabytes(buffer_size),

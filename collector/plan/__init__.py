@@ -11,6 +11,7 @@ __all__ = [
     "kernel_types",
     "probes",
     "request",
+    "rotation",
     "schema_lint",
     "schema_sources",
     "tcp_codegen",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from collector.plan.filters import Filters
+from collector.plan.rotation import Rotation, check_rotation
 from formats.base.errors import UsageError
 from formats.registry import FILE_FORMATS, FileFormat
 
@@ -48,11 +49,18 @@ class Request:
     rings: str | None = None
     """The ring transport; None: the first that this kernel has."""
     control_group: str | None = None
+    rotation: Rotation | None = None
+    """The output is a folder of files; None: one file."""
 
     @property
     def format(self) -> FileFormat:
         """The format of the file."""
         return FILE_FORMATS[self.file_format]
+
+    @property
+    def rotates(self) -> bool:
+        """Whether the output is a folder of files that follow one another."""
+        return self.rotation is not None
 
     @property
     def has_tcp(self) -> bool:
@@ -74,6 +82,10 @@ def check_request(request: Request) -> None:
             "standard output and standard error are one file: messages would get into the capture",
             "redirect one of them",
         )
+    if request.rotation is not None:
+        check_rotation(request.rotation)
+        if request.output == "-":
+            raise UsageError("standard output has no next file", "name a folder: -o FOLDER")
     only = request.format.schema
     if only is not None and request.schemata != (only,):
         what = f"{request.format.title} holds the schema {only} alone"

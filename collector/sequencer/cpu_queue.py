@@ -274,6 +274,16 @@ class Queues:
         """Records by CPU that were added and do not wait any more (with late ones)."""
         return {n: cpu.pushed - cpu.waiting for n, cpu in self._cpus.items()}
 
+    def released(self) -> dict[int, tuple[int, int]]:
+        """By CPU: the last serial that was released or lost, and how many up to it were lost."""
+        late: Counter[int] = Counter()
+        for (cpu, _), count in self.late.items():
+            late[cpu] += count
+        return {
+            n: (cpu.decided, cpu.decided - (cpu.pushed - cpu.waiting - late[n]))
+            for n, cpu in self._cpus.items()
+        }
+
     @property
     def waiting(self) -> int:
         """How many records wait for the watermark."""

@@ -29,6 +29,7 @@ from collector.session.existing import Existing
 from collector.session.failures import Failures
 from collector.session.pulse import Pulse
 from collector.session.rights import Rights, describe_lacking
+from collector.session.rotating import Rotating
 from collector.session.status_line import Status
 from collector.session.stop_signals import Stopping
 from collector.session.summary import describe, report, say
@@ -59,7 +60,7 @@ def run(request: Request) -> int:
     sys.setswitchinterval(SWITCH_S)
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
-        stream = STREAMS[request.file_format](request.output, request.force)
+        stream = STREAMS[request.file_format](request.output, request.force, request.rotates)
         stack.callback(stream.discard)
         status.show("preparing: types, columns, programs")
         transport, refused = choose_transport(request.rings)
@@ -163,6 +164,7 @@ class Session:
             self._pulse.told,
         )  # fmt: skip
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
+        self._rotating = Rotating(request.rotation, stream, self._counts.books, self._clocks)
 
     def run(self) -> None:
         """Capture until there is a reason to stop, or the command ends. Any error is a reason."""
@@ -254,6 +256,7 @@ class Session:
                 self._stream.clock(clock)
             self._checkpoint()
             self._pulse.beat()
+        self._failures.optional("the next file", self._rotating.step)
         self._failures.optional("status line", self._show_status)
         self._failures.show_writing(self._stream.written.error)
         self._write_marks()

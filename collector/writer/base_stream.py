@@ -17,7 +17,7 @@ from collector.writer.ledger import Books
 from collector.writer.spool import BatchT, Spool, Writing
 from collector.writer.written import Written
 from formats.base.control import Change, Clock, EndReason, Mark
-from formats.base.errors import FileError
+from formats.base.errors import FileError, UsageError
 
 Show = Callable[[NDArray[Any]], None]
 """Prints entries that go into the file."""
@@ -113,6 +113,19 @@ class Stream(ABC, Generic[BatchT]):
             self._clocks.now_ns(),
             sync=True,
         )
+
+    @property
+    def segment_bytes(self) -> int:
+        """About how large the file is, with what waits for the writing thread."""
+        return self.bytes_written()
+
+    def rotate(self, books: Books, clock: Clock, why: str) -> None:
+        """End the file after all that was released, and begin the next one.
+
+        The writing thread does it: see collector/writer/turn.py. why: for the index. Formats and
+        outputs that cannot rotate refuse it: UsageError.
+        """
+        raise UsageError("this output does not rotate", "name a folder: -o FOLDER")
 
     @abstractmethod
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:

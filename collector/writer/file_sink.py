@@ -91,11 +91,24 @@ class FileSink:
         mode = os.fstat(fd)
         self.regular = stat.S_ISREG(mode.st_mode)
         self._end = self._calls.lseek(fd, 0, os.SEEK_CUR) if self.regular else 0
+        self._wanted_reserve = reserve_bytes
         self._reserve = reserve_bytes if self.regular else 0
         self._below_limit = self._reserve
         self._allocated = 0
         self._ragged = False
         self._direct = DirectWrites(fd) if direct and self.regular else None
+
+    def another(self, fd: int) -> FileSink:
+        """A sink like this one, for another file."""
+        direct = self._direct is not None
+        return FileSink(fd, self._entry_size, self._calls, self._wanted_reserve, direct)
+
+    def prepare(self) -> OSError | None:
+        """Reserve room before the first write; returns the error where there is none."""
+        if not self._reserve:
+            return None
+        error = self._allocate(0, self._reserve)
+        return error if error is not None and error.errno in _FULL else None
 
     @property
     def end_bytes(self) -> int:

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from collector.sequencer.clock_pairs import Clocks
+from collector.sequencer.clock_pairs import ClockPair, Clocks
 from collector.sequencer.cpu_queue import FOREVER_NS
 from collector.sequencer.ordered_batch import Ordered, stamp_control
 from collector.sequencer.sequencer import Sequencer
@@ -19,8 +22,12 @@ from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books, reserve_bytes
 from collector.writer.output_file import Output, find_owner
 from collector.writer.psc_writer import Writer
+from collector.writer.segment_folder import SegmentFolder, Segments, write_first
+from collector.writer.turn import Turn
 from collector.writer.written import Written
+from formats.base.changes import ChangeKind
 from formats.base.control import Change, Clock, Control, End, EndReason, Mark, Start, encode_many
+from formats.base.errors import FileError
 from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
 from formats.psc.header import encode_header, writer_header
 
@@ -28,15 +35,23 @@ SACK = Path("/proc/sys/net/ipv4/tcp_sack")
 
 
 class PscStream(Stream[Ordered]):
-    """See collector/writer/base_stream.py. A PSC file has no entries for pauses and switches."""
+    """See collector/writer/base_stream.py. A PSC file has no entries for pauses and switches.
+
+    rotates: the path is that of a folder of segments.
+    """
 
     largest_mark = (1 << 32) - 1
     order: Sequencer
 
-    def __init__(self, path: str | Path, force: bool = False) -> None:
+    def __init__(self, path: str | Path, force: bool = False, rotates: bool = False) -> None:
         super().__init__()
-        self._output = Output(path, force, owner=find_owner())
+        owner = find_owner()
+        self._output = None if rotates else Output(path, force, owner=owner)
+        self._folder = SegmentFolder(path, owner) if rotates else None
+        self.segments = Segments(platform.node(), ".pm", self.open_file) if rotates else None
         self._show: Show | None = None
+        self._off: dict[int, Change] = {}
+        self._segment_bytes = 0
 
     def begin(
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
@@ -49,21 +64,57 @@ class PscStream(Stream[Ordered]):
         start = Start(mono_ns, clocks.start.realtime_ns, cpus, info.recorded)
         first = encode_many([start], info.dtype)
         stamp_control(first, np.array([1], np.int64), mono_ns, clocks.to_epoch)
-        self._output.begin(_header(info, clocks) + first.tobytes())
+        self._info, self._cpus = info, cpus
+        fd = self._begin(_header(info, clocks.start, self._describe(1)) + first.tobytes(), start)
         sink = FileSink(
-            self._output.fd,
+            fd,
             info.entry_size,
             reserve_bytes=reserve_bytes(cpus, info.programs + 4, info.entry_size),
             # Another process may write to standard output by the same descriptor.
-            direct=not self._output.is_stdout,
+            direct=self._output is None or not self._output.is_stdout,
         )
         written = Written(entries=1, last_seq=1)
-        self._write_by(Writer(sink, info.dtype, clocks.to_epoch, written), clocks)
+        epoch = clocks.to_epoch
+        self._writer = Writer(sink, info.dtype, epoch, written, segments=self.segments)
+        self._write_by(self._writer, clocks)
         self.order = Sequencer(info.dtype, clocks.to_epoch, first_seq=2)
         self.order.warm()
 
+    def _begin(self, first: bytes, start: Start) -> int:
+        """Make the first file with its first bytes; its descriptor."""
+        if self._output is not None:
+            self._output.begin(first)
+            return self._output.fd
+        assert self.segments is not None and self._folder is not None
+        asked, self.segments.ask = self.segments.ask, self._folder.answer
+        try:
+            fd = self.segments.open(1, start.realtime_ns)
+            self.segments.begin()
+            write_first(fd, first)
+        except OSError as error:
+            self.segments.drop()
+            raise FileError(f"cannot write into {self._folder.path}: {error.strerror}") from error
+        self.segments.ask = asked
+        return fd
+
+    def folders(self) -> tuple[int, ...]:
+        return () if self._folder is None else (self._folder.fd,)
+
+    def open_file(self, cpu: int, first: bytes) -> int:
+        """Answers the requests of collector/writer/segment_folder.py."""
+        if self._folder is None:
+            return super().open_file(cpu, first)
+        return self._folder.answer(cpu, first)
+
+    def open_files_by(self, open_file: Callable[[int, bytes], int]) -> None:
+        if self.segments is not None:
+            self.segments.ask = open_file
+
     def discard(self) -> None:
-        self._output.discard()
+        if self._output is not None:
+            self._output.discard()
+        if self._folder is not None:
+            self._folder.discard()
 
     def release(self, watermark_ns: int) -> None:
         for ordered in self.order.pieces(watermark_ns):
@@ -72,7 +123,46 @@ class PscStream(Stream[Ordered]):
     def clock(self, entry: Clock) -> None:
         self._spool.put_control(lambda _: [entry], entry.mono_ns, always=True)
 
+    @property
+    def segment_bytes(self) -> int:
+        return self._segment_bytes
+
+    def rotate(self, books: Books, clock: Clock, why: str) -> None:
+        segments, info = self.segments, self._info
+        if segments is None:
+            return super().rotate(books, clock, why)
+        released = self.order.released()
+        off = list(self._off.values())
+
+        def last(w: Written) -> list[Control]:
+            group = [clock, *books.checkpoint(_after(w, 1))]
+            w = _after(w, len(group))
+            return [*group, End(EndReason.ROTATED, w.entries, w.lost, w.checkpoints + 1)]
+
+        def first(w: Written) -> tuple[bytes, list[Control]]:
+            previous = {
+                "name": segments.name,
+                "last_seq": w.last_seq,
+                "entries": w.entries,
+                "checkpoints": w.checkpoints,
+                "serials": {str(cpu): serial for cpu, (serial, _) in released.items()},
+                "lost": {str(cpu): lost for cpu, (_, lost) in released.items() if lost},
+                "skipped": w.skipped,
+            }
+            header = _header(info, clock, self._describe(w.segment + 1, previous))
+            start = Start(clock.mono_ns, clock.realtime_ns, self._cpus, info.recorded)
+            return header, [start, *books.checkpoint(_after(w, 1)), *off]
+
+        self._segment_bytes = 0
+        turn = Turn(last, first, clock.mono_ns, clock.realtime_ns, why)
+        self._spool.put_call(partial(self._writer.rotate, turn))
+
     def changed(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if change.kind == ChangeKind.SWITCH:
+                self._off.pop(change.which, None)
+                if not change.new:
+                    self._off[change.which] = change
         self._spool.put_control(lambda _: changes, changes[-1].after_ns, always=True)
 
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
@@ -99,13 +189,26 @@ class PscStream(Stream[Ordered]):
         if not len(ordered):
             return
         self.records += ordered.records
+        self._segment_bytes += ordered.nbytes
         if self._show is not None:
             self._show(ordered.entries)
         self._spool.put(ordered)
 
+    def _describe(self, number: int, previous: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The header's settings."""
+        if self.segments is None:
+            return dict(self._info.settings)
+        segment = {"capture": self.segments.capture, "number": number, "previous": previous}
+        return {**self._info.settings, "segment": segment}
 
-def _header(info: CaptureInfo, clocks: Clocks) -> bytes:
-    pair = clocks.start
+
+def _after(written: Written, entries: int) -> Written:
+    """What is in the file when so many control entries more are there."""
+    count, last = written.entries + entries, written.last_seq + entries
+    return replace(written, entries=count, last_seq=last)
+
+
+def _header(info: CaptureInfo, pair: ClockPair | Clock, settings: Mapping[str, Any]) -> bytes:
     return encode_header(
         writer_header(
             info.columns,
@@ -117,7 +220,7 @@ def _header(info: CaptureInfo, clocks: Clocks) -> bytes:
             kernel=info.kernel,
             clock=(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns),
             schema=info.schema_text,
-            settings=info.settings,
+            settings=settings,
         )
     )
 

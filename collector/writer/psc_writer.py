@@ -24,6 +24,8 @@ from collector.sequencer.ordered_batch import (
     stamp_control,
 )
 from collector.writer.file_sink import FileSink, cause_of
+from collector.writer.segment_folder import Segments
+from collector.writer.turn import Turn
 from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
 from formats.base.changes import merge
 from formats.base.control import (
@@ -36,6 +38,7 @@ from formats.base.control import (
     LossCause,
     encode_many,
 )
+from formats.base.errors import FileError
 
 TALLY_ENTRIES = 1 << 16
 
@@ -71,7 +74,8 @@ Build = Callable[[Written], Sequence[Control]]
 class Writer:
     """Numbers entries and writes them to the sink, without a queue or a thread.
 
-    written: what is in the file already (START). now_ns: a monotonic clock.
+    written: what is in the file already (START). now_ns: a monotonic clock. segments: without them
+    it cannot rotate.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Writer:
         mono_to_epoch: MonoToEpoch,
         written: Written,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        segments: Segments | None = None,
     ) -> None:
         self.written = written
         self._sink = sink
@@ -95,6 +100,8 @@ class Writer:
         self._retry_ns = 0
         self._numbering: Numbering | None = None
         self._given_bytes = 0
+        self._segments = segments
+        self._head: tuple[bytes, int] | None = None
 
     def write(self, *batches: Ordered, cached: bool = False) -> None:
         """Write the batches' entries up to the first that fails; the rest counts as dropped.
@@ -180,10 +187,63 @@ class Writer:
         """Sync the file."""
         self.written.sync_error = self._sink.sync() or self.written.sync_error
 
-    def close(self) -> None:
-        """Sync and close the sink."""
+    def rotate(self, turn: Turn) -> None:
+        """End the file and begin the next one, or go on with this one: see turn.py."""
+        assert self._segments is not None
+        try:
+            fd = self._segments.open(self.written.segment + 1, turn.realtime_ns)
+        except (OSError, FileError) as error:
+            self.written.rotation_error = error
+            return
+        sink = self._sink.another(fd)
+        failed = sink.prepare()
+        if failed is not None or not self.control(turn.last, turn.mono_ns, reserved=True):
+            self.written.rotation_error = failed or self.written.error
+            sink.close()
+            self._segments.drop()
+            return
+        self.close(turn.why)
+        self._sink = sink
+        self._head = self._encode_head(turn.first(self.written), turn.mono_ns)
+        self.written.segment += 1
+        self._segments.begin()
+        self._write_head()
+
+    def close(self, why: str = "the end") -> None:
+        """Sync and close the sink; a segment gets its name. why: for the index."""
         self.tally.settle()
+        size_bytes = self._sink.end_bytes
         self.written.sync_error = self._sink.close() or self.written.sync_error
+        if self._segments is not None:
+            self._segments.seal(self.written, size_bytes, why)
+
+    def _encode_head(
+        self, first: tuple[bytes, Sequence[Control]], mono_ns: int
+    ) -> tuple[bytes, int]:
+        """The first bytes of the next file, and the number of its first entries."""
+        header, entries = first
+        rows = encode_many(entries, self._dtype)
+        start = self.written.last_seq + 1
+        seqs = np.arange(start, start + len(rows), dtype=np.int64)
+        stamp_control(rows, seqs, mono_ns, self._mono_to_epoch)
+        return header + rows.tobytes(), len(rows)
+
+    def _write_head(self) -> bool:
+        """Write the beginning of the file, if it is not there yet; False when that fails."""
+        if self._head is None:
+            return True
+        data, entries = self._head
+        outcome = self._sink.write(data, whole=True, reserved=True)
+        self.written.error = self._failed = outcome.error
+        if outcome.error is not None:
+            self._retry_ns = self._now_ns() + RETRY_NS
+            return False
+        self._head = None
+        self.written.entries += entries
+        self.written.last_seq += entries
+        self.written.checkpoints += 1
+        self._update_numbering()
+        return True
 
     def _update_numbering(self) -> None:
         """Give the sequencer the place in the file of its next entries."""
@@ -192,6 +252,8 @@ class Writer:
 
     def _write_losses(self, mono_ns: int, reserved: bool) -> bool:
         """Write the LOSS entries and others that are due; False when a write fails."""
+        if not self._write_head():
+            return False
         while self._gaps:
             cause, count = self._gaps[0]
             loss = Loss(ANY_CPU, 0, count, cause)
@@ -221,6 +283,7 @@ class Writer:
         self._failed = None
         self.written.entries += len(rows)
         self.written.last_seq = int(seqs[-1])
+        self.written.skipped += skipped
         self.written.checkpoints += sum(isinstance(entry, Checkpoint) for entry in entries)
         return True
 

@@ -77,6 +77,15 @@ class _Entries:
     sync: bool
 
 
+@dataclass
+class _Call:
+    do: Callable[[], None]
+
+
+_Item = _Gap | _Entries | _Call
+_ITEMS = (_Gap, _Entries, _Call)
+
+
 class Spool(Generic[BatchT]):
     """A writer in a thread of its own, behind a queue of about `limit_bytes` at most.
 
@@ -94,7 +103,7 @@ class Spool(Generic[BatchT]):
         self.written = writer.written
         self._writer = writer
         self._limit_bytes = limit_bytes
-        self._queue: deque[BatchT | _Gap | _Entries] = deque()
+        self._queue: deque[BatchT | _Item] = deque()
         self._bytes = 0
         self._quiet_bytes = 0
         self._cached_until_s: float | None = None
@@ -153,6 +162,12 @@ class Spool(Generic[BatchT]):
             self._add(_Entries(build, mono_ns, reserved, sync), CONTROL_COST_BYTES)
             return True
 
+    def put_call(self, do: Callable[[], None]) -> None:
+        """Call a function in the writer's thread, after all that was put before."""
+        with self._lock:
+            self._raise_failure()
+            self._add(_Call(do), CONTROL_COST_BYTES)
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Write what waits, sync and close the file; False when that takes longer than timeout_s.
 
@@ -172,11 +187,11 @@ class Spool(Generic[BatchT]):
         if self._queue:
             self._wake()
 
-    def _add(self, item: BatchT | _Entries, cost: int) -> None:
+    def _add(self, item: BatchT | _Item, cost: int) -> None:
         self._queue.append(item)
         self._bytes += cost
         self._quiet_bytes += cost
-        if self._quiet_bytes >= GATHER_BYTES or isinstance(item, _Entries):
+        if self._quiet_bytes >= GATHER_BYTES or isinstance(item, _ITEMS):
             self._wake()
 
     def _wake(self) -> None:
@@ -198,7 +213,7 @@ class Spool(Generic[BatchT]):
             with self._lock:
                 self._failure = failure
 
-    def _next(self) -> list[BatchT] | _Gap | _Entries | None:
+    def _next(self) -> list[BatchT] | _Item | None:
         """Wait for the next item; None at the end. Batches that wait come together."""
         while True:
             with self._lock:
@@ -208,12 +223,12 @@ class Spool(Generic[BatchT]):
                     return None
             self._no_news.acquire()
 
-    def _take(self) -> list[BatchT] | _Gap | _Entries:
+    def _take(self) -> list[BatchT] | _Item:
         item = self._queue.popleft()
-        if isinstance(item, (_Gap, _Entries)):
+        if isinstance(item, _ITEMS):
             return item
         batches, nbytes = [item], item.nbytes
-        while self._queue and not isinstance(item := self._queue[0], (_Gap, _Entries)):
+        while self._queue and not isinstance(item := self._queue[0], _ITEMS):
             nbytes += item.nbytes
             if nbytes > GATHER_BYTES:
                 break
@@ -221,7 +236,7 @@ class Spool(Generic[BatchT]):
             self._queue.popleft()
         return batches
 
-    def _handle(self, item: list[BatchT] | _Gap | _Entries | None) -> bool:
+    def _handle(self, item: list[BatchT] | _Item | None) -> bool:
         """Write an item and keep no reference to it; False at the end."""
         if item is None:
             return False
@@ -233,6 +248,8 @@ class Spool(Generic[BatchT]):
             self._writer.control(item.build, item.mono_ns, reserved=item.reserved)
             if item.sync:
                 self._writer.sync()
+        elif isinstance(item, _Call):
+            item.do()
         else:
             cost = sum(batch.nbytes for batch in item)
             self._writer.write(*item, cached=self._is_behind())

@@ -9,34 +9,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from formats.base.errors import UsageError
+
 if TYPE_CHECKING:
     from collector.writer.base_stream import Stream
 
 
-def _open_psc(path: str, force: bool) -> Stream[Any]:
+def _open_psc(path: str, force: bool, rotates: bool) -> Stream[Any]:
     from collector.writer.psc_stream import PscStream
 
-    return PscStream(path, force)
+    return PscStream(path, force, rotates)
 
 
-def _open_klogger(path: str, force: bool) -> Stream[Any]:
+def _open_klogger(path: str, force: bool, rotates: bool) -> Stream[Any]:
     from collector.writer.log_stream import LogStream
 
+    if rotates:
+        raise UsageError("this format does not rotate")
     return LogStream(path, force)
 
 
-def _open_magnet(path: str, force: bool) -> Stream[Any]:
+def _open_magnet(path: str, force: bool, rotates: bool) -> Stream[Any]:
     from collector.writer.magnet_stream import MagnetStream
 
+    if rotates:
+        raise UsageError("this format does not rotate")
     return MagnetStream(path, force)
 
 
-STREAMS: dict[str, Callable[[str, bool], Stream[Any]]] = {
+STREAMS: dict[str, Callable[[str, bool, bool], Stream[Any]]] = {
     "psc": _open_psc,
     "klogger": _open_klogger,
     "magnet": _open_magnet,
 }
-"""By the format's name: opens a stream to an output. force: replace what is there.
+"""By the format's name: opens a stream to an output. force: replace what is there. rotates: the
+output is a folder of segments.
 
 FileError or UsageError when the output cannot be written.
 """

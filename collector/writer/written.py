@@ -40,6 +40,12 @@ class Written:
     error: OSError | None = None
     """The error of the last write; None if it had none."""
     sync_error: OSError | None = None
+    skipped: int = 0
+    """Sequence numbers that LOSS entries without a CPU count."""
+    segment: int = 1
+    """The number of the file that is written now."""
+    rotation_error: Exception | None = None
+    """Why the last rotation, or the last sealing of a file, failed; None if it did not."""
 
     @property
     def lost(self) -> int:

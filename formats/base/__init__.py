@@ -3,5 +3,5 @@
 
 __all__ = [
     "analysed", "arrow", "byteorder", "causes", "changes", "cli", "closing", "control", "errors",
-    "escape", "files", "limits", "reader", "text", "times",
+    "escape", "files", "limits", "reader", "segments", "text", "times",
 ]  # fmt: skip

@@ -63,6 +63,7 @@ class EndReason(enum.IntEnum):
     COUNT = 2
     COMMAND_ENDED = 3
     ERROR = 4
+    ROTATED = 6  # the capture goes on in the next file; 5 is DISABLED in Klogger logs
 
 
 ControlT = TypeVar("ControlT", bound="Control")

@@ -37,6 +37,9 @@ MOST_FIELDS = 4096
 MOST_NAME_CHARACTERS = 256
 """Of the name of an event, a field or a type of a Klogger log."""
 
+MOST_INDEX_BYTES = 64 << 20
+"""Of the index of a folder of segments."""
+
 # Records.
 MOST_PAYLOAD_BYTES = 1 << 16
 """Of a record of a Klogger log."""

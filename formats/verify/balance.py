@@ -35,6 +35,7 @@ from formats.verify.ledger import (
 )
 from formats.verify.report import (
     COLLECTOR_CAUSES,
+    COUNTS,
     DAMAGED,
     I64,
     KERNEL_CAUSES,
@@ -199,6 +200,22 @@ def build_rows(ledger: Ledger, has_cpu: bool, name: Callable[[int], str]) -> lis
         rows.append(row)
     _attribute_damaged(rows, ledger)
     return rows if has_cpu else _merge(rows)
+
+
+def subtract(rows: list[Row], before: list[Row]) -> None:
+    """Take from the rows what a segment's first ledger had counted: what is left is its own.
+
+    `pending` is then what was under way at its end, less what was at its beginning.
+    """
+    places = {(row.cpu, row.location): row for row in before}
+    for row in rows:
+        if (old := places.get((row.cpu, row.location))) is None:
+            continue
+        for name in COUNTS:
+            setattr(row, name, getattr(row, name) - getattr(old, name))
+        lost = {cause: n - old.lost.get(cause, 0) for cause, n in row.lost.items()}
+        row.lost = {cause: n for cause, n in lost.items() if n}
+    rows[:] = [row for row in rows if row.attempts or row.in_file or row.pending or row.lost]
 
 
 def _attribute_damaged(rows: list[Row], ledger: Ledger) -> None:

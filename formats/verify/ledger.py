@@ -22,6 +22,7 @@ from typing import ClassVar
 import numpy as np
 
 from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
+from formats.base.limits import MOST_CPUS
 from formats.verify.report import I64, U64
 
 ASIDE = ("filtered", "unchanged", "limited")
@@ -149,6 +150,15 @@ class Tally:
             found = np.append(found, np.zeros(-len(found) % POINTS, np.int64))
             self.counts = np.append(self.counts, np.zeros(len(found) - len(self.counts), np.int64))
         self.counts += found
+
+    def begin(self, keys: I64, counts: I64) -> None:
+        """Add what earlier files held; keys: cpu << 16 | point, of each of which a count."""
+        inside = (keys >> 16 <= MOST_CPUS) & ((keys & 0xFFFF) < POINTS) & (counts >= 0)
+        place = (keys[inside] >> 16) * POINTS + (keys[inside] & 0xFFFF)
+        if len(place) and int(place.max()) >= len(self.counts):
+            more = (int(place.max()) // POINTS + 1) * POINTS - len(self.counts)
+            self.counts = np.append(self.counts, np.zeros(more, np.int64))
+        self.counts[place] += counts[inside]
 
     def of_point(self, point: int) -> int:
         """How many of a point there are, on all CPUs."""

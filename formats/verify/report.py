@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from formats.base import causes
 from formats.base.limits import MOST_ENTRIES, MOST_PROBLEMS
+from formats.verify.segment import Part
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -184,6 +185,8 @@ class Report:
     error: str | None = None
     """The file could not be read as a capture at all."""
     error_exit: int = DOES_NOT_ADD_UP
+    part: Part | None = None
+    """Of a segment: its place in its capture."""
     format: str = "psc"
     words: Mapping[str, str] = field(default_factory=dict)
     """What a person knows as something else in this format: entry, location, checkpoint ..."""
@@ -260,5 +263,6 @@ class Report:
             totals=self.totals.as_json(),
             missed=[vars(one) for one in self.missed],
             problems=[vars(one) for one in self.problems],
+            part=self.part.as_json() if self.part is not None else None,
         )
         return plain

@@ -13,7 +13,7 @@ from formats.base.errors import DamagedError
 from formats.base.limits import MOST_CPUS
 from formats.psc.header import HEADER_DAMAGED
 from formats.psc.reader import Capture, open_capture
-from formats.verify.balance import build_rows, compare_rings
+from formats.verify.balance import build_rows, compare_rings, subtract
 from formats.verify.changes import ChangeCheck
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
@@ -39,6 +39,7 @@ from formats.verify.report import (
     find_unproven,
     find_unseen,
 )
+from formats.verify.segment import Previous, find_part
 
 SEGMENT_ROWS = 1 << 16
 
@@ -64,6 +65,10 @@ def verify_capture(capture: Capture) -> Report:
     problems = Problems(offset, entry_size)
     report = Report(str(capture.path), count, size_bytes, is_ours(capture))
     if report.ledger:
+        try:
+            report.part = find_part(capture.settings)
+        except ValueError as error:
+            problems.add_header(str(error))
         _LedgerRun(capture, problems, report).run()
     elif has_our_header(capture):
         report.error = "the header describes no ledger, although tcpkmon wrote it: it is damaged"
@@ -115,18 +120,20 @@ class _LedgerRun:
         self._capture = capture
         self._problems = problems
         self._report = report
+        previous = report.part.previous if report.part is not None else None
         self._has_cpu = is_number(capture, "cpu")
         self._has_serial = self._has_cpu and is_number(capture, "serial")
         self._has_mono = is_number(capture, "time_ns")
         time = capture.columns_by_name.get("time")
         self._has_time = time is not None and time.is_time
         self._reader = SequenceReader(capture, problems)
-        self._sequence = SequenceCheck(problems, ledger=True)
-        self._serials = SerialCheck(problems)
+        last_seq = previous.last_seq if previous else 0
+        self._sequence = SequenceCheck(problems, ledger=True, before=last_seq)
+        self._serials = SerialCheck(problems, previous.serials if previous else None)
         self._clock = ClockCheck(problems)
-        self._sums = LossSums()
+        self._sums = LossSums(before=previous or Previous())
         self._changes = ChangeCheck(problems)
-        self._marks = Landmarks(problems, self._has_cpu, self._sums)
+        self._marks = Landmarks(problems, self._has_cpu, self._sums, previous)
         self._unsure_at = -1
         self._locations: int | None = None
         self._offset_ns = 0
@@ -246,7 +253,7 @@ class _LedgerRun:
         report, problems = self._report, self._problems
         self._marks.finish()
         self._clock.finish()
-        last = self._marks.last
+        last, entry = self._marks.last, -1
         if self._marks.end is not None:
             entry, end = self._marks.end
             reasons = {reason.value: reason.name.lower() for reason in control.EndReason}
@@ -255,16 +262,21 @@ class _LedgerRun:
                 problems.add(entry, "entries follow END")
             final = last is not None and last.final
             report.proven_end = final and entry == report.entries - 1
-            if not final and end.reason != control.EndReason.ERROR and not self._sums.unsure:
+            early = end.reason in (control.EndReason.ERROR, control.EndReason.ROTATED)
+            if not final and not early and not self._sums.unsure:
                 problems.add(entry, "END without a final checkpoint before it")
+        rotated = self._marks.is_rotated
+        if rotated and report.part is None:
+            problems.add(report.entries - 1, "END says that another file follows this one")
+        report.proven_end |= rotated and last is not None and entry == report.entries - 1
         if self._has_serial:
             entries = max(report.entries - 1, 0)
-            check_serials(problems, last, self._serials, self._sums, entries)
+            check_serials(problems, last, self._serials, self._sums, entries, rotated)
         report.seq_lost, report.seq_gaps = self._sequence.lost, self._sequence.gaps
-        report.checkpoints = self._marks.number
+        report.checkpoints = self._marks.number - self._marks.previous.checkpoints
         pairs = self._clock.pairs
         report.clock_pairs, report.clock_steps = pairs.pairs, pairs.steps
-        report.existing = self._marks.tally.of_point(control.EXISTING)
+        report.existing = self._marks.tally.of_point(control.EXISTING) - self._marks.existing_before
         snapshots = int(self._marks.tally.counts.sum())
         report.after_checkpoint = snapshots - (int(last.counts.sum()) if last else 0)
         if last is not None:
@@ -281,7 +293,9 @@ class _LedgerRun:
             if report.after_checkpoint:
                 self._problems.add(last.index, "snapshots follow the final checkpoint")
         report.rows = build_rows(last, self._has_cpu, name)
-        report.missed = last.missed(name)
+        if self._marks.base is not None:
+            subtract(report.rows, build_rows(self._marks.base, self._has_cpu, name))
+        report.missed = last.missed(name, self._marks.base)
         report.ring_lost = int(last.cpu_rows["ring_lost"].sum())
         report.notes += compare_rings(last)
         points = {row.location for row in report.rows if row.location != control.EXISTING}

@@ -119,13 +119,18 @@ class Checkpoint(Ledger):
         strange, rows = np.flatnonzero(self._online > 1), self.tables[_CPU].index
         problems.add_each(strange, rows, lambda _: "CPU row is not on or off")
 
-    def missed(self, name: Callable[[int], str]) -> list[Missed]:
-        """What the programs never saw, per location with any."""
+    def missed(
+        self, name: Callable[[int], str], since: Checkpoint | None = None
+    ) -> list[Missed]:
+        """What the programs never saw, per location with any; since: after this checkpoint."""
         table = self.tables[_PROGRAM]
+        values = table.values
+        if since is not None:
+            values = values - since.tables[_PROGRAM].at(table.keys).values
         return [
-            Missed(key, name(key), *values[:2])
-            for key, values in zip(table.keys.tolist(), table.values.tolist(), strict=True)
-            if any(values[:2])
+            Missed(key, name(key), *counts[:2])
+            for key, counts in zip(table.keys.tolist(), values.tolist(), strict=True)
+            if any(counts[:2])
         ]
 
 

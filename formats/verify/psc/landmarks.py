@@ -13,6 +13,7 @@ from formats.verify.psc.checkpoints import GROUP_KINDS, Checkpoint, CheckpointRe
 from formats.verify.psc.entries import ControlRows, Segment
 from formats.verify.psc.losses import LossSums
 from formats.verify.report import I64, U64, Mask, Problems
+from formats.verify.segment import Previous
 
 
 class Landmarks:
@@ -20,21 +21,34 @@ class Landmarks:
 
     `tally` counts the snapshots so far; `last` is the last whole checkpoint;
     `checkpoint_at` the entry of the last CHECKPOINT, `number` the number due next; `end` the entry
-    number of END and its content.
+    number of END and its content. previous: of a segment, where the one before it ended.
     """
 
-    def __init__(self, problems: Problems, has_cpu: bool, sums: LossSums) -> None:
+    def __init__(
+        self, problems: Problems, has_cpu: bool, sums: LossSums, previous: Previous | None = None
+    ) -> None:
+        self.previous = previous or Previous()
+        self.existing_before = 0
+        """How many connections that were open already the earlier files hold."""
+        self._is_next = previous is not None
         self._problems = problems
         self._has_cpu = has_cpu
         self._sums = sums
         self._groups = CheckpointReader(problems)
         self.tally = Tally()
         self.last: Checkpoint | None = None
-        self.number = 0
+        self.base: Checkpoint | None = None
+        """What the capture's earlier files held: the first checkpoint of a later segment."""
+        self.number = self.previous.checkpoints
         self.cpu_limit = MOST_CPUS
         """CPUs that there can be, as START says."""
         self.checkpoint_at = -1
         self.end: tuple[int, control.End] | None = None
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether END says that another file follows."""
+        return self.end is not None and self.end[1].reason == control.EndReason.ROTATED
 
     @property
     def broken(self) -> int:
@@ -70,7 +84,8 @@ class Landmarks:
             self.tally.add(keys[done:upto])
             done = upto
             found = rows.decode(int(at))
-            missing = int(seq[entry - segment.start]) - 1 - entry
+            before = self.previous.entries + entry
+            missing = int(seq[entry - segment.start]) - 1 - before
             if isinstance(found, control.Checkpoint):
                 self._checkpoint(entry, found, missing)
                 self._gather(segment, rows, in_group, claimed, unsure_at)
@@ -120,8 +135,9 @@ class Landmarks:
         self._groups.open(entry, found, self.tally.counts.copy())
 
     def _totals(self, entry: int, what: str, entries: int, lost: int, missing: int) -> None:
-        if entries != entry:
-            self._problems.add(entry, f"{what} counts {entries} entries before it, not {entry}")
+        before = self.previous.entries + entry
+        if entries != before:
+            self._problems.add(entry, f"{what} counts {entries} entries before it, not {before}")
         if lost != missing:
             self._problems.add(entry, f"{what} counts {lost} lost, its place says {missing}")
 
@@ -130,7 +146,7 @@ class Landmarks:
             self._problems.add(entry, "a second END entry")
         self.end = entry, found
         self._totals(entry, "END", found.entries, found.lost, missing)
-        if found.reason > max(control.EndReason):
+        if found.reason not in tuple(control.EndReason):
             self._problems.add(entry, f"END has unknown reason {found.reason}")
         if found.checkpoints != self.number and not self._sums.unsure:
             self._problems.add(
@@ -147,5 +163,13 @@ class Landmarks:
             check_rise(self._problems, self.last, shot)
         shot.check_rows(self._problems, self.cpu_limit)
         check_sums(self._problems, shot)
+        if self._is_next and self.base is None:
+            self.base = self.last = shot
+            if shot.index != 1:
+                self._problems.add(shot.index, "a segment begins with the ledger of those before")
+            self.tally.begin(shot.points.keys, shot.points["in_file"].view(np.int64))
+            self.existing_before = self.tally.of_point(control.EXISTING)
+            shot.counts = self.tally.counts.copy()
+            return
         check_counts(self._problems, shot, self._has_cpu, self._sums.repaired)
         self.last = shot

@@ -18,6 +18,7 @@ from formats.verify.psc.entries import ControlRows
 from formats.verify.psc.sequence import is_unsure
 from formats.verify.psc.serials import SerialCheck
 from formats.verify.report import Problems
+from formats.verify.segment import Previous
 
 
 @dataclass
@@ -30,6 +31,8 @@ class LossSums:
     """Causes 2 to 4, of any CPU."""
     repaired: int = 0
     """What `tcpkmon repair` left out or found missing."""
+    before: Previous = field(default_factory=Previous)
+    """What was lost until a segment began."""
 
     def feed(self, rows: ControlRows) -> None:
         """Control rows of a segment."""
@@ -53,28 +56,30 @@ class LossSums:
 
 def check_losses(problems: Problems, shot: Checkpoint, sums: LossSums) -> None:
     """The final checkpoint's losses are those that the LOSS entries count."""
+    unsure = sums.unsure + sums.before.skipped
     cpus, lost = by_cpu(shot.points.keys, shot.points.sum(*NUMBERED, "late"))
     rows = shot.cpu_rows
     told = dict(zip(rows.keys.tolist(), rows["damaged"].tolist(), strict=True))
     for cpu, count in zip(cpus, lost, strict=True):
         told[int(cpu)] = told.get(int(cpu), 0) + int(count)
-    for cpu in sorted(told.keys() | sums.by_cpu.keys()):
-        ledger, entries = told.get(cpu, 0), sums.by_cpu.get(cpu, 0)
-        if entries > ledger or (entries < ledger and not sums.unsure):
+    for cpu in sorted(told.keys() | sums.by_cpu.keys() | sums.before.lost.keys()):
+        entries = sums.by_cpu.get(cpu, 0) + sums.before.lost.get(cpu, 0)
+        ledger = told.get(cpu, 0)
+        if entries > ledger or (entries < ledger and not unsure):
             problems.add(
                 shot.cpu_entry(cpu),
                 f"CPU {cpu}: the final ledger counts {ledger} records lost, late or damaged, "
                 f"the LOSS entries {entries}",
             )
     late_stage = int(shot.points.sum(*LATE_STAGE).sum())
-    if late_stage > sums.unsure:
+    if late_stage > unsure:
         problems.add(
             shot.index,
             f"the final ledger counts {late_stage} lost by queue, disk or write error, "
-            f"the LOSS entries {sums.unsure}",
+            f"the LOSS entries {unsure}",
         )
     everything = sum(told.values()) + late_stage
-    if everything > sum(sums.by_cpu.values()) + sums.unsure:
+    if everything > sum(sums.by_cpu.values()) + sum(sums.before.lost.values()) + unsure:
         problems.add(
             shot.index,
             f"the final ledger counts {everything} lost, more than the sequence numbers missing",
@@ -82,15 +87,23 @@ def check_losses(problems: Problems, shot: Checkpoint, sums: LossSums) -> None:
 
 
 def check_serials(
-    problems: Problems, shot: Checkpoint | None, serials: SerialCheck, sums: LossSums, last: int
+    problems: Problems,
+    shot: Checkpoint | None,
+    serials: SerialCheck,
+    sums: LossSums,
+    last: int,
+    rotated: bool = False,
 ) -> None:
-    """Every serial up to the last one taken is in the file or counted as lost."""
+    """Every serial up to the last one taken is in the file or counted as lost.
+
+    rotated: the file ends at a point of the stream, so nothing before its end is under way.
+    """
     where = shot.index if shot else last
     excess = 0
     for cpu, one in sorted(serials.cpus.items()):
         if shot is None or not shot.final:
-            hole = one.missing_marked
-            if hole > IN_FLIGHT + sums.unsure:
+            hole = one.missing if rotated else one.missing_marked
+            if hole > sums.unsure + (0 if rotated else IN_FLIGHT):
                 problems.add(where, f"CPU {cpu}: {hole} serial(s) missing without a LOSS entry")
             continue
         taken = int(shot.cpu_rows.at(np.array([cpu]))["serials"][0])

@@ -47,12 +47,15 @@ class SequenceReader:
 
 
 class SequenceCheck:
-    """Follows the sequence through the file; `lost` and `gaps` are what is missing so far."""
+    """Follows the sequence through the file; `lost` and `gaps` are what is missing so far.
 
-    def __init__(self, problems: Problems, ledger: bool) -> None:
+    before: the last number of the capture's earlier files.
+    """
+
+    def __init__(self, problems: Problems, ledger: bool, before: int = 0) -> None:
         self._problems = problems
         self._ledger = ledger
-        self._previous: int | None = 0 if ledger else None
+        self._previous: int | None = before if ledger else None
         self.lost = 0
         self.gaps = 0
 

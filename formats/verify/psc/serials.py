@@ -8,6 +8,7 @@ serials; a CPU's serials are therefore kept as a set of intervals, whatever the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,11 +27,13 @@ LAST_SERIAL = 2**63
 class CpuSerials:
     """The serials of one CPU that the file accounts for, as disjoint intervals [start, end)."""
 
+    before: int = 0
+    """The last serial of the capture's earlier files."""
     starts: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
     ends: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
     forgotten: int = 0
     """Serials in holes that were merged away to bound memory."""
-    marked: int = FIRST_SERIAL
+    marked: int = 0
     """End of the highest interval when the last checkpoint was met."""
     last_serial: int = 0
     last_time_ns: int = 0
@@ -40,7 +43,7 @@ class CpuSerials:
         """Serials below the highest one that the file does not account for."""
         if not len(self.starts):
             return 0
-        front = int(self.starts[0]) - FIRST_SERIAL
+        front = int(self.starts[0]) - self.first
         return self.forgotten + front + int((self.starts[1:] - self.ends[:-1]).sum())
 
     @property
@@ -48,14 +51,19 @@ class CpuSerials:
         """Those of `missing` whose hole begins before the last checkpoint."""
         if not len(self.starts):
             return 0
-        before = np.concatenate((np.array([FIRST_SERIAL], np.uint64), self.ends[:-1]))
+        before = np.concatenate((np.array([self.first], np.uint64), self.ends[:-1]))
         holes = self.starts - before
         return self.forgotten + int(holes[before < np.uint64(self.marked)].sum())
 
     @property
+    def first(self) -> int:
+        """The first serial that is due."""
+        return self.before + 1
+
+    @property
     def highest(self) -> int:
-        """The highest serial that the file mentions, 0 if none."""
-        return int(self.ends[-1]) - 1 if len(self.ends) else 0
+        """The highest serial that the file mentions, or that of the files before it."""
+        return int(self.ends[-1]) - 1 if len(self.ends) else self.before
 
     def add(self, starts: U64, ends: U64) -> U64:
         """Add intervals in any order; returns the first serial of each that overlaps another."""
@@ -90,11 +98,14 @@ def runs(serials: U64) -> tuple[U64, U64]:
 
 
 class SerialCheck:
-    """All CPUs' serials; `cpus` by number. Fed with segments of the file in order."""
+    """All CPUs' serials; `cpus` by number. Fed with segments of the file in order.
 
-    def __init__(self, problems: Problems) -> None:
+    before: by CPU, the last serial of the capture's earlier files.
+    """
+
+    def __init__(self, problems: Problems, before: Mapping[int, int] | None = None) -> None:
         self._problems = problems
-        self.cpus: dict[int, CpuSerials] = {}
+        self.cpus = {cpu: CpuSerials(serial) for cpu, serial in (before or {}).items()}
 
     def mark(self) -> None:
         """A checkpoint is here."""
@@ -137,6 +148,11 @@ class SerialCheck:
             order = np.argsort(serial, kind="stable")
             index, serial = index[order], serial[order]
             time_ns = None if time_ns is None else time_ns[order]
+        early = serial <= np.uint64(state.before)
+        if early.any():
+            what = f"serials of CPU {cpu} up to {state.before} are in an earlier file"
+            self._problems.add(int(index[np.argmax(early)]), what)
+            return
         twice = state.add(*runs(serial))
         if len(twice):
             self._twice(cpu, twice, int(index[np.searchsorted(serial, twice[0]) % len(index)]))
@@ -174,6 +190,11 @@ class SerialCheck:
         self._problems.add_each(beyond, losses.index, lambda _: what)
         for cpu in np.unique(losses.callvalue[whole]):
             mine = np.flatnonzero(whole & (losses.callvalue == cpu))
+            before = self._cpu(int(cpu)).before
+            if int(starts[mine].min()) <= before:
+                what = f"serials of CPU {cpu} up to {before} are in an earlier file"
+                self._problems.add(int(losses.index[mine[0]]), what)
+                continue
             twice = self._cpu(int(cpu)).add(starts[mine], ends[mine])
             if len(twice):
                 at = int(mine[np.searchsorted(starts[mine], twice[0]) % len(mine)])

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides when a capture begins its next file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from collector.plan.rotation import Rotation
+from collector.sequencer.clock_pairs import Clocks
+from collector.session.summary import say
+from collector.writer.base_stream import Stream
+from collector.writer.ledger import Books
+
+RETRY_S = 1.0
+"""After a rotation that failed, the next try comes so much later."""
+
+
+class Rotating:
+    """Rotates a stream when a condition of the rotation is met; without one never."""
+
+    def __init__(
+        self,
+        rotation: Rotation | None,
+        stream: Stream[Any],
+        books: Callable[[], Books],
+        clocks: Clocks,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rotation = rotation
+        self._stream = stream
+        self._books = books
+        self._clocks = clocks
+        self._now_s = now_s
+        self._began_s = now_s()
+        self._segment = stream.written.segment
+        self._asked_s: float | None = None
+        self._why = ""
+        self._told = ""
+
+    def step(self) -> None:
+        """Rotate if it is time. Call it after what was drained is released."""
+        if self._rotation is None:
+            return
+        now_s, written = self._now_s(), self._stream.written
+        if self._asked_s is not None:
+            if written.segment != self._segment:  # done
+                self._segment, self._began_s, self._asked_s = written.segment, self._asked_s, None
+            elif written.rotation_error is None or now_s < self._asked_s + RETRY_S:
+                self._tell(written.rotation_error)
+                return
+        self._tell(written.rotation_error)
+        if self._asked_s is None:
+            self._why = self._due(now_s)
+        if self._why:
+            self._asked_s = now_s
+            clock = self._clocks.check() or self._clocks.read()
+            self._stream.rotate(self._books(), clock, self._why)
+
+    def _due(self, now_s: float) -> str:
+        """Which condition is met; empty: none."""
+        assert self._rotation is not None
+        size_bytes, every_s = self._rotation.size_bytes, self._rotation.every_s
+        if size_bytes is not None and self._stream.segment_bytes >= size_bytes:
+            return "size"
+        if every_s is not None and now_s - self._began_s >= every_s:
+            return "time"
+        return ""
+
+    def _tell(self, error: Exception | None) -> None:
+        """Print once that a file cannot be begun or sealed, and once that it works again."""
+        text = "" if error is None else str(error)
+        if text != self._told:
+            say(f"no next file: {text}; this one goes on" if text else "the next file has begun")
+            self._told = text

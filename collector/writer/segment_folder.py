@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a capture that rotates: makes its segments hidden, and gives them their names.
+
+The writing thread has no right to do so; collector/linux/deputy.py answers its requests there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from collector.linux.syscalls import c_string, call_libc
+from collector.writer.output_file import MODE, Owner, give_to
+from collector.writer.output_folder import OutputFolder
+from collector.writer.written import Written
+from formats.base.errors import FileError
+from formats.base.segments import INDEX, hidden, name_segment, parse_name
+
+OPEN, SEAL, DROP = range(3)
+"""Requests: make a hidden segment, give it its name, remove it."""
+_APPEND = (
+    os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+)
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_RENAME_NOREPLACE = 1
+_NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS})
+
+
+class SegmentFolder(OutputFolder):
+    """See collector/writer/output_folder.py. owner: to whom the files belong, too."""
+
+    def __init__(self, path: str | Path, owner: Owner | None = None) -> None:
+        super().__init__(path, owner, "a capture that rotates")
+
+    def answer(self, request: int, data: bytes) -> int:
+        """Do what is asked; returns a descriptor: of a new segment, else of the folder. OSError.
+
+        data: of OPEN and DROP the segment's name; of SEAL its line for the index.
+        """
+        if request == SEAL:
+            line = json.loads(data)
+            self._seal(_check(line["name"]), line)
+            return os.dup(self.fd)
+        name = hidden(_check(data.decode()))
+        if request == DROP:
+            os.unlink(name, dir_fd=self.fd)
+            return os.dup(self.fd)
+        fd = os.open(name, _NEW, MODE, dir_fd=self.fd)
+        os.fchmod(fd, MODE)
+        give_to(fd, self._owner)
+        return fd
+
+    def _seal(self, name: str, line: Mapping[str, Any]) -> None:
+        rename_new(self.fd, hidden(name), name)
+        with suppress(OSError):  # some file systems cannot sync a directory
+            os.fsync(self.fd)
+        with suppress(OSError):  # a full disk: the segment itself is whole
+            append_line(self.fd, line, self._owner)
+
+
+class Segments:
+    """The segments of one capture, for its writing thread: names, and lines of the index.
+
+    ask: see SegmentFolder.answer(). sealed: called with the name of each segment that got it.
+    """
+
+    def __init__(self, host: str, suffix: str, ask: Callable[[int, bytes], int]) -> None:
+        self.ask = ask
+        self.sealed: Callable[[str], None] = lambda name: None
+        self.capture = secrets.token_hex(16)
+        """What the segments of one capture have in common."""
+        self.name = ""
+        """Of the segment that is written now."""
+        self._host, self._suffix = host, suffix
+        self._next = ""
+        self._before = (0, 0)
+        self._unsealed: list[Mapping[str, Any]] = []
+
+    def open(self, number: int, realtime_ns: int) -> int:
+        """Make the next segment, which is hidden; its descriptor. FileError or OSError."""
+        self._next = name_segment(self._host, realtime_ns, number, self._suffix)
+        return self.ask(OPEN, self._next.encode())
+
+    def drop(self) -> None:
+        """Remove the next segment: it was not begun."""
+        with suppress(OSError, FileError):
+            os.close(self.ask(DROP, self._next.encode()))
+
+    def begin(self) -> None:
+        """The next segment is the one that is written now."""
+        self.name = self._next
+
+    def seal(self, written: Written, size_bytes: int, why: str) -> None:
+        """Give the segment that was written its name; see Written.rotation_error.
+
+        Where that fails it is tried again with the next one.
+        """
+        records, lost = written.in_file.total(), written.lost
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "what": "sealed",
+            "name": self.name,
+            "capture": self.capture,
+            "number": written.segment,
+            "records": records - self._before[0],
+            "lost": lost - self._before[1],
+            "bytes": size_bytes,
+            "why": why,
+        }
+        self._before = records, lost
+        self._unsealed.append(line)
+        try:
+            while self._unsealed:
+                first = self._unsealed[0]
+                os.close(self.ask(SEAL, json.dumps(first).encode()))
+                self._unsealed.pop(0)
+                self.sealed(first["name"])
+            written.rotation_error = None
+        except (OSError, FileError) as error:
+            written.rotation_error = error
+
+
+def write_first(fd: int, data: bytes) -> None:
+    """Write a file's first bytes, and put them on the disk. OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.fsync(fd)
+
+
+def rename_new(folder: int, old: str, new: str) -> None:
+    """Rename a file or folder in a folder; FileExistsError if something has the new name."""
+    try:
+        call_libc("renameat2", folder, c_string(old), folder, c_string(new), _RENAME_NOREPLACE)
+    except OSError as error:
+        if error.errno not in _NO_FLAGS:
+            raise
+        # A file system without that flag.
+        with suppress(FileNotFoundError):
+            os.stat(new, dir_fd=folder, follow_symlinks=False)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
+        os.rename(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def append_line(folder: int, line: Mapping[str, Any], owner: Owner | None = None) -> None:
+    """Add a line to the folder's index. OSError."""
+    fd = os.open(INDEX, _APPEND, MODE, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, f"{INDEX} is no ordinary file")
+        give_to(fd, owner)
+        os.write(fd, json.dumps(line).encode() + b"\n")
+    finally:
+        os.close(fd)
+
+
+def _check(name: str) -> str:
+    found = parse_name(name)
+    if found is None or not found.sealed or found.archived:
+        raise FileError(f"{name!r} is not the name of a segment")
+    return name

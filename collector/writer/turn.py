@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rotation, as the writing thread does it: the file ends at a point of the stream, and the next
+one begins there.
+
+The next file is made first, with room on the disk for its beginning and its end. Where that fails,
+or the file cannot be ended, the file goes on, and `Written.rotation_error` has the reason. So a
+rotation loses nothing that would not have been lost without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from collector.writer.written import Written
+
+
+@dataclass(frozen=True)
+class Turn:
+    """mono_ns, realtime_ns: when it was asked for."""
+
+    last: Callable[[Written], Sequence[Any]]
+    """Makes the entries that end the file."""
+    first: Callable[[Written], Any]
+    """Makes the beginning of the next file, after the end of the last one."""
+    mono_ns: int
+    realtime_ns: int
+    why: str = ""
+    """The condition that was met."""

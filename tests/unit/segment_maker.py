@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture that rotates, with records made up here: all that collect does behind the rings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collector.plan.columns import choose_columns, load_schema, make_layout
+from collector.ring.batch import Batch
+from collector.ring.points import ACCOUNT, ROWS
+from collector.sequencer.clock_pairs import Clocks
+from collector.writer.capture_info import CaptureInfo
+from collector.writer.ledger import Books
+from collector.writer.psc_stream import PscStream
+from formats.base.control import EndReason
+from formats.base.segments import find_segments
+
+WAIT_S = 60.0
+LOCATION = 1
+CPUS = 2
+
+
+class Maker:
+    """Segments of a PSC capture; close() ends it."""
+
+    def __init__(self, folder: Path, rotates: bool = True) -> None:
+        self.folder = folder
+        schema = load_schema()
+        layout = make_layout(schema, choose_columns(schema.event("SNAPSHOT"), "default"), ())
+        self.dtype = layout.dtype
+        self.clocks = Clocks()
+        self.time_ns = self.clocks.start.mono_ns
+        self.stream = PscStream(folder, rotates=rotates)
+        info = CaptureInfo(
+            version="test", kernel="test", settings={"tcpkmon": "test"}, dtype=self.dtype,
+            cpus=CPUS, requested=1, recorded=1, programs=1, buffer_bytes=1 << 20,
+            low_water_percent=75, columns=layout.columns, entry_size=layout.entry_size,
+            page_bytes=4096,
+        )  # fmt: skip
+        self.stream.begin(info, None, self.clocks)  # type: ignore[arg-type]
+        self.stream.start()
+        self.ledger = np.zeros((CPUS, ROWS), ACCOUNT)
+        self.serials = np.zeros(CPUS, np.uint64)
+
+    def records(self, count: int, lose: int = 0, keep: int = 0) -> None:
+        """Some records of each CPU; the kernel loses some before them. keep: this many wait on."""
+        batches = []
+        until = 2**62
+        for cpu in range(CPUS):
+            first = int(self.serials[cpu]) + lose + 1
+            serials = np.arange(first, first + count)
+            rows = np.zeros(count, self.dtype)
+            times = self.time_ns + serials * 100
+            rows["seq_no"] = serials
+            rows.view(np.uint8).reshape(count, -1)[:, 4:12] = (
+                times.astype(np.uint64).view(np.uint8).reshape(count, 8)
+            )
+            rows["location"], rows["lport"], rows["rport"] = LOCATION, 1, 2
+            rows["cpu"], rows["serial"], rows["time_ns"] = cpu, serials, times
+            batches.append(Batch(cpu, rows, 0))
+            until = min(until, int(times[-1]) - keep * 100)
+            self.serials[cpu] += count + lose
+            for name, number in (
+                ("attempts", count + lose), ("written", count), ("ring_full", lose)
+            ):  # fmt: skip
+                self.ledger[name][cpu, LOCATION] += number
+        self.stream.push(batches)
+        self.stream.release(until)
+        self.stream.settle()
+
+    def books(self) -> Books:
+        order = self.stream.order
+        return Books(
+            self.ledger.copy(), self.serials.copy(), read=dict(order.read),
+            late=dict(order.late), online=frozenset(range(CPUS)),
+        )  # fmt: skip
+
+    def rotate(self) -> None:
+        self.stream.rotate(self.books(), self.clocks.read(), "test")
+
+    def checkpoint(self) -> None:
+        self.stream.checkpoint(self.books())
+
+    def close(self, reason: EndReason = EndReason.ASKED) -> None:
+        mono_ns = self.time_ns + 10**9
+        serials = {cpu: int(serial) for cpu, serial in enumerate(self.serials)}
+        self.stream.finish(serials, mono_ns)
+        self.stream.end(self.books(), self.clocks.read(), reason, mono_ns)
+        assert self.stream.close(WAIT_S)
+        self.stream.discard()
+
+    @property
+    def paths(self) -> list[Path]:
+        return [segment.path(self.folder) for segment in find_segments(self.folder)]
+
+
+def make(folder: Path, segments: int = 4, count: int = 50, lose: int = 0) -> list[Path]:
+    """A finished capture of so many segments; their paths."""
+    maker = Maker(folder)
+    for number in range(segments):
+        if number:
+            maker.rotate()
+        maker.records(count, lose)
+        maker.checkpoint()
+    maker.close()
+    return maker.paths
+
+
+def index_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]

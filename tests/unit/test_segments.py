@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture that rotates: each segment adds up alone, and nothing is between two of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from collector.plan.rotation import Rotation, check_rotation, parse_command, parse_size
+from collector.writer.psc_stream import PscStream
+from collector.writer.segment_folder import OPEN, SEAL, SegmentFolder, Segments
+from formats.base.control import Change, EndReason
+from formats.base.errors import FileError, UsageError
+from formats.base.segments import find_segments, hidden, name_segment, parse_name
+from formats.psc.reader import open_capture
+from formats.verify import verify_file
+from tests.unit.segment_maker import CPUS, Maker, index_of, make
+
+
+@pytest.mark.parametrize("lose", [0, 3])
+def test_each_segment_adds_up_alone(tmp_path: Path, lose: int) -> None:
+    paths = make(tmp_path / "out", segments=4, count=50, lose=lose)
+    assert [parse_name(path.name).number for path in paths] == [1, 2, 3, 4]  # type: ignore[union-attr]
+    reports = [verify_file(path) for path in paths]
+    for report in reports:
+        assert not report.problems, (report.path, report.problems)
+        assert report.proven_end and report.exit_code == (3 if lose else 0)
+        assert (report.totals.in_file, report.totals.attempts) == (50 * CPUS, (50 + lose) * CPUS)
+        assert report.seq_lost == lose * CPUS
+    assert [report.end_reason for report in reports] == ["rotated"] * 3 + ["asked"]
+    last_seq, seen = 0, {cpu: 0 for cpu in range(CPUS)}
+    for path in paths:
+        with open_capture(path) as capture:
+            assert int(capture.seq(0, 1)[0]) == last_seq + 1
+            last_seq = int(capture.seq()[-1])
+            snapshots = ~capture.control()
+            for cpu in range(CPUS):
+                serials = capture.column("serial")[snapshots & (capture.column("cpu") == cpu)]
+                assert int(serials[0]) == seen[cpu] + lose + 1
+                seen[cpu] = int(serials[-1])
+    lines = index_of(tmp_path / "out")
+    assert [(line["what"], line["name"]) for line in lines] == [
+        ("sealed", path.name) for path in paths
+    ]
+    assert {(line["records"], line["lost"]) for line in lines} == {(50 * CPUS, lose * CPUS)}
+    assert [line["bytes"] for line in lines] == [path.stat().st_size for path in paths]
+
+
+def test_records_that_wait_at_a_rotation_are_in_the_next_segment(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "out")
+    for _ in range(3):
+        maker.records(40, keep=7)
+        maker.rotate()
+    maker.records(40)
+    maker.close()
+    reports = [verify_file(path) for path in maker.paths]
+    assert not any(report.problems for report in reports), [one.problems for one in reports]
+    assert [report.totals.in_file for report in reports] == [66, 80, 80, 94]
+    assert [report.totals.pending for report in reports] == [14, 0, 0, -14]
+
+
+def test_a_segment_is_hidden_until_it_has_its_end(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "out")
+    maker.records(10)
+    assert [path.name[0] for path in maker.paths] == ["."]
+    maker.close()
+    (path,) = maker.paths
+    assert path.name[0] != "." and stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
+
+
+def test_a_killed_capture_leaves_a_segment_with_an_unknown_tail(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "out")
+    maker.records(10)
+    maker.rotate()
+    maker.records(10)
+    maker.checkpoint()
+    maker.stream._spool.close(10)  # without end()
+    first, second = (verify_file(path) for path in maker.paths)
+    assert first.exit_code == 0
+    assert second.exit_code == 3 and second.tail_unknown and not second.problems
+
+
+def test_an_event_that_is_off_is_off_in_the_next_segment(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "out")
+    maker.records(5)
+    now = maker.clocks.now_ns()
+    maker.stream.changed([Change(0, 1, now, now + 10, 1, 0)])
+    maker.rotate()
+    maker.stream.changed([Change(0, 1, now + 20, now + 30, 0, 1)])
+    maker.rotate()
+    maker.close()
+    reports = [verify_file(path) for path in maker.paths]
+    assert not any(report.problems for report in reports), [one.problems for one in reports]
+    assert [len(report.off) for report in reports] == [1, 1, 0]
+
+
+def flip(path: Path, old: bytes, new: bytes) -> None:
+    """Replace a text in the header, and mend the checksum."""
+    from formats.psc.header import KIND_CHECKSUM, decode_header
+
+    data = path.read_bytes()
+    _, size = decode_header(data, len(data))
+    head = data[:size]
+    assert head.count(old) == 1 and len(old) == len(new)
+    head = head.replace(old, new)
+    at = head.rindex(KIND_CHECKSUM.to_bytes(2, "big") + (8).to_bytes(2, "big")) + 4
+    import zlib
+
+    crc = zlib.crc32(head[:at] + bytes(4) + head[at + 4 :])
+    path.write_bytes(head[:at] + crc.to_bytes(4, "big") + head[at + 4 :] + data[size:])
+
+
+def test_a_forged_predecessor_does_not_add_up(tmp_path: Path) -> None:
+    paths = make(tmp_path / "out", segments=2)
+    with open_capture(paths[1]) as capture:
+        last_seq = capture.settings["segment"]["previous"]["last_seq"]
+    old, new = (f'"last_seq": {n},'.encode() for n in (last_seq, last_seq + 1))
+    flip(paths[1], old, new)
+    report = verify_file(paths[1])
+    assert report.exit_code == 5
+    assert any("not in order" in problem.what for problem in report.problems)
+
+
+def test_no_link_is_followed_and_nothing_replaced(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "out")
+    maker.records(5)
+    name = maker.stream.segments.name  # type: ignore[union-attr]
+    (tmp_path / "out" / name).write_text("mine")
+    maker.close()
+    assert (tmp_path / "out" / name).read_text() == "mine"
+    assert (tmp_path / "out" / hidden(name)).exists()
+    assert isinstance(maker.stream.written.rotation_error, OSError)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(FileError, match="symbolic link"):
+        PscStream(tmp_path / "link", rotates=True)
+
+
+def test_the_folder_answers_for_segments_alone(tmp_path: Path) -> None:
+    folder = SegmentFolder(tmp_path / "out")
+    for name in ("../x.pm", "x.pm", "h-20261122T090000Z-000001.pm.zst", "a/b"):
+        with pytest.raises(FileError, match="not the name of a segment"):
+            folder.answer(OPEN, name.encode())
+    with pytest.raises(FileError, match="not the name of a segment"):
+        folder.answer(SEAL, b'{"name": "../../etc/passwd"}')
+    folder.discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_next_file_that_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "out")
+    segments = maker.stream.segments
+    assert segments is not None
+    ask = segments.ask
+
+    def refuse(request: int, data: bytes) -> int:
+        if request == OPEN:
+            raise OSError(30, "read-only")
+        return ask(request, data)
+
+    segments.ask = refuse
+    maker.records(10)
+    maker.rotate()
+    maker.records(10)
+    maker.stream._spool.put_call(lambda: setattr(segments, "ask", ask))
+    maker.rotate()
+    maker.records(10)
+    maker.close()
+    reports = [verify_file(path) for path in maker.paths]
+    assert [report.totals.in_file for report in reports] == [20 * CPUS, 10 * CPUS]
+    assert [report.exit_code for report in reports] == [0, 0]
+
+
+def test_names(tmp_path: Path) -> None:
+    name = name_segment("my host/..", 1_795_338_000 * 10**9, 42, ".pm")
+    assert name == "my-host-..-20261122T090000Z-000042.pm"
+    found = parse_name(hidden(name))
+    assert found is not None and not found.sealed and found.number == 42 and found.name == name
+    for other in ("index.jsonl", "a.pm", "h-20261122T090000Z-42.pm", name + ".part"):
+        assert parse_name(other) is None, other
+    assert name_segment("", 0, 1, ".pm").startswith("host-1970")
+    assert parse_name(name_segment("ä" * 100, 0, 1, ".pm")) is not None
+    (tmp_path / name).touch()
+    (tmp_path / "other").touch()
+    assert [segment.name for segment in find_segments(tmp_path)] == [name]
+
+
+def test_sizes_and_commands() -> None:
+    assert [parse_size(text) for text in ("100", "64K", "1.5M", "2GiB", "1 tb")] == [
+        100, 65536, 3 << 19, 2 << 30, 1 << 40,
+    ]  # fmt: skip
+    for text in ("", "M", "-1", "1X", "1e3"):
+        with pytest.raises(UsageError):
+            parse_size(text)
+    assert parse_command("gzip -9 'a b'") == ("gzip", "-9", "a b")
+    for bad in ("", "'a"):
+        with pytest.raises(UsageError):
+            parse_command(bad)
+    for wrong in (
+        Rotation(keep_files=3), Rotation(size_bytes=10), Rotation(every_s=0.01),
+        Rotation(every_s=1, keep_files=0), Rotation(every_s=1, archive="zip"),
+        Rotation(every_s=1, on_rotate=("/no/such/command",)),
+    ):  # fmt: skip
+        with pytest.raises(UsageError):
+            check_rotation(wrong)
+    assert EndReason.ROTATED == 6
+    assert Segments
