@@ -55,7 +55,7 @@ def complete(site: Path, name: str, shell: str, module: str, function: str) -> s
     made = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(site), variable: f"{shell}_source"},
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
     assert variable in made, f"{name} has no completion for {shell}: {made[:100]}"
     return made
