@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 import click
+from click.shell_completion import shell_complete
 
 from formats.base.errors import FileError, TcpkmonError, UsageError
 from formats.base.escape import for_terminal
@@ -25,8 +26,12 @@ def run(command: click.Command, args: Sequence[str] | None = None, prog: str = "
 
     A command's int result is its exit code. An error is one line on stderr,
     ``prog: what failed, why; what to try``. If the reader of stdout has left, nothing is printed.
+    A shell that completes a command line asks by the variable _NAME_COMPLETE (click documents it).
     """
     name = prog or command.name or "tcpkmon"
+    variable = f"_{name}_COMPLETE".upper()
+    if asked := os.environ.get(variable):
+        return shell_complete(command, {}, name, variable, asked)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A character that the locale cannot show must not end the command.
         sys.stdout.reconfigure(errors="backslashreplace")
