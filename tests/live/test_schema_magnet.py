@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from collector.lab.lab import DEVICE, Lab
-from tests.live.capturing import Pair, connected, join, listening, look, receive
-from tests.live.schema_logs import Log, Record, logging
+from collector.plan.columns import SCHEMATA
+from tests.live.capturing import Pair, connected, join, listening, look, receive, within
+from tests.live.schema_logs import Log, Record, logging, make_schema
 from tests.live.wire import Packet, tapped
 
 SENDER = ("SOCK_SEND", "TCP_SEND", "IP_SEND", "DEV_SEND", "DRIVER_START", "DRIVER_RESULT")
@@ -300,3 +301,36 @@ def test_a_connection_that_was_open_gets_its_id_which_is_that_of_tcp(
         if event not in log.missing:
             assert moved(log, event, client) == BYTES, event
     assert moved(log, "SOCK_RECV", server) == BYTES
+
+
+def test_connections_beyond_the_table_are_lost_and_counted(lab: Lab, tmp_path: Path) -> None:
+    """The first few are recorded whole; of the others the ledger counts each event."""
+    folder = tmp_path / "magnet"
+    conf, text = ((SCHEMATA / f"magnet.{end}").read_text() for end in ("conf", "bpf.c"))
+    small = "#define KLOGGER_CONNECTIONS 4\n#define KLOGGER_INODES 16\n"
+    first_use = '#include "tcp_known.h"'
+    make_schema(folder, conf, text.replace(first_use, small + first_use))
+    more = ["--using", "layers", *within(lab)]
+    with (
+        logging(tmp_path / "log", str(folder), more=more) as capture,
+        listening(lab.b, "10.77.0.2") as listener,
+    ):
+        first, beyond = ([join(lab.a, listener, "10.77.0.2") for _ in range(n)] for n in (2, 3))
+        for pair in (*first, *beyond):
+            transfer(pair, 5000, 1000)
+        ports = [(pair.client_port, pair.server_port) for pair in first]
+        others = {pair.client_port for pair in beyond}
+        log = capture.finish()
+        for pair in (*first, *beyond):
+            pair.close()
+    for near, far in ports:
+        client, server = connection_of(log, near, far), connection_of(log, far, near)
+        check_layers(log, client, server, 5000)
+    named = {port for one in log.of("MAGNET_CONNECTION") for port in (one["lport"], one["rport"])}
+    assert not named & others
+    for event in ("SOCK_SEND", "SOCK_RECV"):
+        assert not log.of(event, connection=0)
+        assert log.ledger[event]["table_full"] == 3 * 5, (event, log.ledger)
+        assert log.ledger[event]["written"] == 2 * 5
+    # Both ends of each; not the listener's.
+    assert log.ledger["MAGNET_CONNECTION"]["table_full"] == 3 * 2
