@@ -276,12 +276,12 @@ static __always_inline void klogger_commit(void *ctx, struct klogger_account *ac
  */
 #define KLOGGER_CALL(log, ...) log(__VA_ARGS__)
 
-/* Counts an event that the filters leave out. */
-#define klogger_left_out(event)                                                                    \
+/* Counts an event that is not logged. cause: filtered or table_full. */
+#define klogger_left_out(event, cause)                                                             \
     do {                                                                                           \
         if (KLOGGER_ENABLED(event)) {                                                              \
             klogger_count(cpu->accounts[KLOGGER_POINT_##event].attempts);                          \
-            klogger_count(cpu->accounts[KLOGGER_POINT_##event].filtered);                          \
+            klogger_count(cpu->accounts[KLOGGER_POINT_##event].cause);                             \
         }                                                                                          \
     } while (0)
 #define klogger(event, ...)    KLOGGER_CALL(klogger_log_##event, ctx, cpu, ##__VA_ARGS__)

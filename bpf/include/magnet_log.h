@@ -40,7 +40,7 @@ struct magnet_event {
 #define MAGNET_NO_STATE(e)           MAGNET_LEAN(e), MAGNET_NO_TCP, MAGNET_NO_IP
 #define MAGNET_PACKET(e, packet)     MAGNET_LEAN(e), MAGNET_NO_TCP, MAGNET_IP(packet)
 
-/* A socket as the struct tcp_sock that it is. */
+/* A socket as the struct tcp_sock that it is; null for other sockets. */
 #define MAGNET_TP(direct, sk) (direct ? AS_TCP(sk) : (struct tcp_sock *)sk)
 
 /* Whether FIN was received: rcv_nxt counts it. */
@@ -68,9 +68,8 @@ static __always_inline u32 magnet_copied(const int direct, struct tcp_sock *tp) 
 #define MAGNET_FAST 2
 
 /* Results of magnet_packet(). */
-#define MAGNET_SKIP     0 /* no packet of TCP or UDP, or one that is forwarded */
-#define MAGNET_FILTERED 1
-#define MAGNET_FOUND    2
+#define MAGNET_SKIP  0 /* no packet of TCP or UDP, or one that is forwarded */
+#define MAGNET_FOUND 3 /* also MAGNET_FILTERED, MAGNET_NO_ROOM */
 
 /* Whether bytes were at this place before. highest: behind the highest byte that was; 0: unknown.
  */
@@ -133,7 +132,7 @@ static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, con
     else if (sk && !(flags & MAGNET_FAST))
         magnet_identify(ctx, cpu, direct, sk, 0, &ends, &who);
     if (who.left_out)
-        return MAGNET_FILTERED;
+        return who.left_out;
     e->connection = who.id;
     if (!who.id) {
         struct filter_settings *settings;
@@ -151,17 +150,20 @@ static __always_inline int magnet_packet(void *ctx, struct klogger_cpu *cpu, con
         return e->connection || !who.left_out ? MAGNET_FOUND : MAGNET_FILTERED;
     }
     if (!received && who.protocol == PROTOCOL_TCP &&
-        (packet->payload || (tcp.flags & (NETWORK_SYN | NETWORK_FIN))) &&
-        (s32)(seq - READ(direct, MAGNET_TP(direct, sk), snd_nxt)) < 0)
-        e->flags |= MAGNET_RETRANSMISSION;
+        (packet->payload || (tcp.flags & (NETWORK_SYN | NETWORK_FIN)))) {
+        struct tcp_sock *tp = MAGNET_TP(direct, sk);
+
+        if (tp && (s32)(seq - READ(direct, tp, snd_nxt)) < 0)
+            e->flags |= MAGNET_RETRANSMISSION;
+    }
     return MAGNET_FOUND;
 }
 
-/* Whether an event of a packet is to be logged; counts what the filters leave out. */
+/* Whether an event of a packet is to be logged; counts what is left out. */
 #define MAGNET_ADMIT(event, found)                                                                 \
     ({                                                                                             \
-        if (found == MAGNET_FILTERED)                                                              \
-            klogger_left_out(event);                                                               \
+        if (found == MAGNET_FILTERED || found == MAGNET_NO_ROOM)                                   \
+            MAGNET_LEFT_OUT(event, found);                                                         \
         found == MAGNET_FOUND;                                                                     \
     })
 
@@ -233,10 +235,12 @@ static __always_inline void magnet_log_sent(void *ctx, struct klogger_cpu *cpu, 
     e.connection = who.id;
     e.size = result;
     if (who.left_out) {
-        klogger_left_out(SOCK_SEND);
+        MAGNET_LEFT_OUT(SOCK_SEND, who.left_out);
     } else if (who.protocol == PROTOCOL_TCP) {
         struct tcp_sock *tp = MAGNET_TP(direct, sk);
 
+        if (!tp)
+            return;
         e.entered = magnet_entered();
         e.seq_hi = READ(direct, tp, write_seq);
         e.seq_lo = e.seq_hi - (result > 0 ? result : 0);
@@ -259,10 +263,12 @@ static __always_inline void magnet_log_received(void *ctx, struct klogger_cpu *c
     e.connection = who.id;
     e.size = result > 0 && (flags & NETWORK_MSG_PEEK) ? 0 : result;
     if (who.left_out) {
-        klogger_left_out(SOCK_RECV);
+        MAGNET_LEFT_OUT(SOCK_RECV, who.left_out);
     } else if (who.protocol == PROTOCOL_TCP) {
         struct tcp_sock *tp = MAGNET_TP(direct, sk);
 
+        if (!tp)
+            return;
         e.entered = magnet_entered();
         e.seq_hi = magnet_copied(direct, tp);
         e.seq_lo = e.seq_hi - (e.size > 0 ? e.size : 0);

@@ -8,7 +8,20 @@
 #define MAGNET_NO_PROTOCOL 0 /* the socket is not one of TCP or UDP */
 #define PROTOCOL_UDP       17
 #define TYPE_DATAGRAM      2
-#define MAGNET_LEFT_OUT    (~0ull) /* in `named`, with an id of 0 */
+#define MAGNET_NOT_NAMED   (~0ull) /* in `named`, with an id of 0: the filters leave it out */
+
+/* Why an event is not logged. */
+#define MAGNET_FILTERED 1
+#define MAGNET_NO_ROOM  2 /* for its connection in the map */
+
+/* Counts an event that is not logged. */
+#define MAGNET_LEFT_OUT(event, why)                                                                \
+    do {                                                                                           \
+        if ((why) == MAGNET_NO_ROOM)                                                               \
+            klogger_left_out(event, table_full);                                                   \
+        else                                                                                       \
+            klogger_left_out(event, filtered);                                                     \
+    } while (0)
 
 /* Where received packets find their connection: by its ends, as MAGNET_KEY() makes them of struct
  * endpoints; of a UDP socket without a peer only the port, and the address that it is bound to.
@@ -33,7 +46,7 @@ BPF_TABLE("lru_hash", struct endpoints, u64, magnet_closed, 16384);
 struct magnet_who {
     u64 id;       /* 0: unknown */
     u32 protocol; /* of the socket */
-    u32 left_out; /* by the filters */
+    u32 left_out; /* MAGNET_FILTERED, MAGNET_NO_ROOM */
 };
 
 static __always_inline void magnet_ends(const int direct, struct sock *sk, struct endpoints *ends) {
@@ -133,7 +146,7 @@ static __always_inline int magnet_recall(struct sock *sk, struct magnet_who *who
         return 0;
     id = *(volatile u64 *)&row->id;
     named = *(volatile u64 *)&row->named;
-    if (named != (id ? id : MAGNET_LEFT_OUT) || *(volatile u64 *)&row->sk != number)
+    if (named != (id ? id : MAGNET_NOT_NAMED) || *(volatile u64 *)&row->sk != number)
         return 0;
     who->protocol = PROTOCOL_TCP;
     who->id = id;
@@ -178,11 +191,11 @@ static __always_inline void magnet_identify(void *ctx, struct klogger_cpu *cpu, 
     }
     pid = owner ? bpf_get_current_pid_tgid() >> 32 : connection ? connection->pid : 0;
     if (filters && magnet_leaves_out(settings, filters, sk, packet ? packet : &ends, pid)) {
-        who->left_out = 1;
+        who->left_out = MAGNET_FILTERED;
         if (who->protocol == PROTOCOL_TCP && !(filters & FILTER_PIDS) && ends.rport &&
             acquire_row(row, number)) {
             row->id = 0;
-            row->named = MAGNET_LEFT_OUT;
+            row->named = MAGNET_NOT_NAMED;
             release_row(row, number);
         }
         return;
@@ -193,8 +206,10 @@ static __always_inline void magnet_identify(void *ctx, struct klogger_cpu *cpu, 
         if (who->protocol == PROTOCOL_TCP && state == STATE_CLOSE)
             return;
         connection = new_identity(key, 0);
-        if (!connection)
+        if (!connection) {
+            who->left_out = MAGNET_NO_ROOM;
             return;
+        }
     }
     number_connection(connection);
     who->id = connection->id;

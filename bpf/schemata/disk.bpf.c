@@ -93,14 +93,20 @@ PROBE(disk_merges_front, "DISK_MERGE", "btf:block_bio_frontmerge raw:block_bio_f
 }
 #endif
 
-/* Where no program sees requests being made, one that is issued at once was made by this thread. */
+/* Whether a program sees requests being made; else this thread made one that is issued at once. */
+#if USE_disk_starts
+#define DISK_SEES_STARTS 1
+#else
+#define DISK_SEES_STARTS 0
+#endif
+
 #if USE_disk_issues
 PROBE(disk_issues, "DISK_ISSUE DISK_INSERT", "btf:block_rq_issue raw:block_rq_issue")
 {
     struct request *rq = (struct request *)ARG(0);
     struct disk_request what = disk_describe(DIRECT, rq);
 
-#if !USE_disk_starts
+#if !DISK_SEES_STARTS
     if (!what.id) {
         disk_own(&what, rq, klogger_current_task());
         klogger(DISK_INSERT, DISK_REQUEST(what));
@@ -122,7 +128,7 @@ PROBE(disk_inserts, "DISK_QUEUE DISK_INSERT", "btf:block_rq_insert raw:block_rq_
     struct disk_request what = disk_describe(DIRECT, rq);
 
     if (!what.id) {
-        if (USE_disk_starts || what.operation == KLOGGER_disk_operation_FLUSH)
+        if (DISK_SEES_STARTS || what.operation == KLOGGER_disk_operation_FLUSH)
             disk_own(&what, rq, KLOGGER_NO_TASK);
         else
             disk_own(&what, rq, klogger_current_task());

@@ -71,9 +71,11 @@ PROBE(magnet_taken, "TCP_SEND",
 
     magnet_identify(ctx, cpu, DIRECT, sk, 1, 0, &who);
     if (who.left_out) {
-        klogger_left_out(TCP_SEND);
+        MAGNET_LEFT_OUT(TCP_SEND, who.left_out);
         return;
     }
+    if (!tp)
+        return;
     e.connection = who.id;
     e.size = READ(DIRECT, (struct msghdr *)ARG(1), msg_iter.count);
     e.seq_lo = READ(DIRECT, tp, write_seq);
@@ -209,10 +211,12 @@ PROBE(magnet_ready, "TCP_RECV",
         return;
     magnet_identify(ctx, cpu, DIRECT, sk, 0, 0, &who);
     if (who.left_out) {
-        klogger_left_out(TCP_RECV);
+        MAGNET_LEFT_OUT(TCP_RECV, who.left_out);
     } else if (who.protocol == PROTOCOL_TCP) {
         struct tcp_sock *tp = MAGNET_TP(DIRECT, sk);
 
+        if (!tp)
+            return;
         e.connection = who.id;
         e.seq_lo = e.ack = magnet_copied(DIRECT, tp);
         e.seq_hi = magnet_in_order(DIRECT, tp);
@@ -347,6 +351,8 @@ PROBE(magnet_state,
         magnet_identify(ctx, cpu, DIRECT, sk, 1, 0, &who);
     else if (new == STATE_ESTABLISHED)
         magnet_identify(ctx, cpu, DIRECT, sk, 0, 0, &who);
+    if (new == STATE_ESTABLISHED && who.left_out == MAGNET_NO_ROOM)
+        MAGNET_LEFT_OUT(MAGNET_CONNECTION, who.left_out);
 }
 #endif
 

@@ -14,12 +14,14 @@ struct file;
 struct bio;
 struct bvec_iter;
 struct block_device;
+struct request;
 enum req_flag_bits;
 
 #define PAGE_BITS   12
 #define SECTOR_BITS 9
 #define OPERATION   255 /* of bio->bi_opf */
 #define WRITE       1   /* REQ_OP_WRITE */
+#define MOST_BIOS   512 /* of a request; the kernel's own limit for most devices is 1280 KB */
 
 /* A page fault under way, by thread. A fault that ends in a signal stays until the thread's next.
  */
@@ -157,20 +159,54 @@ PROBE(swap_write, "PAGEOUT_START PAGEOUT_END", "btf:block_bio_queue raw:block_bi
 }
 #endif
 
-#if USE_swap_written
-PROBE(swap_written, "PAGEOUT_END", "btf:block_bio_complete raw:block_bio_complete")
-{
-    /* (queue, bio) */
-    u64 request = ARG(1);
+/* A bio is done, which may be a write to swap. */
+static __always_inline void log_written(void *ctx, struct klogger_cpu *cpu, struct bio *bio,
+                                        int failed) {
+    u64 request = (u64)bio;
     struct paging_write *write = paging_writes.lookup(&request);
-    int status;
 
     if (!write)
         return;
-    status = READ(DIRECT, (struct bio *)ARG(1), bi_status);
     klogger(PAGEOUT_END, KLOGGER_TASK(write->task), request, write->device, write->page,
-            write->pages, status ? -5 : 0, write->since);
+            write->pages, failed ? -5 : 0, write->since);
     paging_writes.delete(&request);
+}
+
+/* (queue, bio): of devices without requests, as zram. */
+#if USE_swap_written
+PROBE(swap_written, "PAGEOUT_END", "btf:block_bio_complete raw:block_bio_complete")
+{
+    struct bio *bio = (struct bio *)ARG(1);
+
+    log_written(ctx, cpu, bio, READ(DIRECT, bio, bi_status));
+}
+#endif
+
+/* (request, status, bytes): those of its bios that the bytes reach the end of are done. */
+#if USE_swap_requests
+PROBE(swap_requests, "PAGEOUT_END", "btf:block_rq_complete raw:block_rq_complete")
+{
+    struct request *rq = (struct request *)ARG(0);
+    struct bio *bio = READ(DIRECT, rq, bio);
+    u64 flags = READ(DIRECT, rq, cmd_flags);
+    u32 left = ARG(2);
+
+#ifdef HAVE___REQ_SWAP
+    if ((flags & OPERATION) != WRITE || !(flags & 1ULL << __REQ_SWAP))
+        return;
+#else
+    return;
+#endif
+#pragma nounroll
+    for (u32 i = 0; i < MOST_BIOS && bio; i++) {
+        u32 size = READ(DIRECT, bio, bi_iter.bi_size);
+
+        if (size > left)
+            return;
+        left -= size;
+        log_written(ctx, cpu, bio, (u8)ARG(1));
+        bio = READ(DIRECT, bio, bi_next);
+    }
 }
 #endif
 

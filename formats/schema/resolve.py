@@ -119,6 +119,8 @@ def _repeated(what: str, items: Sequence[Event | Enum | LogLevel | Arch]) -> Ite
         if before is not item.position and item.name:
             where = f"{before.file}:{before.line}"
             message = f"expected a new {what} name, found '{item.name}' again (first at {where})"
+            if before.file != item.position.file:
+                message += "; record these schemata in a capture each"
             yield item.position.problem(message)
 
 

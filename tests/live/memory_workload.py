@@ -34,14 +34,25 @@ def swap_in_memory() -> Iterator[str]:
         raise NotHere(f"no zram device: {made.stderr.strip()}")
     device = made.stdout.strip()
     try:
-        subprocess.run(["mkswap", device], check=True, capture_output=True)
-        subprocess.run(["swapon", device], check=True)
-        try:
+        with swap_on(device):
             yield device
-        finally:
-            subprocess.run(["swapoff", device], check=True)
     finally:
         subprocess.run(["zramctl", "--reset", device], check=True)
+
+
+@contextmanager
+def swap_on(device: str) -> Iterator[None]:
+    """Swap on a device, of which the kernel reads nothing ahead."""
+    cluster = Path("/proc/sys/vm/page-cluster")
+    before = cluster.read_text()
+    subprocess.run(["mkswap", device], check=True, capture_output=True)
+    subprocess.run(["swapon", device], check=True)
+    cluster.write_text("0")
+    try:
+        yield
+    finally:
+        cluster.write_text(before)
+        subprocess.run(["swapoff", device], check=True)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 
 from formats.analysis import Queue, Requests, open_log, queues, requests
 from tests.live.disk_workload import BLOCK, REALTIME_DEPTH, ROOT, Device, loop_device, read_blocks
-from tests.live.schema_logs import logging
+from tests.live.schema_logs import Log, logging
 
 READS = 256
 IN_FLIGHT = 62 + 2 * REALTIME_DEPTH
@@ -47,6 +47,16 @@ def check_order(found: Requests) -> None:
     assert (found.served_ns > 0).all()
 
 
+def check_reads(folder: Path, device: Device, before: list[int], after: list[int]) -> Requests:
+    """The requests that read are those of diskstats, in number and bytes."""
+    with open_log(folder) as events:
+        found = requests(events).where(device=device.number, operation=0)
+    check_order(found)
+    assert len(found) == after[0] - before[0]
+    assert found["bytes"].sum() == (after[2] - before[2]) * 512 == len(found) * BLOCK
+    return found
+
+
 @pytest.mark.parametrize(("depth", "kinds"), [(1, ""), (32, ""), (32, "raw")])
 def test_sums_are_those_of_diskstats(
     tmp_path: Path, device: Device, depth: int, kinds: str
@@ -57,12 +67,9 @@ def test_sums_are_those_of_diskstats(
         pid = run(device, depth, READS // depth)
         after = device.read_stat()
     log = running.finish()
-    reads, _, sectors, milliseconds = (b - a for a, b in zip(before[:4], after[:4], strict=True))
-    with open_log(tmp_path / "log") as events:
-        found = requests(events).where(device=device.number, operation=0)
-    check_order(found)
-    assert len(found) == reads == READS // depth * depth
-    assert found["bytes"].sum() == sectors * 512 == reads * BLOCK
+    found = check_reads(tmp_path / "log", device, before, after)
+    assert len(found) == READS // depth * depth
+    milliseconds = after[3] - before[3]
     assert set(found["tgid"].tolist()) == {pid}
     assert len(set(found["tid"].tolist())) == depth
     total_ns = int((found["completed_ns"] - found["inserted_ns"]).sum())
@@ -168,18 +175,27 @@ def test_requests_that_are_merged(tmp_path: Path, device: Device) -> None:
     """Sixteen neighbours, written at once, become one request."""
     with logging(tmp_path / "log", "disk", more=REQUESTS) as running:
         before = device.read_stat()
-        fd = os.open(device.path, os.O_RDWR)
-        for number in reversed(range(16)):
-            os.pwrite(fd, os.urandom(BLOCK), (2 * number) * BLOCK)
-        for number in range(16):
-            os.pwrite(fd, os.urandom(BLOCK), (2 * number + 1) * BLOCK)
-        os.fdatasync(fd)
-        os.close(fd)
+        write_neighbours(device)
         after = device.read_stat()
-    log = running.finish()
+    check_merges(running.finish(), tmp_path / "log", device, before, after)
+
+
+def write_neighbours(device: Device) -> None:
+    fd = os.open(device.path, os.O_RDWR)
+    for number in reversed(range(16)):
+        os.pwrite(fd, os.urandom(BLOCK), (2 * number) * BLOCK)
+    for number in range(16):
+        os.pwrite(fd, os.urandom(BLOCK), (2 * number + 1) * BLOCK)
+    os.fdatasync(fd)
+    os.close(fd)
+
+
+def check_merges(
+    log: Log, folder: Path, device: Device, before: list[int], after: list[int]
+) -> None:
     merges = log.of("DISK_MERGE", device=device.number)
     assert len(merges) == sum(after[n] - before[n] for n in (1, 5, 12))
-    with open_log(tmp_path / "log") as events:
+    with open_log(folder) as events:
         found = requests(events).where(device=device.number, operation=1)
     assert found["bytes"].sum() == 32 * BLOCK == (after[6] - before[6]) * 512
     assert np.all(found["completed_ns"] > found["inserted_ns"])

@@ -9,15 +9,16 @@ import socket
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from collector.lab.lab import DEVICE, Lab
-from tests.live.capturing import Pair, connected, join, listening, look, receive
-from tests.live.schema_logs import Log, Record, logging
+from collector.plan.columns import SCHEMATA
+from tests.live.capturing import Pair, connected, join, listening, look, receive, within
+from tests.live.schema_logs import Log, Record, logging, make_schema
 from tests.live.wire import Packet, tapped
 
 SENDER = ("SOCK_SEND", "TCP_SEND", "IP_SEND", "DEV_SEND", "DRIVER_START", "DRIVER_RESULT")
@@ -102,32 +103,30 @@ def on_wire(packets: Iterable[Packet]) -> list[tuple[int, ...]]:
     return rows
 
 
-@pytest.mark.parametrize("address", ["10.77.0.2", "fd77::2"])
-def test_each_layer_has_all_bytes_and_the_headers_of_the_wire(
-    lab: Lab, tmp_path: Path, address: str
-) -> None:
-    with tapped(lab.a) as tap:
-        with (
-            logging(tmp_path / "log", "magnet", more=["--data", "--using", "driver"]) as capture,
-            listening(lab.b, address) as listener,
-        ):
-            pair = join(lab.a, listener, address)
-            transfer(pair)
-            sleeps = time.monotonic_ns()
-            pair.client.sendall(b"late")
-            time.sleep(NAP_S)
-            receive(pair.server, 4)
-            look(pair.client)
-            info = pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            pair.client.shutdown(socket.SHUT_WR)
-            with suppress(BrokenPipeError):
-                pair.client.send(b"x", socket.MSG_NOSIGNAL)
-            assert pair.server.recv(1) == b""
-            ports = pair.client_port, pair.server_port
-            pair.close()
-            time.sleep(0.1)
-        log = capture.finish()
+Scenario = Generator[None, Log, None]
+"""Makes its traffic; then gets the log, and looks at what was found of it."""
+
+
+def headers_of_the_wire(lab: Lab, address: str) -> Scenario:
+    """Each layer has all bytes, and those of packets the headers that tcpdump sees."""
+    with tapped(lab.a) as tap, listening(lab.b, address) as listener:
+        pair = join(lab.a, listener, address)
+        transfer(pair)
+        sleeps = time.monotonic_ns()
+        pair.client.sendall(b"late")
+        time.sleep(NAP_S)
+        receive(pair.server, 4)
+        look(pair.client)
+        info = pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        pair.client.shutdown(socket.SHUT_WR)
+        with suppress(BrokenPipeError):
+            pair.client.send(b"x", socket.MSG_NOSIGNAL)
+        assert pair.server.recv(1) == b""
+        ports = pair.client_port, pair.server_port
+        pair.close()
+        time.sleep(0.1)
         packets = [p for p in tap.packets() if set(p.ports) == set(ports)]
+    log = yield
     client, server = connection_of(log, *ports), connection_of(log, *reversed(ports))
     check_layers(log, client, server, BYTES + 4)
 
@@ -173,20 +172,19 @@ def check_state(state: Record, info: bytes, ports: tuple[int, int]) -> None:
     assert state["tcp_rcv_wnd"] == rcv_wnd or not rcv_wnd, "since Linux 6.2"
 
 
-def test_what_is_sent_again_is_marked_and_the_rest_is_not(lab: Lab, tmp_path: Path) -> None:
-    """Also behind a queue, where the socket has gone on meanwhile."""
+def retransmissions(lab: Lab) -> Scenario:
+    """What is sent again is marked and the rest is not: also behind a queue, where the socket has
+    gone on meanwhile."""
     lab.a.command(f"tc qdisc add dev {DEVICE} root tbf rate 100mbit burst 64k limit 4m".split())
-    with (
-        logging(tmp_path / "log", "magnet", more=["--using", "driver"]) as capture,
-        connected(lab) as pair,
-    ):
+    with connected(lab) as pair:
         lab.drop(25)
         try:
             transfer(pair, BYTES, 50_000)
         finally:
             lab.drop(0)
         ports = pair.client_port, pair.server_port
-    log = capture.finish()
+    lab.a.command(f"tc qdisc del dev {DEVICE} root".split())
+    log = yield
     client, server = connection_of(log, *ports), connection_of(log, *reversed(ports))
     for event in ("IP_SEND", "DEV_SEND", "QDISC_ENQUEUE", "QDISC_DEQUEUE", "DRIVER_START"):
         if event in log.missing:
@@ -205,22 +203,23 @@ def test_what_is_sent_again_is_marked_and_the_rest_is_not(lab: Lab, tmp_path: Pa
         assert sum(hi - lo for lo, hi in covered(log.of(event, connection=connection))) == BYTES
 
 
-def test_headers_of_ipv6_between_ip_and_tcp_do_not_count(lab: Lab, tmp_path: Path) -> None:
-    with logging(tmp_path / "log", "magnet") as capture, connected(lab, "fd77::2") as pair:
+def headers_between_ip_and_tcp(lab: Lab) -> Scenario:
+    """They do not count as data."""
+    with connected(lab, "fd77::2") as pair:
         pair.client.setsockopt(socket.IPPROTO_IPV6, DSTOPTS, PADDED)
         transfer(pair)
         ports = pair.client_port, pair.server_port
-    log = capture.finish()
+    log = yield
     check_layers(log, connection_of(log, *ports), connection_of(log, *reversed(ports)))
 
 
-@pytest.mark.parametrize("address", ["10.77.0.2", "fd77::2"])
-def test_datagrams_have_connections_too(lab: Lab, tmp_path: Path, address: str) -> None:
+def datagrams(lab: Lab, address: str) -> Scenario:
+    """They have connections too."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sizes = [0, 1, 100, 1400]
     server = lab.b.run(lambda: socket.socket(family, socket.SOCK_DGRAM))
     client = lab.a.run(lambda: socket.socket(family, socket.SOCK_DGRAM))
-    with server, client, logging(tmp_path / "log", "magnet") as capture:
+    with server, client:
         server.bind((address, 0))
         client.sendto(b"first", server.getsockname())
         peer = server.recvfrom(9)[1]
@@ -233,7 +232,7 @@ def test_datagrams_have_connections_too(lab: Lab, tmp_path: Path, address: str) 
         with pytest.raises(OSError, match="too long"):
             client.send(bytes(70_000))
         ports = client.getsockname()[1], server.getsockname()[1]
-    log = capture.finish()
+    log = yield
     ours = {
         record["lport"]: record["connection"]
         for record in log.of("MAGNET_CONNECTION", protocol=17)
@@ -254,9 +253,10 @@ def test_datagrams_have_connections_too(lab: Lab, tmp_path: Path, address: str) 
             assert found == [6], event
 
 
-def test_a_thousand_connections_are_none_mixed_up(lab: Lab, tmp_path: Path) -> None:
+def a_thousand_connections(lab: Lab) -> Scenario:
+    """None is mixed up with another."""
     pairs: list[Pair] = []
-    with logging(tmp_path / "log", "magnet") as capture, listening(lab.b, "10.77.0.2") as listener:
+    with listening(lab.b, "10.77.0.2") as listener:
         try:
             pairs += (join(lab.a, listener, "10.77.0.2") for _ in range(1000))
             for number, pair in enumerate(pairs):
@@ -267,7 +267,7 @@ def test_a_thousand_connections_are_none_mixed_up(lab: Lab, tmp_path: Path) -> N
         finally:
             for pair in pairs:
                 pair.close()
-    log = capture.finish()
+    log = yield
     by_ports = {(r["lport"], r["rport"]): r["connection"] for r in log.of("MAGNET_CONNECTION")}
     sums: dict[str, dict[int, int]] = {}
     for event in (*SENDER, *RECEIVER):
@@ -282,6 +282,26 @@ def test_a_thousand_connections_are_none_mixed_up(lab: Lab, tmp_path: Path) -> N
         for event in ("DEV_RECV", "IP_RECV", "SOCK_RECV"):
             if event not in log.missing:
                 assert sums[event][by_ports[far, near]] == number + 1, (event, number)
+
+
+def test_scenarios(lab: Lab, tmp_path: Path) -> None:
+    """All in one capture: to start one takes longer than their traffic."""
+    addresses = ("10.77.0.2", "fd77::2")
+    scenarios = [
+        *(headers_of_the_wire(lab, address) for address in addresses),
+        headers_between_ip_and_tcp(lab),
+        *(datagrams(lab, address) for address in addresses),
+        a_thousand_connections(lab),
+        retransmissions(lab),
+    ]
+    more = ["--data", "--using", "driver", *within(lab)]
+    with logging(tmp_path / "log", "magnet", more=more) as capture:
+        for one in scenarios:
+            next(one)
+    log = capture.finish()
+    for one in scenarios:
+        with suppress(StopIteration):
+            one.send(log)
 
 
 def test_a_connection_that_was_open_gets_its_id_which_is_that_of_tcp(
@@ -300,3 +320,36 @@ def test_a_connection_that_was_open_gets_its_id_which_is_that_of_tcp(
         if event not in log.missing:
             assert moved(log, event, client) == BYTES, event
     assert moved(log, "SOCK_RECV", server) == BYTES
+
+
+def test_connections_beyond_the_table_are_lost_and_counted(lab: Lab, tmp_path: Path) -> None:
+    """The first few are recorded whole; of the others the ledger counts each event."""
+    folder = tmp_path / "magnet"
+    conf, text = ((SCHEMATA / f"magnet.{end}").read_text() for end in ("conf", "bpf.c"))
+    small = "#define KLOGGER_CONNECTIONS 4\n#define KLOGGER_INODES 16\n"
+    first_use = '#include "tcp_known.h"'
+    make_schema(folder, conf, text.replace(first_use, small + first_use))
+    more = ["--using", "layers", *within(lab)]
+    with (
+        logging(tmp_path / "log", str(folder), more=more) as capture,
+        listening(lab.b, "10.77.0.2") as listener,
+    ):
+        first, beyond = ([join(lab.a, listener, "10.77.0.2") for _ in range(n)] for n in (2, 3))
+        for pair in (*first, *beyond):
+            transfer(pair, 5000, 1000)
+        ports = [(pair.client_port, pair.server_port) for pair in first]
+        others = {pair.client_port for pair in beyond}
+        log = capture.finish()
+        for pair in (*first, *beyond):
+            pair.close()
+    for near, far in ports:
+        client, server = connection_of(log, near, far), connection_of(log, far, near)
+        check_layers(log, client, server, 5000)
+    named = {port for one in log.of("MAGNET_CONNECTION") for port in (one["lport"], one["rport"])}
+    assert not named & others
+    for event in ("SOCK_SEND", "SOCK_RECV"):
+        assert not log.of(event, connection=0)
+        assert log.ledger[event]["table_full"] == 3 * 5, (event, log.ledger)
+        assert log.ledger[event]["written"] == 2 * 5
+    # Both ends of each; not the listener's.
+    assert log.ledger["MAGNET_CONNECTION"]["table_full"] == 3 * 2

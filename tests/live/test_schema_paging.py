@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,15 @@ import pytest
 from collector.linux.btf import Btf
 from collector.loader.attach_trials import Probing
 from tests.live.capturing import ROOT
-from tests.live.memory_workload import NotHere, little_memory, outgrow, swapped
+from tests.live.disk_workload import loop_device
+from tests.live.memory_workload import (
+    NotHere,
+    outgrow,
+    small_cgroup,
+    swap_in_memory,
+    swap_on,
+    swapped,
+)
 from tests.live.schema_logs import Log, Record, logging
 
 PAGES = 200
@@ -123,38 +132,66 @@ def test_a_start_is_put_out_only_with_its_end(tmp_path: Path) -> None:
         assert start["cpu_time"] <= end["cpu_time"]
 
 
-@pytest.fixture
-def procs() -> Iterator[Path]:
-    """The file of a cgroup with little memory, and swap."""
+@pytest.fixture(params=["bios", "requests"])
+def procs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """The file of a cgroup with little memory, and swap: on zram, which takes bios as they are, or
+    on a device with requests."""
     with ExitStack() as stack:
         try:
-            made = stack.enter_context(little_memory())
+            if request.param == "bios":
+                stack.enter_context(swap_in_memory())
+            else:
+                device = stack.enter_context(loop_device(tmp_path, 40))
+                if device is None:
+                    raise NotHere("this machine makes no loop device")
+                stack.enter_context(swap_on(device.path))
+            made = stack.enter_context(small_cgroup(8 << 20))
         except NotHere as error:
             pytest.skip(str(error))
         yield made
 
 
+@dataclass(frozen=True)
+class Outgrown:
+    """A process that outgrew its cgroup, when (monotonic ns), and what the machine counted."""
+
+    pid: int
+    span: range
+    read: int
+    written: int
+    major: int
+
+
+def run_out_of_memory(procs: Path) -> Outgrown:
+    before, begun_ns = swapped(), time.monotonic_ns()
+    process = subprocess.Popen(outgrow(procs), cwd=ROOT)
+    assert process.wait(60) == 0
+    after, ended_ns = swapped(), time.monotonic_ns()
+    counts = (new - old for old, new in zip(before, after, strict=True))
+    return Outgrown(process.pid, range(begun_ns, ended_ns), *counts)
+
+
+def check_page_outs(log: Log, done: Outgrown) -> None:
+    assert done.written > 1000
+    starts, ends = log.of("PAGEOUT_START"), log.of("PAGEOUT_END")
+    assert sum(one["pages"] for one in starts) == done.written
+    assert sum(one["pages"] for one in ends) == done.written
+    assert {one["error"] for one in ends} == {0}
+    assert done.pid in {one["tgid"] for one in starts}
+    # One page a fault. The tail of swapoff is no fault.
+    by_io = log.of("PAGEIN_END", tgid=done.pid, with_io=1, file=0)
+    assert len(by_io) == done.read
+    major = [one for one in log.of("PAGEIN_END", with_io=1) if one["time_ns"] in done.span]
+    assert len(major) == done.major, "of all processes"
+    searches = log.of("RECLAIM_START", tgid=done.pid, kind="CGROUP")
+    found = log.of("RECLAIM_END", tgid=done.pid, kind="CGROUP")
+    assert len(searches) == len(found) > 0
+    assert sum(one["pages"] for one in found) > done.written // 2
+
+
 def test_page_outs_are_what_went_to_swap(tmp_path: Path, procs: Path) -> None:
     """A process outgrows its cgroup: each page written to swap counts, and the search for them."""
     with logging(tmp_path / "log", "paging") as running:
-        before, begun_ns = swapped(), time.monotonic_ns()
-        process = subprocess.Popen(outgrow(procs), cwd=ROOT)
-        assert process.wait(60) == 0
-        after, ended_ns = swapped(), time.monotonic_ns()
+        done = run_out_of_memory(procs)
         log = running.finish()
-    read, written = after[0] - before[0], after[1] - before[1]
-    assert written > 1000
-    starts, ends = log.of("PAGEOUT_START"), log.of("PAGEOUT_END")
-    assert sum(one["pages"] for one in starts) == written
-    assert sum(one["pages"] for one in ends) == written
-    assert {one["error"] for one in ends} == {0}
-    assert process.pid in {one["tgid"] for one in starts}
-    # One page a fault: the kernel reads none ahead from memory. The tail of swapoff is no fault.
-    by_io = log.of("PAGEIN_END", tgid=process.pid, with_io=1, file=0)
-    assert len(by_io) == read
-    major = [one for one in log.of("PAGEIN_END", with_io=1) if begun_ns < one["time_ns"] < ended_ns]
-    assert len(major) == after[2] - before[2], "of all processes"
-    searches = log.of("RECLAIM_START", tgid=process.pid, kind="CGROUP")
-    found = log.of("RECLAIM_END", tgid=process.pid, kind="CGROUP")
-    assert len(searches) == len(found) > 0
-    assert sum(one["pages"] for one in found) > written // 2
+    check_page_outs(log, done)

@@ -37,11 +37,11 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(address)())
 """
 
 
-def call_in_threads() -> list[int]:
-    """THREADS threads make CALLS calls each; their ids."""
+def call_in_threads(calls: int = CALLS) -> list[int]:
+    """THREADS threads make so many calls each; their ids."""
 
     def run() -> None:
-        for _ in range(CALLS):
+        for _ in range(calls):
             os.getppid()
 
     threads = [threading.Thread(target=run) for _ in range(THREADS)]
@@ -63,18 +63,21 @@ def test_each_thread_has_its_calls(tmp_path: Path, kinds: str) -> None:
     folder = tmp_path / "log"
     with logging(folder, "syscall", kinds=kinds, more=["--syscalls", "getppid"]) as running:
         tids = call_in_threads()
-    log = running.finish()
+    check_calls(running.finish(), folder, tids, CALLS, kinds or "btf")
+
+
+def check_calls(log: Log, folder: Path, tids: list[int], calls: int, kind: str) -> None:
     for event in ("SYSCALL_START", "SYSCALL_EXIT"):
         counts = by_thread(log, event, number="getppid", tgid=os.getpid())
-        assert {tid: counts[tid] for tid in tids} == dict.fromkeys(tids, CALLS)
+        assert {tid: counts[tid] for tid in tids} == dict.fromkeys(tids, calls)
         assert {record["number"] for record in log.of(event)} == {"getppid"}
-        assert log.ways[event].startswith(kinds or "btf")
+        assert log.ways[event].startswith(kind)
     with open_log(folder) as events:
-        calls = match_calls(events)
-        ours = Counter(tid for tid in calls.pairs.keys[0].tolist() if tid in tids)
-        assert dict(ours) == dict.fromkeys(tids, CALLS)
-        assert (calls.pairs.durations_ns > 0).all()
-        assert calls.by_name()["getppid"].count == len(calls.pairs)
+        found = match_calls(events)
+        ours = Counter(tid for tid in found.pairs.keys[0].tolist() if tid in tids)
+        assert dict(ours) == dict.fromkeys(tids, calls)
+        assert (found.pairs.durations_ns > 0).all()
+        assert found.by_name()["getppid"].count == len(found.pairs)
 
 
 def test_as_many_as_perf_counts(tmp_path: Path) -> None:

@@ -164,15 +164,38 @@ os.waitpid(pid, 0)
 """
 
 
-def test_logins_and_logouts(tmp_path: Path) -> None:
-    with logging(tmp_path / "log", "tty") as running:
-        command = [sys.executable, "-c", LOGIN]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        subprocess.run(["sh", "-c", "sh -c :"], check=True)
+def answer_a_line() -> Terminal:
+    """A line typed at a terminal, and a program's answer to it."""
+    with terminal("sh", "-c", "echo ready; read x; sleep 0.1; echo more; read x") as user:
+        user.wait_for(b"ready")
+        user.type(b"line\n")
+        user.wait_for(b"more")
+    return user
+
+
+def check_answer(log: Log, user: Terminal) -> None:
+    found = [(one["event"], one["tgid"], one["raw"]) for one in user.of(log)]
+    assert found == [(event, user.pid, 0) for event in EVENTS]
+
+
+def log_in() -> tuple[int, int]:
+    """A login session comes and goes; its shell's pid, and its number."""
+    command = [sys.executable, "-c", LOGIN]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    subprocess.run(["sh", "-c", "sh -c :"], check=True)
     if done.returncode or not done.stdout:
         pytest.skip(f"no login session can be made here: {done.stderr[-200:]}")
-    log = running.finish()
     shell, session = map(int, done.stdout.split())
+    return shell, session
+
+
+def test_logins_and_logouts(tmp_path: Path) -> None:
+    with logging(tmp_path / "log", "tty") as running:
+        shell, session = log_in()
+    check_login(running.finish(), shell, session)
+
+
+def check_login(log: Log, shell: int, session: int) -> None:
     entered = log.one("LOGIN", session=session)
     assert (entered["tgid"], entered["uid"], entered["loginuid"]) == (shell, 12345, 12345)
     left = log.one("LOGOUT", session=session)

@@ -24,6 +24,8 @@ from formats.schema import (
 from formats.schema.model import Include, Member, Omit
 from tests.unit.schema_texts import HOWTO_LEVELS
 
+SCHEMATA = Path(__file__).resolve().parents[2] / "bpf" / "schemata"
+
 
 def names(events: tuple[Event, ...]) -> list[str]:
     return [event.name for event in events]
@@ -303,9 +305,24 @@ def test_load_tells_of_all_files(tmp_path: Path) -> None:
     assert [str(problem).removeprefix(f"{tmp_path}/") for problem in caught.value.problems] == [
         "z.conf:1:11: expected a type, found 'nope'",
         "z.conf:2:16: expected a field name after 'int', found '}'",
-        f"y.conf:1:7: expected a new event name, found 'A' again (first at {one}:1)",
+        f"y.conf:1:7: expected a new event name, found 'A' again (first at {one}:1); "
+        "record these schemata in a capture each",
         "x.conf:2:5: expected text in UTF-8",
     ]
+
+
+def test_shipped_schemata_can_be_loaded_together_but_two() -> None:
+    """TCP_SEND is a historic name in both; the refusal says what to do."""
+    paths = sorted(SCHEMATA.glob("*.conf"))
+    assert len(paths) > 10
+    load([path for path in paths if path.stem != "magnet"])
+    load([path for path in paths if path.stem != "network"])
+    with pytest.raises(SchemaError) as caught:
+        load(paths)
+    (problem,) = map(str, caught.value.problems)
+    assert "found 'TCP_SEND' again" in problem
+    assert "network.conf" in problem and "magnet.conf" in problem
+    assert problem.endswith("; record these schemata in a capture each")
 
 
 def test_arches_of_several_files_add_up(tmp_path: Path) -> None:

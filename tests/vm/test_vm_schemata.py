@@ -63,11 +63,11 @@ def test_all_of_them(tmp_path: Path, probing: Probing, kinds: str, way: str) -> 
         wakeups = wake_up()
         locks = use_locks(tmp_path)
         numbers = press_all()
-        user = answer_a_line()
+        user = terminals.answer_a_line()
     log = running.finish()
     check_wakeups(log, way, wakeups)
     check_locks(log, way, locks)
-    check_answer(log, user)
+    terminals.check_answer(log, user)
     if not probing.can("btf", "task_prctl_unknown"):  # that one the live tests try
         check_presses(log, f"{way}:security_task_prctl", numbers)
 
@@ -265,20 +265,6 @@ def check_presses(log: Log, way: str, numbers: range) -> None:
     assert log.ways["USER_EVENT"] == way
     pressed = log.one("USER_EVENT", tgid=os.getpid())
     assert (pressed["group"], pressed["type"], pressed["aux"]) == (3, 4, "text")
-
-
-def answer_a_line() -> terminals.Terminal:
-    """A line typed at a terminal, and a program's answer to it."""
-    with terminals.terminal("sh", "-c", "echo ready; read x; sleep 0.1; echo more; read x") as user:
-        user.wait_for(b"ready")
-        user.type(b"line\n")
-        user.wait_for(b"more")
-    return user
-
-
-def check_answer(log: Log, user: terminals.Terminal) -> None:
-    found = [(one["event"], one["tgid"], one["raw"]) for one in user.of(log)]
-    assert found == [(event, user.pid, 0) for event in terminals.EVENTS]
 
 
 def test_stopwatch_without_functions(tmp_path: Path, probing: Probing) -> None:
