@@ -103,7 +103,8 @@ def _texts(raw: Array, text: Callable[[bytes], str | None]) -> Array:
     """The texts of raw bytes; each distinct value is decoded once."""
     raw = np.ascontiguousarray(raw)
     distinct, which = np.unique(raw, return_inverse=True)
-    told = np.array([text(one.tobytes()) for one in distinct], object)
+    width = raw.dtype.itemsize  # of bytes, numpy leaves out zeros at the end
+    told = np.array([text(one.tobytes().ljust(width, b"\0")) for one in distinct], object)
     return told[which] if len(told) else np.zeros(0, object)
 
 
