@@ -17,7 +17,7 @@ import pytest
 from capturing import capturing, connected, join, listening, receive, wait_until, within
 
 from collector.lab.lab import Bottleneck, Lab
-from formats.analysis.why import connections, intervals
+from formats.analysis.why import LIMITS, connections, intervals
 
 _RTT, _RETRANS_BYTES, _TOTAL_RETRANS, _MIN_RTT = 68, 208, 100, 148
 """Places in struct tcp_info of rtt, bytes_retrans, total_retrans and min_rtt."""
@@ -77,7 +77,7 @@ def test_rows_are_what_was_done(tmp_path: Path, columns: str) -> None:
             with pytest.raises(ConnectionResetError):
                 receive(reset.client, 1)
             reset.client.close()
-            refused = lab.a.run(lambda: socket.socket())
+            refused = lab.a.run(socket.socket)
             with pytest.raises(ConnectionRefusedError):
                 refused.connect(("10.77.0.2", port))
             refused.close()
@@ -110,8 +110,7 @@ def test_rows_are_what_was_done(tmp_path: Path, columns: str) -> None:
     (row,) = (row for row in rows.values() if row["rport"] == port and row["errno"] == 111)
     assert (row["role"], row["end_reason"], row["bytes_sent"]) == ("active", "rst_received", 0)
     for row in rows.values():
-        assert sum(row[name] for name in row if name.startswith("us_") and
-                   not name.endswith(("_min", "_max"))) == pytest.approx(row["duration_us"])  # fmt: skip
+        assert sum(row[f"us_{name}"] for name in LIMITS) == pytest.approx(row["duration_us"])
     runs = intervals(path)
     assert runs["certain"].all()
     lengths = np.bincount(runs["conn_id"], runs["end_ns"] - runs["start_ns"])
