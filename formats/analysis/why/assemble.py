@@ -63,6 +63,10 @@ def connections_table(
     made["end_reason"] = _reasons(get, made)
     made |= _rates(found, made)
     made |= _shares(get)
+    made["disagreement_us"] = np.maximum(
+        np.abs(made["us_rwnd"] + made["us_zero_window"] - made["rwnd_limited_us"]),
+        np.abs(made["us_sndbuf"] - made["sndbuf_limited_us"]),
+    )
     if "delivered" in found.names:
         delivered = made["delivered"].astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
