@@ -41,7 +41,8 @@ verify` proves more: what the kernel could not record at all.
 
 Percentiles of round-trip times are over records, those of goodput over times of 100 ms since the
 connection's start, of both directions the larger; both are counted in classes, within 6 %. Bytes
-are those of data, without SYN and FIN.
+are those of data, without SYN and FIN. A record is made before its segment counts, so of a
+connection that is still open, what its last segment brought is not in it.
 """
 
 

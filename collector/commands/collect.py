@@ -124,6 +124,8 @@ def _was_given(parameter: str) -> bool:
 @click.option("--latency", is_flag=True,
               help="At the end print where the time of each byte went, as tcpkmon latency does. "
               "Without --schema: that of magnet with its log level driver.")
+@click.option("--why", is_flag=True,
+              help="At the end print what limited each connection, as tcpkmon why does.")
 @click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
 @click.option("--no-existing", is_flag=True, help="Omit connections that are open at the start.")
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
@@ -156,6 +158,7 @@ def command(
     limits: tuple[str, ...],
     no_existing: bool,
     latency: bool,
+    why: bool,
     **same: Any,
 ) -> int:
     """Capture snapshots of TCP connections from the running kernel.
@@ -207,23 +210,41 @@ def command(
         limits=tuple(parse_limit(text) for text in limits),
         **same,  # the options that Request takes as they are, by the same names
     )
-    return run_and_measure(request) if latency else run(request)
+    return run_and_report(request, latency, why) if latency or why else run(request)
 
 
-def run_and_measure(request: Request) -> int:
-    """run(), then tcpkmon latency on what was captured. UsageError where it cannot read that."""
+def run_and_report(request: Request, latency: bool, why: bool) -> int:
+    """run(), then what reads what was captured: tcpkmon latency, tcpkmon why.
+
+    UsageError where those cannot read it.
+    """
     from collector.commands.afterwards import Afterwards
-    from formats.commands.latency import command as latency
+    from formats.commands import latency as latency_command
+    from formats.commands import why as why_command
 
-    if "magnet" not in request.schemata or request.file_format != "klogger":
-        raise UsageError("--latency needs logs of schema magnet", "leave out --schema and --format")
+    chosen = []
+    if latency:
+        if "magnet" not in request.schemata or request.file_format != "klogger":
+            raise UsageError(
+                "--latency needs logs of schema magnet", "leave out --schema and --format"
+            )
+        chosen.append(latency_command.command)
+    if why:
+        if "tcp" not in request.schemata:
+            raise UsageError("--why needs the schema tcp", "add --schema tcp, or leave it out")
+        chosen.append(why_command.command)
     if request.output == "-":
-        raise UsageError("--latency reads what was captured", "name a folder: -o FOLDER")
+        wanted = "--latency" if latency else "--why"
+        raise UsageError(f"{wanted} reads what was captured", "name it: -o NAME")
     name = Path(sys.argv[0]).name
+
+    def report() -> int:
+        return max(run_command(command, [request.output], name) for command in chosen)
+
     unneeded = [] if request.ready_fd is None else [request.ready_fd]
-    with Afterwards(lambda: run_command(latency, [request.output], name), unneeded) as measuring:
+    with Afterwards(report, unneeded) as reporting:
         code = run(request)
-        measuring.run()
+        reporting.run()
     return code
 
 

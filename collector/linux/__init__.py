@@ -20,6 +20,7 @@ __all__ = [
     "privileges",
     "probe_kinds",
     "syscalls",
+    "system_settings",
     "trusted_files",
     "uprobes",
 ]

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from collector.linux.machine import describe_kernel, describe_machine
+from collector.linux.system_settings import read_system_settings
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared
 from collector.plan.columns import SCHEMATA
@@ -63,6 +64,7 @@ def _settings(
         "tcpkmon": version("tcpkmon"),
         "machine": describe_machine(),
         "command": list(request.arguments),
+        "system": read_system_settings(),
         "filters": request.filters.describe(),
         "schemata": list(request.schemata),
         "data": request.data,

@@ -52,7 +52,14 @@ def command(
     """
     import numpy as np
 
-    from formats.analysis.why import Source, connection_of, rows_of, tables
+    from formats.analysis.why import (
+        Source,
+        connection_of,
+        cross_check,
+        row_of,
+        rows_of,
+        tables,
+    )
 
     if intervals:
         return _write_intervals(files, output, as_json, force)
@@ -74,7 +81,8 @@ def command(
             ]
             continue
         for at in order[:most].tolist():
-            _print(connection_of(table, at), runs)
+            check = cross_check(row_of(table, at)) if verbose else ""
+            _print(connection_of(table, at), runs, check)
         if len(order) > most:
             click.echo(f"{len(order) - most} connections with fewer bytes: -n shows more")
         if not len(order):
@@ -100,12 +108,14 @@ def _write_intervals(
     return code
 
 
-def _print(row: Connection, runs: dict[str, Any]) -> None:
+def _print(row: Connection, runs: dict[str, Any], check: str) -> None:
     from formats.analysis.why import head, verdict
 
     click.echo(for_terminal(head(row)))
     for text in verdict(row):
         click.echo(for_terminal(f"    {text}"))
+    if check:
+        click.echo(f"    {check}")
     if len(runs["conn_id"]):
         _print_intervals(row, runs)
 

@@ -27,11 +27,14 @@ class Judged:
         return sum(self.shares.get(name, 0.0) for name in self.scenario.truth)
 
 
-def play(scenario: Scenario, folder: Path, seconds: float = SECONDS) -> Judged:
+def play(
+    scenario: Scenario, folder: Path, seconds: float = SECONDS, columns: str = "default"
+) -> Judged:
     """One round. TcpkmonError, PrivilegeError."""
     path = folder / "why.pm"
     with Lab(scenario.bottleneck) as lab:
-        options = ["--format", "psc", "--netns", lab.a.name, "--quiet"]
+        options = ["--format", "psc", "--netns", lab.a.name, "--quiet",
+                   "--columns", columns]  # fmt: skip
         with start("tcp", path, force=True, options=options):
             port, begin, end = run(lab, scenario, seconds)
     return judge(scenario, path, port, begin, end)

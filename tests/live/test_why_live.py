@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from formats.analysis.why import connections, rows_of
 from scripts.why.judging import play
 from scripts.why.scenarios import SCENARIOS
 
@@ -37,6 +38,19 @@ def test_the_command_says_it_in_words(tmp_path: Path) -> None:
     sender = next(one for one in told if one["laddr"] == "10.77.0.1")
     assert max(sender["limit_ns"], key=sender["limit_ns"].get) == "rwnd"
     assert sender["certain_ns"] == sum(sender["limit_ns"].values())
+
+
+@pytest.mark.parametrize("name", ["small receive buffer, cubic", "application pauses 5 ms"])
+def test_the_kernel_counts_the_same(tmp_path: Path, name: str) -> None:
+    play(BY_NAME[name], tmp_path, seconds=1.0, columns="full")
+    (row,) = rows_of(connections(tmp_path / "why.pm"))
+    assert row["disagreement_us"] < 0.1 * row["duration_us"], row
+    limited = row["rwnd_limited_us"] > 0.8 * row["duration_us"]
+    assert limited == (BY_NAME[name].truth[0] == "rwnd")
+    command = [Path(sys.executable).with_name("tcpkmon"), "why", "-v", tmp_path / "why.pm"]
+    assert "the kernel's own counts: receiver's window" in subprocess.check_output(
+        command, text=True
+    )
 
 
 @pytest.mark.full

@@ -18,6 +18,7 @@ from collector.session import status_line
 from collector.session.stop_signals import Stopping
 from collector.writer import stream
 from collector.writer.record_printer import Printer
+from formats.base import cli
 from formats.base.control import EndReason
 from formats.base.errors import UsageError
 from formats.base.text import address_of
@@ -151,3 +152,11 @@ def test_a_reader_that_has_gone_is_told_of_once():
         for _ in range(3):
             printer.write(entries)
     assert [type(error) for error in failed] == [BrokenPipeError]
+
+
+@pytest.mark.parametrize("words", [["--schema", "sched"], ["-o", "-"]])
+def test_why_needs_a_capture_of_tcp_that_it_can_read(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(collect.command, ["--why", *words, "--", "true"]) == 2
+    assert "--why" in capsys.readouterr().err

@@ -16,8 +16,8 @@ from formats.analysis.why.tables import (
     renamed,
     tables,
 )
-from formats.analysis.why.verdict import head, verdict
-from formats.analysis.why.writing import rows_of, write
+from formats.analysis.why.verdict import cross_check, head, verdict
+from formats.analysis.why.writing import row_of, rows_of, write
 
 __all__ = [
     "CONNECTIONS",
@@ -39,10 +39,12 @@ __all__ = [
     "classify",
     "connection_of",
     "connections",
+    "cross_check",
     "cut",
     "head",
     "intervals",
     "renamed",
+    "row_of",
     "rows_of",
     "tables",
     "tally",

@@ -63,6 +63,10 @@ def connections_table(
     made["end_reason"] = _reasons(get, made)
     made |= _rates(found, made)
     made |= _shares(get)
+    made["disagreement_us"] = np.maximum(
+        np.abs(made["us_rwnd"] + made["us_zero_window"] - made["rwnd_limited_us"]),
+        np.abs(made["us_sndbuf"] - made["sndbuf_limited_us"]),
+    )
     if "delivered" in found.names:
         delivered = made["delivered"].astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -103,7 +107,8 @@ def _texts(raw: Array, text: Callable[[bytes], str | None]) -> Array:
     """The texts of raw bytes; each distinct value is decoded once."""
     raw = np.ascontiguousarray(raw)
     distinct, which = np.unique(raw, return_inverse=True)
-    told = np.array([text(one.tobytes()) for one in distinct], object)
+    width = raw.dtype.itemsize  # of bytes, numpy leaves out zeros at the end
+    told = np.array([text(one.tobytes().ljust(width, b"\0")) for one in distinct], object)
     return told[which] if len(told) else np.zeros(0, object)
 
 

@@ -116,6 +116,7 @@ uncertain_us | float | | | | time in which records are missing
 busy_us | int | busy_us | | | the kernel's count: it had data to send
 rwnd_limited_us | int | rwnd_limited_us | | | and the peer's window was full
 sndbuf_limited_us | int | sndbuf_limited_us | | | and the send buffer was full
+disagreement_us | float | rwnd_limited_us | | | largest difference between the kernel's two and ours
 records | int | | | | of the connection in the capture
 lost_records | int | | | | missing in the capture while it was open
 proven | bool | | | | no record is missing in its time, and its end is known

@@ -118,11 +118,12 @@ class Fold:
                 continue
             mine, values = self.of(name, piece[name].dtype), piece[name]
             lasts = values[piece.lasts]
-            told = _is_told(lasts)
+            is_told = _is_known if name in ("laddr", "raddr") else _is_told
+            told = is_told(lasts)
             if told.all():
                 mine[piece.places] = lasts
             else:
-                at = np.flatnonzero(_is_told(values))
+                at = np.flatnonzero(is_told(values))
                 mine[piece.of_row[at]] = values[at]  # of several the last one stays
 
     def _add_extremes(self, piece: Grouped) -> None:
@@ -178,7 +179,7 @@ class Fold:
         for name, number in (("rst_sent", _RESET_SENT), ("rst_received", _RESET_RECEIVED),
                              ("destroyed", _DESTROY)):  # fmt: skip
             self.of(name, np.bool_)[place[location == number]] = True
-        failed = location == _ERROR
+        failed = (location == _ERROR) & (callvalue != 0)
         self.of("errno")[place[failed]] = callvalue[failed]
         changes = np.flatnonzero(location == _STATE_CHANGE)
         if len(changes):
@@ -229,9 +230,13 @@ class Fold:
 
 def _is_told(values: Array) -> NDArray[np.bool_]:
     """(n,) whether a value is neither 0 nor empty."""
-    if values.dtype.kind != "V":
-        return np.asarray(values != np.zeros(1, values.dtype))
-    return np.asarray(values.view(np.uint64).reshape(len(values), -1).any(axis=1))
+    return np.asarray(values != np.zeros(1, values.dtype))
+
+
+def _is_known(addresses: Array) -> NDArray[np.bool_]:
+    """(n,) whether an address is neither :: nor 0.0.0.0, v4-mapped."""
+    words = np.ascontiguousarray(addresses).view(np.uint32).reshape(len(addresses), -1)
+    return np.asarray((words[:, [0, 1, 3]] != 0).any(axis=1))
 
 
 def fold(pieces: Iterable[Any], each: Any = None) -> Fold:

@@ -22,7 +22,7 @@ from formats.registry import format_of
 
 Array = NDArray[Any]
 SNAPSHOT = "SNAPSHOT"
-_LISTEN = 10
+_CLOSE, _LISTEN = 7, 10
 NEEDED = (
     "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "ca_state",
     "snd_una", "snd_max", "snd_sb_cc", "snd_wnd", "snd_cwnd_segs", "snd_ssthresh", "mss",
@@ -194,9 +194,10 @@ def _part(settings: Any, group: str, name: str) -> Any:
 
 
 def _is_connection(columns: dict[str, Array]) -> NDArray[np.bool_]:
-    """Snapshots of connections that are known; those of listeners are none."""
-    found: NDArray[np.bool_] = (columns["conn_id"] != 0) & (columns["state"] != _LISTEN)
-    return found
+    """Snapshots of connections that are known; those of listeners, also closed ones, are none."""
+    state = columns["state"]
+    closed = (state == _CLOSE) & (columns["rport"] == 0)
+    return np.asarray((columns["conn_id"] != 0) & (state != _LISTEN) & ~closed)
 
 
 def _missing(batch: LogBatch, last: dict[int, int]) -> NDArray[np.int64]:

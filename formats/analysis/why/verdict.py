@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from formats.analysis.why.connections import Connection
 from formats.analysis.why.limits import FAMILY
@@ -71,6 +72,24 @@ def verdict(one: Connection) -> list[str]:
             "are missing there"
         )
     return texts or ["too short to tell"]
+
+
+def cross_check(row: Mapping[str, Any]) -> str:
+    """The kernel's counts beside ours, of a row of the table; empty where it lacks them."""
+    total, difference = row["duration_us"], row["disagreement_us"]
+    if not total or difference is None:
+        return ""
+    ours = {"receiver's window": row["us_rwnd"] + row["us_zero_window"],
+            "send buffer": row["us_sndbuf"]}  # fmt: skip
+    kernel = {"receiver's window": row["rwnd_limited_us"], "send buffer": row["sndbuf_limited_us"]}
+    parts = [
+        f"{name} {100 * kernel[name] / total:.1f} % ({100 * ours[name] / total:.1f} % here)"
+        for name in ours
+    ]
+    return (
+        f"the kernel's own counts: {', '.join(parts)}; they differ by up to "
+        f"{100 * difference / total:.1f} % of the time"
+    )
 
 
 def _app(one: Connection) -> str:

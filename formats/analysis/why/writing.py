@@ -89,6 +89,11 @@ def rows_of(table: Table) -> Iterator[dict[str, Any]]:
         yield dict(zip(names, row, strict=True))
 
 
+def row_of(table: Table, at: int) -> dict[str, Any]:
+    """One row as rows_of() gives it."""
+    return next(rows_of({name: values[at : at + 1] for name, values in table.items()}))
+
+
 def plain(value: Any) -> Any:
     """A value of a table for JSON: neither NaN nor infinite."""
     if not isinstance(value, float):
