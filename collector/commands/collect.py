@@ -124,6 +124,8 @@ def _was_given(parameter: str) -> bool:
 @click.option("--latency", is_flag=True,
               help="At the end print where the time of each byte went, as tcpkmon latency does. "
               "Without --schema: that of magnet with its log level driver.")
+@click.option("--metrics", is_flag=True,
+              help="Count for tcpkmon metrics from the start, not from its first question on.")
 @click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
 @click.option("--no-existing", is_flag=True, help="Omit connections that are open at the start.")
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
