@@ -126,6 +126,8 @@ def _was_given(parameter: str) -> bool:
               "Without --schema: that of magnet with its log level driver.")
 @click.option("--metrics", is_flag=True,
               help="Count for tcpkmon metrics from the start, not from its first question on.")
+@click.option("--top", is_flag=True,
+              help="Show the connections, as tcpkmon top does; q ends the capture. Says no more.")
 @click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
 @click.option("--no-existing", is_flag=True, help="Omit connections that are open at the start.")
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
@@ -158,6 +160,7 @@ def command(
     limits: tuple[str, ...],
     no_existing: bool,
     latency: bool,
+    top: bool,
     **same: Any,
 ) -> int:
     """Capture snapshots of TCP connections from the running kernel.
@@ -209,6 +212,10 @@ def command(
         limits=tuple(parse_limit(text) for text in limits),
         **same,  # the options that Request takes as they are, by the same names
     )
+    if top:
+        from collector.commands.top import run_beside
+
+        return run_beside(request, run)
     return run_and_measure(request) if latency else run(request)
 
 

@@ -26,6 +26,7 @@ from collector.commands import (
     sampler_period,
     schema,
     status,
+    top,
 )
 from formats.base.cli import run
 from formats.commands import (
@@ -70,6 +71,7 @@ for _part in (
     sampler_period,
     status,
     metrics,
+    top,
     enable,
     disable,
     mark,
