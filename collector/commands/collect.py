@@ -126,6 +126,10 @@ def _was_given(parameter: str) -> bool:
               "Without --schema: that of magnet with its log level driver.")
 @click.option("--why", is_flag=True,
               help="At the end print what limited each connection, as tcpkmon why does.")
+@click.option("--metrics", is_flag=True,
+              help="Count for tcpkmon metrics from the start, not from its first question on.")
+@click.option("--top", is_flag=True,
+              help="Show the connections, as tcpkmon top does; q ends the capture. Says no more.")
 @click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
 @click.option("--no-existing", is_flag=True, help="Omit connections that are open at the start.")
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")
@@ -159,6 +163,7 @@ def command(
     no_existing: bool,
     latency: bool,
     why: bool,
+    top: bool,
     **same: Any,
 ) -> int:
     """Capture snapshots of TCP connections from the running kernel.
@@ -210,6 +215,10 @@ def command(
         limits=tuple(parse_limit(text) for text in limits),
         **same,  # the options that Request takes as they are, by the same names
     )
+    if top:
+        from collector.commands.top import run_beside
+
+        return run_beside(request, run)
     return run_and_report(request, latency, why) if latency or why else run(request)
 
 

@@ -19,12 +19,14 @@ from collector.commands import (
     iscan,
     lowwater,
     mark,
+    metrics,
     monitor,
     msmod,
     probe,
     sampler_period,
     schema,
     status,
+    top,
 )
 from formats.base.cli import run
 from formats.commands import (
@@ -68,6 +70,8 @@ for _part in (
     magnet_parse,
     sampler_period,
     status,
+    metrics,
+    top,
     enable,
     disable,
     mark,

@@ -115,6 +115,14 @@ class Client:
                 raise
             return self._read_answer(lambda: self._exchange(b"", public))
 
+    def metrics(self) -> dict[str, Any]:
+        """Its counts; those of TCP begin with the first such question."""
+        return self.ask({"op": "metrics"})
+
+    def top(self, sort: str, most: int) -> dict[str, Any]:
+        """The first connections by a key of collector.metrics.watching.SORTS."""
+        return self.ask({"op": "top", "sort": sort, "most": most})
+
     def enable(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Switch these events on; None: switch logging on."""
         return self.ask({"op": "enable", "events": names})

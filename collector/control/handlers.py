@@ -14,6 +14,7 @@ from typing import Any
 from collector.control.changes import Changes
 from collector.linux.syscalls import wait_for_running
 from collector.loader.capture_maps import Kernel
+from collector.metrics.watching import Watching
 from collector.plan.request import Request
 from collector.ring.points import COUNTERS, row_of
 from collector.ring.rings import Rings, pages_of
@@ -38,7 +39,7 @@ class Handlers:
     """One method for each kind of request. TcpkmonError when it is refused.
 
     losses: records lost so far, by cause. refused: what the kernel refuses a CPU, and why.
-    pulse: rates and costs.
+    pulse: rates and costs. watching: counts the records.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Handlers:
         losses: Callable[[], Mapping[str, int]],
         refused: Callable[[], Mapping[str, str]],
         pulse: Callable[[], Mapping[str, Any]] = dict,
+        watching: Watching | None = None,
     ) -> None:
         self._request = request
         self._kernel = kernel
@@ -58,6 +60,7 @@ class Handlers:
         self._losses = losses
         self._refused = refused
         self._pulse = pulse
+        self._watching = watching or Watching(None, {})
         self.changes = Changes(kernel, rings, stream)
         self._on = dict.fromkeys(kernel.states(), True)
         self.enabled = True
@@ -106,6 +109,19 @@ class Handlers:
             "refused": dict(self._refused()),
             "events": events,
         }
+
+    def metrics(self) -> dict[str, Any]:
+        """The status with all outcomes of each event, and the counts of TCP: no addresses."""
+        accounts = self._kernel.heads()["accounts"]
+        outcomes = {
+            event: {name: int(accounts[name][:, row_of(number)].sum()) for name in COUNTERS}
+            for event, (number, _) in self._kernel.states().items()
+        }
+        return {**self.status(), "outcomes": outcomes, "tcp": self._watching.metrics()}
+
+    def top(self, sort: str, most: int) -> dict[str, Any]:
+        """The first connections, with their addresses."""
+        return {"pid": os.getpid(), **self._watching.top(sort, most)}
 
     def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
         """Switch these events; None: switch logging."""

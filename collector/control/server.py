@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from collector.control.access import Peer, control_folder, find_group, listen, peer_of
 from collector.control.onlookers import Onlookers
 from collector.linux.privileges import User, settle
+from collector.metrics.watching import MOST_ROWS, SORTS
 from formats.base.closing import Closing
 from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
@@ -308,6 +309,11 @@ _Values = dict[str, Callable[[object], bool]]
 _Call = Callable[["Handlers", dict[str, Any], int], dict[str, Any]]
 _REQUESTS: dict[str, tuple[_Values, _Call]] = {
     "status": ({}, lambda to, r, pid: to.status()),
+    "metrics": ({}, lambda to, r, pid: to.metrics()),
+    "top": (
+        {"sort": lambda value: value in SORTS, "most": _within(1, MOST_ROWS)},
+        lambda to, r, pid: to.top(r["sort"], r["most"]),
+    ),
     "enable": ({"events": _is_names}, lambda to, r, pid: to.set_enabled(r.get("events"), True)),
     "disable": ({"events": _is_names}, lambda to, r, pid: to.set_enabled(r.get("events"), False)),
     "mark": ({"number": _within(0, LARGEST_MARK)}, lambda to, r, pid: to.mark(r["number"], pid)),

@@ -51,6 +51,8 @@ class Request:
     control_group: str | None = None
     rotation: Rotation | None = None
     """The output is a folder of files; None: one file."""
+    metrics: bool = False
+    """Count for the metrics from the start, not from the first question on."""
 
     @property
     def format(self) -> FileFormat:

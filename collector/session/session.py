@@ -16,6 +16,7 @@ from collector.linux.privileges import forbid_new_privileges, passing_on, raise_
 from collector.loader.capture_maps import Kernel
 from collector.loader.perf_counters import OpenCounters
 from collector.loader.prepare import Prepared, check_privilege, prepare, wish_of
+from collector.metrics.watching import watch
 from collector.plan.request import Request, check_request
 from collector.ring.batch import watermark_ns
 from collector.ring.rings import Rings, choose_transport, pages_of
@@ -157,11 +158,13 @@ class Session:
         info = make_info(
             request, self._prepared, kernel, dict(self._failures.refused), self._existing.sockets
         )
-        stream.begin(info, kernel, self._clocks, show)
+        ordered = self._prepared.tcp if request.file_format == "psc" else None
+        watching = watch(ordered.layout if ordered else None, request.metrics, show)
+        stream.begin(info, kernel, self._clocks, watching.add if ordered else show)
         kernel.switch_on()
         self._handlers = Handlers(
             request, kernel, self._rings, stream, self._counts.causes, self._refused,
-            self._pulse.told,
+            self._pulse.told, watching,
         )  # fmt: skip
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._rotating = Rotating(request.rotation, stream, self._counts.books, self._clocks)

@@ -95,8 +95,9 @@ def test_installed_used_upgraded_and_purged(debian: Path) -> None:
         assert "verify" in run(debian, f"{words} _TCPKMON_COMPLETE={shell}_complete tcpkmon")
 
     upgrade = f"{INSTALL} /packages/tcpkmon_*-2_amd64.deb"
+    traffic = "/usr/bin/python3 /traffic.py"
     run(debian, "collect -q --ports 5999 -o /second.pm -- "
-                f"/bin/sh -c '/usr/bin/python3 /traffic.py; {upgrade}; /usr/bin/python3 /traffic.py'")
+                f"/bin/sh -c '{traffic}; {upgrade}; {traffic}'")  # fmt: skip
     assert "-2" in run(debian, "dpkg-query -W tcpkmon")
     assert "nothing lost" in run(debian, "tcpkmon verify /second.pm")
     closed = run(debian, "tcpkmon export --format csv /second.pm | grep -c CLOSE")

@@ -28,6 +28,7 @@ ROOMS = {
         ("session",),
         ("lab",),
         ("control",),
+        ("metrics",),
         ("loader",),
         ("plan",),
         ("writer",),

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command tcpkmon metrics: serves the counts of running captures to Prometheus."""
+
+from __future__ import annotations
+
+import grp
+import ipaddress
+import os
+import socket
+import stat
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import click
+
+from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+GROUP = "tcpkmon"
+CLIENT_S = 10.0
+"""How long a client may take to send its request."""
+_MODE = 0o660
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = CLIENT_S
+
+    def address_string(self) -> str:
+        return "client"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: scrapes are no news."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Serves at a listening socket that exists already."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(("localhost", 0), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.server_name, self.server_port = "localhost", 0
+        self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, _ = self.socket.accept()
+        return connection, ("localhost", 0)
+
+
+@click.command("metrics")
+@click.option("--listen", metavar="unix:PATH|127.0.0.1:PORT", help="Serve OpenMetrics here.")
+@click.option("--textfile", metavar="FILE", help="Write FILE for node_exporter, again and again.")
+@click.option("--interval", type=click.FloatRange(1, 3600), default=15.0, show_default=True,
+              metavar="S", help="How often FILE is written.")
+@click.option("--once", is_flag=True, help="Print the metrics, or write FILE, once.")
+@click.option("--group", metavar="NAME",
+              help="As root: the group to be in, which may control the captures.  "
+              f"[default: {GROUP}, where there is one]")
+def command(
+    listen: str | None, textfile: str | None, interval: float, once: bool, group: str | None
+) -> int:
+    """Tell Prometheus what the running captures count: losses, rings, and TCP's behaviour.
+
+    It asks the captures when it is scraped. It needs no privilege but to be in the group that
+    collect --control-group names; without that it gets the public counts alone. Started as root,
+    it becomes the user tcpkmon, or nobody's, once its socket is open. It listens on this machine
+    alone. Nothing it says holds an address, a port or a process id.
+    """
+    if once and listen:
+        raise UsageError("--once serves nothing", "leave out --listen")
+    if not (once or listen or textfile):
+        raise UsageError("there is nothing to do", "add --listen, --textfile or --once")
+    from collector.commands.openmetrics import make_registry
+
+    registry = make_registry()
+    if once:
+        if textfile:
+            write(registry, textfile)
+        else:
+            from prometheus_client.openmetrics import exposition
+
+            text: bytes = exposition.generate_latest(registry)  # type: ignore[no-untyped-call]
+            click.echo(text, nl=False)
+        return 0
+    server = _Server(open_listener(listen)) if listen else None
+    drop_root(group)
+    try:
+        serve(registry, server, textfile, interval)
+    finally:
+        if listen and listen.startswith("unix:"):
+            with suppress(OSError):  # who gave up root may not
+                os.unlink(listen.removeprefix("unix:"))
+    return 0
+
+
+def serve(
+    registry: CollectorRegistry, server: _Server | None, textfile: str | None, interval_s: float
+) -> None:
+    """Serve and write until Ctrl-C."""
+    if server is not None:
+        from prometheus_client import make_wsgi_app
+
+        server.set_app(make_wsgi_app(registry))
+        server.timeout = interval_s if textfile else None
+    next_s = time.monotonic()
+    while True:
+        if textfile and time.monotonic() >= next_s:
+            next_s = time.monotonic() + interval_s
+            write(registry, textfile)
+        if server is None:
+            time.sleep(max(0.0, next_s - time.monotonic()))
+        else:
+            if textfile:
+                server.timeout = max(0.01, next_s - time.monotonic())
+            server.handle_request()
+
+
+def write(registry: CollectorRegistry, path: str) -> None:
+    """Write the file in one step, readable by all. FileError."""
+    from prometheus_client import write_to_textfile
+
+    try:
+        write_to_textfile(path, registry)
+        os.chmod(path, 0o644)
+    except OSError as error:
+        raise FileError(
+            f"{path}: {error.strerror}", "the folder must be writable for who runs this"
+        ) from error
+
+
+def open_listener(text: str) -> socket.socket:
+    """A listening socket: unix:PATH (mode 0660), 127.0.0.1:PORT or [::1]:PORT.
+
+    UsageError for any other address, FileError where it cannot listen.
+    """
+    if text.startswith("unix:"):
+        return _listen_at(Path(text.removeprefix("unix:")))
+    host, _, port = text.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        number = int(port)
+        if not 0 <= number < 1 << 16:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"--listen: not an address: {text!r}", "write 127.0.0.1:9633") from None
+    if not address.is_loopback:
+        raise UsageError(
+            f"--listen: {address} is not this machine alone", "127.0.0.1, ::1, or unix:PATH"
+        )
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((str(address), number))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise FileError(f"--listen {text}: {error.strerror}") from error
+    return listener
+
+
+def _listen_at(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.lstat(path).st_mode) and not _answers(path):
+                os.unlink(path)  # of a process that has ended
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(os.fspath(path))
+        os.chmod(path, _MODE)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise FileError(f"{path}: {error.strerror or error}") from error
+    return listener
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        try:
+            trial.connect(os.fspath(path))
+        except OSError:
+            return False
+    return True
+
+
+def drop_root(group: str | None) -> None:
+    """Root becomes the user tcpkmon or a user that nobody is, in the control group alone.
+
+    PrivilegeError if it cannot, UsageError for an unknown group. No effect for another user.
+    """
+    from collector.control.access import find_group
+    from collector.linux.privileges import drop_capabilities, find_user, forbid_new_privileges
+
+    if os.geteuid() != 0:
+        if group is not None:
+            raise UsageError("--group is for root", f"join it: usermod -aG {group} USER")
+        return
+    if group is None:
+        with suppress(KeyError):
+            group = grp.getgrnam(GROUP).gr_name
+    groups = [find_group(group)] if group is not None else []
+    user = find_user()
+    if user is None:
+        raise PrivilegeError("no other user can be found", "run this as a user of the group")
+    try:
+        os.setgroups(groups)
+        os.setresgid(user.gid, user.gid, user.gid)
+        os.setresuid(user.uid, user.uid, user.uid)
+    except OSError as error:
+        raise PrivilegeError(f"becoming user {user.uid} failed: {error.strerror}") from error
+    forbid_new_privileges()
+    drop_capabilities(())
+    if os.geteuid() == 0:
+        raise TcpkmonError("root was not given up")
+    sys.stderr.write(f"tcpkmon: metrics as user {user.uid}, group {group or user.gid}\n")

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What running captures answer, as metrics of prometheus-client. No address, port or PID is in it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from collector.control.client import Client, find_collectors
+from formats.base.causes import KERNEL_CAUSES
+from formats.base.errors import PrivilegeError, TcpkmonError
+
+FRESH_S = 0.5
+"""Answers are used for so long: who scrapes often does not cost the captures more."""
+_ASK_S = 5.0
+Answer = dict[str, Any]
+
+_COUNTS = (
+    ("records", "records", "Records that went to the file"),
+    ("written_bytes", "bytes", "Bytes in the file"),
+)
+_GAUGES = (
+    ("ring_fill_ratio", "ring_fill", "Largest share of a ring that was full in the last seconds"),
+    ("reader_lag_seconds", "reader_lag_s", "Longest wait of a record in a ring, last seconds"),
+    ("disk_free_bytes", "disk_free_bytes", "What may still be written to the file's disk"),
+    ("capture_enabled", "enabled", "Whether logging is on"),
+)
+_HISTOGRAMS = (
+    ("tcp_rtt_seconds", "srtt", "Smoothed round-trip time at each segment received"),
+    ("tcp_min_rtt_seconds", "min_rtt", "Minimum round-trip time at each segment received"),
+    ("tcp_handshake_duration_seconds", "handshake", "From SYN to established, active side"),
+)
+
+
+def ask_all() -> tuple[dict[str, Answer], int]:
+    """The answers of all captures that run here by the capture's name, and how many gave none.
+
+    Who may not control a capture gets its public status.
+    """
+    found: dict[str, Answer] = {}
+    silent = 0
+    for collector in find_collectors():
+        client = Client(collector, _ASK_S)
+        try:
+            try:
+                answer = client.metrics()
+            except PrivilegeError:
+                answer = client.status()
+        except TcpkmonError:
+            silent += 1
+            continue
+        name = own = name_of(answer)
+        count = 1
+        while name in found:
+            count += 1
+            name = f"{own}-{count}"
+        found[name] = answer
+    return found, silent
+
+
+def name_of(answer: Answer) -> str:
+    """The capture's own name, else that of its output without the folder."""
+    return str(answer.get("name") or Path(str(answer.get("output") or "capture")).name)
+
+
+class Captures(Collector):
+    """Asks the captures at each scrape."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: tuple[float, list[Metric]] | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            now_s = time.monotonic()
+            if self._asked is None or now_s - self._asked[0] > FRESH_S:
+                self._asked = now_s, list(make_metrics(*ask_all()))
+            return self._asked[1]
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: else the registry would ask the captures before the first scrape."""
+        return ()
+
+
+def make_registry() -> CollectorRegistry:
+    """A registry with the captures alone."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Captures())
+    return registry
+
+
+def make_metrics(answers: dict[str, Answer], silent: int) -> Iterator[Metric]:
+    """The metrics of these answers by the capture's name; silent: captures that gave none."""
+    running = GaugeMetricFamily("tcpkmon_captures", "Captures that run here", labels=["answered"])
+    running.add_metric(["yes"], len(answers))
+    running.add_metric(["no"], silent)
+    yield running
+    info = GaugeMetricFamily(
+        "tcpkmon_capture_info", "What a capture is",
+        labels=["capture", "version", "format", "schemata"],
+    )  # fmt: skip
+    proven = GaugeMetricFamily(
+        "tcpkmon_capture_proven",
+        "1 if every loss is counted: no event is attached in a way that loses some unseen",
+        labels=["capture"],
+    )
+    for name, answer in answers.items():
+        words = [str(answer.get(word, "")) for word in ("tcpkmon", "format", "schemata")]
+        info.add_metric([name, *words], 1)
+        proven.add_metric([name], 0 if answer.get("unproven") else 1)
+    yield from (info, proven, *_books(answers), *_tcp(answers))
+
+
+def _books(answers: dict[str, Answer]) -> Iterator[Metric]:
+    events = CounterMetricFamily(
+        "tcpkmon_events", "Events by what became of them in the kernel",
+        labels=["capture", "location", "outcome"],
+    )  # fmt: skip
+    lost = CounterMetricFamily(
+        "tcpkmon_lost_records", "Records that are not in the file", labels=["capture", "cause"]
+    )
+    cpu = CounterMetricFamily(
+        "tcpkmon_collector_cpu_seconds", "CPU time of the collecting process", labels=["capture"]
+    )
+    memory = GaugeMetricFamily(
+        "tcpkmon_collector_memory_bytes", "Its resident memory", labels=["capture"]
+    )
+    counts = [
+        (CounterMetricFamily(f"tcpkmon_{name}", text, labels=["capture"]), key)
+        for name, key, text in _COUNTS
+    ]
+    gauges = [
+        (GaugeMetricFamily(f"tcpkmon_{name}", text, labels=["capture"]), key)
+        for name, key, text in _GAUGES
+    ]
+    for name, answer in answers.items():
+        public = {row["name"]: {"written": row["written"]} for row in answer.get("events", ())}
+        for location, outcomes in answer.get("outcomes", public).items():
+            for outcome, count in outcomes.items():
+                if outcome != "attempts":
+                    label = _label(KERNEL_CAUSES.get(outcome, outcome))
+                    events.add_metric([name, location, label], count)
+        for cause, count in answer.get("lost", {}).items():
+            lost.add_metric([name, _label(cause)], count)
+        cpu.add_metric([name], answer["cost"]["cpu_s"])
+        memory.add_metric([name], answer["cost"]["memory_bytes"])
+        for counter, key in counts:
+            counter.add_metric([name], answer[key])
+        for gauge, key in gauges:
+            if answer.get(key) is not None:
+                gauge.add_metric([name], answer[key])
+    yield from (events, lost, cpu, memory, *(family for family, _ in (*counts, *gauges)))
+
+
+def _tcp(answers: dict[str, Answer]) -> Iterator[Metric]:
+    """Of the captures with the schema tcp."""
+    counted = {name: one["tcp"] for name, one in answers.items() if one.get("tcp", {}).get("srtt")}
+    if not counted:
+        return
+    for name, key, text in _HISTOGRAMS:
+        histogram = HistogramMetricFamily(f"tcpkmon_{name}", text, labels=["capture"])
+        for capture, tcp in counted.items():
+            _add(histogram, [capture], tcp[key])
+        yield histogram
+    labels = ["capture", "role"]
+    duration = HistogramMetricFamily(
+        "tcpkmon_tcp_connection_duration_seconds", "From established to closed", labels=labels
+    )
+    opened = CounterMetricFamily(
+        "tcpkmon_tcp_connections_opened", "Connections that were established", labels=labels
+    )
+    closed = CounterMetricFamily(
+        "tcpkmon_tcp_connections_closed", "Connections that ended, and how",
+        labels=[*labels, "end"],
+    )  # fmt: skip
+    again = CounterMetricFamily(
+        "tcpkmon_tcp_retransmits", "Segments sent again", labels=["capture", "cause"]
+    )
+    zero = CounterMetricFamily(
+        "tcpkmon_tcp_zero_window", "Segments received while the peer's window was 0; probes of it",
+        labels=["capture", "what"],
+    )  # fmt: skip
+    transferred = CounterMetricFamily(
+        "tcpkmon_tcp_bytes", "Bytes acknowledged by peers, and received in order",
+        labels=["capture", "direction"],
+    )  # fmt: skip
+    counting = CounterMetricFamily(
+        "tcpkmon_counting_seconds", "What this counting costs the reader", labels=["capture"]
+    )
+    pairs = ((again, "retransmits"), (zero, "zero_window"), (transferred, "bytes"))
+    for capture, tcp in counted.items():
+        for role, told in tcp["duration"].items():
+            _add(duration, [capture, role], told)
+        for role, count in tcp["opened"].items():
+            opened.add_metric([capture, role], count)
+        for role, end, count in tcp["closed"]:
+            closed.add_metric([capture, role, _label(end)], count)
+        for family, key in pairs:
+            for label, count in tcp.get(key, {}).items():
+                family.add_metric([capture, label], count)
+        counting.add_metric([capture], tcp["counting_s"])
+    yield from (duration, opened, closed, again, zero, transferred, counting)
+
+
+def _label(text: str) -> str:
+    return text.replace(" ", "_")
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], told: Answer) -> None:
+    least, _ = told["log2_us"]
+    total, buckets = 0, []
+    for k, count in enumerate(told["counts"], least):
+        total += count
+        buckets.append((f"{2**k / 1e6:.6g}", total))
+    buckets.append(("+Inf", total + told["beyond"]))
+    family.add_metric(labels, buckets, told["sum_us"] / 1e6)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last record of each open connection, and what it has sent and received since it was seen.
+
+    records of a batch, by connection       7 7 7 | 9 | 12 12
+                                            first last
+    table, a slot for each connection       row = the last record, acked += last less first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.metrics.tcp_meter import SYNCHRONIZED
+from formats.base.text import address_of, text_of
+
+MOST = 1 << 16
+"""Connections in the table; later ones are not in it."""
+_ROOM = 256
+_BYTES = (("acked", "bytes_acked", "snd_una"), ("received", "bytes_received", "rcv_nxt"))
+_TOTALS = np.dtype(
+    [(name, "=i8") for name in ("id", "acked", "received", "retransmits")]
+    + [(f"{name}_before", "=i8") for name in ("acked", "received", "retransmits")]
+    + [(f"{name}_rate", "=f8") for name in ("acked", "received", "retransmits")]
+    + [("known", "?")]
+)
+SHOWN = (
+    "state", "srtt_us", "min_rtt_us", "snd_cwnd_segs", "mss", "retrans_out", "lport", "rport",
+    "pid",
+)  # fmt: skip
+"""Columns that rows() tells as they are, if the capture stores them."""
+SORTS = ("rate", "acked", "received", "retransmits", "srtt_us", "min_rtt_us", "snd_cwnd_segs", "id")
+RATE_S = 0.5
+"""Rates are over at least this time."""
+
+
+class Connections:
+    """The table. dtype: of a record, with conn_id and state. locations: numbers by name."""
+
+    def __init__(self, dtype: np.dtype[Any], locations: Mapping[str, int], now_s: float) -> None:
+        self._retransmit, self._destroy = locations["RETRANSMIT"], locations["DESTROY"]
+        names = dtype.names or ()
+        self._counters = [
+            (total, column if column in names else other, column in names)
+            for total, column, other in _BYTES
+            if column in names or other in names
+        ]
+        self._rows = np.zeros(_ROOM, dtype)
+        self._totals = np.zeros(_ROOM, _TOTALS)
+        self._slots: dict[int, int] = {}
+        self._free = list(range(_ROOM))
+        self._rated_s = now_s
+        self.sums = {total: 0 for total, _, _ in self._counters}
+        """Bytes of all connections, of those that ended too."""
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(self, entries: NDArray[Any]) -> None:
+        """Take snapshots, (n,) rows in order."""
+        ids = entries["conn_id"]
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order]
+        starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]])
+        if len(ids) and not ids[0]:  # a record without a known connection
+            starts = starts[1:]
+        if not len(starts):
+            return
+        ends = np.r_[starts[1:], len(ids)]
+        slots = np.array([self._slot(number) for number in ids[starts].tolist()], np.int64)
+        have = slots >= 0
+        slots, starts, ends = slots[have], starts[have], ends[have]
+        last = order[ends - 1]
+        self._count(entries, order, starts, ends, slots)
+        self._rows[slots] = entries[last]
+        gone = entries["location"][last] == self._destroy
+        for number in entries["conn_id"][last[gone]].tolist():
+            slot = self._slots.pop(number)
+            self._free.append(slot)
+
+    def rate(self, now_s: float) -> None:
+        """Make the rates those since the last call that did so."""
+        span_s = now_s - self._rated_s
+        if span_s < RATE_S:
+            return
+        self._rated_s = now_s
+        totals = self._totals
+        for name in ("acked", "received", "retransmits"):
+            totals[f"{name}_rate"] = (totals[name] - totals[f"{name}_before"]) / span_s
+            totals[f"{name}_before"] = totals[name]
+
+    def rows(self, sort: str, most: int) -> dict[str, list[Any]]:
+        """The first connections by a key of SORTS, the largest first: a list for each column."""
+        slots = np.fromiter(self._slots.values(), np.int64, len(self._slots))
+        totals, rows = self._totals[slots], self._rows[slots]
+        names = rows.dtype.names or ()
+        if sort == "rate":
+            keys = totals["acked_rate"] + totals["received_rate"]
+        elif sort in (_TOTALS.names or ()):
+            keys = totals[sort]
+        else:
+            keys = rows[sort] if sort in names else totals["id"]
+        chosen = np.argsort(-keys.astype(np.float64), kind="stable")[:most]
+        totals, rows = totals[chosen], rows[chosen]
+        found = {
+            name: totals[name].tolist()
+            for name in _TOTALS.names or ()
+            if not name.endswith(("_before", "known"))
+        }
+        found |= {name: rows[name].tolist() for name in SHOWN if name in names}
+        for name in ("laddr", "raddr"):
+            if name in names:
+                found[name] = [address_of(bytes(one)) for one in rows[name].tolist()]
+        if "comm" in names:
+            found["comm"] = [text_of(bytes(one)) for one in rows["comm"].tolist()]
+        return found
+
+    def _count(
+        self, entries: NDArray[Any], order: NDArray[Any], starts: NDArray[Any],
+        ends: NDArray[Any], slots: NDArray[Any],
+    ) -> None:  # fmt: skip
+        """Add what the connections transferred: from the record before a batch to its last."""
+        again = entries["location"][order] == self._retransmit
+        sums = np.r_[0, np.cumsum(again)]
+        self._totals["retransmits"][slots] += sums[ends] - sums[starts]
+        # The first and last record of each connection in which its counters mean something.
+        means = np.isin(entries["state"][order], SYNCHRONIZED)
+        places = np.flatnonzero(means)
+        first, last = np.searchsorted(places, starts), np.searchsorted(places, ends) - 1
+        some = last >= first
+        slots, first, last = slots[some], order[places[first[some]]], order[places[last[some]]]
+        known = self._totals["known"][slots]
+        for total, column, wide in self._counters:
+            before = np.where(known, self._rows[column][slots], entries[column][first])
+            grown = entries[column][last] - before
+            grown = grown.astype(np.int64) if wide else grown.astype(np.uint32).view(np.int32)
+            grown = np.maximum(grown, 0)
+            self._totals[total][slots] += grown
+            self.sums[total] += int(grown.sum(dtype=np.int64))
+        self._totals["known"][slots] = True
+
+    def _slot(self, number: int) -> int:
+        """The connection's slot, a new one for a new connection; -1: there is no room."""
+        slot = self._slots.get(number)
+        if slot is None:
+            if not self._free:
+                size = len(self._rows)
+                if size >= MOST:
+                    return -1
+                self._free = list(range(size, 2 * size))
+                self._rows = np.r_[self._rows, np.zeros(size, self._rows.dtype)]
+                self._totals = np.r_[self._totals, np.zeros(size, _TOTALS)]
+            slot = self._slots[number] = self._free.pop()
+            self._totals[slot] = 0
+            self._totals["id"][slot] = number
+        return slot

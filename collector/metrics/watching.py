@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts a capture's records for those who ask: nothing before the first asks, unless told to.
+
+It looks at the records that go into the file, after they were put in order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.metrics.connections import SORTS, Connections
+from collector.metrics.tcp_meter import TcpMeter
+from collector.plan.columns import Layout, locations_of
+from formats.base.control import EXISTING
+from formats.base.errors import TcpkmonError
+
+MOST_ROWS = 1000
+_MOST_LOCATION = 31
+_TIME = np.dtype("=i8")
+__all__ = ["MOST_ROWS", "SORTS", "Watching", "watch"]
+
+
+def watch(
+    layout: Layout | None, at_once: bool, show: Callable[[NDArray[Any]], None] | None = None
+) -> Watching:
+    """Of a capture with this layout of the schema tcp; None: it has none, or not in one order."""
+    if layout is None:
+        return Watching(None, {}, show=show)
+    return Watching(layout.dtype, locations_of(layout.schema), at_once, show)
+
+
+class Watching:
+    """One capture's counts. dtype: of an entry; None for a capture without the schema tcp.
+
+    locations: the schema's numbers by name. at_once: count from the start. show: called with the
+    entries too.
+    """
+
+    def __init__(
+        self,
+        dtype: np.dtype[Any] | None,
+        locations: Mapping[str, int],
+        at_once: bool = False,
+        show: Callable[[NDArray[Any]], None] | None = None,
+    ) -> None:
+        self._dtype = dtype
+        names = set((dtype.names or ()) if dtype is not None else ())
+        self._has_connections = {"conn_id", "state"} <= names
+        self._locations = locations
+        self._show = show
+        self._meter: TcpMeter | None = None
+        self._table: Connections | None = None
+        self._spent_ns = 0
+        self._error = ""
+        if at_once:
+            self._begin()
+
+    def add(self, entries: NDArray[Any]) -> None:
+        """Count entries, (n,) contiguous rows in order. An error ends the counting alone."""
+        if self._show is not None:
+            self._show(entries)
+        if self._meter is None:
+            return
+        before_ns = time.perf_counter_ns()
+        try:
+            self._add(entries, self._meter)
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+            self._error = repr(error)
+            self._meter = self._table = None
+        self._spent_ns += time.perf_counter_ns() - before_ns
+
+    def metrics(self) -> dict[str, Any]:
+        """The counts of TCP, from now on if nobody asked before; none without the schema tcp."""
+        if self._dtype is None:
+            return {}
+        self._begin()
+        told = {} if self._meter is None else self._meter.told()
+        if self._table is not None:
+            sums = self._table.sums
+            told["bytes"] = {"sent": sums.get("acked", 0), "received": sums.get("received", 0)}
+            told["connections"] = len(self._table)
+        return {**told, "counting_s": self._spent_ns / 1e9, "error": self._error}
+
+    def top(self, sort: str, most: int) -> dict[str, Any]:
+        """The connections with a record since somebody first asked. TcpkmonError without tcp."""
+        if not self._has_connections:
+            raise TcpkmonError(
+                "the capture does not tell connections apart",
+                "collect the schema tcp into a PSC file, with the columns conn_id and state",
+            )
+        self._begin()
+        if self._table is None:
+            raise TcpkmonError(f"counting failed: {self._error}", "report it")
+        self._table.rate(time.monotonic())
+        return {"connections": len(self._table), "rows": self._table.rows(sort, most)}
+
+    def _begin(self) -> None:
+        if self._meter is None and self._dtype is not None and not self._error:
+            self._meter = TcpMeter(self._locations)
+            if self._has_connections:
+                self._table = Connections(self._dtype, self._locations, time.monotonic())
+
+    def _add(self, entries: NDArray[Any], meter: TcpMeter) -> None:
+        locations = entries["location"]
+        ours = (locations <= _MOST_LOCATION) | (locations == EXISTING)
+        if not ours.all():
+            entries = entries[ours]
+        if len(entries):
+            meter.add(entries, _times_ns(entries))
+            if self._table is not None:
+                self._table.add(entries)
+
+
+def _times_ns(entries: NDArray[Any]) -> NDArray[np.int64]:
+    """When the records were made; by the time of day where the column time_ns is not stored."""
+    if "time_ns" in (entries.dtype.names or ()):
+        times_ns: NDArray[np.int64] = entries["time_ns"].astype(np.int64)
+        return times_ns
+    seconds = entries["tv_sec"].astype(np.int64)
+    return seconds * 1_000_000_000 + entries["tv_usec"].astype(np.int64) * 1000

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a capture counts of its connections, against counts that a plain loop makes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collector.commands.metrics import open_listener
+from collector.commands.openmetrics import make_metrics, name_of
+from collector.metrics.connections import Connections
+from collector.metrics.histogram import Histogram
+from collector.metrics.tcp_meter import TcpMeter
+from collector.metrics.watching import Watching, watch
+from collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
+from formats.base.errors import TcpkmonError, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+METRICS = ROOT / "collector" / "metrics"
+SCHEMA = load_schema()
+LAYOUT = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), "default"), ())
+AT = locations_of(SCHEMA)
+LOSS, RECOVERY = 4, 3
+MS = 1_000_000
+
+
+def rows(*given: dict[str, int]) -> Any:
+    """Entries of a capture with these columns; the others are 0."""
+    made = np.zeros(len(given), LAYOUT.dtype)
+    for place, one in enumerate(given):
+        for name, value in one.items():
+            made[name][place] = value
+    return made
+
+
+def test_histogram_buckets_are_powers_of_two() -> None:
+    values = [1, 2, 3, 4, 5, 8, 9, 1023, 1024, 1025, (1 << 32) - 1, *range(1, 3000, 7)]
+    histogram = Histogram(2, 12)
+    histogram.add(np.array(values[:20], np.uint32))
+    histogram.add(np.array(values[20:], np.uint32))
+    histogram.add(np.array([], np.uint32))
+    told = histogram.told()
+    total = 0
+    for k, count in enumerate(told["counts"], 2):
+        total += count
+        assert total == sum(value <= 1 << k for value in values), k
+    assert told["beyond"] == 1
+    assert told["sum_us"] == sum(values)
+
+
+def test_a_connection_from_syn_to_close() -> None:
+    state = {"location": AT["STATE_CHANGE"], "conn_id": 7}
+    meter = TcpMeter(AT)
+    entries = rows(
+        {**state, "time_ns": 1 * MS, "state": 7, "callvalue": 2},
+        {"location": AT["RETRANSMIT"], "conn_id": 7, "time_ns": 2 * MS, "state": 2},
+        {**state, "time_ns": 21 * MS, "state": 2, "callvalue": 1},
+        {**state, "time_ns": 22 * MS, "state": 3, "callvalue": 1, "conn_id": 8},
+        {"location": AT["RETRANSMIT"], "conn_id": 7, "state": 1, "ca_state": LOSS},
+        {"location": AT["RETRANSMIT"], "conn_id": 7, "state": 1, "ca_state": RECOVERY},
+        {"location": AT["RETRANSMIT"], "conn_id": 7, "state": 1, "ca_state": RECOVERY},
+        {"location": AT["RETRANSMIT"], "conn_id": 7, "state": 1, "ca_state": 0},
+        {"location": AT["RETRANSMIT_SYNACK"]},
+        {"location": AT["ZERO_WINDOW_PROBE"], "conn_id": 7, "state": 1},
+        {"location": AT["SEGMENT_RECEIVED"], "conn_id": 7, "state": 1, "srtt_us": 100},
+        {"location": AT["RESET_RECEIVED"], "conn_id": 8, "state": 1},
+        {**state, "time_ns": 1021 * MS, "state": 1, "callvalue": 7},
+        {**state, "time_ns": 1022 * MS, "state": 1, "callvalue": 7, "conn_id": 8},
+        {"location": AT["DESTROY"], "conn_id": 7, "state": 7},
+        {"location": AT["DESTROY"], "conn_id": 8, "state": 7},
+        {**state, "time_ns": 1 * MS, "state": 7, "callvalue": 2, "conn_id": 9},
+        {"location": AT["SOCKET_ERROR"], "conn_id": 9, "state": 2, "callvalue": errno.ETIMEDOUT},
+        {**state, "state": 2, "callvalue": 7, "conn_id": 9},
+        {**state, "state": 1, "callvalue": 7, "conn_id": 10},
+        {**state, "state": 10, "callvalue": 7, "conn_id": 11},
+    )
+    for part in (entries[:3], entries[3:]):
+        meter.add(part, part["time_ns"].astype(np.int64))
+    told = meter.told()
+    assert told["retransmits"] == {
+        "syn": 1, "synack": 1, "timeout": 1, "recovery": 2, "probe": 1,
+    }  # fmt: skip
+    assert told["zero_window"] == {"segments": 1, "probes": 1}
+    assert told["opened"] == {"client": 1, "server": 1}
+    assert sorted(told["closed"]) == [
+        ["client", "close", 1], ["client", "no handshake", 1], ["server", "reset received", 1],
+        ["unknown", "close", 1],
+    ]  # fmt: skip
+    assert told["handshake"]["sum_us"] == 20_000
+    assert told["duration"]["client"]["sum_us"] == 1_000_000
+    assert sum(told["srtt"]["counts"]) == 1
+
+
+def test_bytes_of_connections_across_batches_and_wraps() -> None:
+    """Sequence numbers wrap, connections come and go; a loop over single records counts too."""
+    dice = random.Random(5)
+    table = Connections(LAYOUT.dtype, AT, 0.0)
+    at = {n: [dice.randrange(1 << 32), dice.randrange(1 << 32)] for n in range(1, 400)}
+    moved = {n: [0, 0, 0] for n in at}
+    seen: set[int] = set()
+    gone: set[int] = set()
+    for _ in range(60):
+        given = []
+        for _ in range(dice.randrange(1, 90)):
+            number = dice.randrange(1, 400)
+            if number in gone:
+                continue
+            for side in (0, 1):
+                step = dice.randrange(1 << 24) if number in seen else 0
+                at[number][side] = (at[number][side] + step) % (1 << 32)
+                moved[number][side] += step
+            seen.add(number)
+            again = dice.random() < 0.1
+            moved[number][2] += again
+            location = AT["RETRANSMIT"] if again else AT["SEGMENT_RECEIVED"]
+            given.append({"location": location, "conn_id": number, "state": 1, "srtt_us": number,
+                          "snd_una": at[number][0], "rcv_nxt": at[number][1]})
+            if dice.random() < 0.01:
+                gone.add(number)
+                given.append({"location": AT["DESTROY"], "conn_id": number, "state": 7})
+        given.insert(0, {"location": AT["RESET_SENT"], "conn_id": 0})
+        table.add(rows(*given))
+    left = sorted(seen - gone)
+    assert gone and len(table) == len(left) > 256, "the table grew"
+    told = table.rows("id", 1000)
+    assert told["id"] == left[::-1]
+    for column, name in enumerate(("acked", "received", "retransmits")):
+        assert told[name] == [moved[number][column] for number in told["id"]]
+    assert told["srtt_us"] == told["id"], "of the last record"
+    assert table.sums["acked"] == sum(one[0] for one in moved.values())
+    assert table.sums["received"] == sum(one[1] for one in moved.values())
+
+
+def test_rates_are_between_two_questions() -> None:
+    table = Connections(LAYOUT.dtype, AT, 0.0)
+    one = {"location": AT["SEGMENT_RECEIVED"], "conn_id": 7, "state": 1}
+    table.add(rows({**one, "snd_una": 100}, {**one, "snd_una": 5100}))
+    table.rate(0.1)
+    assert table.rows("rate", 5)["acked_rate"] == [0], "too soon"
+    table.rate(2.0)
+    assert table.rows("rate", 5)["acked_rate"] == [2500]
+    table.rate(4.0)
+    assert table.rows("rate", 5)["acked_rate"] == [0]
+
+
+def test_nothing_is_counted_before_somebody_asks() -> None:
+    entries = rows({"location": AT["RETRANSMIT"], "conn_id": 7, "state": 2})
+    shown: list[Any] = []
+    watching = watch(LAYOUT, at_once=False, show=shown.append)
+    watching.add(entries)
+    assert len(shown) == 1
+    assert watching.metrics()["retransmits"].get("syn", 0) == 0
+    watching.add(entries)
+    assert watching.metrics()["retransmits"]["syn"] == 1
+    at_once = watch(LAYOUT, at_once=True)
+    at_once.add(entries)
+    assert at_once.metrics()["retransmits"]["syn"] == 1
+    assert Watching(None, {}).metrics() == {}
+    with pytest.raises(TcpkmonError, match="does not tell connections apart"):
+        Watching(None, {}).top("rate", 5)
+
+
+def test_an_error_of_the_counting_ends_the_counting_alone() -> None:
+    watching = watch(LAYOUT, at_once=True)
+    watching.add(np.zeros(3, [("location", "=u4")]))
+    assert "conn_id" in watching.metrics()["error"] or watching.metrics()["error"]
+
+
+def answer() -> dict[str, Any]:
+    watching = watch(LAYOUT, at_once=True)
+    watching.add(rows({"location": AT["SEGMENT_RECEIVED"], "conn_id": 7, "state": 1,
+                       "srtt_us": 100, "lport": 4711, "rport": 4712}))
+    return {
+        "tcpkmon": "1", "pid": 98765, "output": "/tmp/run.pm", "format": "psc", "schemata": "tcp",
+        "enabled": True, "records": 5, "bytes": 600, "ring_fill": 0.5, "reader_lag_s": 0.1,
+        "disk_free_bytes": 1 << 30, "cost": {"cpu_s": 1.0, "memory_bytes": 1 << 20},
+        "unproven": [], "lost": {"ring full": 3}, "events": [],
+        "outcomes": {"RTO": {"attempts": 9, "written": 7, "ring_full": 2, "other": 0}},
+        "tcp": watching.metrics(),
+    }  # fmt: skip
+
+
+def names_of(*answers: dict[str, Any]) -> set[str]:
+    found = set()
+    for metric in make_metrics({name_of(one): one for one in answers}, 0):
+        assert metric.documentation
+        found.update(sample.name for sample in metric.samples)
+    return found
+
+
+def test_no_label_has_an_address_a_port_or_a_pid() -> None:
+    labels = set()
+    for metric in make_metrics({"run.pm": answer()}, 1):
+        for sample in metric.samples:
+            labels |= set(sample.labels)
+            assert not {"98765", "4711", "4712", "/tmp/run.pm"} & set(sample.labels.values())
+    assert labels == {
+        "answered", "capture", "version", "format", "schemata", "location", "outcome", "cause",
+        "role", "le", "what", "direction",
+    }  # fmt: skip
+
+
+def test_public_answers_have_books_alone() -> None:
+    public = {key: value for key, value in answer().items()
+              if key not in ("tcp", "outcomes", "output", "tcpkmon")}
+    public["events"] = [{"name": "RTO", "written": 7}]
+    names = names_of(public)
+    assert {"tcpkmon_events_total", "tcpkmon_lost_records_total"} <= names
+    assert not any(name.startswith("tcpkmon_tcp") for name in names)
+
+
+def used_names(texts: list[str]) -> set[str]:
+    return {name for text in texts for name in re.findall(r"\btcpkmon_\w+", text)}
+
+
+def expressions() -> list[str]:
+    """Those of the dashboard, with Grafana's variables filled in."""
+    board = json.loads((METRICS / "dashboard.json").read_text())
+    found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    return [
+        text.replace("$__rate_interval", "1m").replace("$__interval", "1m")
+        .replace("$capture", ".*")
+        for text in found
+    ]  # fmt: skip
+
+
+def test_dashboard_and_rules_name_metrics_that_exist() -> None:
+    told = answer()
+    told["tcp"]["closed"], told["tcp"]["opened"] = [["client", "close", 1]], {"client": 1}
+    there = names_of(told)
+    assert len(expressions()) > 16
+    assert used_names(expressions()) <= there
+    rules = used_names((METRICS / "alerts.yml").read_text().splitlines())
+    assert rules and rules <= there
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (prometheus)")
+@pytest.mark.parametrize(
+    "words",
+    [["check", "rules", str(METRICS / "alerts.yml")],
+     ["test", "rules", str(Path(__file__).with_name("alerts_test.yml"))]],
+    ids=["check", "test"],
+)  # fmt: skip
+def test_promtool_passes_the_rules(words: list[str]) -> None:
+    done = subprocess.run(["promtool", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:0", "192.0.2.1:9633", "[::]:0", "9633", "localhost:1",
+                                  "127.0.0.1:99999", ""])
+def test_it_listens_on_this_machine_alone(text: str) -> None:
+    with pytest.raises(UsageError):
+        open_listener(text)
+
+
+def test_unix_sockets(tmp_path: Path) -> None:
+    path = tmp_path / "m.sock"
+    first = open_listener(f"unix:{path}")
+    assert path.stat().st_mode & 0o777 == 0o660
+    with pytest.raises(TcpkmonError, match="in use"):
+        open_listener(f"unix:{path}")
+    first.close()
+    open_listener(f"unix:{path}").close()
+    plain = tmp_path / "file"
+    plain.write_text("mine")
+    with pytest.raises(TcpkmonError):
+        open_listener(f"unix:{plain}")
+    assert plain.read_text() == "mine"

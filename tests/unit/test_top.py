@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The screen of tcpkmon top: its lines at several widths, and its keys."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from collector.commands.tcpkmon import command
+from collector.commands.top_screen import Screen, milliseconds, short
+from collector.metrics.watching import SORTS
+from formats.base.cli import run
+from formats.base.errors import UsageError
+
+ANSWER: dict[str, Any] = {
+    "pid": 4711,
+    "connections": 1234,
+    "rows": {
+        "id": [7, 8], "laddr": ["192.168.100.200", "2001:db8:0:1:1:1:1:1"], "lport": [5201, 65535],
+        "raddr": ["192.0.2.7", "2001:db8:0:1:1:1:1:2"], "rport": [41022, 65534],
+        "state": [1, 250], "acked_rate": [1234567.0, 0.0], "received_rate": [950.0, 3.1e10],
+        "srtt_us": [12345, 0], "min_rtt_us": [42, 0xFFFFFFFF], "snd_cwnd_segs": [34, 12345],
+        "retransmits": [2, 9999], "comm": ["nginx", "a\x1b[31mb"], "pid": [77, 0],
+    },
+}  # fmt: skip
+
+
+def draw(screen: Screen, width: int, height: int = 24) -> list[str]:
+    written = io.StringIO()
+    console = Console(file=written, width=width, height=height, markup=False, highlight=False)
+    console.print(screen.draw(width, height))
+    return written.getvalue().splitlines()
+
+
+def make(**values: Any) -> Screen:
+    screen = Screen(SORTS, "rate", **values)
+    screen.take(ANSWER)
+    return screen
+
+
+@pytest.mark.parametrize("width", [76, 80, 109, 110, 132, 200])
+def test_a_connection_has_one_line_of_any_width(width: int) -> None:
+    lines = draw(make(), width)
+    assert len(lines) == 5
+    assert all(len(line) <= width for line in lines)
+    cells = lines[2].split()
+    assert cells[0].endswith(":5201")
+    assert cells[2:9] == ["ESTAB", "1.2M", "950", "12.3", "0.042", "34", "2"]
+    assert "\x1b" not in "".join(lines), "names of processes are escaped"
+    assert lines[3].split()[2] == "250", "a state of a later kernel"
+    assert lines[3].split()[4:7] == ["31G", "-", "-"]
+
+
+def test_80_columns_show_whole_ipv4_addresses_and_the_owner() -> None:
+    lines = draw(make(), 80)
+    assert lines[0].startswith("tcpkmon top of 4711   1,234 connections   by rate")
+    assert lines[2].split()[1] == "192.0.2.7:41022"
+    assert lines[2].split()[-1] == "nginx"
+    assert lines[3].split()[1].endswith("1:2:65534"), "of a longer one its end"
+    assert draw(make(), 132)[2].split()[-1] == "nginx/77"
+
+
+def test_no_more_lines_than_the_terminal_has() -> None:
+    assert len(draw(make(), 80, 4)) == 4
+
+
+def test_keys() -> None:
+    screen = make()
+    assert not screen.press("q")
+    assert screen.press(">") and screen.sort == SORTS[1] and screen.stale
+    screen.take(ANSWER)
+    screen.press("<")
+    screen.press("<")
+    assert screen.sort == SORTS[-1]
+    screen.press(" ")
+    assert screen.paused and "paused" in draw(screen, 80)[0]
+    screen.press(" ")
+    assert not screen.paused and screen.stale
+    for key in "/ngiq\x7fn":
+        assert screen.press(key), "q is a letter of the filter"
+    assert "filter: ngin_" in draw(screen, 100)[0]
+    assert len(draw(screen, 80)) == 4, "one connection has it"
+    screen.press("\r")
+    assert screen.wanted == "ngin"
+    for key in "/x\x1b":
+        screen.press(key)
+    assert screen.wanted == "ngin", "given up"
+
+
+def test_filter_looks_at_the_whole_line() -> None:
+    for text, count in (("41022", 1), ("ESTAB", 1), ("estab", 1), ("nothing", 0), ("", 2)):
+        assert len(draw(make(wanted=text), 80)) == 3 + count
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (999.4, "999"), (999.6, "1.0K"), (9960, "10K"), (123456, "123K"), (1e13, "10T")],
+)
+def test_short_numbers(number: float, text: str) -> None:
+    assert short(number) == text
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(None, "-"), (7, "0.007"), (12345, "12.3"), (999900, "1e+03"), (5e6, "5000")]
+)
+def test_milliseconds(us: int | None, text: str) -> None:
+    assert milliseconds(us) == text.replace("1e+03", "1000")
+
+
+def test_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, ["top"], "tcpkmon") == UsageError.exit_code
+    assert "needs a terminal" in capsys.readouterr().err
+    assert run(command, ["top", "--sort", "name"], "tcpkmon") == UsageError.exit_code
+    assert "choose rate, acked" in capsys.readouterr().err
