@@ -51,6 +51,8 @@ class Request:
     control_group: str | None = None
     rotation: Rotation | None = None
     """The output is a folder of files; None: one file."""
+    name: str | None = None
+    """Of a capture of the daemon."""
 
     @property
     def format(self) -> FileFormat:
