@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
-import re
 import signal
 import sys
 import time
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collector.commands.rotation_options import rotation_options, take_rotation
+from collector.plan.quantities import parse_duration, parse_limit, parse_megabytes
 from collector.writer.stream import STREAMS
 from formats.base.cli import run as run_command
 from formats.base.errors import UsageError
@@ -26,30 +25,6 @@ if TYPE_CHECKING:
 
 FORMATS = [FILE_FORMATS[name] for name in STREAMS]
 """The first is the default."""
-_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of a text such as 10, 10s, 250ms, 2m, 1h. UsageError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
-    if not match or float(match[1]) == 0:
-        raise UsageError(f"not a duration: {text!r}", "write 10s, 250ms, 2m or 1h")
-    return float(match[1]) * _UNITS[match[2]]
-
-
-def parse_megabytes(number: float) -> int:
-    """Megabytes as bytes. UsageError for nan."""
-    if math.isnan(number):
-        raise UsageError("--buffer-size: nan is no size", "write 4 or 0.5")
-    return int(number * (1 << 20))
-
-
-def parse_limit(text: str) -> tuple[str, int]:
-    """The event and the number of a text EVENT=N. UsageError."""
-    name, _, number = text.partition("=")
-    if not name or not number.isascii() or not number.isdigit() or not 0 < int(number) < 1 << 32:
-        raise UsageError(f"not a limit: {text!r}", "write EVENT=N, N records a second")
-    return name, int(number)
 
 
 def default_name(file_format: FileFormat, is_folder: bool = False) -> str:

@@ -22,9 +22,10 @@ def command(
     """Collect these measurements into Klogger logs until Ctrl-C; see tcpkmon msmod -l."""
     import time
 
-    from collector.commands.collect import import_quietly, parse_duration, run
+    from collector.commands.collect import import_quietly, run
     from collector.commands.measurements import choose
     from collector.plan.filters import parse
+    from collector.plan.quantities import parse_duration
     from collector.plan.request import Request
 
     chosen = choose(ids)

@@ -54,7 +54,8 @@ def take_rotation(options: dict[str, Any], seconds: Callable[[str], float]) -> R
 
     seconds: of a text such as 10m.
     """
-    from collector.plan.rotation import Rotation, check_rotation, parse_command, parse_size
+    from collector.plan.quantities import parse_size
+    from collector.plan.rotation import Rotation, check_rotation, parse_command
 
     for name, (short, twin) in _TWINS.items():
         given = options.pop(twin)

@@ -60,6 +60,11 @@ def socket_path(folder: Path) -> Path:
     return folder / f"{os.getpid()}.sock"
 
 
+def daemon_path() -> Path:
+    """Where the daemon's socket is."""
+    return control_folder() / "daemon.sock"
+
+
 def status_path(control: Path) -> Path:
     """Where the socket is that tells everybody the status, beside a control socket."""
     return control.with_suffix(".status")
@@ -108,17 +113,8 @@ def listen(folder: Path, gid: int | None) -> tuple[Path, socket.socket]:
     Makes the folder if it does not exist. Only this user may own it and write to it. Removes the
     sockets of dead collectors. FileError or PrivilegeError.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     path = socket_path(folder)
-    try:
-        prepare_folder(folder)
-        _bind(listener, path, 0o660 if gid is not None else 0o600, gid)
-    except OSError as error:
-        listener.close()
-        raise _explained(error, path) from error
-    except TcpkmonError:
-        listener.close()
-        raise
+    listener = listen_at(path, 0o660 if gid is not None else 0o600, gid)
     return path, listener
 
 
@@ -131,6 +127,21 @@ def listen_to_all(control: Path) -> tuple[Path, socket.socket]:
         listener.close()
         raise _explained(error, path) from error
     return path, listener
+
+
+def listen_at(path: Path, mode: int = 0o600, gid: int | None = None) -> socket.socket:
+    """A socket at a path in the folder of sockets, listening; see listen()."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        prepare_folder(path.parent)
+        _bind(listener, path, mode, gid)
+    except OSError as error:
+        listener.close()
+        raise _explained(error, path) from error
+    except TcpkmonError:
+        listener.close()
+        raise
+    return listener
 
 
 def _bind(listener: socket.socket, path: Path, mode: int, gid: int | None = None) -> None:

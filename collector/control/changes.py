@@ -41,22 +41,24 @@ class Changes:
         self._write(self._looked_ns, by_others=True)
 
     @contextmanager
-    def making(self) -> Iterator[None]:
-        """Write what is changed inside a `with`."""
+    def making(self, *, of_filters: bool = False) -> Iterator[None]:
+        """Write what is changed inside a `with`. of_filters: they are, even if their number is not.
+        """
         self.look()
         before_ns = self._now_ns()
         try:
             yield
         finally:
-            self._write(before_ns, by_others=False)
+            self._write(before_ns, by_others=False, of_filters=of_filters)
 
-    def _write(self, before_ns: int, by_others: bool) -> None:
+    def _write(self, before_ns: int, by_others: bool, of_filters: bool = False) -> None:
         values = self._read()
         self._looked_ns = after_ns = self._now_ns()
         changes = [
             Change(*key, before_ns, after_ns, was, values.get(key, 0), int(by_others))
             for key in sorted({*self._values, *values})
             if (was := self._values.get(key, 0)) != values.get(key, 0)
+            or (of_filters and key[0] == ChangeKind.FILTERS)
         ]
         self._values = values
         if changes:

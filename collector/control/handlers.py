@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -15,6 +16,7 @@ from collector.control.changes import Changes
 from collector.linux.syscalls import wait_for_running
 from collector.loader.capture_maps import Kernel
 from collector.metrics.watching import Watching
+from collector.plan.filters import parse
 from collector.plan.request import Request
 from collector.ring.points import COUNTERS, row_of
 from collector.ring.rings import Rings, pages_of
@@ -92,6 +94,7 @@ class Handlers:
         return {
             "tcpkmon": version("tcpkmon"),
             "pid": os.getpid(),
+            "name": self._request.name,
             "output": self._request.output,
             "format": self._request.file_format,
             "schemata": " ".join(self._request.schemata),
@@ -174,6 +177,27 @@ class Handlers:
             raise UsageError(f"a low-water mark of {percent}%", "choose 1 to 99")
         self._resize(pages_of(self._kernel.buffer_bytes), percent)
         return {"low_water_percent": percent}
+
+    def set_filters(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Other filters; what passes both is recorded all the while. given: see filters.parse()."""
+        kept = self._kernel.filters.namespaces
+        # The capture may not look up the same ones again: it gave up the right to.
+        same = [space.name for space in kept] == given.get("namespaces", [])
+        filters = parse(**{**given, "namespaces": []} if same else given)
+        try:
+            with self.changes.making(of_filters=True):
+                self._kernel.set_filters(replace(filters, namespaces=kept) if same else filters)
+        finally:
+            filters.close()
+        return {"filters": self._kernel.filters.describe()}
+
+    def set_limits(self, limits: Mapping[str, int]) -> dict[str, Any]:
+        """These limits by event, records a second and CPU, and no others."""
+        if unknown := limits.keys() - self._kernel.states().keys():
+            raise UsageError(f"the capture has no event {min(unknown)!r}")
+        with self.changes.making():
+            self._kernel.set_limits(limits)
+        return {"limits": dict(limits)}
 
     def set_sampler_period(self, period_ns: int) -> dict[str, Any]:
         """Sample the CPUs with this period from now on. Each sample has its period."""

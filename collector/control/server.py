@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from collector.control.access import Peer, control_folder, find_group, listen, peer_of
 from collector.control.onlookers import Onlookers
+from collector.control.values import is_filters, is_limits
 from collector.linux.privileges import User, settle
 from collector.metrics.watching import MOST_ROWS, SORTS
 from formats.base.closing import Closing
@@ -39,7 +40,7 @@ from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 if TYPE_CHECKING:
     from collector.control.handlers import Handlers
 
-REQUEST_BYTES = 4096
+REQUEST_BYTES = 1 << 16
 CLIENTS = 16
 TIME_LIMIT_S = 5.0
 """How long a client may take to send its line, and to read its answer."""
@@ -321,6 +322,10 @@ _REQUESTS: dict[str, tuple[_Values, _Call]] = {
         {"bytes": _within(1, 1 << 40)}, lambda to, r, pid: to.set_buffer_bytes(r["bytes"])
     ),
     "lowwater": ({"percent": _within(1, 99)}, lambda to, r, pid: to.set_low_water(r["percent"])),
+    "set-filters": (
+        {"filters": is_filters}, lambda to, r, pid: to.set_filters(r["filters"])
+    ),
+    "set-limits": ({"limits": is_limits}, lambda to, r, pid: to.set_limits(r["limits"])),
     "sampler-period": (
         {"ns": _within(1, 10**12)}, lambda to, r, pid: to.set_sampler_period(r["ns"])
     ),

@@ -21,9 +21,11 @@ from collector.loader.prepare import Prepared
 from collector.loader.programs import Loaded, ProgramSpec
 from collector.loader.socket_iterator import Walk, name_inodes
 from collector.plan.engine_config import POINTS
-from collector.plan.filters import Filters
+from collector.plan.filter_changes import check_change, steps
+from collector.plan.filters import FILTER_MAP, Filters
 from formats.base.closing import Closing
 from formats.base.control import EXISTING, Program
+from formats.base.errors import UsageError
 
 _FIRST = struct.pack("=I", 0)
 _CONTROL = np.dtype([("enabled", "=u1", POINTS), ("limit", "=u4", POINTS)])
@@ -92,14 +94,12 @@ class Kernel(Closing):
         self.loaded = Loaded(prepared.image, prepared.btf, transport=prepared.transport)
         self._engine = EngineMaps(self.loaded.maps, prepared.image, prepared.engine.head)
         self.heads = self._engine.heads
+        self.filters = filters
         try:
-            self._filter_entries: list[tuple[str, bytes, bytes]] = []
             self._behind: dict[str, int] = {}
             maps = self.loaded.maps
             filters.apply(maps)
-            for name, rows in filters.entries().items():
-                watched = islice(rows, _WATCHED) if name in maps else ()
-                self._filter_entries += [(name, *row) for row in watched]
+            self._filter_entries = self._watched(filters)
             if prepared.tcp is not None and filters.pids:
                 inodes = prepared.tcp.switches.inodes
                 name_inodes(maps["existing_inodes"], filters.pids, inodes)
@@ -111,6 +111,35 @@ class Kernel(Closing):
         except BaseException:
             self.loaded.close()
             raise
+
+    def _watched(self, filters: Filters) -> list[tuple[str, bytes, bytes]]:
+        """Entries of the maps that filters_in_force() looks at."""
+        return [
+            (name, *row)
+            for name, rows in filters.entries().items()
+            for row in (islice(rows, _WATCHED) if name in self.loaded.maps else ())
+        ]
+
+    def set_filters(self, filters: Filters) -> None:
+        """Other filters, while it records. UsageError for what cannot change, KernelError."""
+        maps = self.loaded.maps
+        check_change(self.filters, filters)
+        if FILTER_MAP not in maps:
+            raise UsageError("the capture's schemata have no filters")
+        for name, key, value in steps(self.filters, filters):
+            if value is None:
+                bpf.map_delete(maps[name], key)
+            else:
+                bpf.map_update(maps[name], key, value)
+        self.filters = filters
+        self._filter_entries = self._watched(filters)
+
+    def set_limits(self, limits: Mapping[str, int]) -> None:
+        """These limits, by location or event, and no others."""
+        self._engine.limits[:] = 0
+        for name, limit in limits.items():
+            self._engine.limits[self._prepared.numbers[name]] = limit
+        self._engine.apply()
 
     def load(self) -> None:
         """Loads the programs. KernelError where the kernel refuses a required one."""

@@ -19,17 +19,10 @@ from collector.loader.perf_counters import Bound, bind, this_machine
 from collector.loader.program import is_preempted
 from collector.loader.tcp_part import TcpPart, make_tcp_part
 from collector.plan import kernel_types
-from collector.plan.columns import (
-    EVENT,
-    Layout,
-    choose_locations,
-    load_schema,
-    locations_of,
-    narrow,
-    split_words,
-)
+from collector.plan.choice import check_limits, choose
+from collector.plan.columns import EVENT, Layout
 from collector.plan.engine_config import Engine, make_engine
-from collector.plan.event_layout import EventLayout, lay_out_sources, ring_dtype
+from collector.plan.event_layout import lay_out_sources, ring_dtype
 from collector.plan.filters import FILTER_MAP
 from collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
 from collector.plan.request import Request
@@ -217,7 +210,7 @@ def prepare(wish: Wish) -> Prepared:
     require_any(decided.plan, decided.numbers.keys() - {"EXISTING"})
     engine = decided.make_engine()
     image = decided.compile(engine)
-    _check_limits(wish.limits, decided.events)
+    check_limits(wish.limits, decided.events.chosen if decided.events else ())
     is_preempted(decided.btf)  # loading asks again, after the answers are saved
     decided.btf.save()
     return Prepared(**vars(decided), engine=engine, image=image, limits=dict(wish.limits))
@@ -240,7 +233,7 @@ def decide(wish: Wish) -> Decided:
         )
     btf = KernelAnswers()
     layout = lay_out_sources(sources, wish.using, wish.data) if wish.klogger else None
-    locations, chosen = _choose(wish.locations, has_tcp(sources), layout)
+    locations, chosen = choose(wish.locations, has_tcp(sources), layout)
     tcp = events = None
     if has_tcp(sources):
         tcp = make_tcp_part(
@@ -273,38 +266,3 @@ def _plan(
 
 def _numbers(tcp: TcpPart | None, events: EventPart | None) -> dict[str, int]:
     return {**(tcp.numbers if tcp else {}), **(events.numbers if events else {})}
-
-
-def _choose(
-    text: str | None, with_tcp: bool, events: EventLayout | None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The locations of the schema tcp and the events of other schemata that --locations names."""
-    logged = [slot.name for slot in events.logged] if events is not None else []
-    if events is None or not logged:
-        return choose_locations(load_schema(), text), ()
-    schema = load_schema() if with_tcp else None
-    known = set(locations_of(schema)) if schema is not None else set()
-    if both := known & set(logged):
-        raise UsageError(f"{min(both)} is an event and a location of the schema tcp", "rename it")
-    ours, theirs = [], []
-    for word in split_words(text):
-        name = word.lstrip("-+")
-        is_set = name.lower() in {"default", "all"}
-        if is_set or name.upper() in known:
-            ours.append(word)
-        if is_set or name in logged:
-            theirs.append(word)
-        elif name.upper() not in known:
-            declared = any(slot.name == name for slot in events.slots)
-            why = "its log level is not in use" if declared else "tcpkmon events lists them"
-            raise UsageError(f"no such event to record: {name}", why)
-    locations = choose_locations(schema, ",".join(ours)) if schema is not None and ours else ()
-    return locations, narrow(theirs, logged, logged, "event") if theirs else ()
-
-
-def _check_limits(limits: Mapping[str, int], events: EventPart | None) -> None:
-    for name in limits:
-        if events is None or name not in events.chosen:
-            raise UsageError(
-                f"--limit {name}: no such event is recorded", "it holds for events of schemata"
-            )

@@ -2,14 +2,17 @@
 """Decides without root what is recorded, and writes the C text for it."""
 
 __all__ = [
+    "choice",
     "columns",
     "counter_names",
     "engine_config",
     "event_codegen",
     "event_layout",
+    "filter_changes",
     "filters",
     "kernel_types",
     "probes",
+    "quantities",
     "request",
     "rotation",
     "schema_lint",

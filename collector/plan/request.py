@@ -53,6 +53,8 @@ class Request:
     """The output is a folder of files; None: one file."""
     metrics: bool = False
     """Count for the metrics from the start, not from the first question on."""
+    name: str | None = None
+    """Of a capture of the daemon."""
 
     @property
     def format(self) -> FileFormat:

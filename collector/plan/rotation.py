@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from formats.base.errors import UsageError
 ARCHIVES = ("parquet", "zst")
 LEAST_BYTES = 64 << 10
 LEAST_S = 0.1
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,6 @@ def check_rotation(rotation: Rotation) -> None:
         raise UsageError(f"--archive: {rotation.archive!r} is none of {', '.join(ARCHIVES)}")
     if rotation.on_rotate and shutil.which(rotation.on_rotate[0]) is None:
         raise UsageError(f"--on-rotate: there is no command {rotation.on_rotate[0]}")
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a text such as 512K, 100M, 2G, 1.5GiB: K is 1024. UsageError."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise UsageError(f"not a size: {text!r}", "write 512K, 100M or 2G")
-    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
 def parse_command(text: str) -> tuple[str, ...]:

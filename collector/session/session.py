@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import Any
 
 from collector.control.handlers import Handlers
@@ -28,6 +28,7 @@ from collector.session.control_socket import open_server
 from collector.session.counts import Counts
 from collector.session.existing import Existing
 from collector.session.failures import Failures
+from collector.session.overseer import Overseer
 from collector.session.pulse import Pulse
 from collector.session.rights import Rights, describe_lacking
 from collector.session.rotating import Rotating
@@ -49,7 +50,7 @@ SWITCH_S = 0.0005
 is 5 ms, in which half a ring of 4 MiB can fill."""
 
 
-def run(request: Request) -> int:
+def run(request: Request, overseer: Overseer | None = None) -> int:
     """Run the capture; returns the exit code: the command's own, or 0.
 
     LossError under fail_on_loss, FileError when a write failed. Errors of the preparation leave
@@ -85,6 +86,7 @@ def run(request: Request) -> int:
             rights = Rights(capturing, stream, command is not None, "nf" in kinds)
             kernel = capturing.enter_context(Kernel(prepared, request.filters))
             session = Session(request, prepared, kernel, stream, status, stopping, command, rights)
+            session.overseer = overseer or Overseer(request.ready_fd)
             with kernel.loading():
                 session.open(capturing)
             if stopping.due():
@@ -126,6 +128,7 @@ class Session:
         self._clocks = Clocks()
         self._placing = Placing()
         self._failures = Failures(stopping, request.output)
+        self.overseer = Overseer()
         self._marked = 0
 
     def open(self, stack: ExitStack) -> None:
@@ -187,7 +190,9 @@ class Session:
             self._step()
         self._kernel.loaded.enter_by(self._rights.entrance)
         self._rights.give_up()
-        self._ready()
+        if not self._request.quiet and self._request.verbose:
+            say("capturing")
+        self.overseer.ready()
         if command is not None and not stopping.due():
             try:
                 command.go()
@@ -236,13 +241,6 @@ class Session:
                     break
                 self._step()
 
-    def _ready(self) -> None:
-        if not self._request.quiet and self._request.verbose:
-            say("capturing")
-        if self._request.ready_fd is not None:
-            with suppress(OSError):  # its reader is gone
-                os.write(self._request.ready_fd, b"!")
-
     def _step(self) -> None:
         """One round: drain, order, write; once a second the clock and a checkpoint."""
         self._drain()
@@ -259,6 +257,8 @@ class Session:
                 self._stream.clock(clock)
             self._checkpoint()
             self._pulse.beat()
+            if not self.overseer.is_there(self._stream.records, self._counts.losses()):
+                self._stopping.ask(EndReason.ASKED)
         self._failures.optional("the next file", self._rotating.step)
         self._failures.optional("status line", self._show_status)
         self._failures.show_writing(self._stream.written.error)

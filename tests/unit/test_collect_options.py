@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from collector.commands import collect
-from collector.commands.collect import parse_duration
 from collector.plan import columns
+from collector.plan.quantities import parse_duration
 from collector.session import status_line
 from collector.session.stop_signals import Stopping
 from collector.writer import stream

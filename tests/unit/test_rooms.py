@@ -25,6 +25,7 @@ ROOMS = {
     "collector": (
         ("commands",),
         ("klogger",),
+        ("daemon",),
         ("session",),
         ("lab",),
         ("control",),

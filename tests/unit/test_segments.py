@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.plan.rotation import Rotation, check_rotation, parse_command, parse_size
+from collector.plan.quantities import parse_size
+from collector.plan.rotation import Rotation, check_rotation, parse_command
 from collector.writer.psc_stream import PscStream
 from collector.writer.segment_folder import OPEN, SEAL, SegmentFolder, Segments
 from formats.base.control import Change, EndReason

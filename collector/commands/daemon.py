@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command tcpkmon daemon: runs the captures of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from collector.daemon.toml_files import CONFIG
+
+
+@click.command("daemon")
+@click.option("--config", type=click.Path(path_type=Path), default=CONFIG, show_default=True,
+              metavar="FILE", help="The configuration; files of FILE's name with .d come after it.")
+@click.option("--check", is_flag=True, help="Only tell the mistakes in the configuration.")
+def command(config: Path, check: bool) -> int:
+    """Run the captures of a configuration, until SIGTERM.
+
+    Each is a process of its own, which is started again if it dies. SIGHUP, or tcpkmon reload,
+    applies what changed in the configuration.
+    """
+    from collector.daemon import supervisor
+
+    return supervisor.check(config) if check else supervisor.run(config)

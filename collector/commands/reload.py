@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command tcpkmon reload: the daemon applies what changed in its configuration."""
+
+from __future__ import annotations
+
+import click
+
+from formats.base.escape import for_terminal
+
+
+@click.command("reload")
+def command() -> int:
+    """Apply what changed in the daemon's configuration.
+
+    Filters, limits and budgets change while a capture goes on. For the rest the capture is
+    restarted. With a mistake in the configuration nothing changes.
+    """
+    from collector.daemon.requests import ask
+
+    for name, what in ask({"op": "reload"}).items():
+        print(for_terminal(f"{name}: {what}"))
+    return 0

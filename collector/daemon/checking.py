@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks a configuration in a process of its own: the supervisor has none of the imports.
+
+    python -m collector.daemon.checking FILE
+
+It prints the captures as JSON, or all mistakes on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from collector.daemon.config import check
+from collector.daemon.toml_files import CONFIG, read
+from formats.base.cli import run
+
+
+def plan_of(path: Path) -> dict[str, Any]:
+    """The configuration, for the supervisor. ConfigError, FileError, PrivilegeError.
+
+    captures: by name, the `table`, and of it what may change in a running capture: `filters`, the
+    arguments of filters.parse(), and `limits`, by event; `static` is the rest.
+    """
+    sources = read(path)
+    captures = {}
+    for name, capture in check(sources).items():
+        table = sources.table["capture"][name]
+        captures[name] = {
+            "table": table,
+            "filters": capture.filters,
+            "limits": dict(capture.request.limits),
+            "budget": capture.parts["budget"],
+            "static": {key: value for key, value in table.items() if key not in capture.changeable},
+        }
+        capture.request.filters.close()
+    control = sources.table.get("control", {})
+    return {
+        "captures": captures,
+        "group": control.get("group"),
+        "metrics": sources.table.get("metrics"),
+    }
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), default=CONFIG)
+def command(path: Path) -> int:
+    """Print the plan of a configuration."""
+    print(json.dumps(plan_of(path)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(command, prog="tcpkmon daemon"))

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of one capture, as the supervisor sees it: it is started, heard of, ended."""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from collector.control.access import control_folder
+from collector.control.client import Client, Collector
+from collector.daemon.channel import Channel, pair
+from formats.base.errors import TcpkmonError
+
+BACK_OFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""How long to wait before a capture that died is started again: longer each time."""
+STEADY_S = 60.0
+"""A capture that was attached for so long begins at the first of BACK_OFF_S again."""
+_ASK_S = 5.0
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
+"""Threads of a library would keep all privileges: see collector/commands/collect.py."""
+
+
+class State(enum.Enum):
+    """Of a capture's process."""
+
+    WAITING = "waits to be started"
+    STARTING = "starts"
+    ATTACHED = "is attached"
+    ENDING = "ends"
+    GONE = "has ended"
+
+
+class Child:
+    """A capture by its name. plan: see collector/daemon/checking.py; group: who may control it."""
+
+    def __init__(self, name: str, plan: Mapping[str, Any], group: str | None) -> None:
+        self.name = name
+        self.plan = plan
+        self.group = group
+        self.state = State.WAITING
+        self.wanted = True
+        """Whether it is started again when it has ended."""
+        self.was_attached = False
+        self.records = 0
+        self.lost = 0
+        self.heard_s = 0.0
+        """When its process last told that it had drained its rings."""
+        self.channel: Channel | None = None
+        self.exit_code = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failures = 0
+        self._start_at_s = 0.0
+        self._attached_s = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, if it has one."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start its process, if it is time to."""
+        if self.state is not State.WAITING or time.monotonic() < self._start_at_s:
+            return
+        ours, theirs = pair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "collector.daemon.worker", self.name, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_ONE_THREAD},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which ends it
+            )
+        ours.send({"name": self.name, "table": self.plan["table"], "group": self.group})
+        self.channel = ours
+        self.state = State.STARTING
+
+    def hear(self) -> None:
+        """Take a message of its process."""
+        assert self.channel is not None
+        message = self.channel.receive()
+        if message is None:
+            self._hang_up()
+            return
+        self.heard_s = time.monotonic()
+        if message.what["what"] == "ready":
+            self.was_attached = True
+            self._attached_s = self.heard_s
+            if self.state is State.STARTING:
+                self.state = State.ATTACHED
+        else:
+            self.records, self.lost = message.what["records"], message.what["lost"]
+
+    def reap(self) -> str | None:
+        """Look whether its process has ended; then start() starts it again, if it is wanted.
+
+        Returns how it ended, "" if it was asked to; None if it has not ended.
+        """
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        self._hang_up()
+        self._process = None
+        asked = self.state is State.ENDING
+        self.exit_code = 128 - code if code < 0 else code
+        self.state = State.WAITING if self.wanted else State.GONE
+        self._start_at_s = time.monotonic()
+        if asked:
+            return ""
+        if self.was_attached and time.monotonic() - self._attached_s > STEADY_S:
+            self._failures = 0
+        wait_s = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
+        self._failures += 1
+        self._start_at_s += wait_s
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"{how}; it is started again in {wait_s:g} s" if self.was_attached else how
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End its process in order: it writes what its rings hold, and finishes its file."""
+        if self._process is None:
+            self.state = State.WAITING if self.wanted else State.GONE
+        elif self.state is not State.ENDING or number != signal.SIGTERM:
+            self.state = State.ENDING
+            self._process.send_signal(number)
+
+    def dump(self) -> None:
+        """Ask its flight recorder, if it has one, for a dump."""
+        if self._process is not None and "recorder" in self.plan["table"]:
+            self._process.send_signal(signal.SIGUSR2)
+
+    def change(self, plan: Mapping[str, Any]) -> list[str]:
+        """Apply a plan that differs only in what may change while the capture runs; returns what
+        changed. TcpkmonError where the capture refuses: then it has to be restarted."""
+        done = []
+        for key in ("filters", "limits"):
+            if plan[key] != self.plan[key]:
+                self._ask({"op": f"set-{key}", key: plan[key]})
+                done.append(key)
+        if plan["budget"] != self.plan["budget"]:
+            done.append("budget")
+        self.plan = plan
+        return done
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        if self.state is not State.ATTACHED or self.pid is None:
+            raise TcpkmonError(f"it {self.state.value}")
+        path = control_folder() / f"{self.pid}.sock"
+        Client(Collector(self.pid, path), _ASK_S).ask(request)
+
+    def _hang_up(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None

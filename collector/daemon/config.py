@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the daemon's configuration, and makes a Request of each capture in it.
+
+keys.py has the keys; docs/daemon.md says what they mean. All mistakes
+are found at once, each with its file, line and key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from collector.daemon.keys import CAPTURE, CONTROL, FILTERS, METRICS, OPTIONS, PARTS, Convert
+from collector.daemon.toml_files import ConfigError, Keys, Sources
+from collector.plan import filters
+from collector.plan.choice import check_names
+from collector.plan.request import Request, check_request
+from collector.plan.rotation import Rotation
+from formats.base.errors import TcpkmonError
+from formats.registry import FILE_FORMATS
+from formats.schema import suggest
+
+OUTPUT = Path("/var/lib/tcpkmon")
+"""The folder of the captures' folders: systemd's StateDirectory=tcpkmon."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A capture of the configuration.
+
+    parts: by name (PARTS), the fields of its rotation, recorder and budget, None where the table
+    is missing. filters: the arguments of filters.parse().
+    """
+
+    request: Request
+    parts: Mapping[str, Mapping[str, Any] | None]
+    filters: Mapping[str, Any]
+    changeable = frozenset((*FILTERS, "limits", "budget"))
+    """The keys that may change while it runs."""
+
+
+@dataclass
+class _Checker:
+    sources: Sources | None
+    found: list[tuple[tuple[int, int], str]] = field(default_factory=list)
+    """The mistakes, each with its place."""
+
+    @property
+    def mistakes(self) -> list[str]:
+        """A line each, in the order of the files."""
+        if self.sources is None:
+            return [what for _, what in self.found]
+        files = self.sources.files
+        return [f"{files[file].path}:{line}: {what}" for (file, line), what in sorted(self.found)]
+
+    @contextmanager
+    def at(self, keys: Keys) -> Iterator[None]:
+        """An error inside a `with` is a mistake of this key."""
+        try:
+            yield
+        except TcpkmonError as error:
+            self.add(keys, "; ".join(error.lines()))
+
+    def add(self, keys: Keys, what: str) -> None:
+        place = self.sources.place(keys) if self.sources is not None else (0, 0)
+        what = re.sub(r"^--?[A-Za-z][\w-]*: ", "", what)  # the command line's name of it
+        self.found.append((place, f"{'.'.join(keys)}: {what}"))
+
+    def table(self, keys: Keys, value: Any, known: Sequence[str]) -> dict[str, Any]:
+        """The known keys of a table; the others are mistakes."""
+        if not isinstance(value, dict):
+            self.add(keys, f"{value!r} is no table: write [{'.'.join(keys)}]")
+            return {}
+        for key in value:
+            if key not in known:
+                self.add((*keys, key), f"no such key{suggest(key, known)}")
+        return {key: value[key] for key in known if key in value}
+
+    def values(
+        self, keys: Keys, table: Mapping[str, Any], known: Mapping[str, tuple[str, Convert]]
+    ) -> dict[str, Any]:
+        """The values of `known`, by their names there."""
+        found: dict[str, Any] = {}
+        for key, (name, convert) in known.items():
+            with self.at((*keys, key)):
+                if key in table:
+                    value = convert(table[key])
+                    found.update({name: value} if name else value)
+        return found
+
+    def capture(self, name: str, value: Any, group: str | None) -> Capture | None:
+        keys = ("capture", name)
+        before = len(self.found)
+        if not _NAME.fullmatch(name):
+            self.add(keys, f"{name!r} is no name: letters, digits, '_', '-' and '.', at most 64")
+        table = self.table(keys, value, (*CAPTURE, *PARTS))
+        parts: dict[str, Mapping[str, Any] | None] = dict.fromkeys(PARTS)
+        for part, known in PARTS.items():
+            if part in table:
+                inner = self.table((*keys, part), table[part], tuple(known))
+                parts[part] = self.values((*keys, part), inner, known)
+        options = self.values(keys, table, OPTIONS)
+        given, chosen = self._filters(keys, table)
+        schemata = options.setdefault("schemata", ("tcp",))
+        if schemata != ("tcp",) and "file_format" not in options:
+            options["file_format"] = next(n for n, f in FILE_FORMATS.items() if f.schema is None)
+        options.setdefault("output", str(OUTPUT / name))
+        self._names(keys, options)
+        if chosen is None:
+            return None
+        rotation = parts["rotation"]
+        request = Request(
+            filters=chosen, name=name, control_group=group, quiet=True, **options,
+            rotation=Rotation(**rotation) if rotation is not None else None,
+        )  # fmt: skip
+        with self.at(keys):
+            check_request(request)
+        if len(self.found) == before:
+            return Capture(request, parts, given)
+        chosen.close()
+        return None
+
+    def _names(self, keys: Keys, options: Mapping[str, Any]) -> None:
+        """Check the names in the options one after the other, without those that are wrong."""
+        given = Request(filters.Filters(), "")
+        for key in ("format", "schemata", "using", "data", "locations", "limits", "columns",
+                    "when_changed"):  # fmt: skip
+            name = OPTIONS[key][0]
+            with self.at((*keys, key)):
+                more = replace(given, **{name: options.get(name, getattr(given, name))})
+                if key != "format":
+                    check_names(more)
+                given = more
+
+    def _filters(
+        self, keys: Keys, table: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], filters.Filters | None]:
+        before = len(self.found)
+        given = self.values(keys, table, FILTERS)
+        for key, (name, _) in FILTERS.items():
+            with self.at((*keys, key)):
+                if name in given:
+                    filters.parse(**{name: given[name]}).close()
+        if len(self.found) == before:
+            with self.at(keys):
+                return given, filters.parse(**given)
+        return given, None
+
+
+def check(sources: Sources) -> dict[str, Capture]:
+    """The captures by name. ConfigError with all mistakes.
+
+    The network namespaces of their filters are open until their Filters.close().
+    """
+    checker = _Checker(sources)
+    table = checker.table((), sources.table, ("capture", "metrics", "control"))
+    for part, known in (("metrics", METRICS), ("control", CONTROL)):
+        inner = checker.table((part,), table.get(part, {}), tuple(known))
+        checker.values((part,), inner, known)
+    captures = table.get("capture", {})
+    if not isinstance(captures, dict) or not captures:
+        checker.add(("capture",), "no capture is configured: write [capture.NAME]")
+        captures = {}
+    made = {name: checker.capture(name, value, None) for name, value in captures.items()}
+    _check_outputs(checker, made)
+    if checker.found:
+        raise ConfigError(checker.mistakes)
+    return {name: capture for name, capture in made.items() if capture is not None}
+
+
+def _check_outputs(checker: _Checker, made: Mapping[str, Capture | None]) -> None:
+    seen: dict[str, str] = {}
+    for name, capture in made.items():
+        output = capture.request.output if capture is not None else name
+        other = seen.setdefault(output, name)
+        if other != name:
+            checker.add(("capture", name, "output"), f"{output} is that of capture {other} too")
+
+
+def make_capture(name: str, table: Mapping[str, Any], group: str | None = None) -> Capture:
+    """A capture of its table, which check() passed. ConfigError where what it names is gone."""
+    checker = _Checker(None)
+    capture = checker.capture(name, table, group)
+    if checker.found or capture is None:
+        raise ConfigError(checker.mistakes)
+    return capture

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor: starts a process for each capture, and starts it again if it dies.
+
+It attaches nothing and imports nothing large. The configuration is read by a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from collector.daemon.child import Child, State
+from collector.daemon.requests import Refused, Requests
+from collector.daemon.systemd import Systemd
+from formats.base.cli import say as say_line
+from formats.base.errors import TcpkmonError
+
+ROUND_S = 0.5
+STATUS_S, PING_S = 5.0, 1.0
+HEARD_S = 5.0
+"""A capture drains its rings and says so each second; after so long it is stuck."""
+END_S = 60.0
+"""How long the captures may take to finish their files."""
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, which under systemd is the journal."""
+    say_line(f"tcpkmon daemon: {text}")
+
+
+def check(config: Path) -> int:
+    """Tell the mistakes in a configuration. ConfigError with all of them."""
+    from collector.daemon.checking import plan_of
+
+    names = list(plan_of(config)["captures"])
+    many = "capture" if len(names) == 1 else "captures"
+    print(f"{config}: {len(names)} {many}: {', '.join(names)}")
+    return 0
+
+
+def read_plan(config: Path) -> dict[str, Any]:
+    """The configuration; see collector/daemon/checking.py. Refused with its mistakes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "collector.daemon.checking", os.fspath(config)],
+        check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if done.returncode:
+        lines = [line.removeprefix("tcpkmon daemon: ") for line in done.stderr.splitlines()]
+        raise Refused(lines or ["the configuration could not be read"], done.returncode)
+    plan: dict[str, Any] = json.loads(done.stdout)
+    return plan
+
+
+def run(config: Path) -> int:
+    """Run the captures until SIGTERM or SIGINT; the exit code.
+
+    It is that of a capture which could not be attached at the start, else 0. Refused where the
+    configuration has mistakes, UsageError where a daemon runs already.
+    """
+    plan = read_plan(config)
+    with ExitStack() as stack:
+        requests = stack.enter_context(Requests())
+        return Supervisor(config, plan, requests, Systemd()).run()
+
+
+class Supervisor:
+    """The captures of a plan, by name."""
+
+    def __init__(
+        self, config: Path, plan: Mapping[str, Any], requests: Requests, systemd: Systemd
+    ) -> None:
+        self._config = config
+        self._systemd = systemd
+        self._requests = requests
+        self._children: dict[str, Child] = {}
+        self._adopt(plan)
+        self._signals: list[int] = []
+        self._exit_code = 0
+        self._is_ready = False
+        self._end_by_s: float | None = None
+        self._told = (time.monotonic(), 0)
+        self._next_status_s = 0.0
+        self._next_ping_s = 0.0
+
+    def run(self) -> int:
+        """Start the captures and go on until all have ended; the exit code."""
+        with ExitStack() as stack:
+            reader, writer = socket.socketpair()
+            stack.enter_context(reader)
+            stack.enter_context(writer)
+            for end in (reader, writer):
+                end.setblocking(False)
+            stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer.fileno()))
+            for number in (*_HANDLERS, signal.SIGCHLD):
+                stack.callback(signal.signal, number, signal.signal(number, self._note))
+            try:
+                while self._children:
+                    self._round(reader)
+            finally:
+                self._kill_all()
+        return self._exit_code
+
+    def _round(self, reader: socket.socket) -> None:
+        if self._end_by_s is None:
+            for child in self._children.values():
+                child.start()
+        self._wait(reader)
+        while self._signals:
+            _HANDLERS.get(self._signals.pop(0), _ignore)(self)
+        for name, child in list(self._children.items()):
+            if how := child.reap():
+                say(f"capture {name} ended by {how}")
+                if not self._is_ready and self._end_by_s is None:
+                    self._exit_code = child.exit_code
+                    self.end()
+            if child.state is State.GONE:
+                del self._children[name]
+        if self._end_by_s is not None and time.monotonic() > self._end_by_s:
+            say(f"captures did not end within {END_S:g} s")
+            self._kill_all()
+        self._tell()
+
+    def _wait(self, reader: socket.socket) -> None:
+        """Wait for a signal, a request, or what a capture says, and take it."""
+        calls: dict[int, Callable[[], None]] = {
+            reader.fileno(): lambda: _empty(reader),
+            self._requests.fileno(): self._serve,
+        }
+        for child in self._children.values():
+            if child.channel is not None:
+                calls[child.channel.fileno()] = child.hear
+        # Descriptors come and go, and their numbers are used again: so a new one each time.
+        poll = select.poll()
+        for fd in calls:
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(ROUND_S * 1000):
+            calls[fd]()
+
+    def _tell(self) -> None:
+        """Tell systemd how it goes."""
+        now_s = time.monotonic()
+        running = [one for one in self._children.values() if one.state is State.ATTACHED]
+        if self._end_by_s is not None:
+            return
+        if not self._is_ready and len(running) == len(self._children):
+            self._is_ready = True
+            self._systemd.tell("READY=1")
+            say(f"attached: {', '.join(self._children)}")
+        if now_s >= self._next_ping_s and self._is_ready:
+            self._next_ping_s = now_s + PING_S
+            if all(now_s - one.heard_s < HEARD_S for one in running):
+                self._systemd.tell("WATCHDOG=1")
+        if now_s >= self._next_status_s:
+            self._next_status_s = now_s + STATUS_S
+            self._systemd.tell(f"STATUS={self._describe(now_s)}")
+
+    def _describe(self, now_s: float) -> str:
+        records = sum(one.records for one in self._children.values())
+        (before_s, before), self._told = self._told, (now_s, records)
+        rate = max(0, records - before) / max(now_s - before_s, 1e-3)
+        lost = sum(one.lost for one in self._children.values())
+        away = [f"{n} {c.state.value}" for n, c in self._children.items()
+                if c.state is not State.ATTACHED]  # fmt: skip
+        return "; ".join([f"{rate:,.0f} records/s, {lost:,} lost", *away])
+
+    def end(self) -> None:
+        """End all captures in order; a second time: at once."""
+        if self._end_by_s is not None:
+            self._end_by_s = 0.0
+            return
+        self._end_by_s = time.monotonic() + END_S
+        self._systemd.tell("STOPPING=1")
+        for child in self._children.values():
+            child.wanted = False
+            child.end()
+
+    def reload(self) -> dict[str, Any]:
+        """Read the configuration again and apply it; what was done, by capture.
+
+        Refused with the mistakes in it: then nothing changes.
+        """
+        self._systemd.reloading()
+        try:
+            done = self._adopt(read_plan(self._config))
+        finally:
+            self._systemd.tell("READY=1")
+        for name, what in done.items():
+            say(f"capture {name}: {what}")
+        return done
+
+    def _adopt(self, plan: Mapping[str, Any]) -> dict[str, str]:
+        """Make the captures those of a plan. Returns what was done with each."""
+        done = {}
+        captures, group = plan["captures"], plan["group"]
+        for name in [*self._children]:
+            if name not in captures:
+                self._children[name].wanted = False
+                self._children[name].end()
+                done[name] = "ended, as it is not in the configuration any more"
+        for name, new in captures.items():
+            child = self._children.get(name)
+            if child is None:
+                self._children[name] = Child(name, new, group)
+                done[name] = "started"
+            elif not child.wanted:  # it was dropped a moment ago, and ends
+                child.plan, child.wanted = new, True
+                done[name] = "started again"
+            else:
+                done[name] = _change(child, new, group)
+        return done
+
+    def status(self) -> dict[str, Any]:
+        """The captures and their processes."""
+        return {
+            "pid": os.getpid(),
+            "captures": {
+                name: {"pid": one.pid, "state": one.state.value, "records": one.records,
+                       "lost": one.lost}
+                for name, one in self._children.items()
+            },
+        }  # fmt: skip
+
+    def dump(self) -> None:
+        """Pass SIGUSR2 on to the captures that have a flight recorder."""
+        for child in self._children.values():
+            child.dump()
+
+    def hang_up(self) -> None:
+        """Reload, and tell the mistakes."""
+        try:
+            self.reload()
+        except TcpkmonError as error:
+            for line in error.lines():
+                say(line)
+            say("nothing was changed")
+
+    def _serve(self) -> None:
+        self._requests.serve({"reload": self.reload, "status": self.status})
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _kill_all(self) -> None:
+        for child in self._children.values():
+            child.wanted = False
+            child.end(signal.SIGKILL)
+
+
+def _change(child: Child, new: Mapping[str, Any], group: str | None) -> str:
+    """Apply a plan to a capture, without a gap if that is possible. Returns what was done."""
+    if new == child.plan and group == child.group:
+        return "unchanged"
+    if new["static"] == child.plan["static"] and group == child.group:
+        try:
+            return f"changed while it goes on: {', '.join(child.change(new))}"
+        except TcpkmonError as error:
+            why = error.message
+    else:
+        old = child.plan["static"]
+        keys = [key for key in {**old, **new["static"]} if old.get(key) != new["static"].get(key)]
+        why = f"{', '.join(keys) or 'control.group'} changed"
+    child.plan, child.group = new, group
+    child.end()
+    return f"restarted: {why}"
+
+
+def _ignore(_: Supervisor) -> None:
+    """SIGCHLD only ends the wait."""
+
+
+def _empty(reader: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        reader.recv(4096)
+
+
+_HANDLERS: dict[int, Callable[[Supervisor], None]] = {
+    signal.SIGTERM: Supervisor.end,
+    signal.SIGINT: Supervisor.end,
+    signal.SIGHUP: Supervisor.hang_up,
+    signal.SIGUSR2: Supervisor.dump,
+}

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of one capture of the daemon: python -m collector.daemon.worker NAME FD.
+
+The supervisor is at the other end of the channel FD. It sends the capture's table first.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from collector.daemon.channel import Channel
+from collector.daemon.config import make_capture
+from collector.plan.request import Request
+from collector.session import session
+from collector.session.overseer import Overseer
+from formats.base.cli import run
+from formats.base.errors import FileError
+
+
+class Supervised(Overseer):
+    """The supervisor, as the session sees it."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def ready(self) -> None:
+        self._channel.send({"what": "ready"})
+
+    def is_there(self, records: int, lost: Mapping[str, int]) -> bool:
+        return self._channel.send(
+            {"what": "drained", "records": records, "lost": sum(lost.values())}
+        )
+
+
+def capture(channel: Channel) -> int:
+    """Run the capture that the supervisor's message describes."""
+    order = channel.receive()
+    if order is None:
+        return 0
+    what = order.what
+    made = make_capture(what["name"], what["table"], what["group"])
+    request = replace(made.request, arguments=("daemon", what["name"]))
+    if not request.rotates:
+        request = replace(request, output=_new_file(request))
+    return session.run(request, Supervised(channel))
+
+
+def _new_file(request: Request) -> str:
+    folder = Path(request.output)
+    try:
+        folder.mkdir(0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{folder}: {error.strerror}") from error
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    number = sum(1 for _ in folder.iterdir()) + 1
+    return str(folder / f"{os.uname().nodename}-{moment}-{number:06}{request.format.suffix}")
+
+
+def main() -> None:
+    """Entry point of the process."""
+    gc.disable()  # the session turns it on: see collector/commands/collect.py
+    name, channel = sys.argv[1], Channel.of(int(sys.argv[2]))
+
+    @click.command()
+    def command() -> int:
+        return capture(channel)
+
+    sys.exit(run(command, [], prog=f"tcpkmon daemon: capture {name}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses the locations, events and columns that a request names, and checks the names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from collector.plan.columns import (
+    EVENT,
+    choose_columns,
+    choose_locations,
+    load_schema,
+    locations_of,
+    narrow,
+    split_words,
+)
+from collector.plan.event_layout import EventLayout, lay_out_sources
+from collector.plan.request import Request
+from collector.plan.schema_sources import find_sources, has_tcp
+from formats.base.errors import UsageError
+
+
+def choose(
+    text: str | None, with_tcp: bool, events: EventLayout | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The locations of the schema tcp and the events of other schemata that --locations names."""
+    logged = [slot.name for slot in events.logged] if events is not None else []
+    if events is None or not logged:
+        return choose_locations(load_schema(), text), ()
+    schema = load_schema() if with_tcp else None
+    known = set(locations_of(schema)) if schema is not None else set()
+    if both := known & set(logged):
+        raise UsageError(f"{min(both)} is an event and a location of the schema tcp", "rename it")
+    ours, theirs = [], []
+    for word in split_words(text):
+        name = word.lstrip("-+")
+        is_set = name.lower() in {"default", "all"}
+        if is_set or name.upper() in known:
+            ours.append(word)
+        if is_set or name in logged:
+            theirs.append(word)
+        elif name.upper() not in known:
+            declared = any(slot.name == name for slot in events.slots)
+            why = "its log level is not in use" if declared else "tcpkmon events lists them"
+            raise UsageError(f"no such event to record: {name}", why)
+    locations = choose_locations(schema, ",".join(ours)) if schema is not None and ours else ()
+    return locations, narrow(theirs, logged, logged, "event") if theirs else ()
+
+
+def check_limits(limits: Iterable[str], chosen: Collection[str]) -> None:
+    """Raises UsageError for a limit of an event that is not recorded. chosen: the events."""
+    for name in limits:
+        if name not in chosen:
+            raise UsageError(
+                f"--limit {name}: no such event is recorded", "it holds for events of schemata"
+            )
+
+
+def check_names(request: Request) -> None:
+    """Raises UsageError or SchemaError for a name that no schema has; needs no kernel."""
+    sources = find_sources(request.schemata)
+    holds_events = request.format.holds_events
+    layout = lay_out_sources(sources, request.using, request.data) if holds_events else None
+    _, chosen = choose(request.locations, has_tcp(sources), layout)
+    check_limits((name for name, _ in request.limits), chosen)
+    if has_tcp(sources):
+        event = load_schema().event(EVENT)
+        choose_columns(event, request.columns)
+        choose_columns(event, ",".join(request.when_changed))

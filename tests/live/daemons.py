@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `tcpkmon daemon` for a test, with a socket in place of systemd's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.live.faults import TCPKMON, WAIT_S, Done, environment, listen, run, wait_until
+
+ANSWER_S = 20.0
+
+
+class Daemon:
+    """A daemon, with its folder and sockets below `folder`. told: (seconds, lines) for systemd."""
+
+    def __init__(self, folder: Path, *, watchdog_s: float = 30.0) -> None:
+        self.folder = folder
+        self.config = folder / "tcpkmon.toml"
+        self.told: list[tuple[float, list[str]]] = []
+        self._watchdog_s = watchdog_s
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(str(folder / "notify"))
+        self._listening = threading.Thread(target=self._listen)
+        self._listening.start()
+        self._error = tempfile.TemporaryFile()  # noqa: SIM115  # closed at the end of the `with`
+
+    def configure(self, text: str) -> None:
+        """Write the configuration: the captures' folders are below `folder`, by @."""
+        self.config.write_text(text.replace("@", str(self.folder)))
+
+    def _listen(self) -> None:
+        while text := self._notify.recv(4096).decode():
+            self.told.append((time.monotonic(), text.split("\n")))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the daemon and its commands."""
+        return environment(TCPKMON_RUN=str(self.folder / "run"))
+
+    def start(self) -> Daemon:
+        """Start it, and wait until it says that it is ready."""
+        more = {
+            "NOTIFY_SOCKET": str(self.folder / "notify"),
+            "WATCHDOG_USEC": str(int(self._watchdog_s * 1e6)),
+        }
+        self.process = subprocess.Popen(
+            [TCPKMON, "daemon", "--config", str(self.config)], stdin=subprocess.DEVNULL,
+            stderr=self._error, env=self.environment | more, preexec_fn=listen,  # noqa: PLW1509
+        )  # fmt: skip
+        self.hears("READY=1")
+        return self
+
+    def hears(self, line: str, after_s: float = 0.0) -> float:
+        """Waits until systemd was told this line after a time; when it was (CLOCK_MONOTONIC)."""
+
+        def look() -> float | None:
+            assert self.process.poll() is None, self.stderr
+            found = (at for at, lines in list(self.told) if at > after_s for one in lines
+                     if one.startswith(line))  # fmt: skip
+            return next(found, None)
+
+        return float(wait_until(look, f"systemd hears {line}: {self.stderr}", ANSWER_S))
+
+    @property
+    def stderr(self) -> str:
+        """What it said so far."""
+        size = os.fstat(self._error.fileno()).st_size
+        return os.pread(self._error.fileno(), size, 0).decode(errors="replace")
+
+    def says(self, text: str) -> None:
+        """Waits until it said this."""
+        wait_until(lambda: text in self.stderr, f"says {text}: {self.stderr}", ANSWER_S)
+
+    def command(self, *words: str) -> Done:
+        """Runs a tcpkmon command that finds this daemon."""
+        return run([TCPKMON, *words], env=self.environment)
+
+    def status(self) -> dict[str, Any]:
+        """What the daemon tells of its captures, by name."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(ANSWER_S)
+            client.connect(str(self.folder / "run" / "daemon.sock"))
+            client.sendall(b'{"op": "status"}\n')
+            answer = json.loads(client.makefile("rb").readline())
+        captures: dict[str, Any] = answer["result"]["captures"]
+        return captures
+
+    def files(self, name: str) -> list[Path]:
+        """The files of a capture, in order."""
+        return sorted(path for path in (self.folder / name).iterdir() if path.suffix == ".pm")
+
+    def finish(self) -> Done:
+        """SIGTERM; waits for the end."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(WAIT_S)
+        assert "Traceback" not in self.stderr, self.stderr
+        return Done(code, b"", self.stderr)
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if getattr(self, "process", None) is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(WAIT_S)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"", str(self.folder / "notify"))
+        self._listening.join()
+        self._notify.close()
+        self._error.close()

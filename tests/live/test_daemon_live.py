@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon daemon: real captures under a socket in place of systemd's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import formats
+from formats.base.changes import ChangeKind
+from formats.base.control import Change
+from formats.psc.reader import open_capture
+from tests.live.daemons import Daemon
+from tests.live.faults import RECEIVE_CALL, Flood, Space, verify, wait_until
+
+CAPTURE = """
+[capture.calls]
+locations = ["RECEIVE_CALL"]
+columns = ["classic", "cpu", "serial", "time_ns"]
+netns = ["{space}"]
+ports = {ports}
+output = "@/calls"
+"""
+
+
+@pytest.fixture
+def space() -> Iterator[Space]:
+    with Space() as made:
+        yield made
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path) as made:
+        yield made
+
+
+def calls_in(path: Path) -> int:
+    with formats.open(path) as capture:
+        return int((capture.column("location") == RECEIVE_CALL).sum())
+
+
+def test_a_filter_changes_without_a_gap(daemon: Daemon, space: Space) -> None:
+    with Flood(space) as flood:
+        daemon.configure(CAPTURE.format(space=space.path, ports=[flood.port]))
+        daemon.start()
+        flood.begin(0, rate=20_000)
+        flood.advance(2000)
+        for more in (1, 2, 3):
+            daemon.configure(CAPTURE.format(space=space.path, ports=[flood.port, more]))
+            done = daemon.command("reload")
+            assert done.stdout == b"calls: changed while it goes on: filters\n", done.stderr
+        flood.advance(2000)
+        made = flood.halt()
+        daemon.configure(CAPTURE.format(space=space.path, ports=[1]))
+        assert daemon.command("reload").code == 0
+        flood.burst(0, 500)
+        assert daemon.finish().code == 0
+    (path,) = daemon.files("calls")
+    verify(path, 0)
+    assert calls_in(path) == made
+    with open_capture(path) as capture:
+        changes = [one for _, one in capture.controls() if isinstance(one, Change)]
+    assert [(one.kind, one.old, one.new) for one in changes] == [
+        (ChangeKind.FILTERS, *counts) for counts in ((3, 4), (4, 4), (4, 4), (4, 3))
+    ]
+
+
+def test_what_systemd_is_told(daemon: Daemon, space: Space) -> None:
+    daemon.configure(CAPTURE.format(space=space.path, ports=[5001]))
+    ready_s = daemon.start().told[-1][0]
+    daemon.hears("WATCHDOG=1", ready_s)
+    daemon.hears("STATUS=0 records/s, 0 lost", ready_s)
+    (pid,) = [one["pid"] for one in daemon.status().values()]
+    os.kill(pid, signal.SIGSTOP)  # it drains no more: the watchdog is not told
+    try:
+        time.sleep(6)
+        stopped_s = time.monotonic()
+        time.sleep(2)
+        daemon.hears("STATUS=", ready_s)
+        assert not [at for at, lines in daemon.told if at > stopped_s and "WATCHDOG=1" in lines]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    daemon.hears("WATCHDOG=1", stopped_s)
+    before_s = time.monotonic()
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.hears("RELOADING=1", before_s)
+    daemon.hears("READY=1", before_s)
+    second = daemon.command("daemon", "--config", str(daemon.config))
+    assert (second.code, second.lines) == (
+        2, [f"tcpkmon: a daemon runs already, as process {daemon.process.pid}; "
+            "tcpkmon reload applies what changed"],
+    )  # fmt: skip
+    assert daemon.finish().code == 0
+    assert not list((daemon.folder / "run").iterdir())
+
+
+def test_reload_restarts_what_cannot_change(daemon: Daemon, space: Space) -> None:
+    text = CAPTURE.format(space=space.path, ports=[5001])
+    daemon.configure(text)
+    daemon.start()
+    (before,) = [one["pid"] for one in daemon.status().values()]
+    daemon.configure(text + "low_watr = 50\n")
+    refused = daemon.command("reload")
+    assert refused.code == 2
+    assert refused.lines[0].endswith("low_watr: no such key (did you mean 'low_water'?)")
+    daemon.configure(text + "low_water = 50\n[capture.more]\noutput = '@/more'\nports = 5002\n")
+    done = daemon.command("reload")
+    assert done.stdout == b"calls: restarted: low_water changed\nmore: started\n"
+    wait_until(
+        lambda: [one["state"] for one in daemon.status().values()] == ["is attached"] * 2,
+        "both attached", 20,
+    )  # fmt: skip
+    assert daemon.status()["calls"]["pid"] != before
+    daemon.configure(text)
+    assert b"more: ended, as it is not in the configuration" in daemon.command("reload").stdout
+    wait_until(lambda: "more" not in daemon.status(), "the other capture ended", 20)
+    for path in (*daemon.files("more"), daemon.files("calls")[0]):
+        verify(path, 0)
+
+
+def test_a_capture_that_dies_is_started_again(daemon: Daemon, space: Space) -> None:
+    daemon.configure(CAPTURE.format(space=space.path, ports=[5001]))
+    daemon.start()
+    pid = daemon.status()["calls"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    daemon.says("capture calls ended by SIGKILL; it is started again in 0 s")
+    wait_until(
+        lambda: daemon.status()["calls"]["pid"] not in {pid, None}
+        and daemon.status()["calls"]["state"] == "is attached",
+        "it is attached again", 20,
+    )
+
+
+def test_what_cannot_start_ends_the_daemon(daemon: Daemon) -> None:
+    (daemon.folder / "calls").write_text("a file in the place of the folder")
+    daemon.configure("[capture.calls]\noutput = '@/calls'\n")
+    done = daemon.command("daemon", "--config", str(daemon.config))
+    assert done.code == 1
+    assert done.lines == [
+        f"tcpkmon daemon: capture calls: {daemon.folder}/calls: File exists",
+        "tcpkmon daemon: capture calls ended by exit code 1",
+    ]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's configuration: what it means, and that all mistakes are told with their places."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from collector.commands import tcpkmon
+from collector.daemon import config, toml_files
+from collector.daemon.keys import BUDGET, CAPTURE, CONTROL, METRICS, RECORDER, ROTATION
+from collector.plan.filters import Filters
+from collector.plan.request import Request
+from formats.base.cli import run
+from formats.base.errors import FileError, PrivilegeError
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "collector" / "daemon" / "tcpkmon.toml"
+
+
+def write(folder: Path, text: str, **more: str) -> Path:
+    path = folder / "tcpkmon.toml"
+    path.write_text(text)
+    for name, part in more.items():
+        (folder / "tcpkmon.d").mkdir(exist_ok=True)
+        (folder / "tcpkmon.d" / f"{name}.toml").write_text(part)
+    return path
+
+
+def captures(path: Path) -> dict[str, config.Capture]:
+    return config.check(toml_files.read(path))
+
+
+def mistakes(path: Path) -> list[str]:
+    with pytest.raises(toml_files.ConfigError) as error:
+        captures(path)
+    return [line.replace(f"{path.parent}/", "") for line in error.value.lines()]
+
+
+def test_all_mistakes_are_told_with_file_line_and_key(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        '# a comment\n[capture.web]\nport = 80\nports = [\n  "http",\n  99999,\n]\n'
+        'columns = """\nfull,\nfoo"""\nlow_water = 0\ndata = "yes"\n'
+        '  [capture.web.rotation]\n  size = "1X"\n  evry = "1h"\n'
+        '[capture]\n"a b" = {}\n[contrl]\n',
+        more='[capture.web]\nfamily = 5\n[capture.other]\nschemata = ["nope"]\noutput = "here"\n',
+    )
+    told = mistakes(path)
+    assert [line.split(": ")[:2] for line in told] == [
+        ["tcpkmon.toml:3", "capture.web.port"],
+        ["tcpkmon.toml:4", "capture.web.ports"],
+        ["tcpkmon.toml:8", "capture.web.columns"],
+        ["tcpkmon.toml:11", "capture.web.low_water"],
+        ["tcpkmon.toml:12", "capture.web.data"],
+        ["tcpkmon.toml:14", "capture.web.rotation.size"],
+        ["tcpkmon.toml:15", "capture.web.rotation.evry"],
+        ["tcpkmon.toml:17", "capture.a b"],
+        ["tcpkmon.toml:18", "contrl"],
+        ["tcpkmon.d/more.toml:2", "capture.web.family"],
+        ["tcpkmon.d/more.toml:4", "capture.other.schemata"],
+        ["tcpkmon.d/more.toml:5", "capture.other.output"],
+    ]
+    assert told[0].endswith("no such key (did you mean 'ports'?)")
+    assert "'99999' is no port" in told[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "tcpkmon.toml:1: capture: no capture is configured: write [capture.NAME]"),
+        ("capture = 3", "tcpkmon.toml:1: capture: no capture is configured: write [capture.NAME]"),
+        ("\ncapture.web = 3", "tcpkmon.toml:2: capture.web: 3 is no table: write [capture.web]"),
+        ("[a", "tcpkmon.toml: not TOML: Expected ']' at the end of a table declaration"),
+        ("[capture.web]\ndata = true", "tcpkmon.toml:1: capture.web: --data is for schemata"),
+        ("[capture.web]\nformat = 'pcs'", "tcpkmon.toml:2: capture.web.format: 'pcs' is none of"),
+        ("[capture.web]\nlimits = { SYN = 1 }", "tcpkmon.toml:2: capture.web.limits: "),
+        ("[capture.web]\nschemata = [['tcp']]", "tcpkmon.toml:2: capture.web.schemata: "),
+        ("[metrics]\nlisten = '0.0.0.0:1'\n[capture.a]", "tcpkmon.toml:2: metrics.listen: "),
+        ("[control]\ngroup = 'no-such'\n[capture.a]", "tcpkmon.toml:2: control.group: "),
+        (
+            "[capture.a]\noutput='/x'\n[capture.b]\noutput='/x'",
+            "tcpkmon.toml:4: capture.b.output: /x is that of capture a too",
+        ),
+    ],
+)
+def test_a_mistake(tmp_path: Path, text: str, told: str) -> None:
+    (line,) = mistakes(write(tmp_path, text))
+    assert told in line
+
+
+def test_a_capture_without_keys_is_that_of_collect(tmp_path: Path) -> None:
+    (made,) = captures(write(tmp_path, "[capture.web]")).values()
+    assert made.request == Request(
+        Filters(), output="/var/lib/tcpkmon/web", name="web", quiet=True
+    )
+    assert made.parts == {"rotation": None, "recorder": None, "budget": None}
+
+
+def test_later_files_replace_single_keys(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "[capture.web]\nports = 80\nbuffer_size = '1M'\n[capture.web.rotation]\nsize = '1M'\n",
+        a="[capture.web]\nports = [443, '5000-5001']\n",
+        b="[capture.web.rotation]\nevery = '1h'\n[capture.two]\nschemata = 'sched'\n",
+    )
+    web, two = captures(path).values()
+    assert web.request.filters.ports == (443, 5000, 5001)
+    assert web.request.buffer_bytes == 1 << 20
+    assert web.parts["rotation"] == {"size_bytes": 1 << 20, "every_s": 3600.0}
+    assert two.request.file_format == "klogger"
+
+
+def check(path: Path) -> int:
+    return run(tcpkmon.command, ["daemon", "--check", "--config", str(path)], "tcpkmon")
+
+
+def test_the_example_has_every_key_and_each_is_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = EXAMPLE.read_text()
+    path = write(tmp_path, re.sub(r"^#(?=\w+ = |\[)", "", text, flags=re.MULTILINE))
+    table = toml_files.read(path).table
+    capture = table["capture"]["tcp"]
+    parts = {"rotation": ROTATION, "recorder": RECORDER, "budget": BUDGET}
+    assert set(capture) == {*CAPTURE, *parts}
+    for name, keys in parts.items():
+        assert set(capture[name]) == set(keys)
+    assert set(table["metrics"]) == set(METRICS)
+    assert set(table["control"]) == set(CONTROL)
+    wrong = {"using", "data", "limits", "syscalls", "netns", "cgroup", "group"}
+    """These need another schema, or what this machine may not have."""
+    found = {line.split(": ")[1].rpartition(".")[2] for line in mistakes(path)}
+    assert found - wrong <= {"tcp"}
+    assert check(EXAMPLE) == 0
+    assert capsys.readouterr().out == f"{EXAMPLE}: 1 capture: tcp\n"
+
+
+def test_check_tells_the_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "[capture.web]\nport = 1\nlow_water = 0\n")
+    assert check(path) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in told] == [f"{path}:2", f"{path}:3"]
+
+
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "[capture.web]")
+    path.chmod(0o666)
+    with pytest.raises(PrivilegeError, match="may be written by others than root, and what it"):
+        toml_files.read(path)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="No such file"):
+        toml_files.read(tmp_path / "none.toml")

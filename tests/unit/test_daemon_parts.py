@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's smaller parts: quantities, what systemd is told, messages, the unit file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from collector.daemon.channel import pair
+from collector.daemon.systemd import Systemd
+from collector.linux.privileges import CAPABILITIES
+from collector.plan.quantities import parse_rate, parse_share, parse_size
+from formats.base.errors import UsageError
+
+UNIT = Path(__file__).resolve().parents[2] / "collector" / "daemon" / "tcpkmon.service"
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_size, "4096", 4096),
+        (parse_size, "512K", 512 << 10),
+        (parse_size, "1.5G", 3 << 29),
+        (parse_size, "2MiB", 2 << 20),
+        (parse_rate, "20M/s", 20 << 20),
+        (parse_rate, "20M", 20 << 20),
+        (parse_share, "5%", 0.05),
+        (parse_share, "250%", 2.5),
+    ],
+)
+def test_quantities(parse: Callable[[str], object], text: str, value: object) -> None:
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "x", "1 day", "1e9", "nan"])
+@pytest.mark.parametrize("parse", [parse_size, parse_rate, parse_share])
+def test_bad_quantities(parse: Callable[[str], object], text: str) -> None:
+    with pytest.raises(UsageError, match="not a"):
+        parse(text)
+
+
+def test_systemd_is_told(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "30000000"}
+        systemd = Systemd(environment)
+        assert systemd.watchdog_s == 30.0
+        before_us = time.monotonic_ns() // 1000
+        systemd.reloading()
+        systemd.tell("READY=1", "STATUS=5 records/s")
+        lines = listener.recv(4096).decode().split("\n")
+        assert lines[0] == "RELOADING=1"
+        assert before_us <= int(lines[1].removeprefix("MONOTONIC_USEC=")) <= before_us + 10**7
+        assert listener.recv(4096) == b"READY=1\nSTATUS=5 records/s"
+    systemd.tell("READY=1")  # it is away: no error
+    Systemd({}).tell("READY=1")
+    assert Systemd({**environment, "WATCHDOG_PID": "1"}).watchdog_s == 0.0
+
+
+def test_systemd_at_an_abstract_address() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(f"\0tcpkmon-test-{os.getpid()}")
+        Systemd({"NOTIFY_SOCKET": f"@tcpkmon-test-{os.getpid()}"}).tell("READY=1")
+        assert listener.recv(4096) == b"READY=1"
+
+
+def test_a_message_has_its_descriptors() -> None:
+    one, other = pair()
+    pipes = [os.pipe() for _ in range(300)]  # more than the kernel passes in a message
+    try:
+        assert one.send({"what": "hold"}, [reader for reader, _ in pipes])
+        message = other.receive()
+        assert message is not None
+        assert message.what == {"what": "hold"}
+        assert len(message.fds) == len(pipes)
+        for (_, writer), fd in zip(pipes, message.fds, strict=True):
+            assert not os.get_inheritable(fd)
+            os.write(writer, b"%d" % writer)
+            assert os.read(fd, 10) == b"%d" % writer
+            os.close(fd)
+    finally:
+        for ends in pipes:
+            for end in ends:
+                os.close(end)
+    one.close()
+    assert other.receive() is None
+    assert not other.send({})
+    other.close()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    text = UNIT.read_text().replace("/usr/bin/tcpkmon", sys.executable)
+    copy = tmp_path / UNIT.name
+    copy.write_text("\n".join(one for one in text.splitlines() if "man:" not in one))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_unit_has_the_capabilities_that_tcpkmon_names() -> None:
+    lines = UNIT.read_text().splitlines()
+    kept = {
+        word
+        for line in lines
+        if line.startswith("CapabilityBoundingSet=")
+        for word in line.partition("=")[2].split()
+    }
+    assert kept == {*CAPABILITIES, "CAP_SETPCAP"}
