@@ -24,6 +24,7 @@ from collector.commands import (
     probe,
     sampler_period,
     schema,
+    selftest,
     status,
 )
 from formats.base.cli import run
@@ -54,6 +55,7 @@ def command() -> None:
 for _part in (
     demo,
     doctor,
+    selftest,
     events,
     columns,
     verify,

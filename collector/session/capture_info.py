@@ -10,6 +10,7 @@ from typing import Any
 from collector.linux.machine import describe_kernel, describe_machine
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared
+from collector.loader.selftest_result import last_result
 from collector.plan.columns import SCHEMATA
 from collector.plan.request import Request
 from collector.writer.base_events import Note
@@ -62,6 +63,7 @@ def _settings(
     return {
         "tcpkmon": version("tcpkmon"),
         "machine": describe_machine(),
+        "selftest": last_result(),
         "command": list(request.arguments),
         "filters": request.filters.describe(),
         "schemata": list(request.schemata),
