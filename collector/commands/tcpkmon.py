@@ -27,6 +27,7 @@ from collector.commands import (
     reload,
     sampler_period,
     schema,
+    selftest,
     status,
     top,
 )
@@ -58,6 +59,7 @@ def command() -> None:
 for _part in (
     demo,
     doctor,
+    selftest,
     events,
     columns,
     verify,

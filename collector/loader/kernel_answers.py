@@ -37,7 +37,7 @@ class KernelAnswers(Btf):
     def __init__(self) -> None:
         # Not Blob's: that reads the types.
         self._folder = PrivateFolder(cache_folder(), SUFFIX, _KEPT)
-        parts = [_boot(), *(path.read_bytes() for path in _CODE)]
+        parts = [boot_id(), *(path.read_bytes() for path in _CODE)]
         self.key = hashlib.sha256(b"".join(parts)).hexdigest()
         """Of this boot, and of the code that reads types and writes them as C."""
         self._answers: dict[str, Any] = {}
@@ -103,7 +103,7 @@ class KernelAnswers(Btf):
             self._saved = len(self._answers)
 
 
-def _boot() -> bytes:
+def boot_id() -> bytes:
     """What no other boot has; without an id, no other process either."""
     try:
         return BOOT_ID.read_bytes()

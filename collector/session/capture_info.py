@@ -11,6 +11,7 @@ from collector.linux.machine import describe_kernel, describe_machine
 from collector.linux.system_settings import read_system_settings
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared
+from collector.loader.selftest_result import last_result
 from collector.plan.columns import SCHEMATA
 from collector.plan.request import Request
 from collector.writer.base_events import Note
@@ -63,6 +64,7 @@ def _settings(
     return {
         "tcpkmon": version("tcpkmon"),
         "machine": describe_machine(),
+        "selftest": last_result(),
         "command": list(request.arguments),
         "system": read_system_settings(),
         "filters": request.filters.describe(),
