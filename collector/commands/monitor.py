@@ -53,7 +53,7 @@ class State:
 @click.option("-on", "-o", "action", flag_value="on", help="Turn it on; returns when attached.")
 @click.option("-off", "action", flag_value="off", help="Turn it off.")
 @click.option("-status", "-s", "action", flag_value="status", help="Print what it records.")
-@click.option("-help", "action", flag_value="help", help="List the groups of events.")
+@click.option("-help", "-h", "action", flag_value="help", help="List the groups of events.")
 @click.option("-buffer", "-b", "buffer", nargs=2, type=click.IntRange(1), metavar="NBUFS BUFSIZE",
               help="The memory of each CPU: NBUFS buffers of BUFSIZE bytes. Default: 2 1048576.")
 @click.option("-event", "-e", "events", metavar="EVTNOS", help="The groups: 1 3 5. Default: all.")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.condensed import Condensed, Device, Group, Shares, Slice, Times
-from formats.analysis.disk import REQUEST_FIELDS, pair_requests
+from formats.analysis.disk import REQUEST_FIELDS, SWAP, pair_requests
 from formats.analysis.gather import Gathered, gather
 from formats.analysis.log import Log
 from formats.analysis.processes import TASK, Processes
@@ -113,7 +113,7 @@ class _Whole:
         )
         self.requests = Spans(pair_requests({n: data[n].numbers() for n in REQUEST_FIELDS}).columns)
         self.faults = match_faults(data["PAGEIN_START"], data["PAGEIN_END"])
-        self.for_faults = is_inside(
+        self.for_paging = (self.requests["flags"] & SWAP != 0) | is_inside(
             self.requests["tid"], self.requests["inserted_ns"], self.faults, "tid"
         )
         owned = [data[name] for name, fields in WANTED.items() if tuple(fields[:5]) == TASK]
@@ -130,7 +130,7 @@ class _Whole:
         physical = of(self.faults)["with_io"] != 0
         recorded = self.data["PAGEIN_END"].recorded
         login, logout = self._sessions() if sessions else (None, None)
-        io = of(self.requests.take(~self.for_faults))
+        io = of(self.requests.take(~self.for_paging))
         return Group(
             name,
             int(members.sum()),
@@ -226,7 +226,7 @@ class _Whole:
         edges = np.array([self.data.start_ns, self.data.stop_ns])
         every = np.ones(len(self.requests), np.bool_)
         total = float(self._disk_busy(edges, every)[0])
-        true = float(self._disk_busy(edges, ~self.for_faults)[0])
+        true = float(self._disk_busy(edges, ~self.for_paging)[0])
         return Shares(true, total - true, total)
 
     def fault_rates(self) -> Shares | None:

@@ -17,8 +17,12 @@ from formats.analysis.log import Log
 from formats.base.errors import DamagedError
 from formats.base.limits import MOST_QUEUED
 
+SWAP = 32
+"""In `flags`: the request moves pages to or from swap."""
 Columns = dict[str, NDArray[np.int64]]
-_COLUMNS = ("request", "device", "operation", "priority_class", "tid", "tgid", "uid", "cgroup")
+_COLUMNS = (
+    "request", "device", "operation", "flags", "priority_class", "tid", "tgid", "uid", "cgroup",
+)  # fmt: skip
 _FIELDS = (*_COLUMNS, "sector", "bytes")
 REQUEST_FIELDS: Mapping[str, Sequence[str]] = {
     "DISK_INSERT": _FIELDS,
@@ -44,11 +48,11 @@ def device_name(device: int) -> str:
 class Requests:
     """n requests that were inserted and completed in the log, ordered by their ids.
 
-    columns: (n,) int64 for request, device, operation, priority_class, tid, tgid, uid, cgroup,
-    sector, bytes (as completed), inserted_ns, issued_ns (the last time; where the device has no
-    queue, inserted_ns), completed_ns. open: inserted, and not completed or merged in the log.
-    merged: requests that became a part of another. unknown: completions of requests from before
-    the log.
+    columns: (n,) int64 for request, device, operation, flags, priority_class, tid, tgid, uid,
+    cgroup, sector, bytes (as completed), inserted_ns, issued_ns (the last time; where the device
+    has no queue, inserted_ns), completed_ns. open: inserted, and not completed or merged in the
+    log. merged: requests that became a part of another. unknown: completions of requests from
+    before the log.
     """
 
     columns: Columns

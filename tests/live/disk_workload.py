@@ -81,6 +81,33 @@ def loop_device(folder: Path, megabytes: int = 16) -> Iterator[Device | None]:
         subprocess.run(["losetup", "-d", made.stdout.strip()], check=True)
 
 
+@contextmanager
+def slowed(folder: Path, reads_per_s: int) -> Iterator[Sequence[str]]:
+    """The words before a command whose reads of the disk below `folder` are that slow; none where
+    this machine's cgroups cannot."""
+    number = os.stat(folder).st_dev
+    limit = f"{os.major(number)}:{os.minor(number)} "
+    ways = (
+        ("/sys/fs/cgroup/blkio", "blkio.throttle.read_iops_device", f"{limit}{reads_per_s}"),
+        ("/sys/fs/cgroup", "io.max", f"{limit}riops={reads_per_s}"),
+    )
+    for parent, name, value in ways:
+        group = Path(parent, f"tcpkmon-slow-{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / name).write_text(value)
+            yield ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+            return
+        except OSError:
+            continue
+        finally:
+            group.rmdir()
+    yield ()
+
+
 def read_blocks(
     path: str, depth: int, count: int, realtime: int = 0, at_once: int = 0
 ) -> Sequence[str]:

@@ -5,19 +5,29 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from formats.analysis import Queue, Requests, open_log, queues, requests
-from tests.live.disk_workload import BLOCK, REALTIME_DEPTH, ROOT, Device, loop_device, read_blocks
+from tests.live.disk_workload import (
+    BLOCK,
+    REALTIME_DEPTH,
+    ROOT,
+    Device,
+    loop_device,
+    read_blocks,
+    slowed,
+)
 from tests.live.schema_logs import Log, logging
 
 READS = 256
 IN_FLIGHT = 62 + 2 * REALTIME_DEPTH
 """Requests of 64 readers, two of which are realtime ones."""
+SLOW = 2000
+"""Reads a second of the slowed device: all requests are there before many of them are served."""
 REQUESTS = ("--using", "requests")
 QUEUE = ("--using", "queue")
 
@@ -30,13 +40,14 @@ def device(tmp_path: Path) -> Iterator[Device]:
         if not made.choose("mq-deadline"):
             pytest.skip("this kernel has no mq-deadline")
         if (aging := made.queue / "iosched" / "prio_aging_expire").exists():
-            aging.write_text("60")  # ms, after which others do not wait for realtime requests
+            aging.write_text("200")  # ms, after which others do not wait for realtime requests
         yield made
 
 
-def run(device: Device, depth: int, count: int, *more: int) -> int:
+def run(device: Device, depth: int, count: int, *more: int, before: Sequence[str] = ()) -> int:
     """The threads of a process of its own read the device; its pid."""
-    program = subprocess.Popen(read_blocks(device.path, depth, count, *more), cwd=ROOT)
+    command = (*before, *read_blocks(device.path, depth, count, *more))
+    program = subprocess.Popen(command, cwd=ROOT)
     assert program.wait() == 0
     return program.pid
 
@@ -89,8 +100,8 @@ def snapshots(folder: Path, device: Device, rebuild: bool) -> dict[tuple[int, in
 
 def test_the_queue_of_mq_deadline(tmp_path: Path, device: Device) -> None:
     """H3: 64 readers, of which two have the realtime class, so that the others wait for them."""
-    with logging(tmp_path / "log", "disk", more=QUEUE) as running:
-        run(device, 64, 10, 2)
+    with slowed(tmp_path, SLOW) as slow, logging(tmp_path / "log", "disk", more=QUEUE) as running:
+        run(device, 64, 4, 2, before=slow)
     log = running.finish()
     read = snapshots(tmp_path / "log", device, rebuild=False)
     if not any(queue.exact for queue in read.values()):
@@ -124,9 +135,8 @@ def test_a_long_queue_is_cut_at_a_thousand(tmp_path: Path, device: Device) -> No
     if int(most.read_text()) < 2048:
         pytest.skip("the device's queue is too short")
     room = (*QUEUE, "--buffer-size", "128")  # 63 records for each insertion
-    with logging(tmp_path / "log", "disk", more=room) as running:
-        for _ in range(3):  # a quick device has served many before all are there
-            run(device, 2, 0, 2, 2000)
+    with slowed(tmp_path, SLOW) as slow, logging(tmp_path / "log", "disk", more=room) as running:
+        run(device, 2, 0, 2, 2000, before=slow)
     running.finish()
     read = snapshots(tmp_path / "log", device, rebuild=False).values()
     if not any(queue.exact for queue in read):

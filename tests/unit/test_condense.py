@@ -18,7 +18,7 @@ from tests.unit.log_builder import LogBuilder
 
 TASK = "int tid; int tgid; uint uid; ulonglong cgroup; ulonglong cpu_time;"
 REQUEST = """ulonglong request; uint device; ulonglong sector; uint bytes; uint operation;
-    uint priority_class;"""
+    uint flags; uint priority_class;"""
 SCHEMA = f"""
 event TRANSACTION_START {{ {TASK} int tty; uint device; int raw }}
 event TRANSACTION_END {{ {TASK} int tty; uint device; int raw }}
@@ -108,7 +108,7 @@ def request(
     some began before the log: they have the id 0."""
     one = {
         **task(tgid, user, used), "request": chance.getrandbits(40) + 1,
-        "device": 8 << 20 | tgid % 2, "bytes": 4096,
+        "device": 8 << 20 | tgid % 2, "bytes": 4096, "flags": chance.choice((0, 1, 32, 33)),
     }  # fmt: skip
     issued = when + chance.randint(0, 9) * MS
     done = issued + chance.randint(2, 20) * MS
@@ -151,7 +151,8 @@ def plain_requests(events: list[Told]) -> list[dict[str, Any]]:
             faulting.discard(values["tid"])
         key = values.get("request", 0)
         if name == "DISK_INSERT":
-            open_[key] = {"insert": when, "fault": values["tid"] in faulting}
+            swap = bool(values["flags"] & 32)
+            open_[key] = {"insert": when, "paging": swap or values["tid"] in faulting}
         elif name == "DISK_ISSUE":
             open_[key]["issue"] = when
         elif name == "DISK_COMPLETE" and key and values.get("last"):
@@ -205,7 +206,7 @@ def test_every_cell_again(tmp_path: Path, seed: int) -> None:
         assert is_mean(group.response, [ns for ns, tgid in turns if tgid in mine])
         assert is_mean(group.think, [ns for ns, tgid in thoughts if tgid in mine])
         assert is_mean(group.cpu, [true_cpu[tgid] for tgid in mine])
-        true_io = [r for r in requests if r["tgid"] in mine and not r["fault"]]
+        true_io = [r for r in requests if r["tgid"] in mine and not r["paging"]]
         assert is_mean(group.io, [r["stop"] - r["insert"] for r in true_io])
         for count, has_io in ((group.physical_faults, 1), (group.virtual_faults, 0)):
             assert count == sum(f["tgid"] in mine and f["with_io"] == has_io for f in faults)

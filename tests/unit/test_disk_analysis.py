@@ -15,7 +15,7 @@ from tests.unit.klogger_samples import LogMaker
 
 FIELDS = """
     int tid; int tgid; uint uid; ulonglong cgroup; ulonglong request; uint device
-    ulonglong sector; uint bytes; disk_operation operation; disk_class priority_class
+    ulonglong sector; uint bytes; disk_operation operation; uint flags; disk_class priority_class
 """
 TEXT = f"""
 enum disk_operation {{ READ, WRITE }}

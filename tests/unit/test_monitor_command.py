@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from collector.commands import iscan, monitor, msmod
+from collector.commands import iscan, monitor, msmod, tcpkmon
 from formats.base.errors import TcpkmonError, UsageError
 
 
@@ -23,8 +23,9 @@ def test_without_an_action_it_prints_the_usage() -> None:
     assert result.return_value == 2
 
 
-def test_help_lists_the_groups() -> None:
-    lines = CliRunner().invoke(monitor.command, ["-help"]).output.splitlines()
+@pytest.mark.parametrize("word", ["-help", "-h"])
+def test_help_lists_the_groups(word: str) -> None:
+    lines = CliRunner().invoke(tcpkmon.command, ["monitor", word]).output.splitlines()
     assert lines[1] == "1. Transaction"
     assert lines[-1] == "6. Fork/Exit"
 
