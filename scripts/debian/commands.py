@@ -7,8 +7,9 @@
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 SHELLS = {
     "bash": "usr/share/bash-completion/completions/{}",
