@@ -30,12 +30,15 @@ Answer = dict[str, Any]
 
 _COUNTS = (
     ("records", "records", "Records that went to the file"),
-    ("written_bytes", "bytes", "Bytes in the file"),
+    ("written_bytes", "bytes", "Bytes in the file, or in all files of a capture that rotates"),
+    ("segments", "segment", "Files that a capture that rotates has begun"),
 )
 _GAUGES = (
     ("ring_fill_ratio", "ring_fill", "Largest share of a ring that was full in the last seconds"),
     ("reader_lag_seconds", "reader_lag_s", "Longest wait of a record in a ring, last seconds"),
     ("disk_free_bytes", "disk_free_bytes", "What may still be written to the file's disk"),
+    ("segment_bytes", "segment_bytes", "Size of the file that is written now, where it rotates"),
+    ("rotation_failing", "rotation_failing", "1 if no next file can be begun"),
     ("capture_enabled", "enabled", "Whether logging is on"),
 )
 _HISTOGRAMS = (
@@ -158,7 +161,8 @@ def _books(answers: dict[str, Answer]) -> Iterator[Metric]:
         cpu.add_metric([name], answer["cost"]["cpu_s"])
         memory.add_metric([name], answer["cost"]["memory_bytes"])
         for counter, key in counts:
-            counter.add_metric([name], answer[key])
+            if key in answer:
+                counter.add_metric([name], answer[key])
         for gauge, key in gauges:
             if answer.get(key) is not None:
                 gauge.add_metric([name], answer[key])

@@ -22,6 +22,7 @@ from formats.base.escape import for_terminal
 from formats.base.text import human_bytes
 
 _COLUMNS = ("number", "name", "enabled", "attempts", "limited", "written", "lost")
+_IF_ANY = ("name", "refused", "unproven", "rotation_error")
 _TEXT = frozenset({"name", "enabled"})
 WATCH_S = 1.0
 
@@ -63,7 +64,7 @@ def draw(answer: dict[str, Any]) -> Group:
     """The whole status as text: the head, and the table of events where there is one."""
     head = Table(box=None, pad_edge=False, show_header=False)
     for name, value in answer.items():
-        if name != "events" and not (name in ("refused", "unproven") and not value):
+        if name != "events" and not (name in _IF_ANY and not value):
             head.add_row(*in_words(name, value))
     events = [row for row in answer.get("events", ()) if isinstance(row, dict)]
     return Group(head, Text(), list_events(events)) if events else Group(head)
@@ -75,6 +76,8 @@ def in_words(name: str, value: Any) -> tuple[str, str]:
         return "buffer", describe(value)
     if name == "low_water_percent":
         return "low water", f"{value}%"
+    if name == "segment_bytes" and isinstance(value, int):
+        return "segment size", human_bytes(value)
     label = for_terminal(name.removesuffix("_bytes").removesuffix("_s").replace("_", " "))
     if name == "refused" and isinstance(value, dict):
         return label, for_terminal("; ".join(f"{what}: {why}" for what, why in value.items()))

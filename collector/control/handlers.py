@@ -32,7 +32,7 @@ SAMPLER = "sampler"
 _PUBLIC = (
     "pid", "format", "schemata", "data", "enabled", "rings", "buffer_bytes", "low_water_percent",
     "records", "bytes", "rates", "ring_fill", "reader_lag_s", "cost", "disk_free_bytes", "unproven",
-    "lost", "events",
+    "segment", "segment_bytes", "rotation_failing", "lost", "events",
 )  # fmt: skip
 """Of the status, for everybody."""
 
@@ -71,7 +71,7 @@ class Handlers:
     def public_status(self) -> dict[str, Any]:
         """What everybody may know: settings and counts, nothing of who talks to whom."""
         told = self.status()
-        return {name: told[name] for name in _PUBLIC}
+        return {name: told[name] for name in _PUBLIC if name in told}
 
     def status(self) -> dict[str, Any]:
         self._adopt()
@@ -107,10 +107,23 @@ class Handlers:
             "records": self._stream.records,
             "bytes": self._stream.bytes_written(),
             **self._pulse(),
+            **self._files(),
             "unproven": sorted(self._kernel.unproven),
             "lost": dict(self._losses()),
             "refused": dict(self._refused()),
             "events": events,
+        }
+
+    def _files(self) -> dict[str, Any]:
+        """Of a capture that rotates: the file that is written now, and why there is no next one."""
+        if self._request.rotation is None:
+            return {}
+        error = self._stream.written.rotation_error
+        return {
+            "segment": self._stream.written.segment,
+            "segment_bytes": self._stream.segment_bytes,
+            "rotation_error": "" if error is None else str(error),
+            "rotation_failing": error is not None,
         }
 
     def metrics(self) -> dict[str, Any]:

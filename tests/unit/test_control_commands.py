@@ -176,13 +176,15 @@ def test_status_says_rates_rings_and_cost(
     session.told |= {
         "rates": {"records/s": 12345.0, "bytes/s": 3 << 20}, "ring_fill": 0.25,
         "reader_lag_s": 0.0421, "cost": {"cpu_percent": 1.5, "memory_bytes": 80 << 20},
-        "disk_free_bytes": 1 << 30, "unproven": ["RTO"],
+        "disk_free_bytes": 1 << 30, "unproven": ["RTO"], "segment": 42, "segment_bytes": 1 << 20,
+        "rotation_error": "",
     }  # fmt: skip
     assert tcpkmon("status") == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for line in (
         "rates 12,345 records/s, 3.0 MiB/s", "ring fill 25.0%", "reader lag 42.1 ms",
-        "cost CPU 1.5%, memory 80.0 MiB", "disk free 1.0 GiB", "unproven RTO",
+        "cost CPU 1.5%, memory 80.0 MiB", "disk free 1.0 GiB", "unproven RTO", "segment 42",
+        "segment size 1.0 MiB",
     ):  # fmt: skip
         assert line in lines
 
