@@ -71,6 +71,50 @@ def test_a_filter_changes_without_a_gap(daemon: Daemon, space: Space) -> None:
     ]
 
 
+def numbers_in(path: Path) -> set[int]:
+    """The numbers of a flood's calls."""
+    with formats.open(path) as capture:
+        is_call = capture.column("location") == RECEIVE_CALL
+        return {int(value) - 1 for value in capture.column("callvalue")[is_call]}
+
+
+def test_another_takes_over_without_a_gap(daemon: Daemon, space: Space) -> None:
+    with Flood(space) as flood:
+        text = CAPTURE.format(space=space.path, ports=[flood.port])
+        daemon.configure(text)
+        daemon.start()
+        before = daemon.status()["calls"]["pid"]
+        flood.begin(0, rate=5_000)
+        flood.advance(1000)
+        # What cannot be attached changes nothing: the one before goes on.
+        (daemon.folder / "file").touch()
+        daemon.configure(text.replace("@/calls", "@/file"))
+        assert b"relieved" in daemon.command("reload").stdout
+        daemon.says("could not be attached as it is configured now; the one before goes on")
+        assert daemon.status()["calls"]["pid"] == before
+        for low_water in (40, 50):
+            daemon.configure(text + f"low_water = {low_water}\n")
+            done = daemon.command("reload")
+            assert done.stdout == (
+                b"calls: relieved by another, which is attached first: low_water changed\n"
+            )
+        wait_until(
+            lambda: len(daemon.files("calls")) > 1
+            and daemon.status()["calls"]["state"] == "is attached",
+            "another is attached", 20,
+        )  # fmt: skip
+        flood.advance(1000)
+        made = flood.halt()
+        assert daemon.status()["calls"]["pid"] != before
+        assert daemon.finish().code == 0
+    files = daemon.files("calls")
+    for path in files:
+        verify(path, 0)
+    found = [numbers_in(path) for path in files]
+    assert set().union(*found) == set(range(made))
+    assert max(map(len, found)) < made
+
+
 def test_what_systemd_is_told(daemon: Daemon, space: Space) -> None:
     daemon.configure(CAPTURE.format(space=space.path, ports=[5001]))
     ready_s = daemon.start().told[-1][0]
@@ -111,7 +155,9 @@ def test_reload_restarts_what_cannot_change(daemon: Daemon, space: Space) -> Non
     assert refused.lines[0].endswith("low_watr: no such key (did you mean 'low_water'?)")
     daemon.configure(text + "low_water = 50\n[capture.more]\noutput = '@/more'\nports = 5002\n")
     done = daemon.command("reload")
-    assert done.stdout == b"calls: restarted: low_water changed\nmore: started\n"
+    assert done.stdout == (
+        b"calls: relieved by another, which is attached first: low_water changed\nmore: started\n"
+    )
     wait_until(
         lambda: [one["state"] for one in daemon.status().values()] == ["is attached"] * 2,
         "both attached", 20,
