@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from collector.daemon.child import Child, State
+from collector.daemon.metrics_process import MetricsProcess
 from collector.daemon.requests import Refused, Requests
 from collector.daemon.systemd import Systemd
 from formats.base.cli import say as say_line
@@ -86,6 +87,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._leaving: list[Child] = []
         """Captures that another took over from, or that are not in the configuration any more."""
+        self._metrics = MetricsProcess()
         self._adopt(plan)
         self._signals: list[int] = []
         self._exit_code = 0
@@ -111,12 +113,14 @@ class Supervisor:
                     self._round(reader)
             finally:
                 self._kill_all()
+                self._metrics.end()
         return self._exit_code
 
     def _round(self, reader: socket.socket) -> None:
         if self._end_by_s is None:
             for child in self._children.values():
                 child.start()
+            self._metrics.look_after()
         self._wait(reader)
         while self._signals:
             _HANDLERS.get(self._signals.pop(0), _ignore)(self)
@@ -235,6 +239,7 @@ class Supervisor:
         """Make the captures those of a plan. Returns what was done with each."""
         done = {}
         captures, group = plan["captures"], plan["group"]
+        self._metrics.adopt(plan["metrics"], group)
         for name in [*self._children]:
             if name not in captures:
                 self._drop(self._children.pop(name))

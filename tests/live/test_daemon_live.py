@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,6 +182,27 @@ def test_a_capture_that_dies_is_started_again(daemon: Daemon, space: Space) -> N
         and daemon.status()["calls"]["state"] == "is attached",
         "it is attached again", 20,
     )
+
+
+def test_metrics_are_served(daemon: Daemon, space: Space) -> None:
+    text = CAPTURE.format(space=space.path, ports=[5001])
+    daemon.configure(text + f"[metrics]\nlisten = 'unix:{daemon.folder}/metrics.sock'\n")
+    daemon.start()
+
+    def scrape() -> bytes:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            try:
+                client.connect(str(daemon.folder / "metrics.sock"))
+            except OSError:
+                return b""
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            return client.makefile("rb").read()
+
+    assert b"tcpkmon_events_total" in wait_until(scrape, "metrics are served", 20)
+    daemon.configure(text)
+    assert daemon.command("reload").stdout == b"calls: unchanged\n"
+    assert scrape() == b""
+    assert daemon.finish().code == 0
 
 
 def test_what_cannot_start_ends_the_daemon(daemon: Daemon) -> None:
