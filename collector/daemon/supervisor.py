@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from collector.daemon.child import Child, State
+from collector.daemon.mending import QUIET_S, Mending
 from collector.daemon.metrics_process import MetricsProcess
 from collector.daemon.requests import Refused, Requests
 from collector.daemon.systemd import Systemd
@@ -87,7 +88,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._leaving: list[Child] = []
         """Captures that another took over from, or that are not in the configuration any more."""
-        self._metrics = MetricsProcess()
+        self._metrics, self._mending = MetricsProcess(), Mending()
         self._adopt(plan)
         self._signals: list[int] = []
         self._exit_code = 0
@@ -121,6 +122,7 @@ class Supervisor:
             for child in self._children.values():
                 child.start()
             self._metrics.look_after()
+        self._mending.reap()
         self._wait(reader)
         while self._signals:
             _HANDLERS.get(self._signals.pop(0), _ignore)(self)
@@ -140,6 +142,8 @@ class Supervisor:
         child = self._children[name]
         if how := child.reap():
             say(f"capture {name} ended by {how}")
+            if not any(one.name == name for one in self._all if one is not child):
+                self._mending.start(child.plan["folder"])
             if child.relieves is not None:
                 self._children[name], child.wanted = child.relieves, False
                 say(f"capture {name} could not be attached as it is configured now; "
@@ -248,6 +252,7 @@ class Supervisor:
             child = self._children.get(name)
             if child is None:
                 self._children[name] = Child(name, new, group)
+                self._mending.start(new["folder"], quiet_s=QUIET_S)
                 done[name] = "started"
             else:
                 done[name] = self._change(child, new, group)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import formats
 from formats.base.changes import ChangeKind
 from formats.base.control import Change
 from formats.psc.reader import open_capture
+from formats.verify import verify_file
 from tests.live.daemons import Daemon
 from tests.live.faults import RECEIVE_CALL, Flood, Space, verify, wait_until
 
@@ -172,16 +174,39 @@ def test_reload_restarts_what_cannot_change(daemon: Daemon, space: Space) -> Non
 
 
 def test_a_capture_that_dies_is_started_again(daemon: Daemon, space: Space) -> None:
-    daemon.configure(CAPTURE.format(space=space.path, ports=[5001]))
-    daemon.start()
-    pid = daemon.status()["calls"]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    daemon.says("capture calls ended by SIGKILL; it is started again in 0 s")
-    wait_until(
-        lambda: daemon.status()["calls"]["pid"] not in {pid, None}
-        and daemon.status()["calls"]["state"] == "is attached",
-        "it is attached again", 20,
-    )
+    with Flood(space) as flood:
+        daemon.configure(
+            CAPTURE.format(space=space.path, ports=[flood.port])
+            + "[capture.calls.rotation]\nevery = '1h'\n"
+        )
+        daemon.start()
+        flood.begin(0, rate=5_000)
+        flood.advance(15_000)
+        pid = daemon.status()["calls"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        daemon.says("capture calls ended by SIGKILL; it is started again in 0 s")
+        wait_until(
+            lambda: daemon.status()["calls"]["pid"] not in {pid, None}
+            and daemon.status()["calls"]["state"] == "is attached",
+            "it is attached again", 20,
+        )  # fmt: skip
+        daemon.says("of a capture that was killed")
+        flood.advance(1000)
+        flood.halt()
+        assert daemon.finish().code == 0
+    first, second = daemon.files("calls")
+    killed = verify_file(first)
+    assert killed.exit_code in {0, 3}, killed.problems
+    verify(second, 0)
+    before, after = numbers_in(first), numbers_in(second)
+    assert len(before) > 5000
+    assert before == set(range(len(before)))
+    assert max(before) < min(after)
+    assert after == set(range(min(after), max(after) + 1))
+    index = [json.loads(line) for line in (daemon.folder / "calls/index.jsonl").open()]
+    assert [(one["what"], one["name"]) for one in index] == [
+        ("repaired", first.name), ("sealed", second.name),
+    ]  # fmt: skip
 
 
 def test_metrics_are_served(daemon: Daemon, space: Space) -> None:
