@@ -32,6 +32,7 @@ def plan_of(path: Path) -> dict[str, Any]:
         table = sources.table["capture"][name]
         captures[name] = {
             "table": table,
+            "folder": capture.request.output,
             "filters": capture.filters,
             "limits": dict(capture.request.limits),
             "budget": capture.parts["budget"],

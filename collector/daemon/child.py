@@ -47,6 +47,8 @@ class Child:
         self.wanted = True
         """Whether it is started again when it has ended."""
         self.was_attached = False
+        self.relieves: Child | None = None
+        """The capture before it, which goes on until this one is attached."""
         self.records = 0
         self.lost = 0
         self.heard_s = 0.0

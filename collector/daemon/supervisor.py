@@ -21,6 +21,8 @@ from types import FrameType
 from typing import Any
 
 from collector.daemon.child import Child, State
+from collector.daemon.mending import QUIET_S, Mending
+from collector.daemon.metrics_process import MetricsProcess
 from collector.daemon.requests import Refused, Requests
 from collector.daemon.systemd import Systemd
 from formats.base.cli import say as say_line
@@ -84,6 +86,9 @@ class Supervisor:
         self._systemd = systemd
         self._requests = requests
         self._children: dict[str, Child] = {}
+        self._leaving: list[Child] = []
+        """Captures that another took over from, or that are not in the configuration any more."""
+        self._metrics, self._mending = MetricsProcess(), Mending()
         self._adopt(plan)
         self._signals: list[int] = []
         self._exit_code = 0
@@ -105,31 +110,66 @@ class Supervisor:
             for number in (*_HANDLERS, signal.SIGCHLD):
                 stack.callback(signal.signal, number, signal.signal(number, self._note))
             try:
-                while self._children:
+                while self._children or self._leaving:
                     self._round(reader)
             finally:
                 self._kill_all()
+                self._metrics.end()
         return self._exit_code
 
     def _round(self, reader: socket.socket) -> None:
         if self._end_by_s is None:
             for child in self._children.values():
                 child.start()
+            self._metrics.look_after()
+        self._mending.reap()
         self._wait(reader)
         while self._signals:
             _HANDLERS.get(self._signals.pop(0), _ignore)(self)
-        for name, child in list(self._children.items()):
+        for name in [*self._children]:
+            self._look_after(name)
+        for child in self._leaving:
             if how := child.reap():
-                say(f"capture {name} ended by {how}")
-                if not self._is_ready and self._end_by_s is None:
-                    self._exit_code = child.exit_code
-                    self.end()
-            if child.state is State.GONE:
-                del self._children[name]
+                say(f"capture {child.name} ended by {how}")
+        self._leaving = [child for child in self._leaving if child.state is not State.GONE]
         if self._end_by_s is not None and time.monotonic() > self._end_by_s:
             say(f"captures did not end within {END_S:g} s")
             self._kill_all()
         self._tell()
+
+    def _look_after(self, name: str) -> None:
+        """Notice that a capture ended, or that it can relieve the one before it."""
+        child = self._children[name]
+        if how := child.reap():
+            say(f"capture {name} ended by {how}")
+            if not any(one.name == name for one in self._all if one is not child):
+                self._mending.start(child.plan["folder"])
+            if child.relieves is not None:
+                self._children[name], child.wanted = child.relieves, False
+                say(f"capture {name} could not be attached as it is configured now; "
+                    "the one before goes on")  # fmt: skip
+                return
+            if not self._is_ready and self._end_by_s is None:
+                self._exit_code = child.exit_code
+                self.end()
+        if child.relieves is not None and child.state is State.ATTACHED:
+            self._dismiss(child.relieves)
+            child.relieves = None
+        if child.state is State.GONE:
+            del self._children[name]
+
+    def _dismiss(self, child: Child) -> None:
+        """End a capture that nobody waits for any more."""
+        child.wanted = False
+        child.end()
+        self._leaving.append(child)
+
+    @property
+    def _all(self) -> list[Child]:
+        """All that may have a process."""
+        current = list(self._children.values())
+        relieved = [child.relieves for child in current if child.relieves is not None]
+        return [*current, *relieved, *self._leaving]
 
     def _wait(self, reader: socket.socket) -> None:
         """Wait for a signal, a request, or what a capture says, and take it."""
@@ -137,7 +177,7 @@ class Supervisor:
             reader.fileno(): lambda: _empty(reader),
             self._requests.fileno(): self._serve,
         }
-        for child in self._children.values():
+        for child in self._all:
             if child.channel is not None:
                 calls[child.channel.fileno()] = child.hear
         # Descriptors come and go, and their numbers are used again: so a new one each time.
@@ -181,7 +221,7 @@ class Supervisor:
             return
         self._end_by_s = time.monotonic() + END_S
         self._systemd.tell("STOPPING=1")
-        for child in self._children.values():
+        for child in self._all:
             child.wanted = False
             child.end()
 
@@ -203,22 +243,49 @@ class Supervisor:
         """Make the captures those of a plan. Returns what was done with each."""
         done = {}
         captures, group = plan["captures"], plan["group"]
+        self._metrics.adopt(plan["metrics"], group)
         for name in [*self._children]:
             if name not in captures:
-                self._children[name].wanted = False
-                self._children[name].end()
+                self._drop(self._children.pop(name))
                 done[name] = "ended, as it is not in the configuration any more"
         for name, new in captures.items():
             child = self._children.get(name)
             if child is None:
                 self._children[name] = Child(name, new, group)
+                self._mending.start(new["folder"], quiet_s=QUIET_S)
                 done[name] = "started"
-            elif not child.wanted:  # it was dropped a moment ago, and ends
-                child.plan, child.wanted = new, True
-                done[name] = "started again"
             else:
-                done[name] = _change(child, new, group)
+                done[name] = self._change(child, new, group)
         return done
+
+    def _drop(self, child: Child) -> None:
+        for one in (child, child.relieves):
+            if one is not None:
+                self._dismiss(one)
+
+    def _change(self, child: Child, new: Mapping[str, Any], group: str | None) -> str:
+        """Apply a plan to a capture; what was done.
+
+        What cannot change in it changes in another, which is attached before this one ends.
+        """
+        if new == child.plan and group == child.group:
+            return "unchanged"
+        if new["static"] == child.plan["static"] and group == child.group:
+            try:
+                return f"changed while it goes on: {', '.join(child.change(new))}"
+            except TcpkmonError as error:
+                why = error.message
+        else:
+            old = child.plan["static"]
+            every = {**old, **new["static"]}
+            keys = [key for key in every if old.get(key) != new["static"].get(key)]
+            why = f"{', '.join(keys) or 'control.group'} changed"
+        other = self._children[child.name] = Child(child.name, new, group)
+        other.relieves = child
+        if child.relieves is not None:  # a change that is not attached yet
+            other.relieves, child.relieves = child.relieves, None
+            self._dismiss(child)
+        return f"relieved by another, which is attached first: {why}"
 
     def status(self) -> dict[str, Any]:
         """The captures and their processes."""
@@ -252,27 +319,9 @@ class Supervisor:
         self._signals.append(number)
 
     def _kill_all(self) -> None:
-        for child in self._children.values():
+        for child in self._all:
             child.wanted = False
             child.end(signal.SIGKILL)
-
-
-def _change(child: Child, new: Mapping[str, Any], group: str | None) -> str:
-    """Apply a plan to a capture, without a gap if that is possible. Returns what was done."""
-    if new == child.plan and group == child.group:
-        return "unchanged"
-    if new["static"] == child.plan["static"] and group == child.group:
-        try:
-            return f"changed while it goes on: {', '.join(child.change(new))}"
-        except TcpkmonError as error:
-            why = error.message
-    else:
-        old = child.plan["static"]
-        keys = [key for key in {**old, **new["static"]} if old.get(key) != new["static"].get(key)]
-        why = f"{', '.join(keys) or 'control.group'} changed"
-    child.plan, child.group = new, group
-    child.end()
-    return f"restarted: {why}"
 
 
 def _ignore(_: Supervisor) -> None:

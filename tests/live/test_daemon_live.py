@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import formats
 from formats.base.changes import ChangeKind
 from formats.base.control import Change
 from formats.psc.reader import open_capture
+from formats.verify import verify_file
 from tests.live.daemons import Daemon
 from tests.live.faults import RECEIVE_CALL, Flood, Space, verify, wait_until
 
@@ -71,6 +74,50 @@ def test_a_filter_changes_without_a_gap(daemon: Daemon, space: Space) -> None:
     ]
 
 
+def numbers_in(path: Path) -> set[int]:
+    """The numbers of a flood's calls."""
+    with formats.open(path) as capture:
+        is_call = capture.column("location") == RECEIVE_CALL
+        return {int(value) - 1 for value in capture.column("callvalue")[is_call]}
+
+
+def test_another_takes_over_without_a_gap(daemon: Daemon, space: Space) -> None:
+    with Flood(space) as flood:
+        text = CAPTURE.format(space=space.path, ports=[flood.port])
+        daemon.configure(text)
+        daemon.start()
+        before = daemon.status()["calls"]["pid"]
+        flood.begin(0, rate=5_000)
+        flood.advance(1000)
+        # What cannot be attached changes nothing: the one before goes on.
+        (daemon.folder / "file").touch()
+        daemon.configure(text.replace("@/calls", "@/file"))
+        assert b"relieved" in daemon.command("reload").stdout
+        daemon.says("could not be attached as it is configured now; the one before goes on")
+        assert daemon.status()["calls"]["pid"] == before
+        for low_water in (40, 50):
+            daemon.configure(text + f"low_water = {low_water}\n")
+            done = daemon.command("reload")
+            assert done.stdout == (
+                b"calls: relieved by another, which is attached first: low_water changed\n"
+            )
+        wait_until(
+            lambda: len(daemon.files("calls")) > 1
+            and daemon.status()["calls"]["state"] == "is attached",
+            "another is attached", 20,
+        )  # fmt: skip
+        flood.advance(1000)
+        made = flood.halt()
+        assert daemon.status()["calls"]["pid"] != before
+        assert daemon.finish().code == 0
+    files = daemon.files("calls")
+    for path in files:
+        verify(path, 0)
+    found = [numbers_in(path) for path in files]
+    assert set().union(*found) == set(range(made))
+    assert max(map(len, found)) < made
+
+
 def test_what_systemd_is_told(daemon: Daemon, space: Space) -> None:
     daemon.configure(CAPTURE.format(space=space.path, ports=[5001]))
     ready_s = daemon.start().told[-1][0]
@@ -111,7 +158,9 @@ def test_reload_restarts_what_cannot_change(daemon: Daemon, space: Space) -> Non
     assert refused.lines[0].endswith("low_watr: no such key (did you mean 'low_water'?)")
     daemon.configure(text + "low_water = 50\n[capture.more]\noutput = '@/more'\nports = 5002\n")
     done = daemon.command("reload")
-    assert done.stdout == b"calls: restarted: low_water changed\nmore: started\n"
+    assert done.stdout == (
+        b"calls: relieved by another, which is attached first: low_water changed\nmore: started\n"
+    )
     wait_until(
         lambda: [one["state"] for one in daemon.status().values()] == ["is attached"] * 2,
         "both attached", 20,
@@ -125,16 +174,60 @@ def test_reload_restarts_what_cannot_change(daemon: Daemon, space: Space) -> Non
 
 
 def test_a_capture_that_dies_is_started_again(daemon: Daemon, space: Space) -> None:
-    daemon.configure(CAPTURE.format(space=space.path, ports=[5001]))
+    with Flood(space) as flood:
+        daemon.configure(
+            CAPTURE.format(space=space.path, ports=[flood.port])
+            + "[capture.calls.rotation]\nevery = '1h'\n"
+        )
+        daemon.start()
+        flood.begin(0, rate=5_000)
+        flood.advance(15_000)
+        pid = daemon.status()["calls"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        daemon.says("capture calls ended by SIGKILL; it is started again in 0 s")
+        wait_until(
+            lambda: daemon.status()["calls"]["pid"] not in {pid, None}
+            and daemon.status()["calls"]["state"] == "is attached",
+            "it is attached again", 20,
+        )  # fmt: skip
+        daemon.says("of a capture that was killed")
+        flood.advance(1000)
+        flood.halt()
+        assert daemon.finish().code == 0
+    first, second = daemon.files("calls")
+    killed = verify_file(first)
+    assert killed.exit_code in {0, 3}, killed.problems
+    verify(second, 0)
+    before, after = numbers_in(first), numbers_in(second)
+    assert len(before) > 5000
+    assert before == set(range(len(before)))
+    assert max(before) < min(after)
+    assert after == set(range(min(after), max(after) + 1))
+    index = [json.loads(line) for line in (daemon.folder / "calls/index.jsonl").open()]
+    assert [(one["what"], one["name"]) for one in index] == [
+        ("repaired", first.name), ("sealed", second.name),
+    ]  # fmt: skip
+
+
+def test_metrics_are_served(daemon: Daemon, space: Space) -> None:
+    text = CAPTURE.format(space=space.path, ports=[5001])
+    daemon.configure(text + f"[metrics]\nlisten = 'unix:{daemon.folder}/metrics.sock'\n")
     daemon.start()
-    pid = daemon.status()["calls"]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    daemon.says("capture calls ended by SIGKILL; it is started again in 0 s")
-    wait_until(
-        lambda: daemon.status()["calls"]["pid"] not in {pid, None}
-        and daemon.status()["calls"]["state"] == "is attached",
-        "it is attached again", 20,
-    )
+
+    def scrape() -> bytes:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            try:
+                client.connect(str(daemon.folder / "metrics.sock"))
+            except OSError:
+                return b""
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            return client.makefile("rb").read()
+
+    assert b"tcpkmon_events_total" in wait_until(scrape, "metrics are served", 20)
+    daemon.configure(text)
+    assert daemon.command("reload").stdout == b"calls: unchanged\n"
+    assert scrape() == b""
+    assert daemon.finish().code == 0
 
 
 def test_what_cannot_start_ends_the_daemon(daemon: Daemon) -> None:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repairs the segments that a killed capture left without their end.
+
+    python -m collector.daemon.mending FOLDER NAME...
+
+NAME: as the segment is called once it is sealed. It reads what may be damaged, so it is a process
+of its own that may write in that folder alone.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from formats.base.cli import say
+from formats.base.errors import TcpkmonError
+from formats.base.segments import Segment, find_segments
+
+QUIET_S = 10.0
+"""A segment that was not written for so long is nobody's: captures write each second."""
+
+
+class Mending:
+    """The processes that repair, for the supervisor."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, folder: str, *, quiet_s: float = 0.0) -> None:
+        """Repair what is in the folder now. quiet_s: only what was not written for so long."""
+        names = [one.name for one in _unsealed(folder) if _age_s(one.path(folder)) >= quiet_s]
+        if names:
+            words = ["-m", "collector.daemon.mending", folder, *names]
+            self._processes.append(
+                subprocess.Popen([sys.executable, *words], stdin=subprocess.DEVNULL)
+            )
+
+    def reap(self) -> None:
+        """Forget those that have ended."""
+        self._processes = [one for one in self._processes if one.poll() is None]
+
+
+def _unsealed(folder: str) -> list[Segment]:
+    with suppress(OSError):
+        found = find_segments(folder)
+        return [one for one in found if not one.sealed and one.suffix == ".pm"]
+    return []
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return -1.0
+
+
+def mend(folder: Path, names: list[str]) -> None:
+    """Repair these segments, and give them their names."""
+    from collector.linux.privileges import settle
+    from collector.writer.segment_folder import append_line
+    from formats.registry import FILE_FORMATS
+
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    settle(("CAP_DAC_OVERRIDE",), folders=[fd])
+    for one in _unsealed(os.fspath(folder)):
+        if one.name not in names:
+            continue
+        try:
+            summary, report = FILE_FORMATS["psc"].repair(one.path(folder), folder / one.name)
+        except TcpkmonError as error:
+            say(f"tcpkmon daemon: {one.path(folder)} cannot be repaired: {error.message}")
+            continue
+        one.path(folder).unlink()
+        say(f"tcpkmon daemon: {folder / one.name}, of a capture that was killed: {summary}")
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "what": "repaired",
+            "name": one.name,
+            "number": one.number,
+            "bytes": (folder / one.name).stat().st_size,
+            "why": "its capture was killed",
+        }
+        append_line(fd, line)
+        if report.exit_code == 5:
+            say(f"tcpkmon daemon: {folder / one.name} does not add up: tcpkmon verify says why")
+
+
+if __name__ == "__main__":
+    mend(Path(sys.argv[1]), sys.argv[2:])

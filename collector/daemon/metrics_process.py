@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that tells Prometheus what the captures count: tcpkmon metrics, as configured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+from formats.base.cli import say
+
+RETRY_S = 10.0
+"""After it ended, it is started again so much later."""
+
+
+class MetricsProcess:
+    """Runs while the configuration has a table `metrics`. program: the command tcpkmon."""
+
+    def __init__(self, program: str | None = None) -> None:
+        self._program = program or sys.argv[0]
+        self._words: list[str] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start_at_s = 0.0
+
+    def adopt(self, settings: Mapping[str, str] | None, group: str | None) -> None:
+        """Take over the table, or none; the process is started again if it changed."""
+        words = [f"--{key}={value}" for key, value in (settings or {}).items()]
+        if words and group is not None:
+            words.append(f"--group={group}")
+        if words != self._words:
+            self.end()
+            self._words, self._start_at_s = words, 0.0
+
+    def look_after(self) -> None:
+        """Start it if it does not run. Call it about once a second."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            say(f"tcpkmon daemon: metrics ended by {code}; started again in {RETRY_S:g} s")
+            self._process, self._start_at_s = None, time.monotonic() + RETRY_S
+        if self._words and self._process is None and time.monotonic() >= self._start_at_s:
+            self._process = subprocess.Popen(
+                [sys.executable, self._program, "metrics", *self._words],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def end(self) -> None:
+        """End it; it has nothing to finish."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
