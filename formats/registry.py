@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from formats.base.errors import UsageError
+
 if TYPE_CHECKING:
     from formats.base.reader import Reader
     from formats.klogger.source import Source
@@ -68,6 +70,31 @@ def format_of(path: FilePath) -> FileFormat:
         pass
     *others, last = FILE_FORMATS.values()
     return next((one for one in others if one.sniff(Path(path), head)), last)
+
+
+def _sniff_segments(path: Path, head: bytes) -> bool:
+    from formats.base.segments import find_segments
+
+    try:
+        return path.is_dir() and bool(find_segments(path))
+    except OSError:
+        return False
+
+
+def _open_segments(path: FilePath) -> Reader:
+    from formats.psc.reader import open_capture
+
+    return open_capture(path)
+
+
+def _verify_segments(path: FilePath) -> list[Report]:
+    from formats.verify import verify_chain
+
+    return verify_chain(path, lambda each: format_of(each).verify(each))
+
+
+def _repair_segments(path: FilePath, out: FilePath) -> tuple[str, Report]:
+    raise UsageError(f"{path} is a folder of segments", "repair the one that needs it")
 
 
 def _sniff_klogger(path: Path, head: bytes) -> bool:
@@ -158,6 +185,10 @@ def _repair_psc(path: FilePath, out: FilePath) -> tuple[str, Report]:
 
 
 _ALL = (
+    FileFormat(
+        "segments", _sniff_segments, _open_segments, _verify_segments, _repair_segments,
+        "a capture in many files", "pmgraph", is_folder=True,
+    ),
     FileFormat(
         "klogger", _sniff_klogger, _open_klogger, _verify_klogger, _repair_klogger,
         "a Klogger log", "tcpkmon decode", is_folder=True,

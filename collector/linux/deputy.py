@@ -48,7 +48,7 @@ class Deputy(Closing):
             self._pid = os.fork()
             if not self._pid:
                 try:
-                    _isolate({*keep, theirs.fileno()})
+                    isolate({*keep, theirs.fileno()})
                     settle()
                     while _serve(theirs, open_file):
                         pass
@@ -80,7 +80,7 @@ class Deputy(Closing):
             self._pid = 0
 
 
-def _isolate(keep: set[int]) -> None:
+def isolate(keep: set[int]) -> None:
     """Keep signals, terminals and open files of the parent away."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

@@ -28,6 +28,7 @@ from collector.session.control_socket import open_server
 from collector.session.counts import Counts
 from collector.session.existing import Existing
 from collector.session.failures import Failures
+from collector.session.keeper import keep
 from collector.session.overseer import Overseer
 from collector.session.pulse import Pulse
 from collector.session.rights import Rights, describe_lacking
@@ -83,6 +84,7 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
             stopping.forward = command.forward
         with ExitStack() as capturing:
             kinds = {probe.kind for probe in prepared.plan.probes}
+            keep(capturing, request, stream, stopping)
             rights = Rights(capturing, stream, command is not None, "nf" in kinds)
             kernel = capturing.enter_context(Kernel(prepared, request.filters))
             session = Session(request, prepared, kernel, stream, status, stopping, command, rights)

@@ -14,6 +14,7 @@ from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import Queues
 from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.ledger import Books
+from collector.writer.segment_folder import Segments
 from collector.writer.spool import BatchT, Spool, Writing
 from collector.writer.written import Written
 from formats.base.control import Change, Clock, EndReason, Mark
@@ -32,6 +33,8 @@ class Stream(ABC, Generic[BatchT]):
 
     largest_mark: ClassVar[int] = (1 << 64) - 1
     """The highest number of a mark that the format can hold."""
+    segments: Segments | None = None
+    """The output's files, where it rotates."""
     written: Written
     order: Queues
     """Counts records before they reach the file: read, late and lost."""

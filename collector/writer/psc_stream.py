@@ -88,8 +88,7 @@ class PscStream(Stream[Ordered]):
         assert self.segments is not None and self._folder is not None
         asked, self.segments.ask = self.segments.ask, self._folder.answer
         try:
-            fd = self.segments.open(1, start.realtime_ns)
-            self.segments.begin()
+            fd = self.segments.open_first(start.realtime_ns)
             write_first(fd, first)
         except OSError as error:
             self.segments.drop()

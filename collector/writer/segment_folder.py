@@ -31,6 +31,7 @@ _APPEND = (
 )
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _RENAME_NOREPLACE = 1
+_TRIES = 10
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS})
 
 
@@ -53,6 +54,9 @@ class SegmentFolder(OutputFolder):
         if request == DROP:
             os.unlink(name, dir_fd=self.fd)
             return os.dup(self.fd)
+        with suppress(FileNotFoundError):
+            os.stat(data, dir_fd=self.fd, follow_symlinks=False)
+            raise FileExistsError(errno.EEXIST, f"{data.decode()} exists")
         fd = os.open(name, _NEW, MODE, dir_fd=self.fd)
         os.fchmod(fd, MODE)
         give_to(fd, self._owner)
@@ -81,13 +85,29 @@ class Segments:
         """Of the segment that is written now."""
         self._host, self._suffix = host, suffix
         self._next = ""
+        self._latest_ns = 0
         self._before = (0, 0)
         self._unsealed: list[Mapping[str, Any]] = []
 
     def open(self, number: int, realtime_ns: int) -> int:
-        """Make the next segment, which is hidden; its descriptor. FileError or OSError."""
+        """Make the next segment, which is hidden; its descriptor. FileError or OSError.
+
+        Its name has no earlier time than the last one's, though the clock may have been set back.
+        """
+        self._latest_ns = realtime_ns = max(realtime_ns, self._latest_ns)
         self._next = name_segment(self._host, realtime_ns, number, self._suffix)
         return self.ask(OPEN, self._next.encode())
+
+    def open_first(self, realtime_ns: int) -> int:
+        """Make the first segment, of a later second where one of another capture has its name."""
+        for _ in range(_TRIES - 1):
+            with suppress(FileExistsError):
+                fd = self.open(1, realtime_ns)
+                self.begin()
+                return fd
+            realtime_ns += 1_000_000_000
+        self.begin()
+        return self.open(1, realtime_ns)
 
     def drop(self) -> None:
         """Remove the next segment: it was not begun."""

@@ -69,7 +69,7 @@ def parse_name(name: str) -> Segment | None:
     )  # fmt: skip
 
 
-def find_segments(folder: str | os.PathLike[str]) -> list[Segment]:
+def find_segments(folder: str | os.PathLike[str] | int) -> list[Segment]:
     """The segments in a folder, sorted. Those that are not sealed yet are among them. OSError."""
     found = (parse_name(name) for name in os.listdir(folder))
     return sorted(segment for segment in found if segment is not None)

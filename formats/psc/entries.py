@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from formats.base.limits import MOST_HEADER_BYTES
 from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
 from formats.psc.description import Description
 from formats.psc.header import HEADER_DAMAGED, Header, decode_header
+from formats.psc.pieces import Piece, find_files, follow
 from formats.psc.sequence import Losses
 from formats.psc.values import ORDERS, ColumnReader
 
@@ -30,7 +32,7 @@ _CONTROL_COLUMNS = ("callvalue", *_PLACE)
 
 
 class Entries(InputFile, Description):
-    """The entries of an open PSC file; `len()` is their number.
+    """The entries of an open PSC file, or of all segments in a folder; `len()` is their number.
 
     Rows are counted from 0. Each method with start and stop copies these rows from the file, and
     buffers at most BLOCK_BYTES. Text from the file (names, settings, strings) can hold any
@@ -40,13 +42,15 @@ class Entries(InputFile, Description):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        InputFile.__init__(self, path)
+        first, *later = find_files(path)
+        InputFile.__init__(self, first)
         self._losses: Losses | None = None
         try:
             header, self._data_offset = self._read_header()
         except TcpkmonError:
             self.close()
             raise
+        self.path = Path(path)
         Description.__init__(self, self.path, header)
         size = header.entry_size
         self._rows, rest = divmod(self._size - self._data_offset, size)
@@ -60,6 +64,11 @@ class Entries(InputFile, Description):
                 f"at offset {self._size - rest}: the last entry is cut short, "
                 f"{rest} of {size} bytes; it is left out"
             )
+        self._pieces = [Piece(first, header, self._data_offset, self._rows, rest)]
+        if later:
+            self._pieces = follow(self._pieces[0], later, self.warnings)
+            self._rows = sum(piece.rows for piece in self._pieces)
+            self.damaged |= any(piece.rest for piece in self._pieces[:-1])
         self.entry_dtype = entry_dtype(header.columns, size, ORDERS[header.endian])
         """The type of an entry, see formats.psc.columns."""
         self._readers: dict[tuple[str, ...], ColumnReader] = {}
@@ -82,7 +91,9 @@ class Entries(InputFile, Description):
 
     @functools.cached_property
     def array(self) -> npt.NDArray[Any]:
-        """The raw entries: a read-only memory map of entry_dtype()."""
+        """The raw entries: a read-only memory map of entry_dtype(); a copy of several files'."""
+        if len(self._pieces) > 1:
+            return self.rows()
         if not self._rows:
             return np.frombuffer(b"", self.entry_dtype)
         try:
@@ -105,6 +116,9 @@ class Entries(InputFile, Description):
     def read_into(self, rows: Rows, start: int) -> None:
         """Fill the array `rows` with the entries from `start` on. Any thread may call it."""
         view = memoryview(rows.view(np.uint8).data)
+        if len(self._pieces) > 1:
+            self._read_pieces(view, start)
+            return
         offset = self._data_offset + start * self.entry_dtype.itemsize
         try:
             done = 0
@@ -115,6 +129,15 @@ class Entries(InputFile, Description):
                 done += count
         except OSError as error:
             raise FileError(f"cannot read {self.path}: {error.strerror}") from error
+
+    def _read_pieces(self, view: memoryview, start: int) -> None:
+        size = self.entry_dtype.itemsize
+        for piece in self._pieces:
+            count = min(max(piece.rows - start, 0), len(view) // size)
+            if count:
+                piece.read(view[: count * size], start)
+                view = view[count * size :]
+            start = max(start - piece.rows, 0)
 
     def _range(self, start: int, stop: int | None) -> tuple[int, int]:
         start, stop, _ = slice(start, stop).indices(self._rows)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from formats.verify.chain import verify_chain
 from formats.verify.klogger.check import verify_log
 from formats.verify.klogger.folder import verify_folder
 from formats.verify.klogger.repair import repair_log
@@ -25,6 +26,7 @@ __all__ = [
     "repair_log",
     "repair_magnet",
     "verify_capture",
+    "verify_chain",
     "verify_file",
     "verify_folder",
     "verify_log",

@@ -185,6 +185,8 @@ class Report:
     error: str | None = None
     """The file could not be read as a capture at all."""
     error_exit: int = DOES_NOT_ADD_UP
+    brief: bool = False
+    """One of many: a person sees no more than the verdict where nothing is wrong."""
     part: Part | None = None
     """Of a segment: its place in its capture."""
     format: str = "psc"
@@ -248,11 +250,8 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        plain = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in {"rows", "missed", "problems", "suspects", "error_exit", "words"}
-        }
+        inner = {"rows", "missed", "problems", "suspects", "error_exit", "words", "brief"}
+        plain = {name: value for name, value in vars(self).items() if name not in inner}
         plain.update(
             verdict=self.verdict,
             exit_code=self.exit_code,

@@ -34,7 +34,7 @@ class Previous:
 class Part:
     """A segment of a capture; verify fills in where it ends.
 
-    first, last: the ledger at its beginning and at its end, by row: numbers to be compared.
+    first, last: a digest of the ledger at its beginning and at its end; empty where it has none.
     """
 
     capture: str
@@ -42,15 +42,13 @@ class Part:
     previous: Previous | None
     last_seq: int = 0
     entries: int = 0
-    ended: bool = False
-    """It has its END."""
     goes_on: bool = False
     """Another segment follows it."""
     unsure: bool = False
     """Records were lost of which no CPU is known."""
     serials: dict[int, int] = field(default_factory=dict)
-    first: dict[str, Any] = field(default_factory=dict)
-    last: dict[str, Any] = field(default_factory=dict)
+    first: str = ""
+    last: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""

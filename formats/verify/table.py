@@ -40,7 +40,7 @@ def print_report(console: Console, report: Report) -> None:
         sep="",
         soft_wrap=True,
     )
-    if report.error is not None:
+    if report.error is not None or (report.brief and not report.exit_code):
         return
     console.print(_text(_summary(report)))
     if report.rows:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +14,7 @@ import pytest
 
 from formats.base.segments import find_segments
 from formats.psc.reader import open_capture
+from formats.registry import format_of
 from formats.verify import verify_file
 
 PORT, CALLS = 45991, 20_011
@@ -31,14 +34,17 @@ thread.join()
 """
 
 
-def collect(folder: Path, *options: str, code: int = 0) -> str:
+def collect(
+    folder: Path, *options: str, code: int = 0, environment: dict[str, str] | None = None
+) -> str:
     """Capture the calls of TRAFFIC; what collect prints."""
     command = [
         sys.executable, "-c", "from collector.commands.collect import main; main()",
         "--ports", str(PORT), "--locations", "SEND_CALL,STATE_CHANGE", "-o", str(folder),
         *options, "--", sys.executable, "-c", TRAFFIC,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False,
+                          env=environment)  # fmt: skip
     assert done.returncode == code, done.stderr
     return done.stderr
 
@@ -62,3 +68,55 @@ def test_the_sum_of_all_segments_is_every_call(tmp_path: Path, options: tuple[st
         for row in report.rows:
             found[row.name] += row.in_file
     assert found["SEND_CALL"] == CALLS
+
+
+def test_the_caller_runs_the_command_and_old_files_go(tmp_path: Path) -> None:
+    folder, seen = tmp_path / "out", tmp_path / "seen"
+    for each in (tmp_path, *tmp_path.parents[:2]):
+        os.chmod(each, 0o755)
+    seen.touch()
+    os.chown(seen, 65534, 65534)
+    code = f"import os, sys; print(os.getuid(), sys.argv[1], file=open({str(seen)!r}, 'a'))"
+    environment = {**os.environ, "SUDO_UID": "65534", "SUDO_GID": "65534"}
+    command = shlex.join(["/usr/bin/python3", "-c", code])
+    options = ("--rotate-size", "600K", "-W", "2", "--on-rotate", command)
+    collect(folder, *options, environment=environment)
+    lines = [line.split() for line in seen.read_text().splitlines()]
+    assert len(lines) > 2 and {uid for uid, _ in lines} == {"65534"}
+    segments = find_segments(folder)
+    assert [str(one.path(folder)) for one in segments] == [path for _, path in lines[-2:]]
+    assert {one.path(folder).stat().st_uid for one in segments} == {65534}
+    *parts, chain = format_of(folder).verify(folder)
+    assert chain.exit_code == 0 and len(parts) == 2, chain.problems
+    deleted = f"{len(lines) - 2} segment(s) were deleted"
+    assert any(deleted in note for note in chain.notes), chain.notes
+
+
+def test_a_full_disk_loses_records_and_the_capture_goes_on(tmp_path: Path) -> None:
+    """Without room the rings are drained; what is lost is counted, and the chain adds up."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], check=True)
+    try:
+        assert "disk full" in collect(disk / "out", "--rotate-size", "600K")
+        *parts, chain = format_of(disk / "out").verify(disk / "out")
+        assert not chain.problems and chain.exit_code == 3, chain.problems
+        assert chain.proven_end and chain.totals.lost["disk full"] > 0
+        sent = sum(row.attempts for row in chain.rows if row.name == "SEND_CALL")
+        assert sent == CALLS and len(parts) > 2
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_full_disk_is_made_free_by_retention(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
+    try:
+        collect(disk / "out", "--rotate-size", "300K", "--keep-size", "2M")
+        *_, chain = format_of(disk / "out").verify(disk / "out")
+        assert not chain.problems and chain.exit_code == 0, chain.problems
+        size = sum(path.stat().st_size for path in (disk / "out").glob("*.pm"))
+        assert size <= 2 << 20 and any("were deleted" in note for note in chain.notes)
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)

@@ -39,7 +39,7 @@ from formats.verify.report import (
     find_unproven,
     find_unseen,
 )
-from formats.verify.segment import Previous, find_part
+from formats.verify.segment import Part, Previous, find_part
 
 SEGMENT_ROWS = 1 << 16
 
@@ -283,8 +283,20 @@ class _LedgerRun:
             self._conclude(last)
         name, offset_ns = self._capture.location_name, self._offset_ns
         self._changes.conclude(report, name, lambda mono_ns: mono_ns + offset_ns)
+        if report.part is not None:
+            self._describe(report.part)
         if self._marks.broken:
             report.notes.append(f"{self._marks.broken} checkpoint(s) lost in part")
+
+    def _describe(self, part: Part) -> None:
+        """Where this segment of a capture ends."""
+        marks, before = self._marks, self._marks.previous
+        part.last_seq = self._sequence.last
+        part.entries = before.entries + self._report.entries
+        part.goes_on, part.unsure = marks.is_rotated, bool(self._sums.unsure)
+        part.serials = {cpu: one.highest for cpu, one in self._serials.cpus.items()}
+        part.first = marks.base.digest if marks.base is not None else ""
+        part.last = marks.last.digest if marks.last is not None else ""
 
     def _conclude(self, last: Checkpoint) -> None:
         report, name = self._report, self._capture.location_name

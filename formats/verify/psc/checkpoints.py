@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from types import MappingProxyType
 
@@ -118,6 +119,14 @@ class Checkpoint(Ledger):
                 problems.add(table.index[at], f"{name} row of {where} without a LEDGER row")
         strange, rows = np.flatnonzero(self._online > 1), self.tables[_CPU].index
         problems.add_each(strange, rows, lambda _: "CPU row is not on or off")
+
+    @property
+    def digest(self) -> str:
+        """Of all its counters: two checkpoints with the same rows have the same."""
+        found = hashlib.sha256()
+        for kind in GROUP_KINDS:
+            found.update(self.tables[kind].keys.tobytes() + self.tables[kind].values.tobytes())
+        return found.hexdigest()
 
     def missed(
         self, name: Callable[[int], str], since: Checkpoint | None = None

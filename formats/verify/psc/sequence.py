@@ -59,6 +59,11 @@ class SequenceCheck:
         self.lost = 0
         self.gaps = 0
 
+    @property
+    def last(self) -> int:
+        """The last number so far."""
+        return self._previous or 0
+
     def feed(self, start: int, seq: U64, rows: ControlRows) -> U64:
         """Check one segment; returns, for each entry, how many numbers are missing before it."""
         if self._previous is None:

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deletes the oldest segments of a folder, and says so in its index."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from collector.plan.rotation import Rotation
+from collector.writer.segment_folder import append_line
+from formats.base.segments import Segment, find_segments, read_index
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A segment that is there; folders have the bytes of their files."""
+
+    segment: Segment
+    size_bytes: int
+    written_s: float
+    is_folder: bool
+
+
+class Retention:
+    """Applies the limits of a Rotation to a folder, which it holds by a descriptor.
+
+    It deletes sealed segments alone that its index or told() names, files and folders that are no
+    links, and nothing that has another name. free_bytes: of the folder's disk.
+    """
+
+    def __init__(
+        self,
+        rotation: Rotation,
+        folder: int,
+        now_s: Callable[[], float] = time.time,
+        free_bytes: Callable[[int], int] | None = None,
+    ) -> None:
+        self._rotation = rotation
+        self._folder = folder
+        self._now_s = now_s
+        self._free_bytes = free_bytes or _free_bytes
+        self._own: dict[str, dict[str, Any]] = {}
+        self._read_index()
+
+    def _read_index(self) -> None:
+        for line in read_index(f"/proc/self/fd/{self._folder}"):
+            if line.get("what") in ("sealed", "archived"):
+                self._own[str(line.get("name"))] = line
+
+    def told(self, name: str) -> None:
+        """This segment was sealed by this capture."""
+        self._own.setdefault(name, {})
+
+    def apply(self) -> list[str]:
+        """Delete what is too much; the names of what was deleted."""
+        rotation, deleted = self._rotation, []
+        if rotation.keeps_all:
+            return []
+        kept = list(self._find())
+        total = sum(one.size_bytes for one in kept)
+        mine = sorted((one for one in kept if self._is_own(one)), key=lambda one: one.segment)
+        while mine:
+            why = self._too_much(mine, total)
+            if not why:
+                break
+            first = mine.pop(0)
+            total -= first.size_bytes
+            if self._delete(first, why):
+                deleted.append(first.segment.name)
+        return deleted
+
+    def _too_much(self, mine: list[Kept], total: int) -> str:
+        rotation = self._rotation
+        if rotation.keep_files is not None and len(mine) > rotation.keep_files:
+            return "keep-files"
+        if rotation.keep_bytes is not None and total > rotation.keep_bytes:
+            return "keep-size"
+        if rotation.keep_s is not None and mine[0].written_s < self._now_s() - rotation.keep_s:
+            return "keep-for"
+        if rotation.keep_free_bytes is not None:
+            with suppress(OSError):
+                if self._free_bytes(self._folder) < rotation.keep_free_bytes:
+                    return "keep-free"
+        return ""
+
+    def _is_own(self, one: Kept) -> bool:
+        return one.segment.sealed and one.segment.name in self._own
+
+    def _find(self) -> Iterator[Kept]:
+        for segment in find_segments(self._folder):
+            with suppress(OSError):
+                name = segment.path("").name
+                found = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode):
+                    yield Kept(segment, found.st_size, found.st_mtime, False)
+                elif stat.S_ISDIR(found.st_mode):
+                    size = sum(one.st_size for _, one in _files_in(name, self._folder))
+                    yield Kept(segment, size, found.st_mtime, True)
+
+    def _delete(self, one: Kept, why: str) -> bool:
+        name = one.segment.name
+        if not self._own[name]:
+            self._read_index()
+        own = self._own.pop(name)
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now_s())),
+            "what": "deleted",
+            "name": name,
+            "capture": own.get("capture"),
+            "number": one.segment.number,
+            "bytes": one.size_bytes,
+            "why": why,
+        }
+        told = self._tell(line)
+        try:
+            if one.is_folder:
+                for inner, _ in _files_in(name, self._folder):
+                    _unlink_in(name, inner, self._folder)
+                os.rmdir(name, dir_fd=self._folder)
+            else:
+                os.unlink(name, dir_fd=self._folder)
+        except OSError:
+            return False
+        if not told:  # a full disk has room for it now
+            self._tell(line)
+        return True
+
+    def _tell(self, line: dict[str, Any]) -> bool:
+        try:
+            append_line(self._folder, line)
+        except OSError:
+            return False
+        return True
+
+
+def _free_bytes(folder: int) -> int:
+    disk = os.fstatvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _open_folder(name: str, parent: int) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, dir_fd=parent)
+
+
+def _files_in(name: str, parent: int) -> list[tuple[str, os.stat_result]]:
+    """The plain files in a folder."""
+    folder = _open_folder(name, parent)
+    try:
+        found = [(one, os.stat(one, dir_fd=folder, follow_symlinks=False))
+                 for one in os.listdir(folder)]  # fmt: skip
+        return [(one, known) for one, known in found if stat.S_ISREG(known.st_mode)]
+    finally:
+        os.close(folder)
+
+
+def _unlink_in(name: str, inner: str, parent: int) -> None:
+    folder = _open_folder(name, parent)
+    try:
+        os.unlink(inner, dir_fd=folder)
+    finally:
+        os.close(folder)

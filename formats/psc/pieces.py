@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of one capture, read as one: a PSC file, or all segments of a folder in their order."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import dropwhile
+from pathlib import Path
+
+from formats.base.errors import DamagedError, FileError, TcpkmonError
+from formats.base.limits import MOST_HEADER_BYTES
+from formats.base.segments import Segment, find_segments
+from formats.psc.header import KIND_SETTINGS, Header, decode_header
+
+SUFFIX = ".pm"
+_FIRST_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file with some of the entries; rows: how many. rest: bytes of an entry cut short."""
+
+    path: Path
+    header: Header
+    data_offset: int
+    rows: int
+    rest: int
+
+    def read(self, view: memoryview, row: int) -> None:
+        """Fill the memory with entries from this row on. Any thread may call it."""
+        offset, done = self.data_offset + row * self.header.entry_size, 0
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                while done < len(view):
+                    count = os.preadv(fd, [view[done:]], offset + done)
+                    if not count:
+                        raise DamagedError(f"{self.path}: the file became shorter meanwhile")
+                    done += count
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
+
+
+def look(path: Path) -> Piece:
+    """The header of a PSC file, and how many entries follow it. FileError, DamagedError."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                header, offset = decode_header(file.read(min(size, _FIRST_BYTES)), size)
+            except DamagedError:
+                file.seek(0)
+                header, offset = decode_header(file.read(min(size, MOST_HEADER_BYTES)), size)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except DamagedError as error:
+        raise DamagedError(f"{path}: {error.message}", error.hint) from error
+    rows, rest = divmod(size - offset, header.entry_size)
+    return Piece(path, header, offset, rows, rest)
+
+
+def find_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The file itself, or the PSC segments of a folder, from the first of its newest capture on.
+
+    FileError where there is none.
+    """
+    if not os.path.isdir(path):
+        return [Path(path)]
+    try:
+        found = [one for one in find_segments(path) if one.suffix == SUFFIX]
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    read = [one for one in found if not one.archived]
+    if not read:
+        why = "its segments are archived" if found else "it has no segments"
+        raise FileError(f"{path} cannot be read as one capture: {why}", "name a file")
+    paths = [one.path(path) for one in sorted(read, key=_order)]
+    newest = _capture_at(paths[-1])
+    return [*dropwhile(lambda each: _capture_at(each) != newest, paths)]
+
+
+def _capture_at(path: Path) -> str:
+    try:
+        return capture_of(look(path).header)[0]
+    except TcpkmonError:
+        return ""
+
+
+def _order(segment: Segment) -> tuple[str, int]:
+    return segment.utc, segment.number
+
+
+def follow(first: Piece, paths: Iterable[Path], warnings: list[str]) -> list[Piece]:
+    """The first piece and those of the same capture among the paths, sorted by number.
+
+    warnings: gets a line for each that is missing, or is left out.
+    """
+    capture, number = capture_of(first.header)
+    pieces, others, last = [first], 0, number
+    for path in paths:
+        try:
+            piece = look(path)
+        except TcpkmonError as error:
+            warnings.append(f"left out: {error.message}")
+            continue
+        other, number = capture_of(piece.header)
+        if other != capture or piece.header.columns != first.header.columns:
+            others += 1
+            continue
+        if number != last + 1:
+            missing = f"{last + 1} to {number - 1}" if number > last + 2 else f"{last + 1}"
+            warnings.append(f"segment {missing} is missing before {path.name}")
+        if piece.rest:
+            warnings.append(f"{path.name}: its last entry is cut short; it is left out")
+        last = number
+        pieces.append(piece)
+    if others:
+        what = f"{others} file(s) of other captures are left out"
+        warnings.append(f"{what}: name one of them to see its capture")
+    return pieces
+
+
+def capture_of(header: Header) -> tuple[str, int]:
+    """Capture and number of a segment's header; ("", 0) for a file that is none."""
+    try:
+        segment = json.loads(header.text(KIND_SETTINGS) or "{}")["segment"]
+        return str(segment["capture"]), int(segment["number"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "", 0

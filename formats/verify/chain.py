@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The segments of a capture follow from one another: no record is between two of them."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from formats.base.errors import FileError
+from formats.base.limits import MOST_PROBLEMS
+from formats.base.segments import INDEX, Segment, find_segments, read_index
+from formats.verify.report import Problems, Report, Row
+from formats.verify.segment import Part
+
+Verify = Callable[[Path], list[Report]]
+
+
+@dataclass
+class _Capture:
+    """One capture's segments that are in the folder, and what the index says of the others."""
+
+    parts: dict[int, tuple[Segment, Report, Part]] = field(default_factory=dict)
+    twice: list[str] = field(default_factory=list)
+    sealed: dict[int, str] = field(default_factory=dict)
+    deleted: dict[int, str] = field(default_factory=dict)
+
+
+def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]:
+    """Check each segment in a folder, then for each capture that they are one chain.
+
+    verify: checks one segment. FileError if the folder cannot be read.
+    """
+    try:
+        segments, others = find_segments(folder), _others(folder)
+    except OSError as error:
+        raise FileError(f"cannot read {folder}: {error.strerror}") from error
+    reports: list[Report] = []
+    captures: defaultdict[str, _Capture] = defaultdict(_Capture)
+    for segment in segments:
+        for report in _verify(segment, Path(folder), verify):
+            report.brief = True
+            reports.append(report)
+            if report.part is None:
+                others.append(segment.name)
+                continue
+            capture = captures[report.part.capture]
+            if report.part.number in capture.parts:
+                capture.twice.append(segment.name)
+            else:
+                capture.parts[report.part.number] = segment, report, report.part
+    for line in read_index(folder):
+        name, number, what = line.get("name"), line.get("number"), line.get("what")
+        known = captures.get(str(line.get("capture")))
+        if known is None or not isinstance(name, str) or not isinstance(number, int):
+            continue
+        if what in ("sealed", "deleted"):
+            (known.sealed if what == "sealed" else known.deleted)[number] = name
+    for capture in captures.values():
+        reports.append(_Chain(str(folder), capture, others).check())
+        others = []
+    return reports
+
+
+def _others(folder: str | os.PathLike[str]) -> list[str]:
+    known = {segment.path("").name for segment in find_segments(folder)}
+    return sorted(name for name in os.listdir(folder) if name not in known and name != INDEX)
+
+
+def _verify(segment: Segment, folder: Path, verify: Verify) -> list[Report]:
+    path = segment.path(folder)
+    try:
+        return verify(path)
+    except FileError as error:
+        return [Report(str(path), error=error.message, error_exit=error.exit_code)]
+
+
+class _Chain:
+    """The check of one capture."""
+
+    def __init__(self, folder: str, capture: _Capture, others: list[str]) -> None:
+        self._capture = capture
+        self._problems = Problems(0, 0)
+        self._report = Report(folder, ledger=True)
+        if others:
+            self._report.notes.append(f"not of this capture: {_listed(others)}")
+
+    def check(self) -> Report:
+        report, capture, problems = self._report, self._capture, self._problems
+        numbers = sorted(capture.parts)
+        for name in capture.twice:
+            problems.add_header(f"{name}: another segment has its number")
+        for number in numbers:
+            segment, found, part = capture.parts[number]
+            self._add(found)
+            if segment.number != number:
+                problems.add_header(f"{segment.name}: it is number {number} of its capture")
+            if number - 1 in capture.parts:
+                self._follows(segment, part, *capture.parts[number - 1])
+        self._missing(numbers)
+        last, found, part = capture.parts[numbers[-1]]
+        report.end_reason = found.end_reason
+        report.proven_end = found.proven_end and not part.goes_on
+        if part.goes_on:
+            report.notes.append(f"{last.name} says that another file follows it; it is not here")
+        if not last.sealed:
+            report.notes.append(f"{last.name} is not sealed: it is being written, or was killed")
+        count = len(numbers)
+        report.notes.insert(0, f"{count} segment(s), number {numbers[0]} to {numbers[-1]}")
+        bad = sum(1 for _, one, _ in capture.parts.values() if one.problems_total)
+        if bad:
+            problems.add_header(f"{bad} segment(s) do not add up")
+        report.problems, report.problems_total = problems.listed[::-1], problems.total
+        return report
+
+    def _add(self, found: Report) -> None:
+        """Add a segment's numbers to those of the capture."""
+        report = self._report
+        for name in ("entries", "size_bytes", "checkpoints", "seq_lost", "seq_gaps", "existing",
+                     "clock_pairs", "clock_steps"):  # fmt: skip
+            setattr(report, name, getattr(report, name) + getattr(found, name))
+        rows = {(row.cpu, row.location): row for row in report.rows}
+        for row in found.rows:
+            key = row.cpu, row.location
+            rows.setdefault(key, Row(row.cpu, row.location, row.name)).add(row)
+        report.rows = [rows[key] for key in sorted(rows, key=lambda key: (key[0] or 0, key[1]))]
+        report.unproven |= found.unproven
+        report.ring_lost = found.ring_lost
+        report.missed += found.missed
+
+    def _follows(
+        self, segment: Segment, part: Part, before: Segment, _: Report, earlier: Part
+    ) -> None:
+        """A segment begins where the one before it ended."""
+        previous = part.previous
+        name, add = segment.name, self._problems.add_header
+        if previous is None:
+            add(f"{name}: it names no file before it")
+            return
+        if _original(before) != previous.name:
+            add(f"{name}: the file before it was {previous.name}, not {before.name}")
+        if not earlier.goes_on:
+            add(f"{before.name}: it says that no file follows it, but {name} does")
+        told, found = previous.last_seq, earlier.last_seq
+        if told != found:
+            add(f"{name}: it follows number {told}, but {before.name} ends with {found}")
+        elif previous.entries != earlier.entries:
+            add(f"{name}: {previous.entries} entries before it, but {earlier.entries} are there")
+        if not earlier.unsure:
+            for cpu in sorted(previous.serials.keys() | earlier.serials.keys()):
+                told, found = previous.serials.get(cpu, 0), earlier.serials.get(cpu, 0)
+                if told != found:
+                    what = f"serial {told} before it, but {before.name} has {found}"
+                    add(f"{name}: CPU {cpu}: {what}")
+        if part.first != earlier.last:
+            add(f"{name}: its ledger does not begin with that of {before.name}")
+
+    def _missing(self, numbers: list[int]) -> None:
+        """Numbers without a file: the index says that they were deleted, or it is a problem."""
+        capture = self._capture
+        highest = max([numbers[-1], *capture.sealed])
+        if highest > numbers[-1] + (1 << 20):  # of a forged index
+            highest = numbers[-1]
+        absent = [n for n in range(1, highest + 1) if n not in capture.parts]
+        taken = [n for n in absent if n in capture.deleted]
+        if taken:
+            what = f"{len(taken)} segment(s) were deleted, as {INDEX} says: {_ranges(taken)}"
+            self._report.notes.append(what)
+        gone = [n for n in absent if n not in capture.deleted]
+        for number in gone[:MOST_PROBLEMS]:
+            name = capture.sealed.get(number, f"number {number}")
+            self._problems.add_header(f"{name} is missing")
+
+
+def _original(segment: Segment) -> str:
+    """The name before it was archived."""
+    return segment.name.removesuffix(segment.archived)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """1-3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:8]]
+    return ", ".join(shown) + (" ..." if len(runs) > 8 else "")
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - 5
+    return ", ".join(names[:5]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of segments: verify proves that they are one chain, and readers read them as one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import formats
+from collector.commands.tcpkmon import command as tcpkmon
+from formats.base.cli import run
+from formats.psc.reader import Capture, open_capture
+from formats.registry import format_of
+from formats.verify import Report
+from tests.unit.segment_maker import CPUS, Maker, make
+from tests.unit.test_segments import flip
+
+
+def verify(folder: Path) -> tuple[Report, list[Report]]:
+    """The report of the chain, and those of its segments."""
+    *segments, chain = format_of(folder).verify(folder)
+    return chain, segments
+
+
+def whats(report: Report) -> str:
+    return "; ".join(problem.what for problem in report.problems)
+
+
+def test_a_whole_chain_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out"
+    make(folder, segments=5, count=50)
+    chain, segments = verify(folder)
+    assert not chain.problems, whats(chain)
+    assert chain.exit_code == 0 and chain.proven_end and len(segments) == 5
+    assert chain.totals.in_file == chain.totals.attempts == 5 * 50 * CPUS
+    assert run(tcpkmon, ["verify", str(folder)], prog="tcpkmon") == 0
+    text = capsys.readouterr().out
+    assert "5 segment(s), number 1 to 5" in text and text.count("adds up: nothing lost") == 6
+
+
+def test_losses_of_the_segments_are_those_of_the_chain(tmp_path: Path) -> None:
+    make(tmp_path / "out", segments=3, count=20, lose=4)
+    chain, _ = verify(tmp_path / "out")
+    assert not chain.problems, whats(chain)
+    assert chain.exit_code == 3
+    assert chain.totals.lost["ring full"] == chain.seq_lost == 3 * 4 * CPUS
+
+
+def test_the_sum_is_what_one_long_capture_has(tmp_path: Path) -> None:
+    make(tmp_path / "out", segments=4, count=30, lose=2)
+    one = Maker(tmp_path / "one.pm", rotates=False)
+    for _ in range(4):
+        one.records(30, 2)
+        one.checkpoint()
+    one.close()
+    chain, _ = verify(tmp_path / "out")
+    (whole,) = format_of(tmp_path / "one.pm").verify(tmp_path / "one.pm")
+    assert whole.part is None and whole.exit_code == 3
+    assert [row.as_json() for row in chain.rows] == [row.as_json() for row in whole.rows]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_a_segment_that_was_removed_is_said(tmp_path: Path, at: int) -> None:
+    paths = make(tmp_path / "out")
+    paths[at].unlink()
+    chain, _ = verify(tmp_path / "out")
+    assert chain.exit_code == 5 and f"{paths[at].name} is missing" in whats(chain)
+    (tmp_path / "out" / "index.jsonl").unlink()
+    chain, _ = verify(tmp_path / "out")
+    if at == 3:  # nobody knows how many followed
+        assert chain.exit_code == 3 and chain.tail_unknown
+        assert any("another file follows" in note for note in chain.notes)
+    else:
+        assert chain.exit_code == 5 and f"number {at + 1} is missing" in whats(chain)
+
+
+def test_what_retention_took_is_no_problem(tmp_path: Path) -> None:
+    paths = make(tmp_path / "out")
+    index = tmp_path / "out" / "index.jsonl"
+    first = json.loads(index.read_text().splitlines()[0])
+    for number in (1, 2):
+        line = {**first, "what": "deleted", "number": number, "name": paths[number - 1].name}
+        with index.open("a") as file:
+            file.write(json.dumps(line) + "\nno json\n")
+        paths[number - 1].unlink()
+    chain, _ = verify(tmp_path / "out")
+    assert chain.exit_code == 0, whats(chain)
+    assert any("2 segment(s) were deleted" in note and "1-2" in note for note in chain.notes)
+
+
+def test_two_that_were_swapped_are_said(tmp_path: Path) -> None:
+    paths = make(tmp_path / "out")
+    paths[1].rename(tmp_path / "other")
+    paths[2].rename(paths[1])
+    (tmp_path / "other").rename(paths[2])
+    chain, segments = verify(tmp_path / "out")
+    assert all(report.exit_code == 0 for report in segments)
+    assert chain.exit_code == 5
+    assert f"{paths[1].name}: it is number 3" in whats(chain)
+    assert f"{paths[2].name}: it is number 2" in whats(chain)
+
+
+def test_a_copy_and_a_foreign_segment_are_said(tmp_path: Path) -> None:
+    paths = make(tmp_path / "out")
+    other = make(tmp_path / "other", segments=1)
+    twin = paths[1].with_name(paths[1].name.replace("000002", "000009"))
+    shutil.copy(paths[1], twin)
+    shutil.copy(other[0], tmp_path / "out" / other[0].name.replace("000001", "000007"))
+    (tmp_path / "out" / "notes.txt").touch()
+    chains = [one for one in format_of(tmp_path / "out").verify(tmp_path / "out") if not one.brief]
+    assert f"{twin.name}: another segment has its number" in whats(chains[0])
+    assert any("notes.txt" in note for note in chains[0].notes)
+    assert [chain.exit_code for chain in chains] == [5, 5]
+    assert "it is number 1 of its capture" in whats(chains[1])
+
+
+def test_a_forged_number_is_said(tmp_path: Path) -> None:
+    paths = make(tmp_path / "out")
+    flip(paths[2], b'"number": 3', b'"number": 4')
+    chain, _ = verify(tmp_path / "out")
+    assert chain.exit_code == 5 and "it is number 4 of its capture" in whats(chain)
+    with open_capture(paths[3]) as capture:
+        serial = capture.settings["segment"]["previous"]["serials"]["1"]
+    flip(paths[3], f'"1": {serial}'.encode(), f'"1": {serial - 1}'.encode())
+    chain, _ = verify(tmp_path / "out")
+    assert chain.exit_code == 5
+
+
+def test_a_segment_of_another_run_in_its_place_is_said(tmp_path: Path) -> None:
+    paths = make(tmp_path / "out", count=50)
+    others = make(tmp_path / "other", count=51)
+    with open_capture(paths[2]) as mine, open_capture(others[2]) as theirs:
+        names = [one.settings["segment"]["capture"].encode() for one in (theirs, mine)]
+    flip(others[2], *names)
+    shutil.copy(others[2], paths[2])
+    chain, _ = verify(tmp_path / "out")
+    assert chain.exit_code == 5
+    assert "it follows number" in whats(chain) and "does not begin with that of" in whats(chain)
+
+
+def test_a_damaged_segment_is_said(tmp_path: Path) -> None:
+    paths = make(tmp_path / "out")
+    data = paths[1].read_bytes()
+    paths[1].write_bytes(data[:20])
+    chain, segments = verify(tmp_path / "out")
+    assert chain.exit_code == 5 and "is missing" in whats(chain)
+    assert segments[1].error is not None
+
+
+def test_a_folder_is_read_as_one_capture(tmp_path: Path) -> None:
+    paths = make(tmp_path / "out", segments=4, count=500, lose=1)
+    with formats.open(tmp_path / "out") as reader:
+        assert isinstance(reader, Capture) and not reader.warnings
+        assert reader.lost == 4 * CPUS and reader.complete and not reader.damaged
+        seqs = reader.seq()
+        whole = [reader.column("serial"), reader.column("serial", 400, 2500)]
+        assert len(reader.array) == len(reader)
+    parts = []
+    for path in paths:
+        with open_capture(path) as one:
+            parts.append(one.column("serial"))
+    expected = np.concatenate(parts)
+    assert (whole[0] == expected).all() and (whole[1] == expected[400:2500]).all()
+    assert (np.diff(seqs.astype(np.int64)) > 0).all()
+    paths[1].unlink()
+    with formats.open(tmp_path / "out") as reader:
+        assert reader.warnings == [f"segment 2 is missing before {paths[2].name}"]
+        assert reader.lost > 4 * CPUS + 900
+
+
+def test_the_newest_of_several_captures_is_read(tmp_path: Path) -> None:
+    make(tmp_path / "out", segments=2, count=10)
+    maker = Maker(tmp_path / "out")
+    maker.records(30)
+    maker.rotate()
+    maker.records(30)
+    maker.close()
+    with formats.open(tmp_path / "out") as reader:
+        assert isinstance(reader, Capture) and not reader.warnings
+        assert int((~reader.control()).sum()) == 60 * CPUS
+    assert len(list((tmp_path / "out").glob("*.pm"))) == 4
+    chains = [one for one in format_of(tmp_path / "out").verify(tmp_path / "out") if not one.brief]
+    assert [chain.exit_code for chain in chains] == [0, 0]
+
+
+def test_a_folder_is_exported_and_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from formats.commands.pmgraph import command as pmgraph
+
+    make(tmp_path / "out", segments=3, count=20)
+    assert run(tcpkmon, ["export", str(tmp_path / "out")], prog="tcpkmon") == 0
+    assert len(capfd.readouterr().out.splitlines()) == 1 + 3 * 20 * CPUS
+    assert run(pmgraph, ["-T", str(tmp_path / "out")], prog="pmgraph") == 0
+    assert capfd.readouterr().out
