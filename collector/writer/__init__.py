@@ -7,6 +7,7 @@ __all__ = [
     "capture_info",
     "ledger",
     "record_printer",
+    "segment_folder",
     "stream",
     "written",
 ]
