@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from formats.base.errors import UsageError
+from formats.base.errors import TcpkmonError, UsageError
+from formats.base.files import ZSTD, open_plain
 
 if TYPE_CHECKING:
     from formats.base.reader import Reader
@@ -66,7 +67,10 @@ def format_of(path: FilePath) -> FileFormat:
         if os.path.isfile(path):
             with open(path, "rb") as file:
                 head = file.read(_HEAD_BYTES)
-    except (OSError, ValueError):
+            if head.startswith(ZSTD):
+                with open_plain(path) as file:
+                    head = file.read(_HEAD_BYTES)
+    except (OSError, ValueError, TcpkmonError):
         pass
     *others, last = FILE_FORMATS.values()
     return next((one for one in others if one.sniff(Path(path), head)), last)

@@ -26,6 +26,8 @@ _OPTIONS = (
     click.option("--keep-for", metavar="TIME", help="Delete those that are older: 12h."),
     click.option("--on-rotate", metavar="COMMAND",
                  help="Run this with each finished file as last argument. No shell reads it."),
+    click.option("--archive", metavar="parquet|zst",
+                 help="Turn each finished file into Parquet, or compress it."),
     click.option("-C", "tcpdump_c", type=int, metavar="N",
                  help="As tcpdump: --rotate-size of N million bytes."),
     click.option("-G", "tcpdump_g", type=int, metavar="S", help="As tcpdump: --rotate-every S."),
@@ -63,7 +65,7 @@ def take_rotation(options: dict[str, Any], seconds: Callable[[str], float]) -> R
             options[name] = {"-C": f"{given}000000", "-G": f"{given}s"}.get(short, given)
     names = (
         "rotate_size", "rotate_every", "keep_files", "keep_size", "keep_free", "keep_for",
-        "on_rotate",
+        "on_rotate", "archive",
     )  # fmt: skip
     given = {name: options.pop(name) for name in names}
     if all(value is None for value in given.values()):
@@ -83,6 +85,7 @@ def take_rotation(options: dict[str, Any], seconds: Callable[[str], float]) -> R
         keep_free_bytes=size("keep_free"),
         keep_s=age("keep_for"),
         on_rotate=parse_command(given["on_rotate"]) if given["on_rotate"] is not None else (),
+        archive=given["archive"] or "",
     )
     check_rotation(rotation)
     return rotation

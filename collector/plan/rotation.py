@@ -7,6 +7,7 @@ import math
 import shlex
 import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from formats.base.errors import UsageError
 
@@ -56,6 +57,8 @@ def check_rotation(rotation: Rotation) -> None:
         raise UsageError("--keep-files: less than 1", "write 10")
     if rotation.archive and rotation.archive not in ARCHIVES:
         raise UsageError(f"--archive: {rotation.archive!r} is none of {', '.join(ARCHIVES)}")
+    if rotation.archive and find_spec("pyarrow") is None:
+        raise UsageError("--archive needs pyarrow", "pip install 'tcpkmon[export]'")
     if rotation.on_rotate and shutil.which(rotation.on_rotate[0]) is None:
         raise UsageError(f"--on-rotate: there is no command {rotation.on_rotate[0]}")
 

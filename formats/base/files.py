@@ -7,14 +7,20 @@ import contextlib
 import os
 import secrets
 import stat
+import tempfile
 import weakref
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
 from formats.base.closing import Closing
 from formats.base.errors import FileError
+from formats.base.limits import MOST_UNPACKED_BYTES
 
+ZSTD = b"\x28\xb5\x2f\xfd"
+"""With it begins what zstd compressed."""
+_BLOCK_BYTES = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -26,7 +32,7 @@ class InputFile(Closing):
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise FileError(f"cannot read {self.path}: not a regular file")
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+            self._file = open_plain(path)
             self._finalizer = weakref.finalize(self, self._file.close)
             self._size = os.fstat(self._file.fileno()).st_size
         except (OSError, ValueError) as error:
@@ -35,6 +41,40 @@ class InputFile(Closing):
 
     def close(self) -> None:
         self._finalizer()
+
+
+def open_plain(path: str | os.PathLike[str]) -> FileIO:
+    """A file, open for reading; one that zstd compressed as a file that has what is in it.
+
+    That one is in the folder for temporary files, and has no name. OSError, FileError.
+    """
+    file = FileIO(path, "rb")
+    try:
+        if os.pread(file.fileno(), 4, 0) != ZSTD:
+            return file
+        from formats.base.arrow import import_pyarrow
+
+        pyarrow = import_pyarrow()
+        plain = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - the caller closes it
+        try:
+            size = 0
+            with pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd") as packed:
+                while block := packed.read(_BLOCK_BYTES):
+                    size += len(block)
+                    if size > MOST_UNPACKED_BYTES:
+                        raise FileError(f"{path} has more than {MOST_UNPACKED_BYTES} bytes")
+                    view = memoryview(block)
+                    while view:
+                        view = view[plain.write(view) or 0 :]
+        except BaseException:
+            plain.close()
+            raise
+        file.close()
+        plain.seek(0)
+        return plain
+    except BaseException:
+        file.close()
+        raise
 
 
 def already_there(path: str | os.PathLike[str], hint: str = "--force overwrites it") -> FileError:

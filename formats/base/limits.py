@@ -21,6 +21,9 @@ MOST_CANDIDATES = 500
 MOST_SIMILAR_CHARACTERS = 40
 """Longer names are not suggested: comparing two names takes the product of their lengths."""
 
+MOST_UNPACKED_BYTES = 1 << 36
+"""Of a file that zstd compressed."""
+
 # Headers of files.
 MOST_HEADER_BYTES = 16 << 20
 """Of a PSC file."""

@@ -40,6 +40,11 @@ class Segment:
     sealed: bool = True
     archived: str = ""
 
+    @property
+    def original(self) -> str:
+        """Its name before it was archived."""
+        return self.name.removesuffix(self.archived)
+
     def path(self, folder: str | os.PathLike[str]) -> Path:
         """Where it is."""
         return Path(folder, self.name if self.sealed else hidden(self.name))
@@ -70,9 +75,18 @@ def parse_name(name: str) -> Segment | None:
 
 
 def find_segments(folder: str | os.PathLike[str] | int) -> list[Segment]:
-    """The segments in a folder, sorted. Those that are not sealed yet are among them. OSError."""
-    found = (parse_name(name) for name in os.listdir(folder))
-    return sorted(segment for segment in found if segment is not None)
+    """The segments in a folder, sorted. Those that are not sealed yet are among them. OSError.
+
+    An archive is left out while it is made, or while the original is there too.
+    """
+    names = set(os.listdir(folder))
+    found = (parse_name(name) for name in names)
+    return sorted(
+        one
+        for one in found
+        if one is not None
+        and not (one.archived and (not one.sealed or one.original in names))
+    )
 
 
 def read_index(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,7 @@ def write_parquet(records: Records, out: BinaryIO) -> None:
     from pyarrow import parquet
 
     def new_writer(sink: Any, table: Any) -> Any:
-        options = encodings(table) | {"write_statistics": False, "write_batch_size": BATCH_ROWS}
+        options = encodings(table) | {"write_batch_size": BATCH_ROWS}
         return parquet.ParquetWriter(sink, table.schema, **options)
 
     _write(_ahead(records), new_writer, out)

@@ -64,7 +64,9 @@ class Entries(InputFile, Description):
                 f"at offset {self._size - rest}: the last entry is cut short, "
                 f"{rest} of {size} bytes; it is left out"
             )
-        self._pieces = [Piece(first, header, self._data_offset, self._rows, rest)]
+        self._pieces = [
+            Piece(first, header, self._data_offset, self._rows, rest, self._file)
+        ]
         if later:
             self._pieces = follow(self._pieces[0], later, self.warnings)
             self._rows = sum(piece.rows for piece in self._pieces)

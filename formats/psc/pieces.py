@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from io import FileIO
 from itertools import dropwhile
 from pathlib import Path
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
+from formats.base.files import open_plain
 from formats.base.limits import MOST_HEADER_BYTES
 from formats.base.segments import Segment, find_segments
 from formats.psc.header import KIND_SETTINGS, Header, decode_header
@@ -28,20 +31,19 @@ class Piece:
     data_offset: int
     rows: int
     rest: int
+    plain: FileIO | None = None
+    """The file, if it is open: what a compressed file holds."""
 
     def read(self, view: memoryview, row: int) -> None:
         """Fill the memory with entries from this row on. Any thread may call it."""
         offset, done = self.data_offset + row * self.header.entry_size, 0
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with nullcontext(self.plain) if self.plain else open(self.path, "rb") as file:
                 while done < len(view):
-                    count = os.preadv(fd, [view[done:]], offset + done)
+                    count = os.preadv(file.fileno(), [view[done:]], offset + done)
                     if not count:
                         raise DamagedError(f"{self.path}: the file became shorter meanwhile")
                     done += count
-            finally:
-                os.close(fd)
         except OSError as error:
             raise FileError(f"cannot read {self.path}: {error.strerror}") from error
 
@@ -49,7 +51,8 @@ class Piece:
 def look(path: Path) -> Piece:
     """The header of a PSC file, and how many entries follow it. FileError, DamagedError."""
     try:
-        with open(path, "rb") as file:
+        file = open_plain(path)
+        with file if path.suffix != ".zst" else nullcontext():
             size = os.fstat(file.fileno()).st_size
             try:
                 header, offset = decode_header(file.read(min(size, _FIRST_BYTES)), size)
@@ -61,7 +64,7 @@ def look(path: Path) -> Piece:
     except DamagedError as error:
         raise DamagedError(f"{path}: {error.message}", error.hint) from error
     rows, rest = divmod(size - offset, header.entry_size)
-    return Piece(path, header, offset, rows, rest)
+    return Piece(path, header, offset, rows, rest, None if file.closed else file)
 
 
 def find_files(path: str | os.PathLike[str]) -> list[Path]:
@@ -75,9 +78,9 @@ def find_files(path: str | os.PathLike[str]) -> list[Path]:
         found = [one for one in find_segments(path) if one.suffix == SUFFIX]
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
-    read = [one for one in found if not one.archived]
+    read = [one for one in found if one.archived != ".parquet"]
     if not read:
-        why = "its segments are archived" if found else "it has no segments"
+        why = "its segments are Parquet" if found else "it has no segments"
         raise FileError(f"{path} cannot be read as one capture: {why}", "name a file")
     paths = [one.path(path) for one in sorted(read, key=_order)]
     newest = _capture_at(paths[-1])

@@ -26,6 +26,8 @@ class _Capture:
     twice: list[str] = field(default_factory=list)
     sealed: dict[int, str] = field(default_factory=dict)
     deleted: dict[int, str] = field(default_factory=dict)
+    tables: dict[int, str] = field(default_factory=dict)
+    """Those that are Parquet now."""
 
 
 def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]:
@@ -39,7 +41,10 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
         raise FileError(f"cannot read {folder}: {error.strerror}") from error
     reports: list[Report] = []
     captures: defaultdict[str, _Capture] = defaultdict(_Capture)
+    tables = {one.name for one in segments if one.archived == ".parquet"}
     for segment in segments:
+        if segment.name in tables:
+            continue
         for report in _verify(segment, Path(folder), verify):
             report.brief = True
             reports.append(report)
@@ -53,9 +58,14 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
                 capture.parts[report.part.number] = segment, report, report.part
     for line in read_index(folder):
         name, number, what = line.get("name"), line.get("number"), line.get("what")
-        known = captures.get(str(line.get("capture")))
-        if known is None or not isinstance(name, str) or not isinstance(number, int):
+        capture_id = str(line.get("capture"))
+        if not isinstance(name, str) or not isinstance(number, int):
             continue
+        if capture_id not in captures and name not in tables:
+            continue
+        known = captures[capture_id]
+        if what == "archived" and name in tables:
+            known.tables[number] = name
         if what in ("sealed", "deleted"):
             (known.sealed if what == "sealed" else known.deleted)[number] = name
     for capture in captures.values():
@@ -90,6 +100,8 @@ class _Chain:
     def check(self) -> Report:
         report, capture, problems = self._report, self._capture, self._problems
         numbers = sorted(capture.parts)
+        if not numbers:
+            return self._only_tables()
         for name in capture.twice:
             problems.add_header(f"{name}: another segment has its number")
         for number in numbers:
@@ -115,6 +127,18 @@ class _Chain:
         report.problems, report.problems_total = problems.listed[::-1], problems.total
         return report
 
+    def _only_tables(self) -> Report:
+        report = self._report
+        report.notes.append(self._about_tables())
+        report.unchecked.append("records (Parquet has no ledger)")
+        report.proven_end = True
+        return report
+
+    def _about_tables(self) -> str:
+        count, numbers = len(self._capture.tables), sorted(self._capture.tables)
+        what = f"{count} segment(s) are Parquet, verified before: {_ranges(numbers)}"
+        return f"{what}; not checked here"
+
     def _add(self, found: Report) -> None:
         """Add a segment's numbers to those of the capture."""
         report = self._report
@@ -139,7 +163,7 @@ class _Chain:
         if previous is None:
             add(f"{name}: it names no file before it")
             return
-        if _original(before) != previous.name:
+        if before.original != previous.name:
             add(f"{name}: the file before it was {previous.name}, not {before.name}")
         if not earlier.goes_on:
             add(f"{before.name}: it says that no file follows it, but {name} does")
@@ -164,6 +188,9 @@ class _Chain:
         if highest > numbers[-1] + (1 << 20):  # of a forged index
             highest = numbers[-1]
         absent = [n for n in range(1, highest + 1) if n not in capture.parts]
+        if capture.tables:
+            self._report.notes.append(self._about_tables())
+            absent = [n for n in absent if n not in capture.tables]
         taken = [n for n in absent if n in capture.deleted]
         if taken:
             what = f"{len(taken)} segment(s) were deleted, as {INDEX} says: {_ranges(taken)}"
@@ -172,11 +199,6 @@ class _Chain:
         for number in gone[:MOST_PROBLEMS]:
             name = capture.sealed.get(number, f"number {number}")
             self._problems.add_header(f"{name} is missing")
-
-
-def _original(segment: Segment) -> str:
-    """The name before it was archived."""
-    return segment.name.removesuffix(segment.archived)
 
 
 def _ranges(numbers: list[int]) -> str:
