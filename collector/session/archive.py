@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from collector.writer.output_file import MODE
 from collector.writer.segment_folder import append_line, rename_new
 from formats.base.errors import TcpkmonError
 from formats.base.segments import hidden
@@ -35,7 +35,6 @@ class Archive:
             import pyarrow.parquet  # noqa: F401
 
             import formats.export.table_file
-            import formats.psc.tables
             import formats.verify  # noqa: F401
 
     def take(self, name: str) -> str:
@@ -58,17 +57,17 @@ class Archive:
 
     @contextmanager
     def _create(self, name: str, like: os.stat_result) -> Iterator[BinaryIO]:
-        """A new file, which gets its name when nothing went wrong. Its owner is that of `like`."""
+        """A new file, which gets its name when nothing went wrong. Owner and mode are those of `like`."""
         part, folder = hidden(name), self._folder
         with suppress(FileNotFoundError):  # of a keeper that was killed
             os.unlink(part, dir_fd=folder)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(part, flags, MODE, dir_fd=folder)
+        fd = os.open(part, flags, 0o600, dir_fd=folder)
         try:
             with os.fdopen(fd, "wb+") as out:
-                os.fchmod(fd, MODE)
                 if like.st_uid != os.geteuid():
                     os.fchown(fd, like.st_uid, like.st_gid)
+                os.fchmod(fd, stat.S_IMODE(like.st_mode))
                 os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
                 yield out
                 out.flush()
