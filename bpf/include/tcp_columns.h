@@ -50,6 +50,20 @@ NEEDS(advmss, "tcp_sock.advmss")
 NEEDS(rcv_mss, "inet_connection_sock.icsk_ack.rcv_mss")
 NEEDS(probes_out, "inet_connection_sock.icsk_probes_out")
 NEEDS(ecn_flags, "tcp_sock.ecn_flags")
+NEEDS(max_packets_out, "tcp_sock.max_packets_out")
+NEEDS(rate_delivered, "tcp_sock.rate_delivered")
+NEEDS(rate_interval_us, "tcp_sock.rate_interval_us")
+NEEDS(sk_backlog_bytes, "sock.sk_backlog")
+NEEDS(sk_tsq_flags, "sock.sk_tsq_flags")
+NEEDS(is_cwnd_limited, "tcp_sock.is_cwnd_limited")
+NEEDS(rate_app_limited, "tcp_sock.rate_app_limited")
+NEEDS(sk_pacing_status, "sock.sk_pacing_status")
+NEEDS(chrono_type, "tcp_sock.chrono_type")
+NEEDS(bbr_bw, "bbr.bw bbr.lt_use_bw")
+NEEDS(bbr_min_rtt_us, "bbr.min_rtt_us")
+NEEDS(bbr_pacing_gain, "bbr.pacing_gain")
+NEEDS(bbr_cwnd_gain, "bbr.cwnd_gain")
+NEEDS(bbr_mode, "bbr.mode")
 NEEDS(sb_target_hiwat, "netns_ipv4.sysctl_tcp_wmem")
 NEEDS(hiwat_fair_share, "proto.sysctl_mem proto.sockets_allocated")
 NEEDS(m_clused, "proto.memory_allocated")
@@ -99,13 +113,17 @@ static __always_inline void fill_memory(const int direct, const int watched, str
     SET(hiwat_fair_share, memory->fair_share);
 }
 
+static __always_inline u32 running_chrono(struct tcp_sock *tp) {
+#ifdef BITFIELD_tcp_sock_chrono_type
+    return BITFIELD_tcp_sock_chrono_type(tp);
+#else
+    return GET(tp, chrono_type);
+#endif
+}
+
 /* For how long the connection was limited, as in tcp_get_info_chrono_stats(). */
 static __always_inline void fill_times(const int watched, struct tcp_sock *tp, u8 *entry) {
-#ifdef BITFIELD_tcp_sock_chrono_type
-    u32 type = BITFIELD_tcp_sock_chrono_type(tp);
-#else
-    u32 type = GET(tp, chrono_type);
-#endif
+    u32 type = running_chrono(tp);
     u32 running = (u32)bpf_jiffies64() - GET(tp, chrono_start);
     u64 busy = (u64)GET(tp, chrono_stat[0]) + (type == 1 ? running : 0);
     u64 window = (u64)GET(tp, chrono_stat[1]) + (type == 2 ? running : 0);
@@ -156,6 +174,34 @@ static __always_inline void fill_targets(const int direct, const int watched, st
             COPY(ca_name, &ops->name);
     }
 }
+
+#ifdef HAVE_struct_bbr
+/* BBR's state is in the socket, if BBR is what runs: a struct bbr of struct minmax and bits. */
+static __always_inline void fill_bbr(const int direct, const int watched,
+                                     struct inet_connection_sock *icsk, u32 mss, u8 *entry) {
+    struct tcp_congestion_ops *ops = GET(icsk, icsk_ca_ops);
+    struct bbr *bbr = (struct bbr *)(void *)&icsk->icsk_ca_priv;
+    const u32 bbr_name = 'b' | 'b' << 8 | 'r' << 16;
+    u32 name = 0;
+    u64 bandwidth = 0;
+    int runs;
+
+    if (direct)
+        name = *(const volatile u32 *)(void *)&ops->name;
+    else
+        bpf_probe_read_kernel(&name, sizeof(name), &ops->name);
+    runs = name == bbr_name;
+    if (HAS(bbr_bw) && runs) {
+        bandwidth = BITFIELD_bbr_lt_use_bw(bbr) ? GET(bbr, lt_bw) : GET(bbr, bw.s[0].v);
+        bandwidth = bandwidth * mss * 1000000 >> 24;
+    }
+    SET(bbr_bw, bandwidth);
+    SET(bbr_min_rtt_us, runs ? GET(bbr, min_rtt_us) : 0);
+    SET(bbr_pacing_gain, runs ? BITFIELD_bbr_pacing_gain(bbr) : 0);
+    SET(bbr_cwnd_gain, runs ? BITFIELD_bbr_cwnd_gain(bbr) : 0);
+    SET(bbr_mode, runs ? BITFIELD_bbr_mode(bbr) + 1 : 0);
+}
+#endif
 
 static __always_inline u32 highest_sacked(const int direct, struct tcp_sock *tp, u32 una,
                                           u32 next) {
@@ -255,6 +301,22 @@ static __always_inline void fill_socket(const int direct, const int watched, str
     SET(sk_wmem_alloc, GET(sk, sk_wmem_alloc.refs.counter) - 1);
     SET(sk_forward_alloc, GET(sk, sk_forward_alloc));
     SET(sk_mark, GET(sk, sk_mark));
+    SET(max_packets_out, GET(tp, max_packets_out));
+    SET(rate_delivered, GET(tp, rate_delivered));
+    SET(rate_interval_us, GET(tp, rate_interval_us));
+    SET(sk_backlog_bytes, GET(sk, sk_backlog.len));
+    SET(sk_tsq_flags, GET(sk, sk_tsq_flags));
+    SET(is_cwnd_limited, BITFIELD_tcp_sock_is_cwnd_limited(tp));
+    SET(rate_app_limited, BITFIELD_tcp_sock_rate_app_limited(tp));
+    SET(sk_pacing_status, GET(sk, sk_pacing_status));
+    SET(sk_err, GET(sk, sk_err));
+    if (HAS(chrono_type))
+        SET(chrono_type, running_chrono(tp));
+#ifdef HAVE_struct_bbr
+    if (HAS(bbr_bw) || HAS(bbr_min_rtt_us) || HAS(bbr_pacing_gain) || HAS(bbr_cwnd_gain) ||
+        HAS(bbr_mode))
+        fill_bbr(direct, watched, icsk, mss, entry);
+#endif
     SET(advmss, GET(tp, advmss));
     SET(rcv_mss, GET(icsk, icsk_ack.rcv_mss));
     SET(retransmits, GET(icsk, icsk_retransmits));

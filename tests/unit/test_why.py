@@ -79,6 +79,21 @@ def test_rules(limit: str, values: dict[str, Any]) -> None:
     assert limit_of(**values) == limit
 
 
+@pytest.mark.parametrize("limit, values", [
+    ("slow_start", {"bbr_mode": 1}), ("cwnd", {"bbr_mode": 3}), ("slow_start", {"bbr_mode": 0}),
+])  # fmt: skip
+def test_bbr_is_in_slow_start_by_its_mode(limit: str, values: dict[str, Any]) -> None:
+    assert limit_of(**FLYING, **{"snd_ssthresh": 2**31 - 1, **values}) == limit
+
+
+@pytest.mark.parametrize("limit, values", [
+    ("cwnd", {"is_cwnd_limited": 1}), ("app", {"rate_app_limited": 1}),
+    ("unknown", {"is_cwnd_limited": 0, "rate_app_limited": 0}),
+])  # fmt: skip
+def test_what_tcp_noted_is_the_last_rule(limit: str, values: dict[str, Any]) -> None:
+    assert limit_of(**values) == limit
+
+
 def snapshots(times_ms: list[int], **values: Any) -> Snapshots:
     times = np.array(times_ms, np.int64) * MS
     lost = np.array(values.pop("lost", [0] * len(times)), np.int64)

@@ -29,6 +29,7 @@ ESTABLISHED, SYN_SENT, SYN_RECV, CLOSE, CLOSE_WAIT = 1, 2, 3, 7, 8
 RECOVERY, LOSS = 3, 4
 RTO = 14
 _UNPACED = (1 << 64) - 1
+_BBR_STARTUP = 1
 _SKB_BYTES = 4096
 """Memory of a segment in the layers below, with its overhead, at least."""
 _PACING_ERROR = 0.2
@@ -86,12 +87,13 @@ def classify(columns: Columns) -> NDArray[np.int8]:
         ("rwnd", (waiting > 0) & (room < np.minimum(mss, waiting)) | (deferred & (room < free))),
         ("sndbuf", (waiting < mss) & _buffer_is_full(columns)),
         ("idle", (waiting == 0) & (flight <= 0)),
-        ("slow_start", by_cwnd & (cwnd < columns["snd_ssthresh"])),
+        ("slow_start", by_cwnd & _is_growing(columns, cwnd)),
         ("cwnd", by_cwnd),
         ("app", (waiting < mss) & ~full),
         ("app", waiting == 0),
         ("tsq", below > np.maximum(2 * _SKB_BYTES, per_ms)),
         ("pacing", paced),
+        *_told_by_the_kernel(columns, waiting),
     )
     found = np.select(
         [holds for _, holds in rules],
@@ -102,6 +104,16 @@ def classify(columns: Columns) -> NDArray[np.int8]:
     return numbers
 
 
+def _told_by_the_kernel(columns: Columns, waiting: Array) -> tuple[tuple[str, Array], ...]:
+    """The last rules, for what none else names: what TCP itself noted when it last sent."""
+    found = []
+    if "is_cwnd_limited" in columns:
+        found.append(("cwnd", (columns["is_cwnd_limited"] > 0) & (waiting > 0)))
+    if "rate_app_limited" in columns:
+        found.append(("app", columns["rate_app_limited"] > 0))
+    return tuple(found)
+
+
 def is_paced(sent: Array, span_ns: Array, rate: Array, mss: Array) -> NDArray[np.bool_]:
     """(n,) whether so many bytes in so long a time are what the pacing rate [bytes/s] gives."""
     expected = rate * span_ns / 1e9
@@ -110,6 +122,15 @@ def is_paced(sent: Array, span_ns: Array, rate: Array, mss: Array) -> NDArray[np
         _PACING_ERROR * expected + _BURSTS * burst
     )
     return close
+
+
+def _is_growing(columns: Columns, cwnd: Array) -> Array:
+    """Whether the window doubles each round trip. BBR has no threshold, but a mode for it."""
+    below: Array = cwnd < columns["snd_ssthresh"]
+    if "bbr_mode" not in columns:
+        return below
+    mode = columns["bbr_mode"]
+    return np.asarray(np.where(mode > 0, mode == _BBR_STARTUP, below))
 
 
 def _buffer_is_full(columns: Columns) -> Array:

@@ -34,7 +34,8 @@ NEEDED = (
 OPTIONAL = (
     "pid", "comm", "ca_name", "netns", "family", "cgroup", "bytes_retrans", "dsack_dups",
     "reordering", "delivered", "delivered_ce", "rcv_ooopack", "segs_in", "segs_out",
-    "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us",
+    "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us", "bbr_mode",
+    "is_cwnd_limited", "rate_app_limited",
 )  # fmt: skip
 """What the table connections tells more of where a capture has it."""
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sender knows of itself and of BBR, in the columns: against ss, and where it was made."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from capturing import Records, capturing, join, listening, read, within
+from test_oracle_ss import EVERY, at_rest, us
+
+from collector.lab.lab import Bottleneck, Lab
+from scripts.why.judging import play
+from scripts.why.scenarios import SCENARIOS
+
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+BBR = ("bbr_bw", "bbr_min_rtt_us", "bbr_pacing_gain", "bbr_cwnd_gain", "bbr_mode")
+
+
+def rate(text: str, pattern: str) -> float:
+    """A rate of ss, in bit/s; ss may print it in units."""
+    found = re.search(pattern + r"([\d.]+)([KMG]?)bps", text)
+    assert found, text
+    return float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}[found[2]]
+
+
+@pytest.mark.parametrize("congestion", ["bbr", "reno"])
+def test_the_columns_say_what_ss_says(tmp_path: Path, congestion: str) -> None:
+    options = [(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())]
+    narrow = Bottleneck(rate_mbit=100, queue_bytes=100_000)
+    with Lab(narrow) as lab, capturing(tmp_path / "a.pm", *EVERY, *within(lab)) as run:
+        with listening(lab.b, "10.77.0.2") as listener:
+            pair = join(lab.a, listener, "10.77.0.2", options)
+        for _ in range(10):
+            pair.exchange(100_000)
+        text, _ = at_rest(lab, pair)
+        records = run.stop().records.where(lport=pair.client_port)
+        pair.close()
+    value = records.last
+    sent = value("rate_delivered") * value("mss") * 8e6 / value("rate_interval_us")
+    assert sent == pytest.approx(rate(text, r"delivery_rate "), rel=0.01)
+    assert value("rate_app_limited") == (" app_limited" in text)
+    assert value("chrono_type") == 0  # all is acknowledged
+    assert value("sk_err") == 0
+    assert value("sk_pacing_status") == (1 if congestion == "bbr" else 0)
+    if congestion != "bbr":
+        assert not any(records[name].any() for name in BBR)
+        return
+    told = re.search(r"bbr:\((.*?)\)", text)
+    assert told
+    assert value("bbr_bw") * 8 == pytest.approx(rate(told[1], "bw:"), rel=0.01)
+    assert value("bbr_min_rtt_us") == pytest.approx(us(f" {told[1]}", r"\S*mrtt:([\d.]+)"), abs=1)
+    for name in ("pacing_gain", "cwnd_gain"):
+        gain = re.search(rf"{name}:([\d.]+)", told[1])
+        assert gain and value(f"bbr_{name}") / 256 == pytest.approx(float(gain[1]), abs=0.01)
+    assert set(np.unique(records["bbr_mode"])) <= {1, 2, 3, 4}
+
+
+def of_sender(tmp_path: Path, name: str) -> Records:
+    play(BY_NAME[name], tmp_path, seconds=0.8, columns="all")
+    records = read(tmp_path / "why.pm").records.at("SEGMENT_RECEIVED")
+    return records.pick(np.arange(len(records)) > len(records) // 2)
+
+
+@pytest.mark.parametrize("name, mostly", [
+    ("deep queue, cubic", {"is_cwnd_limited": 1, "rate_app_limited": 0, "chrono_type": 1}),
+    ("application pauses 5 ms", {"is_cwnd_limited": 0, "rate_app_limited": 1}),
+    ("small receive buffer, cubic", {"chrono_type": 2}),
+    ("deep queue, bbr", {"bbr_mode": 3, "sk_pacing_status": 1}),
+])  # fmt: skip
+def test_what_was_made_is_noted(tmp_path: Path, name: str, mostly: dict[str, int]) -> None:
+    records = of_sender(tmp_path, name)
+    for column, wanted in mostly.items():
+        assert (records[column] == wanted).mean() > 0.8, column
+    assert (records["max_packets_out"] >= records["packets_out"]).mean() > 0.8
