@@ -100,7 +100,6 @@ def gather(
         for dump, missing in _dumps(reader):
             count = sum(len(batch) for batch in dump)
             found.buffers += 1
-            found.lost += missing
             firsts.append(int(dump[0].times_ns[0]))
             lasts.append(int(dump[-1].times_ns[-1]))
             if discard_lossy is not None and missing > discard_lossy:
@@ -110,7 +109,7 @@ def gather(
             found.events += count
             for batch in dump:
                 _add(pieces, batch, wanted)
-        found.lost += reader.losses.missed
+        found.lost += reader.losses.lost  # some have no serial, or come after the last record
     if firsts:
         found.start_ns, found.stop_ns = min(firsts), max(lasts)
     for name, fields in wanted.items():

@@ -7,6 +7,7 @@ Page-ins, page-outs, logins and the counts of disk requests have tests of their 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from collector import klogger
 from formats.analysis import condense, open_log
+from formats.verify import verify_folder
 from tests.live.disk_workload import ROOT, Device, loop_device, read_blocks, slowed
 from tests.live.schema_logs import logging
 
@@ -99,3 +102,26 @@ def test_disk_utilisation(tmp_path: Path, device: Device) -> None:
     elapsed_s = report.head["elapsed_s"]
     assert ours.utilisation == pytest.approx(ticks_s / elapsed_s, abs=DISK_POINTS)
     assert 0.2 < ours.utilisation < 0.9
+
+
+def test_lossy_buffers(tmp_path: Path) -> None:
+    """U5: what is missing from all buffers is what the ledger lost; lossy ones can be left out."""
+    flood = ["sh", "-c", "for i in $(seq 200); do /bin/true; done"]
+    path = tmp_path / "log"
+    with klogger.start("sched", path, buffer_mb=1 / 64) as capture:
+        os.kill(capture.pid, signal.SIGSTOP)
+        try:
+            subprocess.run(flood, check=True)
+        finally:
+            os.kill(capture.pid, signal.SIGCONT)
+        time.sleep(0.5)
+        subprocess.run([*flood[:2], ":"], check=True)
+    report = verify_folder(path)[-1]
+    assert report.exit_code == 3 and not report.problems
+    with open_log(path) as log:
+        whole = condense(log)
+        without = condense(log, discard_lossy=0)
+    assert whole.head["lost"] == without.head["lost"] == report.lost_total > 0
+    assert without.head["discarded_buffers"] > 0 == whole.head["discarded_buffers"]
+    assert without.head["events"] + without.head["discarded_events"] == whole.head["events"]
+    assert any("left out" in note for note in without.notes)

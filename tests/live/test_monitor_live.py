@@ -81,6 +81,7 @@ def test_a_user_may_list_and_nothing_else(tmp_path: Path) -> None:
     listed = as_nobody("msmod", "-l")
     assert listed.returncode == 0
     assert "setrq (ADD_TO_RUNQ): time, cpu, pid" in listed.stdout
+    assert "BKL_LOCK_FINISH: not on this kernel: no probe logs it" in listed.stdout
     for words in (["monitor", "-on"], ["iscan", "swtch", "-o", "/tmp/nobodys-log"]):
         refused = as_nobody(*words)
         assert refused.returncode != 0

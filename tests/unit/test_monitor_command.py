@@ -87,3 +87,12 @@ def test_msmod_refuses(words: list[str], why: str) -> None:
 def test_iscan_refuses_what_it_does_not_know() -> None:
     with pytest.raises(UsageError, match="no measurement 'nonsense'"):
         CliRunner().invoke(iscan.command, ["nonsense"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("theirs", ["0.0.7", None, 7])
+def test_a_collector_of_another_version_is_told(
+    theirs: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    msmod.warn_of_version(theirs, "the collector")
+    told = "warning: the collector has version 0.0.7" in capsys.readouterr().err
+    assert told == (theirs == "0.0.7")
