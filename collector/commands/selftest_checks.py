@@ -28,10 +28,9 @@ from collector.commands.selftest_traffic import (
 from collector.lab.lab import Lab
 from collector.lab.traffic import Tally
 from collector.loader.tcp_info import FROM_INFO, TCP_INFO
-from formats.base.errors import TcpkmonError
+from formats.base.errors import LossError, TcpkmonError
 from formats.psc.reader import Capture
 from formats.registry import format_of
-from formats.verify.report import LOSSES
 
 OK, WRONG, UNPROVEN = "ok", "WRONG", "not proven"
 NOT_HERE, NOT_CAUSED = "not on this kernel", "not caused"
@@ -210,7 +209,8 @@ def _check_proof(name: str, path: Path) -> Finding:
     code = max(report.exit_code for report in reports)
     words = "; ".join(dict.fromkeys(report.verdict for report in reports))
     result = WRONG if code else OK
-    if code == LOSSES and not any(one.lost_total or one.tail_unknown for one in reports):
+    is_known = not any(one.lost_total or one.tail_unknown for one in reports)
+    if code == LossError.exit_code and is_known:
         result = UNPROVEN
     return Finding("proof", name, "adds up: nothing lost", words, result)
 

@@ -9,6 +9,7 @@ __all__ = [
     "perf_counters",
     "prepare",
     "programs",
+    "selftest_result",
     "sock_diag",
     "socket_iterator",
     "tcp_info",

@@ -57,7 +57,7 @@ class Archive:
 
     @contextmanager
     def _create(self, name: str, like: os.stat_result) -> Iterator[BinaryIO]:
-        """A new file, which gets its name when nothing went wrong. Owner and mode are those of `like`."""
+        """A new file, which gets its name if nothing goes wrong. Owner and mode are `like`'s."""
         part, folder = hidden(name), self._folder
         with suppress(FileNotFoundError):  # of a keeper that was killed
             os.unlink(part, dir_fd=folder)
