@@ -57,7 +57,7 @@ class Archive:
 
     @contextmanager
     def _create(self, name: str, like: os.stat_result) -> Iterator[BinaryIO]:
-        """A new file, which gets its name if nothing goes wrong. Owner and mode are `like`'s."""
+        """A new file, which gets its name when nothing went wrong; with `like`'s owner and mode."""
         part, folder = hidden(name), self._folder
         with suppress(FileNotFoundError):  # of a keeper that was killed
             os.unlink(part, dir_fd=folder)
@@ -65,14 +65,14 @@ class Archive:
         fd = os.open(part, flags, 0o600, dir_fd=folder)
         try:
             with os.fdopen(fd, "wb+") as out:
-                if like.st_uid != os.geteuid():
-                    os.fchown(fd, like.st_uid, like.st_gid)
                 os.fchmod(fd, stat.S_IMODE(like.st_mode))
-                os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
                 yield out
                 out.flush()
-                os.fsync(fd)
                 os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
+                if like.st_uid != os.geteuid():
+                    # The last of these: without CAP_FOWNER the others need the own file.
+                    os.fchown(fd, like.st_uid, like.st_gid)
+                os.fsync(fd)
             rename_new(folder, part, name)
             with suppress(OSError):
                 os.fsync(folder)

@@ -19,7 +19,7 @@ from formats.verify import verify_file
 
 PORT, CALLS = 45991, 20_011
 TRAFFIC = f"""
-import socket, threading
+import socket, threading, time
 listener = socket.create_server(("127.0.0.1", {PORT}))
 def serve():
     with listener.accept()[0] as end:
@@ -28,8 +28,10 @@ def serve():
 thread = threading.Thread(target=serve)
 thread.start()
 with socket.create_connection(("127.0.0.1", {PORT})) as client:
-    for _ in range({CALLS}):
+    for call in range({CALLS}):
         client.send(b"x")
+        if not call % 1000:
+            time.sleep(0.02)
 thread.join()
 """
 
@@ -120,3 +122,20 @@ def test_a_full_disk_is_made_free_by_retention(tmp_path: Path) -> None:
         assert size <= 2 << 20 and any("were deleted" in note for note in chain.notes)
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize("form", ["zst", "parquet"])
+def test_files_of_the_caller_are_archived(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("pyarrow")
+    folder = tmp_path / "out"
+    environment = {**os.environ, "SUDO_UID": "65534", "SUDO_GID": "65534"}
+    told = collect(folder, "--rotate-size", "600K", "--archive", form, environment=environment)
+    assert "not archived" not in told
+    segments = find_segments(folder)
+    assert {one.archived for one in segments} == {f".{form}"}
+    found = {os.stat(one.path(folder)) for one in segments}
+    assert {(one.st_uid, one.st_mode & 0o777) for one in found} == {(65534, 0o640)}
+    if form == "zst":
+        *_, chain = format_of(folder).verify(folder)
+        assert chain.exit_code == 0, chain.problems
+        assert sum(row.in_file for row in chain.rows if row.name == "SEND_CALL") == CALLS
