@@ -7,15 +7,14 @@ import math
 import re
 from dataclasses import dataclass
 
-from collector.plan.rotation import parse_size
+from collector.plan.quantities import parse_duration, parse_size
 from collector.plan.trigger_parser import Mistake, parse
 from collector.plan.triggers import TriggerError
 from formats.base.errors import UsageError
 
 LEAST_BYTES = 1 << 20
 MOST_TRIGGERS = 64
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TIME = re.compile(r"\s*[0-9.]+(ms|s|m|h|d)\s*")
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ def parse_last(text: str) -> tuple[float | None, int]:
     """Seconds and bytes of a text such as 30s, 256M or 5m,1G. UsageError."""
     last_s, last_bytes = None, None
     for word in text.split(","):
-        if found := _TIME.fullmatch(word.strip()):
-            last_s = float(found[1]) * _UNITS[found[2]]
+        if _TIME.fullmatch(word):
+            last_s = parse_duration(word)
         else:
             last_bytes = parse_size(word)
     return last_s, Recorder.last_bytes if last_bytes is None else last_bytes
