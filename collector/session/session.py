@@ -249,14 +249,14 @@ class Session:
     def _step(self) -> None:
         """One round: drain, order, write; once a second the clock and a checkpoint."""
         self._drain()
-        self._failures.optional("moving to an idler CPU", self._placing.move)
-        again = self._kernel.loaded.attach_second_copies
-        self._failures.optional("second copies of programs", again)
+        optional = self._failures.optional
+        optional("moving to an idler CPU", self._placing.move)
+        optional("second copies of programs", self._kernel.loaded.attach_second_copies)
         if time.monotonic() >= self._next_checkpoint:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
-            self._failures.optional("rings of new CPUs", self._refresh_rings)
-            self._failures.optional("counters of new CPUs", self._refresh_counters)
-            self._failures.optional("programs at new places", self._kernel.loaded.refresh)
+            optional("rings of new CPUs", self._refresh_rings)
+            optional("counters of new CPUs", lambda: self._counters.refresh(self._rings.cpus))
+            optional("programs at new places", self._kernel.loaded.refresh)
             self._failures.refused |= self._counts.refused()
             if (clock := self._clocks.check()) is not None:
                 self._stream.clock(clock)
@@ -284,9 +284,6 @@ class Session:
     def _refresh_rings(self) -> None:
         with self._handlers.changes.making():
             self._rings.refresh()
-
-    def _refresh_counters(self) -> None:
-        self._counters.refresh(self._rings.cpus)
 
     def _show_status(self) -> None:
         stream, counts = self._stream, self._counts

@@ -52,6 +52,11 @@ class Part:
     first: str = ""
     last: str = ""
 
+    @property
+    def is_dump(self) -> bool:
+        """It is a dump of the flight recorder: no other segment is before or after it."""
+        return self.previous is not None and self.previous.evicted
+
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
         previous = self.previous.name if self.previous else None

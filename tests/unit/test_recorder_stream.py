@@ -20,6 +20,7 @@ from collector.writer.dump import MOST_TOLD, Keeping
 from collector.writer.recorder_stream import RecorderStream
 from formats.base.control import EXISTING, Change, EndReason, Mark, Trigger
 from formats.base.errors import UsageError
+from formats.registry import format_of
 from formats.verify import Report, verify_file
 from tests.unit.segment_maker import CPUS, LOCATION, Maker
 
@@ -176,6 +177,9 @@ def test_two_dumps_share_records(tmp_path: Path) -> None:
             mine = (columns["cpu"] == 0) & (columns["location"] == LOCATION)
             seen.append(set(columns["serial"][mine].tolist()))
     assert seen[0] & seen[1] and max(seen[1]) > max(seen[0])
+    reports = format_of(recording.folder).verify(recording.folder)
+    assert [report.exit_code for report in reports] == [0, 0]
+    assert all(report.window for report in reports)
     (asked,) = [entry for entry in entries_of(second) if isinstance(entry, Trigger)]
     assert (asked.number, asked.pid) == (0, 99)
 
