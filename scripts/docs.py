@@ -91,7 +91,8 @@ CONTROL_CALLVALUES = {
     "LOSS": "the CPU; 65535 if the losses may be of several",
     "CHECKPOINT": "its number, from 0",
     "MARK": "the mark's own number",
-    "END": "why: 0 asked, 1 duration, 2 count, 3 the command ended, 4 an error",
+    "END": "why: 0 asked, 1 duration, 2 count, 3 the command ended, 4 an error, "
+    "6 rotated, 7 dumped",
     "LEDGER": "CPU x 65536 + location",
     "LOSSES": "CPU x 65536 + location",
     "CPU": "the CPU",
@@ -99,6 +100,7 @@ CONTROL_CALLVALUES = {
     "COLLECTOR": "CPU x 65536 + location",
     "CHANGE": "kind x 65536 + location or CPU; 0 switch, 1 limit, 2 ring, 3 wake-up threshold, "
     "4 filters",
+    "TRIGGER": "number of the trigger, from 1; 0: a user asked; 65535: those not named",
 }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from collector.commands.recorder_options import recorder_options, take_recorder
 from collector.commands.rotation_options import rotation_options, take_rotation
 from collector.plan.quantities import parse_duration, parse_limit, parse_megabytes
 from collector.writer.stream import STREAMS
@@ -111,6 +112,7 @@ def _was_given(parameter: str) -> bool:
 @click.option("--ready-fd", type=int, metavar="N",
               help="Write a byte to this descriptor when attached.")
 @rotation_options
+@recorder_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
 @click.option("-v", "--verbose", is_flag=True,
               help="Print the kind of rings, and how each location is attached.")
@@ -173,12 +175,15 @@ def command(
         syscalls=syscalls,
     )
     rotation = take_rotation(same, parse_duration)
+    recorder = take_recorder(same, parse_duration)
     if output is None:
-        output = default_name(FILE_FORMATS[file_format], is_folder=rotation is not None)
+        is_folder = rotation is not None or recorder is not None
+        output = default_name(FILE_FORMATS[file_format], is_folder=is_folder)
     request = Request(
         filters=filters,
         output=output,
         rotation=rotation,
+        recorder=recorder,
         duration_s=parse_duration(duration) if duration else None,
         when_changed=tuple(n.strip() for n in (when_changed or "").split(",") if n.strip()),
         buffer_bytes=parse_megabytes(buffer_size),

@@ -15,6 +15,7 @@ from collector.commands import (
     demo,
     disable,
     doctor,
+    dump,
     enable,
     events,
     iscan,
@@ -30,6 +31,7 @@ from collector.commands import (
     selftest,
     status,
     top,
+    triggers,
 )
 from formats.base.cli import run
 from formats.commands import (
@@ -90,6 +92,8 @@ for _part in (
     benchmark,
     why,
     connections,
+    dump,
+    triggers,
 ):
     command.add_command(_part.command)
 

@@ -135,6 +135,10 @@ class Client:
         """Log MARK with this number (below 2^64, in PSC below 2^32) and this process's PID."""
         return self.ask({"op": "mark", "number": number})
 
+    def dump(self) -> dict[str, Any]:
+        """Let the flight recorder write what it keeps: dump (its number), folder, after_s."""
+        return self.ask({"op": "dump"})
+
     def set_buffer_bytes(self, n: int) -> dict[str, Any]:
         """Set the size of each CPU's ring."""
         return self.ask({"op": "buffer-size", "bytes": n})

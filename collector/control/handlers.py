@@ -110,6 +110,7 @@ class Handlers:
             **self._files(),
             "unproven": sorted(self._kernel.unproven),
             "lost": dict(self._losses()),
+            **({} if (window := self._stream.window()) is None else {"recorder": window}),
             "refused": dict(self._refused()),
             "events": events,
         }
@@ -176,6 +177,12 @@ class Handlers:
         if not self._stream.marks([Mark(number, f"process {pid}")], pid):
             raise TcpkmonError("the mark was not set: the disk is too slow", "try it again")
         return {"number": number, "pid": pid}
+
+    def dump(self, pid: int) -> dict[str, Any]:
+        """Let the flight recorder write what it keeps."""
+        number, recorder = self._stream.ask(pid), self._request.recorder
+        after_s = recorder.after_s if recorder is not None else 0.0
+        return {"dump": number, "folder": self._request.output, "after_s": after_s}
 
     def set_buffer_bytes(self, n: int) -> dict[str, Any]:
         """Give each CPU a new ring: the largest power of two of pages in `n` bytes."""

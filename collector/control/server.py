@@ -318,6 +318,7 @@ _REQUESTS: dict[str, tuple[_Values, _Call]] = {
     "enable": ({"events": _is_names}, lambda to, r, pid: to.set_enabled(r.get("events"), True)),
     "disable": ({"events": _is_names}, lambda to, r, pid: to.set_enabled(r.get("events"), False)),
     "mark": ({"number": _within(0, LARGEST_MARK)}, lambda to, r, pid: to.mark(r["number"], pid)),
+    "dump": ({}, lambda to, r, pid: to.dump(pid)),
     "buffer-size": (
         {"bytes": _within(1, 1 << 40)}, lambda to, r, pid: to.set_buffer_bytes(r["bytes"])
     ),

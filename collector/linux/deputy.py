@@ -25,6 +25,7 @@ _REQUEST = struct.Struct("=IQ")
 _ANSWER = struct.Struct("=i")
 _TEXT_BYTES = 4096
 _MOST_FDS = 4
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Deputy(Closing):
@@ -82,7 +83,7 @@ class Deputy(Closing):
 
 def isolate(keep: set[int]) -> None:
     """Keep signals, terminals and open files of the parent away."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
     for name in os.listdir("/proc/self/fd"):

@@ -13,9 +13,12 @@ __all__ = [
     "kernel_types",
     "probes",
     "quantities",
+    "recorder",
     "request",
     "rotation",
     "schema_lint",
     "schema_sources",
     "tcp_codegen",
+    "trigger_watch",
+    "triggers",
 ]

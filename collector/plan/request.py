@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from collector.plan.filters import Filters
+from collector.plan.recorder import Recorder, check_recorder
 from collector.plan.rotation import Rotation, check_rotation
 from formats.base.errors import UsageError
 from formats.registry import FILE_FORMATS, FileFormat
@@ -55,6 +56,8 @@ class Request:
     """Count for the metrics from the start, not from the first question on."""
     name: str | None = None
     """Of a capture of the daemon."""
+    recorder: Recorder | None = None
+    """The output is a folder of dumps."""
 
     @property
     def format(self) -> FileFormat:
@@ -90,6 +93,14 @@ def check_request(request: Request) -> None:
         check_rotation(request.rotation)
         if request.output == "-":
             raise UsageError("standard output has no next file", "name a folder: -o FOLDER")
+    if request.recorder is not None:
+        check_recorder(request.recorder)
+        if request.file_format != "psc":
+            raise UsageError("--record-last is for PSC files", "leave out --format and --schema")
+        if request.rotation is not None:
+            raise UsageError("--record-last writes a file for each dump: it does not rotate")
+        if request.output == "-":
+            raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
     only = request.format.schema
     if only is not None and request.schemata != (only,):
         what = f"{request.format.title} holds the schema {only} alone"

@@ -31,6 +31,7 @@ from collector.session.failures import Failures
 from collector.session.keeper import keep
 from collector.session.overseer import Overseer
 from collector.session.pulse import Pulse
+from collector.session.recording import Recording, open_stream
 from collector.session.rights import Rights, describe_lacking
 from collector.session.rotating import Rotating
 from collector.session.status_line import Status
@@ -39,7 +40,6 @@ from collector.session.summary import describe, report, say
 from collector.writer.base_stream import Stream
 from collector.writer.ledger import Totals
 from collector.writer.record_printer import Printer
-from collector.writer.stream import STREAMS
 from formats.base.control import EndReason, Mark
 from formats.base.errors import TcpkmonError
 
@@ -63,7 +63,7 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
     sys.setswitchinterval(SWITCH_S)
     with ExitStack() as stack:
         status = stack.enter_context(Status(request.quiet))
-        stream = STREAMS[request.file_format](request.output, request.force, request.rotates)
+        stream = open_stream(request)
         stack.callback(stream.discard)
         status.show("preparing: types, columns, programs")
         transport, refused = choose_transport(request.rings)
@@ -120,6 +120,7 @@ class Session:
         rights: Rights,
     ) -> None:
         self._request = request
+        self._recording = Recording(request, prepared, stream)
         self._rights = rights
         self._prepared = prepared
         self._kernel = kernel
@@ -163,6 +164,7 @@ class Session:
         info = make_info(
             request, self._prepared, kernel, dict(self._failures.refused), self._existing.sockets
         )
+        self._recording.begin(self._counts.books)
         ordered = self._prepared.tcp if request.file_format == "psc" else None
         watching = watch(ordered.layout if ordered else None, request.metrics, show)
         stream.begin(info, kernel, self._clocks, watching.add if ordered else show)
@@ -202,7 +204,7 @@ class Session:
                 self._failures.fail(error)
         stopping.start_clock()
         while not stopping.due():
-            most_s = WAIT_S / 4 if self._request.show else WAIT_S
+            most_s = self._recording.wait_s(WAIT_S / 4 if self._request.show else WAIT_S)
             self._rings.wait(stopping.remaining_s(most_s))
             self._step()
             if command is not None and command.poll() is not None:
@@ -229,6 +231,7 @@ class Session:
             self._connections,
             self._stream.bytes_written(),
             self._failures.refused,
+            self._stream.describe_end(),
         )
         return code
 
@@ -246,14 +249,14 @@ class Session:
     def _step(self) -> None:
         """One round: drain, order, write; once a second the clock and a checkpoint."""
         self._drain()
-        self._failures.optional("moving to an idler CPU", self._placing.move)
-        again = self._kernel.loaded.attach_second_copies
-        self._failures.optional("second copies of programs", again)
+        optional = self._failures.optional
+        optional("moving to an idler CPU", self._placing.move)
+        optional("second copies of programs", self._kernel.loaded.attach_second_copies)
         if time.monotonic() >= self._next_checkpoint:
             self._next_checkpoint = time.monotonic() + CHECKPOINT_S
-            self._failures.optional("rings of new CPUs", self._refresh_rings)
-            self._failures.optional("counters of new CPUs", self._refresh_counters)
-            self._failures.optional("programs at new places", self._kernel.loaded.refresh)
+            optional("rings of new CPUs", self._refresh_rings)
+            optional("counters of new CPUs", lambda: self._counters.refresh(self._rings.cpus))
+            optional("programs at new places", self._kernel.loaded.refresh)
             self._failures.refused |= self._counts.refused()
             if (clock := self._clocks.check()) is not None:
                 self._stream.clock(clock)
@@ -265,6 +268,7 @@ class Session:
         self._failures.optional("status line", self._show_status)
         self._failures.show_writing(self._stream.written.error)
         self._write_marks()
+        self._recording.asked(self._stopping.dumps)
         if self._server is not None:
             self._server.serve_pending(self._handlers)
 
@@ -281,9 +285,6 @@ class Session:
         with self._handlers.changes.making():
             self._rings.refresh()
 
-    def _refresh_counters(self) -> None:
-        self._counters.refresh(self._rings.cpus)
-
     def _show_status(self) -> None:
         stream, counts = self._stream, self._counts
         self._status.update(stream.records, counts.connections, stream.bytes_written, counts.losses)
@@ -296,8 +297,7 @@ class Session:
         self._stream.release(watermark_ns(batches, SLACK_NS + self._rings.transport.slack_ns))
         self._stream.settle()
         self._rings.free()
-        stop_after = self._request.stop_after
-        if stop_after is not None and self._stream.records >= stop_after:
+        if (most := self._request.stop_after) is not None and self._stream.records >= most:
             self._stopping.ask(EndReason.COUNT)
 
     def _write_marks(self) -> None:
@@ -332,8 +332,7 @@ class Session:
             books = self._counts.books()
         with self._failures.ending():
             clock = self._clocks.check() or self._clocks.read()
-            reason = self._failures.end_reason
-            self._stream.end(books, clock, reason, time.monotonic_ns())
+            self._stream.end(books, clock, self._failures.end_reason, time.monotonic_ns())
         with self._failures.ending():
             done = self._stream.close(HURRY_S if self._stopping.hurry else WAIT_S)
             while not done and not self._stopping.hurry:

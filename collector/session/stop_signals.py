@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why and when a capture stops: signals, its duration, the end of its command.
 
-SIGUSR1 does not stop it, but requests a MARK entry.
+SIGUSR1 does not stop it, but requests a MARK entry; SIGUSR2 a dump of the flight recorder.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Stopping:
         self.hurry = False
         self.marks = 0
         """How many marks were requested."""
+        self.dumps = 0
+        """How many dumps were requested."""
         self._duration_s = duration_s
         self._deadline: float | None = None
         self._before: dict[signal.Signals, object] = {}
@@ -44,8 +46,9 @@ class Stopping:
                 continue  # nohup: the capture goes on without the terminal
             self._before[number] = before
             signal.signal(number, self._handle)
-        self._before[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)
-        signal.signal(signal.SIGUSR1, self._mark)
+        for number, handle in ((signal.SIGUSR1, self._mark), (signal.SIGUSR2, self._dump)):
+            self._before[number] = signal.getsignal(number)
+            signal.signal(number, handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,6 +88,10 @@ class Stopping:
 
     def _mark(self, number: int, frame: FrameType | None) -> None:
         self.marks += 1
+        self._wake()
+
+    def _dump(self, number: int, frame: FrameType | None) -> None:
+        self.dumps += 1
         self._wake()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -50,12 +50,13 @@ def report(
     connections: int,
     nbytes: int,
     refused: Mapping[str, str],
+    instead: str = "",
 ) -> None:
     """Print what was captured, and raise the error for the exit code.
 
     totals: None when the file could not be finished. refused: what the kernel refused a CPU, and
-    why. FileError when the last write or the sync failed (an earlier failure is only a loss);
-    LossError under --fail-on-loss.
+    why. instead: of the line with the records. FileError when the last write or the sync failed
+    (an earlier failure is only a loss); LossError under --fail-on-loss.
     """
     if totals is None:
         raise TcpkmonError(
@@ -69,7 +70,7 @@ def report(
             say(f"{written.refused:,} entries of the ledger, marks or the clock were not written")
         where = "standard output" if request.output == "-" else request.output
         of = f" of {connections:,} connections" if request.has_tcp else ""
-        say(f"{totals.in_file:,} records{of} in {where} ({human_bytes(nbytes)})")
+        say(instead or f"{totals.in_file:,} records{of} in {where} ({human_bytes(nbytes)})")
         limited = f"{totals.limited:,} over their limit, " if totals.limited else ""
         say(
             f"{totals.attempts:,} events seen, {totals.filtered:,} filtered, "

@@ -130,6 +130,18 @@ class Stream(ABC, Generic[BatchT]):
         """
         raise UsageError("this output does not rotate", "name a folder: -o FOLDER")
 
+    def ask(self, pid: int = 0) -> int:
+        """Write a dump of the flight recorder; its number. pid: who asks; 0: a signal."""
+        raise UsageError("this capture is no flight recorder", "collect --record-last 30s")
+
+    def window(self) -> dict[str, Any] | None:
+        """What the flight recorder keeps, for the status; None for other captures."""
+        return None
+
+    def describe_end(self) -> str:
+        """What was written, at the end, where that is not one file."""
+        return ""
+
     @abstractmethod
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
         """Write the rest, at the end; serials: by CPU, the number that the kernel gave out."""

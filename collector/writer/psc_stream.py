@@ -65,7 +65,8 @@ class PscStream(Stream[Ordered]):
         first = encode_many([start], info.dtype)
         stamp_control(first, np.array([1], np.int64), mono_ns, clocks.to_epoch)
         self._info, self._cpus = info, cpus
-        fd = self._begin(_header(info, clocks.start, self._describe(1)) + first.tobytes(), start)
+        header = make_header(info, clocks.start, self._describe(1))
+        fd = self._begin(header + first.tobytes(), start)
         sink = FileSink(
             fd,
             info.entry_size,
@@ -148,7 +149,7 @@ class PscStream(Stream[Ordered]):
                 "lost": {str(cpu): lost for cpu, (_, lost) in released.items() if lost},
                 "skipped": w.skipped,
             }
-            header = _header(info, clock, self._describe(w.segment + 1, previous))
+            header = make_header(info, clock, self._describe(w.segment + 1, previous))
             start = Start(clock.mono_ns, clock.realtime_ns, self._cpus, info.recorded)
             return header, [start, *books.checkpoint(_after(w, 1)), *off]
 
@@ -207,7 +208,7 @@ def _after(written: Written, entries: int) -> Written:
     return replace(written, entries=count, last_seq=last)
 
 
-def _header(info: CaptureInfo, pair: ClockPair | Clock, settings: Mapping[str, Any]) -> bytes:
+def make_header(info: CaptureInfo, pair: ClockPair | Clock, settings: Mapping[str, Any]) -> bytes:
     return encode_header(
         writer_header(
             info.columns,

@@ -209,6 +209,11 @@ class Writer:
         self._segments.begin()
         self._write_head()
 
+    def begin(self, header: bytes, entries: Sequence[Control], mono_ns: int) -> None:
+        """Write the beginning of a file: START, a checkpoint, others. It is tried again later."""
+        self._head = self._encode_head((header, entries), mono_ns)
+        self._write_head()
+
     def close(self, why: str = "the end") -> None:
         """Sync and close the sink; a segment gets its name. why: for the index."""
         self.tally.settle()

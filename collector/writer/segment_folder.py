@@ -114,9 +114,14 @@ class Segments:
         with suppress(OSError, FileError):
             os.close(self.ask(DROP, self._next.encode()))
 
-    def begin(self) -> None:
-        """The next segment is the one that is written now."""
+    def begin(self, records: int | None = None) -> None:
+        """The next segment is the one that is written now.
+
+        records: how many Written counts that earlier files hold; without it, as the last one ended.
+        """
         self.name = self._next
+        if records is not None:
+            self._before = records, 0
 
     def seal(self, written: Written, size_bytes: int, why: str) -> None:
         """Give the segment that was written its name; see Written.rotation_error.

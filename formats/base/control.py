@@ -14,7 +14,6 @@ EXISTING, which is a snapshot). Its payload, in the byte order of the file:
 from __future__ import annotations
 
 import dataclasses
-import enum
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,10 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from formats.base import reasons
+
+LossCause = reasons.LossCause
+EndReason = reasons.EndReason
 FORMAT_VERSION = 2
 """2: the header has a checksum."""
 FIRST_CONTROL = 224
@@ -42,28 +45,6 @@ S64 = int
 _CODES = {"U32": "I", "U64": "Q", "S64": "q"}
 _LIMITS = {"I": (0, 2**32 - 1), "Q": (0, 2**64 - 1), "q": (-(2**63), 2**63 - 1)}
 _WORDS = struct.Struct(f"<{WORDS_COUNT}I")
-
-
-class LossCause(enum.IntEnum):
-    """Why sequence numbers are missing."""
-
-    KERNEL = 0
-    LATE = 1
-    QUEUE_FULL = 2
-    DISK_FULL = 3
-    WRITE_ERROR = 4
-    DAMAGED = 5
-
-
-class EndReason(enum.IntEnum):
-    """Why a capture ended."""
-
-    ASKED = 0
-    DURATION = 1
-    COUNT = 2
-    COMMAND_ENDED = 3
-    ERROR = 4
-    ROTATED = 6  # the capture goes on in the next file; 5 is DISABLED in Klogger logs
 
 
 ControlT = TypeVar("ControlT", bound="Control")
@@ -282,6 +263,22 @@ class Change(Control):
 
 
 @dataclass(frozen=True)
+class Trigger(Control):
+    """A trigger fired, or a user asked for a dump. number: which of the header's triggers, from 1;
+    0: a user asked, process `pid` or a signal. mono_ns: when its condition was met; told_ns: when
+    the collector saw that; conn_id: of which connection, 0: none; count: how many at once.
+    """
+
+    location: ClassVar[int] = 237
+    number: Call
+    mono_ns: U64
+    conn_id: U64
+    told_ns: U64
+    count: U32
+    pid: U32
+
+
+@dataclass(frozen=True)
 class Unknown(Control):
     """A control entry with a location that this version does not know; its data is unchanged."""
 
@@ -294,7 +291,10 @@ class Unknown(Control):
         return self.raw
 
 
-_ALL = (Start, Clock, Loss, Checkpoint, Mark, End, Ledger, Losses, Cpu, Program, Collector, Change)
+_ALL = (
+    Start, Clock, Loss, Checkpoint, Mark, End, Ledger, Losses, Cpu, Program, Collector, Change,
+    Trigger,
+)  # fmt: skip
 KINDS: dict[int, type[Control]] = {kind.location: kind for kind in _ALL}
 NAMES = {kind.location: kind.__name__.upper() for kind in _ALL} | {EXISTING: "EXISTING"}
 

@@ -92,3 +92,9 @@ MOST_COPIES = 64
 """Records of a layer that cover a byte, on average: more is no traffic."""
 MOST_OPEN = 1 << 21
 """Records that wait for the end of their bytes' way."""
+
+# Triggers of the flight recorder.
+MOST_TRIGGER_CHARACTERS = 1000
+"""Of the text of a trigger."""
+MOST_TRIGGER_DEPTH = 40
+"""Operators and brackets of a trigger."""

@@ -46,8 +46,10 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
         if segment.name in tables:
             continue
         for report in _verify(segment, Path(folder), verify):
-            report.brief = True
             reports.append(report)
+            if report.part is not None and report.part.is_dump:
+                continue
+            report.brief = True
             if report.part is None:
                 others.append(segment.name)
                 continue

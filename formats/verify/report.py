@@ -172,6 +172,10 @@ class Report:
     after_checkpoint: int = 0
     """Snapshots after the last whole checkpoint (0 when the end is proven)."""
     notes: list[str] = field(default_factory=list)
+    window: list[str] = field(default_factory=list)
+    """Of a dump of the flight recorder: what it holds completely, and why it was written."""
+    evicted: int = 0
+    """Records before a dump, which no file has: they are not lost."""
     off: list[str] = field(default_factory=list)
     """Spans in which events were switched off, and so not recorded."""
     unproven: dict[str, str] = field(default_factory=dict)

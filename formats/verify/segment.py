@@ -28,6 +28,8 @@ class Previous:
     """By CPU, the last one that is in a file or lost."""
     lost: Mapping[int, int] = field(default_factory=dict)
     """By CPU, how many of them were lost."""
+    evicted: bool = False
+    """No file has them: the flight recorder wrote a dump, which begins here."""
 
 
 @dataclass
@@ -49,6 +51,11 @@ class Part:
     serials: dict[int, int] = field(default_factory=dict)
     first: str = ""
     last: str = ""
+
+    @property
+    def is_dump(self) -> bool:
+        """It is a dump of the flight recorder: no other segment is before or after it."""
+        return self.previous is not None and self.previous.evicted
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -75,8 +82,9 @@ def _previous(found: Mapping[str, Any]) -> Previous:
     if not all(map(_number, counts.values())) or not isinstance(found["name"], str):
         raise ValueError
     return Previous(
-        found["name"], **counts, serials=_by_cpu(found["serials"]), lost=_by_cpu(found["lost"])
-    )
+        found["name"], **counts, serials=_by_cpu(found["serials"]), lost=_by_cpu(found["lost"]),
+        evicted=found.get("evicted") is True,
+    )  # fmt: skip
 
 
 def _by_cpu(found: Mapping[str, Any]) -> dict[int, int]:

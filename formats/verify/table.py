@@ -138,6 +138,7 @@ def _value(row: Row, name: str) -> int:
 
 def _remarks(report: Report) -> Iterable[str]:
     totals = report.totals
+    yield from report.window
     if totals.lost_total:
         causes = (f"{cause} {totals.lost[cause]}" for cause in CAUSES if totals.lost[cause])
         yield f"lost by cause: {', '.join(causes)}"

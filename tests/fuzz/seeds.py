@@ -25,11 +25,16 @@ from tests.unit.schema_texts import HOWTO_LEVELS
 from tests.unit.test_verify_flips import small_capture
 
 CORPUS = Path(__file__).parent / "corpus"
-KINDS = ("psc", "klogger", "magnet", "schema", "control", "lines")
+KINDS = ("psc", "klogger", "magnet", "schema", "control", "trigger", "lines")
 REQUESTS: tuple[object, ...] = (
     {"op": "status"}, {"op": "enable"}, {"op": "disable", "events": ["SCHEDIN", "NO"]},
     {"op": "mark", "number": 2**64 - 1}, {"op": "buffer-size", "bytes": 1 << 20},
     {"op": "lowwater", "percent": 10}, {"op": "enable", "events": None, "more": [{}]}, [1, "op"],
+)  # fmt: skip
+TRIGGERS = (
+    "rto", "rst and rport == 443", "retrans_out > 3", "srtt_us > 5 * min_rtt_us for 100ms",
+    "all: stall > 200ms and not (lport == 80 or -snd_cwnd / mss < 2.5k)", "zero_window for 1s",
+    "state == TCP_CLOSE_WAIT and time_ns - srtt_us != 1us + 2",
 )  # fmt: skip
 
 
@@ -167,5 +172,8 @@ def _texts(kind: str) -> Iterator[tuple[str, bytes]]:
         for path in sorted((ROOT / "bpf" / "schemata").glob("*.conf")):
             if path.stat().st_size < 6000:
                 yield path.stem, path.read_bytes()
+    elif kind == "trigger":
+        for number, text in enumerate(TRIGGERS):
+            yield str(number), text.encode()
     else:
         yield "zero", bytes(8)

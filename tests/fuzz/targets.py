@@ -454,6 +454,47 @@ class _Controls:
         return lambda *values: {"called": name, "values": repr(values)}
 
 
+@cache
+def _records() -> tuple[Any, Any]:
+    """A layout of columns, and records with extreme values in them."""
+    import numpy as np
+
+    from collector.plan.columns import (
+        EVENT,
+        choose_columns,
+        load_schema,
+        locations_of,
+        make_layout,
+    )
+
+    schema = load_schema()
+    layout = make_layout(schema, choose_columns(schema.event(EVENT), "default"), ())
+    rows = np.zeros(64, layout.dtype)
+    rows.view(np.uint8).reshape(64, -1)[:] = np.arange(64, dtype=np.uint8)[:, None] * 4
+    rows["conn_id"], rows["time_ns"] = np.arange(64) % 5, np.arange(64) * 10**7
+    rows["location"] = np.arange(64) % 21 + 1
+    return (layout, locations_of(schema)), rows
+
+
+def trigger(data: bytes) -> None:
+    """A trigger is refused with places in its text, or it makes masks of any records."""
+    from collector.plan.trigger_watch import Watch
+    from collector.plan.triggers import TriggerError, compile_triggers
+
+    (layout, locations), rows = _records()
+    text = data.decode(errors="surrogateescape")
+    try:
+        found = compile_triggers([text], layout, locations)
+    except TriggerError as error:
+        lines = "\n".join(error.lines())
+        assert not _CONTROL.search(lines), "not escaped"
+        assert all(0 <= mistake.at <= len(text) for _, mistake in error.mistakes)
+        return
+    watch = Watch(found)
+    for hit in [*watch.feed(rows, 0), *watch.tick(10**10)]:
+        assert hit.number == 1 and 0 < hit.count <= len(rows)
+
+
 def control(data: bytes) -> None:
     """A client sends these bytes: the server answers in JSON or not at all, and lives on."""
     running = _server(os.getpid())
@@ -540,5 +581,6 @@ TARGETS = {
     "why-psc": Target("psc", 20, why),
     "schema": Target("schema", 200, schema),
     "control": Target("control", 200, control),
+    "trigger": Target("trigger", 50, trigger),
     "lines": Target("lines", 20, lines, in_c=True),
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,17 @@ class Maker:
         schema = load_schema()
         layout = make_layout(schema, choose_columns(schema.event("SNAPSHOT"), "default"), ())
         self.dtype = layout.dtype
-        self.clocks = Clocks()
+        self.offset_ns = time.time_ns() - time.monotonic_ns()
+        self.clock_ns = time.monotonic_ns()
+        """The stream's clock: CLOCK_MONOTONIC."""
+        self.clocks = Clocks(lambda: self.clock_ns, lambda: self.clock_ns + self.offset_ns)
         self.time_ns = self.clocks.start.mono_ns
-        self.stream = PscStream(folder, rotates=rotates)
+        self.columns: dict[str, Any] = {}
+        """More columns of the records of CPU 0."""
+        self.rotates = rotates
+        self.ledger = np.zeros((CPUS, ROWS), ACCOUNT)
+        self.serials = np.zeros(CPUS, np.uint64)
+        self.stream = self.open_stream()
         info = CaptureInfo(
             version="test", kernel="test", settings={"tcpkmon": "test"}, dtype=self.dtype,
             cpus=CPUS, requested=1, recorded=1, programs=1, buffer_bytes=1 << 20,
@@ -43,8 +52,9 @@ class Maker:
         )  # fmt: skip
         self.stream.begin(info, None, self.clocks)  # type: ignore[arg-type]
         self.stream.start()
-        self.ledger = np.zeros((CPUS, ROWS), ACCOUNT)
-        self.serials = np.zeros(CPUS, np.uint64)
+
+    def open_stream(self) -> PscStream:
+        return PscStream(self.folder, rotates=self.rotates)
 
     def records(self, count: int, lose: int = 0, keep: int = 0) -> None:
         """Some records of each CPU; the kernel loses some before them. keep: this many wait on."""
@@ -61,13 +71,16 @@ class Maker:
             )
             rows["location"], rows["lport"], rows["rport"] = LOCATION, 1, 2
             rows["cpu"], rows["serial"], rows["time_ns"] = cpu, serials, times
+            for name, values in self.columns.items() if not cpu else ():
+                rows[name] = values
             batches.append(Batch(cpu, rows, 0))
             until = min(until, int(times[-1]) - keep * 100)
             self.serials[cpu] += count + lose
-            for name, number in (
-                ("attempts", count + lose), ("written", count), ("ring_full", lose)
-            ):  # fmt: skip
-                self.ledger[name][cpu, LOCATION] += number
+            for location in rows["location"].tolist():
+                self.ledger["attempts"][cpu, location] += 1
+                self.ledger["written"][cpu, location] += 1
+            self.ledger["attempts"][cpu, LOCATION] += lose
+            self.ledger["ring_full"][cpu, LOCATION] += lose
         self.stream.push(batches)
         self.stream.release(until)
         self.stream.settle()

@@ -32,6 +32,7 @@ EXAMPLES: list[tuple[control.Control, int, int, list[int]]] = [
     (control.Program(17, BIG, 2, 3, 4), 234, 17, [3, 256, 2, 0, 3, 0, 4, 0]),
     (control.Collector(1, 2, 3, 4, 5, 6, BIG), 235, 0x10002, [3, 0, 4, 0, 5, 0, 6, 0, 3, 256]),
     (control.Change(2, 3, BIG, 5, 6, 7, 1), 236, 0x20003, [3, 256, 5, 0, 6, 0, 7, 0, 1]),
+    (control.Trigger(2, BIG, 5, 6, 7, 8), 237, 2, [3, 256, 5, 0, 6, 0, 7, 8]),
 ]
 
 

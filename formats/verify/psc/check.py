@@ -18,6 +18,7 @@ from formats.verify.changes import ChangeCheck
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
+from formats.verify.psc.dump import DumpCheck
 from formats.verify.psc.entries import (
     NO_ROWS,
     ControlRows,
@@ -26,7 +27,7 @@ from formats.verify.psc.entries import (
     is_number,
     is_ours,
 )
-from formats.verify.psc.landmarks import Landmarks
+from formats.verify.psc.landmarks import EARLY, Landmarks
 from formats.verify.psc.losses import LossSums, check_losses, check_serials
 from formats.verify.psc.sequence import SequenceCheck, SequenceReader, is_unsure
 from formats.verify.psc.serials import SerialCheck
@@ -134,6 +135,7 @@ class _LedgerRun:
         self._sums = LossSums(before=previous or Previous())
         self._changes = ChangeCheck(problems)
         self._marks = Landmarks(problems, self._has_cpu, self._sums, previous)
+        self._dump = DumpCheck(capture.settings, problems)
         self._unsure_at = -1
         self._locations: int | None = None
         self._offset_ns = 0
@@ -162,6 +164,7 @@ class _LedgerRun:
             change = rows.decode(at)
             assert isinstance(change, control.Change)
             self._changes.feed(int(rows.index[at]), change)
+        self._dump.feed(rows, segment, self._has_mono)
         plain = np.flatnonzero((location > 0) & (location < POINTS) & ~mask)
         cpu = self._cpus(segment, plain)
         self._times(segment, plain)
@@ -262,7 +265,7 @@ class _LedgerRun:
                 problems.add(entry, "entries follow END")
             final = last is not None and last.final
             report.proven_end = final and entry == report.entries - 1
-            early = end.reason in (control.EndReason.ERROR, control.EndReason.ROTATED)
+            early = end.reason in (control.EndReason.ERROR, *EARLY)
             if not final and not early and not self._sums.unsure:
                 problems.add(entry, "END without a final checkpoint before it")
         rotated = self._marks.is_rotated
@@ -283,6 +286,7 @@ class _LedgerRun:
             self._conclude(last)
         name, offset_ns = self._capture.location_name, self._offset_ns
         self._changes.conclude(report, name, lambda mono_ns: mono_ns + offset_ns)
+        self._dump.conclude(report, self._marks, lambda mono_ns: mono_ns + offset_ns)
         if report.part is not None:
             self._describe(report.part)
         if self._marks.broken:

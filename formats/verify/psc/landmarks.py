@@ -15,6 +15,9 @@ from formats.verify.psc.losses import LossSums
 from formats.verify.report import I64, U64, Mask, Problems
 from formats.verify.segment import Previous
 
+EARLY = (control.EndReason.ROTATED, control.EndReason.DUMPED)
+"""The file ends at a point of the stream, and the capture goes on."""
+
 
 class Landmarks:
     """What is between the snapshots: fed with segments in order, then finished.
@@ -47,8 +50,8 @@ class Landmarks:
 
     @property
     def is_rotated(self) -> bool:
-        """Whether END says that another file follows."""
-        return self.end is not None and self.end[1].reason == control.EndReason.ROTATED
+        """Whether END says that another file follows, or that the flight recorder goes on."""
+        return self.end is not None and self.end[1].reason in EARLY
 
     @property
     def broken(self) -> int:

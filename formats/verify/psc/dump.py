@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dump of the flight recorder: the window that its file holds completely, and its triggers."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from formats.base import control
+from formats.verify.ledger import NUMBERED, by_cpu
+from formats.verify.psc.entries import ControlRows, Segment
+from formats.verify.psc.landmarks import Landmarks
+from formats.verify.report import Problems, Report
+
+MORE = 0xFFFF
+"""Trigger.number where the entry counts those that are not named."""
+_LISTED = 10
+
+
+class DumpCheck:
+    """Fed with the control entries of a file in order; for other files it does nothing."""
+
+    def __init__(self, settings: object, problems: Problems) -> None:
+        found = settings.get("recorder") if isinstance(settings, dict) else None
+        self._settings: Mapping[str, Any] = found if isinstance(found, dict) else {}
+        self._problems = problems
+        texts = self._settings.get("triggers")
+        self._texts = [str(text) for text in texts] if isinstance(texts, list) else []
+        self._fired: list[control.Trigger] = []
+        self._untold = 0
+        self._end_ns: int | None = None
+
+    def feed(self, rows: ControlRows, segment: Segment, has_mono: bool) -> None:
+        """Control rows of a piece of the file; has_mono: its entries have monotonic times."""
+        for at in np.flatnonzero(rows.location == control.Trigger.location).tolist():
+            entry = rows.decode(at)
+            assert isinstance(entry, control.Trigger)
+            if entry.number > len(self._texts) and entry.number != MORE:
+                what = f"trigger {entry.number} of {len(self._texts)} that the header has"
+                self._problems.add(int(rows.index[at]), what)
+            if len(self._fired) < _LISTED and entry.number != MORE:
+                self._fired.append(entry)
+            else:
+                self._untold += max(1, entry.count)
+        for at in np.flatnonzero(rows.location == control.End.location).tolist():
+            # Stamped with the time up to which all records are in the file.
+            place = int(rows.index[at]) - segment.start
+            self._end_ns = int(segment.wide("time_ns")[place]) if has_mono else None
+
+    def conclude(
+        self, report: Report, marks: Landmarks, epoch_ns: Callable[[int], int]
+    ) -> None:
+        """Say what the file holds. epoch_ns: the time of day of a monotonic time."""
+        previous = marks.previous
+        if not previous.evicted:
+            if marks.end is not None and marks.end[1].reason == control.EndReason.DUMPED:
+                self._problems.add(marks.end[0], "END of a dump in a file that is none")
+            return
+        report.evicted = previous.entries
+        self._check_evicted(marks)
+        before = min(report.seq_lost, self._lost_before(marks))
+        report.seq_lost -= before
+        from_ns = self._settings.get("from_ns")
+        if not isinstance(from_ns, int) or not 0 <= from_ns < 1 << 62:
+            self._problems.add_header("the header's description of this dump cannot be read")
+            return
+        first = _iso(epoch_ns(from_ns))
+        until = "the last entry"
+        if report.proven_end and self._end_ns is not None:
+            until = _iso(epoch_ns(self._end_ns))
+        what = "complete" if report.proven_end and not report.lost_total else "not complete"
+        report.window.append(
+            f"{what} from {first} to {until}; {previous.entries:,} records before that are evicted"
+        )
+        if before:
+            report.window.append(f"{before:,} numbers missing here are of records lost before it")
+        for entry in self._fired:
+            report.window.append(self._describe(entry, epoch_ns))
+        if self._untold:
+            report.window.append(f"and {self._untold:,} more triggers")
+
+    def _describe(self, entry: control.Trigger, epoch_ns: Callable[[int], int]) -> str:
+        who = f"process {entry.pid}" if entry.pid else "SIGUSR2"
+        text = f"asked for by {who}"
+        if entry.number and entry.number <= len(self._texts):
+            text = f"trigger: {self._texts[entry.number - 1]}"
+        if entry.conn_id:
+            text += f", connection {entry.conn_id}"
+        if entry.count > 1:
+            text += f" ({entry.count} at once)"
+        late_ms = (entry.told_ns - entry.mono_ns) / 1e6
+        return f"{text}, at {_iso(epoch_ns(entry.mono_ns))}, noticed after {late_ms:.1f} ms"
+
+    def _lost_before(self, marks: Landmarks) -> int:
+        """Losses that the kernel had counted when the window began. Their gap is in the file all
+        the same: a gap shows when the next record of its CPU comes."""
+        if marks.base is None:
+            return 0
+        points = marks.base.points
+        cpus, lost = by_cpu(points.keys, points.sum(*NUMBERED))
+        known = marks.previous.lost
+        pairs = zip(cpus.tolist(), lost.tolist(), strict=True)
+        return sum(max(0, count - known.get(cpu, 0)) for cpu, count in pairs)
+
+    def _check_evicted(self, marks: Landmarks) -> None:
+        """Each CPU's serials before the window are evicted records or lost ones."""
+        base, previous = marks.base, marks.previous
+        if base is None:
+            return
+        evicted: dict[int, int] = {}
+        keys, counts = base.points.keys, base.points["in_file"]
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            evicted[key >> 16] = evicted.get(key >> 16, 0) + count
+        for cpu in sorted(evicted.keys() | previous.serials.keys()):
+            serials = previous.serials.get(cpu, 0)
+            records, lost = evicted.get(cpu, 0), previous.lost.get(cpu, 0)
+            if serials != records + lost:
+                self._problems.add(
+                    base.cpu_entry(cpu),
+                    f"CPU {cpu}: {serials} serials before the window, "
+                    f"but {records} records evicted and {lost} lost",
+                )
+        if sum(evicted.values()) != previous.entries:
+            self._problems.add(base.index, "the ledger and the header count other records evicted")
+
+
+def _iso(epoch_ns: int) -> str:
+    seconds, rest_ns = divmod(epoch_ns, 1_000_000_000)
+    try:
+        moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):  # of a damaged file
+        return f"{epoch_ns} ns"
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest_ns // 1000:06}Z"

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flight recorder behind the rings: what it keeps, evicts and writes, by the files alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import formats
+from collector.commands import collect
+from collector.plan.recorder import parse_last
+from collector.plan.request import Request, check_request
+from collector.plan.trigger_watch import Hit
+from collector.writer.dump import MOST_TOLD, Keeping
+from collector.writer.recorder_stream import RecorderStream
+from formats.base.control import EXISTING, Change, EndReason, Mark, Trigger
+from formats.base.errors import UsageError
+from formats.registry import format_of
+from formats.verify import Report, verify_file
+from tests.unit.segment_maker import CPUS, LOCATION, Maker
+
+S = 10**9
+KEEPING = Keeping(10.0, 1 << 20, 2.0, ("rto", "rst"), 3)
+
+
+class Watch:
+    """Fires what a test puts into `due`."""
+
+    def __init__(self) -> None:
+        self.due: list[Hit] = []
+
+    def feed(self, rows: Any, first_ns: int) -> list[Hit]:
+        return []
+
+    def tick(self, now_ns: int) -> list[Hit]:
+        due, self.due = self.due, []
+        return due
+
+
+class Recording(Maker):
+    """A flight recorder; its clock is `clock_ns`."""
+
+    def __init__(self, folder: Path, keeping: Keeping = KEEPING) -> None:
+        self.keeping, self.said = keeping, list[str]()
+        self.watch = Watch()
+        super().__init__(folder)
+
+    def open_stream(self) -> RecorderStream:
+        stream = RecorderStream(self.folder, self.keeping)
+        stream.read_books = self.books
+        stream.watch = self.watch
+        stream.say = self.said.append
+        return stream
+
+    def second(self, count: int = 50, lose: int = 0) -> None:
+        """A second passes: its records, then a checkpoint."""
+        self.pass_time(1.0)
+        self.records(count, lose)
+        self.checkpoint()
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock_ns += int(seconds * S)
+        self.time_ns = self.clock_ns
+
+    def fire(self, number: int, conn_id: int = 7, count: int = 1) -> None:
+        self.watch.due.append(Hit(number, self.clock_ns, conn_id, count))
+        self.stream.release(0)
+
+    def advance(self) -> None:
+        """The dump under way ends."""
+        self.pass_time(self.keeping.after_s + 0.1)
+        self.stream.release(self.clock_ns)
+
+    def end(self) -> list[Path]:
+        self.close()
+        return self.paths if self.folder.exists() else []
+
+
+def entries_of(path: Path) -> list[Any]:
+    with formats.open(path) as capture:
+        return [entry for _, entry in capture.controls()]
+
+
+def check(path: Path, code: int = 0) -> Report:
+    report = verify_file(path)
+    assert report.exit_code == code, (report.verdict, report.problems)
+    return report
+
+
+def test_nothing_is_written_without_a_trigger(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(5):
+        recording.second()
+    assert recording.stream.window() is not None
+    assert recording.end() == []
+    assert "500 records passed the recorder; 0 dumps" in recording.stream.describe_end()
+
+
+@pytest.mark.parametrize("lose", (0, 3))
+def test_a_dump_has_the_window_and_what_comes_after(tmp_path: Path, lose: int) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(30):
+        recording.second(lose=lose)
+    recording.fire(1)
+    recording.second(lose=lose)
+    recording.fire(2)
+    recording.advance()
+    recording.second()
+    (path,) = recording.end()
+    assert path.name.endswith("-000001.pm")
+    report = check(path, 3 if lose else 0)
+    assert report.end_reason == "dumped" and report.proven_end
+    held = {row.cpu: row.in_file for row in report.rows if row.location == LOCATION}
+    assert report.evicted == CPUS * 50 * 30 - (sum(held.values()) - CPUS * 50)
+    # 10 seconds and the block that they begin in, then the one after the trigger.
+    assert 11 * 50 <= held[0] <= 12 * 50 + 50
+    assert report.lost_total == (held[0] // 50 * lose * CPUS if lose else 0)
+    assert report.window[0].startswith("not complete" if lose else "complete from ")
+    triggers = [entry for entry in entries_of(path) if isinstance(entry, Trigger)]
+    assert [(t.number, t.conn_id) for t in triggers] == [(1, 7), (2, 7)]
+    assert any("trigger: rto, connection 7" in line for line in report.window)
+
+
+def test_losses_before_the_window_are_not_lost_in_it(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    recording.second(lose=1000)
+    for _ in range(15):
+        recording.second()
+    recording.fire(1)
+    recording.advance()
+    (path,) = recording.end()
+    assert check(path).lost_total == 0
+
+
+def test_a_gap_that_shows_later_belongs_before_the_window(tmp_path: Path) -> None:
+    """The ring was full long before the CPU's next record, which shows the gap."""
+    recording = Recording(tmp_path / "d")
+    recording.second()
+    for cpu in range(CPUS):
+        recording.serials[cpu] += 20
+        recording.ledger["attempts"][cpu, LOCATION] += 20
+        recording.ledger["ring_full"][cpu, LOCATION] += 20
+    for _ in range(12):
+        recording.pass_time(1)
+        recording.stream.release(recording.clock_ns)
+        recording.checkpoint()
+    recording.second()
+    recording.fire(1)
+    recording.advance()
+    (path,) = recording.end()
+    report = check(path)
+    assert report.lost_total == 0
+    assert any("40 numbers missing here" in line for line in report.window)
+
+
+def test_two_dumps_share_records(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(15):
+        recording.second()
+    recording.fire(1)
+    recording.advance()
+    recording.second()
+    recording.stream.ask(99)
+    recording.advance()
+    first, second = recording.end()
+    for path in (first, second):
+        check(path)
+    seen = []
+    for path in (first, second):
+        with formats.open(path) as capture:
+            columns = capture.columns(("cpu", "serial", "location"))
+            mine = (columns["cpu"] == 0) & (columns["location"] == LOCATION)
+            seen.append(set(columns["serial"][mine].tolist()))
+    assert seen[0] & seen[1] and max(seen[1]) > max(seen[0])
+    reports = format_of(recording.folder).verify(recording.folder)
+    assert [report.exit_code for report in reports] == [0, 0]
+    assert all(report.window for report in reports)
+    (asked,) = [entry for entry in entries_of(second) if isinstance(entry, Trigger)]
+    assert (asked.number, asked.pid) == (0, 99)
+
+
+def test_the_end_of_the_capture_ends_a_dump_exactly(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(15):
+        recording.second()
+    recording.fire(1)
+    (path,) = recording.end()
+    report = check(path)
+    assert report.end_reason == "asked"
+    assert report.evicted + sum(row.in_file for row in report.rows) == CPUS * 50 * 15
+
+
+def test_the_limit_of_dumps_an_hour(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(5):
+        recording.fire(1)
+        recording.advance()
+    told = recording.stream.window()
+    assert told is not None
+    assert (told["dumps"], told["held_back"]) == (3, 2)
+    assert sum("--dumps-per-hour" in line for line in recording.said) == 1
+    recording.stream.ask(0)
+    recording.advance()
+    paths = recording.end()
+    assert len(paths) == 4
+    with formats.open(paths[3]) as capture:
+        settings: Any = capture.settings
+        assert settings["recorder"]["held_back"] == 2
+        assert settings["recorder"]["why"] == "SIGUSR2"
+
+
+def test_many_triggers_in_one_dump_are_counted(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(MOST_TOLD):
+        recording.fire(1)
+    recording.fire(2, count=5)
+    recording.advance()
+    (path,) = recording.end()
+    told = [entry for entry in entries_of(path) if isinstance(entry, Trigger)]
+    assert len(told) == MOST_TOLD + 1 and told[-1].count == 5
+    report = check(path)
+    assert f"and {MOST_TOLD - 10 + 5:,} more triggers" in report.window
+
+
+def test_later_triggers_lengthen_a_dump_but_not_for_ever(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(12):
+        recording.fire(1)
+        recording.second()
+    assert "dump 2: rto" in recording.said  # the first has ended after 4 times 2 s
+    assert "dump 3: rto" not in recording.said
+    recording.advance()
+    for path in recording.end():
+        check(path)
+
+
+def test_memory_is_bounded_by_bytes(tmp_path: Path) -> None:
+    keeping = replace(KEEPING, last_s=None, last_bytes=1 << 20)
+    recording = Recording(tmp_path / "d", keeping)
+    for _ in range(40):
+        recording.second(count=500)
+        told = recording.stream.window()
+        assert told is not None and told["bytes"] <= (1 << 20) * 1.5
+    recording.fire(1)
+    recording.advance()
+    (path,) = recording.end()
+    assert check(path).evicted > 30_000
+    assert path.stat().st_size < 2 << 20
+
+
+def test_the_last_state_of_each_open_connection_is_first(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    names = {"conn_id": [1, 2, 3, 4, 1], "location": [1, 1, 11, 4, 4], "callvalue": [0, 0, 0, 7, 8]}
+    recording.columns = {**names, "snd_cwnd": [10, 20, 30, 40, 50], "state": [1, 1, 1, 1, 1]}
+    recording.second(count=5)
+    recording.columns = {}
+    for _ in range(13):
+        recording.second(count=1)
+    recording.fire(1)
+    recording.advance()
+    (path,) = recording.end()
+    check(path)
+    with formats.open(path) as capture:
+        wanted = ("location", "conn_id", "snd_cwnd", "state", "callvalue", "cpu", "serial")
+        columns = capture.columns(wanted)
+        states = columns["location"] == EXISTING
+        found = {name: columns[name][states].tolist() for name in wanted}
+    # 3 is destroyed, 4 has closed; 1 has changed to CLOSE_WAIT.
+    assert found["conn_id"] == [2, 1]
+    assert found["snd_cwnd"] == [20, 50]
+    assert found["state"] == [1, 8]
+    assert found["cpu"] == [CPUS + 1] * 2 and found["serial"] == [1, 2]
+    assert all(1_000 <= earlier_ms <= 5_000 for earlier_ms in found["callvalue"])
+
+
+def test_marks_and_switches_are_in_the_dump(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    recording.stream.changed([Change(0, LOCATION, recording.clock_ns, recording.clock_ns, 1, 0)])
+    for _ in range(13):
+        recording.second(count=1)
+    recording.stream.marks([Mark(3, "here")])
+    recording.fire(1)
+    recording.stream.marks([Mark(4, "there")])
+    recording.advance()
+    (path,) = recording.end()
+    report = check(path)
+    assert report.off
+    entries = entries_of(path)
+    assert [entry.text for entry in entries if isinstance(entry, Mark)] == ["here", "there"]
+
+
+def test_a_dump_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    stream = recording.stream
+
+    def refuse(number: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    stream.open_files_by(refuse)
+    recording.second()
+    recording.fire(1)
+    recording.advance()
+    assert stream.order is not None
+    assert recording.end() == []
+    told = stream.window()
+    assert told is not None and "No space left" in told["failed"]
+    assert any("No space left" in line for line in recording.said)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    (
+        lambda s: s["segment"]["previous"]["serials"].update({"0": 5}),
+        lambda s: s["segment"]["previous"].update(entries=1),
+        lambda s: s["recorder"].update(from_ns="x"),
+        lambda s: s["recorder"].update(triggers=[]),
+        lambda s: s["segment"]["previous"].pop("evicted"),
+    ),
+)
+def test_what_does_not_add_up_is_found(tmp_path: Path, harm: Any) -> None:
+    from formats.psc.header import KIND_SETTINGS, decode_header, encode_header
+
+    recording = Recording(tmp_path / "d")
+    for _ in range(15):
+        recording.second()
+    recording.fire(1)
+    recording.advance()
+    (path,) = recording.end()
+    data = path.read_bytes()
+    header, offset = decode_header(data, len(data))
+    settings = json.loads(header.text(KIND_SETTINGS) or "")
+    harm(settings)
+    text = json.dumps(settings).encode()
+    extras = {**header.extras, KIND_SETTINGS: [text.ljust(-(-len(text) // 4) * 4, b"\0")]}
+    path.write_bytes(encode_header(replace(header, extras=extras)) + data[offset:])
+    check(path, 5)
+
+
+def test_options() -> None:
+    assert parse_last("30s") == (30.0, 256 << 20)
+    assert parse_last("64M") == (None, 64 << 20)
+    assert parse_last("2m,1G") == (120.0, 1 << 30)
+    with pytest.raises(UsageError):
+        parse_last("x")
+
+
+def request_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Request:
+    found: list[Request] = []
+    monkeypatch.setattr(collect, "run", lambda request: found.append(request) or 0)
+    collect.command.main(arguments, standalone_mode=False)
+    check_request(found[0])
+    return found[0]
+
+
+def test_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_of(
+        monkeypatch, "--record-last", "30s", "--after", "0", "--on", "rto", "--on", "rst",
+        "--dumps-per-hour", "2",
+    )  # fmt: skip
+    assert request.recorder is not None
+    assert request.recorder.triggers == ("rto", "rst")
+    assert (request.recorder.after_s, request.recorder.dumps_per_hour) == (0.0, 2)
+    assert not request.output.endswith(".pm")
+    for wrong in (
+        ["--on", "rto"], ["--after", "1s"],
+        ["--record-last", "30s", "-o", "-"],
+        ["--record-last", "30s", "--rotate-size", "1G"],
+        ["--record-last", "30s", "--schema", "sched"],
+        ["--record-last", "30s", "--on", "rto >"],
+        ["--record-last", "30s", "--dumps-per-hour", "0"],
+        ["--record-last", "1K"], ["--record-last", "0s"],
+    ):  # fmt: skip
+        with pytest.raises(UsageError):
+            request_of(monkeypatch, *wrong)
+
+
+def test_a_capture_without_a_recorder_says_so(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "d")
+    assert maker.stream.window() is None
+    with pytest.raises(UsageError, match="no flight recorder"):
+        maker.stream.ask(1)
+    maker.close(EndReason.ASKED)
+
+
+def test_the_last_record_of_a_place_wins() -> None:
+    """numpy keeps the last of several values for one place, also for rows as bytes."""
+    table = np.zeros(4, "V16")
+    rows = np.arange(6 * 4, dtype=np.uint32).view("V16")
+    table[np.array([1, 2, 1, 3, 1, 2])] = rows
+    assert table[1] == rows[4] and table[2] == rows[5] and table[3] == rows[3]

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triggers: the language, its mistakes, and when they fire, against a plain reference."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collector.plan.columns import EVENT, choose_columns, load_schema, locations_of, make_layout
+from collector.plan.trigger_parser import Mistake, Name, Number, Operation, parse
+from collector.plan.trigger_watch import SLOTS, Watch
+from collector.plan.triggers import Trigger, TriggerError, compile_triggers, explain
+
+SCHEMA = load_schema()
+LAYOUT = make_layout(SCHEMA, choose_columns(SCHEMA.event(EVENT), "default"), ())
+LOCATIONS = locations_of(SCHEMA)
+MS = 1_000_000
+
+
+def compiled(*texts: str, locations: Any = LOCATIONS) -> tuple[Trigger, ...]:
+    return compile_triggers(texts, LAYOUT, locations)
+
+
+def records(**columns: list[int]) -> Any:
+    rows = np.zeros(len(next(iter(columns.values()))), LAYOUT.dtype)
+    rows["location"] = 1
+    for name, values in columns.items():
+        rows[name] = values
+    return rows
+
+
+def mask(text: str, **columns: list[int]) -> list[bool]:
+    (trigger,) = compiled(text)
+    found: list[bool] = trigger.mask(records(**columns)).tolist()
+    return found
+
+
+def test_events_and_conditions() -> None:
+    locations = [1, LOCATIONS["RTO"], LOCATIONS["RESET_SENT"], LOCATIONS["RESET_RECEIVED"]]
+    assert mask("rto", location=locations) == [False, True, False, False]
+    assert mask("RTO", location=locations) == [False, True, False, False]
+    assert mask("rst", location=locations) == [False, False, True, True]
+    assert mask("rto or rst", location=locations) == [False, True, True, True]
+    assert mask("rto and lport == 80", location=[14, 14], lport=[80, 81]) == [True, False]
+
+
+def test_units() -> None:
+    assert mask("srtt_us > 5ms", srtt_us=[5000, 5001]) == [False, True]
+    assert mask("srtt_us > 5000", srtt_us=[5000, 5001]) == [False, True]
+    assert mask("srtt_us > 5 * min_rtt_us", srtt_us=[501, 500], min_rtt_us=[100, 100]) == [
+        True, False,
+    ]  # fmt: skip
+    # In 32 bits the product of the columns would wrap.
+    assert mask("5 * min_rtt_us > 1", min_rtt_us=[2**32 - 1]) == [True]
+    assert mask("pacing_rate < 2.5M", pacing_rate=[2_499_999, 2_500_000]) == [True, False]
+    assert mask("srtt_us / min_rtt_us >= 2", srtt_us=[4, 4], min_rtt_us=[2, 0]) == [True, False]
+    assert mask("time_ns > srtt_us", time_ns=[3000, 3000], srtt_us=[2, 4]) == [True, False]
+    assert mask("time_ns - srtt_us > 1us", time_ns=[3001], srtt_us=[2]) == [True]
+
+
+def test_values_of_enums_and_signs() -> None:
+    assert mask("state == TCP_CLOSE_WAIT", state=[8, 1]) == [True, False]
+    assert mask("ca_state == Loss and not state == TCP_CLOSE", ca_state=[4], state=[1]) == [True]
+    assert mask("-srtt_us < -5", srtt_us=[5, 6]) == [False, True]
+    assert mask("state > -1", state=[0]) == [True]
+
+
+def test_control_entries_never_fire() -> None:
+    assert mask("snd_cwnd >= 0", location=[1, 226, 227, 228]) == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "at"),
+    [
+        ("srtt_uz > 5", "no column, event or condition 'srtt_uz' (did you mean 'srtt_us'?)", 0),
+        ("srtt_us > 5x", "expected a number", 10),
+        ("srtt_us = 5", "expected an operator, `and`, `or`, `for` or the end, found '='", 8),
+        ("srtt_us >", "expected a name, a number or `(`, but the trigger ends here", 9),
+        ("(srtt_us > 5", "expected `)`", 12),
+        ("srtt_us > snd_cwnd", "one side is a time", 8),
+        ("snd_cwnd > 5ms", "one side is a time", 9),
+        ("srtt_us * rttvar", "no column, event", 10),
+        ("bytes_acked > 5", "add it to --columns", 0),
+        ("laddr == 5", "laddr holds no number", 0),
+        ("srtt_us", "expected a condition here", 0),
+        ("rto > 5", "expected a number here, found a condition", 0),
+        ("rto for 5s", "an event does not last", 8),
+        ("not rto", "`not` works on states", 0),
+        ("rto or srtt_us > 5", "give two triggers", 4),
+        ("stall", "write stall > TIME", 0),
+        ("stall > 5", "write stall > TIME", 6),
+        ("srtt_us > 5 for 5", "`for` takes a time", 16),
+        ("1 < 2", "compares two constants", 2),
+        ("srtt_us > 5 / 0", "a division by zero", 12),
+        ("", "expected a name", 0),
+        ("srtt_us > 5 §", "expected an operator", 12),
+        ("(" * 200, "at most 40 operators", 40),
+        ("x" * 2000, "at most 1000 characters", 0),
+    ],
+)
+def test_mistakes_have_a_place(text: str, what: str, at: int) -> None:
+    with pytest.raises(TriggerError) as error:
+        compiled(text)
+    ((_, mistake),) = error.value.mistakes
+    assert what in mistake.what
+    assert mistake.at == at
+
+
+def test_all_mistakes_at_once() -> None:
+    with pytest.raises(TriggerError) as error:
+        compiled("foo > bar", "rto", "tramsmit or rst", "transmit", locations=["RTO"])
+    lines = error.value.lines()
+    assert len(lines) == 3 * 6
+    assert lines[4:6] == ("  foo > bar", "        ^")
+    assert any("TRANSMIT is not recorded" in line for line in lines)
+
+
+def test_names_are_listed() -> None:
+    listed = dict(explain(LAYOUT, {"RTO": "the timer fired"}))
+    assert listed["rto"] == "the timer fired"
+    assert "[us]" in listed["srtt_us"]
+    assert "zero_window" in listed and "laddr" not in listed
+
+
+OPERATORS = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul,
+    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
+    "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+
+
+def evaluate(node: Any, row: dict[str, int]) -> Any:
+    """The plain reference: Python's integers."""
+    if isinstance(node, Number):
+        return node.value
+    if isinstance(node, Name):
+        return row[node.text]
+    assert isinstance(node, Operation)
+    values = [evaluate(operand, row) for operand in node.operands]
+    if node.operator in ("and", "or"):
+        return all(values) if node.operator == "and" else any(values)
+    if node.operator == "not":
+        return not values[0]
+    if node.operator == "neg":
+        return -values[0]
+    return OPERATORS[node.operator](*values)
+
+
+COLUMNS = ("snd_cwnd", "snd_wnd", "packets_out", "seg_len")
+numbers = st.recursive(
+    st.sampled_from(COLUMNS) | st.integers(0, 9).map(str),
+    lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map(
+        lambda parts: f"({' '.join(parts)})"
+    ) | inner.map(lambda text: f"-{text}"),
+    max_leaves=5,
+)  # fmt: skip
+comparisons = st.tuples(
+    st.sampled_from(COLUMNS), st.sampled_from(("+", "-", "*")), numbers,
+    st.sampled_from(("<", ">", "<=", ">=", "==", "!=")), numbers,
+).map(" ".join)  # fmt: skip
+conditions = st.recursive(
+    comparisons,
+    lambda inner: st.tuples(inner, st.sampled_from(("and", "or")), inner).map(
+        lambda parts: f"({' '.join(parts)})"
+    ) | inner.map(lambda text: f"not {text}"),
+    max_leaves=4,
+)  # fmt: skip
+values = st.lists(st.tuples(*(st.integers(0, 9) for _ in COLUMNS)), min_size=1, max_size=8)
+
+
+@given(conditions, values)
+@settings(deadline=None)
+def test_expressions_are_as_pythons(text: str, rows: list[tuple[int, ...]]) -> None:
+    columns = {name: [row[at] for row in rows] for at, name in enumerate(COLUMNS)}
+    node = parse(text).node
+    expected = [bool(evaluate(node, dict(zip(COLUMNS, row, strict=True)))) for row in rows]
+    assert mask(text, **columns) == expected
+
+
+@given(st.text(alphabet="abrst_ou0159 .()<>=!+-*/:msk§\x1b\n", max_size=60))
+def test_any_text_is_read_or_refused_in_words(text: str) -> None:
+    try:
+        parse(text)
+    except Mistake as mistake:
+        assert mistake.what and 0 <= mistake.at <= len(text)
+        assert "\x1b" not in "".join(mistake.lines(text))
+
+
+def reference(
+    series: list[tuple[int, int, bool, bool]], for_ns: int, restarts: bool, now_ns: int
+) -> list[tuple[int, int]]:
+    """(time, connection) of each hit: connection by connection, record by record."""
+    hits = []
+    for conn in {conn for conn, *_ in series}:
+        since = fired = None
+        own = [record[1:] for record in series if record[0] == conn]
+        for when, holds, ended in own:
+            if since is not None and not fired and when - since >= for_ns:
+                hits.append((since + for_ns, conn))
+                fired = True
+            if not holds or ended:
+                since = None
+            elif since is None or restarts:
+                since, fired = when, False
+                if not for_ns:
+                    hits.append((since, conn))
+                    fired = True
+        if since is not None and not fired and now_ns - since >= for_ns:
+            hits.append((since + for_ns, conn))
+    return sorted(hits)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(0, 30), st.booleans(), st.integers(0, 9)),
+        max_size=60,
+    ),
+    st.lists(st.integers(0, 60), max_size=6),
+    st.sampled_from((0, 5, 20)),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=300)
+def test_states_fire_as_in_the_reference(
+    steps: list[tuple[int, int, bool, int]], cuts: list[int], wait: int, stalls: bool
+) -> None:
+    text = f"stall > {max(wait, 1)}ns" if stalls else f"packets_out > 0 for {wait}ns"
+    wait = max(wait, 1) if stalls else wait
+    (trigger,) = compiled(text)
+    now, series = 0, []
+    for conn, step, holds, end in steps:
+        now += step
+        series.append((conn, now, holds, end == 0))
+    rows = np.zeros(len(series), LAYOUT.dtype)
+    for row, (conn, when, holds, end) in zip(rows, series, strict=True):
+        row["conn_id"], row["time_ns"], row["packets_out"] = conn, when, holds
+        row["location"] = LOCATIONS["DESTROY"] if end else 1
+    watch, found = Watch([trigger]), []
+    edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    for start, stop in itertools.pairwise(edges):
+        part = rows[start:stop]
+        found += watch.feed(part, 0)
+        if len(part):
+            found += watch.tick(int(part["time_ns"][-1]))
+    found += watch.tick(now + 7)
+    expected = reference(series, wait, stalls, now + 7)
+    assert sum(hit.count for hit in found) == len(expected)
+    assert {(hit.mono_ns, hit.conn_id) for hit in found} <= set(expected)
+
+
+def test_a_condition_fires_once_while_it_holds() -> None:
+    (trigger,) = compiled("retrans_out > 3")
+    watch = Watch([trigger])
+    rows = records(conn_id=[5, 5, 5], retrans_out=[4, 5, 6], time_ns=[1, 2, 3])
+    assert [hit.mono_ns for hit in watch.feed(rows, 0)] == [1]
+    assert watch.feed(records(conn_id=[5], retrans_out=[7], time_ns=[4]), 0) == []
+    assert watch.feed(records(conn_id=[5], retrans_out=[0], time_ns=[5]), 0) == []
+    (hit,) = watch.feed(records(conn_id=[5], retrans_out=[4], time_ns=[6]), 0)
+    assert (hit.mono_ns, hit.conn_id) == (6, 5)
+
+
+def test_all_is_one_series() -> None:
+    (own, together) = compiled("stall > 10ms", "all: stall > 10ms")
+    watch = Watch([own, together])
+    rows = records(
+        conn_id=[1, 2, 2, 2], packets_out=[1, 1, 1, 1], time_ns=[0, 6 * MS, 12 * MS, 18 * MS]
+    )
+    hits = watch.feed(rows, 0) + watch.tick(18 * MS)
+    assert [(hit.number, hit.mono_ns, hit.conn_id) for hit in hits] == [(1, 10 * MS, 1)]
+    hits = watch.tick(28 * MS)
+    assert [(hit.number, hit.mono_ns) for hit in hits] == [(1, 28 * MS), (2, 28 * MS)]
+
+
+def test_a_later_connection_takes_the_slot() -> None:
+    (trigger,) = compiled("packets_out > 0 for 10ns")
+    watch = Watch([trigger])
+    rows = records(conn_id=[1, 1 + SLOTS], packets_out=[1, 1], time_ns=[1, 5])
+    assert watch.feed(rows, 0) == []
+    (hit,) = watch.tick(15)
+    assert (hit.conn_id, hit.count) == (1 + SLOTS, 1)
