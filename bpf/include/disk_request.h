@@ -9,6 +9,7 @@ struct request;
 struct request_queue;
 enum req_flag_bits;
 enum rqf_flags;
+enum __RQF_FLUSH_SEQ; /* the same where it has no name: Linux 6.12 */
 
 /* Who made a request, from its insertion to its end. sector, bytes: of a bio, which forgets them.
  */

@@ -70,6 +70,15 @@ class Btf(Blob):
                 index.setdefault(self._text(int(self._name_offsets[type_id])), type_id)
         return index.get(name) if name else None
 
+    def find_enum(self, name: str) -> int | None:
+        """The first enum of that name, or else one without a name that has a constant of it."""
+        found = self.find(Kind.ENUM, name) or self.find(Kind.ENUM64, name)
+        if found is not None or f"\0{name}\0".encode() not in self._strings:
+            return found
+        nameless = np.isin(self._kinds, list(ENUMS)) & (self._name_offsets == 0)
+        ids = np.flatnonzero(nameless).tolist()
+        return next((type_id for type_id in ids if name in self.enumerators(type_id)), None)
+
     def struct(self, name: str) -> Struct:
         """The struct (or else union) of that name; KernelError if there is none."""
         type_id = self.find(Kind.STRUCT, name) or self.find(Kind.UNION, name)

@@ -96,7 +96,7 @@ class _Header:
             if not _ours(name):
                 continue
             if tag == "enum":
-                type_id = btf.find(Kind.ENUM, name) or btf.find(Kind.ENUM64, name)
+                type_id = btf.find_enum(name)
                 if type_id is not None:
                     self.enums.append((name, type_id))
                 continue

@@ -44,6 +44,8 @@ GUEST_TESTS = (
     "tests/vm/test_vm_clocks.py",
     "tests/vm/test_vm_schemata.py",
     "tests/vm/test_vm_network.py",
+    "tests/vm/test_vm_magnet.py::test_a_counted_transfer[best]",
+    "tests/vm/test_vm_host.py::test_all_of_them[best]",
     "tests/live/test_overload.py",
     "tests/live/test_disk.py",
     "tests/live/test_kill.py",
@@ -60,6 +62,8 @@ GUEST_TESTS = (
 )
 """What an emulated CPU does in minutes; the most important first."""
 MORE_TESTS = (
+    "tests/vm/test_vm_magnet.py::test_a_counted_transfer[untyped]",
+    "tests/vm/test_vm_host.py::test_all_of_them[untyped]",
     "tests/live/test_counted.py::test_numbers_never_jump",
     "tests/live/test_counted.py::test_a_socket_that_connects_again_is_another_connection",
     "tests/live/test_counted.py::test_resets_are_counted",

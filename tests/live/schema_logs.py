@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,16 @@ class Log:
         """The records of an event whose fields have these values."""
         return [
             record
-            for record in self.records
-            if record["event"] == event
-            and all(record[name] == value for name, value in values.items())
+            for record in self._by_event[event]
+            if all(record[name] == value for name, value in values.items())
         ]
+
+    @cached_property
+    def _by_event(self) -> dict[str, list[Record]]:
+        found = defaultdict(list)
+        for record in self.records:
+            found[record["event"]].append(record)
+        return found
 
     def one(self, event: str, **values: Any) -> Record:
         """The only one there is."""

@@ -151,6 +151,18 @@ def test_enums_with_what_they_have() -> None:
     assert "nothing" not in header
 
 
+def test_an_enum_without_a_name_is_found_by_a_constant() -> None:
+    made = Builder()
+    made.enum("named", {"ONE": 1})
+    made.enum("", {"TWO": 2})
+    made.enum("", {"THREE": 3, "FOUR": 4})
+    header = kernel_types.make(Btf(made.data()), "enum FOUR a; enum ONE b; enum FIVE c;")
+    assert "enum FOUR {\n\tTHREE = 3,\n\tFOUR = 4,\n};" in header
+    assert "#define HAVE_FOUR 1" in header
+    for absent in ("TWO", "HAVE_ONE", "FIVE"):
+        assert absent not in header
+
+
 def test_a_constant_of_two_enums_is_declared_once() -> None:
     made = Builder()
     made.enum("first", {"SAME": 1})

@@ -66,7 +66,9 @@ def check_ways(log: Log, wanted: dict[str, str]) -> None:
     assert {*log.missing} == {"SOCK_SEND", "SOCK_RECV"} - {*wanted}
 
 
-@pytest.mark.parametrize(("address", "way"), [("10.77.0.2", "best"), ("fd77::2", "untyped")])
+@pytest.mark.parametrize(
+    ("address", "way"), [("10.77.0.2", "best"), ("fd77::2", "untyped")], ids=WAYS
+)
 def test_a_counted_transfer(
     tmp_path: Path, lab: Lab, probing: Probing, address: str, way: str
 ) -> None:

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import mmap
-import os
 import socket
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -59,25 +57,6 @@ def test_each_kind(tmp_path: Path, probing: Probing) -> None:
     assert [one["error"] for one in log.of("LOOKED_UP", pid=me)] == [0]
     assert bool(log.of("ARRIVED")) == probing.can("nf", "LOCAL_IN")
     assert ("ARRIVED" in log.missing) != probing.can("nf", "LOCAL_IN")
-
-
-def test_paging_and_sampler(tmp_path: Path) -> None:
-    """Both schemata in one capture, with stacks where the verifier takes them."""
-    stacks = not os.uname().release.startswith("6.1.")
-    options = ["--using", "stacks"] if stacks else []
-    with logging(tmp_path / "log", "paging", "sampler", more=options) as running:
-        fault()
-        for _ in range(30):
-            sum(range(1_000_000))  # reading a clock would be a system call on an emulated CPU
-        log = running.finish()
-    faults = log.of("PAGEIN_END", tid=threading.get_native_id())
-    assert len(faults) >= PAGES
-    assert len(log.of("PAGEIN_START")) == len(log.of("PAGEIN_END"))
-    mine = log.of("SAMPLE", pid=os.getpid())
-    states = Counter(one["state"] for one in mine)
-    assert states["USER"] > 10, (states, Counter(one["state"] for one in log.of("SAMPLE")))
-    frames = log.of("SAMPLE_FRAME")
-    assert any(one["part"] == "KERNEL" and one["symbol"] for one in frames) == stacks
 
 
 @pytest.mark.usefixtures("machine_of_its_own")
