@@ -20,6 +20,7 @@ from collector.plan import filters
 from collector.plan.choice import check_names
 from collector.plan.request import Request, check_request
 from collector.plan.rotation import Rotation
+from collector.writer.stream import STREAMS
 from formats.base.errors import TcpkmonError
 from formats.registry import FILE_FORMATS
 from formats.schema import suggest
@@ -108,7 +109,7 @@ class _Checker:
         given, chosen = self._filters(keys, table)
         schemata = options.setdefault("schemata", ("tcp",))
         if schemata != ("tcp",) and "file_format" not in options:
-            options["file_format"] = next(n for n, f in FILE_FORMATS.items() if f.schema is None)
+            options["file_format"] = next(n for n in STREAMS if FILE_FORMATS[n].schema is None)
         options.setdefault("output", str(OUTPUT / name))
         self._names(keys, options)
         if chosen is None:

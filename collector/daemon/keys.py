@@ -15,8 +15,8 @@ from collector.plan.quantities import (
     parse_share,
     parse_size,
 )
+from collector.writer.stream import STREAMS
 from formats.base.errors import UsageError
-from formats.registry import FILE_FORMATS
 from formats.schema import suggest
 
 Convert = Callable[[Any], Any]
@@ -173,7 +173,7 @@ OPTIONS: dict[str, tuple[str, Convert]] = {
     "rings": ("rings", _one_of("bpf", "perf")),
     "buffer_size": ("buffer_bytes", _ring_size),
     "low_water": ("low_water_percent", _number(1, 99)),
-    "format": ("file_format", _one_of(*FILE_FORMATS)),
+    "format": ("file_format", _one_of(*STREAMS)),
     "output": ("output", _path),
 }
 """By key: the field of Request, and what makes its value."""
