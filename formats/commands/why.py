@@ -56,9 +56,11 @@ def command(
         Source,
         connection_of,
         cross_check,
+        has_waits,
         row_of,
         rows_of,
         tables,
+        waits,
     )
 
     if intervals:
@@ -69,20 +71,28 @@ def command(
     codes = [0]
     for path in files:
         with Source(path) as source:
-            table, runs = tables(source, with_intervals=verbose)
+            resolved = has_waits(source)
+            table, runs = tables(source, with_intervals=verbose or resolved)
             codes.append(report(source, "why"))
+        found = waits(path, table, runs) if resolved else []
+        lines: dict[int, list[str]] = {}
+        for one in found:
+            lines.setdefault(one.conn_id, []).append(str(one))
         bytes_of = np.maximum(table["bytes_acked"], table["bytes_received"])
         order = np.argsort(-bytes_of, kind="stable")
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
             told += [
-                _as_dict(connection_of(table, at)) | row
+                _as_dict(connection_of(table, at)) | row | {"waits": lines.get(row["conn_id"], [])}
                 for at, row in zip(order.tolist(), rows, strict=True)
             ]
             continue
         for at in order[:most].tolist():
-            check = cross_check(row_of(table, at)) if verbose else ""
-            _print(connection_of(table, at), runs, check)
+            row = connection_of(table, at)
+            more = lines.get(row.conn_id, [])
+            if verbose and (check := cross_check(row_of(table, at))):
+                more = [*more, check]
+            _print(row, runs if verbose else {}, more)
         if len(order) > most:
             click.echo(f"{len(order) - most} connections with fewer bytes: -n shows more")
         if not len(order):
@@ -108,15 +118,13 @@ def _write_intervals(
     return code
 
 
-def _print(row: Connection, runs: dict[str, Any], check: str) -> None:
+def _print(row: Connection, runs: dict[str, Any], more: list[str]) -> None:
     from formats.analysis.why import head, verdict
 
     click.echo(for_terminal(head(row)))
-    for text in verdict(row):
+    for text in (*verdict(row), *more):
         click.echo(for_terminal(f"    {text}"))
-    if check:
-        click.echo(f"    {check}")
-    if len(runs["conn_id"]):
+    if runs:
         _print_intervals(row, runs)
 
 

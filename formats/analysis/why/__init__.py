@@ -17,6 +17,7 @@ from formats.analysis.why.tables import (
     tables,
 )
 from formats.analysis.why.verdict import cross_check, head, verdict
+from formats.analysis.why.waits import Wait, has_waits, waits
 from formats.analysis.why.writing import row_of, rows_of, write
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Snapshots",
     "Source",
     "Table",
+    "Wait",
     "as_arrow",
     "as_frame",
     "choose",
@@ -41,6 +43,7 @@ __all__ = [
     "connections",
     "cross_check",
     "cut",
+    "has_waits",
     "head",
     "intervals",
     "renamed",
@@ -49,5 +52,6 @@ __all__ = [
     "tables",
     "tally",
     "verdict",
+    "waits",
     "write",
 ]

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which process a connection waited for, and what for: from sched beside tcp in one log.
+
+    limits of the sender    | app            | cwnd | app   |     unknown: the same
+    its process             | disk  | runs   |      | disk  |     adds up over all of app
+    a receiver's reader     stalls of formats.analysis.stalls
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from formats.analysis.doing import CPU_WAIT, DOING, RUNNING, Doing
+from formats.analysis.gather import gather
+from formats.analysis.log import open_log
+from formats.analysis.stalls import find_stalls
+from formats.analysis.why.assemble import Table
+from formats.analysis.why.snapshots import Source
+from formats.klogger.logs import Logs
+
+_LEAST_SHARE = 0.05
+_IDLE = {"sleeps: poll", "sleeps: futex", "sleeps: wait", "sleeps: other"}
+_SAID = {
+    RUNNING: "ran", CPU_WAIT: "waited for a CPU", "sleeps: disk": "waited for the disk",
+    "sleeps: socket": "waited for a socket", "sleeps: timer": "slept for a time of its own",
+    "sleeps: pipe": "waited for a pipe", "sleeps: futex": "waited for another thread",
+    "sleeps: tty": "waited for a terminal", "sleeps: wait": "waited for another process",
+    "sleeps: poll": "waited in poll", "sleeps: other": "slept", "sleeps": "slept",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What the process of a connection did while that waited for it.
+
+    why: "app" (it had nothing to send), "unknown" (data and room, and nothing was sent), or
+    "reader" (data waited to be read). span_ns: how long, together. did: for how long it did what
+    [ns], as of Stall. pid, tid: of the process and its thread that did most; comm: its name, or "".
+    """
+
+    conn_id: int
+    why: str
+    pid: int
+    tid: int
+    comm: str
+    span_ns: int
+    did: Mapping[str, int]
+
+    def __str__(self) -> str:
+        name = f"{self.comm} ({self.pid})".strip()
+        parts = [
+            f"{_SAID.get(what, what)} {100 * ns / self.span_ns:.0f} % of that time"
+            for what, ns in sorted(self.did.items(), key=lambda item: -item[1])
+            if ns >= _LEAST_SHARE * self.span_ns
+        ]
+        when = {
+            "app": "while there was nothing to send",
+            "unknown": "while data and room were there",
+            "reader": f"while data waited for it ({self.span_ns / 1e6:.0f} ms)",
+        }[self.why]
+        owner = "reader" if self.why == "reader" else "sender"
+        return f"the {owner}'s process {name}, {when}: {', '.join(parts)}"
+
+
+def has_waits(source: Source) -> bool:
+    """Whether the capture has what waits() needs: one log of tcp with owners, and sched."""
+    reader = source.reader
+    return isinstance(reader, Logs) and "pid" in source.names and all(
+        reader.format.find_event(name) is not None for name in DOING
+    )  # fmt: skip
+
+
+def waits(path: str | os.PathLike[str], connections: Table, intervals: Table) -> list[Wait]:
+    """The waits of all connections with a known owner, those of a connection together.
+
+    UsageError where the log has no events of sched; DamagedError, FileError.
+    """
+    with open_log(path) as log:
+        data = gather(log, DOING)
+        classes = log.format.enums.get("sleep_class", {})
+        doing = Doing(data["SLEEP"], data["ADD_TO_RUNQ"], data["SCHEDIN"], data["SCHEDOUT"],
+                      classes)  # fmt: skip
+        stalls = find_stalls(log)
+    found = []
+    order = np.argsort(intervals["conn_id"], kind="stable")
+    ids = intervals["conn_id"][order]
+    for at in range(len(connections["conn_id"])):
+        row = {name: connections[name][at] for name in ("conn_id", "pid", "comm", "duration_us")}
+        conn_id = int(row["conn_id"])
+        low, high = np.searchsorted(ids, [conn_id, conn_id + 1])
+        mine = {name: intervals[name][order[low:high]]
+                for name in ("start_ns", "end_ns", "family")}  # fmt: skip
+        sends = connections["bytes_acked"][at] >= connections["bytes_received"][at]
+        spans = {
+            why: (mine["start_ns"][chosen], mine["end_ns"][chosen])
+            for why in ("app", "unknown") if sends and (chosen := mine["family"] == why).any()
+        }  # fmt: skip
+        stalled = [stall for stall in stalls if stall.conn_id == conn_id]
+        if stalled:
+            starts, stops = zip(*((one.start_ns, one.stop_ns) for one in stalled), strict=True)
+            spans["reader"] = (np.array(starts), np.array(stops))
+        if not row["pid"] > 0:
+            continue
+        for why, (starts, stops) in spans.items():
+            span_ns = int((stops - starts).sum())
+            if span_ns < _LEAST_SHARE * row["duration_us"] * 1000:
+                continue
+            if (one := _most(doing, row, why, starts, stops, span_ns)) is not None:
+                found.append(one)
+    return found
+
+
+def _most(
+    doing: Doing, row: Mapping[str, Any], why: str, starts: Any, stops: Any, span_ns: int
+) -> Wait | None:
+    """The thread of the owner that was least idle; None where the log has none of it."""
+    best: tuple[int, int, dict[str, int]] | None = None
+    for tid in doing.threads(int(row["pid"])):
+        did = doing.in_spans(tid, starts, stops)
+        busy = sum(ns for what, ns in did.items() if what not in _IDLE)
+        if did and (best is None or busy > best[0]):
+            best = busy, tid, did
+    if best is None:
+        return None
+    return Wait(int(row["conn_id"]), why, int(row["pid"]), best[1], row["comm"] or "", span_ns,
+                best[2])  # fmt: skip
