@@ -24,6 +24,8 @@ from formats.base.control import LossCause
 from formats.base.errors import FileError
 
 RESERVE_BYTES = 64 << 10
+HEADER_BYTES = 64 << 10
+"""More than a header takes on most machines."""
 AHEAD_BYTES = 8 << 20
 """fallocate() takes this much more than needed: it costs more than the write of a small batch."""
 _FALLOC_FL_KEEP_SIZE = 1
@@ -104,10 +106,11 @@ class FileSink:
         return FileSink(fd, self._entry_size, self._calls, self._wanted_reserve, direct)
 
     def prepare(self) -> OSError | None:
-        """Reserve room before the first write; returns the error where there is none."""
+        """Reserve room for the beginning of the file, which is no larger than its end with the
+        header, and for its end; returns the error where there is none."""
         if not self._reserve:
             return None
-        error = self._allocate(0, self._reserve)
+        error = self._allocate(0, 2 * self._reserve + HEADER_BYTES)
         return error if error is not None and error.errno in _FULL else None
 
     @property

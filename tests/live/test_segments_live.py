@@ -16,6 +16,7 @@ from formats.base.segments import find_segments
 from formats.psc.reader import open_capture
 from formats.registry import format_of
 from formats.verify import verify_file
+from tests.unit.segment_maker import Maker
 
 PORT, CALLS = 45991, 20_011
 TRAFFIC = f"""
@@ -104,7 +105,7 @@ def test_a_full_disk_loses_records_and_the_capture_goes_on(tmp_path: Path) -> No
         *parts, chain = format_of(disk / "out").verify(disk / "out")
         assert not chain.problems and chain.exit_code == 3, chain.problems
         assert chain.proven_end and chain.totals.lost["disk full"] > 0
-        sent = sum(row.attempts for row in chain.rows if row.name == "SEND_CALL")
+        sent = sum(row.attempts - row.filtered for row in chain.rows if row.name == "SEND_CALL")
         assert sent == CALLS and len(parts) > 2
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
@@ -139,3 +140,37 @@ def test_files_of_the_caller_are_archived(tmp_path: Path, form: str) -> None:
         *_, chain = format_of(folder).verify(folder)
         assert chain.exit_code == 0, chain.problems
         assert sum(row.in_file for row in chain.rows if row.name == "SEND_CALL") == CALLS
+
+
+def test_a_rotation_on_a_disk_of_any_fill_adds_up(tmp_path: Path) -> None:
+    """Whether the next file has room, or room for its beginning alone, or none: nothing is torn."""
+    counts = set()
+    for free in range(0, 400 << 10, 8 << 10):
+        disk = tmp_path / str(free)
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=True)
+        try:
+            maker = Maker(disk / "out")
+            maker.records(200)
+            maker.checkpoint()
+            maker.stream._spool.put_call(lambda disk=disk, free=free: fill(disk, free))
+            for _ in range(3):
+                maker.records(100)
+                maker.rotate()
+            maker.close()
+            *parts, chain = format_of(disk / "out").verify(disk / "out")
+            assert not chain.problems, (free, chain.problems)
+            assert chain.proven_end, (free, chain.notes)
+            assert chain.totals.attempts == 2 * 500
+            counts.add(len(parts))
+        finally:
+            subprocess.run(["umount", "--lazy", disk], check=True)
+    assert {1, 4} <= counts
+
+
+def fill(disk: Path, free: int) -> None:
+    """Leave so many bytes free."""
+    room = os.statvfs(disk)
+    with (disk / "filler").open("wb") as file:
+        left = max(0, room.f_bavail * room.f_frsize - free)
+        os.posix_fallocate(file.fileno(), 0, max(1, left))
