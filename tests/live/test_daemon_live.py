@@ -209,6 +209,22 @@ def test_a_capture_that_dies_is_started_again(daemon: Daemon, space: Space) -> N
     ]  # fmt: skip
 
 
+def test_a_signal_is_for_the_flight_recorders(daemon: Daemon, space: Space) -> None:
+    with Flood(space) as flood:
+        daemon.configure(
+            CAPTURE.format(space=space.path, ports=[flood.port])
+            + "[capture.calls.recorder]\nlast = '30s'\nafter = '100ms'\n"
+        )
+        daemon.start()
+        flood.burst(0, 500)
+        time.sleep(0.5)
+        assert not daemon.files("calls")
+        daemon.process.send_signal(signal.SIGUSR2)
+        (path,) = wait_until(lambda: daemon.files("calls"), "a dump", 20)
+        assert daemon.finish().code == 0
+    assert numbers_in(path) == set(range(500))
+
+
 def test_metrics_are_served(daemon: Daemon, space: Space) -> None:
     text = CAPTURE.format(space=space.path, ports=[5001])
     daemon.configure(text + f"[metrics]\nlisten = 'unix:{daemon.folder}/metrics.sock'\n")
