@@ -65,6 +65,8 @@ class Handlers:
         self._watching = watching or Watching(None, {})
         self.changes = Changes(kernel, rings, stream)
         self._on = dict.fromkeys(kernel.states(), True)
+        self.next_file: Callable[[str], None] = lambda why: None
+        """Begins the next file of a capture that rotates, which says what holds now."""
         self.enabled = True
         """Whether logging is on. An event is recorded if it and logging are on."""
 
@@ -209,7 +211,10 @@ class Handlers:
                 self._kernel.set_filters(replace(filters, namespaces=kept) if same else filters)
         finally:
             filters.close()
-        return {"filters": self._kernel.filters.describe()}
+        found = {"filters": self._kernel.filters.describe()}
+        self._stream.describe(found)
+        self.next_file("filters")
+        return found
 
     def set_limits(self, limits: Mapping[str, int]) -> dict[str, Any]:
         """These limits by event, records a second and CPU, and no others."""

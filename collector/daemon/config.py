@@ -18,6 +18,7 @@ from collector.daemon.keys import CAPTURE, CONTROL, FILTERS, METRICS, OPTIONS, P
 from collector.daemon.toml_files import ConfigError, Keys, Sources
 from collector.plan import filters
 from collector.plan.choice import check_names
+from collector.plan.recorder import Recorder
 from collector.plan.request import Request, check_request
 from collector.plan.rotation import Rotation
 from collector.writer.stream import STREAMS
@@ -114,10 +115,11 @@ class _Checker:
         self._names(keys, options)
         if chosen is None:
             return None
-        rotation = parts["rotation"]
+        rotation, recorder = parts["rotation"], parts["recorder"]
         request = Request(
             filters=chosen, name=name, control_group=group, quiet=True, **options,
             rotation=Rotation(**rotation) if rotation is not None else None,
+            recorder=Recorder(**recorder) if recorder is not None else None,
         )  # fmt: skip
         with self.at(keys):
             check_request(request)

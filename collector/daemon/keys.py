@@ -15,6 +15,7 @@ from collector.plan.quantities import (
     parse_share,
     parse_size,
 )
+from collector.plan.recorder import parse_last
 from collector.writer.stream import STREAMS
 from formats.base.errors import UsageError
 from formats.schema import suggest
@@ -108,16 +109,13 @@ def _commands(value: Any) -> tuple[str, ...]:
 
 def _window(value: Any) -> dict[str, Any]:
     """last_s and last_bytes, of a duration, a size, or both."""
-    found: dict[str, Any] = {}
-    for word in _words(value):
-        try:
-            found["last_s"] = parse_duration(word)
-        except UsageError:
-            try:
-                found["last_bytes"] = parse_size(word)
-            except UsageError:
-                raise UsageError(f"{word!r} is no duration or size", "write 30s or 256M") from None
-    return found
+    last_s, last_bytes = parse_last(_joined(value))
+    return {"last_s": last_s, "last_bytes": last_bytes}
+
+
+def _triggers(value: Any) -> tuple[str, ...]:
+    """A trigger may have commas."""
+    return (value,) if isinstance(value, str) else _words(value)
 
 
 def _family(value: Any) -> int:
@@ -190,7 +188,7 @@ ROTATION: dict[str, tuple[str, Convert]] = {
 RECORDER: dict[str, tuple[str, Convert]] = {
     "last": ("", _window),
     "after": ("after_s", _quantity(parse_duration)),
-    "on": ("triggers", _words),
+    "on": ("triggers", _triggers),
     "dumps_per_hour": ("dumps_per_hour", _number(1, 3600)),
 }
 BUDGET: dict[str, tuple[str, Convert]] = {

@@ -49,7 +49,7 @@ def capture(channel: Channel) -> int:
     what = order.what
     made = make_capture(what["name"], what["table"], what["group"])
     request = replace(made.request, arguments=("daemon", what["name"]))
-    if not request.rotates:
+    if not (request.rotates or request.recorder):
         request = replace(request, output=_new_file(request))
     return session.run(request, Supervised(channel))
 

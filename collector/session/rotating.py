@@ -36,8 +36,12 @@ class Rotating:
         self._began_s = now_s()
         self._segment = stream.written.segment
         self._asked_s: float | None = None
-        self._why = ""
+        self._why = self._wanted = ""
         self._told = ""
+
+    def ask(self, why: str) -> None:
+        """Begin the next file soon, if this capture rotates. why: for the index."""
+        self._wanted = why
 
     def step(self) -> None:
         """Rotate if it is time. Call it after what was drained is released."""
@@ -52,7 +56,8 @@ class Rotating:
                 return
         self._tell(written.rotation_error)
         if self._asked_s is None:
-            self._why = self._due(now_s)
+            self._why = self._wanted or self._due(now_s)
+            self._wanted = ""
         if self._why:
             self._asked_s = now_s
             clock = self._clocks.check() or self._clocks.read()

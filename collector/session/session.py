@@ -175,6 +175,7 @@ class Session:
         )  # fmt: skip
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._rotating = Rotating(request.rotation, stream, self._counts.books, self._clocks)
+        self._handlers.next_file = self._rotating.ask
 
     def run(self) -> None:
         """Capture until there is a reason to stop, or the command ends. Any error is a reason."""

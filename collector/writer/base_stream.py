@@ -109,6 +109,9 @@ class Stream(ABC, Generic[BatchT]):
     def changed(self, changes: Sequence[Change]) -> None:
         """What is recorded changed."""
 
+    def describe(self, settings: Mapping[str, Any]) -> None:
+        """These settings are others now: the header of the next file, if there is one, says so."""
+
     def checkpoint(self, books: Books) -> None:
         """Write the ledger, and sync the file."""
         self._spool.put_control(

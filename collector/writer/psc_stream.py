@@ -157,6 +157,9 @@ class PscStream(Stream[Ordered]):
         turn = Turn(last, first, clock.mono_ns, clock.realtime_ns, why)
         self._spool.put_call(partial(self._writer.rotate, turn))
 
+    def describe(self, settings: Mapping[str, Any]) -> None:
+        self._info = replace(self._info, settings={**self._info.settings, **settings})
+
     def changed(self, changes: Sequence[Change]) -> None:
         for change in changes:
             if change.kind == ChangeKind.SWITCH:

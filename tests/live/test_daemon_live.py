@@ -17,6 +17,7 @@ import formats
 from formats.base.changes import ChangeKind
 from formats.base.control import Change
 from formats.psc.reader import open_capture
+from formats.registry import format_of
 from formats.verify import verify_file
 from tests.live.daemons import Daemon
 from tests.live.faults import RECEIVE_CALL, Flood, Space, verify, wait_until
@@ -74,6 +75,31 @@ def test_a_filter_changes_without_a_gap(daemon: Daemon, space: Space) -> None:
     ]
 
 
+def test_the_next_file_names_the_filters(daemon: Daemon, space: Space) -> None:
+    with Flood(space) as flood:
+        for ports in ([flood.port], [flood.port, 1]):
+            text = CAPTURE.format(space=space.path, ports=ports)
+            daemon.configure(text + "[capture.calls.rotation]\nevery = '1h'\n")
+            if len(ports) == 1:
+                daemon.start()
+                flood.begin(0, rate=5_000)
+                flood.advance(500)
+        assert daemon.command("reload").code == 0
+        flood.advance(2000)
+        made = flood.halt()
+        assert daemon.finish().code == 0
+    files = daemon.files("calls")
+    found = []
+    for path in files:
+        with open_capture(path) as capture:
+            found.append(sorted(capture.settings["filters"]["ports"]))
+    assert found == [[flood.port], sorted([flood.port, 1])]
+    folder = daemon.folder / "calls"
+    *_, chain = format_of(folder).verify(folder)
+    assert chain.exit_code == 0, chain.problems
+    assert sum(map(calls_in, files)) == made
+
+
 def numbers_in(path: Path) -> set[int]:
     """The numbers of a flood's calls."""
     with formats.open(path) as capture:
@@ -126,10 +152,8 @@ def test_what_systemd_is_told(daemon: Daemon, space: Space) -> None:
     (pid,) = [one["pid"] for one in daemon.status().values()]
     os.kill(pid, signal.SIGSTOP)  # it drains no more: the watchdog is not told
     try:
-        time.sleep(6)
-        stopped_s = time.monotonic()
-        time.sleep(2)
-        daemon.hears("STATUS=", ready_s)
+        stopped_s = time.monotonic() + 6  # HEARD_S, and a second
+        time.sleep(7.5)
         assert not [at for at, lines in daemon.told if at > stopped_s and "WATCHDOG=1" in lines]
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -207,6 +231,22 @@ def test_a_capture_that_dies_is_started_again(daemon: Daemon, space: Space) -> N
     assert [(one["what"], one["name"]) for one in index] == [
         ("repaired", first.name), ("sealed", second.name),
     ]  # fmt: skip
+
+
+def test_a_signal_is_for_the_flight_recorders(daemon: Daemon, space: Space) -> None:
+    with Flood(space) as flood:
+        daemon.configure(
+            CAPTURE.format(space=space.path, ports=[flood.port])
+            + "[capture.calls.recorder]\nlast = '30s'\nafter = '100ms'\n"
+        )
+        daemon.start()
+        flood.burst(0, 500)
+        time.sleep(0.5)
+        assert not daemon.files("calls")
+        daemon.process.send_signal(signal.SIGUSR2)
+        (path,) = wait_until(lambda: daemon.files("calls"), "a dump", 20)
+        assert daemon.finish().code == 0
+    assert numbers_in(path) == set(range(500))
 
 
 def test_metrics_are_served(daemon: Daemon, space: Space) -> None:

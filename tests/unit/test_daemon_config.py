@@ -12,6 +12,7 @@ from collector.commands import tcpkmon
 from collector.daemon import config, toml_files
 from collector.daemon.keys import BUDGET, CAPTURE, CONTROL, METRICS, RECORDER, ROTATION
 from collector.plan.filters import Filters
+from collector.plan.recorder import Recorder
 from collector.plan.request import Request
 from formats.base.cli import run
 from formats.base.errors import FileError, PrivilegeError
@@ -97,6 +98,22 @@ def test_a_capture_without_keys_is_that_of_collect(tmp_path: Path) -> None:
         Filters(), output="/var/lib/tcpkmon/web", name="web", quiet=True
     )
     assert made.parts == {"rotation": None, "recorder": None, "budget": None}
+
+
+def test_a_flight_recorder(tmp_path: Path) -> None:
+    text = "[capture.a.recorder]\nlast = {}\non = ['rto', 'retrans_out > 3']\n"
+    found = {
+        last: next(iter(captures(write(tmp_path, text.format(last))).values())).request.recorder
+        for last in ("'10s'", "'64M'", "['1m', '64M']")
+    }
+    triggers = ("rto", "retrans_out > 3")
+    assert found == {
+        "'10s'": Recorder(10.0, triggers=triggers),
+        "'64M'": Recorder(None, 64 << 20, triggers=triggers),
+        "['1m', '64M']": Recorder(60.0, 64 << 20, triggers=triggers),
+    }
+    (line,) = mistakes(write(tmp_path, text.format("'10x'")))
+    assert line.startswith("tcpkmon.toml:2: capture.a.recorder.last: not a size: '10x'")
 
 
 def test_later_files_replace_single_keys(tmp_path: Path) -> None:
