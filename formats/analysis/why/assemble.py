@@ -202,17 +202,17 @@ def _shares(get: Callable[..., Array]) -> Table:
     return told
 
 
-def intervals_table(rows: Array) -> Table:
-    """The table intervals, from an array of INTERVAL."""
-    limits = np.array(LIMITS, object)
-    families = np.array([FAMILY.get(name, name) for name in LIMITS], object)
+def intervals_table(rows: Callable[[str], Array]) -> Table:
+    """The table intervals. rows: the values of a field of INTERVAL, by its name."""
+    limits: Any = np.array(LIMITS, object)
+    families: Any = np.array([FAMILY.get(name, name) for name in LIMITS], object)
+    rate = rows("pacing_rate")
     made: Table = {
-        "limit": limits[rows["limit"]], "family": families[rows["limit"]],
-        "pacing_rate": np.where(rows["pacing_rate"] == (1 << 64) - 1, np.inf,
-                                rows["pacing_rate"].astype(np.float64)),
-        "certain_us": rows["certain_ns"] / 1000, "certain": rows["lost_records"] == 0,
+        "limit": limits[rows("limit")], "family": families[rows("limit")],
+        "pacing_rate": np.where(rate == (1 << 64) - 1, np.inf, rate.astype(np.float64)),
+        "certain_us": rows("certain_ns") / 1000, "certain": rows("lost_records") == 0,
     }  # fmt: skip
-    for column in INTERVALS:
-        if column.name not in made:
-            made[column.name] = rows[column.name].astype(np.int64)
-    return {column.name: made[column.name] for column in INTERVALS}
+    return {
+        column.name: made[column.name] if column.name in made
+        else rows(column.name).astype(np.int64, copy=False) for column in INTERVALS
+    }  # fmt: skip

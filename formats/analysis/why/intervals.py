@@ -37,6 +37,7 @@ INTERVAL = np.dtype(
 cwnd_end in segments. lost_records: missing somewhere in the capture in that time; where it is not
 0 the interval is not certain. certain_ns: of its steps in which none is missing. place: see
 Places."""
+_BYTES = np.dtype(f"V{INTERVAL.itemsize}")
 _SUMS = ("bytes_sent", "bytes_acked", "bytes_received", "records", "lost_records", "certain_ns")
 _NO_STEP = -1
 _STATE_CHANGE = 4
@@ -132,7 +133,7 @@ class Cutter:
         begins = np.ones(len(rows), np.bool_)
         begins[1:] = place[1:] != place[:-1]
         firsts = np.flatnonzero(begins)
-        before = self._open[place[firsts]]
+        before = _pick(self._open, place[firsts])
         was_open = before["records"] > 0
         goes_on = was_open & (before["limit"] == rows["limit"][firsts])
         at, old = firsts[goes_on], before[goes_on]
@@ -141,8 +142,14 @@ class Cutter:
             rows[name][at] += old[name]
         is_last = np.ones(len(rows), np.bool_)
         is_last[:-1] = begins[1:]
-        self._open[place[is_last]] = rows[is_last]
-        return np.concatenate([before[was_open & ~goes_on], rows[~is_last]])
+        self._open.view(_BYTES)[place[is_last]] = rows.view(_BYTES)[is_last]
+        ended = _pick(before, was_open & ~goes_on), _pick(rows, ~is_last)
+        return np.concatenate([part.view(_BYTES) for part in ended]).view(INTERVAL)
+
+
+def _pick(rows: Array, at: Array) -> Array:
+    """Some rows. As plain bytes: numpy copies those of a structure field by field."""
+    return rows.view(_BYTES)[at].view(INTERVAL)
 
 
 def _runs(piece: Grouped, steps: Steps) -> Array:

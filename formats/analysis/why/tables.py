@@ -58,9 +58,10 @@ def _source(capture: Capture) -> AbstractContextManager[Source]:
 
 
 def _intervals(rows: list[Array]) -> Table:
-    whole = np.concatenate([np.zeros(0, INTERVAL), *rows])
-    del rows[:]
-    return intervals_table(whole[np.argsort(whole["place"], kind="stable")])
+    rows = [np.zeros(0, INTERVAL), *rows]
+    order = np.argsort(np.concatenate([part["place"] for part in rows]), kind="stable")
+    # Column by column: all rows at once would need their memory twice.
+    return intervals_table(lambda name: np.concatenate([part[name] for part in rows])[order])
 
 
 def as_arrow(table: Table, names: str = "") -> Any:
