@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Swap on a device in memory, a cgroup with little memory, and a program that outgrows it.
 
-python -m tests.live.memory_workload PROCS
-    joins the cgroup of that file, writes to 24 MiB twice; prints how long it took [ns].
+python -m tests.live.memory_workload PROCS MEGABYTES
+    joins the cgroup of that file, writes to so much memory twice; prints how long it took [ns].
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def little_memory() -> Iterator[Path]:
         yield stack.enter_context(small_cgroup(8 << 20))
 
 
-def outgrow(procs: Path) -> Sequence[str]:
+def outgrow(procs: Path, megabytes: int = 24) -> Sequence[str]:
     """The command of a process that outgrows the cgroup."""
-    return (sys.executable, "-m", "tests.live.memory_workload", str(procs))
+    return (sys.executable, "-m", "tests.live.memory_workload", str(procs), str(megabytes))
 
 
 def swapped() -> tuple[int, int, int]:
@@ -98,7 +98,7 @@ def swapped() -> tuple[int, int, int]:
 def main() -> None:
     Path(sys.argv[1]).write_text(str(os.getpid()))
     begun_ns = time.perf_counter_ns()
-    memory = mmap.mmap(-1, 24 << 20)
+    memory = mmap.mmap(-1, int(sys.argv[2]) << 20)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     for _ in range(2):
         for at in range(0, len(memory), mmap.PAGESIZE):

@@ -162,10 +162,10 @@ class Outgrown:
     major: int
 
 
-def run_out_of_memory(procs: Path) -> Outgrown:
+def run_out_of_memory(procs: Path, megabytes: int = 24) -> Outgrown:
     before, begun_ns = swapped(), time.monotonic_ns()
-    process = subprocess.Popen(outgrow(procs), cwd=ROOT)
-    assert process.wait(60) == 0
+    process = subprocess.Popen(outgrow(procs, megabytes), cwd=ROOT)
+    assert process.wait(150) == 0
     after, ended_ns = swapped(), time.monotonic_ns()
     counts = (new - old for old, new in zip(before, after, strict=True))
     return Outgrown(process.pid, range(begun_ns, ended_ns), *counts)

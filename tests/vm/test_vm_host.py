@@ -71,7 +71,7 @@ def machine(tmp_path: Path, machine_of_its_own: None) -> Iterator[Machine]:
     with ExitStack() as stack:
         raw, formatted, swap = (
             stack.enter_context(loop(tmp_path / name, size))
-            for name, size in (("raw", 16), ("formatted", 32), ("swap", 40))
+            for name, size in (("raw", 16), ("formatted", 32), ("swap", 32))
         )
         assert raw.choose("mq-deadline")
         for other in (formatted, swap):
@@ -198,7 +198,7 @@ def test_all_of_them(tmp_path: Path, machine: Machine, way: str) -> None:
         tids = syscall.call_in_threads(CALLS)
         disk_use = use_disk(machine.disk)
         files = use_files(machine.files)
-        grown = paging.run_out_of_memory(machine.procs)
+        grown = paging.run_out_of_memory(machine.procs, 14)
         shell, session = terminals.log_in()
         user = terminals.answer_a_line()
         text = ctypes.create_string_buffer(b"text")
