@@ -68,9 +68,8 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
         stack.callback(stream.discard)
         status.show("preparing: types, columns, programs")
         transport, refused = choose_transport(request.rings)
-        if not request.quiet:
-            for why in refused:
-                say(f"{why}; the capture has {transport.name} rings")
+        for why in () if request.quiet else refused:
+            say(f"{why}; the capture has {transport.name} rings")
         with passing_on():
             prepared = prepare(wish_of(request, transport))
         describe_lacking(request.quiet)
@@ -275,8 +274,7 @@ class Session:
             self._server.serve_pending(self._handlers)
 
     def _checkpoint(self) -> None:
-        books = self._failures.optional("ledger", self._counts.books)
-        if books is not None:
+        if (books := self._failures.optional("ledger", self._counts.books)) is not None:
             self._stream.checkpoint(books)
 
     def _refused(self) -> dict[str, str]:
