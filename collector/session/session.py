@@ -160,9 +160,8 @@ class Session:
         if request.show:
             layout = self._prepared.layout
             show = Printer(layout.schema, layout.columns, sys.stdout, self._failures.fail).write
-        self._failures.refused |= self._counts.refused()
-        refused = dict(self._failures.refused)
-        info = make_info(request, self._prepared, kernel, refused, self._existing.sockets)
+        (refused := self._failures.refused).update(self._counts.refused())
+        info = make_info(request, self._prepared, kernel, dict(refused), self._existing.sockets)
         self._recording.begin(self._counts.books)
         ordered = self._prepared.tcp if request.file_format == "psc" else None
         watching = watch(ordered.layout if ordered else None, request.counts_at_once, show)
