@@ -101,6 +101,8 @@ CONTROL_CALLVALUES = {
     "CHANGE": "kind x 65536 + location or CPU; 0 switch, 1 limit, 2 ring, 3 wake-up threshold, "
     "4 filters",
     "TRIGGER": "number of the trigger, from 1; 0: a user asked; 65535: those not named",
+    "RECONCILED": "when x 65536 + what: 0 at the start, 1 at the end; 0 the sum, others a "
+    "difference",
 }
 
 

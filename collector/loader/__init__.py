@@ -6,6 +6,7 @@ __all__ = [
     "bytecode",
     "capture_maps",
     "compiler",
+    "later_listing",
     "perf_counters",
     "prepare",
     "programs",

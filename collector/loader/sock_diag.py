@@ -110,16 +110,30 @@ def list_connections(
     Each is listed once. every: sockets of all states. KernelError where the kernel has no tcp_diag.
     """
     states = _EVERY_STATE if every else _STATES
+    answers = (
+        (cookie_or_0(one), one, run_inside(one, partial(_dump, states))) for one in namespaces
+    )
+    found: dict[tuple[int, int], Connection] = {}
+    for part in choose(answers, filters, every):
+        found.update(part)
+    return list(found.values())
+
+
+def choose(
+    answers: Iterable[tuple[int, int, Iterable[tuple[bytes, list[int]]]]],
+    filters: Filters,
+    every: bool = False,
+) -> Iterator[dict[tuple[int, int], Connection]]:
+    """The connections that pass, by namespace and cookie; answers: cookie, number, datagrams."""
     pids = {inode: pid for pid in filters.pids for inode in socket_inodes(pid)}
     cgroups = _cgroups_of(filters)
     wanted = {space.cookie for space in filters.namespaces}
     selective = bool(filters.flags & ~(Flag.NETNS | Flag.CGROUP | Flag.PID))
-    found: dict[tuple[int, int], Connection] = {}
-    for namespace in namespaces:
-        netns = _cookie_or_0(namespace)
+    for netns, number, datagrams in answers:
         if wanted and netns not in wanted:
             continue
-        for data, offsets in run_inside(namespace, partial(_dump, states)):
+        for data, offsets in datagrams:
+            found: dict[tuple[int, int], Connection] = {}
             for offset in offsets:
                 connection, cgroup = _parse(data, offset, netns, pids, every)
                 if (
@@ -128,8 +142,8 @@ def list_connections(
                     and (not filters.cgroups or cgroup in cgroups)
                     and (not selective or _passes(filters, connection))
                 ):
-                    found.setdefault((netns or namespace, connection.cookie), connection)
-    return list(found.values())
+                    found[netns or number, connection.cookie] = connection
+            yield found
 
 
 def make_entries(layout: Layout, connections: Sequence[Connection], mono_ns: int) -> NDArray[Any]:
@@ -205,10 +219,7 @@ def _dump(states: int = _STATES) -> list[tuple[bytes, list[int]]]:
             diag.bind()
             # pyroute2 would decode what it receives, so the answers are received here.
             with socket.socket(fileno=os.dup(diag.fileno())) as wire:
-                wire.settimeout(_TIMEOUT_S)
-                for family in (AF_INET, AF_INET6):
-                    wire.send(_request(family, states))
-                    answers += _receive(wire)
+                answers += ask(wire, states)
     except (NetlinkError, OSError) as error:
         code = getattr(error, "code", None) or getattr(error, "errno", None) or 0
         raise KernelError(
@@ -216,6 +227,14 @@ def _dump(states: int = _STATES) -> list[tuple[bytes, list[int]]]:
             "load the modules inet_diag and tcp_diag, or capture with --no-existing",
         ) from error
     return answers
+
+
+def ask(wire: socket.socket, states: int = _STATES) -> Iterator[tuple[bytes, list[int]]]:
+    """The answers for both families to a socket of DiagSocket's: datagrams, message offsets."""
+    wire.settimeout(_TIMEOUT_S)
+    for family in (AF_INET, AF_INET6):
+        wire.send(_request(family, states))
+        yield from _receive(wire)
 
 
 def _request(family: int, states: int) -> bytes:
@@ -322,7 +341,8 @@ def _cgroups_of(filters: Filters) -> set[int]:
     return ids
 
 
-def _cookie_or_0(namespace: int) -> int:
+def cookie_or_0(namespace: int) -> int:
+    """The cookie of a namespace; 0 where the kernel has no cookies."""
     try:
         return cookie_of(namespace)
     except KernelError:

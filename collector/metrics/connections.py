@@ -81,6 +81,12 @@ class Connections:
             slot = self._slots.pop(number)
             self._free.append(slot)
 
+    def last_records(self) -> NDArray[Any]:
+        """(n,) the last record of each connection."""
+        slots = np.fromiter(self._slots.values(), np.int64, len(self._slots))
+        rows: NDArray[Any] = self._rows[slots]
+        return rows
+
     def rate(self, now_s: float) -> None:
         """Make the rates those since the last call that did so."""
         span_s = now_s - self._rated_s

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.connections import SORTS, Connections
+from collector.metrics.connections import MOST, SORTS, Connections
 from collector.metrics.tcp_meter import TcpMeter
 from collector.plan.columns import Layout, locations_of
 from formats.base.control import EXISTING
@@ -98,6 +98,12 @@ class Watching:
             raise TcpkmonError(f"counting failed: {self._error}", "report it")
         self._table.rate(time.monotonic())
         return {"connections": len(self._table), "rows": self._table.rows(sort, most)}
+
+    def last_records(self) -> tuple[NDArray[Any], bool]:
+        """The last record of each connection in the table, and whether the table is full."""
+        if self._table is None:
+            raise TcpkmonError(f"there are no last records: {self._error or 'not counted'}")
+        return self._table.last_records(), len(self._table) >= MOST
 
     def _begin(self) -> None:
         if self._meter is None and self._dtype is not None and not self._error:

@@ -52,6 +52,8 @@ class Request:
     control_group: str | None = None
     rotation: Rotation | None = None
     """The output is a folder of files; None: one file."""
+    reconcile: bool = False
+    """Compare the last records with the kernel's sockets, at the start and the end."""
     metrics: bool = False
     """Count for the metrics from the start, not from the first question on."""
     name: str | None = None
@@ -68,6 +70,11 @@ class Request:
     def rotates(self) -> bool:
         """Whether the output is a folder of files that follow one another."""
         return self.rotation is not None
+
+    @property
+    def counts_at_once(self) -> bool:
+        """Whether the records are counted from the start."""
+        return self.metrics or self.reconcile
 
     @property
     def has_tcp(self) -> bool:
@@ -111,6 +118,12 @@ def check_request(request: Request) -> None:
         raise UsageError("--data is for schemata other than tcp", "name one: --schema")
     if request.filters.syscalls and "syscall" not in request.schemata:
         raise UsageError("--syscalls is for the schema syscall", "add --schema syscall")
+    if request.reconcile and (request.file_format != "psc" or not request.existing):
+        what = "--reconcile compares a PSC file of the schema tcp with the open connections"
+        raise UsageError(what, "leave out --format and --no-existing")
+    if request.reconcile and (request.filters.pids or request.when_changed or request.recorder):
+        others = "--pid, --when-changed or --record-last"
+        raise UsageError(f"--reconcile: not with {others}", "leave one of them out")
     if request.ready_fd is not None:
         try:
             os.fstat(request.ready_fd)

@@ -208,8 +208,10 @@ class Command(Closing):
         return b"".join(parts).decode(errors="replace").strip()
 
 
-def await_exit(command: Command, stopping: Stopping, quiet: bool) -> int:
+def await_exit(command: Command | None, stopping: Stopping, quiet: bool) -> int:
     """Wait for a command that runs longer than the capture; its exit code, or a signal's."""
+    if command is None:
+        return 0
     if (code := command.poll()) is not None:
         return code
     if not command.gone:

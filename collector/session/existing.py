@@ -48,6 +48,11 @@ class Existing(Closing):
         self.listed = 0
         """How many connections sock_diag listed."""
 
+    @property
+    def namespaces(self) -> list[int]:
+        """Descriptors of the namespaces that it lists, before close()."""
+        return list(self._namespaces)
+
     def walk(self, step: int) -> Generator[list[Batch], None, None]:
         """Record them by the kernel's iterator, `step` at a time; drain the rings after each step.
 

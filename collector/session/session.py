@@ -31,6 +31,7 @@ from collector.session.failures import Failures
 from collector.session.keeper import keep
 from collector.session.overseer import Overseer
 from collector.session.pulse import Pulse
+from collector.session.reconciling import Reconciling
 from collector.session.recording import Recording, open_stream
 from collector.session.rights import Rights, describe_lacking
 from collector.session.rotating import Rotating
@@ -67,9 +68,8 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
         stack.callback(stream.discard)
         status.show("preparing: types, columns, programs")
         transport, refused = choose_transport(request.rings)
-        if not request.quiet:
-            for why in refused:
-                say(f"{why}; the capture has {transport.name} rings")
+        for why in () if request.quiet else refused:
+            say(f"{why}; the capture has {transport.name} rings")
         with passing_on():
             prepared = prepare(wish_of(request, transport))
         describe_lacking(request.quiet)
@@ -160,15 +160,14 @@ class Session:
         if request.show:
             layout = self._prepared.layout
             show = Printer(layout.schema, layout.columns, sys.stdout, self._failures.fail).write
-        self._failures.refused |= self._counts.refused()
-        info = make_info(
-            request, self._prepared, kernel, dict(self._failures.refused), self._existing.sockets
-        )
+        (refused := self._failures.refused).update(self._counts.refused())
+        info = make_info(request, self._prepared, kernel, dict(refused), self._existing.sockets)
         self._recording.begin(self._counts.books)
         ordered = self._prepared.tcp if request.file_format == "psc" else None
-        watching = watch(ordered.layout if ordered else None, request.metrics, show)
-        stream.begin(info, kernel, self._clocks, watching.add if ordered else show)
+        watching = watch(ordered.layout if ordered else None, request.counts_at_once, show)
+        stream.begin(info, kernel, self._clocks, watching.add)
         kernel.switch_on()
+        self._reconciling = Reconciling(request, self._existing, watching, stream, self._step)
         self._handlers = Handlers(
             request, kernel, self._rings, stream, self._counts.causes, self._refused,
             self._pulse.told, watching,
@@ -193,6 +192,7 @@ class Session:
         while self._kernel.loaded.is_loading:
             self._rings.wait(WAIT_S / 10)
             self._step()
+        self._failures.optional("asking sock_diag", self._reconciling.start)
         self._kernel.loaded.enter_by(self._rights.entrance)
         self._rights.give_up()
         if not self._request.quiet and self._request.verbose:
@@ -223,8 +223,7 @@ class Session:
 
     def report(self) -> int:
         """Wait for the command, if it still runs, and report; returns the exit code."""
-        command, quiet = self._command, self._request.quiet
-        code = 0 if command is None else await_exit(command, self._stopping, quiet)
+        code = await_exit(self._command, self._stopping, self._request.quiet)
         report(
             self._request,
             self._totals,
@@ -274,8 +273,7 @@ class Session:
             self._server.serve_pending(self._handlers)
 
     def _checkpoint(self) -> None:
-        books = self._failures.optional("ledger", self._counts.books)
-        if books is not None:
+        if (books := self._failures.optional("ledger", self._counts.books)) is not None:
             self._stream.checkpoint(books)
 
     def _refused(self) -> dict[str, str]:
@@ -322,6 +320,7 @@ class Session:
         An error leaves out its step only; without the last counts there is no last checkpoint.
         """
         books, done = None, False
+        self._failures.optional("asking sock_diag", self._reconciling.ask)
         for step in (self._kernel.loaded.detach, self._write_marks, self._drain_rest):
             with self._failures.ending():
                 step()
@@ -331,6 +330,7 @@ class Session:
         with self._failures.ending():
             self._stream.finish(serials, time.monotonic_ns())
             books = self._counts.books()
+            self._reconciling.compare(1, books.totals(self._stream.written).lost)
         with self._failures.ending():
             clock = self._clocks.check() or self._clocks.read()
             self._stream.end(books, clock, self._failures.end_reason, time.monotonic_ns())

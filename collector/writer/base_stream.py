@@ -17,7 +17,7 @@ from collector.writer.ledger import Books
 from collector.writer.segment_folder import Segments
 from collector.writer.spool import BatchT, Spool, Writing
 from collector.writer.written import Written
-from formats.base.control import Change, Clock, EndReason, Mark
+from formats.base.control import Change, Clock, Control, EndReason, Mark
 from formats.base.errors import FileError, UsageError
 
 Show = Callable[[NDArray[Any]], None]
@@ -104,6 +104,9 @@ class Stream(ABC, Generic[BatchT]):
 
     def switched(self, names: Sequence[str]) -> None:
         """Single events were switched on or off."""
+
+    def reconciled(self, entries: Sequence[Control]) -> None:
+        """The kernel's sockets were compared with the last records. Formats without it say no."""
 
     @abstractmethod
     def changed(self, changes: Sequence[Change]) -> None:

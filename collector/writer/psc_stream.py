@@ -168,6 +168,9 @@ class PscStream(Stream[Ordered]):
                     self._off[change.which] = change
         self._spool.put_control(lambda _: changes, changes[-1].after_ns, always=True)
 
+    def reconciled(self, entries: Sequence[Control]) -> None:
+        self._spool.put_control(lambda _: entries, self._clocks.now_ns(), always=True)
+
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
         self.release(FOREVER_NS)
         self._hand_over(self.order.missing(serials, mono_ns))

@@ -2,6 +2,21 @@
 """What all rooms of formats share: errors, files, text, times, byte orders, the Reader protocol."""
 
 __all__ = [
-    "analysed", "arrow", "byteorder", "causes", "changes", "cli", "closing", "control", "errors",
-    "escape", "files", "limits", "reader", "segments", "text", "times",
+    "analysed",
+    "arrow",
+    "byteorder",
+    "causes",
+    "changes",
+    "cli",
+    "closing",
+    "control",
+    "errors",
+    "escape",
+    "files",
+    "limits",
+    "reader",
+    "reconciled",
+    "segments",
+    "text",
+    "times",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 from formats.base import control
 from formats.base.errors import DamagedError
 from formats.base.limits import MOST_CPUS
+from formats.base.reconciled import Reconciled, What, from_words
 from formats.psc.header import HEADER_DAMAGED
 from formats.psc.reader import Capture, open_capture
 from formats.verify.balance import build_rows, compare_rings, subtract
@@ -165,6 +166,7 @@ class _LedgerRun:
             assert isinstance(change, control.Change)
             self._changes.feed(int(rows.index[at]), change)
         self._dump.feed(rows, segment, self._has_mono)
+        self._reconciled(rows)
         plain = np.flatnonzero((location > 0) & (location < POINTS) & ~mask)
         cpu = self._cpus(segment, plain)
         self._times(segment, plain)
@@ -173,12 +175,21 @@ class _LedgerRun:
             self._feed_serials(segment, rows, plain, cpu)
         self._unsure_at = int(unsure_at[-1])
 
+    def _reconciled(self, rows: ControlRows) -> None:
+        """What the kernel's sockets said: a summary, and differences that no loss explains."""
+        for at in np.flatnonzero(rows.location == Reconciled.location).tolist():
+            found = from_words(int(rows.callvalue[at]), rows.words[at].tolist())
+            if found.what == What.SUMMARY:
+                self._report.notes.append(found.describe())
+            else:
+                self._problems.add(int(rows.index[at]), found.describe())
+
     def _control_mask(self, segment: Segment, location: I64) -> Mask:
         """Control entries; complains of locations that cannot be."""
         mask = control.is_control(location)
         high = np.flatnonzero(mask)
         ports = segment.rows["lport"][high] | segment.rows["rport"][high]
-        strange = (ports != 0) | (location[high] > max(control.NAMES))
+        strange = (ports != 0) | (location[high] > Reconciled.location)
         self._problems.add_each(
             high[strange],
             segment.start,
