@@ -12,7 +12,7 @@ from formats.base.escape import for_terminal
 def command() -> int:
     """Apply what changed in the daemon's configuration.
 
-    Filters, limits and budgets change while a capture goes on. For the rest the capture is
+    Filters and limits change while a capture goes on. For the rest the capture is
     restarted. With a mistake in the configuration nothing changes.
     """
     from collector.daemon.requests import ask

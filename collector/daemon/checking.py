@@ -35,7 +35,6 @@ def plan_of(path: Path) -> dict[str, Any]:
             "folder": capture.request.output,
             "filters": capture.filters,
             "limits": dict(capture.request.limits),
-            "budget": capture.parts["budget"],
             "static": {key: value for key, value in table.items() if key not in capture.changeable},
         }
         capture.request.filters.close()

@@ -142,8 +142,6 @@ class Child:
             if plan[key] != self.plan[key]:
                 self._ask({"op": f"set-{key}", key: plan[key]})
                 done.append(key)
-        if plan["budget"] != self.plan["budget"]:
-            done.append("budget")
         self.plan = plan
         return done
 

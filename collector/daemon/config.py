@@ -35,14 +35,14 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 class Capture:
     """A capture of the configuration.
 
-    parts: by name (PARTS), the fields of its rotation, recorder and budget, None where the table
+    parts: by name (PARTS), the fields of its rotation and recorder, None where the table
     is missing. filters: the arguments of filters.parse().
     """
 
     request: Request
     parts: Mapping[str, Mapping[str, Any] | None]
     filters: Mapping[str, Any]
-    changeable = frozenset((*FILTERS, "limits", "budget"))
+    changeable = frozenset((*FILTERS, "limits"))
     """The keys that may change while it runs."""
 
 

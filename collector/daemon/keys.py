@@ -11,8 +11,6 @@ from collector.control.access import find_group
 from collector.plan.quantities import (
     parse_duration,
     parse_limit,
-    parse_rate,
-    parse_share,
     parse_size,
 )
 from collector.plan.recorder import parse_last
@@ -191,12 +189,7 @@ RECORDER: dict[str, tuple[str, Convert]] = {
     "on": ("triggers", _triggers),
     "dumps_per_hour": ("dumps_per_hour", _number(1, 3600)),
 }
-BUDGET: dict[str, tuple[str, Convert]] = {
-    "max_cpu": ("cpu", _quantity(parse_share)),
-    "max_disk_rate": ("disk_rate", _quantity(parse_rate)),
-    "max_memory": ("memory_bytes", _quantity(parse_size)),
-}
-PARTS = {"rotation": ROTATION, "recorder": RECORDER, "budget": BUDGET}
+PARTS = {"rotation": ROTATION, "recorder": RECORDER}
 """The tables inside a capture's."""
 CAPTURE = {**OPTIONS, **FILTERS}
 METRICS: dict[str, tuple[str, Convert]] = {

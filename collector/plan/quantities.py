@@ -29,22 +29,6 @@ def parse_size(text: str) -> int:
     return found
 
 
-def parse_rate(text: str) -> int:
-    """Bytes a second of a text such as 20M/s; /s may be left out. UsageError."""
-    try:
-        return parse_size(text.strip().removesuffix("/s"))
-    except UsageError:
-        raise UsageError(f"not a rate: {text!r}", "write 512K/s or 20M/s") from None
-
-
-def parse_share(text: str) -> float:
-    """0.05 of the text 5%; more than 100% is more than one CPU. UsageError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", text.strip())
-    if not match or float(match[1]) == 0:
-        raise UsageError(f"not a share: {text!r}", "write 5%")
-    return float(match[1]) / 100
-
-
 def parse_megabytes(number: float) -> int:
     """Megabytes as bytes. UsageError for nan."""
     if math.isnan(number):
