@@ -73,7 +73,7 @@ def format_of(path: FilePath) -> FileFormat:
     except (OSError, ValueError, TcpkmonError):
         pass
     *others, last = FILE_FORMATS.values()
-    return next((one for one in others if one.sniff(Path(path), head)), last)
+    return next((one for one in (SEGMENTS, *others) if one.sniff(Path(path), head)), last)
 
 
 def _sniff_segments(path: Path, head: bytes) -> bool:
@@ -188,11 +188,12 @@ def _repair_psc(path: FilePath, out: FilePath) -> tuple[str, Report]:
     return summary, done.report
 
 
+SEGMENTS = FileFormat(
+    "segments", _sniff_segments, _open_segments, _verify_segments, _repair_segments,
+    "a capture in many files", "pmgraph", is_folder=True,
+)  # fmt: skip
+"""A folder of files of another format: no format that a capture can have by itself."""
 _ALL = (
-    FileFormat(
-        "segments", _sniff_segments, _open_segments, _verify_segments, _repair_segments,
-        "a capture in many files", "pmgraph", is_folder=True,
-    ),
     FileFormat(
         "klogger", _sniff_klogger, _open_klogger, _verify_klogger, _repair_klogger,
         "a Klogger log", "tcpkmon decode", is_folder=True,

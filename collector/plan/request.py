@@ -100,6 +100,8 @@ def check_request(request: Request) -> None:
         check_rotation(request.rotation)
         if request.output == "-":
             raise UsageError("standard output has no next file", "name a folder: -o FOLDER")
+        if request.file_format != "psc":
+            raise UsageError(f"{request.format.title} does not rotate", "only PSC files do")
     if request.recorder is not None:
         check_recorder(request.recorder)
         if request.file_format != "psc":

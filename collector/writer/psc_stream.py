@@ -89,7 +89,8 @@ class PscStream(Stream[Ordered]):
         assert self.segments is not None and self._folder is not None
         asked, self.segments.ask = self.segments.ask, self._folder.answer
         try:
-            fd = self.segments.open_first(start.realtime_ns)
+            fd = self.segments.open(1, start.realtime_ns)
+            self.segments.begin()
             write_first(fd, first)
         except OSError as error:
             self.segments.drop()

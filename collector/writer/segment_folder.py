@@ -92,22 +92,19 @@ class Segments:
     def open(self, number: int, realtime_ns: int) -> int:
         """Make the next segment, which is hidden; its descriptor. FileError or OSError.
 
-        Its name has no earlier time than the last one's, though the clock may have been set back.
+        Its name has no earlier time than the last one's, though the clock may have been set back,
+        and a later second where one of another capture has the name.
         """
-        self._latest_ns = realtime_ns = max(realtime_ns, self._latest_ns)
-        self._next = name_segment(self._host, realtime_ns, number, self._suffix)
-        return self.ask(OPEN, self._next.encode())
-
-    def open_first(self, realtime_ns: int) -> int:
-        """Make the first segment, of a later second where one of another capture has its name."""
-        for _ in range(_TRIES - 1):
-            with suppress(FileExistsError):
-                fd = self.open(1, realtime_ns)
-                self.begin()
-                return fd
-            realtime_ns += 1_000_000_000
-        self.begin()
-        return self.open(1, realtime_ns)
+        self._latest_ns = max(realtime_ns, self._latest_ns)
+        for _ in range(_TRIES):
+            self._next = name_segment(self._host, self._latest_ns, number, self._suffix)
+            try:
+                return self.ask(OPEN, self._next.encode())
+            except (FileError, FileExistsError) as error:
+                if not isinstance(error.__cause__ or error, FileExistsError):  # the deputy's words
+                    raise
+            self._latest_ns += 1_000_000_000
+        raise FileError(f"{self._next} exists")
 
     def drop(self) -> None:
         """Remove the next segment: it was not begun."""

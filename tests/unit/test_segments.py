@@ -175,6 +175,25 @@ def test_a_next_file_that_cannot_be_made_changes_nothing(tmp_path: Path) -> None
     assert [report.exit_code for report in reports] == [0, 0]
 
 
+def test_a_name_that_is_taken_is_that_of_the_next_second(tmp_path: Path) -> None:
+    folder = SegmentFolder(tmp_path / "out")
+
+    def deputy(request: int, data: bytes) -> int:
+        try:
+            return folder.answer(request, data)
+        except OSError as error:
+            raise FileError(str(error)) from OSError(error.errno, error.strerror)
+
+    for ask in (folder.answer, deputy):
+        first, second = (Segments("h", ".pm", ask) for _ in range(2))
+        for each in (first, second):
+            os.close(each.open(1, 10**9))
+            each.begin()
+        assert first.name < second.name
+    assert len(os.listdir(tmp_path / "out")) == 4
+    folder.discard()
+
+
 def test_names(tmp_path: Path) -> None:
     name = name_segment("my host/..", 1_795_338_000 * 10**9, 42, ".pm")
     assert name == "my-host-..-20261122T090000Z-000042.pm"
