@@ -18,6 +18,7 @@ import pytest
 import formats
 from formats.base import control
 from formats.base.errors import DamagedError
+from formats.base.reconciled import Reconciled
 from formats.psc.header import encode_header
 from formats.verify import verify_file
 from formats.verify.psc.repair import repair_file
@@ -167,6 +168,8 @@ def test_a_file_of_one_kind_of_control_entries_alone(tmp_path: Path) -> None:
     """Nothing but CHECKPOINTs, CLOCKs, ...: an answer, not a hang."""
     build = full_capture()
     array = build.array()
+    others = [control.Trigger(1, 5, 1, 6, 1, 0), Reconciled(0, 0, 1, 1, 1, 1)]
+    array = np.concatenate([array, control.encode_many(others, array.dtype)])
     for location in sorted(set(control.NAMES) - {control.EXISTING}):
         at = np.flatnonzero(array["location"] == location)[0]
         raw = array[at : at + 1].tobytes() * 3000
