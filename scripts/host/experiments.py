@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from scripts.experiments.paper import listed
 from scripts.host import (
+    everything,
     groups,
     overhead,
+    session,
 )
 
 EXPERIMENTS = listed(
     overhead,
+    session,
     groups,
+    everything,
 )
