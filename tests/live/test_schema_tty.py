@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.schema_logs import Log, Record, logging
-from tests.live.tty_workload import EVENTS, Terminal, answerer, terminal
+from tests.live.tty_workload import EVENTS, Terminal, answerer, log_in, terminal
 
 
 def of(user: Terminal, log: Log) -> list[Record]:
@@ -144,3 +144,15 @@ def check_login(log: Log, shell: int, session: int) -> None:
     left = log.one("LOGOUT", session=session)
     assert (left["tgid"], left["loginuid"]) == (shell, 12345)
     assert left["time_ns"] - entered["time_ns"] > 100_000_000
+
+
+def test_a_run_of_login(tmp_path: Path) -> None:
+    """The shadow package's login leads the session itself, and runs programs before the shell."""
+    with logging(tmp_path / "log", "tty", "sched") as running:
+        if not log_in():
+            pytest.skip("login makes no session here")
+    log = running.finish()
+    entered = log.one("LOGIN", loginuid=0)
+    shell = log.one("LOGOUT", session=entered["session"])["tgid"]
+    assert entered["tgid"] == shell
+    assert log.of("EXEC", tgid=shell)[0]["comm"] in {"bash", "sh", "dash", "zsh"}
