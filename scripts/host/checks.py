@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from collector.linux.btf import Btf
+from collector.plan.probes import find_unseen
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number
 from scripts.benchmark.tables import NONE, Table
@@ -29,6 +31,12 @@ def bound(
     for case, value in ((OURS, ours), (LEAST, least), (MOST, most)):
         if value is not None:
             results.add(name, what, case, float(value))
+
+
+def note_unseen(results: Results, name: str) -> None:
+    """Says what this kernel shows no program, if so: then a count may be too low."""
+    if unseen := find_unseen(Btf.from_kernel()):
+        results.note(name, f"A count may be too low here: {unseen}.")
 
 
 def rows(results: Results, name: str) -> list[tuple[str, str, str, str, bool]]:

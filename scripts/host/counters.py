@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def find(folder: Path, device: Device, since: Counters, until: Counters) -> Foun
                 elif event.name == "LOGIN":
                     logins += int(inside.sum())
                 else:
-                    busy = (rows["pid"] != 0).tolist()
+                    busy = (rows["prev_pid"] != 0).tolist()
                     cpus = batch.cpus[at].tolist()
                     for cpu, when, is_busy in zip(cpus, times.tolist(), busy, strict=True):
                         runs.setdefault(cpu, []).append((when, is_busy))
@@ -103,9 +104,10 @@ def find(folder: Path, device: Device, since: Counters, until: Counters) -> Foun
 
 
 def _busy_ns(runs: list[tuple[int, bool]], begin: int, end: int) -> int:
-    """How long a CPU was not idle between two times, by its switches in the order of time."""
+    """How long a CPU was not idle between two times, by its switches in the order of time: when,
+    and whether it took the CPU from a thread."""
     total = 0
-    for (start, busy), (stop, _) in zip(runs, [*runs[1:], (end, False)], strict=True):
+    for (start, _), (stop, busy) in itertools.pairwise(runs):
         if busy:
             total += max(0, min(stop, end) - max(start, begin))
     return total

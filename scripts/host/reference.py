@@ -27,7 +27,7 @@ class Reference:
         self._answered: dict[Any, tuple[int, int]] = {}
         self.faults: dict[int, list[int]] = defaultdict(lambda: [0, 0])  # tgid: without I/O, with
         self._of_faults: dict[int, int] = defaultdict(int)  # tgid: ns of CPU
-        self._fault: dict[int, int] = {}  # CPU time at the START
+        self._fault: dict[int, Event] = {}  # the START of each thread
         self._lately: dict[int, list[dict[str, Any]]] = defaultdict(list)  # requests of a thread
         self._open: dict[int, dict[str, Any]] = {}
         self.requests: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ class Reference:
         }  # fmt: skip
 
     def add(self, event: Event) -> None:
-        if self.begin is None and event.type == "KLOGGER_START":
+        if self.begin is None and event.type != "CLOCK":  # which may be of before
             self.begin = event.timestamp
         self.end = max(self.end, event.timestamp)
         if event.type in ("SCHEDOUT", "EXIT"):
@@ -96,17 +96,19 @@ class Reference:
             self._answered[terminal] = (event.timestamp, event["tgid"])
 
     def _fault_begins(self, event: Event) -> None:
-        self._fault[event["tid"]] = event["cpu_time"]
+        self._fault[event["tid"]] = event
 
     def _fault_ends(self, event: Event) -> None:
         if event["tid"] not in self._fault:
             return
-        used = max(0, event["cpu_time"] - self._fault.pop(event["tid"]))
+        start = self._fault.pop(event["tid"])
+        since = event.get("since") or start.timestamp
+        used = max(0, event["cpu_time"] - start["cpu_time"])
         self._of_faults[event["tgid"]] += used
         self.faults[event["tgid"]][event["with_io"] != 0] += 1
         # Its START came with its END: what the thread asked of a disk since then is known by now.
         for request in self._lately.pop(event["tid"], ()):
-            request["fault"] = request["inserted"] >= event["since"]
+            request["fault"] = request["inserted"] >= since
 
     def _insert(self, event: Event) -> None:
         if event["request"]:
@@ -142,9 +144,8 @@ class Reference:
             self.sessions.append(event.timestamp - self._session[event["session"]])
 
     def _switch_in(self, event: Event) -> None:
-        first = (self.begin or event.timestamp, event["prev_pid"] != 0)
-        since, busy = self._runs.get(event.cpu, first)
-        self._busy[event.cpu] += (event.timestamp - since) * busy
+        since, _ = self._runs.get(event.cpu, (self.begin or event.timestamp, False))
+        self._busy[event.cpu] += (event.timestamp - since) * (event["prev_pid"] != 0)
         self._runs[event.cpu] = (event.timestamp, event["pid"] != 0)
 
     def report(self, limits_ms: Sequence[float] = (10, 1000)) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def measure(context: Context) -> None:
         agree(results, NAME, f"{state} of all time, %: /proc/stat, within 3 sigma and a tick",
               100 * found, 100 * expected, 300 * sigma + 1)  # fmt: skip
     for (since, until, used_ns, period_ns), count in zip(spans, counts, strict=True):
-        expected, looks = used_ns / period_ns, (until - since) / period_ns
-        sigma = max(0.0, expected * (1 - expected / looks)) ** 0.5
+        expected, most = used_ns / period_ns, (until - since) / period_ns
+        sigma = max(0.0, expected * (1 - expected / most)) ** 0.5
         agree(results, NAME, f"samples of a busy program at {period_ns // 10**6} ms: CPU time by "
               "period, within 3 sigma", count, expected, 3 * sigma + 0.03 * expected + 2)
 

@@ -11,7 +11,7 @@ from collections import Counter
 from formats.analysis import latencies, open_log
 from formats.analysis.intervals import Statistics
 from scripts.benchmark.context import Context
-from scripts.host.checks import agree, figures_of, tables_of
+from scripts.host.checks import agree, figures_of, note_unseen, tables_of
 from scripts.host.monitor import recording
 from tests.live.sched_workload import KINDS, PERF_LINE, RECORD, SLEEPER
 
@@ -26,6 +26,7 @@ NAPS = (
 
 def measure(context: Context) -> None:
     context.say(f"{NAME}: known sleeps; three busy programs and one that naps, on one CPU")
+    note_unseen(context.results, NAME)
     _sleeps(context)
     if "perf" not in context.missing:
         _latencies(context)
