@@ -17,7 +17,7 @@ from scripts.host.monitor import monitoring
 from tests.live.disk_workload import loop_device, read_blocks
 from tests.live.file_workload import PAGE, make_cold
 from tests.live.memory_workload import little_memory, outgrow
-from tests.live.tty_workload import log_in
+from tests.live.tty_workload import run_login
 
 NAME = "U3"
 TITLE = "U3: the monitor and the kernel's counters"
@@ -55,7 +55,7 @@ def measure(context: Context) -> None:
             touch(cold)
             if procs is not None:
                 subprocess.run(outgrow(procs), cwd=ROOT, check=True, capture_output=True)
-            logged_in = sum(log_in() for _ in range(LOGINS))
+            logged_in = sum(run_login() for _ in range(LOGINS))
             spin(context.pick(SPIN_S, QUICK_SPIN_S))
             time.sleep(QUIET_S)
             after = counters.read(device)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.schema_logs import Log, Record, logging
-from tests.live.tty_workload import EVENTS, Terminal, answerer, log_in, terminal
+from tests.live.tty_workload import EVENTS, Terminal, answerer, run_login, terminal
 
 
 def of(user: Terminal, log: Log) -> list[Record]:
@@ -149,7 +149,7 @@ def check_login(log: Log, shell: int, session: int) -> None:
 def test_a_run_of_login(tmp_path: Path) -> None:
     """The shadow package's login leads the session itself, and runs programs before the shell."""
     with logging(tmp_path / "log", "tty", "sched") as running:
-        if not log_in():
+        if not run_login():
             pytest.skip("login makes no session here")
     log = running.finish()
     entered = log.one("LOGIN", loginuid=0)

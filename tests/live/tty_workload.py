@@ -66,7 +66,7 @@ def answerer(seconds: float, mode: str) -> tuple[str, ...]:
     return (sys.executable, "-c", ANSWERER, str(seconds), mode)
 
 
-def log_in() -> int:
+def run_login() -> int:
     """A run of login at a terminal: 1, or 0 where it makes no session."""
     pid, master = pty.fork()
     if not pid:
