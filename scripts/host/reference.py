@@ -12,6 +12,8 @@ from typing import Any
 from formats.analysis import NO_USER, Event
 
 Span = tuple[int, int]
+SWAP = 32
+"""Of a request's flags: for swap (bpf/schemata/disk.conf)."""
 CLASSES = ("Light", "Medium", "Heavy", "Overall")
 
 
@@ -115,6 +117,7 @@ class Reference:
             known = ("device", "tid", "tgid")
             one = {
                 **{name: event[name] for name in known}, "bytes": 0, "fault": False,
+                "swap": event["flags"] & SWAP != 0,
                 "inserted": event.timestamp, "issued": event.timestamp,
             }  # fmt: skip
             self._open[event["request"]] = one
@@ -203,7 +206,7 @@ class Reference:
             "cpu": times([true[tgid] for tgid in members]),
             "io": times([
                 one["completed"] - one["inserted"] for one in self.requests
-                if one["tgid"] in members and not one["fault"]
+                if one["tgid"] in members and not one["fault"] and not one["swap"]
             ]),
             "physical_faults": physical,
             "virtual_faults": virtual,
@@ -213,7 +216,7 @@ class Reference:
         mine = [one for one in self.requests if one["device"] == number]
         shares = [
             covered((one["issued"], one["completed"]) for one in chosen) / elapsed_ns
-            for chosen in ([one for one in mine if not one["fault"]], mine)
+            for chosen in ([one for one in mine if not one["fault"] and not one["swap"]], mine)
         ]
         waited = sum(one["completed"] - one["inserted"] for one in mine)
         return {
