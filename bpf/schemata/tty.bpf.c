@@ -296,6 +296,21 @@ PROBE(process_made, "LOGIN LOGOUT", "btf:sched_process_fork raw:sched_process_fo
 #endif
 
 #if USE_program_begins
+/* Whether it is a user's first program: it leads the terminal's session, or is called `-NAME` as a
+ * login shell is. login of the shadow package leads the session itself; it runs others before. */
+static __always_inline int is_login_shell(const int direct, struct task_struct *task,
+                                          struct signal_struct *process) {
+    struct mm_struct *mm = READ(direct, task, mm);
+    char first = 0;
+
+    if (!READ(0, process, tty))
+        return 0;
+    if (READ(0, process, leader))
+        return 1;
+    bpf_probe_read_user(&first, sizeof(first), (void *)READ(0, mm, arg_start));
+    return first == '-';
+}
+
 PROBE(program_begins, "LOGIN LOGOUT", "btf:sched_process_exec raw:sched_process_exec")
 {
 #ifdef HAVE_task_struct_sessionid
@@ -305,7 +320,7 @@ PROBE(program_begins, "LOGIN LOGOUT", "btf:sched_process_exec raw:sched_process_
     struct login login = {session, READ(DIRECT, task, loginuid.val)};
     struct klogger_task who;
 
-    if (!new_sessions.lookup(&session) || !READ(0, process, leader) || !READ(0, process, tty))
+    if (!new_sessions.lookup(&session) || !is_login_shell(DIRECT, task, process))
         return;
     new_sessions.delete(&session);
     logins.update(&tgid, &login);

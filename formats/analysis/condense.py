@@ -189,10 +189,10 @@ class _Whole:
                 if inside.any():
                     found[cpu] = float((one["state"][inside] != _IDLE).mean())
                 continue
-            starts, running = one.times_ns, one["pid"]
-            # Before its first switch a CPU ran what that switch took away.
-            starts = np.concatenate(([self.data.start_ns], starts))
-            running = np.concatenate((one["prev_pid"][:1], running))
+            # Until a switch a CPU ran what that switch took away: of one before that the log lacks
+            # only the time is unknown.
+            starts = np.concatenate(([self.data.start_ns], one.times_ns))
+            running = np.concatenate((one["prev_pid"], one["pid"][-1:]))
             stops = np.concatenate((starts[1:], [self.data.stop_ns]))
             busy = running != 0
             found[cpu] = float(

@@ -5,11 +5,31 @@ from __future__ import annotations
 
 from scripts.experiments.paper import listed
 from scripts.host import (
+    buffers,
+    calls,
+    disks,
+    everything,
+    files,
     groups,
+    oracles,
     overhead,
+    response,
+    samples,
+    scheduling,
+    session,
 )
 
 EXPERIMENTS = listed(
     overhead,
+    session,
+    oracles,
+    response,
+    buffers,
+    calls,
+    disks,
+    files,
+    scheduling,
+    samples,
     groups,
+    everything,
 )

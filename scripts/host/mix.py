@@ -73,19 +73,19 @@ class Mix:
     """The files that the commands work on, in a new folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "mix"
-        self._folder.mkdir()
+        self.folder = folder / "mix"
+        self.folder.mkdir()
         for name, functions in (("driver.c", 150), ("editor.c", 300)):
-            (self._folder / name).write_text(_program(functions))
+            (self.folder / name).write_text(_program(functions))
         chosen = random.Random(1987)
         letters = "abcdefghijklmnopqrstuvwxyz"
         words = ("".join(chosen.choices(letters, k=chosen.randint(3, 9))) for _ in range(20_000))
-        (self._folder / "words").write_text("\n".join(words) + "\n")
-        (self._folder / "text").write_text("a line of text\n" * 2000)
-        (self._folder / "edscript").write_text("1,$s/line/row/\ng/row/s/text/words/\n1,$p\nQ\n")
+        (self.folder / "words").write_text("\n".join(words) + "\n")
+        (self.folder / "text").write_text("a line of text\n" * 2000)
+        (self.folder / "edscript").write_text("1,$s/line/row/\ng/row/s/text/words/\n1,$p\nQ\n")
         page = ".TH NROFF 1\n" + ".SH NAME\nnroff \\- text\n.PP\nSome \\fBbold\\fP text.\n" * 400
-        (self._folder / "nroff.l").write_text(page)
-        (self._folder / "tsh").write_text("for i in 1 2 3; do echo $i > /dev/null; true; done\n")
+        (self.folder / "nroff.l").write_text(page)
+        (self.folder / "tsh").write_text("for i in 1 2 3; do echo $i > /dev/null; true; done\n")
         # The first run of a program reads it from the disk.
         for steps in BENCHMARKS.values():
             self.run(steps)
@@ -110,7 +110,7 @@ class Mix:
     def _start(self, command: Command, user: int) -> subprocess.Popen[bytes]:
         """Each user has a shell, as with mtime, so that its children count."""
         return subprocess.Popen(
-            ["/bin/sh", "-c", command.shell], cwd=self._folder, stdin=subprocess.DEVNULL,
+            ["/bin/sh", "-c", command.shell], cwd=self.folder, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env={**os.environ, "LC_ALL": "C", "USER": f"user{user}"},
         )  # fmt: skip

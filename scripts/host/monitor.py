@@ -64,3 +64,15 @@ def monitoring(
     finally:
         if not keep:
             shutil.rmtree(log, ignore_errors=True)
+
+
+@contextmanager
+def recording(
+    folder: Path, *schemata: str, options: Sequence[str] = (), buffer_mb: float = BUFFER_MB
+) -> Iterator[Path]:
+    """Records these schemata; the folder of the log, which is whole after the body and stays."""
+    log = folder / "-".join(schemata)
+    with klogger.start(
+        schemata, log, buffer_mb=buffer_mb, force=True, options=["--quiet", *options]
+    ):
+        yield log

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from formats import drawing
 from scripts.benchmark.results import Results
+from scripts.benchmark.stats import number
 from scripts.experiments.paper import Paper
-from scripts.host import overhead
+from scripts.host import overhead, session
 from scripts.host.experiments import EXPERIMENTS
 from scripts.host.mix import THEN
 
@@ -27,6 +28,11 @@ figures of then beside. `sudo scripts/host-experiments --docs` makes it again.
 The machine of 1987 was a SUN-3 of one user; this one has {cpus} CPUs, which the collector shares
 with what it records. U1 has {rounds} rounds, each condition in turn with the others.
 
+U2 and H10 are the same {seconds} s: while 12 scripted users work at pseudo terminals, the monitor
+records its six groups, and a second capture all schemata but magnet. H7 and H9 are tests alone
+(`tests/unit/test_translate.py`, `tests/live/test_monitor_live.py`): the words of `translate`, and
+what a user without privilege may do.
+
 ![Overhead of the monitor by command](images/{picture})
 
 CPU time of the commands of U1 while the monitor is on, by what they take while it is absent: 95 %
@@ -42,6 +48,7 @@ def introduction(results: Results) -> str:
         cpus=machine.get("CPU", "? CPUs").partition(" CPUs")[0].rpartition(" ")[2],
         rounds=results.rounds,
         picture=PICTURE,
+        seconds=number(results.median(session.NAME, session.ELAPSED, "monitor") or 0, 0),
     )
 
 

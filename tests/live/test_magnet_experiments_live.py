@@ -4,9 +4,6 @@ about time, that all is measured."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,9 +15,9 @@ from scripts.experiments.figure import Figure
 from scripts.magnet import layers, loss, modulation, overhead, packets, state, stream
 from scripts.magnet.experiments import EXPERIMENTS
 from scripts.magnet.wire import SLOW, TRANSFERS
+from tests.live.experimenting import run_script
 
 pytestmark = pytest.mark.live
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(folder: Path, *names: str) -> Results:
@@ -116,13 +113,4 @@ def test_m8_layers(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_command(tmp_path: Path) -> None:
-    saved = tmp_path / "results.json"
-    words = [str(ROOT / "scripts" / "magnet-experiments"), "--quick", "--json", str(saved)]
-    done = subprocess.run(
-        [sys.executable, "-I", *words, "--folder", str(tmp_path)],
-        capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=230, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(saved.read_text())["quick"] is True
-    for one in EXPERIMENTS.values():
-        assert one.title in done.stdout
+    run_script("magnet-experiments", tmp_path, EXPERIMENTS)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import random
@@ -13,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.live.faults import FULL
+from tests.live.file_workload import PAGE, make_cold, resident
 from tests.live.schema_logs import logging
 
-PAGE = 4096
 PAGES = 2048
 READS = 1000 if FULL else 300
 
@@ -23,27 +22,11 @@ READS = 1000 if FULL else 300
 @pytest.fixture
 def cold(tmp_path: Path) -> Iterator[int]:
     """A file of PAGES pages that the page cache does not have."""
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(PAGES * PAGE))
-    fd = os.open(path, os.O_RDWR)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    fd = make_cold(tmp_path / "file", PAGES)
     if resident(fd):
         pytest.skip("this file system keeps its files in memory")
     yield fd
     os.close(fd)
-
-
-def resident(fd: int) -> int:
-    """How many pages of the file the page cache has, by mincore()."""
-    with mmap.mmap(fd, PAGES * PAGE, mmap.MAP_SHARED) as memory:
-        pages = (ctypes.c_ubyte * PAGES)()
-        start = ctypes.c_char.from_buffer(memory)
-        libc = ctypes.CDLL(None, use_errno=True)
-        address = ctypes.c_void_p(ctypes.addressof(start))
-        assert libc.mincore(address, ctypes.c_size_t(PAGES * PAGE), pages) == 0
-        del start
-        return sum(page & 1 for page in pages)
 
 
 def test_cold_reads_miss_and_read_again_they_hit(tmp_path: Path, cold: int) -> None:

@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,41 +14,16 @@ from collector.linux.btf import Btf
 from collector.linux.syscalls import online_cpus
 from collector.loader.attach_trials import Probing
 from formats.analysis import collapse_stacks, count_samples, open_log
+from tests.live.cpu_workload import READ, SPIN, cpu_time_ns, machine_times, running
 from tests.live.schema_logs import Log, logging
 
 PERIOD_NS = 10_000_000
-SPIN = "while True: pass"
-READ = "f = open('/dev/zero', 'rb', 0); b = bytearray(1 << 20)\nwhile True: f.readinto(b)"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _has_perf() -> None:
     if why := Probing(Btf.from_kernel()).why_not("perf", "cpu_clock:10ms"):
         pytest.skip(why)
-
-
-@contextmanager
-def running(*programs: tuple[str, int, int]) -> Iterator[list[int]]:
-    """Python programs, each on a CPU and with a nice value; their process numbers."""
-    words = [
-        ["taskset", "--cpu-list", str(cpu), "nice", "-n", str(nice), sys.executable, "-c", code]
-        for code, cpu, nice in programs
-    ]
-    started = [subprocess.Popen(one) for one in words]
-    try:
-        time.sleep(0.3)
-        yield [one.pid for one in started]
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
-
-
-def machine_times() -> dict[str, int]:
-    """All CPUs' ticks of 10 ms by state, from /proc/stat."""
-    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    user, nice, system, idle, wait, irq, softirq, *_ = map(int, words)
-    return {"USER": user, "NICE": nice, "SYSTEM": system + irq + softirq, "IDLE": idle + wait}
 
 
 def test_shares_are_those_of_the_kernel(tmp_path: Path) -> None:
@@ -122,10 +93,6 @@ def ask(*words: str) -> str:
     """What `tcpkmon sampler-period` prints; its error where it refuses."""
     result = CliRunner().invoke(sampler_period.command, words)
     return str(result.exception) if result.exception else result.output
-
-
-def cpu_time_ns(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
 def test_stacks_name_the_kernels_functions(tmp_path: Path) -> None:

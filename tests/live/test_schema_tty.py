@@ -3,82 +3,25 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.live.schema_logs import Log, Record, logging
-
-TIOCGPTN = 0x80045430
-EVENTS = ("TRANSACTION_START", "TRANSACTION_END")
-# Answers each input after so many seconds; "q" ends it. argv: seconds, "raw" or "cooked".
-ANSWERER = """
-import os, sys, time, tty
-if sys.argv[2] == "raw":
-    tty.setraw(0)
-os.write(1, b"ready")
-while True:
-    got = os.read(0, 1000)
-    if b"q" in got:
-        break
-    time.sleep(float(sys.argv[1]))
-    os.write(1, b"answer")
-"""
+from tests.live.tty_workload import EVENTS, Terminal, answerer, run_login, terminal
 
 
-class Terminal:
-    """A pseudo terminal with a program in a session of its own."""
-
-    until = 0
-
-    def __init__(self, *command: str) -> None:
-        self.pid, self.master = pty.fork()
-        if not self.pid:
-            os.execvp(command[0], command)
-        self.since = time.monotonic_ns()
-        number = fcntl.ioctl(self.master, TIOCGPTN, bytes(4))
-        self.number = int.from_bytes(number, sys.byteorder)
-
-    def type(self, text: bytes) -> None:
-        os.write(self.master, text)
-
-    def wait_for(self, word: bytes) -> None:
-        seen = b""
-        while word not in seen:
-            seen += os.read(self.master, 1000)
-
-    def of(self, log: Log) -> list[Record]:
-        """Its transactions; another terminal may get the same number later."""
-        return [
-            one for one in log.records
-            if one["event"] in EVENTS and one["tty"] == self.number
-            and self.since < one["time_ns"] < self.until
-        ]  # fmt: skip
-
-
-@contextmanager
-def terminal(*command: str) -> Iterator[Terminal]:
-    """Ends the program by closing its terminal."""
-    made = Terminal(*command)
-    try:
-        yield made
-    finally:
-        made.until = time.monotonic_ns()
-        os.close(made.master)
-        os.waitpid(made.pid, 0)
-
-
-def answerer(seconds: float, mode: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", ANSWERER, str(seconds), mode)
+def of(user: Terminal, log: Log) -> list[Record]:
+    """A terminal's transactions; another one may get the same number later."""
+    return [
+        one for one in log.records
+        if one["event"] in EVENTS and one["tty"] == user.number
+        and user.since < one["time_ns"] < user.until
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kinds", ["", "raw"])
@@ -95,7 +38,7 @@ def test_response_and_think_times(tmp_path: Path, kinds: str) -> None:
             user.wait_for(b"answer")
             time.sleep(0.5)
     log = running.finish()
-    found = user.of(log)
+    found = of(user, log)
     assert [one["event"] for one in found] == [*EVENTS] * 5
     for one in found:
         assert (one["tid"], one["tgid"], one["uid"], one["raw"]) == (user.pid, user.pid, 0, 0)
@@ -114,7 +57,7 @@ def test_in_raw_mode_each_key_is_one(tmp_path: Path) -> None:
         for _ in range(20):
             user.type(b"k")
             user.wait_for(b"answer")
-    found = user.of(running.finish())
+    found = of(user, running.finish())
     assert [(one["event"], one["raw"]) for one in found] == [(event, 1) for event in EVENTS] * 20
 
 
@@ -134,12 +77,12 @@ def test_answers_at_once_and_answers_of_others(tmp_path: Path) -> None:
             user.type(b"x\n")
             user.wait_for(b"more")
     log = running.finish()
-    found = fast.of(log)
+    found = of(fast, log)
     assert len([one for one in found if one["event"] == EVENTS[0]]) == 50
     ends = [one for one in found if one["event"] == EVENTS[1]]
     assert len(ends) == 50
     assert {one["tgid"] for one in found} == {fast.pid}
-    start, end = user.of(log)[:2]
+    start, end = of(user, log)[:2]
     assert (start["event"], start["tgid"]) == (EVENTS[0], user.pid)
     assert end["event"] == EVENTS[1]
     assert end["tgid"] not in {0, user.pid}
@@ -201,3 +144,15 @@ def check_login(log: Log, shell: int, session: int) -> None:
     left = log.one("LOGOUT", session=session)
     assert (left["tgid"], left["loginuid"]) == (shell, 12345)
     assert left["time_ns"] - entered["time_ns"] > 100_000_000
+
+
+def test_a_run_of_login(tmp_path: Path) -> None:
+    """The shadow package's login leads the session itself, and runs programs before the shell."""
+    with logging(tmp_path / "log", "tty", "sched") as running:
+        if not run_login():
+            pytest.skip("login makes no session here")
+    log = running.finish()
+    entered = log.one("LOGIN", loginuid=0)
+    shell = log.one("LOGOUT", session=entered["session"])["tgid"]
+    assert entered["tgid"] == shell
+    assert log.of("EXEC", tgid=shell)[0]["comm"] in {"bash", "sh", "dash", "zsh"}

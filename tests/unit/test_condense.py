@@ -261,6 +261,17 @@ def test_cpus_by_switches(tmp_path: Path) -> None:
                                                   pytest.approx(0.3, abs=2e-3)]  # fmt: skip
 
 
+def test_a_switch_that_the_log_lacks(tmp_path: Path) -> None:
+    """Process 1 came at 10 ms and went unseen: at 90 ms the CPU was idle."""
+    switches: list[Told] = [
+        (10 * MS, "SCHEDIN", {"pid": 1, "prev_pid": 9}),
+        (90 * MS, "SCHEDIN", {"pid": 9, "prev_pid": 0}),
+        (100 * MS, "SCHEDIN", {"pid": 0, "prev_pid": 9}),
+    ]
+    report = condensed(write(tmp_path / "log", switches))
+    assert report.cpus == {0: pytest.approx(0.2, abs=1e-3)}
+
+
 def test_cpus_by_samples(tmp_path: Path) -> None:
     states = [0, 1, 2, 3, 3, 3, 3, 3]
     samples: list[Told] = [

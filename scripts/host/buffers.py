@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""U5: buffers that are too small: what is lost adds up, and can be left out of the report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from collector import klogger
+from collector.commands.monitor import GROUPS
+from scripts.benchmark.context import BIN, Context
+from scripts.host import floods
+from scripts.host.checks import agree, bound, figures_of, tables_of
+
+NAME = "U5"
+TITLE = "U5: lost events"
+RING_MB = 16384 / (1 << 20)
+"""The least."""
+RUNS = 5
+
+
+def measure(context: Context) -> None:
+    context.say(f"{NAME}: page faults into rings of 16 KiB")
+    log = context.folder / "small"
+    options = ["--quiet", "--locations", ",".join(GROUPS[3][2])]
+    with klogger.start("paging", log, buffer_mb=RING_MB, force=True, options=options):
+        for _ in range(RUNS):
+            floods.faults()
+    told = json.loads(_run("verify", "--json", str(log), codes=(0, 3)))
+    lost = sum(one["lost_total"] for one in told["files"] if "dump.cpu" in one["path"])
+    whole, part = (
+        json.loads(_run("condense", "--json", *words, str(log), codes=(0, 3)))["head"]
+        for words in ((), ("--discard-lossy", "0"))
+    )
+    results = context.results
+    bound(results, NAME, "events lost, by the ledger", lost, least=1)
+    agree(results, NAME, "sum of the buffers' lost events: the ledger's", whole["lost"], lost)
+    agree(results, NAME, "buffers left out by default", whole["discarded_buffers"], 0)
+    left_out = part["discarded_buffers"]
+    bound(results, NAME, "buffers left out by --discard-lossy 0", left_out, least=1)
+    agree(results, NAME, "events reported and left out: all", part["events"]
+          + part["discarded_events"], whole["events"])  # fmt: skip
+
+
+def _run(*words: str, codes: tuple[int, ...]) -> str:
+    done = subprocess.run([BIN / "tcpkmon", *words], capture_output=True, text=True, check=False)
+    if done.returncode not in codes:
+        raise ValueError(f"tcpkmon {words[0]}: {done.stderr.strip()[-300:]}")
+    return done.stdout
+
+
+figures, tables = figures_of(NAME), tables_of(NAME)
