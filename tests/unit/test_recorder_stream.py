@@ -34,7 +34,7 @@ class Watch:
     def __init__(self) -> None:
         self.due: list[Hit] = []
 
-    def feed(self, rows: Any, first_ns: int) -> list[Hit]:
+    def feed(self, rows: Any, first_ns: int, present: Any = None) -> list[Hit]:
         return []
 
     def tick(self, now_ns: int) -> list[Hit]:
