@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
-from time import sleep
+from time import gmtime, sleep, strftime
 from typing import Any
 
 import click
@@ -88,6 +88,8 @@ def in_words(name: str, value: Any) -> tuple[str, str]:
         if isinstance(value.get("memory_bytes"), int):
             parts.append(f"memory {human_bytes(value['memory_bytes'])}")
         return label, for_terminal(", ".join(parts))
+    if name == "recorder" and isinstance(value, dict):
+        return label, for_terminal(describe_window(value))
     if name == "ring_fill" and isinstance(value, (int, float)):
         return "ring fill", f"{100 * value:.1f}%"
     if name == "reader_lag_s" and isinstance(value, (int, float)):
@@ -100,6 +102,26 @@ def in_words(name: str, value: Any) -> tuple[str, str]:
         parts = [f"{key} {number}" for key, number in value.items() if number]
         return label, for_terminal(", ".join(parts) or "0")
     return label, _say(value)
+
+
+def describe_window(window: dict[str, Any]) -> str:
+    """What a flight recorder keeps, in words."""
+    oldest, newest = (
+        strftime("%H:%M:%S", gmtime(float(window.get(name, 0))))
+        for name in ("oldest", "newest")
+    )
+    kept = human_bytes(int(window.get("bytes", 0)))
+    limit = human_bytes(int(window.get("limit_bytes", 0)))
+    parts = [
+        f"{oldest} to {newest} UTC ({window.get('seconds')} s)",
+        f"{window.get('records', 0):,} records, {kept} of {limit}",
+        f"{window.get('dumps')} dumps" + (", one under way" if window.get("dumping") else ""),
+    ]
+    if window.get("held_back"):
+        parts.append(f"{window['held_back']:,} triggers held back")
+    if window.get("failed"):
+        parts.append(f"failed: {window['failed']}")
+    return "; ".join(parts)
 
 
 def _rate(what: str, number: Any) -> str:

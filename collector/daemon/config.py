@@ -18,7 +18,7 @@ from collector.daemon.keys import CAPTURE, CONTROL, FILTERS, METRICS, OPTIONS, P
 from collector.daemon.toml_files import ConfigError, Keys, Sources
 from collector.plan import filters
 from collector.plan.choice import check_names
-from collector.plan.recorder import Recorder
+from collector.plan.recorder import make_recorder
 from collector.plan.request import Request, check_request
 from collector.plan.rotation import Rotation
 from collector.writer.stream import STREAMS
@@ -119,7 +119,7 @@ class _Checker:
         request = Request(
             filters=chosen, name=name, control_group=group, quiet=True, **options,
             rotation=Rotation(**rotation) if rotation is not None else None,
-            recorder=Recorder(**recorder) if recorder is not None else None,
+            recorder=make_recorder(recorder) if recorder is not None else None,
         )  # fmt: skip
         with self.at(keys):
             check_request(request)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from collector.plan.quantities import parse_duration, parse_size
 from collector.plan.trigger_parser import Mistake, parse
@@ -41,6 +43,12 @@ def parse_last(text: str) -> tuple[float | None, int]:
         else:
             last_bytes = parse_size(word)
     return last_s, Recorder.last_bytes if last_bytes is None else last_bytes
+
+
+def make_recorder(given: Mapping[str, Any]) -> Recorder:
+    """Of its fields by name; with a size alone no time limits what is kept."""
+    without_time = {"last_s": None} if "last_bytes" in given else {}
+    return Recorder(**{**without_time, **given})
 
 
 def check_recorder(recorder: Recorder) -> None:

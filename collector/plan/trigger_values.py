@@ -33,6 +33,8 @@ class Value:
     scale: int = 1
     constant: Fraction | None = None
     event: bool = False
+    locations: frozenset[int] = frozenset()
+    """Of an event: it is true at no record of another location."""
     plain: bool = False
     """A column itself, so that numpy compares integers."""
 

@@ -11,7 +11,7 @@ not, or until the connection ends. It fires once in that time, when it has held 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ SLOTS = 1 << 16
 share a slot, the later takes it, and the state of the earlier is lost."""
 _NEVER = np.iinfo(np.int64).max
 _DESTROY, _STATE_CHANGE, _CLOSED = 11, 4, 7
+_ENDS = {_DESTROY, _STATE_CHANGE}
 
 I64 = NDArray[np.int64]
 
@@ -48,16 +49,23 @@ class Watch:
         self._states = {t.number: _States(t) for t in triggers if t.for_ns is not None}
         self._now_ns = 0
 
-    def feed(self, rows: NDArray[Any], first_ns: int) -> list[Hit]:
-        """Ordered records of the capture's dtype; first_ns: the time of the first of them."""
+    def feed(
+        self, rows: NDArray[Any], first_ns: int, present: Set[int] | None = None
+    ) -> list[Hit]:
+        """Ordered records of the capture's dtype; first_ns: the time of the first of them.
+
+        present: the locations that they have; None: any.
+        """
         hits: list[Hit] = []
         if not len(rows):
             return hits
         names = rows.dtype.names or ()
         times: I64 | None = None
         for trigger in self._triggers:
-            mask = trigger.mask(rows)
             states = self._states.get(trigger.number)
+            if states is None and present is not None and not present & trigger.locations:
+                continue
+            mask = trigger.mask(rows)
             if states is None:
                 if mask.any():
                     at = int(mask.argmax())
@@ -69,9 +77,7 @@ class Watch:
                 continue
             if times is None:
                 times = self._times(rows)
-            hits += states.feed(rows, mask, times)
-        if times is None and "time_ns" in names:
-            self._now_ns = max(self._now_ns, int(rows["time_ns"].max()))
+            hits += states.feed(rows, mask, times, present)
         return hits
 
     def tick(self, now_ns: int) -> list[Hit]:
@@ -98,18 +104,40 @@ class _States:
         """_NEVER: the condition does not hold."""
         self._fired = np.zeros(SLOTS, np.bool_)
         self._owner = np.zeros(SLOTS, np.uint64)
+        self._seen = np.zeros(SLOTS, np.uint64)
+        self._place = np.full(SLOTS, -1, np.int64)
+        """For _update(): -1 between two calls."""
+        self._least_ns = _NEVER
+        """No condition that has not fired holds since an earlier time."""
         self.holding = 0
         """In how many slots the condition holds."""
 
-    def feed(self, rows: NDArray[Any], mask: NDArray[np.bool_], times: I64) -> list[Hit]:
+    def feed(
+        self,
+        rows: NDArray[Any],
+        mask: NDArray[np.bool_],
+        times: I64,
+        present: Set[int] | None,
+    ) -> list[Hit]:
         conn: NDArray[np.uint64] = rows["conn_id"].astype(np.uint64)
         if self._trigger.together:
             conn = np.zeros(len(rows), np.uint64)
-        else:
-            ended = rows["location"] == _DESTROY
-            ended |= (rows["location"] == _STATE_CHANGE) & (rows["callvalue"] == _CLOSED)
-            mask = mask & ~ended & (conn > 0)
+        elif present is None or present & _ENDS:
+            location = rows["location"]
+            ended = np.flatnonzero((location == _DESTROY) | (location == _STATE_CHANGE))
+            if len(ended):
+                closed = rows["callvalue"][ended] == _CLOSED
+                mask = mask.copy()
+                mask[ended[closed | (location[ended] == _DESTROY)]] = False
+        if not self._trigger.together:
+            mask = mask & (conn > 0)
         slots = (conn & np.uint64(SLOTS - 1)).astype(np.uint16)
+        last_ns = int(times[-1])
+        if last_ns - int(times[0]) < self._for_ns and not self._is_due(last_ns):
+            self._seen[slots] = conn
+            if (self._seen[slots] == conn).all():  # else two connections share a slot
+                self._update(slots, conn, mask, times)
+                return []
         hot = self._since != _NEVER
         before = np.flatnonzero(hot)
         hot[slots[mask]] = True
@@ -129,7 +157,48 @@ class _States:
         fired = np.concatenate((self._fired[before], np.zeros(len(here), np.bool_)))[order]
         return self._runs(slot, ids, when, holds, fired)
 
+    def _is_due(self, now_ns: int) -> bool:
+        """Whether a condition may have held long enough by then."""
+        if now_ns - self._for_ns < self._least_ns:
+            return False
+        waiting = self._since[~self._fired]
+        self._least_ns = int(waiting.min()) if len(waiting) else _NEVER
+        return now_ns - self._for_ns >= self._least_ns
+
+    def _update(
+        self,
+        slots: NDArray[np.uint16],
+        conn: NDArray[np.uint64],
+        mask: NDArray[np.bool_],
+        times: I64,
+    ) -> None:
+        """Take over records of so short a time that nothing fires in it, without sorting them.
+
+        Of several values for one slot, numpy keeps the last.
+        """
+        if self._trigger.restarts:
+            self._since[slots] = np.where(mask, times, _NEVER)
+            self._owner[slots], self._fired[slots] = conn, False
+            self._least_ns = min(self._least_ns, int(times[0]))
+        else:
+            false = np.flatnonzero(~mask)
+            self._place[slots[false]] = false
+            true = np.flatnonzero(mask)
+            true = true[true > self._place[slots[true]]]  # those after the slot's last false one
+            at = slots[true]
+            goes_on = (self._place[at] < 0) & (self._since[at] != _NEVER)
+            begins = true[~(goes_on & (self._owner[at] == conn[true]))][::-1]
+            self._place[slots[false]] = -1
+            self._since[slots[false]] = _NEVER
+            at = slots[begins]
+            self._since[at], self._owner[at], self._fired[at] = times[begins], conn[begins], False
+            if len(begins):
+                self._least_ns = min(self._least_ns, int(times[begins[-1]]))
+        self.holding = int(np.count_nonzero(self._since != _NEVER))
+
     def tick(self, now_ns: int) -> Hit | None:
+        if not self._is_due(now_ns):
+            return None
         due = np.flatnonzero((self._since <= now_ns - self._for_ns) & ~self._fired)
         if not len(due):
             return None
@@ -183,4 +252,6 @@ class _States:
         self._since[slot[last]] = when[runs[run]]
         self._fired[slot[last]] = fired[run]
         self._owner[slot[last]] = ids[last]
+        if len(last):
+            self._least_ns = min(self._least_ns, int(when[runs[run]].min()))
         self.holding = int(np.count_nonzero(self._since != _NEVER))

@@ -85,6 +85,8 @@ class Trigger:
     text: str
     mask: Callable[[Rows], Mask]
     for_ns: int | None
+    locations: frozenset[int] = frozenset()
+    """Of an event: no record of another location fires."""
     restarts: bool = False
     together: bool = False
 
@@ -160,13 +162,15 @@ class _Scope:
         def mask(rows: Rows) -> Mask:
             with np.errstate(all="ignore"):
                 found = np.broadcast_to(np.asarray(get(rows), np.bool_), len(rows))
-            location = rows["location"]
-            if len(rows) and location.max() >= FIRST_CONTROL:
+            if found.any():  # perhaps at control entries
+                location = rows["location"]
                 found = found & ((location < FIRST_CONTROL) | (location == EXISTING))
             return found
 
         restarts = stall_ns is not None
-        return Trigger(number, parsed.text, mask, for_ns, restarts, parsed.all)
+        return Trigger(
+            number, parsed.text, mask, for_ns, value.locations, restarts, parsed.all
+        )
 
     def _split_stall(self, parsed: Parsed) -> tuple[Node, int | None]:
         """The condition without `stall > TIME`, which may be one part of an `and`; its time."""
@@ -211,7 +215,11 @@ class _Scope:
                 return WRONG
             if one.event != other.event and node.operator == "or":
                 self._add("an event or a state: give two triggers", node.at)
-            return Value(lambda rows: join(one.get(rows), other.get(rows)), "bool", event=event)
+            locations = one.locations | other.locations
+            if node.operator == "and":
+                locations = one.locations or other.locations
+            get = lambda rows: join(one.get(rows), other.get(rows))  # noqa: E731
+            return Value(get, "bool", event=event, locations=locations)
         if node.operator == "not":
             inner = self._bool(node.operands[0])
             if inner.event:
@@ -265,7 +273,8 @@ class _Scope:
         if name not in self._recorded:
             self._add(f"{name} is not recorded: add it to --locations", node.at)
         number = self._numbers[name]
-        return Value(lambda rows: rows["location"] == number, "bool", event=True)
+        get = lambda rows: rows["location"] == number  # noqa: E731
+        return Value(get, "bool", event=True, locations=frozenset({number}))
 
     def _compare(self, node: Operation) -> Value:
         one, other = (self._number(operand) for operand in node.operands)

@@ -111,10 +111,12 @@ class Keeper:
         ):
             self._evict(self.blocks.popleft())
 
-    def add(self, ordered: Ordered) -> None:
-        """The next records."""
-        self.passed.update(ordered.counts())
+    def add(self, ordered: Ordered) -> Counter[Place]:
+        """The next records; how many there are of each place."""
+        counts = ordered.counts()
+        self.passed.update(counts)
         self._add(ordered, ordered.nbytes + int(ordered.seqs.nbytes) + PIECE_COST)
+        return counts
 
     def note(self, noted: Noted) -> None:
         """The next control entries."""

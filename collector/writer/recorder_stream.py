@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,7 +53,9 @@ class Fired(Protocol):
 class Watching(Protocol):
     """Finds when triggers fire."""
 
-    def feed(self, rows: NDArray[Any], first_ns: int) -> Sequence[Fired]: ...
+    def feed(
+        self, rows: NDArray[Any], first_ns: int, present: Set[int] | None = None
+    ) -> Sequence[Fired]: ...
     def tick(self, now_ns: int) -> Sequence[Fired]: ...
 
 
@@ -197,8 +199,11 @@ class RecorderStream(PscStream):
         self.records += ordered.records
         if self._show is not None:
             self._show(ordered.entries)
-        self._keeper.add(ordered)
-        hits = self.watch.feed(ordered.entries, ordered.first_ns) if self.watch is not None else ()
+        counts = self._keeper.add(ordered)
+        hits: Sequence[Fired] = ()
+        if self.watch is not None:
+            present = {location for _, location in counts}
+            hits = self.watch.feed(ordered.entries, ordered.first_ns, present)
         if self._dump is not None:
             self._spool.put(ordered)
         self._fire(hits)

@@ -172,3 +172,11 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="No such file"):
         toml_files.read(tmp_path / "none.toml")
+
+
+def test_a_recorder(tmp_path: Path) -> None:
+    text = "[capture.web]\n[capture.web.recorder]\nlast = '64M'\non = ['rto', 'rst']\n"
+    (web,) = captures(write(tmp_path, text)).values()
+    assert web.request.recorder == Recorder(None, 64 << 20, triggers=("rto", "rst"))
+    (line,) = mistakes(write(tmp_path, text.replace("'rst'", "'rst >'")))
+    assert "rst >" in line or "expected" in line

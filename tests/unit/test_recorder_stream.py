@@ -13,6 +13,7 @@ import pytest
 
 import formats
 from collector.commands import collect
+from collector.commands.status import in_words
 from collector.plan.recorder import parse_last
 from collector.plan.request import Request, check_request
 from collector.plan.trigger_watch import Hit
@@ -22,6 +23,7 @@ from formats.base.control import EXISTING, Change, EndReason, Mark, Trigger
 from formats.base.errors import UsageError
 from formats.registry import format_of
 from formats.verify import Report, verify_file
+from tests.fuzz.targets import agree
 from tests.unit.segment_maker import CPUS, LOCATION, Maker
 
 S = 10**9
@@ -34,7 +36,7 @@ class Watch:
     def __init__(self) -> None:
         self.due: list[Hit] = []
 
-    def feed(self, rows: Any, first_ns: int) -> list[Hit]:
+    def feed(self, rows: Any, first_ns: int, present: Any = None) -> list[Hit]:
         return []
 
     def tick(self, now_ns: int) -> list[Hit]:
@@ -393,3 +395,28 @@ def test_the_last_record_of_a_place_wins() -> None:
     rows = np.arange(6 * 4, dtype=np.uint32).view("V16")
     table[np.array([1, 2, 1, 3, 1, 2])] = rows
     assert table[1] == rows[4] and table[2] == rows[5] and table[3] == rows[3]
+
+
+def test_the_window_in_words(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(15):
+        recording.second()
+    told = recording.stream.window()
+    assert told is not None
+    label, text = in_words("recorder", told)
+    assert label == "recorder" and "1,000 records" in text and "0 dumps" in text
+    recording.fire(1)
+    told = recording.stream.window()
+    assert told is not None and "1 dumps, one under way" in in_words("recorder", told)[1]
+    recording.end()
+
+
+def test_every_reader_agrees_with_the_proof(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(15):
+        recording.second()
+    recording.fire(1)
+    recording.advance()
+    (path,) = recording.end()
+    check(path)
+    agree(path)

@@ -71,6 +71,16 @@ def test_values_of_enums_and_signs() -> None:
     assert mask("state > -1", state=[0]) == [True]
 
 
+def test_the_locations_that_an_event_needs() -> None:
+    numbers = {name: LOCATIONS[name] for name in ("RTO", "RESET_SENT", "RESET_RECEIVED")}
+    rto, rst, either, both = compiled("rto", "rst", "rto or rst", "rto and seg_len > 5")
+    assert rto.locations == both.locations == {numbers["RTO"]}
+    assert rst.locations == {numbers["RESET_SENT"], numbers["RESET_RECEIVED"]}
+    assert either.locations == set(numbers.values())
+    rows = records(location=[14], conn_id=[1], seg_len=[6])
+    assert len(Watch([rto, rst, either, both]).feed(rows, 0, {14})) == 3
+
+
 def test_control_entries_never_fire() -> None:
     assert mask("snd_cwnd >= 0", location=[1, 226, 227, 228]) == [True, True, False, False]
 
@@ -244,7 +254,7 @@ def test_states_fire_as_in_the_reference(
     edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
     for start, stop in itertools.pairwise(edges):
         part = rows[start:stop]
-        found += watch.feed(part, 0)
+        found += watch.feed(part, 0, set(part["location"].tolist()))
         if len(part):
             found += watch.tick(int(part["time_ns"][-1]))
     found += watch.tick(now + 7)
