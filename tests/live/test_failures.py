@@ -24,8 +24,8 @@ collect.main()
 # After the start no descriptor is left: whatever wants to open one gets EMFILE.
 NO_DESCRIPTORS = """
 import os, resource
-from collector.session.session import Session
-ready = Session._ready
+from collector.session.overseer import Overseer
+ready = Overseer.ready
 def _ready(self):
     used = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
@@ -37,7 +37,7 @@ def _ready(self):
         pass
     self._held = held
     ready(self)
-Session._ready = _ready
+Overseer.ready = _ready
 """
 FAILING = """
 from collector.{module} import {name}

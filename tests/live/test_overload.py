@@ -57,7 +57,7 @@ def check_books(path: Path, flood: Flood, report: dict[str, Any]) -> tuple[int, 
     assert report["seq_lost"] == lost
     # The rings counted the same losses themselves.
     assert report["ring_lost"] == sum(row["lost"].get("ring full", 0) for row in rows.values())
-    assert report["notes"] == []
+    assert [note for note in report["notes"] if not note.startswith("not seen")] == []
     return entries, lost
 
 
