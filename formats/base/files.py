@@ -12,10 +12,10 @@ import weakref
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from formats.base.closing import Closing
-from formats.base.errors import FileError
+from formats.base.errors import DamagedError, FileError
 from formats.base.limits import MOST_UNPACKED_BYTES
 
 ZSTD = b"\x28\xb5\x2f\xfd"
@@ -46,7 +46,7 @@ class InputFile(Closing):
 def open_plain(path: str | os.PathLike[str]) -> FileIO:
     """A file, open for reading; one that zstd compressed as a file that has what is in it.
 
-    That one is in the folder for temporary files, and has no name. OSError, FileError.
+    That one is in the folder for temporary files, and has no name. OSError, DamagedError.
     """
     file = FileIO(path, "rb")
     try:
@@ -59,10 +59,10 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
         try:
             size = 0
             with pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd") as packed:
-                while block := packed.read(_BLOCK_BYTES):
+                while block := _unpack(packed, path):
                     size += len(block)
                     if size > MOST_UNPACKED_BYTES:
-                        raise FileError(f"{path} has more than {MOST_UNPACKED_BYTES} bytes")
+                        raise DamagedError(f"{path} has more than {MOST_UNPACKED_BYTES} bytes")
                     view = memoryview(block)
                     while view:
                         view = view[plain.write(view) or 0 :]
@@ -75,6 +75,15 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
     except BaseException:
         file.close()
         raise
+
+
+def _unpack(packed: Any, path: str | os.PathLike[str]) -> bytes:
+    try:
+        return bytes(packed.read(_BLOCK_BYTES))
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise DamagedError(f"{path}: what zstd compressed is damaged") from error
 
 
 def already_there(path: str | os.PathLike[str], hint: str = "--force overwrites it") -> FileError:
