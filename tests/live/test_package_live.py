@@ -87,6 +87,9 @@ def test_installed_used_upgraded_and_purged(debian: Path) -> None:
     assert "nothing lost" in run(debian, "tcpkmon verify /first.pm")
     rows = run(debian, "tcpkmon export --format csv /first.pm").splitlines()
     assert len(rows) > 100
+    assert run(debian, "tcpkmon daemon --check").endswith("1 capture: tcp\n")
+    assert run(debian, "ls /lib/systemd/system/tcpkmon.service")
+    assert "tcpkmon" not in run(debian, "ls /etc/systemd/system/multi-user.target.wants || :")
     for shell, words in {
         "bash": "COMP_WORDS='tcpkmon ver' COMP_CWORD=1",
         "zsh": "COMP_WORDS='tcpkmon ver' COMP_CWORD=1",
