@@ -27,8 +27,9 @@ from collector.commands.selftest_traffic import (
 )
 from collector.lab.lab import Lab
 from collector.lab.traffic import Tally
-from collector.loader.tcp_info import FROM_INFO, TCP_INFO
+from collector.loader.tcp_info import TCP_INFO
 from formats.base.errors import LossError, TcpkmonError
+from formats.base.tcp_info import FROM_INFO
 from formats.psc.reader import Capture
 from formats.registry import format_of
 

@@ -35,6 +35,7 @@ from collector.commands import (
 )
 from formats.base.cli import run
 from formats.commands import (
+    check,
     condense,
     connections,
     decode,
@@ -92,6 +93,7 @@ for _part in (
     benchmark,
     why,
     connections,
+    check,
     dump,
     triggers,
 ):

@@ -28,12 +28,13 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from collector.linux.netns import cookie_of, run_inside
 from collector.loader.socket_iterator import socket_inodes
-from collector.loader.tcp_info import ECN, FROM_INFO, FROM_MEMORY, MEMORY_WORDS, TCP_INFO
+from collector.loader.tcp_info import ECN, FROM_MEMORY, MEMORY_WORDS, TCP_INFO
 from collector.plan.columns import Layout
 from collector.plan.filters import Address, Filters, Flag
 from collector.ring.batch import Batch
 from formats.base.control import EXISTING
 from formats.base.errors import KernelError
+from formats.base.tcp_info import FROM_INFO
 
 AF_INET, AF_INET6 = 2, 10
 _TCP = 6

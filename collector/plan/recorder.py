@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from collector.plan.quantities import parse_duration, parse_size
-from collector.plan.trigger_parser import Mistake, parse
 from collector.plan.triggers import TriggerError
 from formats.base.errors import UsageError
+from formats.base.expressions import Mistake, parse
 
 LEAST_BYTES = 1 << 20
 MOST_TRIGGERS = 64

@@ -16,17 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.plan.columns import Layout, locations_of
-from collector.plan.trigger_parser import (
-    COMPARISONS,
-    TIMES,
-    Mistake,
-    Name,
-    Node,
-    Number,
-    Operation,
-    Parsed,
-    parse,
-)
 from collector.plan.trigger_values import (
     ARITHMETIC,
     COMPARE,
@@ -40,7 +29,18 @@ from collector.plan.trigger_values import (
     same_scale,
 )
 from formats.base.control import EXISTING, FIRST_CONTROL
-from formats.base.errors import UsageError
+from formats.base.expressions import (
+    COMPARISONS,
+    TIMES,
+    ExpressionError,
+    Mistake,
+    Name,
+    Node,
+    Number,
+    Operation,
+    Parsed,
+    parse,
+)
 from formats.schema import field_type, suggest
 
 Mask = NDArray[np.bool_]
@@ -59,16 +59,8 @@ STALLED = "packets_out > 0 or snd_sb_cc > 0"
 STATE_COLUMNS = ("conn_id", "time_ns")
 """What a trigger needs that follows connections."""
 
-class TriggerError(UsageError):
+class TriggerError(ExpressionError):
     """Mistakes in triggers: all of them, each with its text and a caret."""
-
-    def __init__(self, mistakes: Sequence[tuple[str, Mistake]]) -> None:
-        self.mistakes = tuple(mistakes)
-        super().__init__("; ".join(mistake.what for _, mistake in mistakes), "")
-
-    def lines(self) -> tuple[str, ...]:
-        """Three lines for each mistake."""
-        return tuple(line for text, mistake in self.mistakes for line in mistake.lines(text))
 
 
 @dataclass(frozen=True)
@@ -205,6 +197,9 @@ class _Scope:
             return constant_of(node.value, "time" if node.is_time else "number")
         if isinstance(node, Name):
             return self._name(node)
+        if not isinstance(node, Operation):  # the parser has them in assertions only
+            self._add("a trigger has no functions and texts", node.at)
+            return WRONG
         if node.operator in ("and", "or"):
             one, other = (self._bool(operand) for operand in node.operands)
             join = np.logical_and if node.operator == "and" else np.logical_or

@@ -44,6 +44,7 @@ __all__ = [
     "Statistics",
     "Times",
     "Translator",
+    "check",
     "collapse_stacks",
     "condense",
     "count_samples",

@@ -12,11 +12,13 @@ __all__ = [
     "control",
     "errors",
     "escape",
+    "expressions",
     "files",
     "limits",
     "reader",
     "reconciled",
     "segments",
+    "tcp_info",
     "text",
     "times",
 ]  # fmt: skip

@@ -93,7 +93,7 @@ MOST_COPIES = 64
 MOST_OPEN = 1 << 21
 """Records that wait for the end of their bytes' way."""
 
-# Triggers of the flight recorder.
+# Triggers of the flight recorder, and assertions.
 MOST_TRIGGER_CHARACTERS = 1000
 """Of the text of a trigger."""
 MOST_TRIGGER_DEPTH = 40

@@ -2,6 +2,7 @@
 """The commands that need only files: one module each, which parses, calls and prints."""
 
 __all__ = [
+    "check",
     "condense", "connections", "decode", "export", "flamegraph", "latency", "magnet_parse",
     "repair", "translate", "verify", "why",
 ]  # fmt: skip

@@ -495,6 +495,34 @@ def trigger(data: bytes) -> None:
         assert hit.number == 1 and 0 < hit.count <= len(rows)
 
 
+@cache
+def _checked(owner: int) -> Any:
+    from formats.analysis.check import Capture
+    from tests.unit.why_capture import write_capture
+
+    return Capture(write_capture(_folder(owner) / "checked.pm", 200, 3, {50}))
+
+
+def assertion(data: bytes) -> None:
+    """An assertion is refused with places in its text, or it has a result that can be printed."""
+    from formats.analysis.check import as_junit, as_lines, check, github_lines
+    from formats.base.expressions import ExpressionError
+
+    capture = _checked(os.getpid())
+    text = data.decode(errors="surrogateescape")
+    try:
+        found = check(capture, [text])
+    except ExpressionError as error:
+        lines = "\n".join(error.lines())
+        assert not _CONTROL.search(lines), "not escaped"
+        assert all(0 <= mistake.at <= len(text) for _, mistake in error.mistakes)
+        return
+    printed = [*as_lines(found[0]), *github_lines(capture, found)]
+    assert not _CONTROL.search("\n".join(printed)), "not escaped"
+    assert as_junit([(capture, found)])
+    assert found[0].ok <= (not found[0].failed)
+
+
 def control(data: bytes) -> None:
     """A client sends these bytes: the server answers in JSON or not at all, and lives on."""
     running = _server(os.getpid())
@@ -582,5 +610,6 @@ TARGETS = {
     "schema": Target("schema", 200, schema),
     "control": Target("control", 200, control),
     "trigger": Target("trigger", 50, trigger),
+    "assertion": Target("assertion", 20, assertion),
     "lines": Target("lines", 20, lines, in_c=True),
 }

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.plan.columns import EVENT, choose_columns, load_schema, locations_of, make_layout
-from collector.plan.trigger_parser import Mistake, Name, Number, Operation, parse
 from collector.plan.trigger_watch import SLOTS, Watch
 from collector.plan.triggers import Trigger, TriggerError, compile_triggers, explain
+from formats.base.expressions import Mistake, Name, Number, Operation, parse
 
 SCHEMA = load_schema()
 LAYOUT = make_layout(SCHEMA, choose_columns(SCHEMA.event(EVENT), "default"), ())

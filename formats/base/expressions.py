@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the text of a trigger; docs/recorder.md describes the language.
+"""Reads triggers and assertions; docs/recorder.md and docs/check.md describe the language.
 
     trigger    = ["any" ":" | "all" ":"] or ["for" number]
     or         = and {"or" and}                      and   = not {"and" not}
@@ -8,37 +8,47 @@
     sum        = term {("+" | "-") term}             term  = sign {("*" | "/") sign}
     sign       = "-" sign | name | number | "(" or ")"
 
+An assertion is `or ["where" or]`, and a sign may also be `name "(" [argument {"," argument}] ")"`,
+where an argument is `or`, and a sign a text in quotes.
+
 The text comes from the command line or a file, and is never run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
 from formats.base.limits import MOST_TRIGGER_CHARACTERS, MOST_TRIGGER_DEPTH
 
 TIMES = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 """Units of time, in ns."""
-FACTORS = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+FACTORS: dict[str, int | Fraction] = {
+    "": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000, "%": Fraction(1, 100),
+}  # fmt: skip
 COMPARISONS = ("<=", ">=", "==", "!=", "<", ">")
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
-      | (?P<number>[0-9][0-9A-Za-z_.]*)
+      | (?P<number>[0-9][0-9.]*(?:[eE][-+][0-9]+)?[0-9A-Za-z_.]*%?)
+      | (?P<string>"[^"\n]*")
       | (?P<name>[A-Za-z_]\w*)
-      | (?P<mark><=|>=|==|!=|[-+*/()<>:])
+      | (?P<mark><=|>=|==|!=|[-+*/()<>:,])
       | (?P<other>.)""",
     re.VERBOSE | re.DOTALL | re.ASCII,
 )
-_NUMBER = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(ns|us|ms|s|k|M|G|)", re.ASCII)
+_NUMBER = re.compile(
+    r"(\d{1,18}(?:\.\d{1,18})?(?:[eE][-+]?\d{1,2})?)(ns|us|ms|s|k|M|G|%|)", re.ASCII
+)
 _WORDS = frozenset({"and", "or", "not", "for"})
+_WHERE = "where"
 
 
 class Mistake(Exception):
-    """A mistake in a trigger: what is wrong, and at which character from 0."""
+    """A mistake in an expression: what is wrong, and at which character from 0."""
 
     def __init__(self, what: str, at: int) -> None:
         super().__init__(what)
@@ -48,6 +58,18 @@ class Mistake(Exception):
     def lines(self, text: str) -> tuple[str, str, str]:
         """The message, the text, and a caret under the place."""
         return self.what, f"  {for_terminal(text)}", f"  {' ' * self.at}^"
+
+
+class ExpressionError(UsageError):
+    """Mistakes in expressions: all of them, each with its text and a caret."""
+
+    def __init__(self, mistakes: Sequence[tuple[str, Mistake]]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("; ".join(mistake.what for _, mistake in mistakes), "")
+
+    def lines(self) -> tuple[str, ...]:
+        """Three lines for each mistake."""
+        return tuple(line for text, mistake in self.mistakes for line in mistake.lines(text))
 
 
 @dataclass(frozen=True)
@@ -76,7 +98,24 @@ class Operation:
     operands: tuple[Node, ...]
 
 
-Node = Number | Name | Operation
+@dataclass(frozen=True)
+class Text:
+    """A text in quotes. Only assertions have it."""
+
+    at: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and its arguments. Only assertions have it."""
+
+    at: int
+    name: str
+    arguments: tuple[Node, ...]
+
+
+Node = Number | Name | Operation | Text | Call
 
 
 @dataclass(frozen=True)
@@ -91,6 +130,15 @@ class Parsed:
 
 
 @dataclass(frozen=True)
+class Assertion:
+    """An assertion as it was written. where: the rows that it is about, None for all."""
+
+    text: str
+    node: Node
+    where: Node | None
+
+
+@dataclass(frozen=True)
 class _Token:
     kind: str
     text: str
@@ -99,14 +147,21 @@ class _Token:
 
 def parse(text: str) -> Parsed:
     """The trigger in this text. Mistake for the first thing that does not fit."""
-    if len(text) > MOST_TRIGGER_CHARACTERS:
-        raise Mistake(f"a trigger has at most {MOST_TRIGGER_CHARACTERS} characters", 0)
-    return _Parser(text).trigger()
+    return _Parser(text, "a trigger").trigger()
+
+
+def parse_assertion(text: str) -> Assertion:
+    """The assertion in this text. Mistake for the first thing that does not fit."""
+    return _Parser(text, "an assertion").assertion()
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, what: str) -> None:
+        if len(text) > MOST_TRIGGER_CHARACTERS:
+            raise Mistake(f"{what} has at most {MOST_TRIGGER_CHARACTERS} characters", 0)
         self._text = text
+        self._what = what
+        self._has_functions = False
         found = (
             _Token(match.lastgroup or "other", match.group(), match.start())
             for match in _TOKEN.finditer(text)
@@ -133,6 +188,14 @@ class _Parser:
         if self._token.kind != "end":
             raise self._unexpected("an operator, `and`, `or`, `for` or the end")
         return Parsed(self._text, node, every, for_ns, at)
+
+    def assertion(self) -> Assertion:
+        self._has_functions = True
+        node = self._or()
+        where = self._or() if self._take(_WHERE) is not None else None
+        if self._token.kind != "end":
+            raise self._unexpected("an operator, `and`, `or`, `where` or the end")
+        return Assertion(self._text, node, where)
 
     @property
     def _token(self) -> _Token:
@@ -188,10 +251,26 @@ class _Parser:
             return node
         if self._token.kind == "number":
             return self._number()
-        if self._token.kind == "name" and self._token.text not in _WORDS:
+        token = self._token
+        if token.kind == "string" and self._has_functions:
             self._next += 1
-            return Name(self._tokens[self._next - 1].at, self._tokens[self._next - 1].text)
+            return Text(token.at, token.text[1:-1])
+        is_word = token.text in _WORDS or (self._has_functions and token.text == _WHERE)
+        if token.kind == "name" and not is_word:
+            self._next += 1
+            if self._has_functions and self._take("(") is not None:
+                return self._call(token)
+            return Name(token.at, token.text)
         raise self._unexpected("a name, a number or `(`")
+
+    def _call(self, name: _Token) -> Call:
+        self._deeper(name)
+        arguments: list[Node] = []
+        while self._take(")") is None:
+            if arguments and self._take(",") is None:
+                raise self._unexpected("`,` or `)`")
+            arguments.append(self._or())
+        return Call(name.at, name.text, tuple(arguments))
 
     def _number(self) -> Number:
         token = self._token
@@ -206,11 +285,12 @@ class _Parser:
         """Count operators: each may be a call deeper, here and in whoever walks the tree."""
         self._depth += 1
         if self._depth > MOST_TRIGGER_DEPTH:
-            raise Mistake(f"a trigger has at most {MOST_TRIGGER_DEPTH} operators", token.at)
+            raise Mistake(f"{self._what} has at most {MOST_TRIGGER_DEPTH} operators", token.at)
 
     def _unexpected(self, wanted: str) -> Mistake:
         token = self._token
         if token.kind == "end":
-            return Mistake(f"expected {wanted}, but the trigger ends here", token.at)
+            what = self._what.split()[1]
+            return Mistake(f"expected {wanted}, but the {what} ends here", token.at)
         hint = " (did you mean '=='?)" if token.text == "=" else ""
         return Mistake(f"expected {wanted}, found '{for_terminal(token.text)}'{hint}", token.at)

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assertions on a capture: docs/check.md describes the language."""
+
+from formats.analysis.check.checking import Capture, Result, check, compile_assertions
+from formats.analysis.check.output import as_dict, as_junit, as_lines, github_lines
+
+__all__ = [
+    "Capture",
+    "Result",
+    "as_dict",
+    "as_junit",
+    "as_lines",
+    "check",
+    "compile_assertions",
+    "github_lines",
+]

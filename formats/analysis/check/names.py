@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of the language that are neither columns nor functions."""
+
+from __future__ import annotations
+
+from formats.base.expressions import TIMES
+from formats.base.tcp_info import FROM_INFO
+
+LEDGER = ("no_loss", "proven")
+"""Conditions on the whole capture."""
+CONSTANTS = {
+    prefix + name: number
+    for prefix, first, names in (
+        ("TCP_CA_", 0, "Open Disorder CWR Recovery Loss"),
+        ("TCP_", 1, "ESTABLISHED SYN_SENT SYN_RECV FIN_WAIT1 FIN_WAIT2 TIME_WAIT CLOSE CLOSE_WAIT "
+                    "LAST_ACK LISTEN CLOSING NEW_SYN_RECV"),
+    )
+    for number, name in enumerate(names.split(), first)
+}  # fmt: skip
+"""The kernel's names of values of ca_state and state (linux/tcp.h, net/tcp_states.h)."""
+COLUMN_OF = {member: column for column, member in FROM_INFO.items()}
+"""The column that holds a member of struct tcp_info."""
+
+
+def unit_of(column: str) -> int | None:
+    """ns in the unit of a column whose name ends in one: srtt_us has 1,000. None: no time."""
+    return TIMES.get(column.rpartition("_")[2]) if "_" in column else None

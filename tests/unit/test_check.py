@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon check: the language against plain numpy, its mistakes, its outputs, its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import formats
+from formats.analysis.check import Capture, check
+from formats.analysis.why import connections
+from formats.base.cli import run
+from formats.base.expressions import (
+    Call,
+    ExpressionError,
+    Mistake,
+    Number,
+    Operation,
+    parse_assertion,
+)
+from formats.commands.check import command
+from tests.unit.why_capture import write_capture
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_capture(tmp_path_factory.mktemp("check") / "run.pm", 2000, 4)
+
+
+@pytest.fixture(scope="module")
+def capture(path: Path) -> Capture:
+    return Capture(path)
+
+
+def formats_lost(path: str) -> int:
+    with formats.open(path) as reader:
+        return reader.lost
+
+
+def records(path: Path, name: str) -> np.ndarray:
+    with formats.open(path) as reader:
+        rows = reader.columns([name, "conn_id"], 0, 10**9)
+    return rows[name][rows["conn_id"] > 0].astype(np.float64)
+
+
+@pytest.mark.parametrize("name", ["srtt_us", "snd_wnd", "snd_cwnd_segs"])
+def test_summaries_are_numpys(capture: Capture, path: Path, name: str) -> None:
+    values = records(path, name)
+    for how, right in {
+        "min": values.min(), "max": values.max(), "mean": values.mean(), "sum": values.sum(),
+        "p50": np.percentile(values, 50), "p99": np.percentile(values, 99),
+    }.items():  # fmt: skip
+        text = f"{how}({name}) >= {right - 1e-4:.9f} and {how}({name}) <= {right + 1e-4:.9f}"
+        other = f"{how}({name}) > {right + 1e-4:.9f} where time_ns >= 0"
+        # conn_id and srtt_us alone could be of connections: time_ns is of records.
+        one, two = check(capture, [f"{text} where time_ns >= 0", other])
+        assert one.ok and not two.ok, (one, two)
+        assert one.rows == len(values)
+
+
+def test_each_connection_must_hold(capture: Capture, path: Path) -> None:
+    table = connections(path)
+    bound = float(np.sort(table["lport"])[1])
+    (found,) = check(capture, [f"lport <= {bound:.0f}"])
+    broken = np.flatnonzero(table["lport"] > bound)
+    assert not found.ok and found.failed == len(broken) and found.rows == 4
+    first = table["conn_id"][broken[np.argmax(table["lport"][broken])]]
+    assert found.worst[0].startswith(f"connection {first},")
+    (chosen,) = check(capture, [f"lport <= {bound:.0f} where lport <= {bound:.0f}"])
+    assert chosen.ok and chosen.rows == 4 - len(broken)
+
+
+def test_units_and_names_of_tcp_info(capture: Capture, path: Path) -> None:
+    most = records(path, "srtt_us").max()
+    texts = [f"rtt <= {most:.0f}us", f"rtt < {most:.0f}", f"max(rtt) == {most / 1000:.3f}ms",
+             "p50(rtt) / max(rtt) <= 100%", "unacked == packets_out"]  # fmt: skip
+    assert [one.ok for one in check(capture, texts)] == [True, False, True, True, True]
+
+
+def test_shares_of_limits_add_up(capture: Capture) -> None:
+    texts = ['limit_share("rwnd") >= limit_share("zero_window")',
+             'all(limit_share("app") + limit_share("rwnd") <= 1.000001)',
+             'max(limit_share("rwnd")) < 0']  # fmt: skip
+    assert [one.ok for one in check(capture, texts)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["bytes_sent >= 0 where lport == 1",
+     "all(mss > 0) where lport == 1", "rtt > 0 where lport == 1",
+     "max(rtt) >= 0 where lport == 1", "sum(rcv_ooopack) == 0", "pid != 1", "not (pid == 1)"],
+)  # fmt: skip
+def test_no_data_is_a_failure(capture: Capture, text: str) -> None:
+    (found,) = check(capture, [text])
+    assert not found.ok
+
+
+def test_all_mistakes_at_once(capture: Capture) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        check(capture, ["mss > 0", "mss > ", 'mzz > 1 and limit_share("rw") < 1', "mss",
+                        "rtt > max",
+                        "retrans_ratio < 1ms", 'laddr < "a"', "max(3) < 2", "nope(1) < 2",
+                        "1 < 2", "no_loss where 1 < 2", "lost(1) == 0"])  # fmt: skip
+    told = [(text, mistake.at) for text, mistake in caught.value.mistakes]
+    assert ("mzz > 1 and limit_share(\"rw\") < 1", 0) in told
+    assert ("mzz > 1 and limit_share(\"rw\") < 1", 24) in told
+    assert {text for text, _ in told} == {
+        "mss > ", 'mzz > 1 and limit_share("rw") < 1', "mss", "rtt > max", "retrans_ratio < 1ms",
+        'laddr < "a"', "max(3) < 2", "nope(1) < 2", "1 < 2", "no_loss where 1 < 2", "lost(1) == 0",
+    }  # fmt: skip
+    assert caught.value.lines()[2].strip() == "^"
+
+
+def test_exit_codes_and_outputs(path: Path, tmp_path: Path) -> None:
+    runner = CliRunner()
+    good = runner.invoke(command, [str(path), "count() == 4"], standalone_mode=False)
+    report = tmp_path / "check.xml"
+    bad = runner.invoke(
+        command, [str(path), "count() == 5", "count() == 4", "--junit", str(report), "--github"],
+        standalone_mode=False,
+    )  # fmt: skip
+    assert "FAILED count() == 5: is 4" in bad.output and bad.return_value == 6
+    assert f"::error title=tcpkmon check::{path}: count() == 5: is 4" in bad.output
+    suite = ElementTree.parse(report).getroot()[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert suite[0][0].get("message") == "is 4" and not len(suite[1])
+    listed = runner.invoke(command, [str(path), "count() == 4", "--json"], standalone_mode=False)
+    told = json.loads(listed.output[listed.output.index("{") :])
+    assert told["files"][0]["assertions"][0]["ok"] and told["exit_code"] == listed.return_value
+    assert good.return_value == (0 if told["files"][0]["proven"] else 5)
+
+
+def test_a_loss_is_not_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_capture(tmp_path / "lossy.pm", 500, 2, {100}))
+    assert run(command, [path, "count() == 2"], prog="check") == 5
+    assert "not proven" in capsys.readouterr().err
+    assert run(command, [path, "count() == 2", "--unproven-ok"], prog="check") == 0
+    assert run(command, [path, "no_loss", "--unproven-ok"], prog="check") == 6
+    lost = f"lost() == {formats_lost(path)}"
+    assert run(command, [path, lost, "--unproven-ok"], prog="check") == 0
+    assert run(command, ["no_loss"], prog="check") == 2
+
+
+NUMBERS = st.sampled_from(["1", "2.5k", "1e-3", "5%", "30ms", "1e6us"])
+EXPRESSIONS = st.recursive(
+    NUMBERS | st.sampled_from(["mss", "rtt", "lost()"]),
+    lambda part: st.builds("({} {} {})".format, part, st.sampled_from("+-*/"), part)
+    | st.builds("max({})".format, part),
+    max_leaves=6,
+)
+
+
+@given(EXPRESSIONS, EXPRESSIONS, st.sampled_from(["<", "<=", "==", "!="]))
+def test_the_parser_takes_what_the_grammar_makes(one: str, other: str, compare: str) -> None:
+    text = f"{one} {compare} {other}"
+    node = parse_assertion(f"{text} where mss > 1").node
+    assert isinstance(node, Operation) and node.operator == compare
+    assert parse_assertion(f"{text}").where is None
+
+
+@given(st.text("maxmss()<>=!+-*/,\"%1e.5 where", max_size=40))
+def test_the_parser_refuses_with_a_place(text: str) -> None:
+    try:
+        parse_assertion(text)
+    except Mistake as mistake:
+        assert 0 <= mistake.at <= len(text)
+
+
+def test_numbers() -> None:
+    for text, value in {"1e-3": 0.001, "5%": 0.05, "2.5k": 2500, "1.5ms": 1.5e6}.items():
+        node = parse_assertion(f"max(mss) < {text}").node
+        assert isinstance(node, Operation)
+        left, right = node.operands
+        assert isinstance(left, Call) and isinstance(right, Number)
+        assert float(right.value) == pytest.approx(value)
