@@ -117,7 +117,7 @@ def answer_a_line() -> Terminal:
 
 
 def check_answer(log: Log, user: Terminal) -> None:
-    found = [(one["event"], one["tgid"], one["raw"]) for one in user.of(log)]
+    found = [(one["event"], one["tgid"], one["raw"]) for one in of(user, log)]
     assert found == [(event, user.pid, 0) for event in EVENTS]
 
 
