@@ -10,12 +10,13 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from collector.lab.counters import counters, losing
 from collector.lab.lab import Lab
 from collector.lab.namespaces import Side
 from collector.lab.pair import Pair, connected, join, listening, look, make_socket, receive
@@ -93,7 +94,7 @@ class Traffic(Closing):
         self.calm = self._stack.enter_context(connected(self._lab, self._lab.b.address6))
         for _ in range(3):
             self.calm.exchange(20_000)
-        kernel = {"a": _counters(self._lab.a), "b": _counters(self._lab.b)}
+        kernel = {"a": counters(self._lab.a), "b": counters(self._lab.b)}
         return Counts(results, kernel)
 
     def at_rest(self) -> list[tuple[End, bytes, str]]:
@@ -161,9 +162,9 @@ def _lose_data(lab: Lab) -> None:
     """A blackout: RTO, LOSS_PROBE, RETRANSMIT, CONG_STATE."""
     with connected(lab) as pair:
         pair.exchange()
-        with _losing(lab.b, _LARGE):
+        with losing(lab.b, _LARGE):
             pair.client.sendall(bytes(1000))
-            wait_until("timeouts", lambda: _counters(lab.a)["TCPTimeouts"] >= 2)
+            wait_until("timeouts", lambda: counters(lab.a)["TCPTimeouts"] >= 2)
         receive(pair.server, 1000)
         pair.exchange(3000)
 
@@ -173,12 +174,12 @@ def _lose_handshake(lab: Lab) -> None:
     with (
         listening(lab.b, lab.b.address4) as listener,
         make_socket(lab.a) as client,
-        _losing(lab.a, _SYN_ACK),
+        losing(lab.a, _SYN_ACK),
     ):
         client.setblocking(False)
         with suppress(BlockingIOError):
             client.connect(listener.getsockname())
-        wait_until("a second SYN-ACK", lambda: _counters(lab.b)["TCPSynRetrans"])
+        wait_until("a second SYN-ACK", lambda: counters(lab.b)["TCPSynRetrans"])
 
 
 def _fill_window(lab: Lab) -> None:
@@ -192,7 +193,7 @@ def _fill_window(lab: Lab) -> None:
     with suppress(BlockingIOError):
         while True:
             sent += pair.client.send(bytes(10_000), socket.MSG_DONTWAIT)
-    wait_until("a window probe", lambda: _counters(lab.a)["TCPWinProbe"])
+    wait_until("a window probe", lambda: counters(lab.a)["TCPWinProbe"])
     receive(pair.server, sent)
     pair.close()
 
@@ -206,30 +207,8 @@ def _shrink_buffer(lab: Lab) -> None:
         with suppress(BlockingIOError):
             while sent < 60_000:
                 sent += pair.client.send(bytes(1000), socket.MSG_DONTWAIT)
-        wait_until("a full receive queue", lambda: _counters(lab.b)["TCPRcvQDrop"])
+        wait_until("a full receive queue", lambda: counters(lab.b)["TCPRcvQDrop"])
         receive(pair.server, sent)
-
-
-@contextmanager
-def _losing(side: Side, packets: str) -> Iterator[None]:
-    """Inside, this side loses all packets of a kind that come in."""
-    chain = "add chain inet own losses { type filter hook input priority 0 ; }"
-    rule = f"add rule inet own losses {packets} drop"
-    side.command(["nft", f"add table inet own; {chain}; {rule}"])
-    try:
-        yield
-    finally:
-        side.command(["nft", "delete table inet own"])
-
-
-def _counters(side: Side) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for name in ("netstat", "snmp"):
-        lines = side.command(["cat", f"/proc/thread-self/net/{name}"]).splitlines()
-        for names, values in zip(lines[::2], lines[1::2], strict=True):
-            pairs = zip(names.split()[1:], values.split()[1:], strict=True)
-            found.update({name: int(value) for name, value in pairs})
-    return found
 
 
 def _ss(side: Side, end: socket.socket) -> str:

@@ -7,8 +7,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +27,8 @@ from capturing import (
 )
 from test_oracle_ss import tcp_info
 
+from collector.lab.counters import counters, losing
 from collector.lab.lab import Lab
-from collector.lab.namespaces import Side
 from collector.linux.btf import Btf, Kind
 from collector.loader.attach_trials import Probing
 
@@ -43,29 +42,6 @@ LARGE = "meta l4proto tcp meta length > 200"
 SYN_ACK = "tcp flags & (syn|ack) == (syn|ack)"
 SMALL_BUFFER = 4096
 PRUNED = "SKB_DROP_REASON_TCP_OFO_QUEUE_PRUNE"
-
-
-def counters(side: Side) -> dict[str, int]:
-    """The namespace's own counts of what TCP did there."""
-    found: dict[str, int] = {}
-    for name in ("netstat", "snmp"):
-        lines = side.command(["cat", f"/proc/thread-self/net/{name}"]).splitlines()
-        for names, values in zip(lines[::2], lines[1::2], strict=True):
-            pairs = zip(names.split()[1:], values.split()[1:], strict=True)
-            found.update((name, int(value)) for name, value in pairs)
-    return found
-
-
-@contextmanager
-def losing(side: Side, packets: str) -> Iterator[None]:
-    """Inside, this side loses all packets of a kind that come in."""
-    chain = "add chain inet own losses { type filter hook input priority 0 ; }"
-    rule = f"add rule inet own losses {packets} drop"
-    side.command(["nft", f"add table inet own; {chain}; {rule}"])
-    try:
-        yield
-    finally:
-        side.command(["nft", "delete table inet own"])
 
 
 def check_chain(changes: Records, column: str) -> None:

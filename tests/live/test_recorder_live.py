@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import formats
+from collector.lab.counters import losing
 from collector.lab.lab import Lab
 from formats.base.control import EXISTING, End, Trigger
 from tests.live.capturing import Pair, connected, within
@@ -33,7 +34,6 @@ from tests.live.faults import (
     verify,
     wait_until,
 )
-from tests.live.test_locations import losing
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
