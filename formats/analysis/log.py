@@ -44,11 +44,19 @@ class Log(Logs):
     ) -> Log:
         """The same log with only the events that meet all conditions. Raises UsageError.
 
-        events: names of events (none: all). since, until: CLOCK_MONOTONIC in ns, or a time like
+        Also those of an earlier choose(); a since or until that is given again replaces it. events: names of events (none: all). since, until: CLOCK_MONOTONIC in ns, or a time like
         "2026-01-31T12:00:00" (UTC). where: conditions like "pid=12" or "state!=RUNNING".
         """
+        before = self.choice
+        if events and before.events is not None:
+            events = tuple(name for name in events if name in before.events)
+            if not events:
+                raise UsageError("no event that both choices have")
         choice = Choice(
-            events or None, _moment(since), _moment(until), tuple(map(parse_condition, where))
+            events or before.events,
+            _moment(since) or before.since,
+            _moment(until) or before.until,
+            (*before.conditions, *map(parse_condition, where)),
         )
         return Log(self.readers, choice)
 

@@ -110,6 +110,9 @@ def test_a_log_can_be_narrowed(tmp_path: Path) -> None:
         assert len(list(log.choose(where=["how=SLEEPING", "pid!=1"]))) == 7
         inside = log.choose("SCHEDOUT", since=CLOCK[0] + 2500, until=CLOCK[0] + 4500)
         assert [event["pid"] for event in inside] == [2, 0, 1]
+        assert [event["pid"] for event in inside.choose("SCHEDOUT", where=["pid!=0"])] == [2, 1]
+        with pytest.raises(UsageError, match="both choices"):
+            inside.choose("SCHEDIN")
         assert len(list(log.choose("SCHEDIN", since="2020-01-01"))) == 10
         assert list(log.choose("SCHEDIN", since="2100-01-01")) == []
         assert {event.type for event in log.choose("SCHEDIN", "EMPTY")} == {"SCHEDIN"}
