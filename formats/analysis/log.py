@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from formats.analysis.event import Event
-from formats.base.errors import FileError
+from formats.base.errors import FileError, UsageError
 from formats.base.text import address_of, text_of
 from formats.klogger.batch import LogBatch
 from formats.klogger.choose import ALL, Choice, parse_condition
@@ -44,7 +44,9 @@ class Log(Logs):
     ) -> Log:
         """The same log with only the events that meet all conditions. Raises UsageError.
 
-        Also those of an earlier choose(); a since or until that is given again replaces it. events: names of events (none: all). since, until: CLOCK_MONOTONIC in ns, or a time like
+        Also those of an earlier choose(); a since or until that is given again replaces it.
+
+        events: names of events (none: all). since, until: CLOCK_MONOTONIC in ns, or a time like
         "2026-01-31T12:00:00" (UTC). where: conditions like "pid=12" or "state!=RUNNING".
         """
         before = self.choice
