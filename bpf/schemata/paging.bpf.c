@@ -41,6 +41,17 @@ struct paging_write {
     u32 device;
     u32 pages;
 };
+
+/* Whether a write's flags say swap. A kernel without swap writes no page out.
+ */
+static __always_inline int is_page_out(u64 flags) {
+#ifdef HAVE___REQ_SWAP
+    return (flags & OPERATION) == WRITE && flags & 1ULL << __REQ_SWAP;
+#else
+    return 0;
+#endif
+}
+
 BPF_TABLE("lru_hash", u32, struct paging_fault, paging_faults, 16384);
 BPF_TABLE("lru_hash", u64, struct paging_write, paging_writes, 16384);
 
@@ -142,12 +153,8 @@ PROBE(swap_write, "PAGEOUT_START PAGEOUT_END", "btf:block_bio_queue raw:block_bi
     u64 request = (u64)bio, flags = READ(DIRECT, bio, bi_opf);
     struct paging_write write = {};
 
-#ifdef HAVE___REQ_SWAP
-    if ((flags & OPERATION) != WRITE || !(flags & 1ULL << __REQ_SWAP))
+    if (!is_page_out(flags))
         return;
-#else
-    return;
-#endif
     write.task = klogger_current_task();
     write.since = bpf_ktime_get_ns();
     write.page = READ(DIRECT, bio, bi_iter.bi_sector) >> (PAGE_BITS - SECTOR_BITS);
@@ -191,12 +198,8 @@ PROBE(swap_requests, "PAGEOUT_END", "btf:block_rq_complete raw:block_rq_complete
     u64 flags = READ(DIRECT, rq, cmd_flags);
     u32 left = ARG(2);
 
-#ifdef HAVE___REQ_SWAP
-    if ((flags & OPERATION) != WRITE || !(flags & 1ULL << __REQ_SWAP))
+    if (!is_page_out(flags))
         return;
-#else
-    return;
-#endif
 #pragma nounroll
     for (u32 i = 0; i < MOST_BIOS && bio; i++) {
         u32 size = READ(DIRECT, bio, bi_iter.bi_size);

@@ -213,8 +213,10 @@ class _Scope:
             locations = one.locations | other.locations
             if node.operator == "and":
                 locations = one.locations or other.locations
-            get = lambda rows: join(one.get(rows), other.get(rows))  # noqa: E731
-            return Value(get, "bool", event=event, locations=locations)
+            return Value(
+                lambda rows: join(one.get(rows), other.get(rows)), "bool",
+                event=event, locations=locations,
+            )  # fmt: skip
         if node.operator == "not":
             inner = self._bool(node.operands[0])
             if inner.event:
@@ -268,8 +270,10 @@ class _Scope:
         if name not in self._recorded:
             self._add(f"{name} is not recorded: add it to --locations", node.at)
         number = self._numbers[name]
-        get = lambda rows: rows["location"] == number  # noqa: E731
-        return Value(get, "bool", event=True, locations=frozenset({number}))
+        return Value(
+            lambda rows: rows["location"] == number, "bool",
+            event=True, locations=frozenset({number}),
+        )  # fmt: skip
 
     def _compare(self, node: Operation) -> Value:
         one, other = (self._number(operand) for operand in node.operands)
