@@ -49,12 +49,13 @@ class Processes:
         self.uids[place[uid != NO_USER]] = uid[uid != NO_USER]  # the last one stays
         self.cgroups = np.zeros(len(self.tgids), np.int64)
         self.cgroups[place[cgroup != 0]] = cgroup[cgroup != 0]
-        threads, first, where = np.unique(tid, return_index=True, return_inverse=True)
-        most = np.zeros(len(threads), np.int64)
+        self.cpu_ns = np.zeros(len(self.tgids), np.int64)
+        lives, began = _lives(tid, when[order], forks)
+        _, first, where = np.unique(lives, return_index=True, return_inverse=True)
+        most = np.zeros(len(first), np.int64)
         np.maximum.at(most, where, cpu)
         # A thread that was made during the capture began with none.
-        least = np.where(np.isin(threads, forks["child_pid"]), 0, cpu[first])
-        self.cpu_ns = np.zeros(len(self.tgids), np.int64)
+        least = np.where(began[first], 0, cpu[first])
         np.add.at(self.cpu_ns, place[first], np.maximum(most - least, 0))
         self.fault_ns = np.zeros(len(self.tgids), np.int64)
         at, found = self.find(faults["tgid"])
@@ -88,6 +89,26 @@ class Processes:
         """(n,) how many of the limits the CPU time without page faults reaches."""
         found: Array = np.searchsorted(np.array(limits_ms) * 1e6, self.true_cpu_ns, "right")
         return found
+
+
+def _lives(tid: Array, when: Array, forks: EventTable) -> tuple[Array, Array]:
+    """(n,) a number for each thread, and whether the capture saw it begin; in the order of `tid`.
+
+    A kernel gives a tid again when the thread that had it is gone: each FORK begins another thread.
+    """
+    made = forks["child_pid"].astype(np.int64)
+    is_fork = np.arange(len(made) + len(tid)) < len(made)
+    tids = np.concatenate((made, tid))
+    order = np.lexsort((np.concatenate((forks.times_ns, when)), tids))
+    forked = is_fork[order]
+    starts = forked.copy()
+    starts[1:] |= np.diff(tids[order]) != 0
+    starts[:1] = True
+    number = np.cumsum(starts)
+    lives, began = np.empty_like(number), np.empty_like(is_fork)
+    lives[order] = number
+    began[order] = forked[starts][number - 1]
+    return lives[len(made) :], began[len(made) :]
 
 
 def _join(parts: Sequence[Array]) -> Array:

@@ -299,6 +299,21 @@ def test_sessions_and_processes(tmp_path: Path) -> None:
     assert made.cpu is not None and made.cpu.most == pytest.approx(0.003)  # it began with none
 
 
+def test_a_number_given_again(tmp_path: Path) -> None:
+    """The kernel gives a dead thread's number to another one: both used CPU time."""
+    told: list[Told] = [
+        (1 * MS, "SCHEDOUT", {"pid": 30, "tgid": 30, "runtime": 100 * MS}),  # was there before
+        (2 * MS, "SCHEDOUT", {"pid": 30, "tgid": 30, "runtime": 103 * MS}),
+        (3 * MS, "FORK", {"child_pid": 30, "child_tgid": 30}),
+        (4 * MS, "SCHEDOUT", {"pid": 30, "tgid": 30, "runtime": 2 * MS}),
+        (5 * MS, "FORK", {"child_pid": 30, "child_tgid": 31}),
+        (6 * MS, "SCHEDOUT", {"pid": 30, "tgid": 31, "runtime": 7 * MS}),
+    ]
+    report = condensed(write(tmp_path / "log", told))
+    assert report.classes[3].cpu is not None
+    assert sorted((report.classes[3].cpu.mean, report.classes[3].cpu.most)) == [0.006, 0.007]
+
+
 def test_lossy_buffers_are_left_out(tmp_path: Path) -> None:
     build = LogBuilder(schema=SCHEMA)
     for number in range(3):
