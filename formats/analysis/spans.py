@@ -134,14 +134,14 @@ def total_ns(starts_ns: Array, stops_ns: Array, edges_ns: Array) -> Array:
     # Of each span, what lies before an edge is min(stop, edge) - min(start, edge).
     zero = edges_ns[0]
     starts, stops, edges = np.sort(starts_ns) - zero, np.sort(stops_ns) - zero, edges_ns - zero
-    return np.diff(_sum_below(stops, edges) - _sum_below(starts, edges))
+    return np.diff(_sum_below(stops, edges) - _sum_below(starts, edges)).view(np.int64)
 
 
 def _sum_below(ascending: Array, edges: Array) -> Array:
-    """For each edge the sum of min(value, edge)."""
-    sums = np.concatenate(([0], np.cumsum(ascending, dtype=np.float64)))
+    """For each edge the sum of min(value, edge) modulo 2^64: differences of sums are exact."""
+    sums = np.concatenate(([0], np.cumsum(ascending))).view(np.uint64)
     at = np.searchsorted(ascending, edges)
-    return sums[at] + (len(ascending) - at) * edges.astype(np.float64)
+    return sums[at] + ((len(ascending) - at) * edges).view(np.uint64)
 
 
 def _ids(tables: Sequence[EventTable], *names: str) -> Array:

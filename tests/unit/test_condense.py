@@ -9,10 +9,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from formats.analysis import NO_USER, Condensed, Times, condense, open_log
+from formats.analysis.spans import total_ns
 from formats.commands.condense import command
 from tests.unit.log_builder import LogBuilder
 
@@ -399,3 +401,13 @@ def test_a_fault_begins_when_it_says(tmp_path: Path) -> None:
         overall = condense(log).classes[-1]
     assert overall.io is None
     assert overall.physical_faults == 1
+
+
+def test_spans_of_weeks_add_up_to_the_nanosecond() -> None:
+    """What floating point would round: 200,000 spans in four weeks."""
+    starts = np.arange(200_000, dtype=np.int64) * 12_096_000_000
+    stops = starts + 1_000_003
+    edges = np.array([starts[0], starts[100_000] + 7, stops[-1]])
+    assert total_ns(starts, stops, edges).tolist() == [
+        100_000 * 1_000_003 + 7, 100_000 * 1_000_003 - 7
+    ]  # fmt: skip
