@@ -188,6 +188,11 @@ def start(
     if low_water is not None:
         arguments += ["--low-water", str(low_water)]
     arguments += ["--force"] * force + list(options)
+    return launch(arguments, Path(output), detached=detached)
+
+
+def launch(arguments: Sequence[str], output: Path, *, detached: bool = False) -> Capture:
+    """Start `collect` with these arguments, of which `-o output` is one; see start()."""
     with ExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile())
         ready, theirs = os.pipe()

@@ -35,7 +35,7 @@ _TOKEN = re.compile(
     r"""(?P<space>\s+)
       | (?P<number>[0-9][0-9.]*(?:[eE][-+][0-9]+)?[0-9A-Za-z_.]*%?)
       | (?P<string>"[^"\n]*")
-      | (?P<name>[A-Za-z_]\w*)
+      | (?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)?)
       | (?P<mark><=|>=|==|!=|[-+*/()<>:,])
       | (?P<other>.)""",
     re.VERBOSE | re.DOTALL | re.ASCII,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import formats
-from formats.analysis.check import Capture, check
-from formats.analysis.why import connections
+from formats.analysis.check import Capture, check, measure
+from formats.analysis.why import connections, intervals
 from formats.base.cli import run
 from formats.base.expressions import (
     Call,
@@ -89,6 +90,67 @@ def test_shares_of_limits_add_up(capture: Capture) -> None:
              'all(limit_share("app") + limit_share("rwnd") <= 1.000001)',
              'max(limit_share("rwnd")) < 0']  # fmt: skip
     assert [one.ok for one in check(capture, texts)] == [True, True, False]
+
+
+def test_intervals_are_those_of_the_table(capture: Capture, path: Path) -> None:
+    table, ends = intervals(path), connections(path)
+    lasted = (table["end_ns"] - table["start_ns"]) / 1e3
+    cwnd = table["limit"] == "cwnd"
+    assert cwnd.any() and not cwnd.all()
+    port = int(ends["lport"][0])
+    mine = table["conn_id"] == ends["conn_id"][0]
+    longest, summed = lasted[cwnd].max(), lasted[cwnd & mine].sum()
+    texts = {
+        f'interval.duration_us <= {longest}us where interval.limit == "cwnd"': True,
+        f'interval.duration_us < {longest} where interval.limit == "cwnd"': False,
+        f'sum(interval.duration_us) == {summed} where interval.limit == "cwnd" and lport == {port}':
+            True,
+        f"count() == {len(lasted)} where interval.family != main_limit or bytes_sent >= 0": True,
+        f"count() == {int(table['certain'].sum())} where interval.certain": True,
+        "interval.lost_records == 0 and not any(interval.cwnd_end < 1)": True,
+    }  # fmt: skip
+    found = check(capture, [*texts])
+    assert [one.ok for one in found] == [*texts.values()], found
+    assert found[0].what == "interval" and found[0].rows == cwnd.sum()
+    assert ", cwnd for " in found[1].worst[0]
+
+
+def test_mistakes_about_intervals(capture: Capture) -> None:
+    places = {
+        'interval.limt == "cwnd"': 0, 'interval.limit == "rto"': 18, "interval.mss > rtt": 15,
+        'interval.mss > 1 and limit_share("rwnd") < 1': 21, 'main_limit != "x"': 14,
+        "interval. mss > 1": 8, "interval.a.b > 1": 10,
+    }  # fmt: skip
+    for text, at in places.items():
+        with pytest.raises(ExpressionError) as caught:
+            check(capture, [text])
+        assert [mistake.at for _, mistake in caught.value.mistakes] == [at], text
+
+
+def test_measured_values_are_numbers(capture: Capture, path: Path) -> None:
+    table = connections(path)
+    texts = ["sum(bytes_sent)", "max(rtt) / 2", "count()", "lost()", "max(pid)",
+             "p50(interval.mss) where interval.mss < 0"]  # fmt: skip
+    assert measure(capture, texts) == [
+        table["bytes_sent"].sum(), records(path, "srtt_us").max() / 2, 4, capture.lost, None, None,
+    ]  # fmt: skip
+    with pytest.raises(ExpressionError) as caught:
+        measure(capture, ["mss", "no_loss", "max(mss)"])
+    assert [text for text, _ in caught.value.mistakes] == ["mss", "no_loss"]
+
+
+def test_every_column_of_records_can_be_asked_for(capture: Capture) -> None:
+    kinds = capture.record_kinds
+    assert "rcv_nxt" in kinds and "seq" not in kinds
+    check(capture, [f"min({name}) >= 0 where time_ns >= 0" for name in kinds])
+
+
+def test_the_examples_of_the_page(capture: Capture) -> None:
+    page = (Path(formats.__file__).parents[1] / "docs" / "check.md").read_text()
+    shown = re.findall(r"^    (.*)$", page, re.MULTILINE)
+    texts = [text for line in shown for text in re.findall(r"'([^']+)'", line)]
+    assert len(texts) > 8 and any("interval." in text for text in texts)
+    check(capture, texts)
 
 
 @pytest.mark.parametrize(

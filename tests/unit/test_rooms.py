@@ -23,6 +23,7 @@ MOST_LINES = 350
 
 ROOMS = {
     "collector": (
+        ("testing",),
         ("commands",),
         ("klogger",),
         ("daemon",),

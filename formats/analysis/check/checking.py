@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from formats.analysis.check.capture import CONNECTION_KINDS, INTERVAL_KINDS, Capture
 from formats.analysis.check.mistakes import Checker, names_in
-from formats.analysis.check.names import COLUMN_OF, CONSTANTS, LEDGER
+from formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER
 from formats.analysis.check.values import Array, NoDataError, Table
-from formats.analysis.why import CONNECTIONS, FAMILY, LIMITS, Source, connections
 from formats.base.expressions import (
     COMPARISONS,
     Assertion,
@@ -22,18 +22,13 @@ from formats.base.expressions import (
     Operation,
     parse_assertion,
 )
-from formats.registry import format_of
 
 _WORST = 5
-_KINDS = {"int": "number", "float": "number", "text": "text", "bool": "bool"}
-_CONNECTION_KINDS = {column.name: _KINDS[column.kind] for column in CONNECTIONS}
-_ALWAYS = ("conn_id", "location", "lport", "rport", "state")
-"""What Source needs to tell the records of connections."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Whether an assertion holds. what: connection or record, of how many rows it was about.
+    """Whether an assertion holds. what: connection, record or interval; rows: of how many.
 
     seen: the value that decided, for people. failed: how many rows break it; worst: some of them.
     """
@@ -47,75 +42,14 @@ class Result:
     worst: tuple[str, ...] = ()
 
 
-@dataclass
-class Capture:
-    """A capture on the disk, and what it says of all assertions. Errors as Source has them."""
-
-    path: Path
-    proven: bool = field(init=False)
-    verdict: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        reports = format_of(self.path).verify(self.path)
-        self.proven = bool(reports) and all(report.exit_code == 0 for report in reports)
-        self.verdict = "; ".join(r.verdict for r in reports if r.exit_code) or "nothing lost"
-        with Source(self.path) as source:
-            self._connections = connections(source)
-            reader = source.reader
-            self.lost = int(reader.lost)
-            self._whole = not self.lost and reader.complete and not reader.damaged
-
-    def record_columns(self) -> dict[str, str]:
-        """The columns of its records that hold numbers."""
-        with Source(self.path) as source:
-            reader = source.reader
-            if hasattr(reader, "columns_by_name"):
-                names = [n for n, c in reader.columns_by_name.items() if n and c.length <= 8]
-            else:
-                event = reader.format.find_event("SNAPSHOT")
-                names = [one.name for one in event.fields if one.kind in ("int", "enum")]
-        return dict.fromkeys([*names, "time_ns"], "number")
-
-    def table(self, what: str, names: Sequence[str]) -> Table:
-        """The rows of one kind, with these columns and those that name a row."""
-        columns = self._connections if what == "connection" else self._records(names)
-        aliases = {} if what == "connection" else COLUMN_OF
-        holds = dict(zip(LEDGER, (self._whole, self.proven), strict=True))
-        count = len(columns["conn_id"])
-        return Table(what, columns, count, self.lost, holds, self._share, CONSTANTS, aliases)
-
-    def _records(self, names: Sequence[str]) -> dict[str, Array]:
-        wanted = [name for name in names if name not in _ALWAYS and name != "time_ns"]
-        kept = ["conn_id", *wanted, *(name for name in names if name in _ALWAYS[1:])]
-        pieces: dict[str, list[Array]] = {name: [] for name in [*kept, "time_ns"]}
-        with Source(self.path) as source:
-            source.names = [*_ALWAYS, *wanted]
-            for piece in source.read():
-                for name in kept:
-                    pieces[name].append(piece[name])
-                pieces["time_ns"].append(piece.times_ns)
-        return {
-            name: np.concatenate(found) if found else np.zeros(0)
-            for name, found in pieces.items()
-        }
-
-    def _share(self, limit: str) -> Array:
-        table = self._connections
-        times = {name: table[f"us_{name}"].astype(np.float64) for name in LIMITS}
-        total = np.sum(list(times.values()), axis=0)
-        mine = np.sum([us for n, us in times.items() if limit in (n, FAMILY.get(n))], axis=0)
-        with np.errstate(all="ignore"):
-            share: Array = np.where(total > 0, mine / total, np.nan)
-        return share
-
-
 def compile_assertions(
-    texts: Sequence[str], records: Mapping[str, str]
+    texts: Sequence[str], records: Mapping[str, str], wanted: str = "bool"
 ) -> list[tuple[Assertion, str]]:
     """Each assertion, and what its rows are. ExpressionError for all mistakes at once.
 
-    records: the columns of the capture's records. An assertion is about connections if all its
-    columns are theirs, else about records.
+    records: the columns of the capture's records. An assertion is about intervals if it names one
+    of their columns, about connections if all its columns are theirs, else about records. wanted:
+    bool, or number for expressions that are one number.
     """
     found, mistakes = [], []
     for text in texts:
@@ -124,14 +58,18 @@ def compile_assertions(
         except Mistake as mistake:
             mistakes.append((text, mistake))
             continue
-        names = {*names_in(parsed.node), *names_in(parsed.where)} - {*LEDGER, *CONSTANTS}
-        others = {name for name in names if name not in _CONNECTION_KINDS}
-        of_records = any(name in records or COLUMN_OF.get(name) in records for name in others)
-        what = "record" if of_records else "connection"
-        kinds = records if of_records else _CONNECTION_KINDS
-        aliases = {n: c for n, c in COLUMN_OF.items() if c in records} if of_records else {}
+        names = _columns_in(parsed)
+        others = names - {*CONNECTION_KINDS}
+        aliases: Mapping[str, str] = {}
+        if any(name.startswith(INTERVAL) for name in names):
+            what, kinds = "interval", CONNECTION_KINDS | INTERVAL_KINDS
+        elif any(name in records or COLUMN_OF.get(name) in records for name in others):
+            what, kinds = "record", dict(records)
+            aliases = {name: column for name, column in COLUMN_OF.items() if column in records}
+        else:
+            what, kinds = "connection", CONNECTION_KINDS
         checker = Checker(kinds, aliases, what)
-        checker.check(parsed)
+        checker.check(parsed, wanted)
         mistakes += [(text, mistake) for mistake in checker.mistakes]
         found.append((parsed, what))
     if mistakes:
@@ -139,23 +77,51 @@ def compile_assertions(
     return found
 
 
+def _columns_in(parsed: Assertion) -> set[str]:
+    return {*names_in(parsed.node), *names_in(parsed.where)} - {*LEDGER, *CONSTANTS}
+
+
 def check(capture: Capture, texts: Sequence[str]) -> list[Result]:
     """Whether each assertion holds. ExpressionError for their mistakes."""
-    compiled = compile_assertions(texts, capture.record_columns())
-    names: set[str] = set()
-    for parsed, what in compiled:
-        if what == "record":
-            used = {*names_in(parsed.node), *names_in(parsed.where)} - {*LEDGER, *CONSTANTS}
-            known = capture.record_columns()
-            names |= {name if name in known else COLUMN_OF[name] for name in used}
-    tables = {what: capture.table(what, sorted(names)) for what in {w for _, w in compiled}}
+    compiled = compile_assertions(texts, capture.record_kinds)
+    tables = _tables(capture, compiled)
     return [_result(parsed, tables[what]) for parsed, what in compiled]
 
 
+def measure(capture: Capture, texts: Sequence[str]) -> list[float | None]:
+    """What expressions are that are one number, such as max(srtt_p95_us); None: there is no data.
+
+    ExpressionError for their mistakes.
+    """
+    compiled = compile_assertions(texts, capture.record_kinds, "number")
+    tables = _tables(capture, compiled)
+    found: list[float | None] = []
+    for parsed, what in compiled:
+        try:
+            value = float(_chosen(parsed, tables[what]).value(parsed.node).data)
+        except NoDataError:
+            value = math.nan
+        found.append(value if math.isfinite(value) else None)
+    return found
+
+
+def _tables(capture: Capture, compiled: Sequence[tuple[Assertion, str]]) -> dict[str, Table]:
+    names: dict[str, set[str]] = {}
+    for parsed, what in compiled:
+        names.setdefault(what, set()).update(_columns_in(parsed))
+    return {what: capture.table(what, used) for what, used in names.items()}
+
+
+def _chosen(parsed: Assertion, table: Table) -> Table:
+    """The rows that `where` chooses."""
+    if parsed.where is None:
+        return table
+    chosen = table.value(parsed.where)
+    return table.take(np.broadcast_to(np.logical_and(chosen.data, chosen.has), table.count))
+
+
 def _result(parsed: Assertion, table: Table) -> Result:
-    if parsed.where is not None:
-        chosen = table.value(parsed.where)
-        table = table.take(np.broadcast_to(np.logical_and(chosen.data, chosen.has), table.count))
+    table = _chosen(parsed, table)
     text, what, rows = parsed.text, table.what, table.count
     try:
         value = table.value(parsed.node)
@@ -212,6 +178,12 @@ def _row(table: Table, at: int) -> str:
     columns = table.columns
     if table.what == "record":
         return f"connection {columns['conn_id'][at]} at {columns['time_ns'][at] / 1e9:.6f} s"
+    if table.what == "interval":
+        limit, begin, duration = (
+            columns[f"{INTERVAL}{name}"][at] for name in ("limit", "start_ns", "duration_us")
+        )
+        lasted = f"{limit} for {duration / 1e3:.3f} ms"
+        return f"connection {columns['conn_id'][at]} at {begin / 1e9:.6f} s, {lasted}"
     ends = "{}:{} -> {}:{}".format(
         *(columns[name][at] for name in ("laddr", "lport", "raddr", "rport"))
     )

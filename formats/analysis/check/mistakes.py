@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from formats.analysis.check.names import CONSTANTS, LEDGER, unit_of
+from formats.analysis.check.names import CONSTANTS, INTERVAL, LEDGER, unit_of
 from formats.analysis.check.values import SUMMARIES
 from formats.analysis.why import LIMITS
 from formats.base.expressions import (
@@ -22,6 +22,7 @@ from formats.base.expressions import (
 from formats.schema import suggest
 
 FUNCTIONS = ("all", "any", "count", "limit_share", "lost", *SUMMARIES)
+_OF_LIMITS = (f"{INTERVAL}limit", f"{INTERVAL}family", "main_limit")
 _WRONG = ("wrong", False, False)
 Kind = tuple[str, bool, bool]
 """bool, number, text or wrong; whether there is one for each row; whether it is a time."""
@@ -36,9 +37,11 @@ class Checker:
         self._what = what
         self.mistakes: list[Mistake] = []
 
-    def check(self, parsed: Assertion) -> None:
-        """Adds the mistakes."""
-        self._want("bool", parsed.node)
+    def check(self, parsed: Assertion, wanted: str = "bool") -> None:
+        """Adds the mistakes. wanted: bool, or number for one that is no column."""
+        found = self._want(wanted, parsed.node)
+        if wanted == "number" and found[1]:
+            self._add("this has one number for each row: take max() of it", parsed.node.at)
         if parsed.where is None:
             return
         kind = self._want("bool", parsed.where)
@@ -101,9 +104,18 @@ class Checker:
             self._add("texts are compared by == and !=", node.at)
         if one[2] != other[2]:
             self._check_mixed(node, [one[2], other[2]])
+        self._check_limit(node)
         if all(isinstance(part, (Number, Text)) for part in node.operands):
             self._add("this compares two constants", node.at)
         return "bool", one[1] or other[1], False
+
+    def _check_limit(self, node: Operation) -> None:
+        """A column of limits is compared with one that there is."""
+        if any(isinstance(part, Name) and part.text in _OF_LIMITS for part in node.operands):
+            for part in node.operands:
+                if isinstance(part, Text) and part.text not in LIMITS:
+                    more = suggest(part.text, LIMITS) or f": {', '.join(LIMITS)}"
+                    self._add(f'there is no limit "{part.text}"{more}', part.at)
 
     def _name(self, node: Name) -> Kind:
         name = node.text
@@ -118,7 +130,8 @@ class Checker:
             self._add(f"{name} is a function: write {name}(...)", node.at)
         else:
             known = [*self._columns, *self._aliases, *LEDGER, *CONSTANTS]
-            self._add(f"no column '{name}' of a {self._what}{suggest(name, known)}", node.at)
+            what = f"a{'n' * (self._what == 'interval')} {self._what}"
+            self._add(f"no column '{name}' of {what}{suggest(name, known)}", node.at)
         return _WRONG
 
     def _call(self, node: Call) -> Kind:
@@ -146,7 +159,8 @@ class Checker:
     def _limit_share(self, node: Call) -> Kind:
         (argument,) = node.arguments
         if self._what != "connection":
-            self._add("limit_share is of connections: other names here are of records", node.at)
+            what = f"limit_share is of connections: other names here are of {self._what}s"
+            self._add(what, node.at)
         if not isinstance(argument, Text) or argument.text not in LIMITS:
             text = argument.text if isinstance(argument, Text) else ""
             more = suggest(text, LIMITS) or f": {', '.join(LIMITS)}"

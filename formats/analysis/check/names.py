@@ -18,6 +18,8 @@ CONSTANTS = {
     for number, name in enumerate(names.split(), first)
 }  # fmt: skip
 """The kernel's names of values of ca_state and state (linux/tcp.h, net/tcp_states.h)."""
+INTERVAL = "interval."
+"""What the names of columns of intervals begin with."""
 COLUMN_OF = {member: column for column, member in FROM_INFO.items()}
 """The column that holds a member of struct tcp_info."""
 

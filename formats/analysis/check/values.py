@@ -57,7 +57,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Table:
-    """n rows. what: connection or record. columns: those that the assertions name."""
+    """n rows. what: connection, record or interval. columns: those that the assertions name."""
 
     what: str
     columns: dict[str, Array]

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The value of the fixture tcpkmon: starts captures around blocks of a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from collector import klogger
+from collector.testing.baseline import Baseline
+from collector.testing.captured import Captured
+from collector.testing.options import LATENCY, arguments_of
+from formats.base.errors import PrivilegeError, UsageError
+
+_FOLDER_FORMAT = "klogger"
+
+
+class Captures:
+    """Captures of one test. paths: those that have begun, in order.
+
+    baseline: the file of values that captures are compared with, None for none; store: values are
+    stored in it instead. require: a test that cannot capture fails, where it would be skipped.
+    """
+
+    def __init__(
+        self, folder: Path, test: str, *, baseline: Path | None = None, store: bool = False,
+        require: bool = False,
+    ) -> None:  # fmt: skip
+        self.paths: list[Path] = []
+        self._folder = folder
+        self._baseline = None if baseline is None else Baseline(baseline, test, store)
+        self._require = require
+
+    def capture(
+        self, name: str = "", *, latency: bool = False, **options: Any
+    ) -> AbstractContextManager[Captured]:
+        """Capture while a block runs: all is attached when it begins, all is drained at its end.
+
+        name: of the file, and of its values in the baseline. latency: also what .latency needs.
+        options: those of collect. Skips the test where this process may not capture. Raises
+        UsageError for a wrong option; the block raises the errors of collect.
+        """
+        __tracebackhide__ = True
+        if os.path.basename(name) != name:
+            raise UsageError(f"{name!r} is no name of a file")
+        name = name or "capture" + (f"-{len(self.paths) + 1}" if self.paths else "")
+        arguments = arguments_of({**LATENCY, **options} if latency else options)
+        if os.geteuid() != 0:
+            self._refuse("this process is not root")
+        is_folder = _FOLDER_FORMAT in arguments
+        path = self._folder / (name if is_folder else f"{name}.pm")
+        return self._run(name, path, ["--quiet", "--force", "-o", str(path), *arguments])
+
+    @contextmanager
+    def _run(self, name: str, path: Path, words: Sequence[str]) -> Iterator[Captured]:
+        __tracebackhide__ = True
+        try:
+            running = klogger.launch(words, path)
+        except PrivilegeError as error:
+            self._refuse(str(error))
+        self.paths.append(path)
+        capture = Captured(path, name, self._baseline, running)
+        with running:
+            yield capture
+        capture.finish()
+
+    def _refuse(self, why: str) -> NoReturn:
+        __tracebackhide__ = True
+        why = f"tcpkmon cannot capture: {why}"
+        if self._require:
+            pytest.fail(f"{why} (--tcpkmon-require)", pytrace=False)
+        pytest.skip(why)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture as the tables that assertions are about."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from formats.analysis import why
+from formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER
+from formats.analysis.check.values import Array, Table
+from formats.registry import format_of
+
+_KINDS = {"int": "number", "float": "number", "text": "text", "bool": "bool"}
+CONNECTION_KINDS = {column.name: _KINDS[column.kind] for column in why.CONNECTIONS}
+INTERVAL_KINDS = {f"{INTERVAL}{column.name}": _KINDS[column.kind] for column in why.INTERVALS} | {
+    f"{INTERVAL}duration_us": "number"
+}
+_ALWAYS = ("conn_id", "location", "lport", "rport", "state")
+"""What Source needs to tell the records of connections."""
+
+
+@dataclass
+class Capture:
+    """A capture on the disk, and what it says of all assertions. Errors as Source has them."""
+
+    path: Path
+    proven: bool = field(init=False)
+    verdict: str = field(init=False)
+    lost: int = field(init=False)
+    connections: why.Table = field(init=False)
+
+    def __post_init__(self) -> None:
+        reports = format_of(self.path).verify(self.path)
+        self.proven = bool(reports) and all(report.exit_code == 0 for report in reports)
+        self.verdict = "; ".join(r.verdict for r in reports if r.exit_code) or "nothing lost"
+        with why.Source(self.path) as source:
+            self.connections = why.connections(source)
+            reader = source.reader
+            self.lost = int(reader.lost)
+            self._whole = not self.lost and reader.complete and not reader.damaged
+
+    @cached_property
+    def intervals(self) -> why.Table:
+        """The table intervals."""
+        return why.intervals(self.path)
+
+    @cached_property
+    def record_kinds(self) -> Mapping[str, str]:
+        """The columns of its records that hold numbers."""
+        with why.Source(self.path) as source:
+            reader = source.reader
+            if hasattr(reader, "columns_by_name"):
+                seq = reader.seq_column  # which Source takes out
+                names = [
+                    name for name, column in reader.columns_by_name.items()
+                    if name and column.is_integer and column != seq
+                ]  # fmt: skip
+            else:
+                event = reader.format.find_event("SNAPSHOT")
+                names = [one.name for one in event.fields if one.kind in ("int", "enum")]
+        return dict.fromkeys([*names, "time_ns"], "number")
+
+    def table(self, what: str, names: Collection[str]) -> Table:
+        """The rows of one kind, with these columns and those that name a row."""
+        if what == "connection":
+            columns = self.connections
+        else:
+            columns = self._records(names) if what == "record" else self._intervals(names)
+        aliases = COLUMN_OF if what == "record" else {}
+        holds = dict(zip(LEDGER, (self._whole, self.proven), strict=True))
+        count = len(columns["conn_id"])
+        return Table(what, columns, count, self.lost, holds, self._share, CONSTANTS, aliases)
+
+    def _intervals(self, names: Collection[str]) -> dict[str, Array]:
+        """Columns of intervals, and of the connection of each."""
+        made = {f"{INTERVAL}{name}": values for name, values in self.intervals.items()}
+        duration = self.intervals["end_ns"] - self.intervals["start_ns"]
+        made[f"{INTERVAL}duration_us"] = duration / 1e3
+        ids = self.connections["conn_id"]
+        order = np.argsort(ids, kind="stable")
+        found = np.searchsorted(ids[order], self.intervals["conn_id"])
+        place = order[np.minimum(found, len(ids) - 1)]
+        joined = {name for name in names if name in self.connections} | {"conn_id"}
+        return made | {name: self.connections[name][place] for name in joined}
+
+    def _records(self, names: Collection[str]) -> dict[str, Array]:
+        names = sorted({COLUMN_OF.get(n, n) if n not in self.record_kinds else n for n in names})
+        wanted = [name for name in names if name not in _ALWAYS and name != "time_ns"]
+        kept = ["conn_id", *wanted, *(name for name in names if name in _ALWAYS[1:])]
+        pieces: dict[str, list[Array]] = {name: [] for name in [*kept, "time_ns"]}
+        with why.Source(self.path) as source:
+            source.names = [*_ALWAYS, *wanted]
+            for piece in source.read():
+                for name in kept:
+                    pieces[name].append(piece[name])
+                pieces["time_ns"].append(piece.times_ns)
+        return {
+            name: np.concatenate(found) if found else np.zeros(0)
+            for name, found in pieces.items()
+        }
+
+    def _share(self, limit: str) -> Array:
+        table = self.connections
+        times = {name: table[f"us_{name}"].astype(np.float64) for name in why.LIMITS}
+        total = np.sum(list(times.values()), axis=0)
+        mine = [us for name, us in times.items() if limit in (name, why.FAMILY.get(name))]
+        with np.errstate(all="ignore"):
+            share: Array = np.where(total > 0, np.sum(mine, axis=0) / total, np.nan)
+        return share

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin of pytest captures around tests, checks, and compares with a baseline."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+TALK = """
+import socket, threading, pytest
+
+def talk(port, count=200):
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        def serve():
+            stream, _ = listener.accept()
+            with stream:
+                while stream.recv(65536):
+                    pass
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with socket.create_connection(("127.0.0.1", port)) as stream:
+            for _ in range(count):
+                stream.sendall(bytes(1000))
+        thread.join()
+"""
+TESTS = """
+def test_block(tcpkmon):
+    with tcpkmon.capture("upload", ports=[5961]) as capture:
+        with pytest.raises(Exception, match="after its block"):
+            capture.connections
+        capture.mark(7)
+        talk(5961)
+    talk(5961)
+    capture.check("no_loss", "proven", "count() == 2", "any(interval.bytes_sent > 0)",
+                  "retrans_ratio < 5% where bytes_sent > 0", "max(snd_cwnd_segs) > 0")
+    assert sum(capture.connections["bytes_sent"]) == 200_000
+    assert set(capture.intervals["conn_id"]) == set(capture.connections["conn_id"])
+    # Beside these, MARK and what else the ledger tells are control entries.
+    assert len(capture.records["time_ns"]) == capture.connections["records"].sum()
+    assert capture.ledger.lost_total == 0 and capture.ledger.totals.in_file > 0
+    capture.baseline(tolerance={"goodput": 100.0})
+    with pytest.raises(AssertionError, match="max.bytes_sent. < 10: is 200000"):
+        capture.check("max(bytes_sent) < 10")
+    with pytest.raises(ValueError, match="no column 'bites'"):
+        capture.check("bites == 1")
+
+@pytest.mark.tcpkmon(ports=5962, check=["count() == 2", "bytes_sent < 10"], no_existing=True)
+def test_marked():
+    talk(5962)
+"""
+
+
+def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:randomly", *words)
+
+
+def test_captures_checks_and_a_baseline(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TALK + TESTS)
+    stored = run(pytester, "--tcpkmon-baseline", "base.json", "--tcpkmon-store")
+    stored.assert_outcomes(passed=1, failed=1)
+    stored.stdout.fnmatch_lines([
+        "1 of 2 assertions do not hold", "ok     count() == 2: is 2",
+        "FAILED bytes_sent < 10: 1 of 2 connections break it",
+        "*connection *, 127.0.0.1:* -> 127.0.0.1:5962: 200000",
+        "*captures of tcpkmon*", "*/test_marked0/capture.pm", "*tcpkmon why /*capture.pm",
+    ])  # fmt: skip
+    stored.stdout.no_fnmatch_line("*During handling*")
+    path = Path(pytester.path, "base.json")
+    told = json.loads(path.read_text())
+    (test,) = told["tests"].values()
+    assert test["upload"]["values"]["goodput"] > 0
+    test["upload"]["values"]["goodput"] *= 1000
+    path.write_text(json.dumps(told))
+    (line,) = (one.strip("E ") for one in compared(pytester) if "goodput:" in one)
+    assert line.startswith("goodput: ") and line.endswith("less, allowed are 20.0%")
+
+
+def compared(pytester: pytest.Pytester) -> list[str]:
+    text = (TALK + TESTS).replace('tolerance={"goodput": 100.0}', "'goodput'")
+    pytester.makepyfile(test_it=text)
+    found = run(pytester, "--tcpkmon-baseline", "base.json", "-k", "block")
+    found.assert_outcomes(failed=1)
+    return found.stdout.lines
+
+
+def test_the_example_and_the_time_in_the_layers(pytester: pytest.Pytester) -> None:
+    """docs/pytest.md has the example."""
+    page = (Path(__file__).parents[2] / "docs" / "pytest.md").read_text()
+    ((name, example),) = re.findall(r"^```python (\w+).py\n(.*?)^```$", page, re.M | re.S)
+    pytester.makepyfile(**{name: example})
+    pytester.makeconftest(
+        TALK
+        + """
+class Server:
+    port = 5205
+    def upload(self, size):
+        talk(self.port, size // 1000)
+    download = upload
+
+@pytest.fixture
+def server():
+    return Server()
+"""
+    )
+    pytester.makepyfile(
+        TALK
+        + """
+def test_layers(tcpkmon):
+    with tcpkmon.capture(ports=[5963], latency=True) as capture:
+        talk(5963)
+    capture.check("count() == 2")
+    assert sum(flow.size for flow in capture.latency.flows) >= 200_000
+"""
+    )
+    run(pytester).assert_outcomes(passed=3)
+
+
+def test_others_are_skipped_or_fail() -> None:
+    """As a user without rights, by the entry point of the package."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        Path(folder, "test_it.py").write_text(TALK + TESTS)
+        words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable,
+                 "-m", "pytest", "-p", "no:cacheprovider", "-rs", "test_it.py"]  # fmt: skip
+        for more, wanted in (([], "2 skipped"), (["--tcpkmon-require"], "2 failed")):
+            done = subprocess.run(
+                [*words, *more], cwd=folder, capture_output=True, text=True, check=False,
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            )  # fmt: skip
+            assert wanted in done.stdout, done.stdout + done.stderr
+            assert "tcpkmon cannot capture: this process is not root" in done.stdout

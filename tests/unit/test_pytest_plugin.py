@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin of pytest, as far as it needs no root: options, baselines, what a run imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collector.testing.baseline import Baseline
+from collector.testing.captured import Captured
+from collector.testing.options import arguments_of
+from formats.analysis.check import Capture
+from formats.base.errors import FileError, UsageError
+from tests.unit.why_capture import write_capture
+
+pytest_plugins = ["pytester"]
+
+
+def test_keyword_arguments_are_options_of_collect() -> None:
+    assert arguments_of({
+        "ports": [5001, 5201], "netns": ["a", "b"], "schema": "tcp", "no_existing": True,
+        "columns": "full", "when_changed": None, "data": False, "buffer_size": 2.5, "only4": True,
+        "pair": "1.2", "L": range(7, 9),
+    }) == ["--ports", "5001,5201", "--netns", "a", "--netns", "b", "--schema", "tcp",
+           "--no-existing", "--columns", "full", "--buffer-size", "2.5", "-4", "--pair", "1.2",
+           "-L", "7,8"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["port", "output", "ready_fd", "top", "command"])
+def test_other_keyword_arguments_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        arguments_of({name: 1})
+
+
+def test_every_run_imports_only_the_plugin() -> None:
+    program = "import pytest, sys; import collector.testing.plugin; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    ours = {name for name in done.stdout.split() if name.split(".")[0] in ("collector", "formats")}
+    assert ours == {"collector", "collector.testing", "collector.testing.plugin"}
+    assert not {"numpy", "click", "bcc"} & set(done.stdout.split())
+
+
+def test_the_plugin_is_an_entry_point_with_a_marker(pytester: pytest.Pytester) -> None:
+    found = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--markers", "--strict-markers")
+    found.stdout.fnmatch_lines(["@pytest.mark.tcpkmon(check=(), baseline=False, [*][*]options):*"])
+    refused = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--tcpkmon-store")
+    refused.stderr.fnmatch_lines(["*--tcpkmon-store stores in the file of --tcpkmon-baseline*"])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_capture(tmp_path_factory.mktemp("plugin") / "run.pm", 500, 2)
+
+
+def test_what_a_capture_tells(path: Path) -> None:
+    capture = Captured(path, "run")
+    assert len(capture.connections["lport"]) == 2
+    assert len(capture.records["conn_id"]) == capture.connections["records"].sum()
+    assert set(capture.intervals["conn_id"]) == set(capture.connections["conn_id"])
+    with pytest.raises(AssertionError) as caught:
+        capture.check("count() == 2", "mss < 1", unproven_ok=True)
+    told = str(caught.value).splitlines()
+    assert told[0] == "1 of 2 assertions do not hold" and told[-1] == f"capture: {path}"
+    assert told[2].startswith("FAILED mss < 1: 2 of 2 connections break it")
+    with pytest.raises(AssertionError, match="not proven"):  # the builder's ledger is not whole
+        capture.check("count() == 2")
+    with pytest.raises(ValueError, match="no column 'mzz'"):
+        capture.check("mzz == 1")
+    with pytest.raises(UsageError, match="ended"):
+        capture.mark(1)
+
+
+def test_a_baseline_is_stored_and_compared(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "base.json"
+    measured = Baseline(file, "one", True).measure(Capture(path), ["goodput", "max(mss)"])
+    assert measured["max(mss)"] and measured["goodput"]
+    (missing,) = Baseline(file, "one", False).compare("run", measured)
+    assert "--tcpkmon-store" in missing
+    for test in ("one", "two"):
+        assert not Baseline(file, test, True).compare("run", measured)
+    assert set(json.loads(file.read_text())["tests"]) == {"one", "two"}
+    file.write_text("[]")
+    with pytest.raises(FileError, match="no baseline"):
+        Baseline(file, "one", False).compare("run", measured)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "now", "tolerance", "told"),
+    [
+        ("goodput", 100.0, 81.0, None, ""),
+        ("goodput", 100.0, 79.0, None, "goodput: 79, stored 100: 21.0% less, allowed are 20.0%"),
+        ("goodput", 100.0, 900.0, None, ""),
+        ("goodput", 100.0, 79.0, 0.3, ""),
+        ("goodput", 100.0, 79.0, {"rto_count": 0.3}, "goodput: 79, stored 100: 21.0% less"),
+        ("retransmissions", 0.0, 10.0, None, ""),
+        ("retransmissions", 0.0, 11.0, None,
+         "retransmissions: 11, stored 0: 11 more, allowed are 50.0% and 10"),
+        ("max(mss)", 100.0, 121.0, None, "max(mss): 121, stored 100: 21.0% more"),
+        ("max(mss)", 100.0, 79.0, None, "max(mss): 79, stored 100: 21.0% less"),
+        ("max(mss)", None, 79.0, None, "79, stored no data: no data cannot be compared"),
+        ("max(mss)", 79.0, None, None, "no data, stored 79: no data cannot be compared"),
+        ("max(mss)", None, None, None, ""),
+    ],
+)  # fmt: skip
+def test_worse_is_told(
+    tmp_path: Path, name: str, stored: float | None, now: float | None, tolerance: object, told: str
+) -> None:
+    file = tmp_path / "base.json"
+    Baseline(file, "one", True).compare("run", {name: stored})
+    text = file.read_text()
+    lines = Baseline(file, "one", False).compare("run", {name: now}, tolerance)  # type: ignore[arg-type]
+    assert told in "\n".join(lines) if told else not lines
+    assert file.read_text() == text
+    if told:
+        file.write_text(text.replace('"kernel": "', '"kernel": "1'))
+        (head, _) = Baseline(file, "one", False).compare("run", {name: now}, tolerance)  # type: ignore[arg-type]
+        assert "stored on Linux 1" in head
