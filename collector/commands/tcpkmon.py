@@ -39,6 +39,7 @@ from formats.commands import (
     condense,
     connections,
     decode,
+    diff,
     export,
     flamegraph,
     latency,
@@ -94,6 +95,7 @@ for _part in (
     why,
     connections,
     check,
+    diff,
     dump,
     triggers,
 ):

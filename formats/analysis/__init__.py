@@ -50,6 +50,7 @@ __all__ = [
     "count_samples",
     "cpu_times",
     "device_name",
+    "diff",
     "draw_condensed",
     "find_stalls",
     "latencies",

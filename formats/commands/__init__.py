@@ -3,6 +3,8 @@
 
 __all__ = [
     "check",
-    "condense", "connections", "decode", "export", "flamegraph", "latency", "magnet_parse",
+    "condense", "connections", "decode",
+    "diff",
+    "export", "flamegraph", "latency", "magnet_parse",
     "repair", "translate", "verify", "why",
 ]  # fmt: skip

@@ -25,7 +25,9 @@ from tests.unit.schema_texts import HOWTO_LEVELS
 from tests.unit.test_verify_flips import small_capture
 
 CORPUS = Path(__file__).parent / "corpus"
-KINDS = ("psc", "klogger", "magnet", "schema", "control", "trigger", "assertion", "lines")
+KINDS = (
+    "psc", "klogger", "magnet", "schema", "control", "trigger", "assertion", "fail-if", "lines",
+)  # fmt: skip
 REQUESTS: tuple[object, ...] = (
     {"op": "status"}, {"op": "enable"}, {"op": "disable", "events": ["SCHEDIN", "NO"]},
     {"op": "mark", "number": 2**64 - 1}, {"op": "buffer-size", "bytes": 1 << 20},
@@ -35,6 +37,10 @@ ASSERTIONS = (
     "no_loss and proven", "retrans_ratio < 1e-3", 'limit_share("rwnd") < 20%', "p95(rtt) < 30ms",
     "snd_cwnd <= 10 where ca_state == TCP_CA_Open", "lost() == 0 or count() >= 2k - -1",
     'all(min_rtt_us * 2 < srtt_us) where not any(laddr != "::1")', "max(time_ns / 1us) != 1",
+)  # fmt: skip
+FAIL_IF = (
+    "goodput_p50 worse 5%", "share_rwnd more 10%", "retrans_ratio\tbetter  0.5%",
+    "srtt_p50_us less 0%", "goodput_p5 worze five", "share_app worse 1%", "min_rtt_us worse 1% x",
 )  # fmt: skip
 TRIGGERS = (
     "rto", "rst and rport == 443", "retrans_out > 3", "srtt_us > 5 * min_rtt_us for 100ms",
@@ -182,6 +188,9 @@ def _texts(kind: str) -> Iterator[tuple[str, bytes]]:
             yield str(number), text.encode()
     elif kind == "assertion":
         for number, text in enumerate(ASSERTIONS):
+            yield str(number), text.encode()
+    elif kind == "fail-if":
+        for number, text in enumerate(FAIL_IF):
             yield str(number), text.encode()
     else:
         yield "zero", bytes(8)

@@ -523,6 +523,47 @@ def assertion(data: bytes) -> None:
     assert found[0].ok <= (not found[0].failed)
 
 
+def fail_if(data: bytes) -> None:
+    """A condition is refused with places in its text, or it is judged."""
+    from formats.analysis.diff import compare, judge, parse_conditions
+    from formats.base.expressions import ExpressionError
+
+    text = data.decode(errors="surrogateescape")
+    try:
+        (condition,) = parse_conditions([text])
+    except ExpressionError as error:
+        lines = "\n".join(error.lines())
+        assert not _CONTROL.search(lines), "not escaped"
+        assert all(0 <= mistake.at <= len(text) for _, mistake in error.mistakes)
+        return
+    name = condition.metric.name
+    values = {name: [1.0 + n / 9 for n in range(9)]}
+    found, _ = compare(values, {name: [3 * one for one in values[name]]}, [name])
+    (judged,) = judge([condition], {name: found[0]})
+    assert judged.failed is (condition.sign * (found[0].change or 0) > condition.bound), judged
+
+
+@cache
+def _sound(owner: int) -> Path:
+    from tests.unit.diff_capture import write_runs
+
+    return write_runs(_folder(owner) / "sound.pm", [(1e6 + 1e5 * n, 500 + 9 * n) for n in range(8)])
+
+
+def compared(data: bytes) -> None:
+    """Against a sound capture: what cannot be read is refused."""
+    from formats.commands.diff import command
+
+    sides = (_sound(os.getpid()), _stored(data))
+    options = _pick(data, (
+        ("--json",), (), ("--unit", "run"), ("--fail-if", "srtt_p50_us worse 0%"),
+    ))  # fmt: skip
+    answer = ask(command, *sides, "--unproven-ok", *options)
+    answer.check((READ, REFUSED, LOST, DAMAGED))
+    if answer.out and options == ("--json",):
+        assert {one["result"] for one in json.loads(answer.out)["metrics"]}
+
+
 def control(data: bytes) -> None:
     """A client sends these bytes: the server answers in JSON or not at all, and lives on."""
     running = _server(os.getpid())
@@ -611,5 +652,8 @@ TARGETS = {
     "control": Target("control", 200, control),
     "trigger": Target("trigger", 50, trigger),
     "assertion": Target("assertion", 20, assertion),
+    "fail-if": Target("fail-if", 20, fail_if),
+    "diff-psc": Target("psc", 10, compared),
+    "diff-klogger": Target("klogger", 10, compared),
     "lines": Target("lines", 20, lines, in_c=True),
 }

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two captures, or two groups of them, compared: settings, distributions, and what differs.
+
+sides       which captures the arguments name, and what is read of each
+settings    what their headers tell, and in what they differ
+metrics     what is compared
+units       the values of each metric, of connections or of runs
+statistics  tests, intervals and corrections
+conditions  --fail-if
+courses     time courses; picture, output: for people and tools
+"""
+
+from formats.analysis.diff.conditions import Condition, Judged, judge, parse_conditions
+from formats.analysis.diff.metrics import BY_NAME, METRICS, Metric
+from formats.analysis.diff.output import as_json, print_diff
+from formats.analysis.diff.picture import draw_diff
+from formats.analysis.diff.report import Report, make_report
+from formats.analysis.diff.sides import Run, Side, parse_sides, read_run, refuse_unproven
+from formats.analysis.diff.statistics import ALPHA, Compared, compare
+from formats.analysis.diff.units import CONNECTION, RUN, parse_where
+
+__all__ = [
+    "ALPHA",
+    "BY_NAME",
+    "CONNECTION",
+    "METRICS",
+    "RUN",
+    "Compared",
+    "Condition",
+    "Judged",
+    "Metric",
+    "Report",
+    "Run",
+    "Side",
+    "as_json",
+    "compare",
+    "draw_diff",
+    "judge",
+    "make_report",
+    "parse_conditions",
+    "parse_sides",
+    "parse_where",
+    "print_diff",
+    "read_run",
+    "refuse_unproven",
+]

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared: the metrics, and which direction of each is worse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from formats.analysis.latency.stages import PARTS
+from formats.analysis.why.limits import FAMILY, LIMITS
+
+RATE, TIME, RATIO, SHARE = "rate", "time", "ratio", "share"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """kind: RATE [bytes/s], TIME [us], RATIO or SHARE, whose change is a difference in points.
+
+    worse: 1 if more is worse, -1 if less is, 0: neither. of_sender: null for the end that receives.
+    """
+
+    name: str
+    kind: str
+    worse: int
+    text: str
+    of_sender: bool = False
+
+
+SHARED = tuple(name for name in LIMITS if name not in FAMILY and name != "closing")
+"""The limits whose shares are compared, with their parts."""
+METRICS = (
+    Metric("goodput_mean", RATE, -1, "bytes of data by the connection's time"),
+    Metric("goodput_p50", RATE, -1, "of its times of 100 ms the middle one"),
+    Metric("duration_us", TIME, 1, "from its first record to its last"),
+    Metric("handshake_us", TIME, 1, "from SYN_SENT to ESTABLISHED"),
+    Metric("min_rtt_us", TIME, 1, "least round-trip time"),
+    Metric("srtt_p50_us", TIME, 1, "smoothed round-trip time, the middle of its records", True),
+    Metric("srtt_p95_us", TIME, 1, "and their 95 %", True),
+    Metric("queue_p95_us", TIME, 1, "srtt_p95_us less min_rtt_us", True),
+    Metric("retrans_ratio", RATIO, 1, "bytes sent again by bytes sent", True),
+    *(
+        Metric(f"share_{name}", SHARE, int(name in ("recovery", "rto_wait")),
+               f"of its time, in which the limit was {name}", True)
+        for name in SHARED
+    ),
+    *(
+        Metric(f"latency_{part}_us", TIME, 1, f"of a byte's time, in {part} (mean)")
+        for part in PARTS
+    ),
+    Metric("latency_whole_us", TIME, 1, "a byte's time from write to read, or to ACK (mean)"),
+    Metric("latency_whole_p95_us", TIME, 1, "and the 95 % of its bytes"),
+)  # fmt: skip
+BY_NAME = {metric.name: metric for metric in METRICS}

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison for people, the settings that differ first, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from formats.analysis.diff.metrics import RATE, SHARE, TIME, Metric
+from formats.analysis.diff.report import Report
+from formats.analysis.diff.sides import Side
+from formats.analysis.diff.statistics import DIFFERS, NO_DATA, SAME, TOO_FEW, Compared
+from formats.analysis.diff.units import CONNECTION
+from formats.analysis.why.verdict import human_rate
+from formats.analysis.why.writing import plain
+from formats.base.escape import for_terminal
+
+_MOST_SETTINGS = 60
+_WORD = {True: "worse", False: "better", None: ""}
+_STYLE = {True: "red", False: "green", None: "yellow"}
+
+
+def print_diff(report: Report, console: Console) -> None:
+    """Print the settings, then the metrics, then what --fail-if found."""
+    for side in (report.a, report.b):
+        _say(console, f"{side.name}: {_counts(side)}")
+    console.print()
+    _print_settings(report, console)
+    console.print()
+    _print_metrics(report, console)
+    if report.judged:
+        console.print()
+    for one in report.judged:
+        state = {True: "FAILED", False: "ok    ", None: "?     "}[one.failed]
+        _say(console, f"{state} {one.condition.text}: {one.why}")
+
+
+def _counts(side: Side) -> str:
+    captures = len(side.runs)
+    tables = [run.connections for run in side.runs if run.connections is not None]
+    parts = [f"{captures} capture{'s' if captures > 1 else ''}"]
+    if tables:
+        parts.append(f"{sum(len(table['conn_id']) for table in tables):,} connections")
+    flows = [run.flows for run in side.runs if run.flows is not None]
+    if flows:
+        parts.append(f"{sum(len(one['bytes']) for one in flows):,} flows of schema magnet")
+    unproven = sum(not run.proven for run in side.runs)
+    return ", ".join(parts) + (f"; NOT PROVEN: {unproven}" if unproven else "")
+
+
+def _print_settings(report: Report, console: Console) -> None:
+    if not report.settings:
+        _say(console, "No setting differs that the headers have.")
+        return
+    table = Table(box=None, pad_edge=False, title="Settings that differ", title_justify="left",
+                  title_style="bold")  # fmt: skip
+    for name in ("setting", for_terminal(report.a.name), for_terminal(report.b.name)):
+        table.add_column(name, overflow="fold")
+    for one in report.settings[:_MOST_SETTINGS]:
+        table.add_row(*map(for_terminal, (one.name, " | ".join(one.a), " | ".join(one.b))))
+    console.print(table)
+    if len(report.settings) > _MOST_SETTINGS:
+        _say(console, f"and {len(report.settings) - _MOST_SETTINGS} more: --json has them")
+
+
+def _print_metrics(report: Report, console: Console) -> None:
+    found = list(report.compared.values())
+    if not found:
+        _say(console, "No data: neither side has a connection that moved data.")
+        return
+    # What every unit of both sides has in common, such as a limit that never was, needs no line.
+    alike = [one for one in found if _is_alike(one)]
+    table = Table(box=None, pad_edge=False, title=f"Medians of a {report.unit}",
+                  title_justify="left", title_style="bold")  # fmt: skip
+    table.add_column("metric", no_wrap=True)
+    for name in (for_terminal(report.a.name), for_terminal(report.b.name), "change", "", "95 %",
+                 "p", "n"):  # fmt: skip
+        left = name in ("", "95 %")
+        table.add_column(name, justify="left" if left else "right", overflow="fold")
+    for one in found:
+        if one not in alike:
+            table.add_row(*_row(one), style=_style(one))
+    console.print(table)
+    if alike:
+        told = ", ".join(f"{one.metric.name} {_value(one.metric, one.a)}" for one in alike)
+        _say(console, f"The same in all units: {told}")
+    for text in _notes(report):
+        _say(console, text)
+
+
+def _is_alike(one: Compared) -> bool:
+    return one.p is None and one.a is not None and one.b is not None
+
+
+def _style(one: Compared) -> str:
+    return _STYLE[one.is_worse] if one.result == DIFFERS else ""
+
+
+def _row(one: Compared) -> tuple[str, ...]:
+    a, b = (_value(one.metric, side) for side in (one.a, one.b))
+    count = f"{one.a.n if one.a else 0}, {one.b.n if one.b else 0}"
+    p = "" if one.p is None else "< 0.0001" if one.p < 0.0001 else f"{one.p:.4f}"
+    if one.result == NO_DATA:
+        return one.metric.name, a, b, NO_DATA, "", "", p, count
+    if one.result == SAME:
+        return one.metric.name, a, b, "~", "", "", p, count
+    change = change_text(one.metric, one.change)
+    interval = ""
+    if one.interval is not None:
+        interval = " to ".join(change_text(one.metric, bound) for bound in one.interval)
+    word = TOO_FEW if one.result == TOO_FEW else _WORD[one.is_worse]
+    return one.metric.name, a, b, change, word, interval, p, count
+
+
+def _value(metric: Metric, side: Any) -> str:
+    if side is None:
+        return "-"
+    value = side.median
+    if metric.kind == RATE:
+        return human_rate(value)
+    if metric.kind == TIME:
+        return f"{value / 1e6:.3g} s" if value >= 1e6 else (
+            f"{value / 1e3:.3g} ms" if value >= 1e3 else f"{value:.3g} us")  # fmt: skip
+    return f"{100 * value:.3g} %"
+
+
+def change_text(metric: Metric, change: float | None) -> str:
+    """A change of a median: +5 %, x 8, -3 points."""
+    if change is None:
+        return ""
+    if metric.kind == SHARE:
+        return f"{100 * change:+.3g} points"
+    if change == float("inf"):
+        return "from 0"
+    return f"x {1 + change:.3g}" if change > 4 else f"{100 * change:+.3g} %"
+
+
+def _notes(report: Report) -> list[str]:
+    """How it was compared, and what that cannot tell."""
+    tests = " and ".join(
+        f"{family.tests} tests" + (" that --fail-if names" if _is_named(report, family) else "")
+        for family in report.families if family.tests
+    )  # fmt: skip
+    notes = [
+        f"~: no difference at p <= {report.alpha:g} (Mann-Whitney, p after Holm for "
+        f"{tests or 'no test'}); changes of medians, by bootstrap."
+    ]
+    few = [one for one in report.compared.values() if one.result == TOO_FEW]
+    for family in report.families:
+        mine = [one for one in few if one.metric.name in family.names]
+        if mine:
+            notes.append(
+                f"too few: to see any difference in {family.tests or 1} tests, each side needs "
+                f"{family.needed} {report.unit}s; --metrics with fewer names needs less."
+            )
+    if report.unit == CONNECTION and any(
+        one.result == DIFFERS for one in report.compared.values()
+    ):
+        notes.append(
+            "The connections of one capture share its minute: several captures of each side, in "
+            "turn, are surer."
+        )
+    return notes
+
+
+def _is_named(report: Report, family: Any) -> bool:
+    return any(one.condition.metric.name in family.names for one in report.judged)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(for_terminal(text), soft_wrap=True)
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """All of it. A change from 0, which is infinite, is null, as are intervals that are none."""
+    sides = {
+        side.name: [
+            {"file": str(run.path), "proven": run.proven, "verdict": run.verdict,
+             "connections": None if run.connections is None else len(run.connections["conn_id"]),
+             "flows": None if run.flows is None else len(run.flows["bytes"])}
+            for run in side.runs
+        ]
+        for side in (report.a, report.b)
+    }  # fmt: skip
+    metrics = []
+    for one in report.compared.values():
+        spreads = {
+            name: dataclasses.asdict(spread) if spread else None
+            for name, spread in (("a", one.a), ("b", one.b))
+        }
+        metrics.append({
+            "metric": one.metric.name, "result": one.result, **spreads,
+            "change": plain(one.change), "is_difference": one.metric.kind == SHARE,
+            "interval": one.interval, "p": one.p, "larger": one.larger, "worse": one.is_worse,
+        })  # fmt: skip
+    return {
+        "unit": report.unit, "alpha": report.alpha, "sides": sides,
+        "settings": [dataclasses.asdict(one) for one in report.settings],
+        "metrics": metrics,
+        "fail_if": [{"condition": one.condition.text, "failed": one.failed, "why": one.why}
+                    for one in report.judged],
+    }  # fmt: skip

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws a comparison: the distributions of both sides, and their courses in one scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from formats.analysis.diff.courses import Course, course_of
+from formats.analysis.diff.metrics import RATE, TIME, Metric
+from formats.analysis.diff.output import change_text
+from formats.analysis.diff.report import Report
+from formats.analysis.diff.statistics import DIFFERS, SAME, Compared
+from formats.base.escape import for_terminal
+from formats.drawing import PALETTE, Axes, check_output, new_figure, save_figure, styled
+
+_PANELS = ("goodput_mean", "srtt_p50_us", "queue_p95_us", "retrans_ratio", "latency_whole_us",
+           "goodput_p50", "duration_us")  # fmt: skip
+_MOST_PANELS = 6
+_COLUMNS = 3
+_LINES: tuple[Any, ...] = ("-", (0, (4, 1.4)))
+_MOST_COURSES = 12
+_WIDTH, _PANEL_HEIGHT, _COURSE_HEIGHT = 8.6, 2.1, 2.0
+_UNITS = {
+    RATE: ((1e9 / 8, "Gbit/s"), (1e6 / 8, "Mbit/s"), (1e3 / 8, "kbit/s"), (1 / 8, "bit/s")),
+    TIME: ((1e6, "s"), (1e3, "ms"), (1.0, "us")),
+}
+
+
+def draw_diff(report: Report, path: Path, force: bool = False) -> None:
+    """Write the picture. UsageError for an unknown kind of file, FileError without matplotlib."""
+    check_output(path)
+    chosen = _choose(report)
+    courses = [
+        [course for run in side.runs[:_MOST_COURSES] if (course := course_of(run)) is not None]
+        for side in (report.a, report.b)
+    ]
+    has_courses = any(courses)
+    rows = -(-len(chosen) // _COLUMNS)
+    with styled():
+        figure = new_figure()
+        figure.set_size_inches(_WIDTH, max(1, rows) * _PANEL_HEIGHT
+                               + (2 * _COURSE_HEIGHT if has_courses else 0) + 0.4)  # fmt: skip
+        heights = [*[_PANEL_HEIGHT] * rows, *[_COURSE_HEIGHT] * (2 if has_courses else 0)]
+        grid = figure.add_gridspec(max(1, len(heights)), _COLUMNS, height_ratios=heights or None)
+        for at, one in enumerate(chosen):
+            axes = figure.add_subplot(grid[at // _COLUMNS, at % _COLUMNS])
+            _draw_distribution(axes, one, report, first=at % _COLUMNS == 0)
+        if has_courses:
+            _draw_courses(figure, grid, rows, courses)
+        if not chosen and not has_courses:
+            figure.text(0.5, 0.5, "no data", ha="center")
+        _name_sides(figure, report)
+        save_figure(figure, path, force)
+
+
+def _choose(report: Report) -> list[Compared]:
+    """What differs first, then the usual ones; no metric that is the same in all units."""
+    usable = {name: one for name, one in report.compared.items() if one.a and one.b}
+    rank = {name: place for place, name in enumerate(_PANELS)}
+    order = sorted(usable, key=lambda name: (
+        usable[name].p is None, rank.get(name, len(rank)), usable[name].result != DIFFERS,
+    ))  # fmt: skip
+    wanted = [name for name in order if name in rank or usable[name].result == DIFFERS]
+    varied = [name for name in wanted if usable[name].p is not None]
+    return [usable[name] for name in (varied or wanted)[:_MOST_PANELS]]
+
+
+def _draw_distribution(axes: Axes, one: Compared, report: Report, first: bool) -> None:
+    """For each value, the share of the units that have at most it."""
+    metric = one.metric
+    both = [side[metric.name] for side in report.values]
+    scale, unit = _unit(metric, float(np.median(np.concatenate(both))))
+    for values, colour, style in zip(both, PALETTE, _LINES, strict=False):
+        ordered = np.sort(values) / scale
+        shares = np.arange(1, len(ordered) + 1) / len(ordered)
+        axes.step(np.append(ordered[:1], ordered), np.append(0, shares), where="post",
+                  color=colour, linestyle=style)  # fmt: skip
+        axes.plot(np.median(ordered), 0.5, marker="o", markersize=4, color=colour)
+    low, high = (f(np.concatenate(both)) / scale for f in (np.min, np.max))
+    if low > 0 and high / low > 30:
+        axes.set_xscale("log")
+    axes.set_ylim(0, 1.02)
+    axes.set_yticks((0, 0.5, 1), ("0", "50 %", "100 %") if first else ("", "", ""))
+    axes.set_xlabel(unit)
+    axes.set_title(f"{metric.name}  {_told(one)}", loc="left")
+    if first:
+        axes.set_ylabel(f"of the {report.unit}s")
+
+
+def _told(one: Compared) -> str:
+    if one.result == SAME:
+        return "~"
+    if one.result != DIFFERS:
+        return f"({one.result})"
+    return change_text(one.metric, one.change)
+
+
+def _unit(metric: Metric, value: float) -> tuple[float, str]:
+    units = _UNITS.get(metric.kind)
+    if units is None:
+        return 0.01, "%"
+    return next((one for one in units if value >= one[0]), units[-1])
+
+
+def _draw_courses(figure: Any, grid: Any, row: int, courses: list[list[Course]]) -> None:
+    """Goodput and round-trip time over time, both sides in one scale: a line a capture."""
+    above = figure.add_subplot(grid[row, :])
+    below = figure.add_subplot(grid[row + 1, :], sharex=above)
+    every = [one for side in courses for one in side]
+    most = {"goodput": max(one.goodput.max() for one in every),
+            "srtt_us": max((np.nanmax(one.srtt_us) for one in every
+                            if np.isfinite(one.srtt_us).any()), default=0.0)}  # fmt: skip
+    for axes, name, kind, title in (
+        (above, "goodput", RATE, "Goodput"),
+        (below, "srtt_us", TIME, "Smoothed round-trip time, mean of the records"),
+    ):
+        scale, unit = next(
+            (one for one in _UNITS[kind] if most[name] >= one[0]), _UNITS[kind][-1]
+        )
+        for side, colour, style in zip(courses, PALETTE, _LINES, strict=False):
+            for one in side:
+                values = getattr(one, name) / scale
+                times = (np.arange(len(values)) + 0.5) * one.bin_ns / 1e9
+                axes.plot(times, values, color=colour, linestyle=style,
+                          alpha=1.0 if len(side) == 1 else 0.5,
+                          linewidth=1.1 if len(side) == 1 else 0.8)  # fmt: skip
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(unit)
+        axes.set_title(title, loc="left")
+    above.tick_params(labelbottom=False)
+    below.set_xlabel("time since the first connection began (s)")
+    below.set_xlim(left=0)
+
+
+def _name_sides(figure: Any, report: Report) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=colour, linestyle=style) for colour, style in
+             zip(PALETTE, _LINES, strict=False)]  # fmt: skip
+    names = [for_terminal(side.name) for side in (report.a, report.b)]
+    figure.legend(lines, names, loc="outside upper left", ncols=2)

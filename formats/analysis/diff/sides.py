@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two sides of a comparison: which captures the arguments name, and what is read of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from formats.analysis.diff.settings import read_settings
+from formats.analysis.diff.units import Flows, choose_connections, read_flows
+from formats.analysis.why.assemble import Table
+from formats.analysis.why.snapshots import Source
+from formats.analysis.why.tables import connections
+from formats.base.errors import DamagedError, UsageError
+from formats.base.expressions import Assertion
+from formats.klogger.logs import LOG_NAME, Logs
+from formats.registry import format_of
+
+_ENDINGS = (".pm", ".pm.zst")
+_TRY = "tcpkmon diff before.pm after.pm, or tcpkmon diff before=a1.pm,a2.pm after=b1.pm,b2.pm"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One capture. connections: those that count, None in a log without the schema tcp.
+
+    flows: of the schema magnet, None without it. settings: what its header tells, by name.
+    """
+
+    path: Path
+    proven: bool
+    verdict: str
+    settings: dict[str, str]
+    connections: Table | None
+    flows: Flows | None
+
+
+@dataclass(frozen=True)
+class Side:
+    """A side: one capture or several."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+
+def parse_sides(arguments: Sequence[str]) -> dict[str, list[Path]]:
+    """The captures of two sides by name, from [NAME=]CAPTURE[,...]. UsageError.
+
+    Arguments of one name are one side. Without a name it is that of the file.
+    """
+    named: dict[str, list[Path]] = {}
+    for text in arguments:
+        name, given, rest = text.partition("=")
+        is_named = given and not _exists(text)
+        rest = rest if is_named else text
+        paths = [rest] if _exists(rest) else [part for part in rest.split(",") if part]
+        if not paths or (is_named and not name):
+            raise UsageError(f"{text!r} names no capture", _TRY)
+        side = named.setdefault(f"{name}=" if is_named else text, [])
+        for path in paths:
+            side.extend(_captures(Path(path)))
+    captures = [path for side in named.values() for path in side]
+    if len(set(captures)) < len(captures):
+        raise UsageError("a capture is named twice", "it counts once")
+    if len(named) != 2:
+        raise UsageError(f"a comparison has two sides, and here are {len(named)}", _TRY)
+    short = [name[:-1] if name.endswith("=") else Path(name).name or name for name in named]
+    names = short if short[0] != short[1] else list(named)
+    return dict(zip(names, named.values(), strict=True))
+
+
+def verify(path: Path) -> tuple[bool, str]:
+    """Whether a capture proves that nothing is missing, and what it says."""
+    reports = format_of(path).verify(path)
+    told = "; ".join(report.verdict for report in reports if report.exit_code)
+    return bool(reports) and not told, told or "nothing lost"
+
+
+def read_run(path: Path, where: Assertion | None = None) -> Run:
+    """What a capture has. where: chooses connections. Errors as Source has them."""
+    proven, verdict = verify(path)
+    table, flows = None, None
+    with format_of(path).open(path) as reader:
+        settings = read_settings(reader)
+        if isinstance(reader, Logs) and (found := read_flows(path)) is not None:
+            flows, settings["latency from"] = found
+    try:
+        with Source(path) as source:
+            table = choose_connections(connections(source), where)
+    except UsageError:
+        if flows is None:
+            raise
+    if table is not None:
+        names = {str(name) for name in table["ca_name"].tolist() if name is not None}
+        if names:
+            settings["congestion control"] = ", ".join(sorted(names))
+    return Run(path, proven, verdict, settings, table, flows)
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _captures(path: Path) -> list[Path]:
+    """The capture, or those in a folder that is none itself."""
+    if not path.is_dir() or format_of(path).name != "klogger":
+        return [path]
+    inside = sorted(one for one in path.iterdir() if not one.name.startswith("."))
+    if any(LOG_NAME.match(one.name) for one in inside):
+        return [path]
+    found = [one for one in inside if one.is_dir() or one.name.endswith(_ENDINGS)]
+    if not found:
+        raise UsageError(f"no capture in {path}", "a folder holds *.pm files or folders of logs")
+    return found
+
+
+def refuse_unproven(runs: Sequence[Run]) -> None:
+    """DamagedError if a capture does not prove that nothing is missing."""
+    bad = [f"{run.path}: {run.verdict}" for run in runs if not run.proven]
+    if bad:
+        raise DamagedError(f"not proven: {'; '.join(bad)}", "--unproven-ok compares all the same")

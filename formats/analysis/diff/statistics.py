@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the values of two sides differ: Mann-Whitney's test, and how much their medians do.
+
+scipy does the statistics; it is imported when the first metric is compared.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import comb, isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.diff.metrics import METRICS, SHARE, Metric
+from formats.base.errors import UsageError
+
+Array = NDArray[Any]
+DIFFERS, SAME, NO_DATA, TOO_FEW = "differs", "same", "no data", "too few"
+ALPHA = 0.01
+"""Twenty comparisons of equal captures then give a false alarm in one case of five."""
+_FEW = 50
+"""Units for which p is exact, if no two are equal; with equal ones up to two times eight."""
+_MOST_ORDERS = 20_000
+_RESAMPLES, _MOST_RESAMPLED = 2000, 20_000_000
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Spread:
+    """n values of a side. median, low and high: quartiles."""
+
+    n: int
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What became of a metric.
+
+    result: DIFFERS, SAME, NO_DATA on a side, or TOO_FEW units to tell. change: of the medians, from
+    a to b: relative (0.1: ten per cent more; infinite from 0), of a share the difference. interval:
+    of the change, 95 %, None where it has none. p: corrected for the number of tests. larger: in
+    which share of all pairs of units that of b is the larger one; equal ones count half.
+    """
+
+    metric: Metric
+    result: str
+    a: Spread | None = None
+    b: Spread | None = None
+    change: float | None = None
+    interval: tuple[float, float] | None = None
+    p: float | None = None
+    larger: float | None = None
+
+    @property
+    def is_worse(self) -> bool | None:
+        """Whether b is worse; None where it does not differ, or neither direction is worse."""
+        if self.result != DIFFERS or not self.metric.worse or self.larger is None:
+            return None
+        return (self.larger > 0.5) == (self.metric.worse > 0)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Tests that are corrected for together. tests: how many. needed: units that each side must
+    have, at least, so that a difference can be seen."""
+
+    names: tuple[str, ...]
+    tests: int
+    needed: int
+
+
+def compare(
+    a: Mapping[str, Array], b: Mapping[str, Array], named: Collection[str] = (),
+    alpha: float = ALPHA, metrics: Collection[str] = (),
+) -> tuple[list[Compared], list[Family]]:
+    """Each metric that a side has, and the families of tests.
+
+    a, b: (units,) finite values by metric. named: metrics that were named before the data was
+    seen, a family of their own. metrics: only these. UsageError without scipy.
+    """  # fmt: skip
+    some = [one for one in METRICS if not metrics or one.name in metrics]
+    known = [one for one in some if len(a.get(one.name, ())) or len(b.get(one.name, ()))]
+    asked = [one for one in some if one in known or one.name in {*named, *metrics}]
+    found: dict[str, Compared] = {}
+    families = []
+    none = np.zeros(0)
+    for group in (True, False):
+        mine = [one for one in asked if (one.name in named) == group]
+        if not mine:
+            continue
+        tested = [_test(one, a.get(one.name, none), b.get(one.name, none)) for one in mine]
+        corrected = _correct(tested, alpha)
+        found |= {one.metric.name: one for one in corrected}
+        tests = sum(one.p is not None for one in tested)
+        families.append(Family(tuple(one.name for one in mine), tests, _needed(tests, alpha)))
+    return [found[one.name] for one in asked], families
+
+
+def _test(metric: Metric, a: Array, b: Array) -> Compared:
+    """With the p of the test alone. Values that are all the same need none."""
+    sides = _spread(a), _spread(b)
+    if not len(a) or not len(b):
+        return Compared(metric, NO_DATA, *sides)
+    both = np.concatenate((a, b))
+    if (both == both[0]).all():
+        return Compared(metric, SAME, *sides, change=0.0, larger=0.5)
+    stats = _scipy()
+    options: dict[str, Any] = {"method": "asymptotic"}
+    if len(np.unique(both)) == len(both):
+        options["method"] = "exact" if len(both) <= _FEW else "asymptotic"
+    elif comb(len(both), len(a)) <= _MOST_ORDERS:
+        options["method"] = stats.PermutationMethod(n_resamples=_MOST_ORDERS)
+    found = stats.mannwhitneyu(a, b, **options)
+    larger = 1 - float(found.statistic) / (len(a) * len(b))
+    change = _change(metric, np.median(a), np.median(b))
+    return Compared(metric, SAME, *sides, float(change), _interval(metric, a, b, stats),
+                    min(float(found.pvalue), 1.0), larger)  # fmt: skip
+
+
+def _spread(values: Array) -> Spread | None:
+    if not len(values):
+        return None
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return Spread(len(values), middle, low, high)
+
+
+def _change(metric: Metric, a: Any, b: Any) -> Any:
+    if metric.kind == SHARE:
+        return b - a
+    with np.errstate(all="ignore"):
+        return np.where(b == a, 0.0, b / a - 1)
+
+
+def _interval(metric: Metric, a: Array, b: Array, stats: Any) -> tuple[float, float] | None:
+    if min(len(a), len(b)) < 2:
+        return None
+    size = len(a) + len(b)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # all resamples alike
+        found = stats.bootstrap(
+            (a, b),
+            lambda one, other, axis=-1: _change(
+                metric, np.median(one, axis=axis), np.median(other, axis=axis)
+            ),
+            n_resamples=max(200, min(_RESAMPLES, _MOST_RESAMPLED // size)),
+            batch=max(1, (1 << 20) // size),
+            method="percentile", confidence_level=_CONFIDENCE, vectorized=True,
+            random_state=np.random.default_rng(1),
+        ).confidence_interval  # fmt: skip
+    low, high = float(found.low), float(found.high)
+    return (low, high) if isfinite(low) and isfinite(high) else None
+
+
+def _correct(tested: list[Compared], alpha: float) -> list[Compared]:
+    """After Holm: the least p counts as often as there are tests, the next once less, and so on."""
+    order = sorted(
+        (at for at, one in enumerate(tested) if one.p is not None), key=lambda at: tested[at].p or 0
+    )
+    found, largest = list(tested), 0.0
+    for place, at in enumerate(order):
+        one = tested[at]
+        largest = max(largest, min(1.0, (len(order) - place) * (one.p or 0.0)))
+        found[at] = replace(one, p=largest, result=DIFFERS if largest <= alpha else SAME)
+    for at, one in enumerate(found):
+        if one.result == SAME and one.a and one.b:
+            least = 2 / comb(one.a.n + one.b.n, one.a.n)
+            if least * max(len(order), 1) > alpha:
+                found[at] = replace(one, result=TOO_FEW)
+    return found
+
+
+def _needed(tests: int, alpha: float) -> int:
+    units = 1
+    while 2 / comb(2 * units, units) * max(tests, 1) > alpha:
+        units += 1
+    return units
+
+
+def _scipy() -> Any:
+    try:
+        import scipy.stats
+    except ImportError as error:
+        raise UsageError(
+            f"comparisons need scipy, which cannot be imported ({error})",
+            "scripts/setup or 'pip install scipy' installs it",
+        ) from error
+    return scipy.stats

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which connections and flows of a capture count, and the values of each metric by unit.
+
+A unit is a connection (a flow, for the times of schema magnet) or a run: a capture as a whole. An
+ACK is none: those of one connection depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.check.mistakes import Checker
+from formats.analysis.check.values import Table as Rows
+from formats.analysis.diff.metrics import BY_NAME, METRICS, SHARED
+from formats.analysis.why.assemble import Table
+from formats.analysis.why.columns import CONNECTIONS
+from formats.analysis.why.limits import FAMILY, LIMITS
+from formats.base.errors import UsageError
+from formats.base.expressions import Assertion, ExpressionError, Mistake, parse_assertion
+
+Array = NDArray[Any]
+Flows = dict[str, Array]
+"""Columns latency_*_us by name, and `bytes`, a row for each flow."""
+CONNECTION, RUN = "connection", "run"
+_KINDS = {"int": "number", "float": "number", "text": "text", "bool": "bool"}
+
+
+def parse_where(text: str) -> Assertion:
+    """A condition on columns of connections, as in `tcpkmon check`. ExpressionError."""
+    try:
+        parsed = parse_assertion(text)
+    except Mistake as mistake:
+        raise ExpressionError([(text, mistake)]) from mistake
+    checker = Checker({one.name: _KINDS[one.kind] for one in CONNECTIONS}, {}, CONNECTION)
+    checker.check(parsed)
+    if checker.mistakes:
+        raise ExpressionError([(text, mistake) for mistake in checker.mistakes])
+    return parsed
+
+
+def choose_connections(table: Table, where: Assertion | None = None) -> Table:
+    """Those that moved data and fulfil the condition; of two ends of one, the sender's."""
+    keep = (table["bytes_acked"] + table["bytes_received"]) > 0
+    keep[_second_ends(table)] = False
+    table = _take(table, keep)
+    if where is None:
+        return table
+    count = len(table["conn_id"])
+    rows = Rows(CONNECTION, table, count, 0, {}, lambda limit: share_of(table, limit), {}, {})
+    chosen = rows.value(where.node)
+    return _take(table, np.broadcast_to(np.logical_and(chosen.data, chosen.has), count))
+
+
+def _take(table: Table, kept: Array) -> Table:
+    return {name: values[kept] for name, values in table.items()}
+
+
+def _second_ends(table: Table) -> list[int]:
+    """The rows of which the other end is in the capture too, and sent more."""
+    ends: dict[tuple[Any, ...], list[int]] = {}
+    names = ("laddr", "lport", "raddr", "rport")
+    keys = list(zip(*(table[name].tolist() for name in names), strict=True))
+    begins, lasts = table["start_ns"].tolist(), table["end_ns"].tolist()
+    sent = list(zip(table["bytes_acked"].tolist(), (table["role"] == "active").tolist(),
+                    strict=True))  # fmt: skip
+    for at, key in enumerate(keys):
+        ends.setdefault(key, []).append(at)
+    found = []
+    for at, (laddr, lport, raddr, rport) in enumerate(keys):
+        for other in ends.get((raddr, rport, laddr, lport), ()):
+            overlaps = begins[at] <= lasts[other] and begins[other] <= lasts[at]
+            if other != at and overlaps and (*sent[at], -at) < (*sent[other], -other):
+                found.append(at)
+                break
+    return found
+
+
+def _times_of(table: Table, limit: str) -> Array:
+    parts = [table[f"us_{name}"] for name in LIMITS if limit in (name, FAMILY.get(name))]
+    total: Array = np.sum([part.astype(np.float64) for part in parts], axis=0)
+    return total
+
+
+def _total_of(table: Table) -> Array:
+    total: Array = np.sum([table[f"us_{name}"].astype(np.float64) for name in LIMITS], axis=0)
+    return total
+
+
+def share_of(table: Table, limit: str) -> Array:
+    """(n,) of each connection's time, 0 to 1; NaN without time."""
+    return _ratio(_times_of(table, limit), _total_of(table))
+
+
+def _ratio(one: Array, other: Array) -> Array:
+    with np.errstate(all="ignore"):
+        found: Array = np.where(other > 0, one / other, np.nan)
+    return found
+
+
+def values_by_connection(table: Table | None, flows: Flows | None) -> dict[str, Array]:
+    """(n,) float64 of each metric that the capture has, without its nulls."""
+    found: dict[str, Array] = {}
+    if table is not None:
+        sends = table["bytes_acked"] >= table["bytes_received"]
+        for metric in METRICS:
+            if metric.name in table:
+                values = table[metric.name].astype(np.float64)
+            elif metric.name.startswith("share_"):
+                values = share_of(table, metric.name.removeprefix("share_"))
+            else:
+                continue
+            found[metric.name] = values[sends] if metric.of_sender else values
+    if flows is not None:
+        found |= {name: values for name, values in flows.items() if name in BY_NAME}
+    return {name: values[np.isfinite(values)] for name, values in found.items()}
+
+
+def values_of_run(table: Table | None, flows: Flows | None) -> dict[str, Array]:
+    """(1,) of each metric: the median of its connections; ratios and shares of all their sums.
+
+    The mean time of a byte is that of all bytes.
+    """
+    found = {
+        name: np.array([np.median(values)])
+        for name, values in values_by_connection(table, flows).items() if len(values)
+    }  # fmt: skip
+    if table is not None:
+        mine = _take(table, table["bytes_acked"] >= table["bytes_received"])
+        sums = {f"share_{name}": (_times_of(mine, name).sum(), _total_of(mine).sum())
+                for name in SHARED}  # fmt: skip
+        sums["retrans_ratio"] = (np.nansum(mine["bytes_retrans"]), mine["bytes_sent"].sum())
+        for name, (one, other) in sums.items():
+            if name in found and other > 0:
+                found[name] = np.array([one / other])
+    if flows is not None and len(flows["bytes"]):
+        for name, values in flows.items():
+            known = np.isfinite(values)
+            if name in found and not name.endswith("_p95_us"):
+                weights = flows["bytes"][known]
+                found[name] = np.array([np.average(values[known], weights=weights)])
+    return found
+
+
+def values_of_side(
+    tables: Sequence[tuple[Table | None, Flows | None]], unit: str
+) -> dict[str, Array]:
+    """The values of all captures of a side together: (units,) of each metric."""
+    values_of: Callable[..., dict[str, Array]] = (
+        values_by_connection if unit == CONNECTION else values_of_run
+    )
+    found: dict[str, list[Array]] = {}
+    for table, flows in tables:
+        for name, values in values_of(table, flows).items():
+            found.setdefault(name, []).append(values)
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def read_flows(path: Path) -> tuple[Flows, str] | None:
+    """The times of a log's flows, and which ends were joined; None without schema magnet."""
+    from formats.analysis.latency import Latency, Summary, find_flows, make_report
+    from formats.analysis.latency.report import SIDES
+    from formats.analysis.log import open_log
+
+    with open_log(path) as log:
+        try:
+            latency = Latency(log)
+        except UsageError:
+            return None
+        summary = Summary(find_flows(latency.survey, []), latency.survey.begin_ns, 0)
+        for some in latency:
+            summary.add(some)
+        report = make_report(latency, summary)
+    flows = [one for one in report.flows if one.once or one.again]
+    names = [name for name in BY_NAME if name.startswith("latency_")]
+    found = {name: np.full(len(flows), np.nan) for name in (*names, "bytes")}
+    for at, flow in enumerate(flows):
+        for name, value in _flow_values(flow).items():
+            found[name][at] = value
+    return found, ", ".join(sorted({SIDES[flow.side] for flow in flows}))
+
+
+def _flow_values(flow: Any) -> dict[str, float]:
+    from formats.analysis.latency.summary import middle_of
+
+    spreads = [one for one in (flow.once, flow.again) if one]
+    total = sum(int(one["whole"].weights.sum()) for one in spreads)
+    found = {"bytes": float(total)}
+    for part in dict.fromkeys(name for one in spreads for name in one):
+        spent = sum(one[part].total_ns for one in spreads if part in one)
+        found[f"latency_{part}_us"] = spent / total / 1000
+    classes = np.concatenate([one["whole"].classes for one in spreads])
+    weights = np.concatenate([one["whole"].weights for one in spreads])
+    order = np.argsort(classes, kind="stable")
+    reached = np.cumsum(weights[order])
+    at = int(np.searchsorted(reached, 0.95 * reached[-1]))
+    found["latency_whole_p95_us"] = float(middle_of(classes[order][at : at + 1])[0]) / 1000
+    return found

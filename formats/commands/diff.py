@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tcpkmon diff A B`: two captures, or two groups of them, compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from formats.base.cli import say, use_colours
+from formats.base.errors import LossError, UsageError
+from formats.base.expressions import ExpressionError
+from formats.base.files import already_there
+from formats.schema import suggest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from formats.analysis.diff import Condition, Report
+
+_WIDTH = 110
+
+
+@click.command("diff")
+@click.argument("sides", metavar="[NAME=]CAPTURE[,...] [NAME=]CAPTURE[,...]", nargs=-1)
+@click.option("--where", metavar="CONDITION",
+              help="Only connections for which this holds, as in tcpkmon check: 'rport == 443'.")
+@click.option("--fail-if", "conditions", metavar="CONDITION", multiple=True,
+              help="Exit with 3 if a metric differs by more than a bound: 'goodput_p50 worse 5%', "
+              "'share_rwnd more 10%'. Also several.")
+@click.option("--metrics", metavar="NAME,...",
+              help="Compare these alone; help: list them. Fewer tests need fewer units.")
+@click.option("--unit", type=click.Choice(["connection", "run"]),
+              help="What is a unit of the statistics. Default: a run (a capture) where a side has "
+              "several captures, else a connection.")
+@click.option("--alpha", type=click.FloatRange(0, 0.5, min_open=True), default=0.01,
+              show_default=True, metavar="P",
+              help="How often at most equal sides may be taken for different.")
+@click.option("--unproven-ok", is_flag=True,
+              help="Compare captures too that do not prove that nothing is missing.")
+@click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path),
+              help="Draw the distributions and the courses over time (.png, .svg, .pdf).")
+@click.option("--force", is_flag=True, help="Let -o replace a file.")
+def command(
+    sides: tuple[str, ...],
+    where: str | None,
+    conditions: tuple[str, ...],
+    metrics: str | None,
+    unit: str | None,
+    alpha: float,
+    unproven_ok: bool,
+    as_json: bool,
+    output: Path | None,
+    force: bool,
+) -> int:
+    """Compare two captures, or two groups of captures, of the schemata tcp and magnet.
+
+    The settings that differ come first, then the metrics: ~ is no difference. Arguments of one NAME
+    are one side. A folder that is no capture has the captures in it. Exit code 3: a --fail-if
+    condition holds. 2: it cannot be judged, for lack of data or units. 5: a capture is not proven.
+    """
+    if metrics == "help":
+        _list_metrics()
+        return 0
+    from formats.analysis import diff
+
+    parsed, chosen = _parse(conditions, where)
+    wanted = _metrics(metrics)
+    if output is not None:
+        from formats.drawing import check_output
+
+        check_output(output)
+        if output.exists() and not force:
+            raise already_there(output)
+    a, b = (
+        diff.Side(name, tuple(diff.read_run(path, chosen) for path in paths))
+        for name, paths in diff.parse_sides(sides).items()
+    )
+    unproven = [run for side in (a, b) for run in side.runs if not run.proven]
+    if not unproven_ok:
+        diff.refuse_unproven(unproven)
+    for run in unproven:
+        say(f"tcpkmon diff: {run.path}: not proven: {run.verdict}")
+    report = diff.make_report(a, b, parsed, alpha, wanted, unit or "")
+    if output is not None:
+        diff.draw_diff(report, output, force)
+    code = _code(report)
+    if as_json:
+        click.echo(json.dumps(diff.as_json(report) | {"exit_code": code}, indent=2))
+    else:
+        diff.print_diff(report, _console())
+    return code
+
+
+def _parse(conditions: tuple[str, ...], where: str | None) -> tuple[list[Condition], Any]:
+    """The conditions and --where: all mistakes of both at once."""
+    from formats.analysis.diff import parse_conditions, parse_where
+
+    mistakes: list[Any] = []
+    found: list[Condition] = []
+    chosen = None
+    try:
+        found = parse_conditions(conditions)
+    except ExpressionError as error:
+        mistakes += error.mistakes
+    try:
+        chosen = None if where is None else parse_where(where)
+    except ExpressionError as error:
+        mistakes += error.mistakes
+    if mistakes:
+        raise ExpressionError(mistakes)
+    return found, chosen
+
+
+def _metrics(text: str | None) -> list[str]:
+    from formats.analysis.diff import BY_NAME
+
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    unknown = [f"{name}{suggest(name, BY_NAME)}" for name in names if name not in BY_NAME]
+    if unknown:
+        raise UsageError(f"no metric {', '.join(unknown)}", "--metrics help lists them")
+    return names
+
+
+def _list_metrics() -> None:
+    from formats.analysis.diff import METRICS
+
+    words = {1: "more is worse", -1: "less is worse", 0: "neither is worse"}
+    for one in METRICS:
+        click.echo(f"{one.name:22} {words[one.worse]:17} {one.text}")
+
+
+def _code(report: Report) -> int:
+    judged = [one.failed for one in report.judged]
+    if True in judged:
+        return LossError.exit_code
+    return UsageError.exit_code if None in judged else 0
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False, no_color=not use_colours())
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console
