@@ -176,18 +176,22 @@ class Lab(Closing):
 
     def drop(self, loss_percent: float) -> None:
         """Let b drop this share of the large packets from a, from now on (0: none)."""
+        share = max(1, round(loss_percent * 100))
+        large = f"meta l4proto tcp meta length > {SMALL_BYTES}"
+        self.drop_all(f"{large} numgen random mod 10000 < {share}" if loss_percent > 0 else "")
+
+    def drop_all(self, match: str) -> None:
+        """Let b drop what this expression of nftables matches, from now on ("": nothing)."""
         rules = ["add table inet lab", "flush table inet lab"]
-        if loss_percent > 0:
-            share = max(1, round(loss_percent * 100))
+        if match:
             rules += [
                 "add chain inet lab losses { type filter hook input priority 0 ; }",
-                f"add rule inet lab losses meta l4proto tcp meta length > {SMALL_BYTES} "
-                f"numgen random mod 10000 < {share} counter drop",
+                f"add rule inet lab losses {match} counter drop",
             ]
         self._nft("\n".join(rules))
 
     def dropped(self) -> int:
-        """Packets that the rule of drop() dropped so far."""
+        """Packets that the rule of drop() or drop_all() dropped so far."""
         text = self._nft("list", "table", "inet", "lab")
         found = re.search(r"counter packets (\d+)", text)
         return int(found.group(1)) if found else 0

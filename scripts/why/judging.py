@@ -3,55 +3,191 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.klogger import start
 from collector.lab.lab import Lab
-from formats.analysis.why import LIMITS, Source, cut, tally
-from scripts.why.scenarios import CLIENT, SECONDS, Scenario, run
+from formats.analysis.doing import CPU_WAIT, RUNNING
+from formats.analysis.why import (
+    LIMITS,
+    RECEIVING,
+    Cutter,
+    Grouped,
+    Snapshots,
+    Source,
+    connections,
+    tables,
+    waits,
+)
+from scripts.why.scenarios import SECONDS, Scenario
+from scripts.why.stage import CLIENT, SERVER, run
+
+NOTES = ("bbr_mode", "is_cwnd_limited", "rate_app_limited")
+"""Columns beside the default ones that make `why` surer."""
+_COUNTERS = {"rwnd": "rwnd_limited_us", "sndbuf": "sndbuf_limited_us"}
+_FLAGS = {
+    "cwnd": ("is_cwnd_limited", -1), "app": ("rate_app_limited", -1),
+    "tsq": ("sk_tsq_flags", 0b11),  # TSQ_THROTTLED, TSQ_QUEUED
+    "backlog": ("sk_backlog_bytes", -1),
+}  # fmt: skip
+NOTED = (*_COUNTERS.values(), *(column for column, _ in _FLAGS.values()))
+"""Columns by which the kernel itself says what limits."""
+COLUMNS = ",".join(dict.fromkeys(("default", "rcv_rtt_us", *NOTES, *NOTED)))
 
 
 @dataclass(frozen=True)
 class Judged:
-    """shares: of the sharp time, by limit. right: in a limit that is true. lost: records."""
+    """shares: of the sharp time, by limit; more: the same with the columns NOTES. lost: records.
 
-    scenario: Scenario
+    kernel: what the kernel itself noted, in shares of that time.
+    """
+
+    name: str
+    truth: tuple[str, ...]
+    held_out: bool
     shares: dict[str, float]
     lost: int
+    more: dict[str, float] = field(default_factory=dict)
+    kernel: dict[str, float] = field(default_factory=dict)
 
     @property
     def right(self) -> float:
-        return sum(self.shares.get(name, 0.0) for name in self.scenario.truth)
+        """In a limit that is true."""
+        return sum(self.shares.get(name, 0.0) for name in self.truth)
+
+    @property
+    def right_with_more(self) -> float:
+        return sum(self.more.get(name, 0.0) for name in self.truth)
 
 
 def play(
-    scenario: Scenario, folder: Path, seconds: float = SECONDS, columns: str = "default"
+    scenario: Scenario, folder: Path, seconds: float = SECONDS, columns: str = COLUMNS
 ) -> Judged:
     """One round. TcpkmonError, PrivilegeError."""
-    path = folder / "why.pm"
+    path = folder / ("why.log" if scenario.sched else "why.pm")
     with Lab(scenario.bottleneck) as lab:
-        options = ["--format", "psc", "--netns", lab.a.name, "--quiet",
-                   "--columns", columns]  # fmt: skip
-        with start("tcp", path, force=True, options=options):
+        side = lab.b if scenario.receiver else lab.a
+        options = ["--netns", side.name, "--quiet", "--columns", columns]
+        if scenario.sched:
+            options[-1] += ",pid,comm"
+            schemata = ["tcp", "sched"]
+            options += ["--locations", "default,SEND_CALL"]
+        else:
+            schemata = ["tcp"]
+            options += ["--format", "psc"]
+        with start(schemata, path, force=True, options=options, buffer_mb=32):
             port, begin, end = run(lab, scenario, seconds)
     return judge(scenario, path, port, begin, end)
 
 
 def judge(scenario: Scenario, path: Path, port: int, begin: float, end: float) -> Judged:
-    """What a capture tells of the connection with this local port, from begin to end (s)."""
-    with Source(path) as source:
-        rows = tally(source.read())
-    (one,) = (row for row in rows if row.lport == port and row.laddr == CLIENT)
-    with Source(path) as source:
-        found = np.concatenate(list(cut(source.read())))
-        lost = source.reader.lost
-    found = found[found["conn_id"] == one.conn_id]
-    starts = np.maximum(found["start_ns"], int(begin * 1e9))
-    spans = np.maximum(np.minimum(found["end_ns"], int(end * 1e9)) - starts, 0)
-    total = max(int(spans.sum()), 1)
-    sums = np.bincount(found["limit"], spans, len(LIMITS))
-    shares = {name: float(ns / total) for name, ns in zip(LIMITS, sums, strict=True) if ns}
-    return Judged(scenario, shares, lost)
+    """What a capture tells of the connection with this client's port, from begin to end (s)."""
+    conn_id = _find(path, port)
+    found: list[dict[str, float]] = []
+    for leave_out in (NOTES, ()):
+        with Source(path) as source:
+            shares, kernel = _shares(source, scenario.receiver, conn_id, (begin, end), leave_out)
+            lost = source.reader.lost
+        found.append(_resolved(shares, path, conn_id) if scenario.sched else shares)
+    return Judged(scenario.name, scenario.truth, scenario.held_out, found[0], lost, found[1],
+                  kernel)  # fmt: skip
+
+
+def _shares(
+    source: Source, receiver: bool, conn_id: int, sharp: tuple[float, float],
+    leave_out: Sequence[str],
+) -> tuple[dict[str, float], dict[str, float]]:  # fmt: skip
+    """What `why` finds in that time without these columns, and what the kernel noted."""
+    has_notes = source.known.issuperset(NOTED)
+    source.names = list(dict.fromkeys([*source.names, *(NOTED if has_notes else ())]))
+    cutter, noted = Cutter(), Noted()
+    names = (*RECEIVING, "rx_none") if receiver else LIMITS
+    sums = np.zeros(len(names))
+    for piece in source.read():
+        mine = piece.take(np.flatnonzero(piece["conn_id"] == conn_id))
+        if not len(mine):
+            continue
+        kept = {name: values for name, values in mine.columns.items() if name not in leave_out}
+        seen = Snapshots(kept, mine.times_ns, mine.lost)
+        rows, steps = cutter.add_grouped(Grouped(seen, cutter.places))
+        spans = _clipped(steps.start_ns, steps.end_ns, sharp)
+        if has_notes:
+            noted.add(mine.columns, spans)
+        if receiver:
+            assert steps.receiving is not None
+            sums += np.bincount(steps.receiving % len(names), spans, len(names))  # -1: rx_none
+        else:
+            sums += _of_rows(rows, sharp)
+    if not receiver:
+        sums += _of_rows(cutter.finish(), sharp)
+    total = max(float(sums.sum()), 1.0)
+    shares = {name: float(ns / total) for name, ns in zip(names, sums, strict=True) if ns}
+    return shares, noted.shares()
+
+
+def _of_rows(rows: Any, sharp: tuple[float, float]) -> Any:
+    spans = _clipped(rows["start_ns"], rows["end_ns"], sharp)
+    return np.bincount(rows["limit"], spans, len(LIMITS))
+
+
+def _find(path: Path, port: int) -> int:
+    table = connections(path)
+    ends = zip(table["conn_id"], table["laddr"], table["lport"], table["rport"], strict=True)
+    (one,) = (
+        int(conn_id) for conn_id, address, local, remote in ends
+        if (address == CLIENT and local == port) or (address == SERVER and remote == port)
+    )  # fmt: skip
+    return one
+
+
+def _clipped(starts: Any, ends: Any, sharp: tuple[float, float]) -> NDArray[np.int64]:
+    begin, end = (int(one * 1e9) for one in sharp)
+    low = np.maximum(starts, begin)
+    found: NDArray[np.int64] = np.maximum(np.minimum(ends, end) - low, 0)
+    return found
+
+
+def _resolved(shares: dict[str, float], path: Path, conn_id: int) -> dict[str, float]:
+    """Where the schema sched tells what the sender did meanwhile: cpu is a part of app and unknown.
+
+    Over the whole connection: its begin is short beside the rest.
+    """
+    told = dict(shares)
+    for one in waits(path, *tables(path)):
+        if one.conn_id != conn_id or one.why not in ("app", "unknown"):
+            continue
+        part = sum(one.did.get(what, 0) for what in (RUNNING, CPU_WAIT)) / max(one.span_ns, 1)
+        for name in ("app", "idle", "nagle") if one.why == "app" else ("unknown",):
+            moved = told.get(name, 0.0) * part
+            told[name] = told.get(name, 0.0) - moved
+            told["cpu"] = told.get("cpu", 0.0) + moved
+    return told
+
+
+class Noted:
+    """What the kernel noted: the growth of its counters, and flags by the time before a record."""
+
+    def __init__(self) -> None:
+        self._total, self._sums = 0, dict.fromkeys((*_COUNTERS, *_FLAGS), 0)
+
+    def add(self, columns: dict[str, Any], spans: Any) -> None:
+        """The next snapshots of one connection, and their times within the sharp time."""
+        self._total += int(spans.sum())
+        inside = np.flatnonzero(spans)
+        if not len(inside):
+            return
+        for name, column in _COUNTERS.items():
+            values = columns[column][inside].astype(np.int64)
+            self._sums[name] += 1000 * int(values[-1] - values[0])
+        for name, (column, bits) in _FLAGS.items():
+            held = columns[column].astype(np.int64) & bits > 0
+            self._sums[name] += int(spans[held].sum())
+
+    def shares(self) -> dict[str, float]:
+        return {name: ns / self._total for name, ns in self._sums.items() if self._total}

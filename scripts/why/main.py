@@ -3,45 +3,82 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 import tempfile
-from collections import defaultdict
+import time
+from dataclasses import asdict
 from pathlib import Path
-from statistics import mean
+from typing import Any
 
 import click
 
 from collector.linux.machine import describe_machine
-from formats.analysis.why import LIMITS
 from formats.base.cli import run
 from formats.base.errors import UsageError
 from scripts.why.judging import Judged, play
+from scripts.why.page import page
 from scripts.why.scenarios import SCENARIOS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "why.md"
 BEGIN, END = "<!-- made by scripts/why-scenarios -->", "<!-- end -->"
+File = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True,
+@click.option("--rounds", type=click.IntRange(0), default=3, show_default=True,
               help="Play each scenario so often.")
 @click.option("--only", default="", metavar="WORD", help="The scenarios with this in their names.")
+@click.option("--part", default="1/1", show_default=True, metavar="K/N",
+              help="Of the scenarios, each N-th one, from the K-th on.")
+@click.option("--minutes", type=click.FloatRange(0), metavar="N",
+              help="Begin no round after so many minutes.")
+@click.option("--read", "earlier", type=File, multiple=True, metavar="FILE",
+              help="Add what --json wrote; several times. With --rounds 0 nothing is played.")
+@click.option("--json", "output", type=File, metavar="FILE", help="Write all that was found.")
 @click.option("--docs", is_flag=True, help="Write the tables into docs/why.md.")
-def command(rounds: int, only: str, docs: bool) -> int:
+def command(
+    rounds: int,
+    only: str,
+    part: str,
+    minutes: float | None,
+    earlier: tuple[Path, ...],
+    output: Path | None,
+    docs: bool,
+) -> int:
     """Make connections whose limit is known, and compare with what `tcpkmon why` says of them."""
+    machine = {"cpu": describe_machine()["cpu_model"], "kernel": platform.release()}
     found: list[Judged] = []
+    for path in earlier:
+        read = json.loads(path.read_text())
+        if read["machine"] != machine and rounds:
+            raise UsageError(f"{path} is of another machine: {read['machine']}")
+        machine = read["machine"]
+        found += [Judged(**{**one, "truth": tuple(one["truth"])}) for one in read["rounds"]]
+    which, _, of = part.partition("/")
+    if not (which.isdecimal() and of.isdecimal() and 1 <= int(which) <= int(of)):
+        raise UsageError(f"--part takes K/N, not {part!r}")
+    chosen = [one for one in SCENARIOS if only in one.name][int(which) - 1 :: int(of)]
+    if not chosen:
+        raise UsageError(f"no scenario has {only!r} in its name")
+    until = time.monotonic() + (60 * minutes if minutes is not None else 1e9)
     with tempfile.TemporaryDirectory() as folder:
-        for scenario in (one for one in SCENARIOS if only in one.name):
-            for _ in range(rounds):
+        for _ in range(rounds):
+            if time.monotonic() > until:
+                break
+            for scenario in chosen:
                 found.append(play(scenario, Path(folder)))
                 click.echo(f"{100 * found[-1].right:5.1f} %  {scenario.name}")
-    if not found:
-        raise UsageError(f"no scenario has {only!r} in its name")
-    text = "\n".join(page(found, rounds))
+    if output is not None:
+        told: dict[str, Any] = {"machine": machine, "rounds": [asdict(one) for one in found]}
+        output.write_text(json.dumps(told))
+    text = "\n".join(page(found, machine))
     if not docs:
         click.echo(text)
         return 0
+    if missing := [one.name for one in SCENARIOS if all(one.name != got.name for got in found)]:
+        raise UsageError(f"the page needs all scenarios; these are missing: {', '.join(missing)}")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
@@ -52,58 +89,3 @@ def command(rounds: int, only: str, docs: bool) -> int:
 def main() -> None:
     """The entry point of the script."""
     sys.exit(run(command, prog="why-scenarios"))
-
-
-def page(found: list[Judged], rounds: int) -> list[str]:
-    """The tables, as Markdown."""
-    by_name: dict[str, list[Judged]] = defaultdict(list)
-    for one in found:
-        by_name[one.scenario.name].append(one)
-    tuned = [one.right for one in found if not one.scenario.held_out]
-    held = [one.right for one in found if one.scenario.held_out]
-    lines = [
-        f"{describe_machine()['cpu_model']}, Linux {platform.release()}; {rounds} rounds of "
-        f"{len(by_name)} scenarios, {sum(one.lost for one in found)} records lost. In a limit that "
-        f"is true: {_percent(tuned)} of the time in the scenarios that the rules were tuned by "
-        f"(worst round {100 * min(tuned, default=0):.1f} %)"
-        + (f", {_percent(held)} in those kept out of tuning (*; worst round "
-           f"{100 * min(held):.1f} %)." if held else "."),
-        "",
-        "| scenario | true | right, mean | worst | found, mean |",
-        "| --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
-    for name, rows in by_name.items():
-        shares = {limit: mean(one.shares.get(limit, 0.0) for one in rows) for limit in LIMITS}
-        listed = ", ".join(
-            f"{limit} {100 * share:.1f}" for limit, share in
-            sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.001
-        )  # fmt: skip
-        mark = " *" if rows[0].scenario.held_out else ""
-        lines.append(
-            f"| {name}{mark} | {', '.join(rows[0].scenario.truth)} | "
-            f"{_percent([one.right for one in rows])} | "
-            f"{100 * min(one.right for one in rows):.1f} % | {listed} |"
-        )
-    return [*lines, "", *_matrix(found)]
-
-
-def _matrix(found: list[Judged]) -> list[str]:
-    """Rows: the first true limit of a scenario. Columns: what was found, in % of the time."""
-    truths = list(dict.fromkeys(one.scenario.truth[0] for one in found))
-    columns = [name for name in LIMITS if any(name in one.shares for one in found)]
-    lines = [
-        "Confusion: a row is what was made (the first of its true limits), a column what was "
-        "found, in % of the time.",
-        "",
-        f"| made | {' | '.join(columns)} |",
-        f"| --- |{' --- |' * len(columns)}",
-    ]
-    for truth in truths:
-        mine = [one for one in found if one.scenario.truth[0] == truth]
-        cells = [100 * mean(one.shares.get(name, 0.0) for one in mine) for name in columns]
-        lines.append(f"| {truth} | {' | '.join(f'{c:.1f}' if c >= 0.05 else '' for c in cells)} |")
-    return lines
-
-
-def _percent(values: list[float]) -> str:
-    return f"{100 * mean(values):.1f} %" if values else "n/a"

@@ -21,6 +21,8 @@ BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 @pytest.mark.parametrize("name", [
     "small receive buffer, cubic", "reader reads nothing", "small send buffer, reno",
     "application pauses 5 ms", "deep queue, cubic", "socket paced at 5 MB/s",
+    "own device is slow, cubic", "requests in two writes, delayed ACKs",
+    "receiver: reader sleeps 20 ms", "receiver: one segment is missing",
 ])  # fmt: skip
 def test_the_limit_that_was_made_is_found(tmp_path: Path, name: str) -> None:
     judged = play(BY_NAME[name], tmp_path, seconds=1.0)

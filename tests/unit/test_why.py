@@ -68,11 +68,14 @@ def limit_of(**values: Any) -> str:
     ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 180_000}),        # a writer sleeps until a third is
     ("app", {"snd_sb_cc": 300, "sb_hiwat": 190_000}),           # free
     ("idle", {"snd_sb_cc": 0}),
+    ("nagle", {**FLYING, "packets_out": 90, "snd_sb_cc": 100_300}),
     ("app", {"snd_max": 11_000, "snd_sb_cc": 10_000, "packets_out": 10}),
     ("cwnd", FLYING), ("slow_start", {**FLYING, "snd_ssthresh": 101}),
     ("cwnd", {**FLYING, "packets_out": 80, "snd_max": 81_000}),  # it waits for a larger segment
     ("unknown", {**FLYING, "packets_out": 60, "snd_max": 61_000}),
     ("tsq", {"sk_wmem_alloc": 20_000}),
+    ("tsq", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_wmem_alloc": 90_000}),
+    ("cwnd", {**FLYING, "sk_wmem_alloc": 150_000}),             # the window is full as well
     ("pacing", {"pacing_rate": 1_000_000}),
 ])  # fmt: skip
 def test_rules(limit: str, values: dict[str, Any]) -> None:
@@ -273,8 +276,14 @@ def test_a_verdict_has_the_main_limit_first() -> None:
     assert len(texts) == 3
 
 
-def test_what_is_missing_is_said() -> None:
-    _, texts = sentence(limit_ns={"cwnd": 8_000 * MS}, certain_ns=6_000 * MS, lost_records=5)
+def test_what_is_missing_is_said_and_gives_bounds() -> None:
+    _, texts = sentence(
+        limit_ns={"slow_start": 2_000 * MS, "cwnd": 4_000 * MS, "app": 2_000 * MS},
+        least_ns={"slow_start": 1_000 * MS, "cwnd": 3_000 * MS, "app": 2_000 * MS},
+        certain_ns=6_000 * MS, lost_records=5,
+    )  # fmt: skip
+    assert texts[0].startswith("75 % (50 to 75 %) of the time limited by the congestion window")
+    assert texts[1].startswith("25 % (25 to 50 %) of the time the application had nothing to send")
     assert "25.0 % of the time is not certain: 5 records of the capture are missing" in texts[-1]
 
 
@@ -282,6 +291,17 @@ def test_a_receiver_is_told_so() -> None:
     _, texts = sentence(bytes_acked=0, bytes_received=9 << 20, rcvbuf=131_072,
                         reader_behind_max=120_000)  # fmt: skip
     assert "its reader was up to 120 kB behind" in texts[0]
+
+
+def test_a_receiver_that_measures_round_trips_is_told_shares() -> None:
+    waits = {"rx_app": 800 * MS, "rx_autotune": 4_000 * MS, "rx_reorder": 80 * MS}
+    _, texts = sentence(bytes_acked=0, bytes_received=9 << 20, rcv_wnd_max=65_536,
+                        limit_ns={"idle": 8_000 * MS}, receiving_ns=waits)  # fmt: skip
+    assert texts[0].startswith(
+        "this host receives: 50 % of the time its window (at most 65.5 kB) was full in each round"
+    )
+    assert texts[1].startswith("10 % of the time its reader was behind")
+    assert len(texts) == 2
 
 
 def test_bloat() -> None:

@@ -70,7 +70,7 @@ def captures(draw: st.DrawFn) -> Snapshots:
         "pid": chance.choice([0, 7, 9], count),
     }
     values["snd_max"] = (values["snd_una"] + chance.integers(0, 3000, count)) % 2**32
-    times = np.cumsum(chance.choice([0, 1, 40, 150], count)) * MS
+    times = (1 + np.cumsum(chance.choice([0, 1, 40, 150], count))) * MS  # 0 is no time of a record
     lost = np.cumsum(chance.random(count) < 0.05)
     return Snapshots(columns(**values), times.astype(np.int64), lost.astype(np.int64),
                      np.arange(10, 10 + count) + lost)  # fmt: skip

@@ -4,8 +4,10 @@
 from formats.analysis.why.assemble import Table
 from formats.analysis.why.columns import CONNECTIONS, INTERVALS, NAMES, Column
 from formats.analysis.why.connections import Connection, connection_of, tally
+from formats.analysis.why.grouping import Grouped
 from formats.analysis.why.intervals import INTERVAL, Cutter, cut
 from formats.analysis.why.limits import FAMILY, LIMITS, classify
+from formats.analysis.why.receiving import RECEIVING
 from formats.analysis.why.snapshots import NEEDED, Snapshots, Source
 from formats.analysis.why.tables import (
     as_arrow,
@@ -28,9 +30,11 @@ __all__ = [
     "LIMITS",
     "NAMES",
     "NEEDED",
+    "RECEIVING",
     "Column",
     "Connection",
     "Cutter",
+    "Grouped",
     "Snapshots",
     "Source",
     "Table",

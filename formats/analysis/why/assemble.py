@@ -20,6 +20,7 @@ from formats.analysis.why.folding import (
     Fold,
 )
 from formats.analysis.why.limits import FAMILY, LIMITS
+from formats.analysis.why.receiving import RECEIVING
 from formats.base.text import address_of, text_of
 
 Array = NDArray[Any]
@@ -191,6 +192,10 @@ def _shares(get: Callable[..., Array]) -> Table:
         told[f"us_{name}_min"] = certain[:, number] / 1000
         told[f"us_{name}_max"] = (certain[:, number] + unsure) / 1000
         families[:, LIMITS.index(FAMILY.get(name, name))] += spans[:, number]
+    for name in RECEIVING:
+        held, sure = get(f"{name}.ns"), get(f"{name}.certain_ns")
+        told |= {f"us_{name}": held / 1000, f"us_{name}_min": sure / 1000,
+                 f"us_{name}_max": (sure + unsure) / 1000}  # fmt: skip
     total = spans.sum(axis=1)
     names: Any = np.array([*LIMITS, None], object)
     main: Any = np.where(total > 0, families.argmax(axis=1), len(LIMITS))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formats.analysis.why.limits import LIMITS
+from formats.analysis.why.receiving import NEEDS, RECEIVING
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,22 @@ last_seq | int? | | | | and of its last
 """
 
 
+_RECEIVER = {
+    "rx_app": "time in which the reader was behind: its data filled half of the room",
+    "rx_autotune": "time in which what arrived in a round trip filled this host's window",
+    "rx_reorder": "time behind a segment that was missing: lost, or overtaken by others",
+}
+
+
 def _limits() -> tuple[Column, ...]:
+    told = {name: (f"time limited by {name}", "") for name in LIMITS}
+    told |= {name: (_RECEIVER[name], NEEDS) for name in RECEIVING}
     found = []
-    for limit in LIMITS:
-        found.append(Column(f"us_{limit}", "float", f"time limited by {limit}"))
+    for name, (text, needs) in told.items():
+        found.append(Column(f"us_{name}", "float", text, needs, bool(needs)))
         for end, what in (("min", "at least"), ("max", "at most")):
-            found.append(Column(f"us_{limit}_{end}", "float", f"the same, {what}"))
+            found.append(Column(f"us_{name}_{end}", "float", f"the same, {what}", needs,
+                                bool(needs)))  # fmt: skip
     return tuple(found)
 
 

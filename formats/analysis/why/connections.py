@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from formats.analysis.why.folding import fold
 from formats.analysis.why.limits import FAMILY, LIMITS
+from formats.analysis.why.receiving import RECEIVING
 from formats.analysis.why.snapshots import Snapshots
 
 Array = NDArray[Any]
@@ -21,9 +22,10 @@ Array = NDArray[Any]
 class Connection:
     """One connection, as this host saw it. Times in ns of CLOCK_MONOTONIC, else as named.
 
-    limit_ns: how long each limit held, by name. certain_ns: the part without a lost record. Round-
-    trip times are None where none was measured. role: active, passive or existing. end_reason: see
-    the table's columns.
+    limit_ns: how long each limit held, by name. certain_ns: the part without a lost record;
+    least_ns: that by name. receiving_ns: for how long it waited as a receiver, by name of
+    RECEIVING; empty where the capture does not tell. Round-trip times are None where none was
+    measured. role: active, passive or existing. end_reason: see the table's columns.
     """
 
     conn_id: int
@@ -55,12 +57,15 @@ class Connection:
     cwnd_max: int = 0
     snd_wnd_min: int = 0
     snd_wnd_max: int = 0
+    rcv_wnd_max: int = 0
     rcvbuf: int = 0
     sndbuf: int = 0
     reader_behind_max: int = 0
     zero_windows: int = 0
     limit_ns: dict[str, int] = field(default_factory=dict)
     certain_ns: int = 0
+    least_ns: dict[str, int] = field(default_factory=dict)
+    receiving_ns: dict[str, int] = field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:
@@ -87,11 +92,22 @@ class Connection:
             ns for name, ns in self.limit_ns.items() if limit in (name, FAMILY.get(name))
         ) / total  # fmt: skip
 
+    def bounds(self, limit: str) -> tuple[float, float]:
+        """The least and the largest share that it can have had: what is not certain may be any."""
+        total = sum(self.limit_ns.values())
+        if not total:
+            return 0.0, 0.0
+        least = sum(
+            ns for name, ns in self.least_ns.items() if limit in (name, FAMILY.get(name))
+        )  # fmt: skip
+        return least / total, (least + total - self.certain_ns) / total
+
 
 _SAME = (
     "conn_id", "laddr", "lport", "raddr", "rport", "role", "end_reason", "start_ns", "end_ns",
     "records", "lost_records", "bytes_sent", "bytes_acked", "bytes_received", "rto_count",
     "loss_probes", "mss", "cwnd_max", "snd_wnd_max", "rcvbuf", "sndbuf", "reader_behind_max",
+    "rcv_wnd_max",
 )  # fmt: skip
 _OTHERS = {"segments_retransmitted": "retransmissions", "zero_windows": "zero_window_count"}
 _NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us")
@@ -104,7 +120,11 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         value = table[name][at]
         return None if np.isnan(value) else value.item()
 
-    limits = {name: round(float(table[f"us_{name}"][at]) * 1000) for name in LIMITS}
+    def times(names: Iterable[str], end: str = "") -> dict[str, int]:
+        values = {name: float(table[f"us_{name}{end}"][at]) for name in names}
+        return {name: round(us * 1000) for name, us in values.items() if us > 0}
+
+    limits = times(LIMITS)
     handshake = number("handshake_us")
     return Connection(
         **{name: _plain(table[name][at]) for name in _SAME},
@@ -115,7 +135,9 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         comm=table["comm"][at] or "",
         ca_name=table["ca_name"][at] or "",
         handshake_ns=None if handshake is None else round(handshake * 1000),
-        limit_ns={name: ns for name, ns in limits.items() if ns},
+        limit_ns=limits,
+        least_ns=times(LIMITS, "_min"),
+        receiving_ns=times(RECEIVING),
         certain_ns=sum(limits.values()) - round(float(table["uncertain_us"][at]) * 1000),
     )
 

@@ -13,6 +13,7 @@ from formats.analysis.why.counts import Counts, Rates
 from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.intervals import Cutter, Steps
 from formats.analysis.why.limits import LIMITS
+from formats.analysis.why.receiving import RECEIVING
 
 Array = NDArray[Any]
 NONE_32 = (1 << 32) - 1
@@ -211,6 +212,12 @@ class Fold:
         places = piece.of_row[moved]
         since = steps.end_ns[moved] - self.values["start_ns"][places]
         self.rates.add(places, since, steps.acked[moved], steps.received[moved])
+        if steps.receiving is not None:
+            spans = steps.end_ns - steps.start_ns
+            for end, mine in (("ns", spans), ("certain_ns", np.where(steps.lost, 0, spans))):
+                for number, name in enumerate(RECEIVING):
+                    held = np.where(steps.receiving == number, mine, 0)
+                    self.of(f"{name}.{end}")[piece.places] += np.add.reduceat(held, piece.firsts)
 
     def _add_times(self, rows: Array) -> None:
         """Intervals of connections whose snapshots were added."""

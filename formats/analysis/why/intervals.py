@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.analysis.why.carrying import Carried
 from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.limits import NUMBER, classify, in_flight, is_paced, unsent
+from formats.analysis.why.receiving import NEEDS, Receiving
 from formats.analysis.why.snapshots import Snapshots
 
 Array = NDArray[Any]
@@ -54,6 +56,7 @@ class Steps:
 
     limit: a number of LIMITS, _NO_STEP for a connection's first snapshot. start_ns, end_ns.
     sent, acked, received: bytes. lost: records that are missing in the capture in that time.
+    receiving: a number of RECEIVING or NOTHING; None where the capture lacks what tells it.
     """
 
     limit: NDArray[np.int8]
@@ -63,6 +66,7 @@ class Steps:
     acked: Array
     received: Array
     lost: Array
+    receiving: NDArray[np.int8] | None = None
 
 
 class Cutter:
@@ -70,8 +74,7 @@ class Cutter:
 
     def __init__(self, places: Places | None = None) -> None:
         self.places = Places() if places is None else places
-        self._last: dict[str, Array] = {name: np.zeros(0, kind) for name, kind in _CARRIED.items()}
-        self._known = np.zeros(0, np.bool_)
+        self._carried, self._receiving = Carried(_CARRIED), Receiving()
         self._open = np.zeros(0, INTERVAL)
 
     def add(self, piece: Snapshots) -> Array:
@@ -96,7 +99,7 @@ class Cutter:
         # Before the handshake is over, the sequence numbers are not chosen yet.
         unnumbered = (state == _SYN_SENT) | (state == _CLOSE)
         now |= {"time": piece.times, "lost": piece.lost, "unnumbered": unnumbered}
-        before, no_step = self._before(piece, now)
+        before, no_step = self._carried.before(piece, now, len(self.places))
         limit = classify(piece.columns)
         limit[no_step] = _NO_STEP
         sent, acked, received = (
@@ -105,24 +108,11 @@ class Cutter:
         for bytes_of in (sent, acked, received):
             bytes_of[before["unnumbered"]] = 0
         end = np.maximum(now["time"], before["time"])
+        receiving = None
+        if NEEDS in piece.columns:
+            receiving = self._receiving.add(piece, len(self.places))
         return Steps(limit, before["time"], end, sent, acked, received,
-                     now["lost"] - before["lost"])  # fmt: skip
-
-    def _before(self, piece: Grouped, now: dict[str, Array]) -> tuple[dict[str, Array], Array]:
-        """What the snapshot before each one had, and the rows without one, which have their own."""
-        count, places, firsts = len(self.places), piece.places, piece.firsts
-        self._known = grown(self._known, count)
-        known = self._known[places]
-        before = {}
-        for name, values in now.items():
-            self._last[name] = grown(self._last[name], count)
-            shifted = np.empty_like(values)
-            shifted[1:] = values[:-1]
-            shifted[firsts] = np.where(known, self._last[name][places], values[firsts])
-            self._last[name][places] = values[piece.lasts]
-            before[name] = shifted
-        self._known[places] = True
-        return before, firsts[~known]
+                     now["lost"] - before["lost"], receiving)  # fmt: skip
 
     def _join(self, rows: Array) -> Array:
         """The runs of a piece go on where those before them ended. The last ones stay open."""

@@ -17,12 +17,13 @@ Array = NDArray[Any]
 Columns = Mapping[str, Array]
 
 LIMITS = (
-    "opening", "rto_wait", "recovery", "sndbuf", "idle", "app", "zero_window", "rwnd",
+    "opening", "rto_wait", "recovery", "sndbuf", "idle", "nagle", "app", "zero_window", "rwnd",
     "slow_start", "cwnd", "tsq", "pacing", "closing", "unknown",
 )  # fmt: skip
-"""The names by number. idle: app with nothing in flight; zero_window: rwnd; slow_start: cwnd."""
+"""The names by number. idle: app with nothing in flight; nagle: app with a small segment that
+waits for an ACK; zero_window: rwnd; slow_start: cwnd."""
 NUMBER = {name: number for number, name in enumerate(LIMITS)}
-FAMILY = {"idle": "app", "zero_window": "rwnd", "slow_start": "cwnd"}
+FAMILY = {"idle": "app", "nagle": "app", "zero_window": "rwnd", "slow_start": "cwnd"}
 """The limit of which another is a part."""
 
 ESTABLISHED, SYN_SENT, SYN_RECV, CLOSE, CLOSE_WAIT = 1, 2, 3, 7, 8
@@ -77,6 +78,10 @@ def classify(columns: Columns) -> NDArray[np.int8]:
     chunk = np.minimum(columns["snd_wnd"].astype(np.int64), cwnd * mss) // 3
     deferred = (waiting >= mss) & (np.minimum(free, room) < chunk)
     full = flight >= cwnd
+    # All that is in flight has not left this host, although the windows have room for more.
+    here = (waiting >= mss) & (flight > 0) & (below >= flight * mss) & (below > 2 * _SKB_BYTES)
+    here &= ~full & (room >= mss)
+    deferred &= ~here
     by_cwnd = (full & (waiting > 0)) | (deferred & (free <= room))
     rules = (
         ("opening", (state == SYN_SENT) | (state == SYN_RECV)),
@@ -89,9 +94,10 @@ def classify(columns: Columns) -> NDArray[np.int8]:
         ("idle", (waiting == 0) & (flight <= 0)),
         ("slow_start", by_cwnd & _is_growing(columns, cwnd)),
         ("cwnd", by_cwnd),
+        ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight > 0)),
         ("app", (waiting < mss) & ~full),
         ("app", waiting == 0),
-        ("tsq", below > np.maximum(2 * _SKB_BYTES, per_ms)),
+        ("tsq", here | (below > np.maximum(2 * _SKB_BYTES, per_ms))),
         ("pacing", paced),
         *_told_by_the_kernel(columns, waiting),
     )

@@ -38,6 +38,8 @@ OPTIONAL = (
     "is_cwnd_limited", "rate_app_limited",
 )  # fmt: skip
 """What the table connections tells more of where a capture has it."""
+OF_RECEIVERS = ("rcv_rtt_us", "seg_seq")
+"""What tells a receiver's side: the first one is not a default column."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ class Source:
         if isinstance(path, (str, os.PathLike)):
             self.reader = format_of(path).open(path)
         self.names: Sequence[str] = ()
+        """The columns that are read."""
+        self.known: set[str] = set()
+        """Those that the capture has."""
         try:
             self._check()
         except BaseException:
@@ -102,6 +107,7 @@ class Source:
             usable = True
         else:
             known, usable = set(), False
+        self.known = known
         missing = [name for name in NEEDED if name not in known]
         if missing or not usable:
             lacks = ", ".join(missing[:5]) or "time_ns"
@@ -110,7 +116,8 @@ class Source:
                 f"{' and more' if len(missing) > 5 else ''}",
                 "capture the schema tcp with --columns default, full or all",
             )
-        self.names = [*NEEDED, *(name for name in OPTIONAL if name in known)]
+        more = (*OPTIONAL, *OF_RECEIVERS) if OF_RECEIVERS[0] in known else OPTIONAL
+        self.names = [*NEEDED, *(name for name in more if name in known)]
 
     def about(self) -> dict[str, Any]:
         """What the headers tell of the capture: columns of the table connections."""

@@ -58,10 +58,11 @@ def verdict(one: Connection) -> list[str]:
         if name == "app" and not one.sends:
             continue  # it has nothing to send, and need not
         if share >= _LEAST_SHARE and name in _SENTENCES:
-            found.append((share, f"{100 * share:.0f} % of the time {_SENTENCES[name](one)}"))
+            held = f"{_percent(one, name, share)} of the time"
+            found.append((share, f"{held} {_SENTENCES[name](one)}"))
     texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
     if not one.sends:
-        texts = [_receiver(one), *texts]
+        texts = [*_receiver(one), *texts]
     if bloat := _bloat(one):
         texts.append(bloat)
     total = sum(one.limit_ns.values())
@@ -69,9 +70,16 @@ def verdict(one: Connection) -> list[str]:
         doubt = 100 * (1 - one.certain_ns / total)
         texts.append(
             f"{doubt:.1f} % of the time is not certain: {one.lost_records} records of the capture "
-            "are missing there"
+            "are missing there, so shares are between the bounds in brackets"
         )
     return texts or ["too short to tell"]
+
+
+def _percent(one: Connection, limit: str, share: float) -> str:
+    """A share, with its bounds where records are missing."""
+    low, high = (100 * bound for bound in one.bounds(limit))
+    between = f" ({low:.0f} to {high:.0f} %)" if high - low >= 0.1 else ""
+    return f"{100 * share:.0f} %{between}"
 
 
 def cross_check(row: Mapping[str, Any]) -> str:
@@ -148,16 +156,39 @@ def _bloat(one: Connection) -> str:
     )
 
 
-def _receiver(one: Connection) -> str:
-    """What a receiver knows: whether its reader kept up."""
-    if one.rcvbuf and one.reader_behind_max > one.rcvbuf // 4:
-        return (
+def _receiver(one: Connection) -> list[str]:
+    """What a receiver knows: whether its reader and its window kept up, and what was missing."""
+    total = sum(one.limit_ns.values())
+    told = {name: ns / total for name, ns in one.receiving_ns.items() if total}
+    found = [
+        f"{100 * share:.0f} % of the time {_RECEIVING[name](one)}"
+        for name, share in sorted(told.items(), key=lambda item: -item[1])
+        if share >= _LEAST_SHARE
+    ]
+    behind = one.rcvbuf and one.reader_behind_max > one.rcvbuf // 4
+    if found:
+        return [f"this host receives: {found[0]}", *found[1:]]
+    if behind and not told:
+        return [
             f"this host receives, and its reader was up to {human_bytes(one.reader_behind_max)} "
             f"behind (receive buffer {human_bytes(one.rcvbuf)}): the reading program is slow"
-        )
-    return "this host receives, and its reader kept up: look at the sender, or capture there too"
+        ]
+    return ["this host receives, and its reader kept up: look at the sender, or capture there too"]
 
 
+_RECEIVING: dict[str, Callable[[Connection], str]] = {
+    "rx_app": lambda one: (
+        f"its reader was behind, by up to {human_bytes(one.reader_behind_max)} (receive buffer "
+        f"{human_bytes(one.rcvbuf)}): the reading program is slow"
+    ),
+    "rx_autotune": lambda one: (
+        f"its window (at most {human_bytes(one.rcv_wnd_max)}) was full in each round trip: raise "
+        "net.ipv4.tcp_rmem[2] here, or leave SO_RCVBUF to the kernel"
+    ),
+    "rx_reorder": lambda one: (
+        "data waited behind a segment that was missing: the path drops or reorders packets"
+    ),
+}
 _SENTENCES: dict[str, Callable[[Connection], str]] = {
     "opening": lambda one: "the connection was opening",
     "rto_wait": lambda one: (

@@ -9,14 +9,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from formats.analysis.doing import CPU_WAIT, DOING, RUNNING, Doing
-from formats.analysis.gather import gather
+from formats.analysis.gather import EventTable, gather
 from formats.analysis.log import open_log
 from formats.analysis.stalls import find_stalls
 from formats.analysis.why.assemble import Table
@@ -24,6 +24,7 @@ from formats.analysis.why.snapshots import Source
 from formats.klogger.logs import Logs
 
 _LEAST_SHARE = 0.05
+_SEND_CALL, _RECEIVE_CALL = 9, 10
 _IDLE = {"sleeps: poll", "sleeps: futex", "sleeps: wait", "sleeps: other"}
 _SAID = {
     RUNNING: "ran", CPU_WAIT: "waited for a CPU", "sleeps: disk": "waited for the disk",
@@ -78,14 +79,18 @@ def has_waits(source: Source) -> bool:
 def waits(path: str | os.PathLike[str], connections: Table, intervals: Table) -> list[Wait]:
     """The waits of all connections with a known owner, those of a connection together.
 
+    Of an owner's threads it takes the one that made most calls on the connection, where the log has
+    calls, else the one that was least idle.
+
     UsageError where the log has no events of sched; DamagedError, FileError.
     """
     with open_log(path) as log:
-        data = gather(log, DOING)
+        data = gather(log, {**DOING, "SNAPSHOT": ("conn_id", "location")})
         classes = log.format.enums.get("sleep_class", {})
         doing = Doing(data["SLEEP"], data["ADD_TO_RUNQ"], data["SCHEDIN"], data["SCHEDOUT"],
                       classes)  # fmt: skip
         stalls = find_stalls(log)
+    callers = _callers(data["SNAPSHOT"], data["SCHEDIN"])
     found = []
     order = np.argsort(intervals["conn_id"], kind="stable")
     ids = intervals["conn_id"][order]
@@ -110,17 +115,46 @@ def waits(path: str | os.PathLike[str], connections: Table, intervals: Table) ->
             span_ns = int((stops - starts).sum())
             if span_ns < _LEAST_SHARE * row["duration_us"] * 1000:
                 continue
-            if (one := _most(doing, row, why, starts, stops, span_ns)) is not None:
+            tids = doing.threads(int(row["pid"]))
+            called = callers.get((conn_id, why == "reader"), {})
+            if known := [tid for tid in tids if tid in called]:
+                tids = [max(known, key=lambda tid: called[tid])]
+            if (one := _most(doing, tids, row, why, starts, stops, span_ns)) is not None:
                 found.append(one)
     return found
 
 
+Callers = dict[tuple[int, bool], dict[int, int]]
+
+
+def _callers(snapshots: EventTable, switched_in: EventTable) -> Callers:
+    """How often each thread made calls on each connection: to send, and (True) to receive.
+
+    A call is recorded on the CPU on which its thread runs.
+    """
+    found: Callers = {}
+    calls = snapshots.take(np.isin(snapshots["location"], (_SEND_CALL, _RECEIVE_CALL)))
+    for cpu in np.unique(calls.cpus).tolist():
+        mine = calls.take(calls.cpus == cpu)
+        runs = switched_in.take(switched_in.cpus == cpu)
+        at = np.searchsorted(runs.times_ns, mine.times_ns, "right") - 1
+        known = at >= 0
+        mine, tids = mine.take(known), runs["pid"][at[known]]
+        keys = np.stack([mine["conn_id"].astype(np.int64), mine["location"] == _RECEIVE_CALL, tids])
+        rows, counts_of = np.unique(keys.T, axis=0, return_counts=True)
+        for (conn_id, receives, tid), count in zip(rows.tolist(), counts_of.tolist(), strict=True):
+            counts = found.setdefault((conn_id, bool(receives)), {})
+            counts[tid] = counts.get(tid, 0) + count
+    return found
+
+
 def _most(
-    doing: Doing, row: Mapping[str, Any], why: str, starts: Any, stops: Any, span_ns: int
-) -> Wait | None:
-    """The thread of the owner that was least idle; None where the log has none of it."""
+    doing: Doing, tids: Sequence[int], row: Mapping[str, Any], why: str, starts: Any, stops: Any,
+    span_ns: int,
+) -> Wait | None:  # fmt: skip
+    """Of these threads the one that was least idle; None where the log has none of them."""
     best: tuple[int, int, dict[str, int]] | None = None
-    for tid in doing.threads(int(row["pid"])):
+    for tid in tids:
         did = doing.in_spans(tid, starts, stops)
         busy = sum(ns for what, ns in did.items() if what not in _IDLE)
         if did and (best is None or busy > best[0]):

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a receiver sees: its reader is behind, its window is too small, or a segment is missing.
+
+A sender fills the receiver's window once in a round trip. So a window that is small for the path
+shows as that many bytes in one round trip; the kernel's measurement of it is rcv_rtt_us.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.why.carrying import Carried
+from formats.analysis.why.grouping import Grouped
+from formats.analysis.why.snapshots import OF_RECEIVERS
+
+Array = NDArray[Any]
+RECEIVING = ("rx_app", "rx_autotune", "rx_reorder")
+"""The names by number. Beside the limits of what a connection sends: both directions may wait."""
+NEEDS = OF_RECEIVERS[0]
+NOTHING = -1
+_SEGMENT_RECEIVED = 1
+_FULL = 0.6
+"""Of the window, that arrives in a round trip: more is a window that limits. Autotuning, where it
+keeps up, makes the window twice what arrives."""
+_TICK_NS = 1_000_000
+"""The kernel measures it by timestamps in milliseconds, and keeps the smaller ones."""
+_ROUND_TRIPS = 4
+"""What arrives is a mean of so many: it comes in bursts."""
+_CARRIED = {
+    "time": np.int64, "rcv_nxt": np.uint32, "unread": np.int64, "room": np.int64,
+    "hole": np.bool_,
+}  # fmt: skip
+
+
+class Receiving:
+    """Names what a receiver waits for, of snapshots that come piece by piece."""
+
+    def __init__(self) -> None:
+        self._carried = Carried(_CARRIED)
+
+    def add(self, piece: Grouped, count: int) -> NDArray[np.int8]:
+        """(n,) the number in RECEIVING of the time before each snapshot, or NOTHING.
+
+        count: of the connections so far.
+        """
+        window = piece["rcv_wnd"].astype(np.int64)
+        unread = piece["rcv_sb_cc"].astype(np.int64)
+        is_segment = piece["location"] == _SEGMENT_RECEIVED
+        ahead = (piece["seg_seq"] - piece["rcv_nxt"]).view(np.int32) > 0
+        length = np.where(is_segment & ~ahead, piece["seg_len"], 0).astype(np.int64)
+        now: dict[str, Array] = {
+            "time": piece.times, "rcv_nxt": piece["rcv_nxt"], "hole": is_segment & ahead,
+            "unread": unread + length, "room": window - length,
+        }  # fmt: skip
+        before, _ = self._carried.before(piece, now, count)
+        missing = now["hole"] | (before["hole"] & (before["rcv_nxt"] == now["rcv_nxt"]))
+        measured = piece[NEEDS].astype(np.int64) * 1000
+        rtt = np.where(measured > 0, measured + _TICK_NS // 2, 0)
+        span = now["time"] - before["time"]
+        was_full = (before["unread"] >= np.maximum(before["room"], 1))
+        was_full &= span > 2 * rtt + _TICK_NS
+        behind = (unread >= np.maximum(window, 1)) | was_full
+        moved = (now["rcv_nxt"] != before["rcv_nxt"]) & (rtt > 0)
+        small = np.zeros(len(piece), np.bool_)
+        at = np.flatnonzero(moved)
+        arrived = _arrived(piece, before, _ROUND_TRIPS * rtt, at) / _ROUND_TRIPS
+        small[at] = arrived >= _FULL * window[at]
+        found: NDArray[np.int8] = np.select(
+            [missing, behind, small], [np.int8(2), np.int8(0), np.int8(1)], np.int8(NOTHING)
+        ).astype(np.int8)
+        return found
+
+
+def _arrived(piece: Grouped, before: dict[str, Array], span: Array, at: Array) -> Array:
+    """(m,) bytes that arrived in the time `span` [ns] before these rows."""
+    least = int(piece.times.min())
+    width = int(piece.times.max()) - least + 1
+    of_row = np.repeat(np.arange(len(piece.firsts)), piece.lasts - piece.firsts + 1)
+    keys = np.maximum.accumulate(of_row * width + piece.times - least)
+    wanted = of_row[at] * width + np.maximum(piece.times[at] - least - span[at], 0)
+    first = piece.firsts[of_row[at]]
+    low = np.searchsorted(keys, wanted, "right") - 1
+    inside = low >= first
+    low = np.maximum(low, first)
+    # What a piece has not: from the connection's snapshot before it.
+    then = np.where(inside, piece.times[low], before["time"][low])
+    began = np.where(inside, piece["rcv_nxt"][low], before["rcv_nxt"][low]).astype(np.uint32)
+    moved = (piece["rcv_nxt"][at] - began).astype(np.uint32).view(np.int32)
+    found: Array = np.maximum(moved, 0) * span[at] / np.maximum(piece.times[at] - then, span[at])
+    return found

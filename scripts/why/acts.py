@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sender, a reader and the network do in a scenario."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from collector.lab.lab import DEVICE, Lab
+from collector.lab.pair import Pair
+
+CHUNK = 64 << 10
+_UNSENT = 0x894B  # SIOCOUTQNSD
+_REPAIR, _REPAIR_QUEUE, _QUEUE_SEQ, _SEND_QUEUE = 19, 20, 21, 2
+
+
+@dataclass
+class Clock:
+    """until: when the scenario ends (time.monotonic). sharp_until: when its truth does, if before.
+
+    lab: where it is played.
+    """
+
+    until: float
+    lab: Lab
+    sharp_until: float = float("inf")
+
+    @property
+    def goes_on(self) -> bool:
+        return time.monotonic() < self.until
+
+
+Act = Callable[[Pair, Clock], None]
+
+
+def bulk(pair: Pair, clock: Clock) -> None:
+    """Sends as fast as it can."""
+    data = bytes(CHUNK)
+    while clock.goes_on:
+        pair.client.send(data)
+
+
+def trickle(size: int, every_s: float) -> Act:
+    """Sends some bytes now and then."""
+
+    def send(pair: Pair, clock: Clock) -> None:
+        while clock.goes_on:
+            pair.client.sendall(bytes(size))
+            time.sleep(every_s)
+
+    return send
+
+
+def once(size: int) -> Act:
+    """Sends so many bytes; the truth is sharp until TCP has sent the last one."""
+
+    def send(pair: Pair, clock: Clock) -> None:
+        pair.client.sendall(bytes(size))
+        while _unsent(pair.client) and clock.goes_on:
+            time.sleep(0.0005)
+        clock.sharp_until = time.monotonic() - 0.005
+
+    return send
+
+
+def _unsent(end: socket.socket) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(end, _UNSENT, bytes(4)))[0])
+
+
+def ping_pong(pause_s: float = 0.0, parts: int = 1) -> Act:
+    """A request, written in parts, and its answer, one at a time."""
+
+    def send(pair: Pair, clock: Clock) -> None:
+        while clock.goes_on:
+            for _ in range(parts):
+                pair.client.sendall(bytes(100))
+            pair.client.recv(100)
+            time.sleep(pause_s)
+
+    return send
+
+
+def computing(size: int, work_s: float) -> Act:
+    """Computes for so long, then sends some bytes."""
+
+    def send(pair: Pair, clock: Clock) -> None:
+        while clock.goes_on:
+            until = time.thread_time() + work_s
+            while time.thread_time() < until:
+                pass
+            pair.client.sendall(bytes(size))
+
+    return send
+
+
+def starved(size: int) -> Act:
+    """Sends as fast as it can, on a CPU that another program has: it runs when that does not."""
+
+    def send(pair: Pair, clock: Clock) -> None:
+        cpu = max(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpu})  # this thread alone
+        code = (f"import os\nos.sched_setaffinity(0, {{{cpu}}})\n"
+                f"while os.getppid() == {os.getpid()}: pass")  # fmt: skip
+        with subprocess.Popen([sys.executable, "-c", code]) as other:
+            try:
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+                data = bytes(size)
+                while clock.goes_on:
+                    pair.client.sendall(data)
+            finally:
+                other.kill()
+
+    return send
+
+
+def answer(size: int) -> Act:
+    """Answers each request of so many bytes with 100 bytes."""
+
+    def read(pair: Pair, clock: Clock) -> None:
+        waiting = 0
+        while data := pair.server.recv(CHUNK):
+            waiting += len(data)
+            for _ in range(waiting // size):
+                pair.server.sendall(bytes(100))
+            waiting %= size
+
+    return read
+
+
+def drain(pair: Pair, clock: Clock) -> None:
+    """Reads all that comes."""
+    while pair.server.recv(1 << 20):
+        pass
+
+
+def sleepy(size: int, every_s: float) -> Act:
+    """Reads so many bytes, then sleeps."""
+
+    def read(pair: Pair, clock: Clock) -> None:
+        while clock.goes_on and pair.server.recv(size):
+            time.sleep(every_s)
+
+    return read
+
+
+def no_reader(pair: Pair, clock: Clock) -> None:
+    """Reads nothing."""
+    while clock.goes_on:
+        time.sleep(0.02)
+
+
+def later(delay_s: float, call: Callable[[], object]) -> None:
+    """Call it after so long, in a thread."""
+    timer = threading.Timer(delay_s, call)
+    timer.daemon = True
+    timer.start()
+
+
+def blackout(pair: Pair, clock: Clock) -> None:
+    """After a third of the time, nothing gets through any more."""
+    later((clock.until - time.monotonic()) / 3, lambda: clock.lab.drop(99.99))
+
+
+def hole(after: int, for_s: float) -> Act:
+    """One segment, so many bytes after the begin, does not arrive for so long; all others do.
+
+    The connection sends with segments that the sender's device does not put together.
+    """
+
+    def disturb(pair: Pair, clock: Clock) -> None:
+        low = _next_sequence(pair.client) + after
+        ends = f"{low % 2**32}-{(low + 1447) % 2**32}"
+        clock.lab.drop_all(f"meta length > 200 tcp sequence {ends}")
+        later(for_s, lambda: clock.lab.drop(0))
+        clock.sharp_until = time.monotonic() + for_s
+
+    return disturb
+
+
+def _next_sequence(end: socket.socket) -> int:
+    """The number of the next byte to be written (TCP_REPAIR tells it)."""
+    level = socket.IPPROTO_TCP
+    end.setsockopt(level, _REPAIR, 1)
+    end.setsockopt(level, _REPAIR_QUEUE, _SEND_QUEUE)
+    found = struct.unpack("I", end.getsockopt(level, _QUEUE_SEQ, 4))[0]
+    end.setsockopt(level, _REPAIR, -1)  # off, without a window probe
+    return int(found)
+
+
+# Before the connection
+
+
+def local_queue(rate_mbit: float, queue_bytes: int) -> Callable[[Lab], None]:
+    """The bottleneck is the sender's own device."""
+
+    def prepare(lab: Lab) -> None:
+        burst = max(5000, int(rate_mbit * 1e6 / 8 / 250))
+        lab.a.command(["tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", "rate",
+                       f"{rate_mbit}mbit", "burst", str(burst),
+                       "limit", str(queue_bytes)])  # fmt: skip
+
+    return prepare
+
+
+def locked_window(segments: int) -> Callable[[Lab], None]:
+    """The route bounds the congestion window."""
+
+    def prepare(lab: Lab) -> None:
+        lab.a.command(["ip", "route", "replace", "10.77.0.2/32", "dev", DEVICE,
+                       "cwnd", "lock", str(segments)])  # fmt: skip
+
+    return prepare
+
+
+def receive_memory(most: int) -> Callable[[Lab], None]:
+    """net.ipv4.tcp_rmem of the reader: its buffer cannot grow beyond."""
+
+    def prepare(lab: Lab) -> None:
+        def write() -> None:
+            with open("/proc/sys/net/ipv4/tcp_rmem", "w") as file:
+                file.write(f"4096 {most} {most}")
+
+        lab.b.run(write)
+
+    return prepare
+
+
+def no_handshake(for_s: float) -> Callable[[Lab], None]:
+    """For so long, no SYN arrives."""
+
+    def prepare(lab: Lab) -> None:
+        lab.drop_all("tcp flags & (syn|ack) == syn")
+        later(for_s, lambda: lab.drop(0))
+
+    return prepare
+
+

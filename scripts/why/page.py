@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/why.md: how often each limit that was made was found."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
+
+from formats.analysis.why import LIMITS, RECEIVING
+from scripts.why.judging import Judged
+
+WANTED = 0.95
+_NAMES = (*LIMITS, "cpu", *RECEIVING, "rx_none")
+
+
+def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
+    """The text, as Markdown. found: some rounds of some scenarios."""
+    by_name: dict[str, list[Judged]] = defaultdict(list)
+    for one in found:
+        by_name[one.name].append(one)
+    rounds = [len(rows) for rows in by_name.values()]
+    tuned = [one for one in found if not one.held_out]
+    held = [one for one in found if one.held_out]
+    many = f"{min(rounds)}" if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
+    lines = [
+        f"{machine['cpu']}, Linux {machine['kernel']}; {len(by_name)} scenarios, {many} rounds of "
+        f"each, {sum(one.lost for one in found)} records lost.",
+        "",
+        "| | scenarios | in a true limit | worst scenario | worst round | with three columns "
+        "more |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(_summary(name, rows) for name, rows in
+          (("tuned by", tuned), ("kept out of tuning (*)", held)) if rows),
+        "",
+        *_worst(by_name),
+        "",
+        "| scenario | true | right, mean | worst | found, mean | the kernel noted |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for name, rows in by_name.items():
+        mark = " *" if rows[0].held_out else ""
+        lines.append(
+            f"| {name}{mark} | {', '.join(rows[0].truth)} | {_percent(one.right for one in rows)} "
+            f"| {100 * min(one.right for one in rows):.1f} % "
+            f"| {_listed([one.shares for one in rows], 0.001)} "
+            f"| {_listed([one.kernel for one in rows], 0.05)} |"
+        )
+    return [*lines, "", *_matrix(found)]
+
+
+def _summary(name: str, rows: Sequence[Judged]) -> str:
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for one in rows:
+        by_name[one.name].append(one.right)
+    worst = min(mean(values) for values in by_name.values())
+    return (
+        f"| {name} | {len(by_name)} | {_percent(one.right for one in rows)} | {100 * worst:.1f} % "
+        f"| {100 * min(one.right for one in rows):.1f} % "
+        f"| {_percent(one.right_with_more for one in rows)} |"
+    )
+
+
+def _worst(by_name: Mapping[str, Sequence[Judged]]) -> list[str]:
+    low = {name: mean(one.right for one in rows) for name, rows in by_name.items()}
+    missed = sorted((share, name) for name, share in low.items() if share < WANTED)
+    if not missed:
+        return [f"No scenario is below {100 * WANTED:.0f} %."]
+    told = "; ".join(f"{name} ({100 * share:.1f} %)" for share, name in missed)
+    return [f"Below {100 * WANTED:.0f} %: {told}."]
+
+
+def _listed(rows: Sequence[Mapping[str, float]], least: float) -> str:
+    names = dict.fromkeys(name for row in rows for name in row)
+    shares = {name: mean(row.get(name, 0.0) for row in rows) for name in names}
+    most = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {100 * share:.1f}" for name, share in most if share >= least)
+
+
+def _matrix(found: Sequence[Judged]) -> list[str]:
+    """Rows: the first true limit of a scenario. Columns: what was found, in % of the time."""
+    truths = list(dict.fromkeys(one.truth[0] for one in found))
+    columns = [name for name in _NAMES if any(name in one.shares for one in found)]
+    lines = [
+        "Confusion: a row is what was made (the first of its true limits), a column what was "
+        "found, in % of the time.",
+        "",
+        f"| made | {' | '.join(columns)} |",
+        f"| --- |{' --- |' * len(columns)}",
+    ]
+    for truth in truths:
+        mine = [one for one in found if one.truth[0] == truth]
+        cells = [100 * mean(one.shares.get(name, 0.0) for one in mine) for name in columns]
+        lines.append(f"| {truth} | {' | '.join(f'{c:.1f}' if c >= 0.05 else '' for c in cells)} |")
+    return lines
+
+
+def _percent(values: Iterable[float]) -> str:
+    listed = list(values)
+    return f"{100 * mean(listed):.1f} %" if listed else "n/a"

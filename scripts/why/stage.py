@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays a scenario in a lab."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from collector.lab.lab import Lab
+from collector.lab.pair import join, listening
+from scripts.why.acts import Act, Clock
+from scripts.why.scenarios import SECONDS, Scenario
+
+CLIENT, SERVER = "10.77.0.1", "10.77.0.2"
+_PACING = 47  # SO_MAX_PACING_RATE
+
+
+def run(lab: Lab, scenario: Scenario, seconds: float = SECONDS) -> tuple[int, float, float]:
+    """The client's port, and from when until when the truth is sharp (CLOCK_MONOTONIC, s)."""
+    if not scenario.offloads:
+        lab.a.command(["ip", "link", "set", "dev", "veth0", "gso_max_segs", "1"])
+    if scenario.prepare is not None:
+        scenario.prepare(lab)
+    options = [(socket.IPPROTO_TCP, socket.TCP_CONGESTION, scenario.congestion.encode())]
+    if scenario.sndbuf:
+        options.append((socket.SOL_SOCKET, socket.SO_SNDBUF, scenario.sndbuf // 2))
+    if scenario.pacing:
+        options.append((socket.SOL_SOCKET, _PACING, scenario.pacing))
+    called = time.monotonic()
+    with listening(lab.b, SERVER) as listener:
+        if scenario.rcvbuf:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, scenario.rcvbuf // 2)
+        pair = join(lab.a, listener, SERVER, options)
+    port, start = pair.client_port, time.monotonic()
+    clock = Clock(start + seconds, lab)
+    if scenario.disturb is not None:
+        scenario.disturb(pair, clock)
+
+    def play(act: Act) -> None:
+        with suppress(OSError):  # at the end it is shut down
+            act(pair, clock)
+
+    acts = (scenario.read, scenario.send)
+    threads = [threading.Thread(target=play, args=(act,), daemon=True) for act in acts]
+    for thread in threads:
+        thread.start()
+    time.sleep(max(0.0, clock.until - time.monotonic()))
+    end = min(time.monotonic(), clock.sharp_until)
+    for one in (pair.client, pair.server):
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join(timeout=5)
+    pair.close()
+    return (port, called, start) if scenario.opens else (port, start + scenario.from_s, end)

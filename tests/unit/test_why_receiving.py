@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a receiver waits for: each rule; piece by piece as at once; against a plain reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formats.analysis.why import RECEIVING, Cutter, Grouped, Snapshots
+from formats.analysis.why.assemble import connections_table
+from formats.analysis.why.folding import fold
+from tests.unit.test_why import MS, columns, pieces
+
+WINDOW = 60_000
+ARRIVES = {"snd_sb_cc": 0, "rcv_wnd": WINDOW, "rcv_rtt_us": 9_500, "seg_len": 1_000}
+
+
+def snapshots(times_ms: list[float], lost: list[int] | None = None, **values: Any) -> Snapshots:
+    times = (np.array(times_ms) * MS).astype(np.int64)
+    values = {**ARRIVES, **values}
+    values.setdefault("seg_seq", values["rcv_nxt"])
+    return Snapshots(columns(**values), times, np.array(lost or [0] * len(times), np.int64))
+
+
+def receiving(*whole: Snapshots) -> list[str]:
+    cutter = Cutter()
+    found: list[str] = []
+    for piece in whole:
+        steps = cutter.add_grouped(Grouped(piece, cutter.places))[1]
+        assert steps.receiving is not None
+        found += [(*RECEIVING, "")[one] for one in steps.receiving]
+    return found
+
+
+def test_a_reader_that_is_behind() -> None:
+    """Half of the room is full of what it did not read; or was, and nothing could come."""
+    told = receiving(snapshots(
+        [0, 1, 50, 51, 100], rcv_nxt=[0, 1000, 2000, 2010, 2020],
+        rcv_sb_cc=[0, 30_000, 50_000, 1_000, 0], rcv_wnd=[WINDOW, 30_000, WINDOW, 1_500, WINDOW],
+    ))  # fmt: skip
+    assert told == ["", "rx_app", "rx_app", "", "rx_app"]
+
+
+@pytest.mark.parametrize("rate, told", [(6_000, "rx_autotune"), (3_000, "")])
+def test_a_window_that_is_full_in_each_round_trip(rate: int, told: str) -> None:
+    """10 ms: 60 kB of a window of 60 kB, or 30 kB."""
+    numbers = [at * rate for at in range(60)]
+    assert receiving(snapshots(list(range(60)), rcv_nxt=numbers))[-10:] == [told] * 10
+
+
+def test_a_segment_that_is_missing() -> None:
+    told = receiving(snapshots(
+        [0, 1, 2, 30, 31, 40], rcv_nxt=[0, 1000, 1000, 1000, 4000, 5000],
+        seg_seq=[0, 2000, 3000, 1000, 4000, 5000],
+    ))  # fmt: skip
+    assert told == ["", "rx_reorder", "rx_reorder", "rx_reorder", "", ""]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 99))
+def test_piece_by_piece(seed: int, cuts: int) -> None:
+    """Times are added up as in a plain loop; pieces change only how a mean of arrivals begins."""
+    chance = np.random.default_rng(seed)
+    count = 200
+    numbers = np.cumsum(chance.choice([0, 0, 1000, 20_000], count))
+    ids = chance.integers(1, 4, count).astype(np.uint64)
+    whole = snapshots(
+        np.cumsum(chance.choice([0, 1, 5, 40], count)).tolist(),
+        np.cumsum(chance.random(count) < 0.03).tolist(),
+        conn_id=ids, rcv_nxt=numbers, seg_seq=numbers + chance.choice([0, 0, 1000], count),
+        rcv_sb_cc=chance.choice([0, 0, 30_000, 70_000], count),
+        location=chance.choice([1, 1, 1, 2], count),
+    )  # fmt: skip
+    table = connections_table(fold(pieces(whole, cuts)))
+    for n, one in enumerate(table["conn_id"].tolist()):
+        wanted = plain(whole, one)
+        for name in ("rx_app", "rx_reorder"):
+            assert table[f"us_{name}"][n] == pytest.approx(wanted[name] / 1000)
+            assert table[f"us_{name}_min"][n] == pytest.approx(wanted[f"{name}.certain"] / 1000)
+            assert table[f"us_{name}_max"][n] == pytest.approx(
+                (wanted[f"{name}.certain"] + wanted["unsure"]) / 1000
+            )
+
+
+def plain(whole: Snapshots, one: int) -> dict[str, int]:
+    """One snapshot after the other."""
+    found = dict.fromkeys(
+        ("rx_app", "rx_reorder", "rx_app.certain", "rx_reorder.certain", "unsure"), 0
+    )
+    before: dict[str, int] | None = None
+    for at in np.flatnonzero(whole["conn_id"] == one).tolist():
+        now = {name: int(whole[name][at]) for name in
+               ("location", "rcv_nxt", "seg_seq", "seg_len", "rcv_sb_cc", "rcv_wnd")}  # fmt: skip
+        now |= {"time": int(whole.times_ns[at]), "lost": int(whole.lost[at])}
+        is_ahead = now["location"] == 1 and now["seg_seq"] > now["rcv_nxt"]
+        came = now["seg_len"] if now["location"] == 1 and now["seg_seq"] <= now["rcv_nxt"] else 0
+        now |= {"hole": is_ahead, "unread": now["rcv_sb_cc"] + came, "room": now["rcv_wnd"] - came}
+        if before is not None:
+            span = now["time"] - before["time"]
+            sure = 0 if now["lost"] > before["lost"] else span
+            found["unsure"] += span - sure
+            full = before["unread"] >= max(before["room"], 1) and span > 21 * MS
+            name = ""
+            if is_ahead or (before["hole"] and before["rcv_nxt"] == now["rcv_nxt"]):
+                name = "rx_reorder"
+            elif now["rcv_sb_cc"] >= now["rcv_wnd"] or full:
+                name = "rx_app"
+            if name:
+                found[name] += span
+                found[f"{name}.certain"] += sure
+        before = now
+    return found
+
+
+def test_a_capture_without_the_column_has_null() -> None:
+    whole = snapshots([0, 1], rcv_nxt=[0, 0])
+    del whole.columns["rcv_rtt_us"]
+    table = connections_table(fold([whole]))
+    assert np.isnan(table["us_rx_app"]).all() and np.isnan(table["us_rx_reorder_max"]).all()
