@@ -86,9 +86,17 @@ def _sniff_segments(path: Path, head: bytes) -> bool:
 
 
 def _open_segments(path: FilePath) -> Reader:
-    from formats.psc.reader import open_capture
+    from formats.base.segments import suffix_of
 
-    return open_capture(path)
+    suffix = suffix_of(path)
+    if suffix == ".klog":
+        return _open_klogger(path)
+    if suffix == ".magnet":
+        from formats.klogger.logs import Logs
+        from formats.magnet.reader import open_segments
+
+        return Logs([open_segments(Path(path))])
+    return _open_psc(path)
 
 
 def _verify_segments(path: FilePath) -> list[Report]:
@@ -120,9 +128,9 @@ def _verify_klogger(path: FilePath) -> list[Report]:
 
 
 def _repair_klogger(path: FilePath, out: FilePath) -> tuple[str, Report]:
-    from formats.verify import repair_log
+    from formats.verify import repair_folder, repair_log
 
-    done = repair_log(path, out)
+    done = (repair_folder if os.path.isdir(path) else repair_log)(path, out)
     summary = f"{done.kept} dumps kept, {done.dropped} left out, {done.cut_bytes} bytes cut off"
     return summary, done.report
 
@@ -157,12 +165,37 @@ def _repair_magnet(path: FilePath, out: FilePath) -> tuple[str, Report]:
     return summary, done.report
 
 
-def open_source(path: FilePath) -> Source:
-    """The reader of a file whose records are events: a Klogger log, or a MAGNeT file."""
-    from formats.klogger.reader import LogReader
-    from formats.magnet.reader import open_reader
+def open_sources(*paths: FilePath) -> list[Source]:
+    """The readers of files whose records are events: Klogger logs, MAGNeT files, their segments.
 
-    return open_reader(path) if format_of(path).name == "magnet" else LogReader(path)
+    Segments of one capture are read as one. Raises FileError, DamagedError.
+    """
+    from formats.klogger.logs import open_sources
+    from formats.magnet.reader import open_reader, open_segments, place_at
+
+    files = [Path(path) for path in paths]
+    kinds = [kind_of(path) for path in files]
+    for path, kind in zip(files, kinds, strict=True):
+        if kind == "psc" and path.is_dir():
+            raise UsageError(f"{path} holds PSC files, which have no events", "tcpkmon export")
+    magnet = [path for path, kind in zip(files, kinds, strict=True) if kind == "magnet"]
+    others = [path for path in files if path not in magnet]
+    found: list[Source] = []
+    chained = [path for path in magnet if path.is_dir() or (len(magnet) > 1 and place_at(path)[0])]
+    if chained:
+        found.append(open_segments(*chained))
+    found += [open_reader(path) for path in magnet if path not in chained]
+    return found + (open_sources(*others) if others else [])
+
+
+def kind_of(path: FilePath) -> str:
+    """The name of the format of a file, or of the segments in a folder."""
+    from formats.base.segments import suffix_of
+
+    found = format_of(path)
+    if found is not SEGMENTS:
+        return found.name
+    return {".klog": "klogger", ".magnet": "magnet"}.get(suffix_of(path), "psc")
 
 
 def _open_psc(path: FilePath) -> Reader:

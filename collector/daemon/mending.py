@@ -47,22 +47,27 @@ class Mending:
 def _unsealed(folder: str) -> list[Segment]:
     with suppress(OSError):
         found = find_segments(folder)
-        return [one for one in found if not one.sealed and one.suffix == ".pm"]
+        return [one for one in found if not one.sealed]
     return []
 
 
 def _age_s(path: Path) -> float:
     try:
-        return time.time() - path.stat().st_mtime
+        return time.time() - max(one.stat().st_mtime for one in (path, *_files_in(path)))
     except OSError:
         return -1.0
+
+
+def _files_in(path: Path) -> list[Path]:
+    """Of the segment of a log, which is a folder."""
+    return [*path.iterdir()] if path.is_dir() else []
 
 
 def mend(folder: Path, names: list[str]) -> None:
     """Repair these segments, and give them their names."""
     from collector.linux.privileges import settle
     from collector.writer.segment_folder import append_line
-    from formats.registry import FILE_FORMATS
+    from formats.registry import format_of
 
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     settle(("CAP_DAC_OVERRIDE",), folders=[fd])
@@ -70,18 +75,21 @@ def mend(folder: Path, names: list[str]) -> None:
         if one.name not in names:
             continue
         try:
-            summary, report = FILE_FORMATS["psc"].repair(one.path(folder), folder / one.name)
+            old, new = one.path(folder), folder / one.name
+            summary, report = format_of(old).repair(old, new)
         except TcpkmonError as error:
             say(f"tcpkmon daemon: {one.path(folder)} cannot be repaired: {error.message}")
             continue
-        one.path(folder).unlink()
+        for each in _files_in(old):
+            each.unlink()
+        (old.rmdir if old.is_dir() else old.unlink)()
         say(f"tcpkmon daemon: {folder / one.name}, of a capture that was killed: {summary}")
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "what": "repaired",
             "name": one.name,
             "number": one.number,
-            "bytes": (folder / one.name).stat().st_size,
+            "bytes": sum(each.stat().st_size for each in _files_in(new) or [new]),
             "why": "its capture was killed",
         }
         append_line(fd, line)

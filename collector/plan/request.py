@@ -100,8 +100,10 @@ def check_request(request: Request) -> None:
         check_rotation(request.rotation)
         if request.output == "-":
             raise UsageError("standard output has no next file", "name a folder: -o FOLDER")
-        if request.file_format != "psc":
-            raise UsageError(f"{request.format.title} does not rotate", "only PSC files do")
+        if request.rotation.archive and request.format.is_folder:
+            raise UsageError("--archive is for captures in one file", "leave it out for a log")
+        if request.rotation.archive == "parquet" and request.file_format != "psc":
+            raise UsageError("--archive parquet is for PSC files", "--archive zst")
     if request.recorder is not None:
         check_recorder(request.recorder)
         if request.file_format != "psc":

@@ -105,12 +105,12 @@ class FileSink:
         direct = self._direct is not None
         return FileSink(fd, self._entry_size, self._calls, self._wanted_reserve, direct)
 
-    def prepare(self) -> OSError | None:
+    def prepare(self, header_bytes: int = HEADER_BYTES) -> OSError | None:
         """Reserve room for the beginning of the file, which is no larger than its end with the
         header, and for its end; returns the error where there is none."""
         if not self._reserve:
             return None
-        error = self._allocate(0, 2 * self._reserve + HEADER_BYTES)
+        error = self._allocate(0, 2 * self._reserve + header_bytes)
         return error if error is not None and error.errno in _FULL else None
 
     @property

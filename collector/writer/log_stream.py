@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +35,29 @@ from collector.writer.ledger import Books
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
 from collector.writer.output_file import find_owner
+from collector.writer.segment_folder import LOG_SUFFIX, SegmentFolder, Segments, write_first
+from collector.writer.turn import Turn, keep_off
 from collector.writer.written import Written
 from formats.base.control import Change, Clock, EndReason, Mark
 from formats.klogger.describe import describe_event, describe_snapshot, make_header
 from formats.klogger.encode import encode_preamble
-from formats.klogger.table import LogFormat
+from formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
 
 NOTE_BYTES = 256
 """No base event at the end of a file is larger."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What the files of a segment begin with; only the writing thread makes another.
+
+    notes: of a segment that is not the first. serials: by CPU, the last in earlier segments.
+    """
+
+    clock: Clock | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    serials: Mapping[int, int] = field(default_factory=dict)
+    notes: Sequence[Note] = ()
 
 
 def copies(parts: Iterable[Part], pool: Pool) -> Iterator[LogBatch]:
@@ -58,13 +76,23 @@ def copies(parts: Iterable[Part], pool: Pool) -> Iterator[LogBatch]:
 
 
 class LogStream(Stream[LogBatch]):
-    """See collector/writer/base_stream.py. It prints nothing: a log has no order of all CPUs."""
+    """See collector/writer/base_stream.py. It prints nothing: a log has no order of all CPUs.
 
-    def __init__(self, path: str | Path, force: bool = False) -> None:
+    rotates: the path is that of a folder of segments, each a log.
+    """
+
+    def __init__(self, path: str | Path, force: bool = False, rotates: bool = False) -> None:
         super().__init__()
-        self._folder = LogFolder(path, force, owner=find_owner())
+        owner = find_owner()
+        self._folder = SegmentFolder(path, owner) if rotates else LogFolder(path, force, owner)
+        self.segments = (
+            Segments(platform.node(), LOG_SUFFIX, self.open_file) if rotates else None
+        )
         self._open_file: Callable[[int, bytes], int] = self.open_file
         self._pool = Pool()
+        self._off: dict[int, Change] = {}
+        self._paused = False
+        self._beginning = Beginning()
 
     def begin(
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
@@ -75,31 +103,49 @@ class LogStream(Stream[LogBatch]):
         self._current = current
         self._clocks = clocks
         self.order = Queues(info.dtype)
+        pair = clocks.start
+        first = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
+        self._beginning = Beginning(first, self._settings(1))
         self._log = LogFormat.of(self._header(0))
         asked = current.states()
         names = FunctionNames(
             info.schema, [(number, event) for number, event in info.events if event.name in asked]
         )
-        self._writer = LogWriter(self._log, self._open, info.mixed, names=names)
+        self._writer = LogWriter(
+            self._log, self._open, info.mixed, names=names, segments=self.segments
+        )
         self._write_by(self._writer, clocks)
+        if isinstance(self._folder, SegmentFolder):
+            assert self.segments is not None
+            with self.segments.beginning(self._folder, pair.realtime_ns) as fd:
+                os.close(fd)
+                self._begin_files()
+            return
         self._folder.clear()
         later, self._open_file = self._open_file, self.open_file
+        self._begin_files()
+        self._open_file = later
+
+    def _begin_files(self) -> None:
         first, *others = sorted(online_cpus())
-        self._writer.begin(first, self._open(first, [*process_notes(), *info.sockets()]))
+        self._writer.begin(first, self._open(first, [*process_notes(), *self._info.sockets()]))
         for cpu in others:
             self._writer.begin(cpu, self._open(cpu))
-        self._open_file = later
 
     def folders(self) -> tuple[int, ...]:
         return (self._folder.fd,)
 
     def open_file(self, cpu: int, first: bytes) -> int:
+        if isinstance(self._folder, SegmentFolder):
+            return self._folder.answer(cpu, first)
         output = self._folder.output(cpu)
         output.begin(first)
         return output.fd
 
     def open_files_by(self, open_file: Callable[[int, bytes], int]) -> None:
         self._open_file = open_file
+        if self.segments is not None:
+            self.segments.ask = open_file
 
     def discard(self) -> None:
         self._folder.discard()
@@ -113,21 +159,63 @@ class LogStream(Stream[LogBatch]):
         self._note([clock_note(entry)])
 
     def pause(self) -> None:
+        self._paused = True
         self._note([finish_note(DISABLED)])
 
     def resume(self) -> None:
-        self._note(self._first_notes())
+        self._paused = False
+        pair = self._clocks.latest
+        clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
+        self._note(self._first_notes(clock))
 
     def switched(self, names: Sequence[str]) -> None:
         states = self._current.states()
         self._note(event_notes({name: states[name] for name in names}))
 
     def changed(self, changes: Sequence[Change]) -> None:
+        keep_off(self._off, changes)
         self._note([change_note(change) for change in changes])
+
+    def describe(self, settings: Mapping[str, Any]) -> None:
+        self._info = replace(self._info, settings={**self._info.settings, **settings})
+
+    @property
+    def segment_bytes(self) -> int:
+        written = self.written
+        waiting = self.records - written.entries - sum(n.total() for n in written.drops.values())
+        most = self._info.dtype.itemsize + RECORD_HEAD_BYTES
+        return self._writer.segment_bytes() + max(0, waiting) * most
+
+    def rotate(self, books: Books, clock: Clock, why: str) -> None:
+        segments = self.segments
+        if segments is None:
+            return super().rotate(books, clock, why)
+        released = self.order.released()
+        notes = self._first_notes(clock)
+        off = [change_note(change) for change in self._off.values()]
+        if self._paused:
+            off.append(finish_note(DISABLED))
+
+        def last(w: Written) -> list[Note]:
+            ledger = ledger_notes(books, w, final=False)
+            return [*ledger, clock_note(clock), finish_note(EndReason.ROTATED)]
+
+        def first(w: Written) -> Callable[[int, FileSink], LogFile]:
+            settings = self._settings(w.segment + 1, segments.previous(w, released))
+            ledger = ledger_notes(books, w, final=False)
+            before = {cpu: serial for cpu, (serial, _) in released.items()}
+            self._beginning = Beginning(clock, settings, before, [*notes, *ledger, *off])
+            return self._next_file
+
+        last_seq = sum(serial for serial, _ in released.values())
+        turn = Turn(last, first, clock.mono_ns, clock.realtime_ns, why, last_seq)
+        self._spool.put_call(partial(self._writer.rotate, turn))
 
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
         self.release(FOREVER_NS)
         self.order.tails(serials)
+        if self.segments is not None:
+            self._spool.put_call(partial(setattr, self.written, "last_seq", sum(serials.values())))
 
     def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
         def notes(written: Written) -> list[Note]:
@@ -149,18 +237,24 @@ class LogStream(Stream[LogBatch]):
         # A full queue must not drop an event that says when logging was on.
         self._spool.put_control(lambda _: notes, self._clocks.now_ns(), always=True)
 
-    def _first_notes(self) -> list[Note]:
-        pair = self._clocks.latest
-        clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
+    def _first_notes(self, clock: Clock) -> list[Note]:
         return [
             start_note(self._current.buffer_bytes, self._current.low_water_percent),
             clock_note(clock),
             *event_notes(self._current.states()),
         ]
 
+    def _settings(
+        self, number: int, previous: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any]:
+        settings = self._info.settings
+        if self.segments is None:
+            return settings
+        return self.segments.describe(settings, number, previous)
+
     def _header(self, cpu: int) -> dict[str, object]:
-        pair = self._clocks.start
-        assert self._info.schema is not None
+        pair = self._beginning.clock
+        assert self._info.schema is not None and pair is not None
         return make_header(
             self._info.schema,
             self._table,
@@ -172,17 +266,44 @@ class LogStream(Stream[LogBatch]):
             buffer_bytes=self._info.buffer_bytes,
             low_water_percent=self._info.low_water_percent,
             clock=(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns),
-            settings=self._info.settings,
+            settings=self._beginning.settings,
         )
+
+    def _head(self, cpu: int, notes: Sequence[Note]) -> tuple[bytes, int]:
+        """A CPU's header and first dump, and the last serial of that."""
+        data, last = make_dump(self._log, 0, 0, notes, self._clocks.now_ns())
+        return encode_preamble(self._header(cpu)) + data, last
+
+    def _own(self, cpu: int) -> list[Note]:
+        """What a CPU's file of this segment begins with."""
+        return [note for note in self._beginning.notes if self._writer.is_for(note, cpu)]
 
     def _open(self, cpu: int, more: Sequence[Note] = ()) -> LogFile:
         """A CPU's file with its first dump. The writing thread opens those of later CPUs."""
-        notes = [*self._first_notes(), *more]
-        data, last = make_dump(self._log, 0, 0, notes, self._clocks.now_ns())
-        fd = self._open_file(cpu, encode_preamble(self._header(cpu)) + data)
+        own = self._own(cpu)
+        if not own:
+            pair = self._clocks.latest
+            own = self._first_notes(Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0))
+        notes = [*own, *more]
+        data, last = self._head(cpu, notes)
+        if self.segments is None:
+            fd = self._open_file(cpu, data)
+        else:
+            fd = self.segments.open_file(cpu)
+            write_first(fd, data)
         reserve = (self._info.requested + self._info.programs + 8) * NOTE_BYTES
         sink = FileSink(fd, 1, reserve_bytes=reserve)
-        return LogFile(sink, last, len(notes) + 2, 1)
+        before = self._beginning.serials.get(cpu, 0)
+        return LogFile(sink, last, len(notes) + 2, 1, before=before, head_bytes=len(data))
+
+    def _next_file(self, cpu: int, sink: FileSink) -> LogFile:
+        """A CPU's file of the segment that begins now; its first dump is not written yet."""
+        notes = self._own(cpu)
+        head, last = self._head(cpu, notes)
+        before = self._beginning.serials.get(cpu, 0)
+        return LogFile(
+            sink, last, len(notes) + 2, 1, before=before, head=head, head_bytes=len(head)
+        )
 
 
 def _describe(info: CaptureInfo) -> list[dict[str, Any]]:

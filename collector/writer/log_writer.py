@@ -12,6 +12,7 @@ the number of base events before it in the file. So the serial of a lost record 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -26,11 +27,13 @@ from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
 from collector.sequencer.cpu_queue import Part
 from collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_words
 from collector.writer.base_events import EVERY_CPU, FIRST_CPU, Note
-from collector.writer.file_sink import FileSink, cause_of
+from collector.writer.file_sink import HEADER_BYTES, FileSink, cause_of
 from collector.writer.function_names import FunctionNames
+from collector.writer.segment_folder import Segments
+from collector.writer.turn import Turn
 from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
 from formats.base.control import EXISTING, LossCause
-from formats.base.errors import TcpkmonError
+from formats.base.errors import FileError, TcpkmonError
 from formats.klogger.describe import SNAPSHOT_NUMBER
 from formats.klogger.encode import Packed, finish_dump, pack_event, pack_events, pack_records
 from formats.klogger.table import LogFormat
@@ -69,7 +72,8 @@ class LogBatch:
 class LogFile:
     """One CPU's file: its last serial, the number of base events in it, and of dumps.
 
-    owed: events that could not be written, and are tried again with the next ones.
+    owed: events that could not be written, and are tried again with the next ones. before: the last
+    of the kernel's serials in earlier segments. head: the file's beginning, until it is written.
     """
 
     sink: FileSink
@@ -77,13 +81,16 @@ class LogFile:
     inserted: int = 0
     dumps: int = 0
     owed: list[Note] = field(default_factory=list)
+    before: int = 0
+    head: bytes = b""
+    head_bytes: int = 0
 
 
 class LogWriter:
     """Writes dumps. open_file: makes the file of a CPU that has none yet; OSError, TcpkmonError.
 
     mixed: the schema tcp and others share the rings, so payloads begin at different offsets.
-    names: fills in names of functions.
+    names: fills in names of functions. segments: without them it cannot rotate.
     """
 
     def __init__(
@@ -93,7 +100,10 @@ class LogWriter:
         mixed: bool = False,
         now_ns: Callable[[], int] = time.monotonic_ns,
         names: FunctionNames | None = None,
+        segments: Segments | None = None,
     ) -> None:
+        self._segments = segments
+        self._closed_bytes = 0
         self._names = names
         self.written = Written()
         self._log = log
@@ -163,14 +173,71 @@ class LogWriter:
         for file in self._files.values():
             self.written.sync_error = file.sink.sync() or self.written.sync_error
 
+    def rotate(self, turn: Turn) -> None:
+        """End all files and begin those of the next segment, or go on with these: see turn.py.
+
+        turn.first makes a function of CPU and sink, which returns a file with its head.
+        """
+        assert self._segments is not None
+        try:
+            os.close(self._segments.open(self.written.segment + 1, turn.realtime_ns))
+        except (OSError, FileError) as error:
+            self.written.rotation_error = error
+            return
+        sinks, failed = self._next_sinks()
+        if failed is not None:
+            self.written.rotation_error = failed
+            for sink in sinks.values():
+                sink.close()
+            self._segments.drop()
+            return
+        # Each file has room for its end. Where that cannot be written, its tail is unknown.
+        self.control(turn.last, turn.mono_ns, reserved=True)
+        if turn.last_seq is not None:
+            self.written.last_seq = turn.last_seq
+        self._close(turn.why)
+        make, before = turn.first(self.written), self._files
+        self.written.segment += 1
+        self._segments.begin()
+        self._files = {cpu: make(cpu, sink) for cpu, sink in sinks.items()}
+        for cpu, file in self._files.items():
+            file.owed = before[cpu].owed
+            self._put_head(file)
+
+    def _next_sinks(self) -> tuple[dict[int, FileSink], Exception | None]:
+        """The next segment's files, with room for their beginnings and ends; the error if any."""
+        assert self._segments is not None
+        sinks: dict[int, FileSink] = {}
+        try:
+            for cpu, file in self._files.items():
+                sinks[cpu] = file.sink.another(self._segments.open_file(cpu, is_next=True))
+                if (failed := sinks[cpu].prepare(file.head_bytes + HEADER_BYTES)) is not None:
+                    return sinks, failed
+        except (OSError, FileError) as error:
+            return sinks, error
+        return sinks, None
+
     def close(self) -> None:
-        """Sync and close the files."""
+        """Sync and close the files; a segment gets its name."""
+        self._close("the end")
+        self._files = {}
+
+    def _close(self, why: str) -> None:
+        """why: for the index."""
+        size_bytes = self.segment_bytes()
+        self._closed_bytes += size_bytes
         for file in self._files.values():
             self.written.sync_error = file.sink.close() or self.written.sync_error
+        if self._segments is not None:
+            self._segments.seal(self.written, size_bytes, why)
+
+    def segment_bytes(self) -> int:
+        """Bytes in all files that are written now."""
+        return sum(file.sink.end_bytes for file in list(self._files.values()))
 
     def bytes_written(self) -> int:
         """Bytes in all files."""
-        return sum(file.sink.end_bytes for file in list(self._files.values()))
+        return self._closed_bytes + self.segment_bytes()
 
     def _file(self, cpu: int) -> LogFile | OSError:
         if cpu not in self._files:
@@ -194,7 +261,8 @@ class LogWriter:
         if self._names is not None:
             self._names.fill(numbers, rows, start)
         begin, now_ns = self._begin(file), self._now_ns()
-        serials = part.serials[chosen].astype(_U64) + _U64(file.inserted + 1)
+        offset = file.inserted + 1 - file.before
+        serials = (part.serials[chosen] + offset).astype(_U64)
         packed = pack_records(
             numbers, rows, serials, part.times_ns[chosen].astype(_U64),
             self._log.payload_sizes, start,
@@ -219,6 +287,8 @@ class LogWriter:
         self, file: LogFile, data: bytes, last: int, inserted: int, reserved: bool
     ) -> OSError | None:
         """Write a whole dump or nothing. Serials advance only when it is in the file."""
+        if file.head and (error := self._put_head(file)) is not None:
+            return error
         outcome = file.sink.write(data, whole=True, reserved=reserved, cached=self._cached)
         self.written.error = self._failed = outcome.error
         if outcome.error is not None:
@@ -227,6 +297,16 @@ class LogWriter:
         file.last = last
         file.inserted += inserted
         file.dumps += 1
+        return None
+
+    def _put_head(self, file: LogFile) -> OSError | None:
+        """Write the beginning of a file, if it is not there yet."""
+        outcome = file.sink.write(file.head, whole=True, reserved=True)
+        self.written.error = self._failed = outcome.error
+        if outcome.error is not None:
+            self._retry_ns = self._now_ns() + RETRY_NS
+            return outcome.error
+        file.head = b""
         return None
 
     def _payloads(

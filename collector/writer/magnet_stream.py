@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import numpy as np
 
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import FOREVER_NS, Queues
-from collector.writer.base_stream import Show, Stream
+from collector.writer.base_stream import Show
 from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books
 from collector.writer.magnet_records import MagnetBatch, Packing
 from collector.writer.magnet_writer import Item, MagnetWriter
-from collector.writer.output_file import Output, find_owner
+from collector.writer.one_file import OneFileStream
+from collector.writer.turn import Turn, keep_off
 from collector.writer.written import Written
 from formats.base.changes import ChangeKind
 from formats.base.control import Change, Clock, EndReason, LossCause, Mark
@@ -42,12 +44,15 @@ _PRIVATE = ("command", "filters")
 """Settings with addresses and ports."""
 
 
-class MagnetStream(Stream[MagnetBatch]):
-    """See collector/writer/base_stream.py. The file has no entries for pauses."""
+class MagnetStream(OneFileStream[MagnetBatch]):
+    """See collector/writer/base_stream.py. The file has no entries for pauses.
 
-    def __init__(self, path: str | Path, force: bool = False) -> None:
-        super().__init__()
-        self._output = Output(path, force, owner=find_owner())
+    rotates: the path is that of a folder of segments.
+    """
+
+    def __init__(self, path: str | Path, force: bool = False, rotates: bool = False) -> None:
+        super().__init__(path, force, rotates, ".magnet")
+        self._off: dict[int, Change] = {}
 
     def begin(
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
@@ -55,20 +60,20 @@ class MagnetStream(Stream[MagnetBatch]):
         assert info.schema is not None
         self._packing = packing = Packing(info.schema, info.events)
         self.order = Queues(info.dtype)
-        self._output.begin(encode_header(_header(info, packing, clocks), packing.layout))
+        self._info = info
+        pair = clocks.start
+        first = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
+        fd = self._begin(self._head(first, 1), pair.realtime_ns)
         rows = info.cpus * len(packing.kinds)
         numbers = rows * (len(POINT_COUNTERS) + 2) + info.cpus * len(CPU_COUNTERS)
         sink = FileSink(
-            self._output.fd,
+            fd,
             packing.layout.size,
             reserve_bytes=_RESERVE_BYTES + _NUMBER_BYTES * (numbers + 8 * info.programs),
-            direct=not self._output.is_stdout,
+            direct=self._may_be_direct,
         )
-        self._writer = MagnetWriter(sink, packing)
+        self._writer = MagnetWriter(sink, packing, segments=self.segments)
         self._write_by(self._writer, clocks)
-
-    def discard(self) -> None:
-        self._output.discard()
 
     def release(self, watermark_ns: int) -> None:
         for batch in self._packing.pack(self.order.take(watermark_ns)):
@@ -77,7 +82,31 @@ class MagnetStream(Stream[MagnetBatch]):
     def clock(self, entry: Clock) -> None:
         self._spool.put_control(lambda _: [self._clock(entry)], entry.mono_ns, always=True)
 
+    def describe(self, settings: Mapping[str, Any]) -> None:
+        self._info = replace(self._info, settings={**self._info.settings, **settings})
+
+    def rotate(self, books: Books, clock: Clock, why: str) -> None:
+        segments = self.segments
+        if segments is None:
+            return super().rotate(books, clock, why)
+        released, off = self.order.released(), list(self._off.values())
+
+        def last(w: Written) -> list[Item]:
+            ledger = self._ledger(books, w, clock.mono_ns, final=False)
+            end = {"kind": END, "time_ns": clock.mono_ns, "reason": int(EndReason.ROTATED)}
+            return [self._clock(clock), *ledger, end]
+
+        def first(w: Written) -> tuple[bytes, list[Item]]:
+            head = self._head(clock, w.segment + 1, segments.previous(w, released))
+            ledger = self._ledger(books, w, clock.mono_ns, final=False)
+            return head, [*ledger, *(self._change(change) for change in off)]
+
+        self._segment_bytes = 0
+        turn = Turn(last, first, clock.mono_ns, clock.realtime_ns, why)
+        self._spool.put_call(partial(self._writer.rotate, turn))
+
     def changed(self, changes: Sequence[Change]) -> None:
+        keep_off(self._off, changes)
         entries = [self._change(change) for change in changes]
         self._spool.put_control(lambda _: entries, changes[-1].after_ns, always=True)
 
@@ -99,6 +128,7 @@ class MagnetStream(Stream[MagnetBatch]):
 
     def _put(self, batch: MagnetBatch) -> None:
         self.records += batch.records
+        self._segment_bytes += batch.nbytes
         self._spool.put(batch)
 
     def _mark_entries(self, marks: Sequence[Mark], pid: int) -> Sequence[Item]:
@@ -140,22 +170,27 @@ class MagnetStream(Stream[MagnetBatch]):
         entries["event"], entries["size"] = code, size
         return MagnetBatch(entries, np.full(1, -1, np.int32), 0)
 
-
-def _header(info: CaptureInfo, packing: Packing, clocks: Clocks) -> dict[str, Any]:
-    assert info.schema is not None
-    pair = clocks.start
-    settings = dict(info.settings)
-    if not packing.layout.data:
-        for name in _PRIVATE:
-            settings.pop(name, None)
-    return make_header(
-        packing.layout,
-        packing.kinds,
-        (pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns),
-        host=platform.node(),
-        kernel=info.kernel,
-        tcpkmon=info.version,
-        cpus=info.cpus,
-        settings=settings,
-        schema=format_schema(info.schema),
-    )
+    def _head(
+        self, pair: Clock, number: int, previous: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """A file's header."""
+        info, packing = self._info, self._packing
+        assert info.schema is not None
+        settings = dict(info.settings)
+        if not packing.layout.data:
+            for name in _PRIVATE:
+                settings.pop(name, None)
+        if self.segments is not None:
+            settings = self.segments.describe(settings, number, previous)
+        header = make_header(
+            packing.layout,
+            packing.kinds,
+            (pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns),
+            host=platform.node(),
+            kernel=info.kernel,
+            tcpkmon=info.version,
+            cpus=info.cpus,
+            settings=settings,
+            schema=format_schema(info.schema),
+        )
+        return encode_header(header, packing.layout)

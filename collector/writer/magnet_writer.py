@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collector.writer.file_sink import FileSink, cause_of
+from collector.writer.file_sink import HEADER_BYTES, FileSink, cause_of
 from collector.writer.magnet_records import MagnetBatch, Packing
+from collector.writer.segment_folder import Segments
+from collector.writer.turn import Turn
 from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
 from formats.base.control import LossCause
+from formats.base.errors import FileError
 from formats.magnet.control import CHANGE, CHECK, LEDGER, Block, encode
 
 CHECK_RECORDS = 1 << 14
@@ -26,11 +29,24 @@ Build = Callable[[Written], Sequence[Item]]
 
 
 class MagnetWriter:
-    """Writes to the sink, without a queue or a thread. See collector/writer/spool.py: Writing."""
+    """Writes to the sink, without a queue or a thread. See collector/writer/spool.py: Writing.
+
+    segments: without them it cannot rotate.
+    """
 
     def __init__(
-        self, sink: FileSink, packing: Packing, now_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        sink: FileSink,
+        packing: Packing,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        segments: Segments | None = None,
     ) -> None:
+        self._segments = segments
+        self._before = 0
+        """Records in earlier files."""
+        self._closed_bytes = 0
+        self._header_bytes = sink.end_bytes
+        self._head: tuple[bytes, Sequence[Item]] | None = None
         self.written = Written()
         self._sink = sink
         self._packing = packing
@@ -57,7 +73,7 @@ class MagnetWriter:
             here = min(kept, len(batch))
             self._block.add(batch.bytes(here))
             self.written.in_file.update(batch.counts(0, here))
-            self.written.entries += here
+            self._count(batch, here)
             if here < len(batch):
                 self._drop(batches[number:], here)
                 break
@@ -90,16 +106,62 @@ class MagnetWriter:
         """Sync the file."""
         self.written.sync_error = self._sink.sync() or self.written.sync_error
 
-    def close(self) -> None:
-        """Sync and close the file."""
+    def rotate(self, turn: Turn) -> None:
+        """End the file and begin the next one, or go on with this one: see turn.py."""
+        assert self._segments is not None
+        try:
+            fd = self._segments.open(self.written.segment + 1, turn.realtime_ns)
+        except (OSError, FileError) as error:
+            self.written.rotation_error = error
+            return
+        sink = self._sink.another(fd)
+        failed = sink.prepare(self._header_bytes + HEADER_BYTES)
+        if failed is not None or not self.control(turn.last, turn.mono_ns, reserved=True):
+            self.written.rotation_error = failed or self.written.error
+            sink.close()
+            self._segments.drop()
+            return
+        self.close(turn.why)
+        self._sink = sink
+        self._head = turn.first(self.written)
+        self._block, self._entries = Block(self._layout.size), 0
+        self._before = self.written.entries
+        self.written.segment += 1
+        self._segments.begin()
+        self._write_head()
+
+    def close(self, why: str = "the end") -> None:
+        """Sync and close the file; a segment gets its name. why: for the index."""
+        size_bytes = self._sink.end_bytes
         self.written.sync_error = self._sink.close() or self.written.sync_error
+        if self._segments is not None:
+            self._closed_bytes += size_bytes
+            self._segments.seal(self.written, size_bytes, why)
 
     def bytes_written(self) -> int:
-        """Bytes in the file."""
-        return self._sink.end_bytes
+        """Bytes in all files."""
+        return self._closed_bytes + self._sink.end_bytes
+
+    def _write_head(self) -> bool:
+        """Write the beginning of the file, if it is not there yet; False when that fails."""
+        if self._head is None:
+            return True
+        first, items = self._head
+        if not self._put(items, reserved=True, first=first):
+            return False
+        self._head = None
+        return True
+
+    def _count(self, batch: MagnetBatch, stop: int) -> None:
+        """Count the first records of a batch as in the file."""
+        lost = batch.lost - batch.lost_from(stop) if batch.lost else 0
+        self.written.entries += stop
+        self.written.last_seq += stop + lost
 
     def _settle(self, mono_ns: int, reserved: bool = False) -> bool:
         """Write LOST and what else is due; False when that fails."""
+        if not self._write_head():
+            return False
         lost = [self._packing.missing([count], cause, mono_ns) for cause, count in self._gaps]
         if not self._append([*lost, *self._owed], reserved):
             return False
@@ -108,10 +170,11 @@ class MagnetWriter:
 
     def _append(self, items: Sequence[Item], reserved: bool = False) -> bool:
         """Write these items, or nothing; False when that fails."""
-        if not items:
-            return True
+        return not items or self._put(items, reserved)
+
+    def _put(self, items: Sequence[Item], reserved: bool, first: bytes = b"") -> bool:
         block, entries = copy.deepcopy(self._block), self._entries
-        records, ledgers, pieces = self.written.entries, 0, []
+        records, ledgers, pieces = self.written.entries - self._before, 0, [first]
         for item in items:
             if isinstance(item, MagnetBatch):
                 pieces.append(item.entries.tobytes())
@@ -129,7 +192,9 @@ class MagnetWriter:
             return False
         self._failed = None
         self._block, self._entries = block, entries
-        self.written.entries = records
+        for item in items:
+            if isinstance(item, MagnetBatch):
+                self._count(item, len(item))
         self.written.checkpoints += ledgers
         return True
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,25 +16,22 @@ from collector.sequencer.clock_pairs import ClockPair, Clocks
 from collector.sequencer.cpu_queue import FOREVER_NS
 from collector.sequencer.ordered_batch import Ordered, stamp_control
 from collector.sequencer.sequencer import Sequencer
-from collector.writer.base_stream import Show, Stream
+from collector.writer.base_stream import Show
 from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books, reserve_bytes
-from collector.writer.output_file import Output, find_owner
+from collector.writer.one_file import OneFileStream
 from collector.writer.psc_writer import Writer
-from collector.writer.segment_folder import SegmentFolder, Segments, write_first
-from collector.writer.turn import Turn
+from collector.writer.turn import Turn, keep_off
 from collector.writer.written import Written
-from formats.base.changes import ChangeKind
 from formats.base.control import Change, Clock, Control, End, EndReason, Mark, Start, encode_many
-from formats.base.errors import FileError
 from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
 from formats.psc.header import encode_header, writer_header
 
 SACK = Path("/proc/sys/net/ipv4/tcp_sack")
 
 
-class PscStream(Stream[Ordered]):
+class PscStream(OneFileStream[Ordered]):
     """See collector/writer/base_stream.py. A PSC file has no entries for pauses and switches.
 
     rotates: the path is that of a folder of segments.
@@ -44,14 +41,9 @@ class PscStream(Stream[Ordered]):
     order: Sequencer
 
     def __init__(self, path: str | Path, force: bool = False, rotates: bool = False) -> None:
-        super().__init__()
-        owner = find_owner()
-        self._output = None if rotates else Output(path, force, owner=owner)
-        self._folder = SegmentFolder(path, owner) if rotates else None
-        self.segments = Segments(platform.node(), ".pm", self.open_file) if rotates else None
+        super().__init__(path, force, rotates, ".pm")
         self._show: Show | None = None
         self._off: dict[int, Change] = {}
-        self._segment_bytes = 0
 
     def begin(
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
@@ -66,13 +58,12 @@ class PscStream(Stream[Ordered]):
         stamp_control(first, np.array([1], np.int64), mono_ns, clocks.to_epoch)
         self._info, self._cpus = info, cpus
         header = make_header(info, clocks.start, self._describe(1))
-        fd = self._begin(header + first.tobytes(), start)
+        fd = self._begin(header + first.tobytes(), start.realtime_ns)
         sink = FileSink(
             fd,
             info.entry_size,
             reserve_bytes=reserve_bytes(cpus, info.programs + 4, info.entry_size),
-            # Another process may write to standard output by the same descriptor.
-            direct=self._output is None or not self._output.is_stdout,
+            direct=self._may_be_direct,
         )
         written = Written(entries=1, last_seq=1)
         epoch = clocks.to_epoch
@@ -81,52 +72,12 @@ class PscStream(Stream[Ordered]):
         self.order = Sequencer(info.dtype, clocks.to_epoch, first_seq=2)
         self.order.warm()
 
-    def _begin(self, first: bytes, start: Start) -> int:
-        """Make the first file with its first bytes; its descriptor."""
-        if self._output is not None:
-            self._output.begin(first)
-            return self._output.fd
-        assert self.segments is not None and self._folder is not None
-        asked, self.segments.ask = self.segments.ask, self._folder.answer
-        try:
-            fd = self.segments.open(1, start.realtime_ns)
-            self.segments.begin()
-            write_first(fd, first)
-        except OSError as error:
-            self.segments.drop()
-            raise FileError(f"cannot write into {self._folder.path}: {error.strerror}") from error
-        self.segments.ask = asked
-        return fd
-
-    def folders(self) -> tuple[int, ...]:
-        return () if self._folder is None else (self._folder.fd,)
-
-    def open_file(self, cpu: int, first: bytes) -> int:
-        """Answers the requests of collector/writer/segment_folder.py."""
-        if self._folder is None:
-            return super().open_file(cpu, first)
-        return self._folder.answer(cpu, first)
-
-    def open_files_by(self, open_file: Callable[[int, bytes], int]) -> None:
-        if self.segments is not None:
-            self.segments.ask = open_file
-
-    def discard(self) -> None:
-        if self._output is not None:
-            self._output.discard()
-        if self._folder is not None:
-            self._folder.discard()
-
     def release(self, watermark_ns: int) -> None:
         for ordered in self.order.pieces(watermark_ns):
             self._hand_over(ordered)
 
     def clock(self, entry: Clock) -> None:
         self._spool.put_control(lambda _: [entry], entry.mono_ns, always=True)
-
-    @property
-    def segment_bytes(self) -> int:
-        return self._segment_bytes
 
     def rotate(self, books: Books, clock: Clock, why: str) -> None:
         segments, info = self.segments, self._info
@@ -141,15 +92,7 @@ class PscStream(Stream[Ordered]):
             return [*group, End(EndReason.ROTATED, w.entries, w.lost, w.checkpoints + 1)]
 
         def first(w: Written) -> tuple[bytes, list[Control]]:
-            previous = {
-                "name": segments.name,
-                "last_seq": w.last_seq,
-                "entries": w.entries,
-                "checkpoints": w.checkpoints,
-                "serials": {str(cpu): serial for cpu, (serial, _) in released.items()},
-                "lost": {str(cpu): lost for cpu, (_, lost) in released.items() if lost},
-                "skipped": w.skipped,
-            }
+            previous = segments.previous(w, released)
             header = make_header(info, clock, self._describe(w.segment + 1, previous))
             start = Start(clock.mono_ns, clock.realtime_ns, self._cpus, info.recorded)
             return header, [start, *books.checkpoint(_after(w, 1)), *off]
@@ -162,11 +105,7 @@ class PscStream(Stream[Ordered]):
         self._info = replace(self._info, settings={**self._info.settings, **settings})
 
     def changed(self, changes: Sequence[Change]) -> None:
-        for change in changes:
-            if change.kind == ChangeKind.SWITCH:
-                self._off.pop(change.which, None)
-                if not change.new:
-                    self._off[change.which] = change
+        keep_off(self._off, changes)
         self._spool.put_control(lambda _: changes, changes[-1].after_ns, always=True)
 
     def reconciled(self, entries: Sequence[Control]) -> None:
@@ -205,8 +144,7 @@ class PscStream(Stream[Ordered]):
         """The header's settings."""
         if self.segments is None:
             return dict(self._info.settings)
-        segment = {"capture": self.segments.capture, "number": number, "previous": previous}
-        return {**self._info.settings, "segment": segment}
+        return self.segments.describe(self._info.settings, number, previous)
 
 
 def _after(written: Written, entries: int) -> Written:

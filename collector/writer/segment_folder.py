@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a capture that rotates: makes its segments hidden, and gives them their names.
 
-The writing thread has no right to do so; collector/linux/deputy.py answers its requests there.
+A segment is a file, or for a log a folder with a file for each CPU. The writing thread has no right
+to make any; collector/linux/deputy.py answers its requests there.
 """
 
 from __future__ import annotations
@@ -12,24 +13,29 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from collector.linux.syscalls import c_string, call_libc
+from collector.writer.log_folder import NAME as LOG_NAME
 from collector.writer.output_file import MODE, Owner, give_to
 from collector.writer.output_folder import OutputFolder
 from collector.writer.written import Written
 from formats.base.errors import FileError
 from formats.base.segments import INDEX, hidden, name_segment, parse_name
 
-OPEN, SEAL, DROP = range(3)
-"""Requests: make a hidden segment, give it its name, remove it."""
+OPEN, SEAL, DROP, FILE = range(4)
+"""Requests: make a hidden segment, give it its name, remove it; make a file in one of a log."""
+LOG_SUFFIX = ".klog"
+"""A segment of this name is a folder."""
 _APPEND = (
     os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 )
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER_MODE = 0o750
 _RENAME_NOREPLACE = 1
 _TRIES = 10
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS})
@@ -42,27 +48,53 @@ class SegmentFolder(OutputFolder):
         super().__init__(path, owner, "a capture that rotates")
 
     def answer(self, request: int, data: bytes) -> int:
-        """Do what is asked; returns a descriptor: of a new segment, else of the folder. OSError.
+        """Do what is asked; returns a descriptor: of what is new, else of the folder. OSError.
 
-        data: of OPEN and DROP the segment's name; of SEAL its line for the index.
+        data: of OPEN and DROP the segment's name; of SEAL its line for the index; of FILE the
+        segment's name and the CPU, "NAME/0".
         """
         if request == SEAL:
             line = json.loads(data)
             self._seal(_check(line["name"]), line)
             return os.dup(self.fd)
+        if request == FILE:
+            segment, _, cpu = data.decode().rpartition("/")
+            with _inside(hidden(_check(segment)), self.fd) as folder:
+                return self._make_file(f"{LOG_NAME}{int(cpu)}", folder)
         name = hidden(_check(data.decode()))
         if request == DROP:
-            os.unlink(name, dir_fd=self.fd)
+            self._drop(name)
             return os.dup(self.fd)
         with suppress(FileNotFoundError):
             os.stat(data, dir_fd=self.fd, follow_symlinks=False)
             raise FileExistsError(errno.EEXIST, f"{data.decode()} exists")
-        fd = os.open(name, _NEW, MODE, dir_fd=self.fd)
+        if not name.removesuffix(".part").endswith(LOG_SUFFIX):
+            return self._make_file(name, self.fd)
+        os.mkdir(name, _FOLDER_MODE, dir_fd=self.fd)
+        fd = os.open(name, _FOLDER, dir_fd=self.fd)
+        os.fchmod(fd, _FOLDER_MODE)
+        give_to(fd, self._owner)
+        return fd
+
+    def _make_file(self, name: str, folder: int) -> int:
+        fd = os.open(name, _NEW, MODE, dir_fd=folder)
         os.fchmod(fd, MODE)
         give_to(fd, self._owner)
         return fd
 
+    def _drop(self, name: str) -> None:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=self.fd, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=self.fd)
+            return
+        with _inside(name, self.fd) as folder:
+            for inner in os.listdir(folder):
+                os.unlink(inner, dir_fd=folder)
+        os.rmdir(name, dir_fd=self.fd)
+
     def _seal(self, name: str, line: Mapping[str, Any]) -> None:
+        if name.endswith(LOG_SUFFIX):
+            with suppress(OSError), _inside(hidden(name), self.fd) as folder:
+                os.fsync(folder)
         rename_new(self.fd, hidden(name), name)
         with suppress(OSError):  # some file systems cannot sync a directory
             os.fsync(self.fd)
@@ -106,6 +138,52 @@ class Segments:
             self._latest_ns += 1_000_000_000
         raise FileError(f"{self._next} exists")
 
+    def open_file(self, cpu: int, is_next: bool = False) -> int:
+        """Make a CPU's file of the segment that is written now, or of the next one; its
+        descriptor. FileError or OSError."""
+        return self.ask(FILE, f"{self._next if is_next else self.name}/{cpu}".encode())
+
+    @contextmanager
+    def beginning(self, folder: SegmentFolder, realtime_ns: int) -> Iterator[int]:
+        """The descriptor of the first segment, which this thread makes itself. FileError.
+
+        Nothing of it stays when the `with` block fails.
+        """
+        asked, self.ask = self.ask, folder.answer
+        try:
+            with ExitStack() as undo:
+                fd = self.open(1, realtime_ns)
+                undo.callback(self.drop)
+                self.begin()
+                yield fd
+                undo.pop_all()
+        except OSError as error:
+            raise FileError(f"cannot write into {folder.path}: {error.strerror}") from error
+        finally:
+            self.ask = asked
+
+    def previous(
+        self, written: Written, released: Mapping[int, tuple[int, int]]
+    ) -> dict[str, Any]:
+        """What the header of the next segment says of those before. released: by CPU, the last
+        serial and how many up to it were lost (Queues.released())."""
+        return {
+            "name": self.name,
+            "last_seq": written.last_seq,
+            "entries": written.entries,
+            "checkpoints": written.checkpoints,
+            "serials": {str(cpu): serial for cpu, (serial, _) in released.items()},
+            "lost": {str(cpu): lost for cpu, (_, lost) in released.items() if lost},
+            "skipped": written.skipped,
+        }
+
+    def describe(
+        self, settings: Mapping[str, Any], number: int, previous: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """A header's settings with those of a segment."""
+        segment = {"capture": self.capture, "number": number, "previous": previous}
+        return {**settings, "segment": segment}
+
     def drop(self) -> None:
         """Remove the next segment: it was not begun."""
         with suppress(OSError, FileError):
@@ -148,6 +226,16 @@ class Segments:
             written.rotation_error = None
         except (OSError, FileError) as error:
             written.rotation_error = error
+
+
+@contextmanager
+def _inside(name: str, parent: int) -> Iterator[int]:
+    """The descriptor of a folder in another, which no link leads to."""
+    folder = os.open(name, _FOLDER, dir_fd=parent)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def write_first(fd: int, data: bytes) -> None:

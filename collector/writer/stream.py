@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from formats.base.errors import UsageError
-
 if TYPE_CHECKING:
     from collector.writer.base_stream import Stream
 
@@ -24,17 +22,13 @@ def _open_psc(path: str, force: bool, rotates: bool) -> Stream[Any]:
 def _open_klogger(path: str, force: bool, rotates: bool) -> Stream[Any]:
     from collector.writer.log_stream import LogStream
 
-    if rotates:
-        raise UsageError("this format does not rotate")
-    return LogStream(path, force)
+    return LogStream(path, force, rotates)
 
 
 def _open_magnet(path: str, force: bool, rotates: bool) -> Stream[Any]:
     from collector.writer.magnet_stream import MagnetStream
 
-    if rotates:
-        raise UsageError("this format does not rotate")
-    return MagnetStream(path, force)
+    return MagnetStream(path, force, rotates)
 
 
 STREAMS: dict[str, Callable[[str, bool, bool], Stream[Any]]] = {

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from collector.writer.written import Written
+from formats.base.changes import ChangeKind
+from formats.base.control import Change
 
 
 @dataclass(frozen=True)
@@ -28,3 +30,14 @@ class Turn:
     realtime_ns: int
     why: str = ""
     """The condition that was met."""
+    last_seq: int | None = None
+    """How many records were released, with those that were lost; None: the writer numbers them."""
+
+
+def keep_off(off: dict[int, Change], changes: Sequence[Change]) -> None:
+    """Keep the change of each event that is switched off now: the next file begins with them."""
+    for change in changes:
+        if change.kind == ChangeKind.SWITCH:
+            off.pop(change.which, None)
+            if not change.new:
+                off[change.which] = change

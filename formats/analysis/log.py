@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from formats.analysis.event import Event
@@ -19,8 +18,7 @@ from formats.base.text import address_of, text_of
 from formats.klogger.batch import LogBatch
 from formats.klogger.choose import ALL, Choice, parse_condition
 from formats.klogger.clock import Moment, parse_time
-from formats.klogger.logs import Logs, find_logs
-from formats.klogger.reader import LogReader
+from formats.klogger.logs import Logs, open_sources
 from formats.klogger.source import Source
 from formats.klogger.table import LogEvent, LogField, LogFormat
 
@@ -86,17 +84,14 @@ class Log(Logs):
 
 
 def open_log(*paths: str | os.PathLike[str]) -> Log:
-    """Opens the logs of one capture: files (kernlog.dump.cpuN) or their folder.
+    """Opens the logs of one capture: files (kernlog.dump.cpuN), their folder, or one of segments.
 
     Raises FileError or DamagedError for other files, UsageError for logs of several captures.
     """
-    files: list[Path] = []
-    for path in map(Path, paths):
-        files += find_logs(path) if path.is_dir() else [path]
-    if not files:
+    if not paths:
         raise FileError("no log was named", "name kernlog.dump.cpuN files, or their folder")
     with ExitStack() as stack:
-        log = Log([stack.enter_context(LogReader(path)) for path in files])
+        log = Log([stack.enter_context(one) for one in open_sources(*paths)])
         stack.pop_all()
         return log
 

@@ -12,11 +12,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Any
 
+from formats.base.errors import FileError
 from formats.base.limits import MOST_INDEX_BYTES
 
 INDEX = "index.jsonl"
@@ -87,6 +89,88 @@ def find_segments(folder: str | os.PathLike[str] | int) -> list[Segment]:
         if one is not None
         and not (one.archived and (not one.sealed or one.original in names))
     )
+
+
+def place_of(settings: object) -> tuple[str, int]:
+    """Capture and number of a segment, from the settings in a header; ("", 0) of what is none."""
+    try:
+        segment = settings["segment"]  # type: ignore[index]
+        return str(segment["capture"]), int(segment["number"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return "", 0
+
+
+def has_earlier(settings: object) -> bool:
+    """Whether a segment's header says that other segments, or what was evicted, come before it."""
+    try:
+        return settings["segment"]["previous"] is not None  # type: ignore[index]
+    except (KeyError, TypeError, IndexError):
+        return False
+
+
+def find_capture(
+    folder: str | os.PathLike[str], suffix: str, place_at: Callable[[Path], tuple[str, int]]
+) -> list[Path]:
+    """The segments of a folder from the first of its newest capture on; FileError without any.
+
+    Segments that are Parquet are left out. place_at: capture and number of a segment, by its path.
+    """
+    try:
+        found = [one for one in find_segments(folder) if one.suffix == suffix]
+    except OSError as error:
+        raise FileError(f"cannot read {folder}: {error.strerror}") from error
+    read = [one for one in found if one.archived != ".parquet"]
+    if not read:
+        why = "its segments are Parquet" if found else "it has no segments"
+        raise FileError(f"{folder} cannot be read as one capture: {why}", "name a file")
+    paths = [one.path(folder) for one in sorted(read, key=lambda one: (one.utc, one.number))]
+    newest = place_at(paths[-1])[0]
+    return [*dropwhile(lambda each: place_at(each)[0] != newest, paths)]
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The segments of one capture. absent: first and last number of each run that is missing
+    between them. others: how many files are of other captures."""
+
+    paths: list[Path]
+    numbers: list[int]
+    absent: list[tuple[int, int]]
+    others: int
+
+    def describe(self) -> str:
+        """What is missing or left out, for people."""
+        runs = [f"{a}" if a == b else f"{a} to {b}" for a, b in self.absent]
+        more = f" and {len(runs) - 8} more" if len(runs) > 8 else ""
+        told = [f"segment {', '.join(runs[:8])}{more} is missing"] if runs else []
+        if self.others:
+            told.append(f"{self.others} file(s) of other captures are left out")
+        return "; ".join(told)
+
+
+def order(paths: Iterable[Path], place_at: Callable[[Path], tuple[str, int]]) -> Ordered:
+    """The segments of the capture of the first path, each number once, in their order."""
+    places = [(place_at(path), path) for path in paths]
+    capture = places[0][0][0]
+    mine: dict[int, Path] = {}
+    for (name, number), path in places:
+        if name == capture:
+            mine.setdefault(number, path)
+    numbers = sorted(mine)
+    absent = [(a + 1, b - 1) for a, b in pairwise(numbers) if b > a + 1]
+    others = sum(1 for (name, _), _ in places if name != capture)
+    return Ordered([mine[number] for number in numbers], numbers, absent, others)
+
+
+def suffix_of(folder: str | os.PathLike[str]) -> str:
+    """That of the newest segment in a folder: it tells the format. FileError."""
+    try:
+        found = find_segments(folder)
+    except OSError as error:
+        raise FileError(f"cannot read {folder}: {error.strerror}") from error
+    if not found:
+        raise FileError(f"no segments in {folder}", "name a file")
+    return max(found, key=lambda one: (one.utc, one.number)).suffix
 
 
 def read_index(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

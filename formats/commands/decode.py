@@ -53,7 +53,7 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
     from formats.klogger.choose import Choice, parse_condition
     from formats.klogger.clock import parse_time
     from formats.klogger.logs import Logs
-    from formats.registry import open_source
+    from formats.registry import open_sources
 
     clock = asked["clock"]
     names = tuple(name.strip() for text in asked["names"] for name in text.split(","))
@@ -64,7 +64,7 @@ def command(files: tuple[Path, ...], **asked: Any) -> int:
         tuple(parse_condition(text) for text in asked["conditions"]),
     )
     with contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(open_source(path)) for path in files]
+        readers = [stack.enter_context(one) for one in open_sources(*files)]
         logs = Logs(readers, choice, clock, asked["merge"])
         _check_output(files, asked["output"], asked["form"])
         FORMS[asked["form"]](logs, asked["output"], asked["force"])

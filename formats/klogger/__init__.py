@@ -5,6 +5,6 @@ from formats.klogger.merge import merge_logs
 from formats.klogger.reader import LogReader
 
 __all__ = [
-    "LogReader", "batch", "choose", "clock", "describe", "encode", "lines", "logs", "merge_logs",
-    "names_1988", "reader", "source", "table", "walk",
+    "LogReader", "batch", "chain", "choose", "clock", "describe", "encode", "lines", "logs",
+    "merge_logs", "names_1988", "reader", "source", "table", "walk",
 ]  # fmt: skip

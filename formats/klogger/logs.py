@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from formats.base.analysed import Analysed
 from formats.base.arrow import import_pyarrow
 from formats.base.closing import Closing
-from formats.base.errors import FileError, UsageError
+from formats.base.errors import FileError, TcpkmonError, UsageError
+from formats.base.segments import find_capture, find_segments, order, place_of
 from formats.klogger.batch import LogBatch
+from formats.klogger.chain import Chain
 from formats.klogger.choose import ALL, Choice
 from formats.klogger.clock import LogClock
 from formats.klogger.lines import CsvStyle, JsonStyle, Lines, PerlStyle, SpreadsheetStyle, Style
@@ -31,6 +33,8 @@ from formats.klogger.table import LogEvent, LogFormat
 from formats.klogger.tables import make_tables
 from formats.lines import write_pages
 
+PREFIX = "kernlog.dump.cpu"
+SEGMENT = ".klog"
 LOG_NAME = re.compile(r"kernlog\.dump\.cpu(\d{1,5})\Z")
 """The file name of a CPU's log in a capture's folder."""
 
@@ -50,19 +54,64 @@ def find_logs(folder: str | os.PathLike[str]) -> list[Path]:
     return [Path(folder, name) for _, name in found]
 
 
-def open_logs(path: str | os.PathLike[str]) -> Logs:
-    """Open a log, or all logs in a folder, merged in time order.
+def open_logs(*paths: str | os.PathLike[str]) -> Logs:
+    """Open a log, or all logs in a folder, or folders of one capture, merged in time order.
 
     Raises FileError, DamagedError for a header, UsageError for logs of different captures.
     """
-    path = Path(path)
-    if not path.is_dir():
-        return Logs([LogReader(path)])
     with ExitStack() as stack:
-        readers = [stack.enter_context(LogReader(one)) for one in find_logs(path)]
-        logs = Logs(readers, merge=True)
+        sources = [stack.enter_context(one) for one in open_sources(*paths)]
+        logs = Logs(sources, merge=len(sources) > 1)
         stack.pop_all()
         return logs
+
+
+def open_sources(*paths: str | os.PathLike[str]) -> list[Source]:
+    """The readers of logs: of files, of those in a folder, of each CPU's in a capture's segments.
+
+    Segments of one capture, or the folder that they are in, are read as one log for each CPU.
+    Raises FileError, or DamagedError for a header.
+    """
+    files: list[Path] = []
+    segments: list[Path] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            files.append(path)
+        elif find_segments(path):
+            segments += find_capture(path, SEGMENT, place_at)
+        elif len(paths) > 1 and place_at(path)[0]:
+            segments.append(path)
+        else:
+            files += find_logs(path)
+    with ExitStack() as stack:
+        found: list[Source] = [stack.enter_context(LogReader(one)) for one in files]
+        found += _chains(segments)
+        stack.pop_all()
+        return found
+
+
+def _chains(segments: Sequence[Path]) -> Iterator[Chain]:
+    """A chain for each CPU."""
+    if not segments:
+        return
+    found = order(segments, place_at)
+    of_cpu: dict[str, list[tuple[int, Path]]] = {}
+    for number, folder in zip(found.numbers, found.paths, strict=True):
+        for path in find_logs(folder):
+            of_cpu.setdefault(path.name, []).append((number, path))
+    missing = found.describe()
+    for name in sorted(of_cpu, key=lambda name: int(name.removeprefix(PREFIX))):
+        numbers, paths = zip(*of_cpu[name], strict=True)
+        yield Chain(segments[0].parent / name, paths, numbers, LogReader, missing)
+        missing = ""
+
+
+def place_at(folder: Path) -> tuple[str, int]:
+    """Capture and number of the segment in a folder; ("", 0) for a log that is none."""
+    for path in find_logs(folder):
+        with suppress(TcpkmonError), LogReader(path) as reader:
+            return place_of(reader.header.get("settings"))
+    return "", 0
 
 
 class Logs(Closing, Analysed):

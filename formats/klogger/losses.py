@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
+from formats.base.control import EndReason
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import NUMBERS, LogFormat
 
@@ -16,6 +17,7 @@ FINISH = "KLOGGER_FINISH"
 LEDGER = "LEDGER"
 CPU_LEDGER = "CPU_LEDGER"
 PROGRAM_LEDGER = "PROGRAM_LEDGER"
+ROTATED = EndReason.ROTATED
 CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES)
 """The counters of LEDGER that are losses."""
 
@@ -24,13 +26,16 @@ class Losses:
     """The losses of one log, whose batches are added in file order.
 
     missing: missing serials, in `gaps` gaps. complete: logging ended in order, that is with
-    KLOGGER_FINISH.
+    KLOGGER_FINISH. goes_on: another segment follows. follows: it is a segment after others, whose
+    losses its first dump counts: they are not its own.
     """
 
-    def __init__(self, log: LogFormat) -> None:
+    def __init__(self, log: LogFormat, follows: bool = False) -> None:
         self.missing = 0
         self.gaps = 0
         self.complete = False
+        self.goes_on = False
+        self._before = Losses(log) if follows else None
         self.records = 0
         self._last_serial = 0
         self._ledgers: dict[int, dict[str, int]] = {}
@@ -51,6 +56,16 @@ class Losses:
         self.missing += int(steps.sum()) - len(batch)
         self.gaps += int(np.count_nonzero(steps != 1))
         self._last_serial = int(batch.serials[-1])
+        self._add_ledgers(batch)
+        if self._before is not None and batch.dump == 0:
+            self._before._add_ledgers(batch)
+        ends = np.flatnonzero(self._is_end[batch.numbers])
+        if len(ends):
+            last = batch.format.event(int(batch.numbers[ends[-1]]))
+            self.complete = last.name == FINISH
+            self.goes_on = self.complete and _values(batch, FINISH)[-1].get("reason") == ROTATED
+
+    def _add_ledgers(self, batch: LogBatch) -> None:
         for event in batch.events():
             if self._is_end[event.number]:
                 continue
@@ -63,10 +78,6 @@ class Losses:
                 for row in _values(batch, PROGRAM_LEDGER):
                     missed = row.get("missed", 0) + row.get("kprobe_missed", 0)
                     self._missed[row.get("program", b"")] = missed
-        ends = np.flatnonzero(self._is_end[batch.numbers])
-        if len(ends):
-            last = batch.format.event(int(batch.numbers[ends[-1]]))
-            self.complete = last.name == FINISH
 
     @property
     def by_cause(self) -> dict[str, int]:
@@ -75,17 +86,25 @@ class Losses:
             cause: sum(row.get(cause, 0) for row in self._ledgers.values()) for cause in CAUSES
         }
         found["damaged"] = self._damaged
-        return {cause: number for cause, number in found.items() if number}
+        before = self._before.by_cause if self._before is not None else {}
+        own = {cause: number - before.get(cause, 0) for cause, number in found.items()}
+        return {cause: number for cause, number in own.items() if number}
 
     @property
     def missed(self) -> int:
         """Events that the programs never saw, on all CPUs (the lowest CPU's log has them)."""
-        return sum(self._missed.values())
+        before = self._before.missed if self._before is not None else 0
+        return sum(self._missed.values()) - before
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """How many events are missing by their serials, and how many by the ledger."""
+        return self.missing, sum(self.by_cause.values())
 
     @property
     def lost(self) -> int:
         """How many events are known to be missing from this log."""
-        return max(self.missing, sum(self.by_cause.values())) + self.missed
+        return max(self.counted) + self.missed
 
     def describe(self) -> str:
         """The losses in a line of text; empty if there are none."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.base.files import InputFile
 from formats.base.limits import MOST_DAMAGE, MOST_LOG_HEADER_BYTES
+from formats.base.segments import has_earlier
 from formats.klogger.batch import LogBatch
 from formats.klogger.encode import (
     DUMP_FINISH,
@@ -53,8 +54,13 @@ class LogReader(InputFile):
             raise
         self.problems: list[DamagedError] = []
         self._problems_total = 0
-        self.losses = Losses(self.format)
+        self.losses = Losses(self.format, self._follows)
         self.walked = self.walk()
+
+    @property
+    def _follows(self) -> bool:
+        """Whether it is a segment after others."""
+        return has_earlier(self.header.get("settings"))
 
     def _read_header(self) -> None:
         preamble = self._read(0, PREAMBLE.size)
@@ -122,7 +128,7 @@ class LogReader(InputFile):
         """
         self.problems = []
         self._problems_total = 0
-        self.losses = Losses(self.format)
+        self.losses = Losses(self.format, self._follows)
         self._last_serial = 0
         self.walked = self.walk()
         if self._spare:

@@ -15,14 +15,19 @@ from typing import Any
 import numpy as np
 
 from formats.base.closing import Closing
-from formats.base.errors import DamagedError, UsageError
+from formats.base.control import EndReason
+from formats.base.errors import DamagedError, TcpkmonError, UsageError
+from formats.base.segments import find_capture, has_earlier, order, place_of
 from formats.klogger.batch import LogBatch
+from formats.klogger.chain import Chain
+from formats.klogger.source import Source
 from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
-from formats.magnet.control import LEDGER, POINT_COUNTERS, table
+from formats.magnet.control import END, LEDGER, POINT_COUNTERS, table
 from formats.magnet.header import Kind, MagnetFile
 from formats.magnet.layout import CLOCK, FIELDS, LOST, MARK, NATIVE, Layout, convert
 from formats.magnet.walk import Entry, Piece, Walk
 
+SEGMENT = ".magnet"
 _NAMES = {
     LOST: {"sockid": "cause", "size": "count"},
     MARK: {"sockid": "number", "size": "pid"},
@@ -36,24 +41,33 @@ _LOSSES = slice(2 + POINT_COUNTERS.index("written") + 1, -1)
 class Losses:
     """What is missing; see formats.klogger.source.Missing.
 
-    ledger, missed: of the last LEDGER, in all and what programs never saw.
+    ledger, missed: of the last LEDGER, in all and what programs never saw. follows: it is a segment
+    after others, whose losses the first LEDGER counts. goes_on: another segment follows.
     """
 
     records: int = 0
-    counted: int = 0
+    by_records: int = 0
     gaps: int = 0
     ledger: int = 0
     missed: int = 0
     complete: bool = False
+    goes_on: bool = False
+    follows: bool = False
+    _before: tuple[int, int] | None = None
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """How many events LOST records count, and how many the ledger."""
+        return self.by_records, self.ledger
 
     @property
     def lost(self) -> int:
-        return max(self.counted, self.ledger) + self.missed
+        return max(self.counted) + self.missed
 
     def describe(self) -> str:
         if not self.lost:
             return ""
-        text = f"{self.lost} events lost; {self.counted} missing in {self.gaps} places"
+        text = f"{self.lost} events lost; {self.by_records} missing in {self.gaps} places"
         return f"{text}, {self.missed} missed by programs" if self.missed else text
 
     def add(self, values: dict[str, Any]) -> None:
@@ -63,6 +77,11 @@ class Losses:
             programs = values.get("programs")
             rows = programs.values() if isinstance(programs, dict) else ()
             self.missed = max(sum(sum(row) for row in rows), 0)
+            if self.follows and self._before is None:
+                self._before = self.ledger, self.missed
+            if self._before is not None:
+                self.ledger -= self._before[0]
+                self.missed -= self._before[1]
         except (DamagedError, TypeError):  # verify tells
             return
 
@@ -129,7 +148,8 @@ class MagnetReader(Closing):
         A serial is the number of a record, of those that LOST counts too.
         """
         file, walk = self.file, Walk(self.file)
-        self.problems, self.losses = [], Losses()
+        follows = has_earlier(self.header.get("settings"))
+        self.problems, self.losses = [], Losses(follows=follows)
         is_known = self.format.payload_sizes >= 0
         kinds, serial = file.data_kinds(), 1
         try:
@@ -137,6 +157,8 @@ class MagnetReader(Closing):
                 if isinstance(piece, Entry):
                     if piece.kind == LEDGER:
                         self.losses.add(piece.values)
+                    elif piece.kind == END:
+                        self.losses.goes_on = piece.values.get("reason") == EndReason.ROTATED
                     continue
                 codes = piece.rows["event"]
                 width = np.ones(len(codes), np.uint64)
@@ -151,7 +173,7 @@ class MagnetReader(Closing):
                 if not good.all():
                     rows, serials = rows[good], serials[good]
                 self.losses.records += len(rows)
-                self.losses.counted = walk.lost
+                self.losses.by_records = walk.lost
                 for low in range(0, len(rows), records):
                     some = slice(low, low + records)
                     yield self._batch(rows[some], serials[some], kinds)
@@ -182,6 +204,26 @@ def open_reader(
 ) -> MagnetReader:
     """The reader of a file; see MagnetFile."""
     return MagnetReader(MagnetFile(path, layout, kinds))
+
+
+def open_segments(*paths: Path) -> Source:
+    """The reader of a folder of segments, or of some of them, as one file. FileError, DamagedError.
+    """
+    files: list[Path] = []
+    for path in paths:
+        files += find_capture(path, SEGMENT, place_at) if path.is_dir() else [path]
+    found = order(files, place_at)
+    folder = paths[0] if len(paths) == 1 else paths[0].parent
+    return Chain(folder, found.paths, found.numbers, open_reader, found.describe())
+
+
+def place_at(path: Path) -> tuple[str, int]:
+    """Capture and number of a segment; ("", 0) for a file that is none."""
+    try:
+        with MagnetFile(path) as file:
+            return place_of(file.header.get("settings"))
+    except TcpkmonError:
+        return "", 0
 
 
 def make_format(file: MagnetFile) -> LogFormat:

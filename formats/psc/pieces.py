@@ -9,13 +9,12 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from io import FileIO
-from itertools import dropwhile
 from pathlib import Path
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.base.files import open_plain
 from formats.base.limits import MOST_HEADER_BYTES
-from formats.base.segments import Segment, find_segments
+from formats.base.segments import find_capture, place_of
 from formats.psc.header import KIND_SETTINGS, Header, decode_header
 
 SUFFIX = ".pm"
@@ -74,28 +73,14 @@ def find_files(path: str | os.PathLike[str]) -> list[Path]:
     """
     if not os.path.isdir(path):
         return [Path(path)]
-    try:
-        found = [one for one in find_segments(path) if one.suffix == SUFFIX]
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
-    read = [one for one in found if one.archived != ".parquet"]
-    if not read:
-        why = "its segments are Parquet" if found else "it has no segments"
-        raise FileError(f"{path} cannot be read as one capture: {why}", "name a file")
-    paths = [one.path(path) for one in sorted(read, key=_order)]
-    newest = _capture_at(paths[-1])
-    return [*dropwhile(lambda each: _capture_at(each) != newest, paths)]
+    return find_capture(path, SUFFIX, _place_at)
 
 
-def _capture_at(path: Path) -> str:
+def _place_at(path: Path) -> tuple[str, int]:
     try:
-        return capture_of(look(path).header)[0]
+        return capture_of(look(path).header)
     except TcpkmonError:
-        return ""
-
-
-def _order(segment: Segment) -> tuple[str, int]:
-    return segment.utc, segment.number
+        return "", 0
 
 
 def follow(first: Piece, paths: Iterable[Path], warnings: list[str]) -> list[Piece]:
@@ -131,7 +116,6 @@ def follow(first: Piece, paths: Iterable[Path], warnings: list[str]) -> list[Pie
 def capture_of(header: Header) -> tuple[str, int]:
     """Capture and number of a segment's header; ("", 0) for a file that is none."""
     try:
-        segment = json.loads(header.text(KIND_SETTINGS) or "{}")["segment"]
-        return str(segment["capture"]), int(segment["number"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return place_of(json.loads(header.text(KIND_SETTINGS) or "{}"))
+    except (ValueError, RecursionError):
         return "", 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 from formats.verify.chain import verify_chain
 from formats.verify.klogger.check import verify_log
 from formats.verify.klogger.folder import verify_folder
-from formats.verify.klogger.repair import repair_log
+from formats.verify.klogger.repair import repair_folder, repair_log
 from formats.verify.magnet.check import verify_magnet
 from formats.verify.magnet.repair import repair_magnet
 from formats.verify.psc.check import verify_capture, verify_file
@@ -23,6 +23,7 @@ __all__ = [
     "make_console",
     "print_report",
     "repair_file",
+    "repair_folder",
     "repair_log",
     "repair_magnet",
     "verify_capture",

@@ -12,8 +12,8 @@ from pathlib import Path
 from formats.base.errors import FileError
 from formats.base.limits import MOST_PROBLEMS
 from formats.base.segments import INDEX, Segment, find_segments, read_index
-from formats.verify.report import Problems, Report, Row
-from formats.verify.segment import Part
+from formats.verify.report import DOES_NOT_ADD_UP, Problems, Report, Row
+from formats.verify.segment import UNKNOWN, Part
 
 Verify = Callable[[Path], list[Report]]
 
@@ -45,19 +45,19 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     for segment in segments:
         if segment.name in tables:
             continue
-        for report in _verify(segment, Path(folder), verify):
-            reports.append(report)
-            if report.part is not None and report.part.is_dump:
-                continue
-            report.brief = True
-            if report.part is None:
-                others.append(segment.name)
-                continue
-            capture = captures[report.part.capture]
-            if report.part.number in capture.parts:
-                capture.twice.append(segment.name)
-            else:
-                capture.parts[report.part.number] = segment, report, report.part
+        *logs, report = _verify(segment, Path(folder), verify)
+        reports += [*(log for log in logs if log.exit_code == DOES_NOT_ADD_UP), report]
+        if report.part is not None and report.part.is_dump:
+            continue
+        report.brief = True
+        if report.part is None:
+            others.append(segment.name)
+            continue
+        capture = captures[report.part.capture]
+        if report.part.number in capture.parts:
+            capture.twice.append(segment.name)
+        else:
+            capture.parts[report.part.number] = segment, report, report.part
     for line in read_index(folder):
         name, number, what = line.get("name"), line.get("number"), line.get("what")
         capture_id = str(line.get("capture"))
@@ -152,6 +152,7 @@ class _Chain:
             key = row.cpu, row.location
             rows.setdefault(key, Row(row.cpu, row.location, row.name)).add(row)
         report.rows = [rows[key] for key in sorted(rows, key=lambda key: (key[0] or 0, key[1]))]
+        report.format, report.words = found.format, found.words
         report.unproven |= found.unproven
         report.ring_lost = found.ring_lost
         report.missed += found.missed
@@ -170,7 +171,7 @@ class _Chain:
         if not earlier.goes_on:
             add(f"{before.name}: it says that no file follows it, but {name} does")
         told, found = previous.last_seq, earlier.last_seq
-        if told != found:
+        if told != found != UNKNOWN:
             add(f"{name}: it follows number {told}, but {before.name} ends with {found}")
         elif previous.entries != earlier.entries:
             add(f"{name}: {previous.entries} entries before it, but {earlier.entries} are there")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from formats.base.limits import MOST_CPUS
 
 _CAPTURE = re.compile(r"[0-9a-f]{32}")
 _MOST = 1 << 62
+UNKNOWN = -1
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,13 @@ class Part:
     number: int
     previous: Previous | None
     last_seq: int = 0
+    """UNKNOWN where a full disk or queue dropped the last records of a log."""
     entries: int = 0
     goes_on: bool = False
     """Another segment follows it."""
     unsure: bool = False
-    """Records were lost of which no CPU is known."""
+    """The file does not tell each CPU's last serial: records were lost of which no CPU is known, or
+    it has no serials."""
     serials: dict[int, int] = field(default_factory=dict)
     first: str = ""
     last: str = ""
@@ -61,6 +65,14 @@ class Part:
         """Plain values for JSON."""
         previous = self.previous.name if self.previous else None
         return {"capture": self.capture, "number": self.number, "previous": previous}
+
+
+def digest_of(*arrays: Any) -> str:
+    """Of the counters of a ledger: two with the same rows have the same."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(array.tobytes())
+    return found.hexdigest()
 
 
 def find_part(settings: object) -> Part | None:

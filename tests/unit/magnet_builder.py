@@ -73,7 +73,12 @@ class MagnetBuilder:
     """A capture of some CPUs. log() adds records in the order of time; write() ends the file."""
 
     def __init__(
-        self, path: Path, data: bool = False, cpus: int = 2, **settings: Any
+        self,
+        path: Path,
+        data: bool = False,
+        cpus: int = 2,
+        rotates: bool = False,
+        **settings: Any,
     ) -> None:
         self.path = path
         self.schema = make_schema(data)
@@ -93,7 +98,7 @@ class MagnetBuilder:
         )
         self.now_ns = MONO_NS
         clocks = Clocks(lambda: self.now_ns, lambda: self.now_ns + REAL_NS)
-        self.stream = MagnetStream(path)
+        self.stream = MagnetStream(path, rotates=rotates)
         self.cpus = cpus
         info = CaptureInfo(
             version="1", kernel="Linux 6.18 x86_64", dtype=self.dtype, cpus=cpus, requested=10,
@@ -164,6 +169,13 @@ class MagnetBuilder:
         self.release()
         self.now_ns += 1000
         self.stream.checkpoint(self.books())
+        return self
+
+    def rotate(self) -> MagnetBuilder:
+        self.release()
+        self.now_ns += 1000
+        clock = Clock(self.now_ns, self.now_ns + REAL_NS, 10, 0)
+        self.stream.rotate(self.books(), clock, "test")
         return self
 
     def mark(self, number: int, pid: int) -> MagnetBuilder:

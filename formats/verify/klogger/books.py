@@ -7,7 +7,7 @@ One dump holds a whole ledger: a LEDGER for each event, a CPU_LEDGER, PROGRAM_LE
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
@@ -24,7 +24,8 @@ from formats.verify.ledger import (
     Ledger,
     Table,
 )
-from formats.verify.report import I64, LISTED_AT_ONCE, Missed, Problems
+from formats.verify.report import I64, LISTED_AT_ONCE, Missed, Problems, missed_since
+from formats.verify.segment import digest_of
 
 LEDGER, CPU_LEDGER, PROGRAM_LEDGER = LEDGERS = ("LEDGER", "CPU_LEDGER", "PROGRAM_LEDGER")
 _TOO_MANY = np.uint64(1 << 63)
@@ -99,6 +100,35 @@ class Gathered:
         rows = integers(batch, name, ("final", *counters))
         self.finals.update(rows[:, 0].tolist())
         return rows[:, 1:]
+
+
+@dataclass
+class Dump:
+    """The dump that is being read: its index, its first record, what was read of it so far.
+
+    size: bytes of its records; kernel: how many of them are the kernel's; told_bytes: what its
+    DUMP_FINISHes say; ledger: the records of the ledger in it.
+    """
+
+    index: int
+    first: int
+    size: int = 0
+    records: int = 0
+    kernel: int = 0
+    told_bytes: list[int] = field(default_factory=list)
+    ledger: Gathered | None = None
+
+
+@dataclass
+class Serials:
+    """The serials so far: of the last record; how many records are the kernel's and the
+    collector's; the highest that the kernel gave out, which numbers its own records alone."""
+
+    last: int = 0
+    kernel: int = 0
+    base: int = 0
+    highest: int = 0
+    last_ns: int | None = None
 
 
 class LogLedger(Ledger):
@@ -203,13 +233,21 @@ class LogLedger(Ledger):
             what = f"{missing} serials are missing so far, fewer than the {lost} lost"
             problems.add(self.index, what)
 
-    def missed(self) -> list[Missed]:
-        """What the programs never saw, of those that missed any; their places are not numbered."""
-        return [
-            Missed(0, program, *counters)
-            for program, counters in self.gathered.programs.items()
-            if any(counters)
-        ]
+    @property
+    def digest(self) -> str:
+        """Of all its counters: see formats/verify/segment.py; empty where it has none."""
+        told = self.gathered.programs
+        programs = np.array([row for _, row in sorted(told.items())], np.uint64)
+        tables = [self.parts[part] for part in (LEDGER, CPU_LEDGER)]
+        if not len(programs) and not any(one.values.any() for one in tables):
+            return ""
+        return digest_of(*(a for one in tables for a in (one.keys, one.values)), programs)
+
+    def missed(self, since: LogLedger | None = None) -> list[Missed]:
+        """What the programs never saw, of those that missed any; their places are not numbered.
+        since: after this ledger."""
+        before = {} if since is None else since.gathered.programs
+        return missed_since(self.gathered.programs, before)
 
 
 def _table(names: Sequence[str], keys: I64, values: I64) -> Table:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,10 +19,19 @@ from formats.verify.balance import (
     check_rise,
     check_sums,
     compare_rings,
+    subtract,
 )
 from formats.verify.changes import ChangeCheck
 from formats.verify.clock import runs_back
-from formats.verify.klogger.books import LEDGERS, Gathered, LogLedger, SoFar, integers
+from formats.verify.klogger.books import (
+    LEDGERS,
+    Dump,
+    Gathered,
+    LogLedger,
+    Serials,
+    SoFar,
+    integers,
+)
 from formats.verify.klogger.clock import CLOCK, ClockEvents
 from formats.verify.klogger.events import (
     BEGIN,
@@ -35,6 +43,7 @@ from formats.verify.klogger.events import (
     find_unreadable,
 )
 from formats.verify.klogger.pauses import Pauses
+from formats.verify.klogger.segment import ROTATED, LogSegment
 from formats.verify.ledger import LATE_STAGE, Tally
 from formats.verify.report import (
     I64,
@@ -61,35 +70,6 @@ def verify_log(path: str | os.PathLike[str]) -> Report:
         return Report(str(path), error=message, format="klogger", words=WORDS)
 
 
-@dataclass
-class _Dump:
-    """The dump that is being read: its index, its first record, what was read of it so far.
-
-    size: bytes of its records; kernel: how many of them are the kernel's; told_bytes: what its
-    DUMP_FINISHes say; ledger: the records of the ledger in it.
-    """
-
-    index: int
-    first: int
-    size: int = 0
-    records: int = 0
-    kernel: int = 0
-    told_bytes: list[int] = field(default_factory=list)
-    ledger: Gathered | None = None
-
-
-@dataclass
-class _Serials:
-    """The serials so far: of the last record; how many records are the kernel's and the
-    collector's; the highest that the kernel gave out, which numbers its own records alone."""
-
-    last: int = 0
-    kernel: int = 0
-    base: int = 0
-    highest: int = 0
-    last_ns: int | None = None
-
-
 class _Run:
     """One pass over a log."""
 
@@ -107,8 +87,9 @@ class _Run:
         self._pauses = Pauses(reader.format)
         self._changes = ChangeCheck(self._problems)
         self._tally = Tally()
-        self._serials = _Serials()
-        self._dump: _Dump | None = None
+        self._segment = LogSegment(reader, self._problems)
+        self._serials = Serials(base=-self._segment.serial, highest=self._segment.serial)
+        self._dump: Dump | None = None
         self._programs: dict[str, int] = {}
         self._last: LogLedger | None = None
         self._is_broken = False
@@ -131,11 +112,11 @@ class _Run:
 
     # Dumps.
 
-    def _begin_dump(self, batch: LogBatch) -> _Dump:
+    def _begin_dump(self, batch: LogBatch) -> Dump:
         expected = 0 if self._dump is None else self._dump.index + 1
         self._is_broken = self._is_broken or batch.dump != expected
         self._problems.data_offset = self._reader.walked.found[-1].offset
-        dump = _Dump(batch.dump, self._report.entries)
+        dump = Dump(batch.dump, self._report.entries)
         begin = batch.format.find_event(BEGIN)
         if begin is not None and begin.number == batch.numbers[0]:
             index = int(integers(batch, BEGIN, ("index",))[0, 0])
@@ -154,10 +135,14 @@ class _Run:
         if dump.ledger is not None:
             self._end_ledger(dump, dump.ledger)
 
-    def _end_ledger(self, dump: _Dump, gathered: Gathered) -> None:
+    def _end_ledger(self, dump: Dump, gathered: Gathered) -> None:
         problems, before = self._problems, self._last
         number = self._report.checkpoints
+        if self._segment.is_later and dump.index == 0:
+            gathered = self._read_base(dump, gathered)
         ledger = LogLedger(gathered, number, self._events.name, self._programs)
+        if self._segment.is_later and dump.index == 0:
+            self._segment.base = ledger
         self._report.checkpoints, self._last = number + 1, ledger
         if dump.kernel:
             what = "a dump that holds ledgers holds records of the kernel too"
@@ -175,9 +160,19 @@ class _Run:
                 self._add(ledger.index, "a ledger follows the final one")
             check_rise(problems, before, ledger)
 
+    def _read_base(self, dump: Dump, gathered: Gathered) -> Gathered:
+        """The first ledger of a later segment: the records of those before count too."""
+        ledger = LogLedger(gathered, 0, self._events.name, {})
+        if not ledger.check_form(Problems(0, 0)):
+            return gathered
+        self._serials.kernel += self._segment.begin(ledger, self._tally)
+        counts, serials = self._tally.counts.copy(), self._serials
+        gathered.before = SoFar(dump.first, counts, serials.kernel, serials.highest)
+        return gathered
+
     # Records.
 
-    def _feed(self, batch: LogBatch, dump: _Dump) -> None:
+    def _feed(self, batch: LogBatch, dump: Dump) -> None:
         first = self._report.entries
         is_base = self._events.is_base[batch.numbers]
         kernel = np.flatnonzero(~is_base)
@@ -193,7 +188,7 @@ class _Run:
         self._serials.kernel += len(kernel)
         self._report.entries += len(batch)
 
-    def _feed_base(self, batch: LogBatch, dump: _Dump, first: int) -> None:
+    def _feed_base(self, batch: LogBatch, dump: Dump, first: int) -> None:
         """The collector's events that verify counts with."""
         present = {event.name for event in batch.events()}
         if not present.isdisjoint(LEDGERS):
@@ -257,9 +252,11 @@ class _Run:
     # The end.
 
     def _finish(self) -> None:
-        report, last = self._report, self._last
+        report, last, segment = self._report, self._last, self._segment
         self._problems.data_offset = self._reader.walked.end
         self._judge_end()
+        if segment.serial and segment.base is None and report.entries:
+            self._add(0, "the segment does not begin with the ledger of those before it")
         if report.entries and not self._pauses.begun:
             self._add(0, "the log does not begin with KLOGGER_START")
         self._judge_damage()
@@ -267,15 +264,22 @@ class _Run:
         if last is not None:
             name = self._events.name
             report.rows = build_rows(last, True, lambda point: name(point) or str(point))
+            if segment.base is not None:
+                before = build_rows(segment.base, True, lambda point: name(point) or str(point))
+                subtract(report.rows, before)
             for row in report.rows:
                 row.cpu = self._reader.cpu
-            report.missed = last.missed()
+            report.missed = last.missed(segment.base)
             report.ring_lost = last.of_cpu("ring_lost")
             report.notes += compare_rings(last)
-            report.seq_lost = max(report.seq_lost, last.of_cpu("serials") - last.before.kernel)
+            if report.end_reason != ROTATED:  # others are on their way into the next segment
+                missing = last.of_cpu("serials") - last.before.kernel - segment.lost_before
+                report.seq_lost = max(report.seq_lost, missing)
         report.after_checkpoint = self._serials.kernel - (last.before.kernel if last else 0)
         if self._events.snapshot >= 0:
             report.existing = self._tally.of_point(EXISTING)
+            if segment.base is not None:
+                report.existing -= int(segment.base.before.counts[EXISTING])
         self._judge_aside()
         report.unproven = find_unproven(self._reader.header.get("settings"))
         report.notes += find_unseen(self._reader.header.get("settings"))
@@ -286,6 +290,7 @@ class _Run:
             report, lambda point: name_of(point) or str(point), lambda ns: ns + real_ns
         )
         report.notes += self._pauses.notes()
+        segment.end(report, self._reader.cpu, last, self._serials.highest, self._serials.kernel)
         report.problems, report.problems_total = self._problems.listed, self._problems.total
 
     def _judge_end(self) -> None:
@@ -295,7 +300,10 @@ class _Run:
         if pauses.end_reason is None:
             return
         is_quiet = last is None or last.is_quiet
-        is_known = is_quiet or (last is not None and last.final)
+        is_rotated = report.end_reason == ROTATED
+        is_known = is_quiet or (last is not None and (last.final or is_rotated))
+        if is_rotated and self._segment.part is None:
+            self._add(pauses.end_at, "KLOGGER_FINISH says that another file follows this one")
         is_last = pauses.end_at == report.entries - 2
         if not is_last:
             self._add(pauses.end_at, "records follow KLOGGER_FINISH")

@@ -12,6 +12,7 @@ from formats.klogger.logs import LOG_NAME, find_logs
 from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
 from formats.verify.klogger.events import WORDS
+from formats.verify.klogger.segment import join_parts
 from formats.verify.report import Problem, Report, Row
 
 _SAME = ("schema", "host", "kernel", "settings", "events")
@@ -54,6 +55,7 @@ def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Repo
     if len({reason for reason in reasons if reason}) > 1:
         _add(whole, "the logs say that the capture ended for different reasons")
     _compare(whole, paths)
+    whole.part = join_parts(reports)
     return whole
 
 

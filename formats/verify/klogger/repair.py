@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from formats.base.errors import FileError, UsageError
 from formats.base.files import create_file
+from formats.klogger.logs import find_logs
 from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
+from formats.verify.klogger.folder import verify_folder
 from formats.verify.psc.repair import MODE, NEW_NAME
 from formats.verify.report import Report
 
+FOLDER_MODE = 0o750
 _COPY_BYTES = 1 << 20
 
 
@@ -26,6 +31,28 @@ class LogRepair:
     cut_bytes: int
     report: Report
     """What verify says of the new file."""
+
+
+def repair_folder(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:
+    """Repair each log in the folder `path`, into the new folder `out`, which appears when all are
+    done. Raises as repair_log(), FileError too where `out` is there or cannot be made."""
+    target, part = Path(out), Path(out).with_name(f".{Path(out).name}.new")
+    if target.exists():
+        raise FileError(f"{out} is there already", NEW_NAME)
+    try:
+        part.mkdir(mode=FOLDER_MODE)
+        done = [repair_log(one, part / one.name) for one in find_logs(path)]
+        part.rename(target)
+    except OSError as error:
+        raise FileError(f"{out} cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return LogRepair(
+        sum(one.kept for one in done),
+        sum(one.dropped for one in done),
+        sum(one.cut_bytes for one in done),
+        verify_folder(target)[-1],
+    )
 
 
 def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:

@@ -14,7 +14,8 @@ from formats.base.limits import MOST_CPUS
 from formats.klogger.table import NUMBERS
 from formats.magnet.control import CPU_COUNTERS, LEDGER, POINT_COUNTERS, number, table
 from formats.verify.ledger import COUNTERS, IN_FLIGHT, Ledger, Table
-from formats.verify.report import I64, U64, Missed
+from formats.verify.report import I64, U64, Missed, missed_since
+from formats.verify.segment import digest_of
 
 POINTS_PART, CPUS_PART, PROGRAMS_PART = "points", "cpus", "programs"
 PROGRAM_COUNTERS = ("missed", "kprobe_missed")
@@ -84,9 +85,16 @@ class MagnetLedger(Ledger):
         serials, in_file = self.cpu_rows["serials"].sum(), self.points["in_file"].sum()
         return int(serials) - int(in_file)
 
-    def missed(self) -> list[Missed]:
-        """What the programs never saw; their places are not numbered."""
-        return [Missed(0, name, *row) for name, row in self.programs.items() if any(row)]
+    @property
+    def digest(self) -> str:
+        """Of all its counters: see formats/verify/segment.py."""
+        programs = np.array([row for _, row in sorted(self.programs.items())], np.uint64)
+        tables = (self.points, self.cpu_rows)
+        return digest_of(*(a for one in tables for a in (one.keys, one.values)), programs)
+
+    def missed(self, since: MagnetLedger | None = None) -> list[Missed]:
+        """What the programs never saw; their places are not numbered. since: after this ledger."""
+        return missed_since(self.programs, {} if since is None else since.programs)
 
 
 def _points(values: Mapping[str, Any], names: Mapping[int, str]) -> Table:

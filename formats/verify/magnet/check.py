@@ -25,12 +25,14 @@ from formats.verify.balance import (
     check_rise,
     check_sums,
     compare_rings,
+    subtract,
 )
 from formats.verify.changes import ChangeCheck
 from formats.verify.clock import STEP_NS
 from formats.verify.ledger import IN_FLIGHT, Tally
 from formats.verify.magnet.books import MagnetLedger
 from formats.verify.report import Problems, Report, find_unproven, find_unseen
+from formats.verify.segment import Part, Previous, find_part
 
 WORDS = {
     "entries": "records",
@@ -73,6 +75,15 @@ class _Run:
         self._programs: dict[str, int] = {}
         self._end: tuple[int, int] | None = None
         self._repaired = 0
+        self._base: MagnetLedger | None = None
+        """What earlier files held: the first ledger of a later segment."""
+        try:
+            self._report.part = find_part(file.header.get("settings"))
+        except ValueError as error:
+            self._problems.add_header(str(error))
+        part = self._report.part
+        self._previous = part.previous if part is not None else None
+        self._before = self._previous or Previous()
         self._ahead_ns, self._real_ns = self._read_clock()
 
     def run(self) -> Report:
@@ -139,16 +150,20 @@ class _Run:
 
     def _ledger(self, entry: Entry) -> None:
         problems, before = self._problems, self._last
-        counts = self._tally.counts.copy()
-        ledger = MagnetLedger(entry.start, entry.values, counts, self._events, self._programs)
-        expected = before.number + 1 if before else 0
+        if self._previous is not None and before is None:
+            self._begin(entry)
+        ledger = self._read_ledger(entry)
+        if self._previous is not None and before is None:
+            self._base = ledger
+        expected = before.number + 1 if before else self._before.checkpoints
         if ledger.number != expected:
             problems.add(entry.start, f"ledger {ledger.number} where {expected} is due")
         self._last = ledger
         self._report.checkpoints += 1
         check_sums(problems, ledger)
         check_counts(problems, ledger, False, self._repaired)
-        lost, missing = self._walk.lost, ledger.missing()
+        lost_before = self._before.last_seq - self._before.entries
+        lost, missing = lost_before + self._walk.lost, ledger.missing()
         room = 0 if ledger.final else IN_FLIGHT
         if lost > missing + room + self._repaired:
             what = f"LOST counts {lost} so far, more than the {missing} that are missing"
@@ -160,6 +175,29 @@ class _Run:
             if before.final:
                 problems.add(entry.start, "a ledger follows the final one")
             check_rise(problems, before, ledger)
+
+    def _read_ledger(self, entry: Entry) -> MagnetLedger:
+        counts = self._tally.counts.copy()
+        return MagnetLedger(entry.start, entry.values, counts, self._events, self._programs)
+
+    def _begin(self, entry: Entry) -> None:
+        """Count what earlier files held, as the first ledger tells it."""
+        if self._tally.counts.any():
+            self._problems.add(entry.start, "records of events are before the first ledger")
+        points = self._read_ledger(entry).points
+        codes, place = np.unique(points.keys & 0xFFFF, return_inverse=True)
+        counts = np.zeros(len(codes), np.int64)
+        np.add.at(counts, place, points["in_file"].astype(np.int64))
+        self._tally.begin(codes, counts)
+
+    def _describe(self, part: Part, is_rotated: bool) -> None:
+        """Where this segment of a capture ends."""
+        before = self._before
+        part.entries = before.entries + self._report.entries
+        part.last_seq = before.last_seq + self._report.entries + self._walk.lost
+        part.goes_on, part.unsure = is_rotated, True
+        part.first = self._base.digest if self._base is not None else ""
+        part.last = self._last.digest if self._last is not None else ""
 
     def _finish(self) -> None:
         report, last, walk = self._report, self._last, self._walk
@@ -177,17 +215,26 @@ class _Run:
             at, reason = self._end
             report.end_reason = EndReason(reason).name.lower().replace("_", " ")
             final = last is not None and last.final
-            report.proven_end = final and walk.ended and not self._file.cut_bytes
-            if not final and reason != EndReason.ERROR:
+            is_rotated = reason == EndReason.ROTATED
+            is_whole = walk.ended and not self._file.cut_bytes
+            report.proven_end = is_whole and (final or (is_rotated and last is not None))
+            if not final and reason not in (EndReason.ERROR, EndReason.ROTATED):
                 problems.add(at, "END without a final ledger before it")
+            if is_rotated and report.part is None:
+                problems.add(at, "END says that another file follows this one")
         if walk.open:
             report.unchecked.append(f"the last {walk.open} records (no control entry follows them)")
         name = self._name
         if last is not None:
             report.rows = build_rows(last, False, name)
-            report.missed = last.missed()
+            if self._base is not None:
+                subtract(report.rows, build_rows(self._base, False, name))
+            report.missed = last.missed(self._base)
             report.ring_lost = int(last.cpu_rows["ring_lost"].sum())
             report.notes += compare_rings(last)
+        if report.part is not None:
+            is_rotated = self._end is not None and self._end[1] == EndReason.ROTATED
+            self._describe(report.part, is_rotated)
         before = int(last.counts.sum()) if last else 0
         report.after_checkpoint = int(self._tally.counts.sum()) - before
         if last is not None and last.final and report.after_checkpoint:

@@ -26,6 +26,7 @@ from formats.magnet.layout import LOST, MOST_LOST
 from formats.magnet.walk import Entry, Piece, Walk
 from formats.verify.magnet.check import verify_magnet
 from formats.verify.report import DOES_NOT_ADD_UP, Report
+from formats.verify.segment import find_part
 
 MODE = 0o640
 NEW_NAME = "name a new output file"
@@ -98,7 +99,8 @@ class _Cleaner:
         self._to = to
         self._block = Block(file.layout.size)
         self._waiting: list[NDArray[Any]] = []
-        self._entries = self._ledgers = self._records = 0
+        self._entries = self._records = 0
+        self._ledgers = _ledgers_before(file)
         self._next = self._told = 0
         """Of the damaged file: the number of the next control entry, and how many records the last
         one has before it."""
@@ -193,6 +195,15 @@ class _Cleaner:
         self._to.write(encode({**values, **told}, self._file.layout))
         self._entries += 1
         self._block = Block(self._file.layout.size)
+
+
+def _ledgers_before(file: MagnetFile) -> int:
+    """How many earlier files of its capture hold."""
+    with contextlib.suppress(ValueError):
+        part = find_part(file.header.get("settings"))
+        if part is not None and part.previous is not None:
+            return part.previous.checkpoints
+    return 0
 
 
 def _matching(rows: NDArray[Any], sums: list[int], told: int) -> int:

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of one capture that follow one another, read as one file.
+
+The events with which a segment ends and the next one begins are left out, so that nobody takes a
+rotation for a pause:
+
+    segment 1                              segment 2
+    KLOGGER_START 1 2 3 KLOGGER_FINISH     KLOGGER_START 4 5 KLOGGER_FINISH
+                        rotated: left out  left out          reason: asked
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from formats.base.closing import Closing
+from formats.base.control import EndReason
+from formats.base.errors import DamagedError, TcpkmonError, UsageError
+from formats.base.limits import MOST_DAMAGE
+from formats.base.segments import place_of
+from formats.klogger.batch import LogBatch
+from formats.klogger.losses import FINISH, START
+from formats.klogger.merge import check_alike
+from formats.klogger.reader import BATCH_RECORDS
+from formats.klogger.source import Source
+from formats.klogger.table import LogFormat
+
+Open = Callable[[Path], Source]
+
+
+@dataclass
+class Losses:
+    """What is missing from all files that were read; see formats.klogger.source.Missing."""
+
+    records: int = 0
+    counted: tuple[int, int] = (0, 0)
+    missed: int = 0
+    complete: bool = False
+    goes_on: bool = False
+    files: int = 0
+    """How many have losses."""
+
+    @property
+    def lost(self) -> int:
+        """A loss shortly before a rotation is in the ledger of one file and a gap of the next."""
+        return max(self.counted) + self.missed
+
+    def describe(self) -> str:
+        return f"{self.lost} events lost, in {self.files} segment(s)" if self.lost else ""
+
+
+class Chain(Closing):
+    """A Source of several files, each of which is open only while it is read.
+
+    path: what it is called for people. paths: in order, at least one; numbers: of these segments.
+    opener: opens one. missing: what it says of files that are not there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        paths: Sequence[Path],
+        numbers: Sequence[int],
+        opener: Open,
+        missing: str = "",
+    ) -> None:
+        self.path = path
+        self._paths = paths
+        self._numbers = frozenset(numbers)
+        self._open = opener
+        self._missing = missing
+        self.problems: list[DamagedError] = []
+        self.losses = Losses()
+        self._total = 0
+        self._tail = ""
+        with opener(paths[0]) as first:
+            self.format: LogFormat = first.format
+            self.header: Mapping[str, Any] = first.header
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    @property
+    def damage(self) -> str:
+        """The damage found so far, in one line; empty if there is none."""
+        more = self._total - len(self.problems)
+        return "; ".join([*map(str, self.problems), *([f"and {more} more"] if more else [])])
+
+    @property
+    def tail(self) -> str:
+        """What is unknown: missing segments, and the end; empty if nothing is."""
+        return "; ".join(text for text in (self._missing, self._tail) if text)
+
+    def present(self) -> frozenset[int]:
+        """The event numbers that occur; ignores damage."""
+        found: frozenset[int] = frozenset()
+        for path in self._paths:
+            with suppress(TcpkmonError), self._open(path) as reader:
+                found |= reader.present()
+        return found
+
+    def batches(self, records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
+        """All records in order, with serials that go on over the files."""
+        self.problems, self.losses, self._total, self._tail = [], Losses(), 0, ""
+        serial = dump = 0
+        for path in self._paths:
+            try:
+                reader = self._open(path)
+            except TcpkmonError as error:
+                self._note(DamagedError(f"{_name(path)}: left out: {error.message}"))
+                continue
+            with reader:
+                try:
+                    check_alike(self, reader)
+                except UsageError:
+                    self._note(DamagedError(f"{_name(path)}: left out: it is of another capture"))
+                    continue
+                _, own = place_of(reader.header.get("settings"))
+                follows, goes_on = own - 1 in self._numbers, own + 1 in self._numbers
+                dumps, removed, last = 0, 0, serial
+                for batch in reader.batches(records):
+                    dumps = max(dumps, batch.dump + 1)
+                    seam = self._seam(batch, follows, goes_on)
+                    kept = np.flatnonzero(~seam)
+                    shift = np.cumsum(seam)[kept] + removed
+                    removed += int(np.count_nonzero(seam))
+                    self.losses.records += len(kept)
+                    if not len(kept):
+                        continue
+                    serials = batch.serials[kept] + np.uint64(serial) - shift.astype(np.uint64)
+                    last = int(serials[-1])
+                    at = batch.dump + dump if batch.dump >= 0 else -1
+                    yield replace(
+                        batch.take(kept), format=self.format, serials=serials, dump=at
+                    )
+                serial, dump = last, dump + dumps
+                self._conclude(path, reader)
+
+    def _seam(self, batch: LogBatch, follows: bool, goes_on: bool) -> Any:
+        """(n,) which records are there because of a rotation alone."""
+        found = np.zeros(len(batch), np.bool_)
+        start, finish = batch.format.find_event(START), batch.format.find_event(FINISH)
+        if follows and start is not None and batch.dump == 0:
+            found[batch.where(start)[:1]] = True
+        if goes_on and finish is not None and (told := finish.find_field("reason")) is not None:
+            at = batch.where(finish)
+            if len(at) and told.kind in ("int", "enum"):
+                found[at[batch.rows(finish, at)["reason"] == EndReason.ROTATED]] = True
+        return found
+
+    def _conclude(self, path: Path, reader: Source) -> None:
+        """A file was read to its end."""
+        losses = self.losses
+        self._total += max(0, len(reader.problems) - 1)
+        for problem in reader.problems[:1]:
+            self._note(DamagedError(f"{_name(path)}: {problem}"))
+        gaps, told = reader.losses.counted
+        losses.counted = losses.counted[0] + gaps, losses.counted[1] + told
+        losses.missed += reader.losses.missed
+        losses.complete = reader.losses.complete
+        losses.files += reader.losses.lost > 0
+        is_last = path == self._paths[-1]
+        if reader.tail:
+            self._tail = f"{_name(path)}: {reader.tail}"
+        elif is_last and reader.losses.goes_on:
+            self._tail = f"tail unknown: another file follows {_name(path)}; it is not here"
+            losses.complete, losses.goes_on = False, True
+
+    def _note(self, problem: DamagedError) -> None:
+        self._total += 1
+        if len(self.problems) < MOST_DAMAGE:
+            self.problems.append(problem)
+
+
+def _name(path: Path) -> str:
+    """Of a file for people: in a folder of segments, with that of its own folder."""
+    return os.path.join(path.parent.name, path.name) if path.name.startswith("kern") else path.name

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Klogger logs that rotate: each segment verifies alone, the chain adds up, and all readers take
+the folder as one log."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import formats
+from collector.daemon.mending import mend
+from formats.analysis import open_log
+from formats.base.cli import run
+from formats.base.errors import FileError
+from formats.base.segments import find_segments
+from formats.commands.decode import command as decode
+from formats.commands.export import command as export
+from formats.registry import format_of
+from formats.verify import Report, repair_folder, verify_log
+from tests.unit.log_maker import CPUS, LogMaker, make_logs
+
+
+def verify(folder: Path) -> tuple[Report, list[Report]]:
+    """The report of the chain, and those of its segments."""
+    *segments, chain = format_of(folder).verify(folder)
+    return chain, segments
+
+
+def whats(report: Report) -> str:
+    return "; ".join(problem.what for problem in report.problems)
+
+
+def pings(folder: Path) -> list[int]:
+    with open_log(folder) as log:
+        return [event["n"] for event in log.choose("PING")]
+
+
+def test_a_chain_adds_up_and_is_read_as_one_log(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    paths = make_logs(folder, segments=5, count=40)
+    chain, segments = verify(folder)
+    assert not chain.problems, whats(chain)
+    assert chain.exit_code == 0 and chain.proven_end and len(segments) == 5
+    assert {one.exit_code for one in segments} == {0} and chain.words["entries"] == "records"
+    assert chain.totals.in_file == chain.totals.attempts == 5 * 40 * CPUS
+    assert all(one.totals.in_file == 40 * CPUS for one in segments)
+    assert sorted(pings(folder)) == list(range(5 * 40 * CPUS))
+    with open_log(folder) as log:
+        types = Counter(event.type for event in log)
+        assert not log.problems
+    assert types["KLOGGER_START"] == types["KLOGGER_FINISH"] == CPUS, "no rotation looks a pause"
+    with formats.open(folder) as reader:
+        assert reader.complete and not (reader.lost or reader.damaged or reader.warnings)
+    lines = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in lines] == [path.name for path in paths]
+    assert {(line["records"], line["lost"]) for line in lines} == {(40 * CPUS, 0)}
+
+
+def test_serials_go_on_over_the_segments(tmp_path: Path) -> None:
+    make_logs(tmp_path / "out", segments=3, count=9)
+    with open_log(tmp_path / "out") as log:
+        for cpu, reader in enumerate(log.readers):
+            serials = [int(n) for batch in reader.batches() for n in batch.serials]
+            assert serials == list(range(1, len(serials) + 1)), cpu
+
+
+def test_losses_are_in_their_segment_and_in_the_sum(tmp_path: Path) -> None:
+    make_logs(tmp_path / "out", segments=3, count=20, lose=4)
+    chain, segments = verify(tmp_path / "out")
+    assert not chain.problems, whats(chain)
+    assert chain.exit_code == 3 and chain.totals.lost["ring full"] == 3 * 4 * CPUS
+    assert [one.totals.lost["ring full"] for one in segments] == [4 * CPUS] * 3
+    assert [one.lost_total for one in segments] == [4 * CPUS] * 3
+    with formats.open(tmp_path / "out") as reader:
+        assert reader.lost == 3 * 4 * CPUS
+    for path in find_segments(tmp_path / "out"):
+        with formats.open(path.path(tmp_path / "out")) as reader:
+            assert reader.lost == 4 * CPUS
+
+
+def test_a_loss_before_a_rotation_counts_once(tmp_path: Path) -> None:
+    """The ledger of one segment has it, and the gap is in the next one."""
+    maker = LogMaker(tmp_path / "out")
+    maker.records(10)
+    maker.serials += 3
+    maker.ledger["attempts"][:, maker.row] += 3
+    maker.ledger["ring_full"][:, maker.row] += 3
+    maker.rotate()
+    maker.records(10)
+    maker.close()
+    chain, _ = verify(tmp_path / "out")
+    assert not chain.problems and chain.lost_total == 3 * CPUS, whats(chain)
+    with formats.open(tmp_path / "out") as reader:
+        assert reader.lost == 3 * CPUS and reader.complete
+
+
+def test_what_is_on_its_way_at_a_rotation_is_in_the_next_segment(tmp_path: Path) -> None:
+    maker = LogMaker(tmp_path / "out")
+    maker.records(10)
+    with patch.object(maker.stream, "release"):
+        maker.records(7)
+    maker.rotate()
+    maker.records(5)
+    maker.close()
+    chain, (first, second) = verify(tmp_path / "out")
+    assert not chain.problems, whats(chain)
+    assert chain.exit_code == first.exit_code == second.exit_code == 0
+    assert [one.totals.in_file for one in (first, second)] == [10 * CPUS, 12 * CPUS]
+    assert first.totals.pending == 7 * CPUS and first.lost_total == 0
+
+
+def test_a_missing_segment_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out"
+    paths = make_logs(folder, segments=4)
+    shutil.rmtree(paths[1])
+    chain, _ = verify(folder)
+    assert chain.exit_code == 5 and f"{paths[1].name} is missing" in whats(chain)
+    assert run(decode, [str(folder), "--merge", "--format", "csv"], prog="decode") == 3
+    assert "segment 2 is missing" in capsys.readouterr().err
+    with open_log(folder) as log:
+        types = Counter(event.type for event in log)
+    assert types["KLOGGER_START"] == 2 * CPUS, "what is missing is like a pause"
+    shutil.rmtree(paths[3])
+    with formats.open(folder) as reader:
+        assert not reader.complete
+        assert any("another file follows" in text for text in reader.warnings)
+    chain, _ = verify(folder)
+    assert chain.tail_unknown
+
+
+def test_a_missing_log_of_a_cpu_is_said(tmp_path: Path) -> None:
+    paths = make_logs(tmp_path / "out")
+    (paths[1] / "kernlog.dump.cpu1").unlink()
+    chain, _ = verify(tmp_path / "out")
+    assert chain.exit_code == 5, "records of CPU 1 are gone"
+
+
+def test_a_segment_of_another_run_in_its_place_is_said(tmp_path: Path) -> None:
+    paths = make_logs(tmp_path / "out", count=50)
+    others = make_logs(tmp_path / "other", count=51)
+    shutil.rmtree(paths[1])
+    shutil.copytree(others[1], paths[1])
+    chains = [one for one in format_of(tmp_path / "out").verify(tmp_path / "out") if not one.brief]
+    assert {chain.exit_code for chain in chains} == {5}
+
+
+def test_segments_by_name_are_one_log(tmp_path: Path, capsysbinary: pytest.CaptureFixture) -> None:
+    paths = make_logs(tmp_path / "out", segments=3, count=10)
+    words = ["--event", "PING", "--format", "json", "--merge"]
+    assert run(decode, [*map(str, reversed(paths)), *words], prog="decode") == 0
+    found = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+    assert [line["n"] for line in found if line["header"]["cpu"] == 0] == sorted(
+        line["n"] for line in found if line["header"]["cpu"] == 0
+    )
+    assert len(found) == 3 * 10 * CPUS
+    with open_log(*paths[:2]) as log:
+        assert sum(1 for event in log.choose("PING")) == 2 * 10 * CPUS
+        assert any("another file follows" in text for text in log.problems)
+
+
+def test_a_folder_is_exported(tmp_path: Path, capsysbinary: pytest.CaptureFixture) -> None:
+    make_logs(tmp_path / "out", segments=3, count=10)
+    assert run(export, [str(tmp_path / "out"), "--format", "json"], prog="export") == 0
+    text = capsysbinary.readouterr().out
+    assert text.count(b"PING") >= 3 * 10 * CPUS
+
+
+def test_a_pause_and_what_is_off_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    maker = LogMaker(folder)
+    maker.records(5)
+    maker.switch(0)
+    maker.rotate()
+    maker.checkpoint()
+    maker.switch(1)
+    maker.records(5)
+    maker.stream.pause()
+    maker.rotate()
+    maker.now_ns += 10**6
+    maker.stream.resume()
+    maker.records(5)
+    maker.close()
+    chain, (first, second, third) = verify(folder)
+    assert not chain.problems, whats(chain)
+    assert chain.exit_code == 0
+    assert first.off and second.off and not third.off
+    second_log = find_segments(folder)[1].path(folder) / "kernlog.dump.cpu0"
+    report = verify_log(second_log)
+    assert any("still switched off" in note for note in report.notes), report.notes
+    with open_log(folder) as log:
+        types = Counter(event.type for event in log)
+    assert types["KLOGGER_START"] == 2 * CPUS, "at the start, and after the pause"
+
+
+def test_a_cpu_that_comes_later(tmp_path: Path) -> None:
+    maker = LogMaker(tmp_path / "out", online=[0])
+    maker.records(5, cpus=1)
+    maker.rotate()
+    maker.records(5)
+    maker.rotate()
+    maker.records(5)
+    maker.close()
+    chain, segments = verify(tmp_path / "out")
+    assert not chain.problems, whats(chain)
+    assert chain.exit_code == 0 and [one.totals.in_file for one in segments] == [5, 10, 10]
+    assert sorted(pings(tmp_path / "out")) == list(range(25))
+
+
+def test_without_a_next_folder_the_log_goes_on(tmp_path: Path) -> None:
+    """Neither the folder, nor one file in it: then nothing of it stays."""
+    maker = LogMaker(tmp_path / "out")
+    assert maker.stream.segments is not None
+    ask, calls = maker.stream.segments.ask, []
+
+    def refuse(request: int, data: bytes) -> int:
+        calls.append(request)
+        if request == 0 and calls.count(0) == 1:
+            raise FileError("no room") from OSError(errno.ENOSPC, "No space left on device")
+        if request == 3 and calls.count(3) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return ask(request, data)
+
+    maker.stream.segments.ask = refuse
+    for _ in range(3):
+        maker.records(10)
+        maker.rotate()
+    maker.records(10)
+    maker.close()
+    assert calls.count(2) == 1, "the folder of the second try was removed"
+    chain, segments = verify(tmp_path / "out")
+    assert not chain.problems and chain.exit_code == 0, whats(chain)
+    assert [one.totals.in_file for one in segments] == [30 * CPUS, 10 * CPUS]
+    assert maker.stream.written.segment == 2
+
+
+def test_a_killed_capture_has_an_unknown_tail_and_is_repaired(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    maker = LogMaker(folder)
+    maker.records(10)
+    maker.rotate()
+    maker.records(10)
+    maker.checkpoint()
+    while maker.stream.written.segment < 2:
+        time.sleep(0.01)
+    with patch.object(maker.stream.segments, "seal"):
+        maker.close(reason=None)
+    (part,) = folder.glob(".*.part")
+    with (part / "kernlog.dump.cpu1").open("ab") as file:
+        file.write(b"KLOGDUMP" + b"\x01" * 30)
+    chain, _ = verify(folder)
+    assert chain.tail_unknown and not chain.problems, whats(chain)
+    assert any("is not sealed" in note for note in chain.notes)
+    assert len(pings(folder)) == 20 * CPUS
+    with formats.open(folder) as reader:
+        assert not reader.complete
+    done = repair_folder(part, tmp_path / "new")
+    assert not done.report.problems and done.report.part is not None, whats(done.report)
+    with pytest.raises(FileError, match="is there already"):
+        repair_folder(part, tmp_path / "new")
+    with patch("collector.linux.privileges.settle"):
+        mend(folder, [part.name[1:-5]])
+    assert not part.exists() and len(find_segments(folder)) == 2
+    chain, _ = verify(folder)
+    assert chain.tail_unknown and not chain.problems, whats(chain)
+    assert chain.totals.in_file == 20 * CPUS
+
+
+def test_a_folder_with_psc_files_has_no_events(tmp_path: Path) -> None:
+    from tests.unit.segment_maker import make
+
+    make(tmp_path / "out", segments=2)
+    assert run(decode, [str(tmp_path / "out")], prog="decode") == 2
