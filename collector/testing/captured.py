@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from collector.klogger import Control
 from collector.testing.baseline import Baseline
+from collector.testing.watch import Ports, Watch
 from formats.base.errors import TcpkmonError, UsageError
 
 if TYPE_CHECKING:
     from formats.analysis import check, latency
+    from formats.analysis.check import Proof
     from formats.analysis.why import Table
     from formats.verify import Report
 
@@ -26,16 +28,22 @@ class Captured:
         path: Path,
         name: str,
         baseline: Baseline | None = None,
-        running: Control | None = None,
+        running: Control | Watch | None = None,
     ) -> None:
         self.path = path
         self.name = name
         self._baseline = baseline
         self._running = running
+        self._proof: Proof | None = None
+        self._ports: Ports | None = None
 
-    def finish(self) -> None:
-        """The block has ended, and the file is complete."""
+    def finish(self, proof: Proof | None = None, ports: Ports | None = None) -> None:
+        """The block has ended, and the file is complete.
+
+        proof, ports: of a span of another capture, and the connections in it that are meant.
+        """
         self._running = None
+        self._proof, self._ports = proof, ports
 
     def mark(self, number: int) -> None:
         """Record a mark, in the block."""
@@ -48,11 +56,17 @@ class Captured:
         from formats.analysis import check
 
         self._wait_for_end()
-        return check.Capture(self.path)
+        keep = None if self._ports is None else self._ports.choose
+        return check.Capture(self.path, self._proof, keep)
 
     def _wait_for_end(self) -> None:
         if self._running is not None:
             raise UsageError("the capture runs: look at it after its block")
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is proven that nothing is missing."""
+        return self._checked.proven
 
     @property
     def connections(self) -> Table:
@@ -75,6 +89,8 @@ class Captured:
         from formats.registry import format_of
 
         self._wait_for_end()
+        if self._proof is not None:
+            raise UsageError("the ledger is in the files of the capture that runs on")
         return format_of(self.path).verify(self.path)[-1]
 
     @cached_property

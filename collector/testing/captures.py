@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +15,8 @@ from collector import klogger
 from collector.testing.baseline import Baseline
 from collector.testing.captured import Captured
 from collector.testing.options import LATENCY, arguments_of
-from formats.base.errors import PrivilegeError, UsageError
+from collector.testing.watch import Ports, Watch
+from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
 _FOLDER_FORMAT = "klogger"
 
@@ -25,16 +26,18 @@ class Captures:
 
     baseline: the file of values that captures are compared with, None for none; store: values are
     stored in it instead. require: a test that cannot capture fails, where it would be skipped.
+    collector: without root, the capture to look at, by PID or name.
     """
 
     def __init__(
         self, folder: Path, test: str, *, baseline: Path | None = None, store: bool = False,
-        require: bool = False,
+        require: bool = False, collector: str | None = None,
     ) -> None:  # fmt: skip
         self.paths: list[Path] = []
         self._folder = folder
         self._baseline = None if baseline is None else Baseline(baseline, test, store)
         self._require = require
+        self._collector = collector
 
     def capture(
         self, name: str = "", *, latency: bool = False, **options: Any
@@ -51,7 +54,7 @@ class Captures:
         name = name or "capture" + (f"-{len(self.paths) + 1}" if self.paths else "")
         arguments = arguments_of({**LATENCY, **options} if latency else options)
         if os.geteuid() != 0:
-            self._refuse("this process is not root")
+            return self._watch(name, options, latency)
         is_folder = _FOLDER_FORMAT in arguments
         path = self._folder / (name if is_folder else f"{name}.pm")
         return self._run(name, path, ["--quiet", "--force", "-o", str(path), *arguments])
@@ -68,6 +71,33 @@ class Captures:
         with running:
             yield capture
         capture.finish()
+
+    def _watch(
+        self, name: str, options: dict[str, Any], latency: bool
+    ) -> AbstractContextManager[Captured]:
+        __tracebackhide__ = True
+        try:
+            ports = Ports.of(options, latency)
+            watch = Watch.choose(self._collector)
+        except PrivilegeError as error:
+            self._refuse(str(error))
+        return self._run_beside(name, watch, ports)
+
+    @contextmanager
+    def _run_beside(self, name: str, watch: Watch, ports: Ports) -> Iterator[Captured]:
+        path = self._folder / f"{name}.pm"
+        capture = Captured(path, name, self._baseline, watch)
+        watch.begin()
+        try:
+            yield capture
+        except BaseException:
+            with suppress(TcpkmonError, OSError):  # the first error is the one to raise
+                watch.finish(path)
+                self.paths.append(path)
+            raise
+        proof = watch.finish(path)
+        self.paths.append(path)
+        capture.finish(proof, ports)
 
     def _refuse(self, why: str) -> NoReturn:
         __tracebackhide__ = True

@@ -17,6 +17,8 @@ _OURS = frozenset(
      "as_root")
 )  # fmt: skip
 """What the plugin decides itself, or what prints."""
+_LONG = {"only4": "4", "only6": "6", "local_ports": "L", "remote_ports": "D"}
+"""Names for options that are a letter or a digit."""
 LATENCY = {"schema": ("tcp", "magnet"), "using": "driver", "format": "klogger"}
 """What latency=True stands for."""
 
@@ -34,7 +36,7 @@ def arguments_of(options: Mapping[str, Any]) -> list[str]:
         if isinstance(option, click.Option)
         for name in option.opts
     }
-    known |= {"only4": known["4"], "only6": known["6"]}  # no names in Python begin with a digit
+    known |= {name: known[short] for name, short in _LONG.items()}
     usable = [name for name in known if name not in _OURS]
     words: list[str] = []
     for key, value in options.items():

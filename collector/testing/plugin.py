@@ -26,6 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="Compare what captures measure with the values in this JSON file.")
     group.addoption("--tcpkmon-store", action="store_true",
                     help="Store the values in that file instead.")
+    group.addoption("--tcpkmon-collector", metavar="PID|NAME",
+                    help="Without root: the running capture to look at, if there are several.")
     group.addoption("--tcpkmon-require", action="store_true",
                     help="Let tests fail that would be skipped because they cannot capture.")
 
@@ -61,6 +63,7 @@ def tcpkmon(request: pytest.FixtureRequest, tmp_path: Path) -> Captures:
         baseline=config.getoption("tcpkmon_baseline"),
         store=config.getoption("tcpkmon_store"),
         require=config.getoption("tcpkmon_require"),
+        collector=config.getoption("tcpkmon_collector"),
     )
     request.node.stash[_MADE] = made
     return made

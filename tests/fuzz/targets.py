@@ -564,6 +564,28 @@ def compared(data: bytes) -> None:
         assert {one["result"] for one in json.loads(answer.out)["metrics"]}
 
 
+def span(data: bytes) -> None:
+    """Two marks that are there are found, or refused in words; what is cut out can be read."""
+    from formats.analysis.check import find_span, write_span
+    from formats.base.control import Mark
+    from formats.psc.reader import open_capture
+
+    path, cut = _stored(data), _fresh()
+    try:
+        with open_capture(path) as capture:
+            marks = [entry.number for _, entry in capture.controls() if isinstance(entry, Mark)]
+            begin, end = (marks[0], marks[-1]) if marks else (0, 0)
+            found = find_span(capture, begin, end, 0)
+            if found is None:
+                return
+            assert found.proof.proven <= (not found.proof.lost)
+            write_span(capture, found, cut)
+    except TcpkmonError:
+        return
+    with open_capture(cut) as copy:
+        assert len(copy) == found.stop - found.start
+
+
 def control(data: bytes) -> None:
     """A client sends these bytes: the server answers in JSON or not at all, and lives on."""
     running = _server(os.getpid())
@@ -648,6 +670,7 @@ TARGETS = {
     "calls": Target("klogger", 20, calls),
     "why-klogger": Target("klogger", 10, why),
     "why-psc": Target("psc", 20, why),
+    "span": Target("psc", 20, span),
     "schema": Target("schema", 200, schema),
     "control": Target("control", 200, control),
     "trigger": Target("trigger", 50, trigger),

@@ -6,12 +6,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.live.daemons import Daemon
 
 pytest_plugins = ["pytester"]
 TALK = """
@@ -55,6 +59,31 @@ def test_block(tcpkmon):
 @pytest.mark.tcpkmon(ports=5962, check=["count() == 2", "bytes_sent < 10"], no_existing=True)
 def test_marked():
     talk(5962)
+"""
+
+
+NOBODY = NOGROUP = 65534
+CONFIG = """
+[capture.all]
+output = "@/all"
+rotation = {size = "64K"}
+[control]
+group = "nogroup"
+"""
+WATCHED = """
+def test_span(tcpkmon):
+    talk(5971)
+    with tcpkmon.capture(ports=[5971]) as capture:
+        talk(5971, 2000)
+        talk(5972)
+    talk(5971)
+    capture.check("no_loss", "proven", "count() == 2 where role != \\"existing\\"",
+                  "max(snd_cwnd_segs) > 0", "interval.certain and interval.lost_records == 0")
+    assert sum(capture.connections["bytes_sent"]) == 2_000_000
+    assert len(capture.records["time_ns"]) == capture.connections["records"].sum()
+
+def test_no_root(tcpkmon):
+    tcpkmon.capture(columns="full")
 """
 
 
@@ -123,17 +152,33 @@ def test_layers(tcpkmon):
     run(pytester).assert_outcomes(passed=3)
 
 
-def test_others_are_skipped_or_fail() -> None:
-    """As a user without rights, by the entry point of the package."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        Path(folder, "test_it.py").write_text(TALK + TESTS)
-        words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable,
-                 "-m", "pytest", "-p", "no:cacheprovider", "-rs", "test_it.py"]  # fmt: skip
-        for more, wanted in (([], "2 skipped"), (["--tcpkmon-require"], "2 failed")):
-            done = subprocess.run(
-                [*words, *more], cwd=folder, capture_output=True, text=True, check=False,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            )  # fmt: skip
-            assert wanted in done.stdout, done.stdout + done.stderr
-            assert "tcpkmon cannot capture: this process is not root" in done.stdout
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that everybody may look into, with the tests."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        Path(made, "test_it.py").write_text(TALK + WATCHED)
+        yield Path(made)
+
+
+def as_nobody(folder: Path, *words: str, **environment: str) -> str:
+    """What pytest prints for a user without rights; it has the plugin by its entry point."""
+    rights = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOGROUP}", "--clear-groups"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "test_it.py"]
+    done = subprocess.run(
+        [*rights, *command, *words], cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def test_without_rights_the_daemons_capture_is_looked_at(folder: Path) -> None:
+    with Daemon(folder) as daemon:
+        (folder / "all").mkdir()
+        shutil.chown(folder / "all", group=NOGROUP)
+        (folder / "all").chmod(0o2750)  # what root writes there, the group may read
+        daemon.configure(CONFIG)
+        daemon.start()
+        done = as_nobody(folder, TCPKMON_RUN=str(folder / "run"))
+        assert "1 passed, 1 skipped" in done, done
+        assert "has the options of a running capture, and no columns" in done

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from collector.testing.baseline import Baseline
 from collector.testing.captured import Captured
+from collector.testing.captures import Captures
 from collector.testing.options import arguments_of
+from collector.testing.watch import Ports
 from formats.analysis.check import Capture
 from formats.base.errors import FileError, UsageError
 from tests.unit.why_capture import write_capture
@@ -52,6 +56,31 @@ def test_the_plugin_is_an_entry_point_with_a_marker(pytester: pytest.Pytester) -
     found.stdout.fnmatch_lines(["@pytest.mark.tcpkmon(check=(), baseline=False, [*][*]options):*"])
     refused = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--tcpkmon-store")
     refused.stderr.fnmatch_lines(["*--tcpkmon-store stores in the file of --tcpkmon-baseline*"])
+
+
+def test_who_may_not_capture_is_skipped_or_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+    monkeypatch.setenv("TCPKMON_RUN", str(tmp_path / "no-capture-runs"))
+    why = "tcpkmon cannot capture: this process is not root, and no capture runs"
+    with pytest.raises(pytest.skip.Exception, match=why):
+        Captures(tmp_path, "one").capture(ports=[5001])
+    with pytest.raises(pytest.fail.Exception, match=f"{why} as web .--tcpkmon-require"):
+        Captures(tmp_path, "one", require=True, collector="web").capture(ports=[5001])
+    with pytest.raises(pytest.skip.Exception, match="no columns"):
+        Captures(tmp_path, "one").capture(columns="full")
+    with pytest.raises(UsageError, match="no name of a file"):
+        Captures(tmp_path, "one").capture("../one")
+
+
+def test_ports_choose_among_what_another_capture_has() -> None:
+    table = {"lport": np.array([1, 2, 3, 4]), "rport": np.array([5, 6, 7, 1])}
+    for options, kept in (
+        ({}, [1, 1, 1, 1]), ({"ports": "1"}, [1, 0, 0, 1]), ({"local_ports": [1, 2]}, [1, 1, 0, 0]),
+        ({"D": "1,6-7"}, [0, 1, 1, 1]), ({"L": "3", "remote_ports": 5}, [1, 0, 1, 0]),
+    ):  # fmt: skip
+        assert Ports.of(options, False).choose(table).tolist() == kept, options
 
 
 @pytest.fixture(scope="module")

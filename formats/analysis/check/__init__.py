@@ -4,15 +4,20 @@
 from formats.analysis.check.capture import Capture
 from formats.analysis.check.checking import Result, check, compile_assertions, measure
 from formats.analysis.check.output import as_dict, as_junit, as_lines, github_lines
+from formats.analysis.check.span import Proof, Span, find_span, write_span
 
 __all__ = [
     "Capture",
+    "Proof",
     "Result",
+    "Span",
     "as_dict",
     "as_junit",
     "as_lines",
     "check",
     "compile_assertions",
+    "find_span",
     "github_lines",
     "measure",
+    "write_span",
 ]

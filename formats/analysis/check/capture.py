@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 
 from formats.analysis import why
 from formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER
+from formats.analysis.check.span import Proof
 from formats.analysis.check.values import Array, Table
 from formats.registry import format_of
 
@@ -26,28 +27,49 @@ _ALWAYS = ("conn_id", "location", "lport", "rport", "state")
 
 @dataclass
 class Capture:
-    """A capture on the disk, and what it says of all assertions. Errors as Source has them."""
+    """A capture on the disk, and what it says of all assertions. Errors as Source has them.
+
+    proof: of a span, which has no proof in its file. keep: which rows of the table connections
+    it is about; without it, all.
+    """
 
     path: Path
+    proof: Proof | None = None
+    keep: Callable[[why.Table], Array] | None = None
     proven: bool = field(init=False)
     verdict: str = field(init=False)
     lost: int = field(init=False)
     connections: why.Table = field(init=False)
 
     def __post_init__(self) -> None:
-        reports = format_of(self.path).verify(self.path)
-        self.proven = bool(reports) and all(report.exit_code == 0 for report in reports)
-        self.verdict = "; ".join(r.verdict for r in reports if r.exit_code) or "nothing lost"
         with why.Source(self.path) as source:
-            self.connections = why.connections(source)
+            self.connections = found = why.connections(source)
+            if self.keep is not None:
+                chosen = self.keep(found)
+                self.connections = {name: values[chosen] for name, values in found.items()}
             reader = source.reader
             self.lost = int(reader.lost)
             self._whole = not self.lost and reader.complete and not reader.damaged
+        if self.proof is not None:
+            self.proven, self.verdict = self.proof.proven, self.proof.verdict
+            self.lost = self.proof.lost
+            self._whole = not self.lost
+            return
+        reports = format_of(self.path).verify(self.path)
+        self.proven = bool(reports) and all(report.exit_code == 0 for report in reports)
+        self.verdict = "; ".join(r.verdict for r in reports if r.exit_code) or "nothing lost"
 
     @cached_property
     def intervals(self) -> why.Table:
         """The table intervals."""
-        return why.intervals(self.path)
+        return self._kept(why.intervals(self.path))
+
+    def _kept(self, table: dict[str, Array]) -> dict[str, Array]:
+        """The rows of the connections that it is about."""
+        if self.keep is None:
+            return table
+        chosen = np.isin(table["conn_id"], self.connections["conn_id"])
+        return {name: values[chosen] for name, values in table.items()}
 
     @cached_property
     def record_kinds(self) -> Mapping[str, str]:
@@ -99,10 +121,11 @@ class Capture:
                 for name in kept:
                     pieces[name].append(piece[name])
                 pieces["time_ns"].append(piece.times_ns)
-        return {
+        whole = {
             name: np.concatenate(found) if found else np.zeros(0)
             for name, found in pieces.items()
         }
+        return self._kept(whole)
 
     def _share(self, limit: str) -> Array:
         table = self.connections
