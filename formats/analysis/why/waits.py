@@ -83,8 +83,8 @@ def waits(
 ) -> list[Wait]:
     """The waits of all connections with a known owner, those of a connection together.
 
-    path: of a capture, or those of several of its segments. Of an owner's threads it takes the one
-    that made most calls on the connection, where the log has calls, else the one that was least idle.
+    path: of a capture, or those of several of its segments. Of an owner's threads it takes the
+    one that made most calls on the connection, where the log has calls, else the least idle one.
 
     UsageError where the log has no events of sched; DamagedError, FileError.
     """
