@@ -13,16 +13,19 @@ if TYPE_CHECKING:
     from formats.base.reader import Reader
 
 
-def open(path: str | os.PathLike[str]) -> Reader:
+def open(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Reader:
     """Open the capture at `path`, of any format. Raises FileError or DamagedError.
+
+    It is a file or a folder; with `more`, several segments of one capture, in any order
+    (UsageError for others).
 
     A PSC file returns a formats.psc.reader.Capture. A Klogger log, or a folder of them, returns
     formats.klogger.logs.Logs. Both have connections() and intervals(), tables of the schema tcp.
     """
     from formats.base.analysed import Analysed
-    from formats.registry import format_of
+    from formats.registry import open_files
 
-    reader = format_of(path).open(path)
+    reader = open_files(path, *more)
     if isinstance(reader, Analysed):
         reader.frame = _frame
     return reader

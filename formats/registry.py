@@ -7,7 +7,8 @@ An entry imports its format when it is used, so that importing this module is fa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,17 +87,7 @@ def _sniff_segments(path: Path, head: bytes) -> bool:
 
 
 def _open_segments(path: FilePath) -> Reader:
-    from formats.base.segments import suffix_of
-
-    suffix = suffix_of(path)
-    if suffix == ".klog":
-        return _open_klogger(path)
-    if suffix == ".magnet":
-        from formats.klogger.logs import Logs
-        from formats.magnet.reader import open_segments
-
-        return Logs([open_segments(Path(path))])
-    return _open_psc(path)
+    return open_files(path)
 
 
 def _verify_segments(path: FilePath) -> list[Report]:
@@ -186,6 +177,47 @@ def open_sources(*paths: FilePath) -> list[Source]:
         found.append(open_segments(*chained))
     found += [open_reader(path) for path in magnet if path not in chained]
     return found + (open_sources(*others) if others else [])
+
+
+def open_files(path: FilePath, *more: FilePath) -> Reader:
+    """Open a capture of any format: a file, a folder, or several segments of one capture.
+
+    Raises FileError, DamagedError; UsageError for files that are not of one capture.
+    """
+    found = format_of(path)
+    if not more and found is not SEGMENTS:
+        return found.open(path)
+    kinds = {kind_of(each) for each in (path, *more)}
+    if len(kinds) > 1:
+        raise UsageError(f"{path} and others have several formats", "name files of one capture")
+    if kinds == {"psc"}:
+        from formats.psc.reader import open_capture
+
+        return open_capture(path, *more)
+    from formats.klogger.logs import Logs, open_logs
+
+    if kinds == {"klogger"}:
+        return open_logs(path, *more)
+    from formats.magnet.reader import open_segments
+
+    return Logs([open_segments(*map(Path, (path, *more)))])
+
+
+def group(paths: Sequence[Path]) -> list[list[Path]]:
+    """Files and folders by capture: segments of one capture together, each other one alone."""
+    from formats.klogger.logs import place_at as log_at
+    from formats.magnet.reader import place_at as magnet_at
+    from formats.psc.pieces import place_at as psc_at
+
+    groups: dict[object, list[Path]] = {}
+    places = {"klogger": log_at, "magnet": magnet_at, "psc": psc_at}
+    for number, path in enumerate(paths):
+        found, capture = format_of(path), ""
+        with suppress(TcpkmonError):
+            if found is not SEGMENTS and path.is_dir() is found.is_folder:
+                capture = places[found.name](path)[0]
+        groups.setdefault(capture or number, []).append(path)
+    return [*groups.values()]
 
 
 def kind_of(path: FilePath) -> str:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from collector.writer.output_file import Output, Owner
 from collector.writer.output_folder import OutputFolder
+from collector.writer.segment_folder import LOG_NAME
 from formats.base.errors import FileError
-from formats.klogger.logs import LOG_NAME
-
-NAME = "kernlog.dump.cpu"
+from formats.klogger.logs import LOG_NAME as KNOWN_NAME
 
 
 class LogFolder(OutputFolder):
@@ -34,7 +33,7 @@ class LogFolder(OutputFolder):
 
     def output(self, cpu: int) -> Output:
         """The file of a CPU. It has no name before begin(): see collector/writer/output_file.py."""
-        path = os.path.join(self.path, f"{NAME}{cpu}")
+        path = os.path.join(self.path, f"{LOG_NAME}{cpu}")
         made = Output(path, self._force, owner=self._owner, folder=self.fd)
         self._outputs[cpu] = made
         return made
@@ -53,4 +52,4 @@ class LogFolder(OutputFolder):
         super().discard()
 
     def _old(self) -> list[str]:
-        return sorted(name for name in os.listdir(self.fd) if LOG_NAME.match(name))
+        return sorted(name for name in os.listdir(self.fd) if KNOWN_NAME.match(name))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from collector.linux.syscalls import c_string, call_libc
-from collector.writer.log_folder import NAME as LOG_NAME
 from collector.writer.output_file import MODE, Owner, give_to
 from collector.writer.output_folder import OutputFolder
 from collector.writer.written import Written
@@ -30,6 +29,8 @@ OPEN, SEAL, DROP, FILE = range(4)
 """Requests: make a hidden segment, give it its name, remove it; make a file in one of a log."""
 LOG_SUFFIX = ".klog"
 """A segment of this name is a folder."""
+LOG_NAME = "kernlog.dump.cpu"
+"""The file of a CPU in it."""
 _APPEND = (
     os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 )

@@ -12,13 +12,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Any
 
-from formats.base.errors import FileError
+from formats.base.errors import FileError, UsageError
 from formats.base.limits import MOST_INDEX_BYTES
 
 INDEX = "index.jsonl"
@@ -160,6 +160,18 @@ def order(paths: Iterable[Path], place_at: Callable[[Path], tuple[str, int]]) ->
     absent = [(a + 1, b - 1) for a, b in pairwise(numbers) if b > a + 1]
     others = sum(1 for (name, _), _ in places if name != capture)
     return Ordered([mine[number] for number in numbers], numbers, absent, others)
+
+
+def check_order(paths: Sequence[Path], place_at: Callable[[Path], tuple[str, int]]) -> Ordered:
+    """As order(), for files that somebody named. UsageError unless they are of one capture."""
+    found = order(paths, place_at)
+    if found.others or not place_at(paths[0])[0]:
+        raise UsageError(
+            f"{', '.join(map(str, paths[:3]))}{' ...' if len(paths) > 3 else ''} are not segments "
+            "of one capture",
+            "name one of them, or the folder of a capture",
+        )
+    return found
 
 
 def suffix_of(folder: str | os.PathLike[str]) -> str:

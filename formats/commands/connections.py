@@ -42,8 +42,9 @@ def command(
 ) -> int:
     """List the connections of captures of the schema tcp, a row each.
 
-    FILE is a PSC file, a Klogger log or a folder of them, with at least the default columns. Exit
-    code 3: records were lost, or the end is unknown; the columns lost_records and proven say where.
+    FILE is a PSC file, a Klogger log or a folder of them, with at least the default columns.
+    Segments of a capture are read as one; with other files the first column is the file. Exit code
+    3: records were lost, or the end is unknown; the columns lost_records and proven say where.
     """
     from formats.analysis.why import choose, write
     from formats.analysis.why.writing import form_of
@@ -62,18 +63,19 @@ def command(
 
 
 def _read(files: tuple[Path, ...]) -> tuple[dict[str, Any], int]:
-    """The connections of all files; with several, the first column is the file."""
+    """The connections of all captures; with several, the first column is the file."""
     import numpy as np
 
     from formats.analysis.why import Source, connections
+    from formats.registry import group
 
-    tables, code = [], 0
-    for path in files:
-        with Source(path) as source:
+    tables, code, captures = [], 0, group(files)
+    for paths in captures:
+        with Source(*paths) as source:
             table = connections(source)
             code = max(code, report(source, "connections"))
-        if len(files) > 1:
-            table = {"file": np.full(len(table["conn_id"]), str(path), object), **table}
+        if len(captures) > 1:
+            table = {"file": np.full(len(table["conn_id"]), str(paths[0]), object), **table}
         tables.append(table)
     return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}, code
 

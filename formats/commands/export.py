@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tcpkmon export FILE -o OUT`: the records of a capture for analysis elsewhere."""
+"""`tcpkmon export FILE... -o OUT`: the records of a capture for analysis elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from formats.export.forms import ENDINGS, FORMS, TABLES
 
 
 @click.command("export")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True,
+                type=click.Path(path_type=Path))
 @click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path),
               help="The file to write; stdout without it (not for tables, which are parquet and "
               "arrow). For tables of a Klogger log, a folder that gets a file for each event.")
@@ -27,7 +28,7 @@ from formats.export.forms import ENDINGS, FORMS, TABLES
               "a third of the space (default for parquet); seq: as in the file.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(
-    file: Path,
+    files: tuple[Path, ...],
     output: Path | None,
     form: str | None,
     columns: str | None,
@@ -36,9 +37,10 @@ def command(
 ) -> int:
     """Export the snapshots of a capture, or the events of a Klogger log, for analysis elsewhere.
 
-    Enumerated values, addresses and names become text. A folder of Klogger logs is exported in
-    the order of time; tcpkmon decode can choose among the events of logs. Exit code 3: the capture
-    has losses, or its end is missing; 5: it is damaged. What is good is exported in any case.
+    Several FILEs are segments of one capture. Enumerated values, addresses and names become text.
+    A folder of Klogger logs is exported in the order of time; tcpkmon decode can choose among the
+    events of logs. Exit code 3: the capture has losses, or its end is missing; 5: it is damaged.
+    What is good is exported in any case.
     """
     import formats
     from formats.base.arrow import import_pyarrow
@@ -54,9 +56,10 @@ def command(
     names = [n.strip() for n in columns.split(",") if n.strip()] if columns is not None else None
     if names is not None and not names:
         raise UsageError("--columns names none", "tcpkmon columns lists them")
-    with formats.open(file) as reader:
+    file = files[0]
+    with formats.open(*files) as reader:
         records = reader.for_export(form, names, sort)
-        if output is not None and output.exists() and output.samefile(file):
+        if output is not None and output.exists() and any(map(output.samefile, files)):
             raise UsageError(f"-o {output} is the capture itself", "choose another name")
         FORMS[form](records, output, force)
         for warning in reader.warnings:

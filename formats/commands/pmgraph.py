@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,8 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
     epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 5 the file is damaged (what could be "
     "read was shown).",
 )
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True,
+                type=click.Path(path_type=Path))
 @_column_options
 @click.option("--show", "show", metavar="NAME,...", multiple=True, expose_value=False,
               callback=_choose, help="show these columns of the file")
@@ -75,8 +76,8 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--force", is_flag=True, help="let -x overwrite files")
 @click.option("-d", "--verbose", is_flag=True, help="say on stderr what the file holds")
 @click.pass_context
-def command(context: click.Context, /, file: Path, **asked: Any) -> int:
-    """Show the kernel monitor file FILE as graphs or text.
+def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) -> int:
+    """Show the kernel monitor file FILE as graphs or text; several are segments of one capture.
 
     Without -T, -x or -o it draws in a window where there is a display, else in the terminal.
     Without options for columns it shows everything.
@@ -87,11 +88,12 @@ def command(context: click.Context, /, file: Path, **asked: Any) -> int:
     selection = select(
         context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]
     )
-    _check(file, asked)
-    found = format_of(file)
-    if found.shown_by != "pmgraph" and file.is_file():
-        raise FileError(f"{file} is {found.title}, not a PSC file", f"use {found.shown_by}")
-    with open_capture(file) as capture:
+    _check(files, asked)
+    for file in files:
+        found = format_of(file)
+        if found.shown_by != "pmgraph" and file.is_file():
+            raise FileError(f"{file} is {found.title}, not a PSC file", f"use {found.shown_by}")
+    with open_capture(*files) as capture:
         if asked["verbose"]:
             _describe(capture)
         _warn(capture)
@@ -106,7 +108,7 @@ def main() -> None:
     sys.exit(cli.run(command, prog="pmgraph"))
 
 
-def _check(file: Path, asked: dict[str, Any]) -> None:
+def _check(files: Sequence[Path], asked: dict[str, Any]) -> None:
     given = [name for name in ("text", "xgraph", "output") if asked[name]]
     if len(given) > 1:
         letters = {"text": "-T", "xgraph": "-x", "output": "-o"}
@@ -115,8 +117,9 @@ def _check(file: Path, asked: dict[str, Any]) -> None:
         from formats.drawing import check_output
 
         check_output(asked["output"])
-        if asked["output"].exists() and file.exists() and asked["output"].samefile(file):
-            raise UsageError(f"-o {file} is the file to be shown", "choose another name")
+        there = [file for file in files if file.exists()]
+        if asked["output"].exists() and any(map(asked["output"].samefile, there)):
+            raise UsageError(f"-o {asked['output']} is the file to be shown", "choose another name")
 
 
 def _show(capture: Capture, selection: Selection, asked: dict[str, Any]) -> None:

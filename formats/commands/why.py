@@ -47,8 +47,9 @@ def command(
 ) -> int:
     """Say what limited each connection of a capture of the schema tcp, most important first.
 
-    FILE is a PSC file, a Klogger log or a folder of them, with at least the default columns. Exit
-    code 3: records were lost, or the end is unknown; what that leaves uncertain is named.
+    FILE is a PSC file, a Klogger log or a folder of them, with at least the default columns.
+    Segments of a capture are read as one, other files one after the other. Exit code 3: records
+    were lost, or the end is unknown; what that leaves uncertain is named.
     """
     import numpy as np
 
@@ -62,6 +63,7 @@ def command(
         tables,
         waits,
     )
+    from formats.registry import group
 
     if intervals:
         return _write_intervals(files, output, as_json, force)
@@ -69,12 +71,12 @@ def command(
         raise UsageError("-o is for --intervals", "tcpkmon connections -o writes connections")
     told: list[dict[str, Any]] = []
     codes = [0]
-    for path in files:
-        with Source(path) as source:
+    for paths in group(files):
+        with Source(*paths) as source:
             resolved = has_waits(source)
             table, runs = tables(source, with_intervals=verbose or resolved)
             codes.append(report(source, "why"))
-        found = waits(path, table, runs) if resolved else []
+        found = waits(paths, table, runs) if resolved else []
         lines: dict[int, list[str]] = {}
         for one in found:
             lines.setdefault(one.conn_id, []).append(str(one))
@@ -107,11 +109,12 @@ def _write_intervals(
 ) -> int:
     from formats.analysis.why import Source, intervals, write
     from formats.analysis.why.writing import form_of
+    from formats.registry import group
 
-    if len(files) > 1:
+    if len(group(files)) > 1:
         raise UsageError("--intervals takes one capture", "write a file for each")
     form = form_of("json" if as_json else None, output)
-    with Source(files[0]) as source:
+    with Source(*files) as source:
         table = intervals(source)
         code = report(source, "why")
     write("intervals", table, form, output, force)

@@ -20,7 +20,14 @@ from formats.base.analysed import Analysed
 from formats.base.arrow import import_pyarrow
 from formats.base.closing import Closing
 from formats.base.errors import FileError, TcpkmonError, UsageError
-from formats.base.segments import find_capture, find_segments, order, place_of
+from formats.base.segments import (
+    Ordered,
+    check_order,
+    find_capture,
+    find_segments,
+    order,
+    place_of,
+)
 from formats.klogger.batch import LogBatch
 from formats.klogger.chain import Chain
 from formats.klogger.choose import ALL, Choice
@@ -85,16 +92,14 @@ def open_sources(*paths: str | os.PathLike[str]) -> list[Source]:
             files += find_logs(path)
     with ExitStack() as stack:
         found: list[Source] = [stack.enter_context(LogReader(one)) for one in files]
-        found += _chains(segments)
+        if segments:
+            found += _chains((check_order if len(paths) > 1 else order)(segments, place_at))
         stack.pop_all()
         return found
 
 
-def _chains(segments: Sequence[Path]) -> Iterator[Chain]:
+def _chains(found: Ordered) -> Iterator[Chain]:
     """A chain for each CPU."""
-    if not segments:
-        return
-    found = order(segments, place_at)
     of_cpu: dict[str, list[tuple[int, Path]]] = {}
     for number, folder in zip(found.numbers, found.paths, strict=True):
         for path in find_logs(folder):
@@ -102,7 +107,7 @@ def _chains(segments: Sequence[Path]) -> Iterator[Chain]:
     missing = found.describe()
     for name in sorted(of_cpu, key=lambda name: int(name.removeprefix(PREFIX))):
         numbers, paths = zip(*of_cpu[name], strict=True)
-        yield Chain(segments[0].parent / name, paths, numbers, LogReader, missing)
+        yield Chain(found.paths[0].parent / name, paths, numbers, LogReader, missing)
         missing = ""
 
 

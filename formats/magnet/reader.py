@@ -17,7 +17,7 @@ import numpy as np
 from formats.base.closing import Closing
 from formats.base.control import EndReason
 from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.base.segments import find_capture, has_earlier, order, place_of
+from formats.base.segments import check_order, find_capture, has_earlier, order, place_of
 from formats.klogger.batch import LogBatch
 from formats.klogger.chain import Chain
 from formats.klogger.source import Source
@@ -207,12 +207,12 @@ def open_reader(
 
 
 def open_segments(*paths: Path) -> Source:
-    """The reader of a folder of segments, or of some of them, as one file. FileError, DamagedError.
-    """
+    """The reader of a folder of segments, or of some of them, as one file. FileError, DamagedError;
+    UsageError for files of several captures."""
     files: list[Path] = []
     for path in paths:
         files += find_capture(path, SEGMENT, place_at) if path.is_dir() else [path]
-    found = order(files, place_at)
+    found = (check_order if len(paths) > 1 else order)(files, place_at)
     folder = paths[0] if len(paths) == 1 else paths[0].parent
     return Chain(folder, found.paths, found.numbers, open_reader, found.describe())
 

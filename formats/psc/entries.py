@@ -32,7 +32,8 @@ _CONTROL_COLUMNS = ("callvalue", *_PLACE)
 
 
 class Entries(InputFile, Description):
-    """The entries of an open PSC file, or of all segments in a folder; `len()` is their number.
+    """The entries of an open PSC file, of all segments in a folder, or of some; `len()` is their
+    number. path: what it is called for people; more: of further segments of the same capture.
 
     Rows are counted from 0. Each method with start and stop copies these rows from the file, and
     buffers at most BLOCK_BYTES. Text from the file (names, settings, strings) can hold any
@@ -41,8 +42,10 @@ class Entries(InputFile, Description):
     warnings: messages for the user. damaged: the file is damaged, so entries may be missing.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        first, *later = find_files(path)
+    def __init__(
+        self, path: str | os.PathLike[str], *more: str | os.PathLike[str]
+    ) -> None:
+        first, *later = find_files(path, *more)
         InputFile.__init__(self, first)
         self._losses: Losses | None = None
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.base.files import open_plain
 from formats.base.limits import MOST_HEADER_BYTES
-from formats.base.segments import find_capture, place_of
+from formats.base.segments import check_order, find_capture, place_of
 from formats.psc.header import KIND_SETTINGS, Header, decode_header
 
 SUFFIX = ".pm"
@@ -66,17 +66,22 @@ def look(path: Path) -> Piece:
     return Piece(path, header, offset, rows, rest, None if file.closed else file)
 
 
-def find_files(path: str | os.PathLike[str]) -> list[Path]:
-    """The file itself, or the PSC segments of a folder, from the first of its newest capture on.
+def find_files(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> list[Path]:
+    """The file itself, the PSC segments of a folder, from the first of its newest capture on, or
+    several segments of one capture in their order.
 
-    FileError where there is none.
+    FileError where there is none, UsageError for files of several captures.
     """
-    if not os.path.isdir(path):
-        return [Path(path)]
-    return find_capture(path, SUFFIX, _place_at)
+    if not more:
+        return find_capture(path, SUFFIX, place_at) if os.path.isdir(path) else [Path(path)]
+    files: list[Path] = []
+    for each in (path, *more):
+        files += find_files(each)
+    return check_order(files, place_at).paths
 
 
-def _place_at(path: Path) -> tuple[str, int]:
+def place_at(path: Path) -> tuple[str, int]:
+    """Capture and number of a segment; ("", 0) for a file that is none."""
     try:
         return capture_of(look(path).header)
     except TcpkmonError:

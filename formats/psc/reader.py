@@ -24,9 +24,10 @@ from formats.psc.values import decode, words
 _COUNTED_ROWS = 1 << 14
 
 
-def open_capture(path: str | os.PathLike[str]) -> Capture:
-    """Open the PSC file at `path`. Raises FileError, or DamagedError, which names the offset."""
-    return Capture(path)
+def open_capture(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Capture:
+    """Open the PSC file at `path`, or several segments of one capture. Raises FileError, or
+    DamagedError, which names the offset; UsageError for files of several captures."""
+    return Capture(path, *more)
 
 
 class Capture(Entries, Analysed):

@@ -18,7 +18,7 @@ from formats.klogger.batch import LogBatch
 from formats.klogger.logs import Logs
 from formats.psc.header import KIND_HOST
 from formats.psc.reader import Capture
-from formats.registry import format_of
+from formats.registry import open_files
 
 Array = NDArray[Any]
 SNAPSHOT = "SNAPSHOT"
@@ -69,16 +69,19 @@ class Snapshots:
 class Source:
     """A capture that is read snapshot by snapshot; use `with`.
 
-    path: of a capture, or a reader that is open, which stays open. Raises UsageError where it lacks
+    path: of a capture, or a reader that is open, which stays open. more: of further segments of the
+    capture. Raises UsageError where it lacks
     a column of NEEDED, FileError, DamagedError. reader.lost and reader.complete are known when all
     snapshots were read.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | Reader) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | Reader, *more: str | os.PathLike[str]
+    ) -> None:
         self._is_ours = isinstance(path, (str, os.PathLike))
         self.reader: Any = path
         if isinstance(path, (str, os.PathLike)):
-            self.reader = format_of(path).open(path)
+            self.reader = open_files(path, *more)
         self.names: Sequence[str] = ()
         """The columns that are read."""
         self.known: set[str] = set()

@@ -76,15 +76,20 @@ def has_waits(source: Source) -> bool:
     )  # fmt: skip
 
 
-def waits(path: str | os.PathLike[str], connections: Table, intervals: Table) -> list[Wait]:
+def waits(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    connections: Table,
+    intervals: Table,
+) -> list[Wait]:
     """The waits of all connections with a known owner, those of a connection together.
 
-    Of an owner's threads it takes the one that made most calls on the connection, where the log has
-    calls, else the one that was least idle.
+    path: of a capture, or those of several of its segments. Of an owner's threads it takes the
+    one that made most calls on the connection, where the log has calls, else the least idle one.
 
     UsageError where the log has no events of sched; DamagedError, FileError.
     """
-    with open_log(path) as log:
+    paths = [path] if isinstance(path, (str, os.PathLike)) else path
+    with open_log(*paths) as log:
         data = gather(log, {**DOING, "SNAPSHOT": ("conn_id", "location")})
         classes = log.format.enums.get("sleep_class", {})
         doing = Doing(data["SLEEP"], data["ADD_TO_RUNQ"], data["SCHEDIN"], data["SCHEDOUT"],
