@@ -7,7 +7,6 @@ See tests/live/test_service_live.py.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -32,6 +31,16 @@ ports = [{ports}]
 every = "10s"
 [control]
 group = "tcpkmon"
+"""
+COUNT = """
+import sys
+from pathlib import Path
+import formats
+total = 0
+for path in Path(sys.argv[1]).glob("*.pm*"):
+    with formats.open(path) as capture:
+        total += int((capture.column("location") == 9).sum())  # SEND_CALL
+print(total)
 """
 
 
@@ -77,11 +86,8 @@ def send() -> None:
 
 
 def recorded() -> int:
-    """The records of send calls in the folder, the hidden file's too."""
-    text = run("tcpkmon", "verify", "--json", str(FOLDER), code=None)
-    files = json.loads(text[text.index("{") : text.rindex("}") + 1])["files"]
-    rows = [row for one in files[:-1] for row in one["rows"] if row["name"] == "SEND_CALL"]
-    return sum(row["in_file"] for row in rows)
+    """The records of send calls in the folder's files, the hidden one's too."""
+    return int(run("/usr/lib/tcpkmon/bin/python3", "-c", COUNT, str(FOLDER)))
 
 
 def configure(*ports: int) -> None:
