@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,22 @@ PROMISED = os.environ.get("TCPKMON_LIVE") == "1"
 def rings(request: pytest.FixtureRequest) -> str:
     """What --rings takes, for tests of what depends on the rings."""
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the Debian packages of the committed tree, in two revisions, 1 and 2."""
+    folder, inside = tmp_path_factory.mktemp("packages"), tmp_path_factory.mktemp("inside")
+    subprocess.run(["scripts/package", "--out", str(folder)], cwd=HERE.parents[1], check=True)
+    for package in sorted(folder.glob("*-1_*.deb")):  # the same again, as an upgrade
+        root, second = inside / package.name, folder / package.name.replace("-1_", "-2_")
+        subprocess.run(["dpkg-deb", "-R", package, root], check=True)
+        control = root / "DEBIAN/control"
+        control.write_text(re.sub(r"(?m)^(Version: |.*\(= )(.*)-1(\)?)$", r"\1\2-2\3",
+                                  control.read_text()))  # fmt: skip
+        subprocess.run(["dpkg-deb", "--root-owner-group", "-z1", "-b", root, second], check=True)
+        shutil.rmtree(root)
+    return folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

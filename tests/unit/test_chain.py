@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import pytest
 import formats
 from collector.commands.tcpkmon import command as tcpkmon
 from formats.base.cli import run
+from formats.base.segments import find_segments
 from formats.psc.reader import Capture, open_capture
 from formats.registry import format_of
 from formats.verify import Report
+from formats.verify.psc.repair import repair_file
 from tests.unit.segment_maker import CPUS, Maker, make
 from tests.unit.test_segments import flip
 
@@ -195,3 +198,29 @@ def test_a_folder_is_exported_and_drawn(tmp_path: Path, capfd: pytest.CaptureFix
     assert len(capfd.readouterr().out.splitlines()) == 1 + 3 * 20 * CPUS
     assert run(pmgraph, ["-T", str(tmp_path / "out")], prog="pmgraph") == 0
     assert capfd.readouterr().out
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40])
+def test_a_repaired_segment_stays_in_the_chain(tmp_path: Path, cut: int) -> None:
+    """The last one of a killed capture: its entries are numbered on from the file before."""
+    folder = tmp_path / "out"
+    maker = Maker(folder)
+    for _ in range(3):
+        maker.records(50, 2)
+        maker.checkpoint()
+        maker.rotate()
+    maker.records(50, 2)
+    maker.checkpoint()
+    maker.records(20)
+    maker.stream._spool.close(10)  # without end()
+    last = find_segments(folder)[-1]
+    with open_capture(last.path(folder)) as capture:
+        size = capture.header.entry_size
+    hidden = last.path(folder).rename(tmp_path / "hidden.pm")
+    os.truncate(hidden, hidden.stat().st_size - cut * size)
+    summary = repair_file(hidden, folder / last.name)
+    assert (summary.dropped, summary.missing) == (0, 0)
+    assert not summary.report.problems, whats(summary.report)
+    chain, segments = verify(folder)
+    assert not chain.problems, whats(chain)
+    assert (chain.exit_code, len(segments)) == (3, 4)

@@ -16,6 +16,7 @@ from formats.base.limits import MOST_CPUS, MOST_MISSING
 from formats.verify.psc.entries import Segment, is_number
 from formats.verify.psc.sequence import SequenceReader
 from formats.verify.report import I64, U64, Mask, Problems
+from formats.verify.segment import Previous, find_part
 
 if TYPE_CHECKING:
     from formats.psc.reader import Capture
@@ -66,6 +67,15 @@ def increasing(seq: U64, previous: int) -> I64:
     return rising
 
 
+def _previous(capture: Capture) -> Previous:
+    """Where the numbers of a capture's segment begin."""
+    try:
+        part = find_part(capture.settings)
+    except ValueError:  # verify tells
+        part = None
+    return (part.previous if part is not None else None) or Previous()
+
+
 class Cleaner:
     """One pass over a capture that tcpkmon wrote; `skip` are entries to leave out in any case.
 
@@ -81,10 +91,10 @@ class Cleaner:
         self._opaque = np.dtype(("V", self._dtype.itemsize))
         self._cpu_limit = MOST_CPUS
         self._has_cpu = is_number(capture, "cpu")
-        self._old_seq = 0
-        self._new_seq = 0
-        self._written = 0
-        self._checkpoints = 0
+        before = _previous(capture)
+        self._old_seq = self._new_seq = before.last_seq
+        self._written = before.entries
+        self._checkpoints = before.checkpoints
         self._last_row: Raw = np.zeros(1, self._opaque)
         self._end_row = self._last_row
         self._end_seq = 0

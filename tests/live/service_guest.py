@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run as a program by root in a Debian guest whose process 1 is systemd: tries the service tcpkmon.
+
+Prints what it sees; its last line is "passed", or a traceback and the service's journal.
+See tests/live/test_service_live.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PORT, CALLS = 5999, 1000
+CONFIG = Path("/etc/tcpkmon/tcpkmon.toml")
+FOLDER = Path("/var/lib/tcpkmon/tcp")
+WAIT_S = 240.0
+CAPTURE = """
+[capture.tcp]
+locations = ["SEND_CALL", "STATE_CHANGE"]
+ports = [{ports}]
+[capture.tcp.rotation]
+every = "10s"
+[control]
+group = "tcpkmon"
+"""
+COUNT = """
+import sys
+from pathlib import Path
+import formats
+total = 0
+for path in Path(sys.argv[1]).glob("*.pm*"):
+    with formats.open(path) as capture:
+        total += int((capture.column("location") == 9).sum())  # SEND_CALL
+print(total)
+"""
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic():6.1f}  {text}", flush=True)
+
+
+def run(*words: str, code: int | None = 0) -> str:
+    """What a command prints; AssertionError where it ends with another exit code."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    assert code is None or done.returncode == code, (words, done)
+    return done.stdout + done.stderr
+
+
+def show(name: str) -> str:
+    """A property of the service."""
+    return run("systemctl", "show", "--value", "-p", name, "tcpkmon").strip()
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + WAIT_S
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {WAIT_S} s: {what}"
+        time.sleep(0.5)
+    return value
+
+
+def send() -> None:
+    """CALLS send calls of one byte, on one connection."""
+    with socket.create_server(("127.0.0.1", PORT)) as listener:
+
+        def drain() -> None:
+            with listener.accept()[0] as end:
+                while end.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=drain)
+        thread.start()
+        with socket.create_connection(("127.0.0.1", PORT)) as client:
+            for _ in range(CALLS):
+                client.send(b"x")
+        thread.join()
+
+
+def recorded() -> int:
+    """The records of send calls in the folder's files, the hidden one's too."""
+    return int(run("/usr/lib/tcpkmon/bin/python3", "-c", COUNT, str(FOLDER)))
+
+
+def configure(*ports: int) -> None:
+    CONFIG.write_text(CAPTURE.format(ports=", ".join(map(str, ports))))
+
+
+def test_unit() -> None:
+    assert "tcpkmon" not in run("systemd-analyze", "verify", "--man=no", "tcpkmon.service")
+    text = run("systemd-analyze", "security", "--no-pager", "tcpkmon")
+    print(text, flush=True)
+    level = re.findall(r"exposure level for tcpkmon.service: ([\d.]+)", text)
+    assert float(level[0]) < 5.5, level
+
+
+def test_start() -> None:
+    configure(PORT)
+    begun_s = time.monotonic()
+    run("systemctl", "start", "tcpkmon")
+    say(f"started in {time.monotonic() - begun_s:.1f} s")
+    send()
+    wait_until(lambda: recorded() == CALLS, "all calls are in the file")
+    wait_until(lambda: show("StatusText").endswith(" records/s, 0 lost"), show("StatusText"))
+    print(run("systemctl", "status", "--no-pager", "--lines=0", "tcpkmon"), flush=True)
+
+
+def test_sandbox() -> None:
+    pid = show("MainPID")
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert re.search(r"^NoNewPrivs:\s1$", status, re.M), status
+    inside = ("nsenter", "--mount", f"--target={pid}")
+    for path in ("/usr/new", "/etc/tcpkmon/new"):
+        assert "Read-only file system" in run(*inside, "touch", path, code=1)
+    assert run(*inside, "ls", "/root") == ""
+    run(*inside, "touch", str(FOLDER.parent / "new"))
+    (FOLDER.parent / "new").unlink()
+    bounding = int(re.findall(r"^CapBnd:\s(\w+)$", status, re.M)[0], 16)
+    assert not bounding & 1 << 16, "CAP_SYS_MODULE"
+    say("confined")
+
+
+def test_reload() -> None:
+    configure(PORT, PORT + 1)
+    before = show("MainPID")
+    run("systemctl", "reload", "tcpkmon")
+    wait_until(lambda: "changed while it goes on" in run("journalctl", "-u", "tcpkmon"), "reload")
+    assert (show("MainPID"), show("ActiveState")) == (before, "active")
+    send()
+    wait_until(lambda: recorded() == 2 * CALLS, "calls after the reload")
+    say("reloaded")
+
+
+def test_restart() -> None:
+    before = show("MainPID")
+    os.kill(int(before), 9)
+    begun_s = time.monotonic()
+    wait_until(
+        lambda: show("MainPID") not in {"0", before} and show("ActiveState") == "active", "restart"
+    )
+    say(f"goes on {time.monotonic() - begun_s:.1f} s after SIGKILL")
+    assert show("NRestarts") == "1"
+    send()
+    wait_until(lambda: recorded() == 3 * CALLS, "calls after the restart")
+
+
+def test_stop() -> None:
+    run("systemctl", "stop", "tcpkmon")
+    assert (show("ActiveState"), show("Result")) == ("inactive", "success")
+    names = sorted(os.listdir(FOLDER))
+    say(f"stopped; files: {names}")
+    assert not [name for name in names if name.startswith(".")]
+    text = run("tcpkmon", "verify", str(FOLDER), code=None)
+    print(text, flush=True)
+    assert "does not add up" not in text and "adds up" in text
+
+
+def main() -> None:
+    for test in (test_unit, test_start, test_sandbox, test_reload, test_restart, test_stop):
+        say(test.__name__)
+        try:
+            test()
+        except BaseException:
+            traceback.print_exc(file=sys.stdout)
+            print(run("journalctl", "--no-pager", "-u", "tcpkmon", code=None), flush=True)
+            raise SystemExit(1) from None
+    print("passed", flush=True)
+
+
+main()
