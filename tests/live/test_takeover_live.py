@@ -30,7 +30,7 @@ buffer_size = "16M"
 """
 ROTATION = "[capture.calls.rotation]\nevery = '{every}'\n"
 ROUNDS = 17 if FULL else 1
-KILLS = 3 if FULL else 2
+KILLS = {"1h": 3, "1s": 3} if FULL else {"1h": 1, "1s": 2}
 """In a round: a capture that dies again within a minute waits longer each time."""
 
 
@@ -87,7 +87,7 @@ def test_no_record_is_missing(daemon: Daemon, space: Space, every: str, number: 
         daemon.start()
         flood.begin(0, rate=20_000)
         took = []
-        for _ in range(KILLS):
+        for _ in range(KILLS[every]):
             time.sleep(random.uniform(0.0, 0.4))
             took.append(kill_worker(daemon))
             daemon.says("goes on where its process was killed; 0 records are lost by that")
@@ -110,7 +110,7 @@ def test_what_was_read_and_not_written_is_counted(daemon: Daemon, space: Space) 
         daemon.configure(text.replace("16M", "16K"))
         daemon.start()
         flood.begin(0)
-        for _ in range(KILLS):
+        for _ in range(KILLS["1h"]):
             time.sleep(random.uniform(0.2, 0.4))
             kill_worker(daemon)
         time.sleep(0.3)

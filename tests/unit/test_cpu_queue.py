@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.ring.batch import Batch
+from collector.sequencer import part as parts
 from collector.sequencer import sequencer
 from collector.sequencer.buffer_pool import Pool
 from collector.sequencer.cpu_queue import FOREVER_NS, CpuQueue, Queues, cut
