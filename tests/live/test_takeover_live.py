@@ -100,7 +100,7 @@ def test_no_record_is_missing(daemon: Daemon, space: Space, every: str, number: 
     assert sum(row.in_file for row in chain.rows if row.location == RECEIVE_CALL) == made
     numbers = calls_in(daemon.files("calls"))
     assert np.array_equal(np.sort(numbers), np.arange(made))
-    print(f"from SIGKILL to going on: {sorted(took)} s")
+    print(f"from SIGKILL to going on: {took} s")
 
 
 def test_what_was_read_and_not_written_is_counted(daemon: Daemon, space: Space) -> None:
@@ -118,8 +118,8 @@ def test_what_was_read_and_not_written_is_counted(daemon: Daemon, space: Space) 
         assert daemon.finish().code == 0
     chain = chain_of(daemon.folder / "calls")
     assert chain.exit_code == 3, (chain.verdict, chain.notes)
-    (row,) = [row for row in chain.rows if row.location == RECEIVE_CALL]
-    assert row.in_file + sum(row.lost.values()) == made
+    rows = [row for row in chain.rows if row.location == RECEIVE_CALL]
+    in_file = sum(row.in_file for row in rows)
+    assert in_file + sum(sum(row.lost.values()) for row in rows) == made
     numbers = calls_in(daemon.files("calls"))
-    assert len(numbers) == row.in_file == len(np.unique(numbers))
-    print(f"{made} calls, lost {row.lost}")
+    assert len(numbers) == in_file == len(np.unique(numbers))
