@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,6 +75,12 @@ class Channel(Closing):
             what = json.loads(line)
             if not what.get("more"):
                 return Message(what, fds)
+
+    def has_more(self) -> bool:
+        """Whether receive() would not wait."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         self._socket.close()

@@ -15,12 +15,15 @@ from typing import Any
 from collector.control.access import control_folder
 from collector.control.client import Client, Collector
 from collector.daemon.channel import Channel, pair
+from collector.daemon.held import Held
 from formats.base.errors import TcpkmonError
 
 BACK_OFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """How long to wait before a capture that died is started again: longer each time."""
 STEADY_S = 60.0
 """A capture that was attached for so long begins at the first of BACK_OFF_S again."""
+TAKEOVERS = 3
+"""How many processes may try to go on where one was killed."""
 _ASK_S = 5.0
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 """Threads of a library would keep all privileges: see collector/commands/collect.py."""
@@ -53,12 +56,20 @@ class Child:
         self.lost = 0
         self.heard_s = 0.0
         """When its process last told that it had drained its rings."""
+        self.held = Held()
+        """What its process parked, for the next one."""
+        self.left: list[str] = []
+        """Files that it left when it was killed: the next one goes on with the last of them."""
+        self.said: list[str] = []
+        """What its process did that people want to know."""
         self.channel: Channel | None = None
         self.exit_code = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._failures = 0
         self._start_at_s = 0.0
         self._attached_s = 0.0
+        self._was_given = False
+        self._given_up = 0
 
     @property
     def pid(self) -> int | None:
@@ -78,7 +89,14 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the supervisor, which ends it
             )
-        ours.send({"name": self.name, "table": self.plan["table"], "group": self.group})
+        order = {
+            "name": self.name,
+            "table": self.plan["table"],
+            "group": self.group,
+            "parked": {"state": self.held.state, "names": list(self.held.fds)},
+        }
+        ours.send(order, list(self.held.fds.values()))
+        self._was_given = bool(self.held.fds)
         self.channel = ours
         self.state = State.STARTING
 
@@ -90,13 +108,30 @@ class Child:
             self._hang_up()
             return
         self.heard_s = time.monotonic()
-        if message.what["what"] == "ready":
+        what = message.what
+        if what["what"] == "ready":
             self.was_attached = True
             self._attached_s = self.heard_s
+            self._given_up = 0
+            self.left = []
             if self.state is State.STARTING:
                 self.state = State.ATTACHED
+        elif what["what"] == "park":
+            # What a process says after it gave up its privileges may be another's word.
+            self.held.add(
+                what["state"], what["names"], message.fds, trusted=self.state is State.STARTING
+            )
+        elif what["what"] == "went on":
+            lost = f"{what['killed']:,} records are lost by that"
+            self.said.append(f"goes on where its process was killed; {lost}")
+        elif what["what"] == "anew":
+            self._begin_anew(what["why"])
         else:
-            self.records, self.lost = message.what["records"], message.what["lost"]
+            self.records, self.lost = what["records"], what["lost"]
+
+    def _begin_anew(self, why: str) -> None:
+        self.held.close()
+        self.said.append(f"starts anew, not where its process was killed: {why}")
 
     def reap(self) -> str | None:
         """Look whether its process has ended; then start() starts it again, if it is wanted.
@@ -105,9 +140,17 @@ class Child:
         """
         if self._process is None or (code := self._process.poll()) is None:
             return None
+        while self.channel is not None and self.channel.has_more():
+            self.hear()
         self._hang_up()
         self._process = None
         asked = self.state is State.ENDING
+        if asked or not (self.wanted and self.was_attached):
+            self.held.close()
+        elif self.state is State.STARTING and self._was_given and self.held.fds:
+            self._given_up += 1
+            if self._given_up == TAKEOVERS:
+                self._begin_anew(f"{TAKEOVERS} processes could not take over")
         self.exit_code = 128 - code if code < 0 else code
         self.state = State.WAITING if self.wanted else State.GONE
         self._start_at_s = time.monotonic()

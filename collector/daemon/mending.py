@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,9 +31,8 @@ class Mending:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, folder: str, *, quiet_s: float = 0.0) -> None:
-        """Repair what is in the folder now. quiet_s: only what was not written for so long."""
-        names = [one.name for one in _unsealed(folder) if _age_s(one.path(folder)) >= quiet_s]
+    def start(self, folder: str, names: Sequence[str]) -> None:
+        """Repair these segments."""
         if names:
             words = ["-m", "collector.daemon.mending", folder, *names]
             self._processes.append(
@@ -42,6 +42,11 @@ class Mending:
     def reap(self) -> None:
         """Forget those that have ended."""
         self._processes = [one for one in self._processes if one.poll() is None]
+
+
+def left_in(folder: str, *, quiet_s: float = 0.0) -> list[str]:
+    """The names of the segments without their end. quiet_s: not written for so long."""
+    return [one.name for one in _unsealed(folder) if _age_s(one.path(folder)) >= quiet_s]
 
 
 def _unsealed(folder: str) -> list[Segment]:

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from collector.daemon.child import Child, State
-from collector.daemon.mending import QUIET_S, Mending
+from collector.daemon.mending import QUIET_S, Mending, left_in
 from collector.daemon.metrics_process import MetricsProcess
 from collector.daemon.requests import Refused, Requests
 from collector.daemon.systemd import Systemd
@@ -143,7 +143,7 @@ class Supervisor:
         if how := child.reap():
             say(f"capture {name} ended by {how}")
             if not any(one.name == name for one in self._all if one is not child):
-                self._mending.start(child.plan["folder"])
+                child.left = child.left or left_in(child.plan["folder"])
             if child.relieves is not None:
                 self._children[name], child.wanted = child.relieves, False
                 say(f"capture {name} could not be attached as it is configured now; "
@@ -152,6 +152,11 @@ class Supervisor:
             if not self._is_ready and self._end_by_s is None:
                 self._exit_code = child.exit_code
                 self.end()
+        while child.said:
+            say(f"capture {name} {child.said.pop(0)}")
+        if child.left and not child.held.fds:
+            self._mending.start(child.plan["folder"], child.left)
+            child.left = []
         if child.relieves is not None and child.state is State.ATTACHED:
             self._dismiss(child.relieves)
             child.relieves = None
@@ -252,7 +257,7 @@ class Supervisor:
             child = self._children.get(name)
             if child is None:
                 self._children[name] = Child(name, new, group)
-                self._mending.start(new["folder"], quiet_s=QUIET_S)
+                self._mending.start(new["folder"], left_in(new["folder"], quiet_s=QUIET_S))
                 done[name] = "started"
             else:
                 done[name] = self._change(child, new, group)

@@ -13,11 +13,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from collector.daemon.channel import Channel
 from collector.daemon.config import make_capture
+from collector.loader.parked import Parked
 from collector.plan.request import Request
 from collector.session import session
 from collector.session.overseer import Overseer
@@ -28,9 +30,22 @@ from formats.base.errors import FileError
 class Supervised(Overseer):
     """The supervisor, as the session sees it."""
 
-    def __init__(self, channel: Channel) -> None:
+    holds = True
+
+    def __init__(self, channel: Channel, parked: Parked) -> None:
         super().__init__()
         self._channel = channel
+        self.parked = parked
+
+    def park(self, state: Mapping[str, Any], fds: Mapping[str, int]) -> None:
+        what = {"what": "park", "state": dict(state), "names": list(fds)}
+        self._channel.send(what, list(fds.values()))
+
+    def went_on(self, killed: int) -> None:
+        self._channel.send({"what": "went on", "killed": killed})
+
+    def anew(self, why: str) -> None:
+        self._channel.send({"what": "anew", "why": why})
 
     def ready(self) -> None:
         self._channel.send({"what": "ready"})
@@ -51,7 +66,9 @@ def capture(channel: Channel) -> int:
     request = replace(made.request, arguments=("daemon", what["name"]))
     if not (request.rotates or request.recorder):
         request = replace(request, output=_new_file(request))
-    return session.run(request, Supervised(channel))
+    held = what["parked"]
+    parked = Parked(dict(zip(held["names"], order.fds, strict=True)), held["state"])
+    return session.run(request, Supervised(channel, parked))
 
 
 def _new_file(request: Request) -> str:

@@ -34,6 +34,7 @@ __all__ = ["online_cpus", "perf_event_open", "possible_cpus", "system_call"]
 BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM = 0, 1, 2, 3
 BPF_PROG_LOAD = 5
 BPF_PROG_TEST_RUN, BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN = 10, 15, 17
+BPF_MAP_GET_FD_BY_ID = 14
 BPF_LINK_CREATE, BPF_ENABLE_STATS, BPF_ITER_CREATE = 28, 32, 33
 
 BPF_MAP_TYPE_HASH, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_PERF_EVENT_ARRAY = 1, 2, 4
@@ -150,6 +151,23 @@ def map_delete(fd: int, key: bytes) -> bool:
     keys = ctypes.create_string_buffer(key)
     element = _element(fd, address(keys), 0)
     return _call_for_entry(BPF_MAP_DELETE_ELEM, element, "deleting from a BPF map")
+
+
+def map_entries(fd: int) -> int:
+    """How many entries a map has at most; of a ring buffer, its bytes."""
+    info = ctypes.create_string_buffer(88)
+    attributes = struct.pack("=IIQ", fd, len(info), address(info))
+    _call(BPF_OBJ_GET_INFO_BY_FD, attributes, "asking for the size of a BPF map")
+    return int(struct.unpack_from("=I", info.raw, 16)[0])
+
+
+def inner_map(fd: int, key: bytes) -> int | None:
+    """The descriptor of a map in a map of maps, or None; it needs CAP_SYS_ADMIN."""
+    number = map_lookup(fd, key, 4)
+    if number is None:
+        return None
+    attributes = struct.pack("=4sII", number, 0, 0)
+    return _call(BPF_MAP_GET_FD_BY_ID, attributes, "opening a BPF map")
 
 
 def prog_load(

@@ -180,6 +180,21 @@ class KprobeEvent:
             raise refused(error, f"making a kprobe on {function}") from error
         return event
 
+    @classmethod
+    def adopt(cls, group: str, name: str, fds: list[int]) -> KprobeEvent:
+        """An event that another process made, with its perf events. PrivilegeError, KernelError."""
+        tracefs = Tracefs()
+        event = cls(tracefs.path, group, name, fds)
+        try:
+            event.events = _open_events(tracefs.path)
+            event.profile = os.open(tracefs.path / "kprobe_profile", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            event._close_files()
+            tracefs.close()
+            raise refused(error, "opening the kprobe events") from error
+        event.mount = tracefs
+        return event
+
     def attach(self, prog_fd: int) -> None:
         """Attaches a program on all CPUs; it runs after those that were attached before it."""
         try:

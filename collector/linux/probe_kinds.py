@@ -102,6 +102,11 @@ class _Links:
             os.close(self.fds.pop(0))
 
 
+def held_links(fds: list[int]) -> Attachment:
+    """Links that another process made; closing the last descriptor of one detaches its program."""
+    return _Links(fds)
+
+
 def _by_link(link: Callable[[str, int], int], last_first: bool = False) -> Attach:
     """Attaches by link(target, program). last_first: the kernel runs the last attached first."""
 

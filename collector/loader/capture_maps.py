@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from collector.linux import bpf
 from collector.linux.probe_kinds import KINDS
 from collector.loader.compiler import Image
+from collector.loader.parked import Parked, adopt
 from collector.loader.prepare import Prepared
 from collector.loader.programs import Loaded, ProgramSpec
 from collector.loader.socket_iterator import Walk, name_inodes
@@ -83,28 +84,36 @@ class Kernel(Closing):
 
     The filters are in force before anything is attached, and nothing is recorded before
     switch_on(). Call load() or loading(), then loaded.attach(). KernelError where the kernel
-    refuses a map.
+    refuses a map. parked: the capture of a process that was killed; it records all the while.
     """
 
-    def __init__(self, prepared: Prepared, filters: Filters) -> None:
+    def __init__(
+        self, prepared: Prepared, filters: Filters, parked: Parked | None = None
+    ) -> None:
         self._prepared = prepared
+        self._parked = parked
         self.buffer_bytes = 0
         self.low_water_percent = 0
         """The size of a CPU's ring, and the share of it to keep free; the session sets both."""
-        self.loaded = Loaded(prepared.image, prepared.btf, transport=prepared.transport)
+        take = None if parked is None else lambda name: parked.take(f"map/{name}")
+        self.loaded = Loaded(prepared.image, prepared.btf, prepared.transport, take)
         self._engine = EngineMaps(self.loaded.maps, prepared.image, prepared.engine.head)
         self.heads = self._engine.heads
         self.filters = filters
         try:
             self._behind: dict[str, int] = {}
             maps = self.loaded.maps
-            filters.apply(maps)
             self._filter_entries = self._watched(filters)
+            if SELF in maps:
+                bpf.map_update(maps[SELF], _FIRST, _describe_self())
+            if parked is not None:
+                self._engine.read()
+                adopt(self.loaded, self._specs(), parked)
+                return
+            filters.apply(maps)
             if prepared.tcp is not None and filters.pids:
                 inodes = prepared.tcp.switches.inodes
                 name_inodes(maps["existing_inodes"], filters.pids, inodes)
-            if SELF in maps:
-                bpf.map_update(maps[SELF], _FIRST, _describe_self())
             for name, limit in prepared.limits.items():
                 self._engine.limits[prepared.numbers[name]] = limit
             self._engine.enabled[list(prepared.numbers.values())] = True
@@ -143,11 +152,13 @@ class Kernel(Closing):
 
     def load(self) -> None:
         """Loads the programs. KernelError where the kernel refuses a required one."""
-        self.loaded.load(
-            ProgramSpec(p.name, p.kind, p.target, not KINDS[p.kind].is_optional)
-            for p in self._prepared.plan.probes
-        )
-        self._prepared.btf.save()
+        if self._parked is None:
+            self.loaded.load(self._specs())
+            self._prepared.btf.save()
+
+    def _specs(self) -> Iterator[ProgramSpec]:
+        for p in self._prepared.plan.probes:
+            yield ProgramSpec(p.name, p.kind, p.target, not KINDS[p.kind].is_optional)
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
@@ -231,9 +242,17 @@ class Kernel(Closing):
         )
 
     def switch_on(self) -> None:
-        """Starts recording."""
-        self._engine.apply()
+        """Starts recording, if nobody did."""
+        if self._parked is None:
+            self._engine.apply()
         self._pause()
+
+    def stop(self) -> None:
+        """Detaches the programs. Who holds descriptors of their links keeps them attached, but
+        nothing is recorded any more."""
+        self._engine.enabled[:] = False
+        self._engine.apply()
+        self.loaded.detach()
 
     def states(self) -> dict[str, tuple[int, int]]:
         """By name of all that was asked for: its number, and 1 on, 0 off, -1 missing here."""

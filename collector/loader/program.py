@@ -75,7 +75,7 @@ class Program:
         kind = KINDS[self.spec.kind]
         copies = None if at_once or REALTIME or not kind.is_tracepoint else 1
         if copies is None:
-            self._wait_for_second()
+            self.finish_loading()
         self.second = None
         self.attachment = kind.attach(self.spec.target, self.prog_fds[:copies])
         self.attachment.refresh()
@@ -88,11 +88,11 @@ class Program:
             and len(attached) == 1
             and bpf.prog_info(self.prog_fds[0]).recursion_misses
         ):
-            self._wait_for_second()
+            self.finish_loading()
             if len(self.prog_fds) > 1:
                 self.second = KINDS[self.spec.kind].attach(self.spec.target, self.prog_fds[1:])
 
-    def _wait_for_second(self) -> None:
+    def finish_loading(self) -> None:
         """The second copy is loaded, if there is one; KernelError."""
         if (again := self.again) is not None:
             self.again = None
@@ -102,7 +102,7 @@ class Program:
         """Unloads the copies."""
         with contextlib.suppress(TcpkmonError):
             if self.again is not None and not self.again.cancel():
-                self._wait_for_second()
+                self.finish_loading()
         close_all(self.prog_fds)
 
     def detach(self) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from collector.linux import bpf
@@ -55,23 +55,30 @@ LOOK_S = 0.05
 class Loaded(Closing):
     """An image's maps (`maps`: name -> descriptor) and programs, until close().
 
-    refused: the programs that are not required and that the kernel would not load or attach, and
-    why.
+    programs: by function. refused: those that are not required and that the kernel would not load
+    or attach, and why.
     """
 
     def __init__(
-        self, image: Image, btf: Btf, transport: Transport = DEFAULT_TRANSPORT
+        self,
+        image: Image,
+        btf: Btf,
+        transport: Transport = DEFAULT_TRANSPORT,
+        take: Callable[[str], int] | None = None,
     ) -> None:
         """Makes the maps; KernelError where the kernel refuses one. A perf array has an entry for
-        each possible CPU."""
+        each possible CPU. take: instead, the descriptor of each map by its name."""
         self._image = image
         self._btf = btf
-        self._programs: dict[str, Program] = {}
+        self.programs: dict[str, Program] = {}
         self._next_look = 0.0
         self.maps: dict[str, int] = {}
         self.refused: dict[str, TcpkmonError] = {}
         try:
             for spec in image.maps:
+                if take is not None:
+                    self.maps[spec.name] = take(spec.name)
+                    continue
                 count = spec.max_entries
                 if spec.type == bpf.BPF_MAP_TYPE_PERF_EVENT_ARRAY:
                     count = bpf.possible_cpus()
@@ -93,7 +100,7 @@ class Loaded(Closing):
         for spec in specs:
             if spec.kind not in KINDS or spec.function not in self._image.programs:
                 raise ValueError(f"no such kind or function: {spec}")
-            if spec.function not in self._programs:
+            if spec.function not in self.programs:
                 wanted.setdefault(spec.function, spec)
         cast = Cast.find(self._btf)
         errors: dict[str, TcpkmonError] = {}
@@ -117,7 +124,7 @@ class Loaded(Closing):
             program = Program(wanted[name], [], again.get(name))
             try:
                 program.prog_fds.append(future.result())
-                self._programs[name] = program
+                self.programs[name] = program
             except TcpkmonError as error:
                 errors[name] = error
                 program.close()
@@ -146,7 +153,7 @@ class Loaded(Closing):
         at_once: with all second copies; else those at tracepoints wait for
         attach_second_copies().
         """
-        for program in list(self._programs.values()):
+        for program in list(self.programs.values()):
             if program.attached:
                 continue
             spec = program.spec
@@ -155,13 +162,19 @@ class Loaded(Closing):
                 program.attach(at_once)
             except TcpkmonError as error:
                 program.close()
-                del self._programs[spec.function]
+                del self.programs[spec.function]
                 self._refuse(spec, error)
+
+    def finish_loading(self) -> None:
+        """Waits for the threads that load second copies; what the kernel refuses is left out."""
+        for program in self.programs.values():
+            with contextlib.suppress(TcpkmonError):
+                program.finish_loading()
 
     @property
     def is_loading(self) -> bool:
         """Whether threads still load second copies."""
-        copies = (program.again for program in self._programs.values())
+        copies = (program.again for program in self.programs.values())
         return any(copy is not None and not copy.done() for copy in copies)
 
     def attach_second_copies(self) -> None:
@@ -173,14 +186,14 @@ class Loaded(Closing):
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_S
-        for program in self._programs.values():
+        for program in self.programs.values():
             with contextlib.suppress(TcpkmonError):
                 program.attach_second()
 
     def enter_by(self, entrance: Entrance | None) -> None:
         """From now on network namespaces are found and entered by this. None: none is, and those
         that have programs keep them."""
-        for program in self._programs.values():
+        for program in self.programs.values():
             if isinstance(program.attachment, NetfilterHook):
                 program.attachment.entrance = entrance
 
@@ -189,7 +202,7 @@ class Loaded(Closing):
 
         To be called about once a second; refused_places() has what the kernel refuses.
         """
-        for program in self._programs.values():
+        for program in self.programs.values():
             if program.attachment is not None:
                 program.attachment.refresh()
 
@@ -197,7 +210,7 @@ class Loaded(Closing):
         """By program and place, why it is not attached there."""
         return {
             f"{program.spec.kind}:{program.spec.target} at {place}": why
-            for program in self._programs.values()
+            for program in self.programs.values()
             if isinstance(program.attachment, Places)
             for place, why in program.attachment.refused.items()
         }
@@ -218,25 +231,25 @@ class Loaded(Closing):
             event.pause(paused)
 
     def _perf_event(self, function: str) -> PerfEvent | None:
-        program = self._programs.get(function)
+        program = self.programs.get(function)
         attachment = program.attachment if program is not None else None
         return attachment if isinstance(attachment, PerfEvent) else None
 
     def open_iter(self, function: str) -> int:
         """A file; reading it to its end runs an attached iterator once. The caller closes it."""
-        program = self._programs.get(function)
+        program = self.programs.get(function)
         if program is None or program.attachment is None or not program.attached:
             raise ValueError(f"{function} is no attached iterator")
         return bpf.iter_create(program.attachment.fds[0])
 
     def attached(self) -> tuple[ProgramSpec, ...]:
         """The programs that are attached now."""
-        return tuple(program.spec for program in self._programs.values() if program.attached)
+        return tuple(program.spec for program in self.programs.values() if program.attached)
 
     def missed(self) -> dict[str, Missed]:
         """Counters by function; after detach() too, until close()."""
         found = {}
-        for function, program in self._programs.items():
+        for function, program in self.programs.items():
             infos = [bpf.prog_info(fd) for fd in program.prog_fds]
             found[function] = Missed(
                 infos[0].recursion_misses,
@@ -251,7 +264,7 @@ class Loaded(Closing):
     def detach(self) -> None:
         """Detaches all programs and waits until none runs; maps and counters stay."""
         attached = self.attached()
-        for program in self._programs.values():
+        for program in self.programs.values():
             program.detach()
         if attached:
             wait_for_running()
@@ -259,8 +272,8 @@ class Loaded(Closing):
     def close(self) -> None:
         """Detaches, and closes programs and maps; may be called again."""
         self.detach()
-        for program in self._programs.values():
+        for program in self.programs.values():
             program.close()
-        self._programs.clear()
+        self.programs.clear()
         close_all(self.maps.values())
         self.maps.clear()

@@ -16,6 +16,10 @@ of rows is one view:
     ------|================|................|.....................|------ positions [bytes]
            drained, views    committed, or    free                 a record finds no room:
            are in use        being built                           lost, counted
+
+The kernel keeps rows and positions while the map `klogger_rings` has the ring. So where another
+process holds that map, the next one adopts the ring of one that was killed, and reads on from the
+consumer's position. For that, hold() leaves records in the ring until they are in the file.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import contextlib
 import mmap
 import os
 import struct
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -52,6 +57,7 @@ class BpfRings:
     name = "bpf"
     header = "ring_bpf.h"
     slack_ns = 0
+    lasts = True
 
     def check(self) -> None:
         os.close(self.make_map(_RINGS))
@@ -84,11 +90,22 @@ class BpfRings:
         row = self.row_bytes(dtype.itemsize)
         return BpfRing(maps, cpu, dtype, row, size_bytes, low_water_bytes // row)
 
+    def adopt(
+        self, maps: Mapping[str, int], cpu: int, dtype: np.dtype[Any], low_water_bytes: int
+    ) -> BpfRing | None:
+        """The ring that the programs of this CPU have already; None: they have none."""
+        fd = bpf.inner_map(maps[_RINGS], struct.pack("=I", cpu))
+        if fd is None:
+            return None
+        row = self.row_bytes(dtype.itemsize)
+        return BpfRing(maps, cpu, dtype, row, bpf.map_entries(fd), low_water_bytes // row, fd)
+
 
 class BpfRing:
     """One CPU's ring; see CpuRing in transport.py.
 
-    row: bytes; size_bytes: a power of two of pages; low_water: records.
+    row: bytes; size_bytes: a power of two of pages; low_water: records. adopted: the descriptor of
+    a ring that the programs have already.
     """
 
     def __init__(
@@ -99,18 +116,23 @@ class BpfRing:
         row: int,
         size_bytes: int,
         low_water: int,
+        adopted: int | None = None,
     ) -> None:
         self._maps = maps
         self._cpu = cpu
         self._dtype = dtype
         self._row = row
         self._mask = size_bytes - 1
+        self.size_bytes = size_bytes
         self._read = 0
         """Records."""
+        self._half = size_bytes // row // 2
         self._threshold = Threshold(size_bytes // row, low_water)
         self._whole_ns = 0
         self.held_up = False
-        self.fd = _make_ring(size_bytes)
+        self._releasing = threading.Lock()
+        self._is_open = True
+        self.fd = _make_ring(size_bytes) if adopted is None else adopted
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, self.fd)
             heads = mmap.mmap(maps[_HEADS], possible_cpus() * _HEAD_BYTES)
@@ -122,9 +144,14 @@ class BpfRing:
                 offset=mmap.PAGESIZE,
             )  # fmt: skip
             self._producer = np.frombuffer(self._memory, np.uint64, 1)
-            self._head[:] = 0
-            self._head[_WAKE_AT] = self._threshold.due_at
-            bpf.map_update(maps[_RINGS], struct.pack("=I", cpu), struct.pack("=I", self.fd))
+            if adopted is None:
+                self._head[:] = 0
+                bpf.map_update(maps[_RINGS], struct.pack("=I", cpu), struct.pack("=I", self.fd))
+            else:
+                self._read = int(self._consumer[0]) // row
+            self.begun_at = self._read
+            """How many of its records others had released."""
+            self._head[_WAKE_AT] = self._threshold.move(self._read)
             undo.pop_all()
 
     def is_dead(self) -> bool:
@@ -159,15 +186,37 @@ class BpfRing:
         self._read += count
         return [Batch(self._cpu, entries, self._whole_ns)]
 
+    @property
+    def read(self) -> int:
+        """How many records were drained since the ring was made."""
+        return self._read
+
     def free(self) -> None:
-        self._consumer[0] = self._read * self._row
+        self.release(self._read)
         self._head[_WAKE_AT] = self._threshold.move(self._read)
+
+    def hold(self) -> None:
+        """As free(), but drained records stay until release(), as long as they fill less than half
+        the ring. Then it is due when a quarter is filled: so a quarter is free at least."""
+        self.release(self._read - self._half)
+        due_at = self._threshold.move(self._read)
+        self._head[_WAKE_AT] = self._threshold.due_at = min(
+            due_at, self._read + max(1, self._half // 2)
+        )
+
+    def release(self, count: int) -> None:
+        """Give back the space of the ring's first `count` records. Any thread may call it."""
+        with self._releasing:
+            if self._is_open and count * self._row > int(self._consumer[0]):
+                self._consumer[0] = count * self._row
 
     def lost(self) -> int:
         return int(self._head[_FULL])
 
     def close(self) -> None:
-        del self._head, self._consumer, self._producer, self._memory
+        with self._releasing:
+            self._is_open = False
+            del self._head, self._consumer, self._producer, self._memory
         os.close(self.fd)
 
     def _offset(self) -> int:

@@ -65,6 +65,7 @@ class PerfRings:
     name = "perf"
     header = "ring_perf.h"
     slack_ns = 0
+    lasts = False
 
     def check(self) -> None:
         try:

@@ -9,14 +9,15 @@ import mmap
 import os
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from collector.linux.syscalls import online_cpus, refused
+from collector.linux.syscalls import online_cpus, possible_cpus, refused
 from collector.ring.batch import Batch
-from collector.ring.bpf_ring import BpfRings
+from collector.ring.bpf_ring import BpfRing, BpfRings
+from collector.ring.journal import Journal
 from collector.ring.perf_ring import PerfRings
 from collector.ring.transport import CpuRing, Transport
 from formats.base.closing import Closing
@@ -29,6 +30,8 @@ DEFAULT_TRANSPORT = TRANSPORTS["bpf"]
 MOST_BYTES = 1 << 30
 """Of one ring."""
 _HELD_UP_S, _HELD_UP_MOST_S = 0.001, 0.008
+_OUT_OF_ORDER = 16
+"""So many of a ring's records may have a lower serial than one before them, as programs nest."""
 
 
 def choose_transport(name: str | None = None) -> tuple[Transport, tuple[str, ...]]:
@@ -55,7 +58,8 @@ class Rings(Closing):
     pages: of each ring, a power of two. wait() returns when a ring holds `low_water_bytes` (at most
     half a ring). drain() returns views of the rings: copy them, then call free(). One thread uses
     it, except for wake(). KernelError or PrivilegeError when the kernel refuses, UsageError for an
-    impossible size.
+    impossible size. journal: where to keep what retired rings counted; adopts: the programs have
+    rings already, of a process that was killed.
     """
 
     def __init__(
@@ -65,8 +69,11 @@ class Rings(Closing):
         pages: int,
         low_water_bytes: int,
         transport: Transport = DEFAULT_TRANSPORT,
+        journal: Journal | None = None,
+        adopts: bool = False,
     ) -> None:
         _check_size(pages)
+        self._journal = journal
         self.transport = transport
         self._maps = maps
         self._dtype = dtype
@@ -74,15 +81,18 @@ class Rings(Closing):
         self._low_water_bytes = max(1, low_water_bytes)
         self._rings: dict[int, CpuRing] = {}
         self._left: list[Batch] = []
-        self._lost_before: dict[int, int] = {}
+        self._lost_before = journal.ring_lost() if journal is not None else {}
         self.refused: dict[int, str] = {}
         """CPUs for which refresh() got no ring, and why; their records count as "no ring"."""
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         try:
+            if adopts:
+                self._adopt()
             for cpu in online_cpus():
-                self._open(cpu)
+                if cpu not in self._rings:
+                    self._open(cpu)
         except TcpkmonError:
             self.close()
             raise
@@ -147,6 +157,35 @@ class Rings(Closing):
         for ring in self._rings.values():
             ring.free()
 
+    def hold(self, waiting: Mapping[int, int]) -> Callable[[], None]:
+        """As free(), but records stay in their rings while these have room: see BpfRing.hold().
+
+        It returns what releases them: to be called, by any thread, when all that was released
+        is in the file. waiting: by CPU, records that were drained and wait to be released.
+        """
+        held: list[tuple[BpfRing, int]] = []
+        for cpu, ring in self._rings.items():
+            if isinstance(ring, BpfRing):
+                ring.hold()
+                held.append((ring, ring.read - waiting.get(cpu, 0) - _OUT_OF_ORDER))
+            else:
+                ring.free()
+
+        def release() -> None:
+            for ring, count in held:
+                ring.release(count)
+
+        return release
+
+    def taken(self) -> dict[int, int]:
+        """By CPU, how many records those who had its rings before have released."""
+        journal = self._journal
+        return {
+            cpu: ring.begun_at + (journal.retired(cpu) if journal is not None else 0)
+            for cpu, ring in self._rings.items()
+            if isinstance(ring, BpfRing)
+        }
+
     def refresh(self) -> None:
         """Retire the rings of CPUs that went offline, open rings for those that came online.
 
@@ -199,6 +238,16 @@ class Rings(Closing):
             self._epoll.close()
             os.close(self._wake_fd)
 
+    def _adopt(self) -> None:
+        """Take over the rings that the programs have."""
+        assert isinstance(self.transport, BpfRings)
+        for cpu in range(possible_cpus()):
+            ring = self.transport.adopt(self._maps, cpu, self._dtype, self._low_water_bytes)
+            if ring is not None:
+                self._pages = ring.size_bytes // mmap.PAGESIZE
+                self._rings[cpu] = ring
+                self._epoll.register(ring.fd, select.EPOLLIN | select.EPOLLET)
+
     def _open(self, cpu: int) -> None:
         size_bytes = self._pages * mmap.PAGESIZE
         try:
@@ -223,6 +272,8 @@ class Rings(Closing):
         """Retire a ring; the next drain() returns what it holds."""
         ring = self._remove(cpu)
         self._left += ring.drain()
+        if self._journal is not None and isinstance(ring, BpfRing):
+            self._journal.retire(cpu, ring.read, ring.lost())
         self._lost_before[cpu] = self._lost_before.get(cpu, 0) + ring.lost()
         ring.close()
 

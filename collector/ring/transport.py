@@ -67,6 +67,10 @@ class Transport(Protocol):
     def slack_ns(self) -> int:
         """How much earlier than a drain a record can be stamped that the drain did not return."""
 
+    @property
+    def lasts(self) -> bool:
+        """Whether records stay in a ring whose process is killed, for the next one: BpfRings."""
+
     def check(self) -> None:
         """Make such a ring, and close it. KernelError or PrivilegeError when refused."""
 

@@ -64,6 +64,16 @@ class Clocks:
         """The last pair."""
         self._offset_ns = self.start.offset_ns
 
+    @property
+    def offset_ns(self) -> int:
+        """Time of day less monotonic time, as records get it now."""
+        return self._offset_ns
+
+    def resume(self, offset_ns: int) -> None:
+        """Go on with the offset of a process that was killed: check() tells of a step since."""
+        self._offset_ns = offset_ns
+        self.latest = replace(self.latest, realtime_ns=self.latest.mono_ns + offset_ns)
+
     def now_ns(self) -> int:
         """CLOCK_MONOTONIC now."""
         return self._mono()

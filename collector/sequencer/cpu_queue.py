@@ -8,7 +8,7 @@ The rows stay in the rings until they are released, or settle() copies them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,107 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.ring.batch import Batch
-from collector.sequencer.buffer_pool import Pool, even
 from collector.sequencer.ordered_batch import I64, LOCATION_WORD, count_places, opaque
+from collector.sequencer.part import COPY_BYTES, Chunk, Part, cut, joined
+
+# For the callers of this module.
+__all__ = ["COPY_BYTES", "FOREVER_NS", "CpuQueue", "Part", "Queues", "cut"]
 
 FOREVER_NS = 2**63 - 1
-COPY_BYTES = 1 << 20
-"""About the size of a core's second-level cache: a copy is still there when it is packed."""
 _TIME_OFFSET = 4
 _WORD, _TIME = np.dtype("=u4"), np.dtype("=i8")
-
-
-@dataclass
-class Chunk:
-    """Records of one CPU in order of serials: opaque rows, maybe in the ring's memory."""
-
-    rows: NDArray[Any]
-    serials: I64
-    times_ns: I64
-    keys_ns: I64
-    """The highest time up to this serial: never lower than that of a lower serial."""
-    own: bool = False
-    """The rows are not in the ring's memory."""
-
-    def __len__(self) -> int:
-        return len(self.serials)
-
-    def part(self, start: int, stop: int) -> Chunk:
-        """A range of the records, as views."""
-        which = slice(start, stop)
-        return Chunk(
-            self.rows[which],
-            self.serials[which],
-            self.times_ns[which],
-            self.keys_ns[which],
-            self.own,
-        )
-
-
-@dataclass
-class Part:
-    """One CPU's records of a release, in order of serials; before: the last serial before them.
-
-        serials                 7   8  11  12       before is 6
-        gaps                    0   0   2   0
-        missing                 12 - 6 - 4 = 2
-    """
-
-    cpu: int
-    chunks: Sequence[Chunk]
-    before: int
-
-    def __post_init__(self) -> None:
-        self._count = sum(map(len, self.chunks))
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def rows(self) -> NDArray[Any]:
-        """The records: a view if they are in one chunk, else a copy."""
-        return _joined([chunk.rows for chunk in self.chunks])
-
-    @property
-    def serials(self) -> I64:
-        return _joined([chunk.serials for chunk in self.chunks])
-
-    @property
-    def times_ns(self) -> I64:
-        return _joined([chunk.times_ns for chunk in self.chunks])
-
-    @property
-    def keys_ns(self) -> I64:
-        return _joined([chunk.keys_ns for chunk in self.chunks])
-
-    @property
-    def missing(self) -> int:
-        """How many serials are missing before and between the records."""
-        return int(self.chunks[-1].serials[-1]) - self.before - len(self)
-
-    @property
-    def gaps(self) -> I64:
-        """How many serials are missing before each record."""
-        if not self.missing:
-            return np.zeros(len(self), np.int64)
-        return np.diff(self.serials, prepend=self.before) - 1
-
-    def copies(self, pool: Pool) -> Iterator[Part]:
-        """Copies of about COPY_BYTES each, with contiguous rows."""
-        kind = self.chunks[0].rows.dtype
-        before, total = self.before, len(self)
-        step = even(total, max(1, COPY_BYTES // kind.itemsize))
-        serials, times_ns, keys_ns = self.serials, self.times_ns, self.keys_ns
-        for start in range(0, total, step):
-            which = slice(start, min(start + step, total))
-            rows = pool.rows(which.stop - start, kind)
-            at = 0
-            for some in cut([chunk.rows for chunk in self.chunks], start, which.stop):
-                rows[at : at + len(some)] = some
-                at += len(some)
-            whole = Chunk(rows, serials[which], times_ns[which], keys_ns[which], own=True)
-            yield Part(self.cpu, [whole], before)
-            before = int(whole.serials[-1])
 
 
 @dataclass
@@ -221,16 +129,16 @@ class CpuQueue:
             start -= 1
         again = [*self.chunks[start:], new]
         del self.chunks[start:]
-        serials = _joined([chunk.serials for chunk in again])
+        serials = joined([chunk.serials for chunk in again])
         order = np.argsort(serials, kind="stable")
         serials = serials[order]
         good = (serials > self.decided) & (np.diff(serials, prepend=self.decided) != 0)
         changed = np.flatnonzero((order != np.arange(len(order))) | ~good)
         first, end = int(changed[0]), int(changed[-1]) + 1
         every = [chunk.rows for chunk in again]
-        rows: NDArray[Any] = _joined(list(cut(every, first, end)))[order[first:end] - first]
+        rows: NDArray[Any] = joined(list(cut(every, first, end)))[order[first:end] - first]
         kept = good[first:end]
-        times_ns = _joined([chunk.times_ns for chunk in again])[order][good]
+        times_ns = joined([chunk.times_ns for chunk in again])[order][good]
         serials = serials[good]
         at = 0
         for piece in (*cut(every, 0, first), rows[kept], *cut(every, end, len(order))):
@@ -240,20 +148,6 @@ class CpuQueue:
             at = stop
         late: NDArray[Any] = rows[~kept]
         return late
-
-
-def cut(arrays: Sequence[NDArray[Any]], start: int, stop: int) -> Iterator[NDArray[Any]]:
-    """Views of the items from `start` to `stop` in several arrays, read one after the other."""
-    for array in arrays:
-        if start < len(array) and stop > 0:
-            yield array[max(0, start) : stop]
-        start -= len(array)
-        stop -= len(array)
-
-
-def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    joined: NDArray[Any] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    return joined
 
 
 class Queues:
@@ -266,6 +160,8 @@ class Queues:
         self._cpus: dict[int, CpuQueue] = {}
         self.lost = 0
         """How many serials the kernel gave out whose records never came."""
+        self.killed: Counter[int] = Counter()
+        """By CPU, records that a process had read which was killed before it wrote them."""
         self.late: Counter[tuple[int, int]] = Counter()
         """Records by (cpu, location) that came after their serial was decided; dropped."""
 
@@ -284,10 +180,36 @@ class Queues:
             for n, cpu in self._cpus.items()
         }
 
+    def resume(
+        self, released: Mapping[int, tuple[int, int]], late: Counter[tuple[int, int]]
+    ) -> None:
+        """Go on where another process was killed: see released()."""
+        self.late = Counter(late)
+        for number, (serial, lost) in released.items():
+            cpu = self.cpu(number)
+            cpu.decided = cpu.seen = serial
+            cpu.pushed = serial - lost + sum(n for (at, _), n in late.items() if at == number)
+            self.lost += lost
+
+    def push_again(self, batch: Batch) -> int:
+        """push(), after resume(), of records that may be in the file; how many are, and are left
+        out."""
+        if not len(batch.entries):
+            return 0
+        cpu = self.cpu(batch.cpu)
+        count = len(cpu.push(batch.entries))
+        cpu.pushed -= count
+        return count
+
+    @property
+    def waiting_by_cpu(self) -> dict[int, int]:
+        """How many records of each CPU wait for the watermark."""
+        return {number: cpu.waiting for number, cpu in self._cpus.items()}
+
     @property
     def waiting(self) -> int:
         """How many records wait for the watermark."""
-        return sum(cpu.waiting for cpu in self._cpus.values())
+        return sum(self.waiting_by_cpu.values())
 
     @property
     def last_ns(self) -> int:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.sequencer.cpu_queue import Part, cut
 from collector.sequencer.ordered_batch import I64
+from collector.sequencer.part import Part, cut
 
 
 @dataclass

@@ -9,7 +9,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from collector.linux.privileges import Limits
 from collector.session.stop_signals import Stopping
 from collector.session.summary import say
 from formats.base.closing import Closing
+from formats.base.control import EndReason
 from formats.base.errors import TcpkmonError, UsageError
 
 _GATE = Path(__file__).with_name("command_gate.py")
@@ -137,6 +139,14 @@ class Command(Closing):
             return _exit_code(self._process.wait(timeout_s))
         except subprocess.TimeoutExpired:
             return None
+
+    def ending(self, stopping: Stopping) -> Iterator[None]:
+        """Rounds while the command, which also got the signal, ends: for at most 5 s."""
+        deadline = time.monotonic() + 5.0
+        while self.poll() is None and time.monotonic() < deadline:
+            yield
+            if stopping.hurry or stopping.reason is not EndReason.ASKED:
+                break
 
     def forward(self, number: int) -> None:
         """Send the command a signal that the collector got; no effect when it has ended.

@@ -35,6 +35,7 @@ class Counts:
             read=dict(order.read),
             late=dict(order.late),
             ring_lost=self.rings.lost(),
+            killed=dict(order.killed),
             online=frozenset(self.rings.cpus),
         )
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,22 @@ class Existing(Closing):
                 yield []
         finally:
             walk.close()
+
+    def record(
+        self,
+        step: int,
+        optional: Callable[[str, Callable[[], Any]], Any],
+        push: Callable[[list[Batch]], None],
+        drain: Callable[[], bool],
+    ) -> None:
+        """walk(), then close(). push: takes what is listed; drain: drains the rings, False to stop.
+        optional: calls what may fail; None if it does."""
+        with self, closing(self.walk(step)) as walk:
+            what = "listing the open connections"
+            while (listed := optional(what, lambda: next(walk, None))) is not None:
+                push(listed)
+                if not drain():
+                    break
 
     def sockets(self) -> Iterator[Note]:
         """SOCKET_EXISTS of each TCP socket that sock_diag lists."""

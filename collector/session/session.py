@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from collector.control.handlers import Handlers
@@ -19,7 +19,7 @@ from collector.loader.prepare import Prepared, check_privilege, prepare, wish_of
 from collector.metrics.watching import watch
 from collector.plan.request import Request, check_request
 from collector.ring.batch import watermark_ns
-from collector.ring.rings import Rings, choose_transport, pages_of
+from collector.ring.rings import choose_transport
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import SLACK_NS
 from collector.session.capture_info import make_info
@@ -38,6 +38,7 @@ from collector.session.rotating import Rotating
 from collector.session.status_line import Status
 from collector.session.stop_signals import Stopping
 from collector.session.summary import describe, report, say
+from collector.session.takeover import Takeover
 from collector.writer.base_stream import Stream
 from collector.writer.ledger import Totals
 from collector.writer.record_printer import Printer
@@ -86,9 +87,13 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
             kinds = {probe.kind for probe in prepared.plan.probes}
             keep(capturing, request, stream, stopping)
             rights = Rights(capturing, stream, command is not None, "nf" in kinds)
-            kernel = capturing.enter_context(Kernel(prepared, request.filters))
-            session = Session(request, prepared, kernel, stream, status, stopping, command, rights)
-            session.overseer = overseer or Overseer(request.ready_fd)
+            overseer = overseer or Overseer(request.ready_fd)
+            takeover = capturing.enter_context(Takeover(overseer, request, prepared, stream))
+            kernel = capturing.enter_context(Kernel(prepared, request.filters, takeover.parked))
+            session = Session(
+                request, prepared, kernel, stream, status, stopping, command, rights, takeover
+            )
+            session.overseer = overseer
             with kernel.loading():
                 session.open(capturing)
             if stopping.due():
@@ -118,8 +123,9 @@ class Session:
         stopping: Stopping,
         command: Command | None,
         rights: Rights,
+        takeover: Takeover,
     ) -> None:
-        self._request = request
+        self._request, self._takeover = request, takeover
         self._recording = Recording(request, prepared, stream)
         self._rights = rights
         self._prepared = prepared
@@ -137,12 +143,7 @@ class Session:
     def open(self, stack: ExitStack) -> None:
         """Open what the capture needs beside its programs; `stack` closes it."""
         request, kernel, maps = self._request, self._kernel, self._kernel.loaded.maps
-        pages = pages_of(request.buffer_bytes)
-        kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
-        kernel.low_water_percent = request.low_water_percent
-        wakeup = max(1, kernel.buffer_bytes * (100 - request.low_water_percent) // 100)
-        rings = Rings(maps, self._prepared.dtype, pages, wakeup, self._prepared.transport)
-        self._rings = stack.enter_context(rings)
+        self._rings = stack.enter_context(self._takeover.open_rings(kernel))
         stack.enter_context(self._stopping.waking(self._rings.wake))
         self._counters = stack.enter_context(OpenCounters(maps, self._prepared.counters))
         self._existing = stack.enter_context(Existing(request, self._prepared, kernel))
@@ -165,7 +166,9 @@ class Session:
         self._recording.begin(self._counts.books)
         ordered = self._prepared.tcp if request.file_format == "psc" else None
         watching = watch(ordered.layout if ordered else None, request.counts_at_once, show)
-        stream.begin(info, kernel, self._clocks, watching.add)
+        why_next = self._takeover.begin(
+            info, kernel, self._clocks, self._rings, self._existing, watching.add
+        )
         kernel.switch_on()
         self._reconciling = Reconciling(request, self._existing, watching, stream, self._step)
         self._handlers = Handlers(
@@ -175,6 +178,7 @@ class Session:
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._rotating = Rotating(request.rotation, stream, self._counts.books, self._clocks)
         self._handlers.next_file = self._rotating.ask
+        self._rotating.ask(why_next)
 
     def run(self) -> None:
         """Capture until there is a reason to stop, or the command ends. Any error is a reason."""
@@ -188,12 +192,14 @@ class Session:
         run_first()
         describe(self._request, self._prepared, self._kernel)
         self._checkpoint()
-        self._record_existing()
+        step = max(1, self._rings.rows // 2)  # as fast as the rings are drained
+        self._existing.record(step, self._failures.optional, self._stream.push, self._drain_on)
         while self._kernel.loaded.is_loading:
             self._rings.wait(WAIT_S / 10)
             self._step()
         self._failures.optional("asking sock_diag", self._reconciling.start)
         self._kernel.loaded.enter_by(self._rights.entrance)
+        self._takeover.park(self._kernel, self._existing)
         self._rights.give_up()
         if not self._request.quiet and self._request.verbose:
             say("capturing")
@@ -211,7 +217,9 @@ class Session:
             if command is not None and command.poll() is not None:
                 stopping.ask(EndReason.COMMAND_ENDED)
         if command is not None:
-            self._wait_for(command)
+            for _ in command.ending(stopping):
+                self._rings.wait(0.05)
+                self._step()
 
     def end(self) -> None:
         """Finish the file. Raises the error that ended the capture."""
@@ -235,16 +243,11 @@ class Session:
         )
         return code
 
-    def _record_existing(self) -> None:
-        """Record the connections that are open already, as fast as the rings are drained."""
-        step = max(1, self._rings.rows // 2)
-        with self._existing, closing(self._existing.walk(step)) as walk:
-            what = "listing the open connections"
-            while (listed := self._failures.optional(what, lambda: next(walk, None))) is not None:
-                self._stream.push(listed)
-                if self._stopping.due():
-                    break
-                self._step()
+    def _drain_on(self) -> bool:
+        """A round while the open connections are recorded, unless it is time to stop."""
+        if not self._stopping.due():
+            self._step()
+        return not self._stopping.due()
 
     def _step(self) -> None:
         """One round: drain, order, write; once a second the clock and a checkpoint."""
@@ -257,6 +260,7 @@ class Session:
             optional("rings of new CPUs", self._refresh_rings)
             optional("counters of new CPUs", lambda: self._counters.refresh(self._rings.cpus))
             optional("programs at new places", self._kernel.loaded.refresh)
+            optional("parking", lambda: self._takeover.park(self._kernel, self._existing))
             self._failures.refused |= self._counts.refused()
             if (clock := self._clocks.check()) is not None:
                 self._stream.clock(clock)
@@ -295,7 +299,7 @@ class Session:
         self._stream.push(batches)
         self._stream.release(watermark_ns(batches, SLACK_NS + self._rings.transport.slack_ns))
         self._stream.settle()
-        self._rings.free()
+        self._takeover.free(self._rings)
         if (most := self._request.stop_after) is not None and self._stream.records >= most:
             self._stopping.ask(EndReason.COUNT)
 
@@ -305,15 +309,6 @@ class Session:
             self._marked += len(marks)
             self._stream.marks(marks)
 
-    def _wait_for(self, command: Command) -> None:
-        """Capture while the command, which also got the signal, ends: for at most 5 s."""
-        deadline = time.monotonic() + 5.0
-        while command.poll() is None and time.monotonic() < deadline:
-            self._rings.wait(0.05)
-            self._step()
-            if self._stopping.hurry or self._stopping.reason is not EndReason.ASKED:
-                break
-
     def _end(self) -> Totals | None:
         """Detach, write the rest, the last checkpoint and END; None if that took too long.
 
@@ -321,7 +316,8 @@ class Session:
         """
         books, done = None, False
         self._failures.optional("asking sock_diag", self._reconciling.ask)
-        for step in (self._kernel.loaded.detach, self._write_marks, self._drain_rest):
+        detach = partial(self._takeover.detach, self._kernel)
+        for step in (detach, self._write_marks, self._drain_rest):
             with self._failures.ending():
                 step()
         serials: dict[int, int] = {}
@@ -346,5 +342,5 @@ class Session:
         while any(len(batch.entries) for batch in batches):
             self._stream.push(batches)
             self._stream.settle()
-            self._rings.free()
+            self._takeover.free(self._rings)
             batches = self._rings.drain()

@@ -11,5 +11,6 @@ __all__ = [
     "recorder_stream",
     "segment_folder",
     "stream",
+    "tail",
     "written",
 ]

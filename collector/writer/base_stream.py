@@ -7,15 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
+import numpy as np
 from numpy.typing import NDArray
 
 from collector.ring.batch import Batch
+from collector.ring.journal import Journal, Note
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import Queues
 from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.ledger import Books
 from collector.writer.segment_folder import Segments
 from collector.writer.spool import BatchT, Spool, Writing
+from collector.writer.tail import Tail
 from collector.writer.written import Written
 from formats.base.control import Change, Clock, Control, EndReason, Mark
 from formats.base.errors import FileError, UsageError
@@ -36,6 +39,8 @@ class Stream(ABC, Generic[BatchT]):
     segments: Segments | None = None
     """The output's files, where it rotates."""
     written: Written
+    journal: Journal | None = None
+    """For who goes on where this process is killed."""
     order: Queues
     """Counts records before they reach the file: read, late and lost."""
     _clocks: Clocks
@@ -117,11 +122,44 @@ class Stream(ABC, Generic[BatchT]):
 
     def checkpoint(self, books: Books) -> None:
         """Write the ledger, and sync the file."""
-        self._spool.put_control(
-            lambda written: self._book_entries(books, written),
-            self._clocks.now_ns(),
-            sync=True,
-        )
+        note = self._noting()
+
+        def build(written: Written) -> Sequence[Any]:
+            note(written)
+            return self._book_entries(books, written)
+
+        self._spool.put_control(build, self._clocks.now_ns(), sync=True)
+
+    def _noting(self) -> Callable[[Written], None]:
+        """What notes the stream as it is here in the journal, before a checkpoint is written."""
+        journal = self.journal
+        if journal is None:
+            return lambda written: None
+        note = Note(self.order.released(), self._clocks.offset_ns)
+        return lambda written: journal.note(written.checkpoints, note)
+
+    def after(self, do: Callable[[], None]) -> None:
+        """Call a function when all that was released is in the file; the writing thread may."""
+        self._spool.after(do)
+
+    def open_tail(self, path: str, capture: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
+        """The end of the file that go_on() shall go on with: this file, or of a capture that
+        rotates its last segment. FileError where there is none, OSError."""
+        raise FileError("this format cannot be gone on with")
+
+    def kill(self, counts: Mapping[int, int]) -> None:
+        """After go_on(): so many records of each CPU were read, and are not in the file."""
+
+    def go_on(
+        self,
+        info: CaptureInfo,
+        current: Current,
+        clocks: Clocks,
+        tail: Tail,
+        show: Show | None = None,
+    ) -> None:
+        """Instead of begin(): go on with the file of a process that was killed. OSError."""
+        raise UsageError("this format cannot be gone on with")
 
     @property
     def segment_bytes(self) -> int:

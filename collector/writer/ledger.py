@@ -3,7 +3,7 @@
 
     attempts = filtered + unchanged + limited + written
                + ring full + no ring + other + table full + no slot
-    written  = in the file + late + queue full + disk full + write error
+    written  = in the file + late + queue full + disk full + write error + killed
     serials  = written + ring full + no ring + other, summed over a CPU's locations
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from collector.ring.points import COUNTERS, location_of, row_of
 from collector.writer.written import Place, Written
-from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
+from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES, KILLED
 from formats.base.control import (
     Checkpoint,
     Collector,
@@ -60,8 +60,8 @@ class Books:
     """All counts at one moment of the stream.
 
     ledger: (CPUs, rows) of ring.points.ACCOUNT; serials: (CPUs,) given out by the kernel.
-    programs: by name. read and ring_lost: by CPU. late: by (cpu, location). online: CPUs that have
-    a ring. The writer's counts are not here: each method gets them as `written`.
+    programs: by name. read, ring_lost and killed: by CPU. late: by (cpu, location). online: CPUs
+    that have a ring. The writer's counts are not here: each method gets them as `written`.
     """
 
     ledger: NDArray[Any]
@@ -70,6 +70,7 @@ class Books:
     read: Mapping[int, int] = field(default_factory=dict)
     late: Mapping[Place, int] = field(default_factory=dict)
     ring_lost: Mapping[int, int] = field(default_factory=dict)
+    killed: Mapping[int, int] = field(default_factory=dict)
     online: Set[int] = frozenset()
 
     def places(self, written: Written) -> list[Place]:
@@ -107,6 +108,7 @@ class Books:
         by_cause = {text: ledger[name] for name, text in KERNEL_CAUSES.items()}
         by_cause[COLLECTOR_CAUSES["late"]] = sum(self.late.values())
         by_cause |= written.losses()
+        by_cause[KILLED] = sum(self.killed.values())
         by_cause[MISSED] = sum(p.missed + p.kprobe_missed for p in self.programs.values())
         counted = ("attempts", "filtered", "unchanged", "limited", "written")
         return Totals(
@@ -139,7 +141,8 @@ class Books:
                 cpu,
                 serials=int(serials),
                 read=self.read.get(cpu, 0),
-                damaged=0,  # the programs write the rows themselves, so no record can be damaged
+                # The programs write the rows themselves, so no record is damaged.
+                damaged=self.killed.get(cpu, 0),
                 late=late.get(cpu, 0),
                 online=int(cpu in self.online),
                 ring_lost=min(self.ring_lost.get(cpu, 0), 0xFFFFFFFF),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from collector.ring.journal import Journal
 from collector.sequencer.clock_pairs import ClockPair, Clocks
 from collector.sequencer.cpu_queue import FOREVER_NS
 from collector.sequencer.ordered_batch import Ordered, stamp_control
@@ -22,8 +24,10 @@ from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books, reserve_bytes
 from collector.writer.one_file import OneFileStream
 from collector.writer.psc_writer import Writer
+from collector.writer.tail import Tail, open_last_segment, open_tail
 from collector.writer.turn import Turn, keep_off
 from collector.writer.written import Written
+from formats.base.changes import ChangeKind
 from formats.base.control import Change, Clock, Control, End, EndReason, Mark, Start, encode_many
 from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
 from formats.psc.header import encode_header, writer_header
@@ -48,29 +52,65 @@ class PscStream(OneFileStream[Ordered]):
     def begin(
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
     ) -> None:
-        self._show = show
-        self._entry_size = info.entry_size
         # The entries that sock_diag lists come from no CPU: they have the number after the last.
         cpus = info.cpus + 1
         mono_ns = clocks.start.mono_ns
         start = Start(mono_ns, clocks.start.realtime_ns, cpus, info.recorded)
         first = encode_many([start], info.dtype)
         stamp_control(first, np.array([1], np.int64), mono_ns, clocks.to_epoch)
-        self._info, self._cpus = info, cpus
+        self._info, self._cpus, self._show = info, cpus, show
         header = make_header(info, clocks.start, self._describe(1))
         fd = self._begin(header + first.tobytes(), start.realtime_ns)
+        self._write_to(fd, Written(entries=1, last_seq=1), clocks)
+
+    def _write_to(self, fd: int, written: Written, clocks: Clocks) -> None:
+        """Write behind what is in this file."""
+        info = self._info
+        self._entry_size = info.entry_size
         sink = FileSink(
             fd,
             info.entry_size,
-            reserve_bytes=reserve_bytes(cpus, info.programs + 4, info.entry_size),
+            reserve_bytes=reserve_bytes(self._cpus, info.programs + 4, info.entry_size),
             direct=self._may_be_direct,
         )
-        written = Written(entries=1, last_seq=1)
         epoch = clocks.to_epoch
         self._writer = Writer(sink, info.dtype, epoch, written, segments=self.segments)
         self._write_by(self._writer, clocks)
-        self.order = Sequencer(info.dtype, clocks.to_epoch, first_seq=2)
+        self.order = Sequencer(info.dtype, epoch, first_seq=written.last_seq + 1)
         self.order.warm()
+
+    def open_tail(self, path: str, capture: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
+        if self._folder is None:
+            return open_tail(path, dtype, journal)
+        return open_last_segment(self._folder.fd, capture, dtype, journal)
+
+    def go_on(
+        self,
+        info: CaptureInfo,
+        current: Current,
+        clocks: Clocks,
+        tail: Tail,
+        show: Show | None = None,
+    ) -> None:
+        self._info, self._cpus, self._show = info, info.cpus + 1, show
+        os.ftruncate(tail.fd, tail.end_bytes)
+        os.lseek(tail.fd, 0, os.SEEK_END)
+        clocks.resume(tail.offset_ns)
+        if self.segments is not None:
+            self.segments.resume(tail.capture, tail.name, tail.before, tail.older)
+        self._write_to(tail.fd, tail.written, clocks)
+        self.order.resume(tail.released, tail.late)
+        self.order.killed = tail.killed
+        now_ns = clocks.now_ns()
+        for number, state in current.states().values():
+            if not state:
+                change = Change(ChangeKind.SWITCH, number, now_ns, now_ns, 1, 0)
+                self._off[number] = change
+
+    def kill(self, counts: Mapping[int, int]) -> None:
+        """So many records by CPU had been read, after those in the file, by who was killed."""
+        if counts:
+            self._hand_over(self.order.kill(counts, self._clocks.now_ns()))
 
     def release(self, watermark_ns: int) -> None:
         for ordered in self.order.pieces(watermark_ns):
@@ -84,14 +124,16 @@ class PscStream(OneFileStream[Ordered]):
         if segments is None:
             return super().rotate(books, clock, why)
         released = self.order.released()
-        off = list(self._off.values())
+        off, note = list(self._off.values()), self._noting()
 
         def last(w: Written) -> list[Control]:
+            note(w)
             group = [clock, *books.checkpoint(_after(w, 1))]
             w = _after(w, len(group))
             return [*group, End(EndReason.ROTATED, w.entries, w.lost, w.checkpoints + 1)]
 
         def first(w: Written) -> tuple[bytes, list[Control]]:
+            note(w)
             previous = segments.previous(w, released)
             header = make_header(info, clock, self._describe(w.segment + 1, previous))
             start = Start(clock.mono_ns, clock.realtime_ns, self._cpus, info.recorded)

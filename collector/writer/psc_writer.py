@@ -202,12 +202,13 @@ class Writer:
             sink.close()
             self._segments.drop()
             return
-        self.close(turn.why)
-        self._sink = sink
+        ended, self._sink = self._sink, sink
         self._head = self._encode_head(turn.first(self.written), turn.mono_ns)
+        # A sealed file is always followed by one with a beginning, though this process be killed.
+        self._write_head()
+        self._close(ended, turn.why)
         self.written.segment += 1
         self._segments.begin()
-        self._write_head()
 
     def begin(self, header: bytes, entries: Sequence[Control], mono_ns: int) -> None:
         """Write the beginning of a file: START, a checkpoint, others. It is tried again later."""
@@ -216,9 +217,12 @@ class Writer:
 
     def close(self, why: str = "the end") -> None:
         """Sync and close the sink; a segment gets its name. why: for the index."""
+        self._close(self._sink, why)
+
+    def _close(self, sink: FileSink, why: str) -> None:
         self.tally.settle()
-        size_bytes = self._sink.end_bytes
-        self.written.sync_error = self._sink.close() or self.written.sync_error
+        size_bytes = sink.end_bytes
+        self.written.sync_error = sink.close() or self.written.sync_error
         if self._segments is not None:
             self._segments.seal(self.written, size_bytes, why)
 

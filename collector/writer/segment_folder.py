@@ -7,13 +7,14 @@ to make any; collector/linux/deputy.py answers its requests there.
 
 from __future__ import annotations
 
+import calendar
 import errno
 import json
 import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,18 @@ class Segments:
         self._before = (0, 0)
         self._unsealed: list[Mapping[str, Any]] = []
 
+    def resume(
+        self, capture: str, name: str, before: tuple[int, int], older: Sequence[str]
+    ) -> None:
+        """Go on with a capture's last segment. before: records, lost numbers in the earlier ones;
+        older: those of them that are to be sealed."""
+        self.capture, self.name, self._before = capture, name, before
+        for one in older:
+            self._unsealed.append({**self._line(one), "why": "its process was killed"})
+        found = parse_name(name)
+        assert found is not None
+        self._latest_ns = calendar.timegm(time.strptime(found.utc, "%Y%m%dT%H%M%SZ")) * 10**9
+
     def open(self, number: int, realtime_ns: int) -> int:
         """Make the next segment, which is hidden; its descriptor. FileError or OSError.
 
@@ -206,10 +219,7 @@ class Segments:
         """
         records, lost = written.in_file.total(), written.lost
         line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "what": "sealed",
-            "name": self.name,
-            "capture": self.capture,
+            **self._line(self.name),
             "number": written.segment,
             "records": records - self._before[0],
             "lost": lost - self._before[1],
@@ -227,6 +237,17 @@ class Segments:
             written.rotation_error = None
         except (OSError, FileError) as error:
             written.rotation_error = error
+
+    def _line(self, name: str) -> dict[str, Any]:
+        """The beginning of a line in the index."""
+        found = parse_name(name)
+        return {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "what": "sealed",
+            "name": name,
+            "capture": self.capture,
+            "number": found.number if found is not None else 0,
+        }
 
 
 @contextmanager

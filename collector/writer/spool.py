@@ -106,6 +106,8 @@ class Spool(Generic[BatchT]):
         self._queue: deque[BatchT | _Item] = deque()
         self._bytes = 0
         self._quiet_bytes = 0
+        self._put = self._done = 0
+        self._waits: deque[tuple[int, Callable[[], None]]] = deque()
         self._cached_until_s: float | None = None
         self._closing = False
         self._failure: BaseException | None = None
@@ -168,6 +170,14 @@ class Spool(Generic[BatchT]):
             self._raise_failure()
             self._add(_Call(do), CONTROL_COST_BYTES)
 
+    def after(self, do: Callable[[], None]) -> None:
+        """Call a function when all that was put before is written: by the thread, or at once."""
+        with self._lock:
+            if self._done < self._put:
+                self._waits.append((self._put, do))
+                return
+        do()
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Write what waits, sync and close the file; False when that takes longer than timeout_s.
 
@@ -190,6 +200,7 @@ class Spool(Generic[BatchT]):
     def _add(self, item: BatchT | _Item, cost: int) -> None:
         self._queue.append(item)
         self._bytes += cost
+        self._put += cost
         self._quiet_bytes += cost
         if self._quiet_bytes >= GATHER_BYTES or isinstance(item, _ITEMS):
             self._wake()
@@ -255,6 +266,12 @@ class Spool(Generic[BatchT]):
             self._writer.write(*item, cached=self._is_behind())
         with self._lock:
             self._bytes -= cost
+            self._done += cost
+            ready = []
+            while self._waits and self._waits[0][0] <= self._done:
+                ready.append(self._waits.popleft()[1])
+        for do in ready:
+            do()
         return True
 
     def _is_behind(self) -> bool:

@@ -16,3 +16,5 @@ COLLECTOR_CAUSES = {
     "write_error": "write error",
 }
 """Records that the collector dropped."""
+KILLED = "killed"
+"""Records that a process had read which was killed before it wrote them: known by CPU alone."""

@@ -15,6 +15,7 @@ class LossCause(enum.IntEnum):
     DISK_FULL = 3
     WRITE_ERROR = 4
     DAMAGED = 5
+    KILLED = 6  # the process that had read them was killed before it wrote them
 
 
 class EndReason(enum.IntEnum):

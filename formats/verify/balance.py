@@ -180,8 +180,13 @@ def compare_rings(ledger: Ledger) -> list[str]:
     return [problem.what for problem in found.listed]
 
 
-def build_rows(ledger: Ledger, has_cpu: bool, name: Callable[[int], str]) -> list[Row]:
-    """The table's rows: per CPU and point, or per point where the CPU is not recorded."""
+def build_rows(
+    ledger: Ledger, has_cpu: bool, name: Callable[[int], str], damaged: str = DAMAGED
+) -> list[Row]:
+    """The table's rows: per CPU and point, or per point where the CPU is not recorded.
+
+    damaged: the cause of what a CPU's row counts as damaged.
+    """
     file_keys = counted_keys(ledger.counts) if has_cpu else np.zeros(0, np.int64)
     keys = np.unique(np.concatenate((ledger.points.keys, file_keys)))
     points = ledger.points.at(keys)
@@ -198,7 +203,7 @@ def build_rows(ledger: Ledger, has_cpu: bool, name: Callable[[int], str]) -> lis
         row.lost = {cause: told[counter] for cause, counter in causes if told[counter]}
         row.pending = row.written - here - sum(told[counter] for counter in COLLECTED)
         rows.append(row)
-    _attribute_damaged(rows, ledger)
+    _attribute_damaged(rows, ledger, damaged)
     return rows if has_cpu else _merge(rows)
 
 
@@ -218,18 +223,18 @@ def subtract(rows: list[Row], before: list[Row]) -> None:
     rows[:] = [row for row in rows if row.attempts or row.in_file or row.pending or row.lost]
 
 
-def _attribute_damaged(rows: list[Row], ledger: Ledger) -> None:
+def _attribute_damaged(rows: list[Row], ledger: Ledger, damaged: str) -> None:
     """Take from `pending` what is lost for good: all of it in the end, as a file that was repaired
     lacks what is damaged too; before, as much as the row's CPU knows to be damaged."""
     cpus = ledger.cpus or Table(CPU_COUNTERS)
     left = dict(zip(cpus.keys.tolist(), cpus["damaged"].tolist(), strict=True))
     for row in rows:
-        lost = max(row.pending, 0)
-        if not ledger.final:
-            lost = min(lost, left.get(row.cpu or 0, 0))
-            left[row.cpu or 0] = left.get(row.cpu or 0, 0) - lost
-        if lost:
-            row.lost[DAMAGED] = lost
+        told = min(max(row.pending, 0), left.get(row.cpu or 0, 0))
+        left[row.cpu or 0] = left.get(row.cpu or 0, 0) - told
+        lost = max(row.pending, 0) if ledger.final else told
+        for cause, count in ((damaged, told), (DAMAGED, lost - told)):
+            if count:
+                row.lost[cause] = row.lost.get(cause, 0) + count
         row.pending -= lost
 
 

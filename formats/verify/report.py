@@ -21,7 +21,7 @@ Mask = NDArray[np.bool_]
 KERNEL_CAUSES = tuple(causes.KERNEL_CAUSES.values())
 COLLECTOR_CAUSES = tuple(causes.COLLECTOR_CAUSES.values())
 DAMAGED = "damaged"
-CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
+CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, causes.KILLED, DAMAGED)
 COUNTS = ("attempts", "filtered", "unchanged", "limited", "written", "in_file", "pending")
 LISTED_AT_ONCE = 8
 """How many problems of one kind a piece of the file (a segment, a batch, a ledger) may list."""

@@ -201,6 +201,7 @@ def test_a_capture_that_dies_is_started_again(daemon: Daemon, space: Space) -> N
     with Flood(space) as flood:
         daemon.configure(
             CAPTURE.format(space=space.path, ports=[flood.port])
+            + 'rings = "perf"\n'  # they end with their process: the next one begins anew
             + "[capture.calls.rotation]\nevery = '1h'\n"
         )
         daemon.start()

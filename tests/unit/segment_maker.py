@@ -89,7 +89,7 @@ class Maker:
         order = self.stream.order
         return Books(
             self.ledger.copy(), self.serials.copy(), read=dict(order.read),
-            late=dict(order.late), online=frozenset(range(CPUS)),
+            late=dict(order.late), killed=dict(order.killed), online=frozenset(range(CPUS)),
         )  # fmt: skip
 
     def rotate(self) -> None:

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.ring.batch import Batch
-from collector.sequencer import cpu_queue, sequencer
+from collector.sequencer import part as parts
+from collector.sequencer import sequencer
 from collector.sequencer.buffer_pool import Pool
 from collector.sequencer.cpu_queue import FOREVER_NS, CpuQueue, Queues, cut
 from collector.sequencer.ordered_batch import Ordered
@@ -204,7 +205,7 @@ def test_copies_of_a_part(rows: int, sizes: list[int]) -> None:
         for view in ring.lend(make_rows(FULL, 3, serials, serials)):
             waiting.push(Batch(3, view, 0))
     (part,) = waiting.take(FOREVER_NS)
-    with mock.patch.object(cpu_queue, "COPY_BYTES", rows * FULL.itemsize):
+    with mock.patch.object(parts, "COPY_BYTES", rows * FULL.itemsize):
         pieces = list(part.copies(Pool()))
     expected = (part.gaps.tolist(), part.times_ns.tolist())
     ring.free()

@@ -90,6 +90,7 @@ def test_totals_are_the_sums(books: Books, written: Written) -> None:
         "queue full": 2,
         "disk full": 4,
         "write error": 6,
+        "killed": 0,
         "missed by a program": 7,
     }
     assert totals.lost == sum(totals.by_cause.values())

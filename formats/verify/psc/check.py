@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from formats.base import control
+from formats.base.causes import KILLED
 from formats.base.errors import DamagedError
 from formats.base.limits import MOST_CPUS
 from formats.base.reconciled import Reconciled, What, from_words
@@ -33,6 +34,7 @@ from formats.verify.psc.losses import LossSums, check_losses, check_serials
 from formats.verify.psc.sequence import SequenceCheck, SequenceReader, is_unsure
 from formats.verify.psc.serials import SerialCheck
 from formats.verify.report import (
+    DAMAGED,
     I64,
     LISTED_AT_ONCE,
     Mask,
@@ -319,9 +321,12 @@ class _LedgerRun:
             check_losses(self._problems, last, self._sums)
             if report.after_checkpoint:
                 self._problems.add(last.index, "snapshots follow the final checkpoint")
-        report.rows = build_rows(last, self._has_cpu, name)
+        # A capture that went on where it was killed counts as damaged what was lost by that.
+        went_on = self._sums.killed or self._capture.settings.get("went_on") is True
+        damaged = KILLED if went_on else DAMAGED
+        report.rows = build_rows(last, self._has_cpu, name, damaged)
         if self._marks.base is not None:
-            subtract(report.rows, build_rows(self._marks.base, self._has_cpu, name))
+            subtract(report.rows, build_rows(self._marks.base, self._has_cpu, name, damaged))
         report.missed = last.missed(name, self._marks.base)
         report.ring_lost = int(last.cpu_rows["ring_lost"].sum())
         report.notes += compare_rings(last)

@@ -27,6 +27,8 @@ class LossSums:
 
     by_cpu: dict[int, int] = field(default_factory=dict)
     """The causes that know the CPU together: what comes late was first missed in the kernel."""
+    killed: int = 0
+    """What a process had read that was killed before it wrote it; by_cpu has it too."""
     collector: int = 0
     """Causes 2 to 4, of any CPU."""
     repaired: int = 0
@@ -41,6 +43,7 @@ class LossSums:
             return
         count, cause = losses.pairs[:, 1], losses.words[:, 4]
         unsure = is_unsure(losses)
+        self.killed += int(count[cause == control.LossCause.KILLED].sum())
         own = unsure & (cause == control.LossCause.DAMAGED)
         self.repaired += int(count[own].sum())
         self.collector += int(count[unsure & ~own].sum())

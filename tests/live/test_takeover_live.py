@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon's capture goes on where its process was killed: every call is in its files."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import formats
+from formats.registry import format_of
+from formats.verify.report import Report
+from tests.live.daemons import Daemon
+from tests.live.faults import FULL, RECEIVE_CALL, Flood, Space, wait_until
+
+CAPTURE = """
+[capture.calls]
+locations = ["RECEIVE_CALL"]
+columns = ["classic", "cpu", "serial", "time_ns"]
+netns = ["{space}"]
+ports = {port}
+output = "@/calls"
+buffer_size = "16M"
+"""
+ROTATION = "[capture.calls.rotation]\nevery = '{every}'\n"
+ROUNDS = 17 if FULL else 1
+KILLS = {"1h": 3, "1s": 3} if FULL else {"1h": 1, "1s": 2}
+"""In a round: a capture that dies again within a minute waits longer each time."""
+
+
+@pytest.fixture
+def space() -> Iterator[Space]:
+    with Space() as made:
+        yield made
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path) as made:
+        yield made
+
+
+def kill_worker(daemon: Daemon, name: str = "calls") -> float:
+    """SIGKILL of a capture's process; how long until another goes on [s]."""
+    pid = daemon.status()[name]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    began_s = time.monotonic()
+    wait_until(
+        lambda: daemon.status()[name]["pid"] not in {pid, None}
+        and daemon.status()[name]["state"] == "is attached",
+        f"it goes on: {daemon.stderr}", 40, 0.01,
+    )  # fmt: skip
+    return time.monotonic() - began_s
+
+
+def chain_of(folder: Path) -> Report:
+    """What verify says of all files together; each of them adds up."""
+    reports = format_of(folder).verify(folder)
+    for report in reports:
+        assert not report.error and not report.problems, (report.path, report.problems)
+    return reports[-1]
+
+
+def calls_in(paths: list[Path]) -> np.ndarray:
+    """The numbers of the flood's calls, in the order of the files."""
+    found = []
+    for path in paths:
+        with formats.open(path) as capture:
+            is_call = capture.column("location") == RECEIVE_CALL
+            found.append(capture.column("callvalue")[is_call].astype(np.int64) - 1)
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("every", ["1h", "1s"])
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_no_record_is_missing(daemon: Daemon, space: Space, every: str, number: int) -> None:
+    with Flood(space) as flood:
+        daemon.configure(
+            CAPTURE.format(space=space.path, port=flood.port) + ROTATION.format(every=every)
+        )
+        daemon.start()
+        flood.begin(0, rate=20_000)
+        took = []
+        for _ in range(KILLS[every]):
+            time.sleep(random.uniform(0.0, 0.4))
+            took.append(kill_worker(daemon))
+            daemon.says("goes on where its process was killed; 0 records are lost by that")
+        time.sleep(0.3)
+        made = flood.halt()
+        assert daemon.finish().code == 0
+    assert "starts anew" not in daemon.stderr
+    chain = chain_of(daemon.folder / "calls")
+    assert chain.exit_code == 0, (chain.verdict, chain.notes)
+    assert sum(row.in_file for row in chain.rows if row.location == RECEIVE_CALL) == made
+    numbers = calls_in(daemon.files("calls"))
+    assert np.array_equal(np.sort(numbers), np.arange(made))
+    print(f"from SIGKILL to going on: {took} s")
+
+
+def test_what_was_read_and_not_written_is_counted(daemon: Daemon, space: Space) -> None:
+    """Records leave a small ring before they are in the file: those are lost, and counted."""
+    with Flood(space) as flood:
+        text = CAPTURE.format(space=space.path, port=flood.port) + ROTATION.format(every="1h")
+        daemon.configure(text.replace("16M", "16K"))
+        daemon.start()
+        flood.begin(0)
+        for _ in range(KILLS["1h"]):
+            time.sleep(random.uniform(0.2, 0.4))
+            kill_worker(daemon)
+        time.sleep(0.3)
+        made = flood.halt()
+        assert daemon.finish().code == 0
+    chain = chain_of(daemon.folder / "calls")
+    assert chain.exit_code == 3, (chain.verdict, chain.notes)
+    rows = [row for row in chain.rows if row.location == RECEIVE_CALL]
+    in_file = sum(row.in_file for row in rows)
+    assert in_file + sum(sum(row.lost.values()) for row in rows) == made
+    numbers = calls_in(daemon.files("calls"))
+    assert len(numbers) == in_file == len(np.unique(numbers))
