@@ -107,7 +107,7 @@ def _was_given(parameter: str) -> bool:
 @click.option("--top", is_flag=True,
               help="Show the connections, as tcpkmon top does; q ends the capture. Says no more.")
 @click.option("--reconcile", is_flag=True,
-              help="Compare the last records with the kernel's sockets, at the start and the end.")
+              help="Compare the last records with the kernel's sockets: start, rotations, end.")
 @click.option("--fail-on-loss", is_flag=True, help="Exit with 3 if a record was lost.")
 @click.option("--no-existing", is_flag=True, help="Omit connections that are open at the start.")
 @click.option("--as-root", is_flag=True, help="Run COMMAND as root even under sudo.")

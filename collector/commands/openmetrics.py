@@ -201,10 +201,20 @@ def _tcp(answers: dict[str, Answer]) -> Iterator[Metric]:
         "tcpkmon_tcp_bytes", "Bytes acknowledged by peers, and received in order",
         labels=["capture", "direction"],
     )  # fmt: skip
+    limited = CounterMetricFamily(
+        "tcpkmon_tcp_limited_seconds",
+        "What limited senders, by the kernel's own counts; busy has the others",
+        labels=["capture", "limit"],
+    )
     counting = CounterMetricFamily(
         "tcpkmon_counting_seconds", "What this counting costs the reader", labels=["capture"]
     )
-    pairs = ((again, "retransmits"), (zero, "zero_window"), (transferred, "bytes"))
+    pairs = (
+        (again, "retransmits"),
+        (zero, "zero_window"),
+        (transferred, "bytes"),
+        (limited, "limited"),
+    )
     for capture, tcp in counted.items():
         for role, told in tcp["duration"].items():
             _add(duration, [capture, role], told)
@@ -216,7 +226,7 @@ def _tcp(answers: dict[str, Answer]) -> Iterator[Metric]:
             for label, count in tcp.get(key, {}).items():
                 family.add_metric([capture, label], count)
         counting.add_metric([capture], tcp["counting_s"])
-    yield from (duration, opened, closed, again, zero, transferred, counting)
+    yield from (duration, opened, closed, again, zero, transferred, limited, counting)
 
 
 def _label(text: str) -> str:

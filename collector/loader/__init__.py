@@ -14,5 +14,6 @@ __all__ = [
     "selftest_result",
     "sock_diag",
     "socket_iterator",
+    "socket_table",
     "tcp_info",
 ]

@@ -134,7 +134,7 @@ class Wish:
     existing: bool = True
     by_inode: bool = False
     kinds: Collection[str] | None = None
-    connections: int = 131072
+    connections: int = 1 << 17
     klogger: bool = False
     """Events go into Klogger files."""
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -157,6 +157,7 @@ def wish_of(request: Request, transport: Transport) -> Wish:
         watch=request.when_changed,
         existing=request.existing,
         by_inode=bool(request.filters.pids),
+        connections=1 << (18 if request.reconcile else 17),
         kinds=request.kinds,
         klogger=request.format.holds_events,
         limits=dict(request.limits),

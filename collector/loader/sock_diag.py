@@ -38,16 +38,17 @@ from formats.base.tcp_info import FROM_INFO
 
 AF_INET, AF_INET6 = 2, 10
 _TCP = 6
-_STATES = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
+STATES = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
 """Established to closing, without TIME_WAIT (6), CLOSE (7) and LISTEN (10)."""
 _EVERY_STATE = 0xFFFFFFFF
+Answer = tuple[bytes, list[int]]  # a datagram, and the offsets of its messages
 
 # Attributes of linux/inet_diag.h: the first three are requested, the kernel always adds the others.
-_INFO, _CONG, _SKMEMINFO, _MARK, _CGROUP = 2, 4, 7, 15, 21
+INFO, _CONG, _SKMEMINFO, _MARK, CGROUP = 2, 4, 7, 15, 21
 _DATAGRAM_BYTES = 1 << 16  # the kernel fills at most 32 KiB
 _TIMEOUT_S = 30.0
-_ASKED = sum(1 << (attribute - 1) for attribute in (_INFO, _CONG, _SKMEMINFO))
-_ATTRIBUTE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
+_ASKED = sum(1 << (attribute - 1) for attribute in (INFO, _CONG, _SKMEMINFO))
+ATTRIBUTE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
 # struct nlmsghdr, and struct inet_diag_msg, 72 bytes:
 #
@@ -110,7 +111,7 @@ def list_connections(
 
     Each is listed once. every: sockets of all states. KernelError where the kernel has no tcp_diag.
     """
-    states = _EVERY_STATE if every else _STATES
+    states = _EVERY_STATE if every else STATES
     answers = (
         (cookie_or_0(one), one, run_inside(one, partial(_dump, states))) for one in namespaces
     )
@@ -121,13 +122,13 @@ def list_connections(
 
 
 def choose(
-    answers: Iterable[tuple[int, int, Iterable[tuple[bytes, list[int]]]]],
+    answers: Iterable[tuple[int, int, Iterable[Answer]]],
     filters: Filters,
     every: bool = False,
 ) -> Iterator[dict[tuple[int, int], Connection]]:
     """The connections that pass, by namespace and cookie; answers: cookie, number, datagrams."""
     pids = {inode: pid for pid in filters.pids for inode in socket_inodes(pid)}
-    cgroups = _cgroups_of(filters)
+    cgroups = cgroups_of(filters)
     wanted = {space.cookie for space in filters.namespaces}
     selective = bool(filters.flags & ~(Flag.NETNS | Flag.CGROUP | Flag.PID))
     for netns, number, datagrams in answers:
@@ -163,9 +164,7 @@ def make_entries(layout: Layout, connections: Sequence[Connection], mono_ns: int
     return entries
 
 
-def list_batch(
-    layout: Layout, namespaces: Iterable[int], filters: Filters, cpu: int
-) -> Batch:
+def list_batch(layout: Layout, namespaces: Iterable[int], filters: Filters, cpu: int) -> Batch:
     """The open connections, as a batch that the CPU of this number has just recorded."""
     now_ns = time.monotonic_ns()
     entries = make_entries(layout, list_connections(namespaces, filters), now_ns)
@@ -177,7 +176,7 @@ def list_batch(
 
 
 def _columns(connections: Sequence[Connection], mono_ns: int) -> Iterator[tuple[str, Any]]:
-    """Name and values of every column that sock_diag has, in the kernel's integers."""
+    """Every column that sock_diag has, in the kernel's integers."""
     infos = _rows([one.info for one in connections], TCP_INFO.itemsize).view(TCP_INFO)[:, 0]
     memory = _rows([one.memory for one in connections], 4 * MEMORY_WORDS).view("=u4")
     yield "location", EXISTING
@@ -212,9 +211,9 @@ TOLD = frozenset(name for name, _ in _columns((), 0))
 """The names of all columns that make_entries() fills."""
 
 
-def _dump(states: int = _STATES) -> list[tuple[bytes, list[int]]]:
+def _dump(states: int = STATES) -> list[Answer]:
     """The answers for both families in this thread's namespace: datagrams, message offsets."""
-    answers: list[tuple[bytes, list[int]]] = []
+    answers: list[Answer] = []
     try:
         with DiagSocket() as diag:
             diag.bind()
@@ -230,7 +229,7 @@ def _dump(states: int = _STATES) -> list[tuple[bytes, list[int]]]:
     return answers
 
 
-def ask(wire: socket.socket, states: int = _STATES) -> Iterator[tuple[bytes, list[int]]]:
+def ask(wire: socket.socket, states: int = STATES) -> Iterator[Answer]:
     """The answers for both families to a socket of DiagSocket's: datagrams, message offsets."""
     wire.settimeout(_TIMEOUT_S)
     for family in (AF_INET, AF_INET6):
@@ -250,7 +249,7 @@ def _request(family: int, states: int) -> bytes:
     return bytes(request.data)
 
 
-def _receive(wire: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
+def _receive(wire: socket.socket) -> Iterator[Answer]:
     """The datagrams of one dump, each with the offsets of its messages; OSError where it failed."""
     while True:
         data = wire.recv(_DATAGRAM_BYTES)
@@ -290,10 +289,10 @@ def _parse(
         size, kind = _ATTRIBUTE.unpack_from(data, at)
         if not 4 <= size <= end - at:
             break
-        attributes[kind & _ATTRIBUTE_MASK] = data[at + 4 : at + size]
+        attributes[kind & ATTRIBUTE_MASK] = data[at + 4 : at + size]
         at += (size + 3) & ~3
-    info = attributes.get(_INFO)
-    if not every and (info is None or not _STATES >> state & 1):
+    info = attributes.get(INFO)
+    if not every and (info is None or not STATES >> state & 1):
         return None, 0  # a time-wait socket in the substate FIN_WAIT2, or a request
     if family == AF_INET:
         local, remote = _MAPPED + local[:4], _MAPPED + remote[:4]
@@ -315,7 +314,7 @@ def _parse(
         attributes.get(_CONG, b"").partition(b"\0")[0],
         int.from_bytes(attributes.get(_MARK, b"")[:4], sys.byteorder),
     )
-    cgroup = int.from_bytes(attributes.get(_CGROUP, b"")[:8], sys.byteorder)
+    cgroup = int.from_bytes(attributes.get(CGROUP, b"")[:8], sys.byteorder)
     return connection, cgroup
 
 
@@ -330,7 +329,7 @@ def _address(packed: bytes) -> Address:
     return ipaddress.IPv6Address(packed)
 
 
-def _cgroups_of(filters: Filters) -> set[int]:
+def cgroups_of(filters: Filters) -> set[int]:
     """Ids of the cgroups that the filter names, and of all below them."""
     ids = set()
     for cgroup in filters.cgroups:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,17 @@ from numpy.typing import NDArray
 from collector.metrics.tcp_meter import SYNCHRONIZED
 from formats.base.text import address_of, text_of
 
-MOST = 1 << 16
+MOST = 1 << 18
 """Connections in the table; later ones are not in it."""
 _ROOM = 256
-_BYTES = (("acked", "bytes_acked", "snd_una"), ("received", "bytes_received", "rcv_nxt"))
+LIMITED = {"busy": "busy_us", "rwnd": "rwnd_limited_us", "sndbuf": "sndbuf_limited_us"}
+"""The kernel's own counters of what limits a sender; busy has the two others."""
+# Name, column, and what counts the same in u32, if the column is not stored.
+_COUNTERS = (
+    ("acked", "bytes_acked", "snd_una"),
+    ("received", "bytes_received", "rcv_nxt"),
+    *((name, column, "") for name, column in LIMITED.items()),
+)
 _TOTALS = np.dtype(
     [(name, "=i8") for name in ("id", "acked", "received", "retransmits")]
     + [(f"{name}_before", "=i8") for name in ("acked", "received", "retransmits")]
@@ -32,6 +39,11 @@ SHOWN = (
     "pid",
 )  # fmt: skip
 """Columns that rows() tells as they are, if the capture stores them."""
+_KEPT = frozenset((
+    *SHOWN, *(name for counter in _COUNTERS for name in counter[1:]), "comm", "laddr", "raddr",
+    "netns", "conn_id", "location", "callvalue", "time_ns", "seg_ack", "seg_seq", "seg_len",
+    "total_retrans",
+))  # fmt: skip
 SORTS = ("rate", "acked", "received", "retransmits", "srtt_us", "min_rtt_us", "snd_cwnd_segs", "id")
 RATE_S = 0.5
 """Rates are over at least this time."""
@@ -45,16 +57,19 @@ class Connections:
         names = dtype.names or ()
         self._counters = [
             (total, column if column in names else other, column in names)
-            for total, column, other in _BYTES
+            for total, column, other in _COUNTERS
             if column in names or other in names
         ]
-        self._rows = np.zeros(_ROOM, dtype)
+        self.names = tuple(name for name in names if name in _KEPT)
+        """Columns that are kept of each last record."""
+        self._rows = np.zeros(_ROOM, [(name, dtype[name]) for name in self.names])
         self._totals = np.zeros(_ROOM, _TOTALS)
         self._slots: dict[int, int] = {}
         self._free = list(range(_ROOM))
+        self._held: list[int] | None = None
         self._rated_s = now_s
         self.sums = {total: 0 for total, _, _ in self._counters}
-        """Bytes of all connections, of those that ended too."""
+        """Bytes and microseconds of all connections, of those that ended too."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -75,17 +90,27 @@ class Connections:
         slots, starts, ends = slots[have], starts[have], ends[have]
         last = order[ends - 1]
         self._count(entries, order, starts, ends, slots)
-        self._rows[slots] = entries[last]
-        gone = entries["location"][last] == self._destroy
-        for number in entries["conn_id"][last[gone]].tolist():
-            slot = self._slots.pop(number)
-            self._free.append(slot)
+        for name in self.names:
+            self._rows[name][slots] = entries[name][last]
+        gone = entries["conn_id"][last[entries["location"][last] == self._destroy]].tolist()
+        if self._held is None:
+            self._remove(gone)
+        else:
+            self._held += gone
 
-    def last_records(self) -> NDArray[Any]:
-        """(n,) the last record of each connection."""
-        slots = np.fromiter(self._slots.values(), np.int64, len(self._slots))
-        rows: NDArray[Any] = self._rows[slots]
-        return rows
+    def hold(self, keep: bool) -> None:
+        """Whether connections that end stay in the table from now on."""
+        gone, self._held = self._held, [] if keep else None
+        self._remove(gone or ())
+
+    def slots(self) -> NDArray[np.int64]:
+        """(n,) the slot of each connection."""
+        return np.fromiter(self._slots.values(), np.int64, len(self._slots))
+
+    def values(self, name: str, slots: NDArray[np.int64]) -> NDArray[Any]:
+        """(n,) a column of `names` in the last records of these slots."""
+        values: NDArray[Any] = self._rows[name][slots]
+        return values
 
     def rate(self, now_s: float) -> None:
         """Make the rates those since the last call that did so."""
@@ -100,7 +125,7 @@ class Connections:
 
     def rows(self, sort: str, most: int) -> dict[str, list[Any]]:
         """The first connections by a key of SORTS, the largest first: a list for each column."""
-        slots = np.fromiter(self._slots.values(), np.int64, len(self._slots))
+        slots = self.slots()
         totals, rows = self._totals[slots], self._rows[slots]
         names = rows.dtype.names or ()
         if sort == "rate":
@@ -144,9 +169,15 @@ class Connections:
             grown = entries[column][last] - before
             grown = grown.astype(np.int64) if wide else grown.astype(np.uint32).view(np.int32)
             grown = np.maximum(grown, 0)
-            self._totals[total][slots] += grown
+            if total in (_TOTALS.names or ()):
+                self._totals[total][slots] += grown
             self.sums[total] += int(grown.sum(dtype=np.int64))
         self._totals["known"][slots] = True
+
+    def _remove(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if (slot := self._slots.pop(number, None)) is not None:
+                self._free.append(slot)
 
     def _slot(self, number: int) -> int:
         """The connection's slot, a new one for a new connection; -1: there is no room."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.connections import MOST, SORTS, Connections
+from collector.metrics.connections import LIMITED, MOST, SORTS, Connections
 from collector.metrics.tcp_meter import TcpMeter
 from collector.plan.columns import Layout, locations_of
 from formats.base.control import EXISTING
@@ -22,7 +22,7 @@ from formats.base.errors import TcpkmonError
 MOST_ROWS = 1000
 _MOST_LOCATION = 31
 _TIME = np.dtype("=i8")
-__all__ = ["MOST_ROWS", "SORTS", "Watching", "watch"]
+__all__ = ["MOST", "MOST_ROWS", "SORTS", "Connections", "Watching", "watch"]
 
 
 def watch(
@@ -83,6 +83,7 @@ class Watching:
         if self._table is not None:
             sums = self._table.sums
             told["bytes"] = {"sent": sums.get("acked", 0), "received": sums.get("received", 0)}
+            told["limited"] = {name: sums[name] / 1e6 for name in LIMITED if name in sums}
             told["connections"] = len(self._table)
         return {**told, "counting_s": self._spent_ns / 1e9, "error": self._error}
 
@@ -99,11 +100,11 @@ class Watching:
         self._table.rate(time.monotonic())
         return {"connections": len(self._table), "rows": self._table.rows(sort, most)}
 
-    def last_records(self) -> tuple[NDArray[Any], bool]:
-        """The last record of each connection in the table, and whether the table is full."""
+    def table(self) -> Connections:
+        """The connections that are counted. TcpkmonError where there are none."""
         if self._table is None:
             raise TcpkmonError(f"there are no last records: {self._error or 'not counted'}")
-        return self._table.last_records(), len(self._table) >= MOST
+        return self._table
 
     def _begin(self) -> None:
         if self._meter is None and self._dtype is not None and not self._error:

@@ -53,7 +53,7 @@ class Request:
     rotation: Rotation | None = None
     """The output is a folder of files; None: one file."""
     reconcile: bool = False
-    """Compare the last records with the kernel's sockets, at the start and the end."""
+    """Compare the last records with the kernel's sockets: at the start, rotations and the end."""
     metrics: bool = False
     """Count for the metrics from the start, not from the first question on."""
     name: str | None = None

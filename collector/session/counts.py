@@ -52,6 +52,10 @@ class Counts:
         """Records lost, by cause."""
         return {"in the kernel": self.stream.order.lost, **self.stream.written.losses()}
 
+    def lost(self) -> int:
+        """Records lost so far, as far as the collector knows."""
+        return sum(self.losses().values())
+
     def causes(self) -> dict[str, int]:
         """Records lost by every cause that the ledger knows."""
         return self.books().totals(self.stream.written).by_cause

@@ -6,172 +6,154 @@
     last record                  B ^             something happened meanwhile: not compared
 
 The values of a connection that is at rest are those of its last record, and what a segment that was
-recorded before TCP took it brought. Without privileges: the sockets were made before.
+recorded before TCP took it brought. It works in short turns, between which the rings are drained.
+Without privileges: the sockets were made before.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.watching import Watching
+from collector.metrics.watching import MOST, Watching
 from collector.plan.request import Request
-from collector.session.existing import Existing
-from collector.writer.base_stream import Stream
+from collector.session.counts import Counts
+from collector.session.differences import Found, find_differences
 from formats.base.errors import TcpkmonError
-from formats.base.reconciled import Reconciled, What
-
-if TYPE_CHECKING:
-    from collector.loader.sock_diag import Connection
+from formats.base.reconciled import Reconciled, What, When
 
 LISTED = 100
 """The most differences that get an entry of their own each time."""
 REST_NS = 1_000_000
 """A record may be so much older than what TCP does right after it."""
-PAUSE_S = 0.02
-"""The rings are drained so often while the kernel lists its sockets."""
-_RECEIVED, _STATE_CHANGE = 1, 4
-_ESTABLISHED = 1
+TURN_S = 0.01
+"""The rings are drained so often."""
+_AT_ONCE = 4096
+"""Connections that are compared at once."""
+
+_NEEDED = {"time_ns", "laddr", "raddr", "lport", "rport", "conn_id", "location", "callvalue"}
+
+Work = Generator[bool, None, None]
+"""Yields where the rings may be drained; True: where they must be."""
 
 
 class Reconciling:
     """Asks and compares, if the request says so. Make it before privileges are given up.
 
-    step: drains the rings. OSError and TcpkmonError where the kernel refuses.
+    OSError and TcpkmonError where the kernel refuses.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        existing: Existing,
-        watching: Watching,
-        stream: Stream[Any],
-        step: Callable[[], None],
-    ) -> None:
-        self._watching, self._stream, self._step = watching, stream, step
-        self._filters = request.filters
-        self._asked: tuple[int, list[Connection]] | None = None
+    def __init__(self, request: Request, counts: Counts, watching: Watching) -> None:
+        self._counts, self._watching, self._stream = counts, watching, counts.stream
+        self._work: Work | None = None
+        self._began_ns = 0
+        self._sockets: list[NDArray[Any]] = []
         self._wires: list[Any] = []
-        for namespace in existing.namespaces if request.reconcile else ():
+        for namespace in counts.existing.namespaces if request.reconcile else ():
             # The import of pyroute2 is slow, and few captures need it.
             from collector.loader.later_listing import open_wire
 
             with suppress(OSError, TcpkmonError):  # a namespace without it is not compared
                 self._wires.append(open_wire(namespace))
 
-    def start(self) -> None:
-        """At the start: ask, drain what was recorded meanwhile, and compare."""
-        self.ask()
-        if self._wires:
-            time.sleep(REST_NS / 1e9)
-            self._step()
-            self.compare(0, 0)
+    def start(self, step: Callable[[], None]) -> None:
+        """Compare at the start. step: a round, with step() in it."""
+        self._begin(When.START)
+        self._finish(step)
 
-    def ask(self) -> None:
-        """List the kernel's connections. The rings are drained meanwhile."""
-        if not self._wires:
+    def rotated(self) -> None:
+        """Compare from now on, in step(); not while an earlier comparison is under way."""
+        self._begin(When.ROTATION)
+
+    def step(self) -> None:
+        """Work for a turn. Call it after the rings were drained."""
+        if self._work is None:
             return
+        until_s = time.monotonic() + TURN_S
+        for must_drain in self._work:
+            if must_drain or time.monotonic() >= until_s:
+                return
+        self._work = None
+
+    def wait_s(self, most: float) -> float:
+        """How long a round may wait for records."""
+        return most if self._work is None else 0.0
+
+    def ask(self, step: Callable[[], None]) -> None:
+        """At the end, list the kernel's connections before the programs are detached.
+
+        step: as in start().
+        """
+        self._finish(step)
+        if self._wires:
+            self._work = self._list()
+            self._finish(step)
+
+    def compare(self, lost: int) -> None:
+        """At the end: with all records. lost: records that were lost."""
+        if self._sockets:
+            for _ in self._compare(When.END, lambda: lost):
+                pass
+
+    def _begin(self, when: When) -> None:
+        if self._wires and self._work is None:
+            self._work = self._whole(when)
+
+    def _finish(self, step: Callable[[], None]) -> None:
+        while self._work is not None:
+            step()
+
+    def _whole(self, when: When) -> Work:
+        try:
+            yield from self._list()
+            rest_ns = time.monotonic_ns() + REST_NS
+            while time.monotonic_ns() < rest_ns:
+                yield True
+            yield True
+            yield from self._compare(when, self._counts.lost)
+        finally:
+            self._watching.table().hold(False)
+
+    def _list(self) -> Work:
+        """List the kernel's connections."""
         from collector.loader.later_listing import list_by
 
-        next_s = time.monotonic() + PAUSE_S
+        self._watching.table().hold(True)
+        self._began_ns = time.monotonic_ns()
+        pieces = []
+        for piece in list_by(self._wires, self._counts.kernel.filters):
+            pieces.append(piece)
+            yield False
+        self._sockets = pieces
 
-        def pause() -> None:
-            nonlocal next_s
-            if time.monotonic() >= next_s:
-                self._step()
-                next_s = time.monotonic() + PAUSE_S
-
-        began_ns = time.monotonic_ns()
-        self._asked = began_ns, list_by(self._wires, self._filters, pause)
-
-    def compare(self, when: int, lost: int) -> None:
-        """Compare with the records so far, which must be all; lost: records that were lost."""
-        asked, self._asked = self._asked, None
-        if asked is None:
-            return
-        rows, is_full = self._watching.last_records()
-        compared, found = find_differences(rows, is_full, *asked)
-        differences = list(found)
+    def _compare(self, when: When, lost: Callable[[], int]) -> Work:
+        """Compare with the records so far, which must be those before the question at least."""
+        sockets, self._sockets = np.concatenate(self._sockets), []
+        sockets = sockets[np.unique(sockets["cookie"], return_index=True)[1]]
+        yield False
+        table = self._watching.table()
+        slots, is_full = table.slots(), len(table) >= MOST
+        if lacking := _NEEDED - set(table.names):
+            raise TcpkmonError(f"the columns {', '.join(sorted(lacking))} are not stored")
+        rows: dict[str, NDArray[Any]] = {}
+        # The time is the last one: whatever changed meanwhile is then not compared.
+        for name in (*(name for name in table.names if name != "time_ns"), "time_ns"):
+            rows[name] = table.values(name, slots)
+            yield False
+        table.hold(False)
+        rows["at_rest"] = rows["time_ns"].astype(np.int64) < self._began_ns - REST_NS
+        found = Found()
+        if not self._stream.altered:
+            for _ in find_differences(rows, is_full, sockets, found, _AT_ONCE, LISTED):
+                yield False
+        count = min(lost(), 0xFFFFFFFF)
         summary = Reconciled(
-            when, What.SUMMARY, len(differences), compared[0], len(asked[1]), min(lost, 0xFFFFFFFF)
+            when, What.SUMMARY, found.differences, found.compared, len(sockets), count
         )
-        told = [] if lost else differences[:LISTED]
-        entries = [summary, *(Reconciled(when, *one) for one in told)]
-        self._stream.reconciled(entries)
-
-
-def find_differences(
-    rows: NDArray[Any], is_full: bool, began_ns: int, connections: Iterable[Connection]
-) -> tuple[list[int], Iterator[tuple[int, int, int, int, int]]]:
-    """The count of compared connections (complete when the differences are read), and these: what,
-    conn_id, by the record, by the kernel, ports.
-
-    rows: last records; is_full: there may be more connections.
-    """
-    names = rows.dtype.names or ()
-    has_netns = "netns" in names
-    compared = [0]
-
-    def key(row: Any) -> tuple[Any, ...]:
-        ends = (bytes(row["laddr"]), int(row["lport"]), bytes(row["raddr"]), int(row["rport"]))
-        return (int(row["netns"]), *ends) if has_netns else ends
-
-    def walk() -> Iterator[tuple[int, int, int, int, int]]:
-        by_ends: dict[tuple[Any, ...], list[Any]] = {}
-        for row in rows:
-            by_ends.setdefault(key(row), []).append(row)
-        for one in connections:
-            ends: tuple[Any, ...] = (one.local, one.local_port, one.remote, one.remote_port)
-            mine = by_ends.get((one.netns, *ends) if has_netns else ends, [])
-            ports = one.local_port << 16 | one.remote_port
-            if not mine and not is_full:
-                compared[0] += 1
-                yield What.NO_RECORD, 0, 0, one.state, ports
-            if len(mine) != 1 or int(mine[0]["time_ns"]) >= began_ns - REST_NS:
-                continue
-            compared[0] += 1
-            row = mine[0]
-            for what, record, kernel in _compare(row, names, one):
-                if record != kernel:
-                    yield what, int(row["conn_id"]), record, kernel, ports
-
-    return compared, walk()
-
-
-def _compare(row: Any, names: tuple[str, ...], one: Connection) -> Iterator[tuple[int, int, int]]:
-    """What, by the record, by the kernel: of a connection at rest."""
-    from collector.loader.tcp_info import TCP_INFO
-
-    changes = int(row["location"]) == _STATE_CHANGE
-    state = int(row["callvalue"]) if changes else int(row["state"])
-    yield What.STATE, state, one.state
-    if not state == one.state == _ESTABLISHED:
-        return  # only those have a record of each segment
-    info = np.frombuffer(one.info[: TCP_INFO.itemsize].ljust(TCP_INFO.itemsize, b"\0"), TCP_INFO)[0]
-    segment = int(row["location"]) == _RECEIVED
-    if "bytes_acked" in names and (not segment or "seg_ack" in names):
-        more = _ahead(int(row["seg_ack"]), int(row["snd_una"])) if segment else 0
-        yield What.BYTES_ACKED, int(row["bytes_acked"]) + more, int(info["bytes_acked"])
-    if "bytes_received" in names and not info["rcv_ooopack"] and (
-        not segment or {"seg_seq", "seg_len", "rcv_nxt"} <= set(names)
-    ):
-        more = 0
-        if segment and not _ahead(int(row["seg_seq"]), int(row["rcv_nxt"])):
-            end = int(row["seg_seq"]) + int(row["seg_len"])
-            more = _ahead(end, int(row["rcv_nxt"]))
-        yield What.BYTES_RECEIVED, int(row["bytes_received"]) + more, int(info["bytes_received"])
-    if "total_retrans" in names:
-        # A segment that this machine itself dropped is counted, and no retransmission for us.
-        record, kernel = int(row["total_retrans"]), int(info["total_retrans"])
-        yield What.RETRANSMITS, record, min(record, kernel)
-
-
-def _ahead(number: int, before: int) -> int:
-    """How far a sequence number is ahead of another; 0 if it is not."""
-    step = (number - before) & 0xFFFFFFFF
-    return step if step < 1 << 31 else 0
+        told = [] if count else [Reconciled(when, *one) for one in found.told]
+        self._stream.reconciled([summary, *told])

@@ -38,6 +38,8 @@ class Rotating:
         self._asked_s: float | None = None
         self._why = self._wanted = ""
         self._told = ""
+        self.rotated: Callable[[], None] = lambda: None
+        """Called after each rotation."""
 
     def ask(self, why: str) -> None:
         """Begin the next file soon, if this capture rotates. why: for the index."""
@@ -51,6 +53,7 @@ class Rotating:
         if self._asked_s is not None:
             if written.segment != self._segment:  # done
                 self._segment, self._began_s, self._asked_s = written.segment, self._asked_s, None
+                self.rotated()
             elif written.rotation_error is None or now_s < self._asked_s + RETRY_S:
                 self._tell(written.rotation_error)
                 return

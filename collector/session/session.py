@@ -110,8 +110,7 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
 
 
 class Session:
-    """A capture: open(), begin() when its programs are attached, run(), end(), report(), once each.
-    """
+    """A capture: open(), begin() when its programs are attached, run(), end(), report()."""
 
     def __init__(
         self,
@@ -170,7 +169,7 @@ class Session:
             info, kernel, self._clocks, self._rings, self._existing, watching.add
         )
         kernel.switch_on()
-        self._reconciling = Reconciling(request, self._existing, watching, stream, self._step)
+        self._reconciling = Reconciling(request, self._counts, watching)
         self._handlers = Handlers(
             request, kernel, self._rings, stream, self._counts.causes, self._refused,
             self._pulse.told, watching,
@@ -179,6 +178,7 @@ class Session:
         self._rotating = Rotating(request.rotation, stream, self._counts.books, self._clocks)
         self._handlers.next_file = self._rotating.ask
         self._rotating.ask(why_next)
+        self._rotating.rotated = self._reconciling.rotated
 
     def run(self) -> None:
         """Capture until there is a reason to stop, or the command ends. Any error is a reason."""
@@ -197,7 +197,7 @@ class Session:
         while self._kernel.loaded.is_loading:
             self._rings.wait(WAIT_S / 10)
             self._step()
-        self._failures.optional("asking sock_diag", self._reconciling.start)
+        self._reconciling.start(self._step)
         self._kernel.loaded.enter_by(self._rights.entrance)
         self._takeover.park(self._kernel, self._existing)
         self._rights.give_up()
@@ -212,7 +212,7 @@ class Session:
         stopping.start_clock()
         while not stopping.due():
             most_s = self._recording.wait_s(WAIT_S / 4 if self._request.show else WAIT_S)
-            self._rings.wait(stopping.remaining_s(most_s))
+            self._rings.wait(stopping.remaining_s(self._reconciling.wait_s(most_s)))
             self._step()
             if command is not None and command.poll() is not None:
                 stopping.ask(EndReason.COMMAND_ENDED)
@@ -226,8 +226,7 @@ class Session:
         self._totals = self._end()
         if self._failures.first is not None:
             raise self._failures.first
-        count = self._failures.optional("count of connections", self._counts.connections)
-        self._connections = count or 0
+        self._connections = self._failures.optional("connections", self._counts.connections) or 0
 
     def report(self) -> int:
         """Wait for the command, if it still runs, and report; returns the exit code."""
@@ -268,8 +267,9 @@ class Session:
             self._pulse.beat()
             if not self.overseer.is_there(self._stream.records, self._counts.losses()):
                 self._stopping.ask(EndReason.ASKED)
-        self._failures.optional("the next file", self._rotating.step)
-        self._failures.optional("status line", self._show_status)
+        optional("the next file", self._rotating.step)
+        optional("asking sock_diag", self._reconciling.step)
+        optional("status line", self._show_status)
         self._failures.show_writing(self._stream.written.error)
         self._write_marks()
         self._recording.asked(self._stopping.dumps)
@@ -315,7 +315,7 @@ class Session:
         An error leaves out its step only; without the last counts there is no last checkpoint.
         """
         books, done = None, False
-        self._failures.optional("asking sock_diag", self._reconciling.ask)
+        self._failures.optional("asking sock_diag", lambda: self._reconciling.ask(self._step))
         detach = partial(self._takeover.detach, self._kernel)
         for step in (detach, self._write_marks, self._drain_rest):
             with self._failures.ending():
@@ -326,7 +326,7 @@ class Session:
         with self._failures.ending():
             self._stream.finish(serials, time.monotonic_ns())
             books = self._counts.books()
-            self._reconciling.compare(1, books.totals(self._stream.written).lost)
+            self._reconciling.compare(books.totals(self._stream.written).lost)
         with self._failures.ending():
             clock = self._clocks.check() or self._clocks.read()
             self._stream.end(books, clock, self._failures.end_reason, time.monotonic_ns())

@@ -38,6 +38,8 @@ class Stream(ABC, Generic[BatchT]):
     """The highest number of a mark that the format can hold."""
     segments: Segments | None = None
     """The output's files, where it rotates."""
+    altered = False
+    """Whether switches, limits or filters were changed: some events are not recorded."""
     written: Written
     journal: Journal | None = None
     """For who goes on where this process is killed."""

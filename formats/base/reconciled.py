@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entry that says how a capture's last records and the kernel's sockets differ.
 
-A collector asks sock_diag for the open connections at its start and its end. The first entry of
-each time is the summary; one follows for each difference that no counted loss explains.
+A collector asks sock_diag for the open connections at its start, after each rotation and at its
+end. The first entry of each time is the summary; one follows for each difference that no counted
+loss explains.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import ClassVar
 
 from formats.base.control import U32, U64, Call, Control
 
-WHEN = ("at the start", "at the end")
+WHEN = ("at the start", "at the end", "after the rotation")
+
+
+class When(enum.IntEnum):
+    """When the kernel was asked."""
+
+    START = 0
+    END = 1
+    ROTATION = 2
 
 
 class What(enum.IntEnum):

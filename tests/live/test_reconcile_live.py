@@ -37,12 +37,13 @@ Connections.add = hide
 """
 CHANGES = """
 from collector.metrics.connections import Connections
-last = Connections.last_records
-def change(self):
-    rows = last(self)
-    rows["bytes_acked"][rows["rport"] == {port}] += 17
-    return rows
-Connections.last_records = change
+values = Connections.values
+def change(self, name, slots):
+    found = values(self, name, slots)
+    if name == "bytes_acked":
+        found[values(self, "rport", slots) == {port}] += 17
+    return found
+Connections.values = change
 """
 
 

@@ -152,6 +152,43 @@ def test_rates_are_between_two_questions() -> None:
     assert table.rows("rate", 5)["acked_rate"] == [0]
 
 
+def test_what_limited_the_senders() -> None:
+    full = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), "full"), ())
+    watching = watch(full, at_once=True)
+    times = [(7, 1_000_000, 500_000, 0), (8, 3_000_000, 0, 1), (7, 3_500_000, 500_000, 250_000),
+             (8, 3_000_000, 0, 1), (9, 0, 0, 0)]  # fmt: skip
+    entries = np.zeros(len(times), full.dtype)
+    entries["location"], entries["state"] = AT["SEGMENT_RECEIVED"], 1
+    names = ("conn_id", "busy_us", "rwnd_limited_us", "sndbuf_limited_us")
+    for name, values in zip(names, zip(*times, strict=True), strict=True):
+        entries[name] = values
+    watching.add(entries[:2])
+    watching.add(entries[2:])
+    told = {**answer(), "tcp": watching.metrics()}
+    assert told["tcp"]["limited"] == {"busy": 2.5, "rwnd": 0, "sndbuf": 0.25}
+    (family,) = (one for one in make_metrics({"a": told}, 0)
+                 if one.name == "tcpkmon_tcp_limited_seconds")  # fmt: skip
+    found = {one.labels["limit"]: one.value for one in family.samples}
+    assert found == {"busy": 2.5, "rwnd": 0, "sndbuf": 0.25}
+    assert "limited" in watch(LAYOUT, True).metrics()
+    assert not watch(LAYOUT, True).metrics()["limited"], "the columns are not stored"
+
+
+def test_connections_that_end_stay_while_they_are_held() -> None:
+    table = Connections(LAYOUT.dtype, AT, 0.0)
+    one = {"location": AT["SEGMENT_RECEIVED"], "state": 1, "rport": 80}
+    table.add(rows({**one, "conn_id": 7}, {**one, "conn_id": 8}))
+    table.hold(True)
+    table.add(rows({"location": AT["DESTROY"], "conn_id": 7, "state": 7, "time_ns": 5}))
+    slots = table.slots()
+    assert table.values("conn_id", slots).tolist() == [7, 8]
+    assert table.values("time_ns", slots).tolist() == [5, 0]
+    table.hold(False)
+    assert table.values("conn_id", table.slots()).tolist() == [8]
+    table.add(rows({"location": AT["DESTROY"], "conn_id": 8, "state": 7}))
+    assert len(table) == 0
+
+
 def test_nothing_is_counted_before_somebody_asks() -> None:
     entries = rows({"location": AT["RETRANSMIT"], "conn_id": 7, "state": 2})
     shown: list[Any] = []

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collector.loader.sock_diag import Connection
-from collector.loader.tcp_info import TCP_INFO
+from collector.loader.socket_table import SOCKET
 from collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
-from collector.session.reconciling import REST_NS, find_differences
+from collector.session.differences import Found, find_differences
+from collector.session.reconciling import LISTED, REST_NS
 from formats.base import control
 from formats.base.reconciled import Reconciled, What, from_words
 from formats.verify import verify_file
@@ -38,19 +38,25 @@ def row(**values: Any) -> Any:
     return made
 
 
-def sock(state: int = 1, lport: int = 5, **info: int) -> Connection:
-    told = np.zeros(1, TCP_INFO)
-    first = {"bytes_acked": 1100, "bytes_received": 525, "total_retrans": 3}
+def sock(state: int = 1, lport: int = 5, **info: int) -> Any:
+    made = np.zeros(1, SOCKET)
+    first = {"cookie": 1, "netns": 1, "state": state, "bytes_acked": 1100, "bytes_received": 525,
+             "total_retrans": 3}  # fmt: skip
     for name, value in {**first, **info}.items():
-        told[name] = value
-    return Connection(1, 1, 2, state, ENDS["laddr"], ENDS["raddr"], lport, 6, 0, 0, 9, 0,
-                      told.tobytes(), b"", b"cubic", 0)  # fmt: skip
+        made[name] = value
+    made["ends"][0, :4] = np.frombuffer(ENDS["laddr"] + ENDS["raddr"], "=u8")
+    made["ends"][0, 4] = lport << 16 | 6
+    return made
 
 
-def differences(rows: Any, *sockets: Connection, is_full: bool = False) -> tuple[int, list[Any]]:
-    compared, found = find_differences(rows, is_full, NOW_NS, sockets)
-    listed = list(found)
-    return compared[0], listed
+def differences(rows: Any, *sockets: Any, is_full: bool = False) -> tuple[int, list[Any]]:
+    found = Found()
+    columns = {name: rows[name] for name in rows.dtype.names}
+    columns["at_rest"] = rows["time_ns"] < NOW_NS - REST_NS
+    for _ in find_differences(columns, is_full, np.concatenate(sockets), found, 2, LISTED):
+        pass
+    assert found.differences == len(found.told)
+    return found.compared, found.told
 
 
 def test_equal_with_what_the_last_segment_brought() -> None:
@@ -90,6 +96,21 @@ def test_a_connection_without_a_record() -> None:
     count, found = differences(row(), sock(), sock(lport=9))
     assert (count, found) == (2, [(What.NO_RECORD, 0, 0, 1, 9 << 16 | 6)])
     assert differences(row(), sock(lport=9), is_full=True) == (0, [])
+    assert differences(row(), sock(netns=2))[1][0][0] == What.NO_RECORD
+    assert differences(row()[:0], sock())[1][0][0] == What.NO_RECORD
+
+
+def test_many_are_compared_in_pieces_and_the_first_are_told() -> None:
+    rows = np.concatenate([row(lport=port, conn_id=port) for port in range(1000)])
+    sockets = [sock(lport=port, bytes_acked=1100 + port % 2) for port in range(1000)]
+    found = Found()
+    columns = {name: rows[name] for name in rows.dtype.names} | {"at_rest": np.ones(1000, bool)}
+    order = np.random.default_rng(1).permutation(1000)
+    shuffled = np.concatenate(sockets)[order]
+    turns = list(find_differences(columns, False, shuffled, found, 64, 10))
+    assert (found.compared, found.differences) == (1000, 500)
+    assert [one[1] for one in found.told] == [n for n in order.tolist() if n % 2][:10]
+    assert len(turns) == 1 + -(-1000 // 64)
 
 
 def test_the_entry_keeps_its_numbers() -> None:
@@ -115,6 +136,8 @@ def test_verify_says_so(tmp_path: Path) -> None:
     lines = "\n".join(fine.notes)
     assert "at the start: 9 of 11 connections compared, 0 difference(s)" in lines
     assert "at the end: 9 of 12 connections compared, 3 difference(s); 55 lost records" in lines
+    turned = verify(tmp_path, Reconciled(2, What.SUMMARY, 0, 9, 9, 0))
+    assert "after the rotation: 9 of 9 connections" in "\n".join(turned.notes)
     wrong = verify(tmp_path, Reconciled(1, What.SUMMARY, 1, 9, 12, 0),
                    Reconciled(1, What.STATE, 7, 1, 8, 5 << 16 | 6))  # fmt: skip
     assert wrong.exit_code == 5
