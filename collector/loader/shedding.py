@@ -14,9 +14,8 @@ from collector.plan.engine_config import POINTS
 from collector.ring.points import row_of
 
 MAP = "klogger_shedding"
-_SHEDDING = np.dtype(
-    [("sample", "=u8"), ("unchanged", "=u4"), ("level", "=u4"), ("points", "=u1", POINTS)], align=True
-)
+_NAMES = [("sample", "=u8"), ("unchanged", "=u4"), ("level", "=u4"), ("points", "=u1", POINTS)]
+_SHEDDING = np.dtype(_NAMES, align=True)
 """struct klogger_shedding."""
 _FIRST = struct.pack("=I", 0)
 

@@ -77,9 +77,9 @@ class Shed:
             taken = change.new > change.old
             number = change.new if taken else change.new + 1
             name = f" {steps[number - 1]}" if 0 < number <= len(steps) else ""
+            what = "leaves out" if taken else "taken back"
             if change.old > number:
                 what, name = "and those after it taken back", ""
-            what = "leaves out" if taken else "taken back"
             why = f" ({describe_why(change.why)})" if change.why else ""
             at = iso(epoch_ns(change.before_ns))
             lines.append(f"{at}: step {number} of the budget {what}{name}{why}")

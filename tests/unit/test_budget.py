@@ -190,8 +190,8 @@ def test_without_a_budget_no_line_of_it_is_compiled() -> None:
 
 def test_the_map_has_the_layout_of_the_c_structure() -> None:
     assert shedding._SHEDDING.itemsize == 272
-    names = ("sample", "unchanged", "points")
-    assert [shedding._SHEDDING.fields[name][1] for name in names] == [0, 8, 12]
+    names = ("sample", "unchanged", "level", "points")
+    assert [shedding._SHEDDING.fields[name][1] for name in names] == [0, 8, 12, 16]
 
 
 def shed_capture(tmp_path: Path, more: int = 0) -> Path:
@@ -229,6 +229,7 @@ def test_only_the_budget_has_a_reason_and_its_steps_are_in_order(tmp_path: Path)
     build.put(Change(ChangeKind.LIMIT, 1, 10, 20, 0, 1, why=1))
     build.put(Change(ChangeKind.SHED, 0, 30, 40, 0, 1))
     build.put(Change(ChangeKind.SHED, 0, 50, 60, 3, 4))
+    build.put(Change(ChangeKind.SHED, 0, 70, 80, 5, 0))  # a process that went on
     build.end()
     report = verify_file(build.write(tmp_path / "a.pm"))
     assert [one.what for one in report.problems] == [
@@ -244,6 +245,11 @@ def test_lines_of_any_file() -> None:
     assert len(lines) == 17 and lines[-1] == "and 4 more step(s) of the budget"
     assert "leaves out A (cause 255 at 16777215 %" in lines[0] and "step 20" not in lines[-2]
     assert describe_why(encode_why(Why.DISK_RATE, 1e30)) == "disk rate at 16777215 % of its budget"
+    again = Shed()
+    again.feed(Change(ChangeKind.SHED, 0, 1, 2, 3, 0))
+    assert again.describe(["A", "B", "C"], lambda ns: ns)[0].endswith(
+        "Z: step 1 of the budget and those after it taken back"
+    )
     for settings in (None, 1, {}, {"budget": 1}, {"budget": {"steps": 1}}):
         assert steps_of(settings) == []
     assert steps_of({"budget": {"steps": ["A", 1]}}) == ["A", "1"]
