@@ -54,12 +54,16 @@ struct klogger_slot {
 #endif
 };
 
-/* The memory of a CPU. The first three members are Engine.head of collector/plan/engine_config.py.
+/* The memory of a CPU. The members before `rates` are Engine.head of
+ * collector/plan/engine_config.py.
  */
 struct klogger_cpu {
     u64 serial;
     struct klogger_guard guards[KLOGGER_GUARDS];
     struct klogger_account accounts[KLOGGER_ROWS];
+#if KLOGGER_SHEDDING
+    u64 shed[KLOGGER_ROWS]; /* events that a step of the budget left out */
+#endif
     struct klogger_rate rates[KLOGGER_ROWS];
     u64 zero; /* always 0; the verifier does not know that */
     struct klogger_slot slots[KLOGGER_SLOTS];
@@ -67,6 +71,18 @@ struct klogger_cpu {
 
 BPF_PERCPU_ARRAY(klogger_cpus, struct klogger_cpu, 1);
 BPF_ARRAY(klogger_control, struct klogger_control, 1);
+
+#if KLOGGER_SHEDDING
+/* What the steps of a budget leave out (collector/loader/shedding.py). All zero: nothing. */
+struct klogger_shedding {
+    u64 sample;    /* connections whose hash has one of these bits */
+    u32 unchanged; /* what --when-changed would leave out */
+    u32 level;     /* how many steps are in force, for the collector */
+    u8 points[KLOGGER_POINTS];
+};
+
+BPF_ARRAY(klogger_shedding, struct klogger_shedding, 1);
+#endif
 
 static __always_inline struct klogger_cpu *klogger_this_cpu(void) {
     u32 zero = 0;

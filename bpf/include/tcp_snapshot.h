@@ -216,6 +216,44 @@ static __always_inline void remember(struct klogger_watch *watch, u8 *entry) {
 #endif
 }
 
+#if KLOGGER_SHEDDING
+/*
+ * Whether a step of the budget leaves the event out: by its location, or by its connection. All
+ * records of a connection have the same hash, that of its id; what has no id, that of its ends. The
+ * same hash is in collector/plan/budget.py.
+ */
+static __always_inline int is_shed(const u32 row, u64 id, const struct endpoints *ends) {
+    u64 key = id, ports = (u32)ends->lport + ends->rport;
+    struct klogger_shedding *shedding;
+    u32 zero = 0;
+
+    shedding = klogger_shedding.lookup(&zero);
+    if (!shedding)
+        return 0;
+    if (!key)
+        key = ends->laddr[0] ^ ends->raddr[0] ^ ends->laddr[1] ^ ends->raddr[1] ^ ports;
+    return ((key * 0x9e3779b97f4a7c15ull & shedding->sample) | shedding->points[row]) != 0;
+}
+
+/* Whether unchanged segments are left out now. If not, the next one is recorded when they are. */
+static __always_inline struct klogger_watch *watch_now(struct klogger_watch *watch) {
+#if KLOGGER_SHEDS_UNCHANGED
+    struct klogger_shedding *shedding;
+    u32 zero = 0;
+
+    if (watch) {
+        shedding = klogger_shedding.lookup(&zero);
+        if (shedding && shedding->unchanged)
+            return watch;
+        watch->recorded = 0;
+    }
+    return 0;
+#else
+    return watch;
+#endif
+}
+#endif
+
 /*
  * Records a snapshot: classifies the socket, checks the filters, identifies the connection, fills
  * the record and commits it. sk is a full socket, a request or a time-wait socket; with PACKET it
@@ -263,6 +301,13 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
         goto left_out;
     if (found == NO_IDENTITY || unrecorded)
         return;
+#if KLOGGER_SHEDDING
+    if (is_shed(row, direct ? who.id : connection ? connection->id : 0, &ends)) {
+        klogger_count(cpu->shed[row]);
+        goto out;
+    }
+    watch = watch_now(watch);
+#endif
 
     if (!direct && !(slot = klogger_acquire_slot(cpu))) {
         klogger_count(account->no_slot);
@@ -277,7 +322,11 @@ static __always_inline void snapshot(void *ctx, struct klogger_cpu *cpu, const i
             commit(ctx, cpu, account, &place, location);
         }
     } else {
+#if KLOGGER_SHEDS_UNCHANGED
+        klogger_count(cpu->shed[row]);
+#else
         klogger_count(account->unchanged);
+#endif
     }
     if (slot)
         klogger_release_slot(slot);

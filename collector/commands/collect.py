@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from collector.commands.budget_options import budget_options, take_budget
 from collector.commands.recorder_options import recorder_options, take_recorder
 from collector.commands.rotation_options import rotation_options, take_rotation
 from collector.plan.quantities import parse_duration, parse_limit, parse_megabytes
@@ -115,6 +116,7 @@ def _was_given(parameter: str) -> bool:
               help="Write a byte to this descriptor when attached.")
 @rotation_options
 @recorder_options
+@budget_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
 @click.option("-v", "--verbose", is_flag=True,
               help="Print the kind of rings, and how each location is attached.")
@@ -178,6 +180,7 @@ def command(
     )
     rotation = take_rotation(same, parse_duration)
     recorder = take_recorder(same, parse_duration)
+    budget = take_budget(same, parse_duration)
     if output is None:
         is_folder = rotation is not None or recorder is not None
         output = default_name(FILE_FORMATS[file_format], is_folder=is_folder)
@@ -186,6 +189,7 @@ def command(
         output=output,
         rotation=rotation,
         recorder=recorder,
+        budget=budget,
         duration_s=parse_duration(duration) if duration else None,
         when_changed=tuple(n.strip() for n in (when_changed or "").split(",") if n.strip()),
         buffer_bytes=parse_megabytes(buffer_size),

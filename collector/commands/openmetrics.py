@@ -31,6 +31,7 @@ Answer = dict[str, Any]
 _COUNTS = (
     ("records", "records", "Records that went to the file"),
     ("written_bytes", "bytes", "Bytes in the file, or in all files of a capture that rotates"),
+    ("shed_events", "shed_events", "Events that a budget left out"),
     ("segments", "segment", "Files that a capture that rotates has begun"),
 )
 _GAUGES = (
@@ -39,6 +40,7 @@ _GAUGES = (
     ("disk_free_bytes", "disk_free_bytes", "What may still be written to the file's disk"),
     ("segment_bytes", "segment_bytes", "Size of the file that is written now, where it rotates"),
     ("rotation_failing", "rotation_failing", "1 if no next file can be begun"),
+    ("shed_level", "shed_level", "Steps of the budget in force"),
     ("capture_enabled", "enabled", "Whether logging is on"),
 )
 _HISTOGRAMS = (

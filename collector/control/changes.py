@@ -41,21 +41,32 @@ class Changes:
         self._write(self._looked_ns, by_others=True)
 
     @contextmanager
-    def making(self, *, of_filters: bool = False) -> Iterator[None]:
+    def making(self, *, of_filters: bool = False, why: int = 0) -> Iterator[None]:
         """Write what is changed inside a `with`. of_filters: they are, even if their number is not.
+        why: of a step of the budget.
         """
         self.look()
         before_ns = self._now_ns()
         try:
             yield
         finally:
-            self._write(before_ns, by_others=False, of_filters=of_filters)
+            self._write(before_ns, by_others=False, of_filters=of_filters, why=why)
 
-    def _write(self, before_ns: int, by_others: bool, of_filters: bool = False) -> None:
+    def _write(
+        self, before_ns: int, by_others: bool, of_filters: bool = False, why: int = 0
+    ) -> None:
         values = self._read()
         self._looked_ns = after_ns = self._now_ns()
         changes = [
-            Change(*key, before_ns, after_ns, was, values.get(key, 0), int(by_others))
+            Change(
+                *key,
+                before_ns,
+                after_ns,
+                was,
+                values.get(key, 0),
+                int(by_others),
+                why if key[0] == ChangeKind.SHED else 0,
+            )
             for key in sorted({*self._values, *values})
             if (was := self._values.get(key, 0)) != values.get(key, 0)
             or (of_filters and key[0] == ChangeKind.FILTERS)
@@ -73,4 +84,5 @@ class Changes:
         found |= {(ChangeKind.RING, cpu): kernel.buffer_bytes for cpu in self._rings.cpus}
         found[ChangeKind.LOW_WATER, 0] = kernel.low_water_percent
         found[ChangeKind.FILTERS, 0] = kernel.filters_in_force()
+        found[ChangeKind.SHED, 0] = kernel.shed_level
         return found

@@ -32,7 +32,7 @@ SAMPLER = "sampler"
 _PUBLIC = (
     "pid", "format", "schemata", "data", "enabled", "rings", "buffer_bytes", "low_water_percent",
     "records", "bytes", "rates", "ring_fill", "reader_lag_s", "cost", "disk_free_bytes", "unproven",
-    "segment", "segment_bytes", "rotation_failing", "lost", "events",
+    "segment", "segment_bytes", "rotation_failing", "shed_level", "shed_events", "lost", "events",
 )  # fmt: skip
 """Of the status, for everybody."""
 
@@ -67,6 +67,8 @@ class Handlers:
         self._on = dict.fromkeys(kernel.states(), True)
         self.next_file: Callable[[str], None] = lambda why: None
         """Begins the next file of a capture that rotates, which says what holds now."""
+        self.budget: Callable[[], Mapping[str, Any]] = dict
+        """What a budget leaves out now."""
         self.enabled = True
         """Whether logging is on. An event is recorded if it and logging are on."""
 
@@ -110,6 +112,7 @@ class Handlers:
             "bytes": self._stream.bytes_written(),
             **self._pulse(),
             **self._files(),
+            **self.budget(),
             "unproven": sorted(self._kernel.unproven),
             "lost": dict(self._losses()),
             **({} if (window := self._stream.window()) is None else {"recorder": window}),

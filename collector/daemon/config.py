@@ -17,6 +17,7 @@ from typing import Any
 from collector.daemon.keys import CAPTURE, CONTROL, FILTERS, METRICS, OPTIONS, PARTS, Convert
 from collector.daemon.toml_files import ConfigError, Keys, Sources
 from collector.plan import filters
+from collector.plan.budget import make_budget
 from collector.plan.choice import check_names
 from collector.plan.recorder import make_recorder
 from collector.plan.request import Request, check_request
@@ -35,8 +36,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 class Capture:
     """A capture of the configuration.
 
-    parts: by name (PARTS), the fields of its rotation and recorder, None where the table
-    is missing. filters: the arguments of filters.parse().
+    parts: by name (PARTS), the fields of its rotation, recorder and budget, None where the
+    table is missing. filters: the arguments of filters.parse().
     """
 
     request: Request
@@ -115,11 +116,15 @@ class _Checker:
         self._names(keys, options)
         if chosen is None:
             return None
-        rotation, recorder = parts["rotation"], parts["recorder"]
+        rotation, recorder, budget = parts["rotation"], parts["recorder"], None
+        with self.at((*keys, "budget")):
+            if (limits := parts["budget"]) is not None:
+                budget = make_budget(limits)
         request = Request(
             filters=chosen, name=name, control_group=group, quiet=True, **options,
             rotation=Rotation(**rotation) if rotation is not None else None,
             recorder=make_recorder(recorder) if recorder is not None else None,
+            budget=budget,
         )  # fmt: skip
         with self.at(keys):
             check_request(request)

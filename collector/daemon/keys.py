@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.control.access import find_group
+from collector.plan.budget import parse_cpu
 from collector.plan.quantities import (
     parse_duration,
     parse_limit,
@@ -189,7 +190,13 @@ RECORDER: dict[str, tuple[str, Convert]] = {
     "on": ("triggers", _triggers),
     "dumps_per_hour": ("dumps_per_hour", _number(1, 3600)),
 }
-PARTS = {"rotation": ROTATION, "recorder": RECORDER}
+BUDGET: dict[str, tuple[str, Convert]] = {
+    "max_cpu": ("cpu", _quantity(parse_cpu)),
+    "max_disk_rate": ("disk_bytes", _quantity(parse_size)),
+    "max_memory": ("memory_bytes", _quantity(parse_size)),
+    "back_after": ("back_after_s", _quantity(parse_duration)),
+}
+PARTS = {"rotation": ROTATION, "recorder": RECORDER, "budget": BUDGET}
 """The tables inside a capture's."""
 CAPTURE = {**OPTIONS, **FILTERS}
 METRICS: dict[str, tuple[str, Convert]] = {

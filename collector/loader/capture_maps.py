@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -20,7 +20,9 @@ from collector.loader.compiler import Image
 from collector.loader.parked import Parked, adopt
 from collector.loader.prepare import Prepared
 from collector.loader.programs import Loaded, ProgramSpec
+from collector.loader.shedding import read_level, shed
 from collector.loader.socket_iterator import Walk, name_inodes
+from collector.plan.budget import Step
 from collector.plan.engine_config import POINTS
 from collector.plan.filter_changes import check_change, steps
 from collector.plan.filters import FILTER_MAP, Filters
@@ -95,6 +97,8 @@ class Kernel(Closing):
         self.buffer_bytes = 0
         self.low_water_percent = 0
         """The size of a CPU's ring, and the share of it to keep free; the session sets both."""
+        self.shed_level = 0
+        """How many steps of the budget are in force."""
         take = None if parked is None else lambda name: parked.take(f"map/{name}")
         self.loaded = Loaded(prepared.image, prepared.btf, prepared.transport, take)
         self._engine = EngineMaps(self.loaded.maps, prepared.image, prepared.engine.head)
@@ -108,6 +112,7 @@ class Kernel(Closing):
                 bpf.map_update(maps[SELF], _FIRST, _describe_self())
             if parked is not None:
                 self._engine.read()
+                self.shed_level = read_level(maps)
                 adopt(self.loaded, self._specs(), parked)
                 return
             filters.apply(maps)
@@ -149,6 +154,11 @@ class Kernel(Closing):
         for name, limit in limits.items():
             self._engine.limits[self._prepared.numbers[name]] = limit
         self._engine.apply()
+
+    def shed(self, steps: Sequence[Step]) -> None:
+        """Leave out what these steps of the budget say, and nothing else."""
+        shed(self.loaded.maps, self._prepared.numbers, steps)
+        self.shed_level = len(steps)
 
     def load(self) -> None:
         """Loads the programs. KernelError where the kernel refuses a required one."""

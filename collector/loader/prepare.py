@@ -55,6 +55,7 @@ class Decided:
     events: EventPart | None
     plan: Plan
     transport: Transport
+    sheds: bool
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -70,6 +71,7 @@ class Decided:
             copy_size=tcp.socket_bytes if tcp else 0,
             points=events.highest if events else 0,
             transport=self.transport,
+            sheds=self.sheds,
         )
 
     def compile(self, engine: Engine) -> Image:
@@ -146,6 +148,8 @@ class Wish:
     filtered: bool = False
     """Filters are in force."""
     transport: Transport = DEFAULT_TRANSPORT
+    sheds: bool = False
+    """It has a budget."""
 
 
 def wish_of(request: Request, transport: Transport) -> Wish:
@@ -165,6 +169,7 @@ def wish_of(request: Request, transport: Transport) -> Wish:
         data=request.data,
         filtered=bool(request.filters.flags),
         transport=transport,
+        sheds=request.budget is not None,
     )
 
 
@@ -241,11 +246,12 @@ def decide(wish: Wish) -> Decided:
             locations, text, btf,
             columns=wish.columns, watch=wish.watch, connections=wish.connections,
             by_inode=wish.by_inode, existing=wish.existing, klogger=wish.klogger,
+            sheds=wish.sheds,
         )  # fmt: skip
     if layout is not None:
         events = EventPart(layout, chosen, bind(layout.schema.arches))
     plan = _plan(wish, text, btf, tcp, events)
-    return Decided(btf, text, shipped, tcp, events, plan, wish.transport)
+    return Decided(btf, text, shipped, tcp, events, plan, wish.transport, wish.sheds)
 
 
 def _plan(

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from collector.linux.kallsyms import KALLSYMS
 from collector.linux.kernel_constants import Facts, read_facts
 from collector.loader.kernel_answers import KernelAnswers
+from collector.plan.budget import WATCHED, Step, make_steps
 from collector.plan.columns import (
     EVENT,
     Layout,
@@ -60,6 +61,11 @@ class TcpPart:
         why = f"{TIMER_FUNCTION} is not in {KALLSYMS}"
         return {name: why for name in self.switches.enabled if name in TIMER_LOCATIONS}
 
+    def steps(self, recorded: Collection[str]) -> tuple[Step, ...]:
+        """What a budget leaves out, step by step; recorded: the locations that are."""
+        watch = self.switches.watch if self.switches.sheds_unchanged else ()
+        return make_steps(recorded, watch)
+
     @property
     def always(self) -> tuple[str, ...]:
         """Names of the probes that are attached in any case."""
@@ -85,10 +91,12 @@ def make_tcp_part(
     by_inode: bool,
     existing: bool,
     klogger: bool,
+    sheds: bool = False,
 ) -> TcpPart:
     """Chooses columns and finds those that this kernel lacks. text: the C text of the schemata.
 
-    klogger: for a Klogger log, where the columns IN_HEAD are in the head of a record.
+    klogger: for a Klogger log, where the columns IN_HEAD are in the head of a record. sheds: a
+    budget may leave out events.
     """
     schema = load_schema()
     chosen = choose_columns(schema.event(EVENT), columns)
@@ -101,10 +109,20 @@ def make_tcp_part(
     facts = read_facts(btf)
     if facts.mss_overhead is None:
         absent.append("sb_net_target")
+    layout = make_layout(schema, chosen, absent)
+    if by_budget := sheds and not watch:
+        stored = {column.name for column in layout.columns if column.length}
+        watch = [name for name in WATCHED if name in stored]
     return TcpPart(
-        make_layout(schema, chosen, absent),
+        layout,
         facts,
-        Switches(tuple(locations), tuple(watch), connections, by_inode=by_inode),
+        Switches(
+            tuple(locations),
+            tuple(watch),
+            connections,
+            by_inode=by_inode,
+            sheds_unchanged=by_budget and bool(watch),
+        ),
         btf.struct_bytes("tcp_sock"),
         existing,
         btf.address_of(TIMER_FUNCTION),

@@ -2,6 +2,7 @@
 """Decides without root what is recorded, and writes the C text for it."""
 
 __all__ = [
+    "budget",
     "choice",
     "columns",
     "counter_names",

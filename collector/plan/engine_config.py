@@ -45,6 +45,8 @@ class Engine:
     rows: int = ROWS
     guards: int = ROWS
     transport: Transport = DEFAULT_TRANSPORT
+    sheds: bool = False
+    """A budget may leave out events."""
 
     @property
     def record_size(self) -> int:
@@ -55,7 +57,8 @@ class Engine:
     def head(self) -> np.dtype[Any]:
         """The head of struct klogger_cpu."""
         guards, accounts = ("guards", _GUARD, self.guards), ("accounts", ACCOUNT, self.rows)
-        return np.dtype([("serial", "=u8"), guards, accounts])
+        shed = [("shed", "=u8", self.rows)] if self.sheds else []
+        return np.dtype([("serial", "=u8"), guards, accounts, *shed])
 
     def lines(self, plan: Plan) -> list[str]:
         """C text: the sizes, the programs, and how they are attached."""
@@ -69,6 +72,8 @@ class Engine:
             *_PLACE.splitlines(),
             *_kind_lines(),
         ]
+        if self.sheds:
+            lines.append("#define KLOGGER_SHEDDING 1")
         for index, probe in enumerate(plan.probes):
             # compile_text() omits what another child compiles.
             lines += [f"#ifndef OMIT_{probe.name}", f"#define USE_{probe.name} 1", "#endif"]
@@ -89,6 +94,7 @@ def make_engine(
     copy_size: int = 0,
     points: int = 0,
     transport: Transport = DEFAULT_TRANSPORT,
+    sheds: bool = False,
 ) -> Engine:
     """The sizes for a plan; points: the highest event id.
 
@@ -105,6 +111,7 @@ def make_engine(
         rows=max(ROWS, _round(points + 1)),
         guards=max(ROWS, _round(len(plan.probes))),
         transport=transport,
+        sheds=sheds,
     )
     slot_bytes = 8 + engine.record_size + (copy_size + 7) // 8 * 8
     fixed_bytes = engine.head.itemsize + engine.rows * _RATE_BYTES + 8

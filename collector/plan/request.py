@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
+from collector.plan.budget import Budget
 from collector.plan.filters import Filters
 from collector.plan.recorder import Recorder, check_recorder
 from collector.plan.rotation import Rotation, check_rotation
@@ -60,6 +61,8 @@ class Request:
     """Of a capture of the daemon."""
     recorder: Recorder | None = None
     """The output is a folder of dumps."""
+    budget: Budget | None = None
+    """What it may cost; None: there is no limit."""
 
     @property
     def format(self) -> FileFormat:
@@ -112,6 +115,8 @@ def check_request(request: Request) -> None:
             raise UsageError("--record-last writes a file for each dump: it does not rotate")
         if request.output == "-":
             raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
+    if request.budget is not None and (request.file_format != "psc" or not request.has_tcp):
+        raise UsageError("a budget is for PSC files of the schema tcp", "leave out its limits")
     only = request.format.schema
     if only is not None and request.schemata != (only,):
         what = f"{request.format.title} holds the schema {only} alone"

@@ -20,6 +20,7 @@ class Switches:
 
     enabled: names of the locations to record; watch: columns of --when-changed; connections,
     inodes: entries of those maps; by_inode: existing sockets are selected by inode (--pid).
+    sheds_unchanged: `watch` is for a step of the budget, and is not in force at first.
     """
 
     enabled: tuple[str, ...]
@@ -27,6 +28,7 @@ class Switches:
     connections: int = 131072
     inodes: int = 16384
     by_inode: bool = False
+    sheds_unchanged: bool = False
 
 
 def snapshot_lines(
@@ -48,6 +50,8 @@ def snapshot_lines(
     for member in layout.schema.enum(LOCATIONS).members:
         defined[f"LOCATION_{member.name}"] = member.value
         defined[f"KLOGGER_ENABLED_{member.name}"] = int(member.name in switches.enabled)
+    if switches.sheds_unchanged:
+        defined["KLOGGER_SHEDS_UNCHANGED"] = 1
     lines = [f"#define {name} {value}" for name, value in defined.items()]
     watched = _place_watched(layout, switches.watch)
     return [*lines, *_setters(layout, watched), *_watch(layout, watched)]

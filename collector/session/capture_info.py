@@ -82,4 +82,11 @@ def _settings(
         "low_water_percent": request.low_water_percent,
         "hz": tcp.facts.hz if tcp else None,
         "refused": refused,
+        **_budget(request, prepared, recorded),
     }
+
+
+def _budget(request: Request, prepared: Prepared, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    if request.budget is None or prepared.tcp is None:
+        return {}
+    return {"budget": request.budget.describe(prepared.tcp.steps(recorded))}

@@ -37,6 +37,7 @@ class Counts:
             ring_lost=self.rings.lost(),
             killed=dict(order.killed),
             online=frozenset(self.rings.cpus),
+            shed=heads["shed"].copy() if "shed" in (heads.dtype.names or ()) else None,
         )
 
     def serials(self) -> dict[int, int]:

@@ -105,7 +105,7 @@ class Pulse(Closing):
             "cost": {
                 "cpu_percent": cpu,
                 "cpu_s": round(time.process_time(), 3),
-                "memory_bytes": _resident_bytes(),
+                "memory_bytes": resident_bytes(),
             },
             "disk_free_bytes": self._free_bytes(),
         }
@@ -126,7 +126,8 @@ class Pulse(Closing):
         return found.f_bavail * found.f_frsize
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where /proc does not say."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, ValueError, IndexError):

@@ -22,6 +22,7 @@ from collector.ring.batch import watermark_ns
 from collector.ring.rings import choose_transport
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import SLACK_NS
+from collector.session.budget import Shedding
 from collector.session.capture_info import make_info
 from collector.session.command import Command, await_exit, find_caller
 from collector.session.control_socket import open_server
@@ -174,6 +175,7 @@ class Session:
             request, kernel, self._rings, stream, self._counts.causes, self._refused,
             self._pulse.told, watching,
         )  # fmt: skip
+        self._shedding = Shedding(request, self._prepared, kernel, stream, self._handlers)
         self._next_checkpoint = time.monotonic() + CHECKPOINT_S
         self._rotating = Rotating(request.rotation, stream, self._counts.books, self._clocks)
         self._handlers.next_file = self._rotating.ask
@@ -214,6 +216,7 @@ class Session:
             most_s = self._recording.wait_s(WAIT_S / 4 if self._request.show else WAIT_S)
             self._rings.wait(stopping.remaining_s(self._reconciling.wait_s(most_s)))
             self._step()
+            self._failures.optional("the budget", self._shedding.step)
             if command is not None and command.poll() is not None:
                 stopping.ask(EndReason.COMMAND_ENDED)
         if command is not None:
@@ -232,14 +235,9 @@ class Session:
         """Wait for the command, if it still runs, and report; returns the exit code."""
         code = await_exit(self._command, self._stopping, self._request.quiet)
         report(
-            self._request,
-            self._totals,
-            self._stream.written,
-            self._connections,
-            self._stream.bytes_written(),
-            self._failures.refused,
-            self._stream.describe_end(),
-        )
+            self._request, self._totals, self._stream.written, self._connections,
+            self._stream.bytes_written(), self._failures.refused, self._stream.describe_end(),
+        )  # fmt: skip
         return code
 
     def _drain_on(self) -> bool:
@@ -326,7 +324,7 @@ class Session:
         with self._failures.ending():
             self._stream.finish(serials, time.monotonic_ns())
             books = self._counts.books()
-            self._reconciling.compare(books.totals(self._stream.written).lost)
+            self._reconciling.compare(books.totals(self._stream.written).absent)
         with self._failures.ending():
             clock = self._clocks.check() or self._clocks.read()
             self._stream.end(books, clock, self._failures.end_reason, time.monotonic_ns())

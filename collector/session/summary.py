@@ -72,6 +72,7 @@ def report(
         of = f" of {connections:,} connections" if request.has_tcp else ""
         say(instead or f"{totals.in_file:,} records{of} in {where} ({human_bytes(nbytes)})")
         limited = f"{totals.limited:,} over their limit, " if totals.limited else ""
+        limited += f"{totals.shed:,} shed by the budget, " if totals.shed else ""
         say(
             f"{totals.attempts:,} events seen, {totals.filtered:,} filtered, "
             f"{totals.unchanged:,} unchanged, {limited}{totals.written:,} recorded; "

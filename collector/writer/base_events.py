@@ -58,6 +58,7 @@ def change_note(change: Change) -> Note:
     """A change of what is recorded, in the file of each CPU."""
     values = asdict(change)
     values["number"] = values.pop("which")
+    del values["why"]  # no capture into these files has a budget
     return Note("CHANGE", values, mono_ns=change.after_ns)
 
 

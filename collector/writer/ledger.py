@@ -2,7 +2,7 @@
 """The ledger of a capture: the kernel's counts and the collector's, as entries for the file.
 
     attempts = filtered + unchanged + limited + written
-               + ring full + no ring + other + table full + no slot
+               + ring full + no ring + other + table full + no slot + shed
     written  = in the file + late + queue full + disk full + write error + killed
     serials  = written + ring full + no ring + other, summed over a CPU's locations
 """
@@ -37,7 +37,7 @@ class Totals:
     """Sums of the ledger, for the summary and --fail-on-loss; counts of records.
 
     by_cause: each cause of loss, also those that are 0; MISSED is one of them. ring_lost: records
-    that found no room, as the rings themselves count them.
+    that found no room, as the rings themselves count them. shed: events that a budget left out.
     """
 
     attempts: int
@@ -48,11 +48,17 @@ class Totals:
     in_file: int
     by_cause: dict[str, int]
     ring_lost: int
+    shed: int = 0
 
     @property
     def lost(self) -> int:
         """Records that should be in the file and are not."""
         return sum(self.by_cause.values())
+
+    @property
+    def absent(self) -> int:
+        """What the file lacks: the lost, and what a budget left out."""
+        return self.lost + self.shed
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,8 @@ class Books:
 
     ledger: (CPUs, rows) of ring.points.ACCOUNT; serials: (CPUs,) given out by the kernel.
     programs: by name. read, ring_lost and killed: by CPU. late: by (cpu, location). online: CPUs
-    that have a ring. The writer's counts are not here: each method gets them as `written`.
+    that have a ring. shed: (CPUs, rows), what a budget left out; None without one. The writer's
+    counts are not here: each method gets them as `written`.
     """
 
     ledger: NDArray[Any]
@@ -72,6 +79,7 @@ class Books:
     ring_lost: Mapping[int, int] = field(default_factory=dict)
     killed: Mapping[int, int] = field(default_factory=dict)
     online: Set[int] = frozenset()
+    shed: NDArray[Any] | None = None
 
     def places(self, written: Written) -> list[Place]:
         """Each (cpu, location) with any count, in order."""
@@ -88,8 +96,8 @@ class Books:
         entries: list[Control] = []
         for cpu, point in self.places(written):
             counts = self.kernel(cpu, point)
-            ledger = (counts[n] for n in ("attempts", "filtered", "unchanged", "written"))
-            entries.append(Ledger(cpu, point, *ledger))
+            ledger = [counts[n] for n in ("attempts", "filtered", "unchanged", "written")]
+            entries.append(Ledger(cpu, point, *ledger, *self._shed(cpu, point)))
             entries.append(Losses(cpu, point, *(counts[name] for name in KERNEL_CAUSES)))
             entries.append(Collector(cpu, point, **self.collector(cpu, point, written)))
         entries.extend(self.cpus())
@@ -116,6 +124,7 @@ class Books:
             in_file=written.in_file.total(),
             by_cause=by_cause,
             ring_lost=sum(self.ring_lost.values()),
+            shed=0 if self.shed is None else int(self.shed.sum()),
         )
 
     def kernel(self, cpu: int, point: int) -> dict[str, int]:
@@ -124,6 +133,9 @@ class Books:
         if cpu >= self.ledger.shape[0] or row >= self.ledger.shape[1]:
             return dict.fromkeys(COUNTERS, 0)
         return {name: int(self.ledger[name][cpu, row]) for name in COUNTERS}
+
+    def _shed(self, cpu: int, point: int) -> list[int]:
+        return [] if self.shed is None else [int(self.shed[cpu, row_of(point)])]
 
     def collector(self, cpu: int, point: int, written: Written) -> dict[str, int]:
         """The collector's counts of one (cpu, location), by the names of Collector's fields."""

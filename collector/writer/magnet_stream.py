@@ -156,6 +156,7 @@ class MagnetStream(OneFileStream[MagnetBatch]):
 
     def _change(self, change: Change) -> Item:
         values = asdict(change)
+        del values["why"]  # no capture into these files has a budget
         if change.kind in (ChangeKind.SWITCH, ChangeKind.LIMIT):
             values["which"] = int(self._packing.code_of[change.which & 0xFF])
         return {"time_ns": change.after_ns, "change": values, "kind": CHANGE}

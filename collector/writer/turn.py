@@ -34,10 +34,16 @@ class Turn:
     """How many records were released, with those that were lost; None: the writer numbers them."""
 
 
+SHED_KEY = -1
+
+
 def keep_off(off: dict[int, Change], changes: Sequence[Change]) -> None:
-    """Keep the change of each event that is switched off now: the next file begins with them."""
+    """Keep the change of each event that is switched off now, and as SHED_KEY the last one of a
+    budget of which steps are in force: the next file begins with them."""
     for change in changes:
-        if change.kind == ChangeKind.SWITCH:
-            off.pop(change.which, None)
-            if not change.new:
-                off[change.which] = change
+        if change.kind in (ChangeKind.SWITCH, ChangeKind.SHED):
+            sheds = change.kind == ChangeKind.SHED
+            key = SHED_KEY if sheds else change.which
+            off.pop(key, None)
+            if bool(change.new) == sheds:
+                off[key] = change

@@ -18,6 +18,7 @@ __all__ = [
     "reader",
     "reconciled",
     "segments",
+    "shedding",
     "tcp_info",
     "text",
     "times",

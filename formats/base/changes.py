@@ -16,13 +16,15 @@ _SECOND_NS = 1_000_000_000
 
 class ChangeKind(enum.IntEnum):
     """What a Change is of: a location or event (1 on, 0 off; its limit: records a second and CPU),
-    the ring of a CPU [bytes], the wake-up threshold [%], entries of the filters in force."""
+    the ring of a CPU [bytes], the wake-up threshold [%], entries of the filters in force, how many
+    of the budget's steps are in force."""
 
     SWITCH = 0
     LIMIT = 1
     RING = 2
     LOW_WATER = 3
     FILTERS = 4
+    SHED = 5
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,10 @@ def describe(
         until = "the end"
         if end_ns is not None:
             lasted_s = (end_ns - begin_ns) / _SECOND_NS
-            until = f"{_iso(epoch_ns(end_ns))} ({lasted_s:.3f} s)"
+            until = f"{iso(epoch_ns(end_ns))} ({lasted_s:.3f} s)"
         who = "; not tcpkmon switched it" if by_others else ""
         was = "was" if len(names) == 1 else "were"
-        lines.append(f"{_join(names)} {was} off from {_iso(epoch_ns(begin_ns))} to {until}{who}")
+        lines.append(f"{_join(names)} {was} off from {iso(epoch_ns(begin_ns))} to {until}{who}")
     return lines
 
 
@@ -96,7 +98,8 @@ def _join(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _iso(epoch_ns: int) -> str:
+def iso(epoch_ns: int) -> str:
+    """A time of day with microseconds; any number is valid."""
     seconds, rest_ns = divmod(epoch_ns, _SECOND_NS)
     try:
         moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)

@@ -45,8 +45,6 @@ S64 = int
 _CODES = {"U32": "I", "U64": "Q", "S64": "q"}
 _LIMITS = {"I": (0, 2**32 - 1), "Q": (0, 2**64 - 1), "q": (-(2**63), 2**63 - 1)}
 _WORDS = struct.Struct(f"<{WORDS_COUNT}I")
-
-
 ControlT = TypeVar("ControlT", bound="Control")
 
 
@@ -99,8 +97,7 @@ def _layout(kind: type[Control]) -> _Layout:
 
 
 def _clamp(value: int, code: str) -> int:
-    low, high = _LIMITS[code]
-    return min(max(value, low), high)
+    return min(max(value, _LIMITS[code][0]), _LIMITS[code][1])
 
 
 @dataclass(frozen=True)
@@ -192,6 +189,7 @@ class Ledger(Control):
     filtered: U64
     unchanged: U64
     written: U64
+    shed: U64 = 0
 
 
 @dataclass(frozen=True)
@@ -250,7 +248,8 @@ class Collector(Control):
 
 @dataclass(frozen=True)
 class Change(Control):
-    """What is recorded changed between two moments (CLOCK_MONOTONIC); by_others: 1 or 0."""
+    """What is recorded changed between two moments (CLOCK_MONOTONIC). by_others: 1 or 0; why: see
+    formats/base/shedding.py."""
 
     location: ClassVar[int] = 236
     kind: Call
@@ -260,6 +259,7 @@ class Change(Control):
     old: U64
     new: U64
     by_others: U32 = 0
+    why: U32 = 0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of a ledger, the same for every record format; docs/verify.md lists all of verify's.
 
-    check_sums     attempts   = filtered + unchanged + limited + written + losses in the kernel
+    check_sums     attempts   = filtered + unchanged + limited + shed + written + losses in the
+                                kernel
                    serials    = written + ring full + no ring + other, over a CPU's points
                    came out   : in file + losses in the collector are at most what was written
                    damaged    = written - in file - losses in the collector, over a CPU's points

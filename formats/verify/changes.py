@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from formats.base.changes import ChangeKind, Off, Switches, describe
 from formats.base.control import Change
+from formats.base.shedding import Shed
 from formats.verify.report import Problems, Report
 
 
@@ -16,6 +17,7 @@ class ChangeCheck:
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._switches = Switches()
+        self._shed = Shed()
         self._values: dict[tuple[int, int], int] = {}
         self._others: list[str] = []
 
@@ -26,11 +28,16 @@ class ChangeCheck:
         if change.kind > max(ChangeKind):
             self._problems.add(entry, f"CHANGE of unknown kind {change.kind}")
             return
-        if told != change.old:
+        # A process that goes on where another was killed begins at step 0, whatever was said last.
+        begins = change.kind == ChangeKind.SHED and not change.new
+        if told != change.old and not begins:
             self._problems.add(entry, f"CHANGE from {change.old}, but {told} was in force")
         if change.before_ns > change.after_ns:
             self._problems.add(entry, "CHANGE ends before it begins")
+        if change.why and change.kind != ChangeKind.SHED:
+            self._problems.add(entry, "CHANGE with a reason that only the budget has")
         self._values[key] = change.new
+        self._shed.feed(change)
         self._switches.feed(change)
         if change.by_others and change.kind != ChangeKind.SWITCH:
             what = f"{ChangeKind(change.kind).name.lower().replace('_', ' ')} {change.which}"
@@ -38,9 +45,14 @@ class ChangeCheck:
             self._others.append(f"{what} went from {change.old} to {change.new}; {who}")
 
     def conclude(
-        self, report: Report, name: Callable[[int], str], epoch_ns: Callable[[int], int]
+        self,
+        report: Report,
+        name: Callable[[int], str],
+        epoch_ns: Callable[[int], int],
+        steps: Sequence[str] = (),
     ) -> None:
-        """Put what was found into the report."""
+        """Put what was found into the report. steps: of the budget, in the file's words."""
         self.off: list[Off] = self._switches.all()
         report.off += describe(self.off, name, epoch_ns)
         report.notes += self._others
+        report.shed += self._shed.describe(steps, epoch_ns)

@@ -4,7 +4,8 @@
 A capture holds its ledger many times: at the start, once a second, at the end. For each of them a
 decoder (formats/verify/psc/checkpoints.py, formats/verify/klogger/books.py) makes a Ledger:
 
-    points     (cpu, point): attempts filtered unchanged limited written | ring_full ... | in_file
+    points     (cpu, point): attempts filtered unchanged limited shed written | ring_full ... |
+                             in_file
     cpus       (cpu):        serials read damaged late ring_lost
     programs   (program):    what it missed, and other counts that only grow
     counts     what the file itself holds before this ledger, counted record by record
@@ -25,7 +26,7 @@ from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
 from formats.base.limits import MOST_CPUS
 from formats.verify.report import I64, U64
 
-ASIDE = ("filtered", "unchanged", "limited")
+ASIDE = ("filtered", "unchanged", "limited", "shed")
 KERNEL, COLLECTED = tuple(KERNEL_CAUSES), tuple(COLLECTOR_CAUSES)
 """Losses in the kernel, and in the collector."""
 NUMBERED = ("ring_full", "no_ring", "other")

@@ -22,7 +22,7 @@ KERNEL_CAUSES = tuple(causes.KERNEL_CAUSES.values())
 COLLECTOR_CAUSES = tuple(causes.COLLECTOR_CAUSES.values())
 DAMAGED = "damaged"
 CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, causes.KILLED, DAMAGED)
-COUNTS = ("attempts", "filtered", "unchanged", "limited", "written", "in_file", "pending")
+COUNTS = ("attempts", "filtered", "unchanged", "limited", "shed", "written", "in_file", "pending")
 LISTED_AT_ONCE = 8
 """How many problems of one kind a piece of the file (a segment, a batch, a ledger) may list."""
 
@@ -88,8 +88,9 @@ class Problems:
 class Row:
     """One location (or event) on one CPU (or on all: cpu None), in entries.
 
-    attempts = filtered + unchanged + limited + in_file + pending + the losses; written = in_file +
-    pending + the collector's losses. `pending` is what was under way at a checkpoint, 0 at the end.
+    attempts = filtered + unchanged + limited + shed + in_file + pending + the losses; written =
+    in_file + pending + the collector's losses. `pending` is what was under way at a checkpoint, 0
+    at the end.
     """
 
     cpu: int | None
@@ -99,6 +100,7 @@ class Row:
     filtered: int = 0
     unchanged: int = 0
     limited: int = 0
+    shed: int = 0
     written: int = 0
     in_file: int = 0
     pending: int = 0
@@ -190,6 +192,8 @@ class Report:
     """Records before a dump, which no file has: they are not lost."""
     off: list[str] = field(default_factory=list)
     """Spans in which events were switched off, and so not recorded."""
+    shed: list[str] = field(default_factory=list)
+    """What a budget left out: a line for each span and step."""
     unproven: dict[str, str] = field(default_factory=dict)
     """Events that the kernel may have lost without counting them, and how they were attached."""
     unchecked: list[str] = field(default_factory=list)
@@ -257,6 +261,8 @@ class Report:
             known = f"{lost} lost before" if lost else "what comes before adds up"
             return f"tail unknown ({known})"
         while_on = " while it was switched on (see below)" if self.off else ""
+        if shed := self.totals.shed:
+            while_on += f"; {shed} shed by the budget"
         if self.unproven:
             of = f"{len(self.unproven)} {self.words.get('location', 'location')}(s)"
             counted = f"{lost or 'no'} loss(es) counted{while_on}"

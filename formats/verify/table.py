@@ -17,10 +17,10 @@ PLAIN_WIDTH = 79
 WIDEST = 1000
 _STYLES = {0: "green", 3: "yellow"}
 _COLUMNS = (
-    "attempts", "filtered", "unchanged", "limited", "written", "in file", "pending", "lost",
+    "attempts", "filtered", "unchanged", "limited", "shed", "written", "in file", "pending", "lost",
 )  # fmt: skip
-_ASIDE = ("filtered", "unchanged", "limited", "pending")
-_IF_ANY = ("limited", "pending")
+_ASIDE = ("filtered", "unchanged", "limited", "shed", "pending")
+_IF_ANY = ("limited", "shed", "pending")
 
 
 def make_console(colours: bool) -> Console:
@@ -164,6 +164,7 @@ def _remarks(report: Report) -> Iterable[str]:
     for name, way in report.unproven.items():
         yield f"not proven: {name} by {way}: the kernel did not count what it skipped there"
     yield from report.off
+    yield from report.shed
     if report.unchecked:
         yield f"not checked: {'; '.join(report.unchecked)}"
     yield from report.notes

@@ -125,11 +125,16 @@ class CaptureBuilder:
     # What does not come through.
 
     def withheld(
-        self, cpu: int = 0, location: int = 1, filtered: int = 0, unchanged: int = 0
+        self,
+        cpu: int = 0,
+        location: int = 1,
+        filtered: int = 0,
+        unchanged: int = 0,
+        shed: int = 0,
     ) -> None:
-        """Events that were filtered or unchanged."""
+        """Events that were filtered, unchanged or shed."""
         self._of(cpu, location).update(
-            attempts=filtered + unchanged, filtered=filtered, unchanged=unchanged
+            attempts=filtered + unchanged + shed, filtered=filtered, unchanged=unchanged, shed=shed
         )
 
     def lose(
@@ -190,7 +195,8 @@ class CaptureBuilder:
         for (cpu, point), n in sorted(self.counts.items()):
             entries += [
                 control.Ledger(
-                    cpu, point, n["attempts"], n["filtered"], n["unchanged"], n["written"]
+                    cpu, point, n["attempts"], n["filtered"], n["unchanged"], n["written"],
+                    n["shed"],
                 ),
                 control.Losses(
                     cpu,

@@ -39,7 +39,7 @@ class Fake:
 
     def __init__(self) -> None:
         self.on = {1: 1, 2: 1}
-        self.buffer_bytes, self.low_water_percent = 4096, 75
+        self.buffer_bytes, self.low_water_percent, self.shed_level = 4096, 75, 0
         self.cpus = [0, 1]
         self.filters = 3
         self.found: list[Change] = []

@@ -10,7 +10,7 @@ import pytest
 
 from collector.commands import tcpkmon
 from collector.daemon import config, toml_files
-from collector.daemon.keys import CAPTURE, CONTROL, METRICS, RECORDER, ROTATION
+from collector.daemon.keys import BUDGET, CAPTURE, CONTROL, METRICS, RECORDER, ROTATION
 from collector.plan.filters import Filters
 from collector.plan.recorder import Recorder
 from collector.plan.request import Request
@@ -97,7 +97,7 @@ def test_a_capture_without_keys_is_that_of_collect(tmp_path: Path) -> None:
     assert made.request == Request(
         Filters(), output="/var/lib/tcpkmon/web", name="web", quiet=True
     )
-    assert made.parts == {"rotation": None, "recorder": None}
+    assert made.parts == {"rotation": None, "recorder": None, "budget": None}
 
 
 def test_a_flight_recorder(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_the_example_has_every_key_and_each_is_valid(
     path = write(tmp_path, re.sub(r"^#(?=\w+ = |\[)", "", text, flags=re.MULTILINE))
     table = toml_files.read(path).table
     capture = table["capture"]["tcp"]
-    parts = {"rotation": ROTATION, "recorder": RECORDER}
+    parts = {"rotation": ROTATION, "recorder": RECORDER, "budget": BUDGET}
     assert set(capture) == {*CAPTURE, *parts}
     for name, keys in parts.items():
         assert set(capture[name]) == set(keys)

@@ -30,7 +30,7 @@ class Marking:
     def read_switches(self) -> None:
         return
 
-    buffer_bytes = low_water_percent = 0
+    buffer_bytes = low_water_percent = shed_level = 0
     cpus = ()
 
     def limits(self) -> dict[int, int]:

@@ -20,6 +20,8 @@ from formats.verify.segment import digest_of
 POINTS_PART, CPUS_PART, PROGRAMS_PART = "points", "cpus", "programs"
 PROGRAM_COUNTERS = ("missed", "kprobe_missed")
 _MOST = 1 << 63
+_NEVER = ("shed",)
+"""What these files never have: captures into them have no budget."""
 
 
 class MagnetLedger(Ledger):
@@ -102,7 +104,8 @@ def _points(values: Mapping[str, Any], names: Mapping[int, str]) -> Table:
     if (rows[:, 0] >= MOST_CPUS).any() or not {*rows[:, 1].tolist()} <= {*names}:
         raise DamagedError(f"a {LEDGER} has rows of a CPU or an event that there is not")
     keys = (rows[:, 0].astype(np.int64) << 16) | rows[:, 1].astype(np.int64)
-    return _table(POINT_COUNTERS, keys, rows[:, 2:])
+    none = np.zeros((len(rows), len(_NEVER)), np.uint64)
+    return _table((*POINT_COUNTERS, *_NEVER), keys, np.concatenate((rows[:, 2:], none), axis=1))
 
 
 def _cpus(values: Mapping[str, Any]) -> Table:
@@ -130,4 +133,4 @@ def _table(names: tuple[str, ...], keys: I64, values: U64) -> Table:
     return Table(names, keys[order], values.reshape(len(keys), len(names))[order])
 
 
-assert set(POINT_COUNTERS) == set(COUNTERS)
+assert {*POINT_COUNTERS, *_NEVER} == set(COUNTERS)

@@ -249,7 +249,7 @@ class _Run:
 
 def _change_of(values: dict[str, Any]) -> Change:
     told = values.get("change")
-    names = [field.name for field in fields(Change)]
+    names = [field.name for field in fields(Change) if field.name != "why"]
     if not isinstance(told, dict) or set(told) != set(names):
         raise DamagedError("a CHANGE has no good values")
     found = {name: number(told, name) for name in names}

@@ -13,6 +13,7 @@ from formats.base.causes import KILLED
 from formats.base.errors import DamagedError
 from formats.base.limits import MOST_CPUS
 from formats.base.reconciled import Reconciled, What, from_words
+from formats.base.shedding import steps_of
 from formats.psc.header import HEADER_DAMAGED
 from formats.psc.reader import Capture, open_capture
 from formats.verify.balance import build_rows, compare_rings, subtract
@@ -298,7 +299,8 @@ class _LedgerRun:
         if last is not None:
             self._conclude(last)
         name, offset_ns = self._capture.location_name, self._offset_ns
-        self._changes.conclude(report, name, lambda mono_ns: mono_ns + offset_ns)
+        steps = steps_of(self._capture.settings)
+        self._changes.conclude(report, name, lambda mono_ns: mono_ns + offset_ns, steps)
         self._dump.conclude(report, self._marks, lambda mono_ns: mono_ns + offset_ns)
         if report.part is not None:
             self._describe(report.part)

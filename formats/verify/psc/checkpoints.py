@@ -35,7 +35,7 @@ _LEDGER, _LOSSES, _CPU, _PROGRAM, _COLLECTOR = GROUP_KINDS = tuple(
     )
 )
 _COUNTERS: dict[int, tuple[str, ...]] = {
-    _LEDGER: ("attempts", "filtered", "unchanged", "written", "unused"),
+    _LEDGER: ("attempts", "filtered", "unchanged", "written", "shed"),
     _LOSSES: KERNEL,
     _CPU: CPU_COUNTERS,
     _PROGRAM: ("missed", "kprobe_missed", "runs", "run_ns", "unused"),
@@ -53,7 +53,7 @@ class Checkpoint(Ledger):
             "in file": "{where}: {found} entries in the file before checkpoint {number}, "
             "which counts {told}",
             "attempts": "{where}: {told} attempts, "
-            "but {found} filtered, unchanged, written and lost",
+            "but {found} filtered, unchanged, shed, written and lost",
             "serials": "CPU {cpu}: {told} serials reserved, but its locations add up to {found}",
             "came out": "{where}: {told} written by the kernel, "
             "but {found} in the file or lost in the collector",

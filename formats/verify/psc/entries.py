@@ -26,9 +26,9 @@ _WORDS_USED = {
     control.Loss.location: 5,
     control.Checkpoint.location: 6,
     control.End.location: 5,
-    control.Ledger.location: 8,
+    control.Ledger.location: 10,
     control.Program.location: 8,
-    control.Change.location: 9,
+    control.Change.location: 10,
 }
 _NEEDED = ("seq_no", "callvalue", "location", "lport", "rport")
 

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a capture may cost, and the steps in which it leaves out events to stay below that.
+
+    step    leaves out
+    1 ..    locations: LOCATIONS has the order, a group for a step
+    then    segments that changed none of WATCHED, as --when-changed does
+    then    connections, by a hash of their id: what stays is 1/2, 1/4 ... 1/64 of them
+
+A step that a capture has no use for is not one of its steps. Those in force are always the first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from formats.base.errors import UsageError
+
+LOCATIONS = (
+    ("SEND_CALL", "RECEIVE_CALL", "RCV_SPACE_ADJUST"),
+    ("TRANSMIT", "ACK_PROCESSED"),
+    ("CONG_STATE", "LOSS_PROBE", "REO_TIMEOUT", "ZERO_WINDOW_PROBE", "CWND_UNDO"),
+)
+"""The application's calls, what other segments tell too, states and timers. Begin and end of
+connections, segments received, retransmissions, resets, drops and errors stay."""
+WATCHED = (
+    "state", "ca_state", "snd_cwnd", "snd_ssthresh", "retrans_out", "lost_out", "sacked_out",
+)  # fmt: skip
+SEGMENTS = {"SEGMENT_RECEIVED", "TRANSMIT", "ACK_PROCESSED"}
+"""The locations with the flag CHANGES in bpf/schemata/tcp.bpf.c."""
+SAMPLES = 6
+"""The last step leaves 1 / 2 ** SAMPLES of the connections."""
+_GOLDEN = 0x9E3779B97F4A7C15
+_HASH_SHIFT = 64 - SAMPLES
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits; None: there is none. cpu: 1.0 is one CPU; disk_bytes: a second.
+
+    back_after_s: a step is taken back when so long less than 70 % was in use.
+    """
+
+    cpu: float | None = None
+    disk_bytes: int | None = None
+    memory_bytes: int | None = None
+    back_after_s: float = 10.0
+
+    def describe(self, steps: Iterable[Step]) -> dict[str, Any]:
+        """For the header's settings."""
+        return {
+            "max_cpu_percent": None if self.cpu is None else round(100 * self.cpu, 3),
+            "max_disk_rate": self.disk_bytes,
+            "max_memory": self.memory_bytes,
+            "back_after_s": self.back_after_s,
+            "steps": [step.text for step in steps],
+        }
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step leaves out: these locations; unchanged segments; or all but 1 / 2 ** sample of
+    the connections."""
+
+    text: str
+    locations: tuple[str, ...] = ()
+    unchanged: bool = False
+    sample: int = 0
+
+
+def make_steps(recorded: Collection[str], watch: Sequence[str]) -> tuple[Step, ...]:
+    """The steps of a capture. watch: columns of its step for unchanged segments; () for none."""
+    return tuple(_steps(recorded, watch))
+
+
+def _steps(recorded: Collection[str], watch: Sequence[str]) -> Iterator[Step]:
+    left = set(recorded)
+    for group in LOCATIONS:
+        names = tuple(name for name in group if name in left)
+        if names and len(names) < len(left - {"EXISTING"}):
+            left -= set(names)
+            yield Step(", ".join(names), locations=names)
+    if watch and left & SEGMENTS:
+        yield Step(f"segments that leave {', '.join(watch)} as they were", unchanged=True)
+    for sample in range(1, SAMPLES + 1):
+        yield Step(f"all but 1/{2**sample} of the connections", sample=sample)
+
+
+def sample_bits(sample: int) -> int:
+    """The bits of a connection's hash that are 0 in a sample of 1 / 2 ** sample."""
+    return ((1 << sample) - 1) << _HASH_SHIFT
+
+
+def is_in_sample(conn_id: int, sample: int) -> bool:
+    """Whether the programs record this connection: is_shed() of bpf/include/tcp_snapshot.h."""
+    return not conn_id * _GOLDEN & sample_bits(sample)
+
+
+def parse_cpu(text: str) -> float:
+    """CPUs of a text such as 5% or 150%. UsageError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*%", text.strip())
+    if not match or not 0 < float(match[1]) < 1e6:
+        raise UsageError(f"not a share of a CPU: {text!r}", "write 5%; 100% is one CPU")
+    return float(match[1]) / 100
+
+
+def make_budget(given: Mapping[str, Any]) -> Budget:
+    """Of its fields by name. UsageError where there is no limit, or one makes no sense."""
+    budget = Budget(**given)
+    if budget.cpu is budget.disk_bytes is budget.memory_bytes is None:
+        raise UsageError("a budget without a limit", "set max_cpu, max_disk_rate or max_memory")
+    if not 0 < budget.back_after_s < math.inf:
+        raise UsageError("--back-after: no time", "write 10s")
+    return budget

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture's budget: its steps, when they are taken and taken back, what verify says of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.commands.budget_options import take_budget
+from collector.linux.kernel_constants import Facts
+from collector.loader import shedding
+from collector.plan import budget as plan
+from collector.plan import columns, engine_config, tcp_codegen
+from collector.plan.budget import Budget, is_in_sample, make_steps
+from collector.plan.probes import Plan
+from collector.plan.quantities import parse_duration
+from collector.plan.schema_sources import find_sources, read_texts
+from collector.ring.rings import DEFAULT_TRANSPORT
+from collector.session.budget import MOST_BACKOFF, Controller, Measured
+from formats.base.changes import ChangeKind
+from formats.base.control import Change
+from formats.base.errors import UsageError
+from formats.base.shedding import Shed, Why, describe_why, encode_why, steps_of
+from formats.verify import verify_file
+from tests.unit.captures import CaptureBuilder
+
+SCHEMA = columns.load_schema()
+LOCATIONS = set(columns.locations_of(SCHEMA))
+BUDGET = Budget(cpu=0.05, back_after_s=10)
+ROOT = Path(__file__).parents[2]
+
+
+def feed(controller: Controller, parts: list[float], begin_s: float = 0.0) -> list[int]:
+    """The level after each second in which so much of the CPU budget was used."""
+    levels = []
+    for second, part in enumerate(parts):
+        controller.feed(Measured(begin_s + second, cpu=0.05 * part))
+        levels.append(controller.level)
+    return levels
+
+
+def test_steps_in_their_order() -> None:
+    steps = make_steps(LOCATIONS, ("snd_cwnd",))
+    assert [step.locations for step in steps[:3]] == [*plan.LOCATIONS]
+    assert [(step.unchanged, step.sample) for step in steps[3:]] == [
+        (True, 0), *((False, n) for n in range(1, 7))
+    ]
+    kept = LOCATIONS - {name for step in steps for name in step.locations}
+    assert kept == {
+        "SEGMENT_RECEIVED", "RETRANSMIT", "RETRANSMIT_SYNACK", "STATE_CHANGE", "RESET_SENT",
+        "RESET_RECEIVED", "DESTROY", "RCVQ_FULL", "SOCKET_ERROR", "RTO",
+    }
+
+
+def test_a_step_without_use_is_none() -> None:
+    default = make_steps({"SEGMENT_RECEIVED", "STATE_CHANGE", "CONG_STATE"}, ())
+    assert [step.locations for step in default if step.locations] == [("CONG_STATE",)]
+    assert not any(step.unchanged for step in default)
+    assert all(step.sample for step in make_steps({"STATE_CHANGE"}, ("snd_cwnd",)))
+    alone = make_steps({"SEND_CALL", "EXISTING"}, ("snd_cwnd",))
+    assert all(step.sample for step in alone), "the last location stays"
+
+
+def test_each_second_above_is_a_step_and_no_more_than_there_are() -> None:
+    controller = Controller(BUDGET, 3)
+    assert feed(controller, [0.9, 1.0, 1.1, 2, 9, 9, 9]) == [0, 0, 1, 2, 3, 3, 3]
+
+
+def test_that_no_step_helps_is_told_once_and_again_after_it_was_over() -> None:
+    controller = Controller(BUDGET, 1)
+    told = [controller.feed(Measured(n, cpu=0.1 if n != 4 else 0.04)) for n in range(7)]
+    assert [bool(one and one.is_stuck) for one in told] == [
+        False, True, False, False, False, True, False
+    ]
+
+
+def test_back_after_ten_calm_seconds_each_and_not_between() -> None:
+    controller = Controller(BUDGET, 5)
+    feed(controller, [2, 2])
+    assert feed(controller, [0.71] * 50, 2) == [2] * 50
+    assert feed(controller, [0.69] * 9 + [0.8] + [0.69] * 10, 52) == [2] * 20
+    assert feed(controller, [0.69] * 11, 72) == [1] * 10 + [0]
+
+
+def test_a_step_that_was_taken_back_too_early_waits_twice_as_long() -> None:
+    controller, level, changes = Controller(BUDGET, 5), 0, []
+    for second in range(3600):
+        part = 1.2 / 2**controller.level  # a step halves it: 60 %, which is below 70 %
+        decision = controller.feed(Measured(second, cpu=0.05 * part))
+        if controller.level != level:
+            assert decision is not None
+            level = controller.level
+            changes.append(second)
+    back = [later - earlier for earlier, later in itertools.pairwise(changes)][0::2]
+    assert back[:6] == [11, 21, 41, 81, 161, 321] and set(back[6:]) == {MOST_BACKOFF * 10 + 1}
+    assert len(changes) < 35
+
+
+def test_the_wait_is_short_again_when_a_step_back_has_held() -> None:
+    controller = Controller(BUDGET, 5)
+    feed(controller, [2] + [0.5] * 11 + [2] + [0.5] * 21 + [0.5] * 20)
+    assert controller.level == 0
+    assert feed(controller, [2] + [0.5] * 11, 100) == [1] * 11 + [0]
+
+
+def test_memory_takes_a_step_only_while_it_grows() -> None:
+    controller = Controller(Budget(memory_bytes=100), 5)
+    told = [controller.feed(Measured(n, memory=m)) for n, m in enumerate((90, 110, 110, 111, 130))]
+    assert [controller.level] == [2]
+    assert told[0] is None and told[1] is not None and told[1].why is Why.MEMORY
+    assert told[2] is not None and told[2].is_stuck and told[3] is None
+
+
+@given(st.lists(st.floats(0, 5), max_size=200), st.integers(1, 9))
+def test_any_load_moves_by_one_step_for_a_reason(parts: list[float], most: int) -> None:
+    controller, level, calm = Controller(BUDGET, most), 0, 0
+    for second, part in enumerate(parts):
+        calm = calm + 1 if part < 0.7 - 1e-9 else 0
+        decision = controller.feed(Measured(second, cpu=0.05 * part))
+        assert 0 <= controller.level <= most and abs(controller.level - level) <= 1
+        if controller.level > level:
+            assert part > 1 and decision is not None and decision.why is Why.CPU
+        elif controller.level < level:
+            assert calm > BUDGET.back_after_s and decision is not None
+            assert decision.why is Why.CALM
+        elif decision is not None:
+            assert decision.is_stuck and level == most and part > 1
+        level = controller.level
+
+
+@given(st.integers(1, 2**63))
+def test_a_smaller_sample_is_a_part_of_the_larger(conn_id: int) -> None:
+    inside = [is_in_sample(conn_id, n) for n in range(7)]
+    assert inside[0] and inside == sorted(inside, reverse=True)
+
+
+def test_a_sample_has_its_share_of_connections() -> None:
+    for n in range(1, 7):
+        share = sum(is_in_sample(conn_id, n) for conn_id in range(1, 6401))
+        assert abs(share * 2**n / 6400 - 1) < 0.05
+
+
+def test_options_and_what_they_refuse() -> None:
+    names = ("max_cpu", "max_disk_rate", "max_memory", "back_after")
+    none: dict[str, str | None] = dict.fromkeys(names)
+    assert take_budget({**none}, parse_duration) is None
+    given_ = {"max_cpu": "5%", "max_disk_rate": "10M", "max_memory": "1G", "back_after": "3s"}
+    assert take_budget(given_, parse_duration) == Budget(0.05, 10 << 20, 1 << 30, 3.0)
+    for name, text in (("max_cpu", "5"), ("max_cpu", "0%"), ("max_memory", "much")):
+        with pytest.raises(UsageError):
+            take_budget({**none, name: text}, parse_duration)
+    with pytest.raises(UsageError, match="without a limit"):
+        take_budget({**none, "back_after": "3s"}, parse_duration)
+
+
+def texts(sheds: bool) -> str:
+    """All the C text of a capture, as the preprocessor gets it."""
+    chosen = columns.choose_columns(SCHEMA.event(columns.EVENT), "all")
+    layout = columns.make_layout(SCHEMA, chosen, ())
+    facts = Facts(hz=250, page_size=4096, skb_size=256, mss_overhead=512)
+    switches = tcp_codegen.Switches(("RTO",), ("snd_cwnd",) if sheds else (), sheds_unchanged=sheds)
+    engine = engine_config.make_engine(layout.entry_size, Plan((), {}, {}), 2600, sheds=sheds)
+    lines = [*engine.lines(Plan((), {}, {}))]
+    lines += tcp_codegen.snapshot_lines(layout, facts, switches, {})
+    return "\n".join(lines) + read_texts(find_sources(("tcp",)), DEFAULT_TRANSPORT.header)
+
+
+def test_without_a_budget_no_line_of_it_is_compiled() -> None:
+    with_, without = texts(True), texts(False)
+    assert "#define KLOGGER_SHEDDING 1" in with_ and "#define KLOGGER_SHEDS_UNCHANGED 1" in with_
+    assert not re.search(r"#define KLOGGER_SHED", without)
+    kept, skipping = [], []
+    for line in without.splitlines():
+        word = line.split()[0] if line.split() else ""
+        if word in ("#if", "#ifdef", "#ifndef"):
+            skipping.append("KLOGGER_SHED" in line)
+        elif word == "#else" and skipping[-1]:
+            skipping[-1] = False
+        elif word == "#endif":
+            skipping.pop()
+        elif not any(skipping):
+            kept.append(re.sub(r"/\*.*?\*/", "", line))
+    assert not [line for line in kept if re.search(r"(_|>)shed|SHEDDING|SHEDS|watch_now", line)]
+
+
+def test_the_map_has_the_layout_of_the_c_structure() -> None:
+    assert shedding._SHEDDING.itemsize == 272
+    names = ("sample", "unchanged", "level", "points")
+    assert [shedding._SHEDDING.fields[name][1] for name in names] == [0, 8, 12, 16]
+
+
+def shed_capture(tmp_path: Path, more: int = 0) -> Path:
+    build = CaptureBuilder()
+    build.snapshots(count=3)
+    build.put(Change(ChangeKind.SHED, 0, 10, 20, 0, 1, why=encode_why(Why.CPU, 220)))
+    build.withheld(shed=7)
+    build.withheld(filtered=more)
+    build.counts[0, 1]["filtered"] = 0
+    build.snapshots(count=2)
+    build.put(Change(ChangeKind.SHED, 0, 30, 40, 1, 0, why=encode_why(Why.CALM, 46)))
+    build.end()
+    return build.write(tmp_path / "a.pm")
+
+
+def test_verify_adds_up_what_was_shed(tmp_path: Path) -> None:
+    report = verify_file(shed_capture(tmp_path))
+    assert not report.problems and report.exit_code == 0
+    assert report.totals.shed == 7 and report.totals.attempts == 12
+    assert report.verdict == "adds up: nothing lost; 7 shed by the budget"
+    assert re.fullmatch(r".*Z: step 1 of the budget leaves out \(CPU at 220 % of its budget\)",
+                        report.shed[0])
+    assert "step 1 of the budget taken back (the highest at 46 %" in report.shed[1]
+    assert report.as_json()["totals"]["shed"] == 7
+
+
+def test_a_wrong_count_of_what_was_shed_does_not_add_up(tmp_path: Path) -> None:
+    report = verify_file(shed_capture(tmp_path, more=1))
+    assert report.exit_code == 5
+    assert "13 attempts, but 12 filtered, unchanged, shed" in report.problems[0].what
+
+
+def test_only_the_budget_has_a_reason_and_its_steps_are_in_order(tmp_path: Path) -> None:
+    build = CaptureBuilder()
+    build.put(Change(ChangeKind.LIMIT, 1, 10, 20, 0, 1, why=1))
+    build.put(Change(ChangeKind.SHED, 0, 30, 40, 0, 1))
+    build.put(Change(ChangeKind.SHED, 0, 50, 60, 3, 4))
+    build.put(Change(ChangeKind.SHED, 0, 70, 80, 5, 0))  # a process that went on
+    build.end()
+    report = verify_file(build.write(tmp_path / "a.pm"))
+    assert [one.what for one in report.problems] == [
+        "CHANGE with a reason that only the budget has", "CHANGE from 3, but 1 was in force"
+    ]
+
+
+def test_lines_of_any_file() -> None:
+    follower = Shed()
+    for n in range(20):
+        follower.feed(Change(ChangeKind.SHED, 0, n, n, n, n + 1, why=2**32 - 1))
+    lines = follower.describe(["A", "B"], lambda ns: ns)
+    assert len(lines) == 17 and lines[-1] == "and 4 more step(s) of the budget"
+    assert "leaves out A (cause 255 at 16777215 %" in lines[0] and "step 20" not in lines[-2]
+    assert describe_why(encode_why(Why.DISK_RATE, 1e30)) == "disk rate at 16777215 % of its budget"
+    again = Shed()
+    again.feed(Change(ChangeKind.SHED, 0, 1, 2, 3, 0))
+    assert again.describe(["A", "B", "C"], lambda ns: ns)[0].endswith(
+        "Z: step 1 of the budget and those after it taken back"
+    )
+    for settings in (None, 1, {}, {"budget": 1}, {"budget": {"steps": 1}}):
+        assert steps_of(settings) == []
+    assert steps_of({"budget": {"steps": ["A", 1]}}) == ["A", "1"]
