@@ -57,6 +57,10 @@ class Counts:
         """Records lost so far, as far as the collector knows."""
         return sum(self.losses().values())
 
+    def absent(self) -> int:
+        """Records that the file lacks so far: the lost, and what a budget left out."""
+        return self.books().totals(self.stream.written).absent
+
     def causes(self) -> dict[str, int]:
         """Records lost by every cause that the ledger knows."""
         return self.books().totals(self.stream.written).by_cause

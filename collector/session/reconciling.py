@@ -95,7 +95,7 @@ class Reconciling:
             self._finish(step)
 
     def compare(self, lost: int) -> None:
-        """At the end: with all records. lost: records that were lost."""
+        """At the end: with all records. lost: those that the file lacks."""
         if self._sockets:
             for _ in self._compare(When.END, lambda: lost):
                 pass
@@ -115,7 +115,7 @@ class Reconciling:
             while time.monotonic_ns() < rest_ns:
                 yield True
             yield True
-            yield from self._compare(when, self._counts.lost)
+            yield from self._compare(when, self._counts.absent)
         finally:
             self._watching.table().hold(False)
 
