@@ -103,6 +103,7 @@ ssthresh_min | int? | | | | slow start threshold [segments]
 ssthresh_max | int | | | | 2147483647: infinite
 snd_wnd_min | int? | | min_win_adv_b2a | | the peer's window, without 0
 snd_wnd_max | int | | max_win_adv_b2a | s_win_max | the peer's window
+snd_wnd_fall | int | | | | by how much it fell below its largest so far: the peer had not read that
 rcv_wnd_min | int? | | min_win_adv_a2b | | this host's, without 0
 rcv_wnd_max | int | | max_win_adv_a2b | c_win_max | this host's window
 rcvbuf | int | | | | receive buffer's largest limit

@@ -129,6 +129,7 @@ class Fold:
 
     def _add_extremes(self, piece: Grouped) -> None:
         places = piece.places
+        self._add_fall(piece)
         for name, column in _LARGEST.items():
             if column in piece.columns:
                 found = np.maximum.reduceat(piece[column], piece.firsts)
@@ -154,6 +155,18 @@ class Fold:
         was_open[piece.firsts] = open_before
         self._count("zero_window_count", piece.of_row[shut & was_open])
         self.values["window_open"][places] = piece["snd_wnd"][piece.lasts] > 0
+
+    def _add_fall(self, piece: Grouped) -> None:
+        """By how much the peer's window is below its largest so far: data that was not read."""
+        window, places = piece["snd_wnd"].astype(np.int64), piece.places
+        largest = self.of("snd_wnd_max")[places]
+        rank = np.cumsum(piece.is_first, dtype=np.int64) << 32
+        # The largest of a connection only: those of the next one have a larger rank.
+        highest = np.maximum.accumulate(rank + window) - rank
+        fall = np.maximum.reduceat(np.maximum(highest, np.repeat(
+            largest, piece.lasts - piece.firsts + 1)) - window, piece.firsts)  # fmt: skip
+        mine = self.of("snd_wnd_fall")
+        mine[places] = np.maximum(mine[places], fall)
 
     def _count(self, name: str, places: Array) -> None:
         np.add.at(self.of(name), places, 1)
