@@ -160,39 +160,36 @@ TRANSFERS = (
              bottleneck=_HOME),
     Transfer("iperf3 over a line with a deep queue, bbr", "congestion window|paced",
              iperf3(), bottleneck=_HOME, congestion="bbr"),
-    Transfer("iperf3 on a fast network, nothing in between", "", iperf3()),
+    Transfer("iperf3 on a fast network, nothing in between",
+             "send buffer|nothing to send|window|Nagle", iperf3()),
     Transfer("iperf3 -w 16K", "window|send buffer", iperf3("-w", "16K"), bottleneck=_FAST),
     Transfer("iperf3 --fq-rate 8M", "paced", iperf3("--fq-rate", "8M"), bottleneck=_FAST),
     Transfer("curl, a file of 8 MB", "congestion window", download(8 << 20), bottleneck=_FAST),
-    Transfer("curl --limit-rate 2M: the reader is slow on purpose", "receiver's window",
+    Transfer("curl --limit-rate 2M: the reader is slow on purpose", "reads slowly",
              download(8 << 20, "--limit-rate", "2M"), bottleneck=_FAST),
-    Transfer("rsync of 1500 small files", "", rsync, bottleneck=_FAST),
+    Transfer("rsync of 1500 small files", "congestion window|nothing to send", rsync,
+             bottleneck=_FAST),
     Transfer("a service that thinks for 20 ms about each request, seen at the client",
              "it waited for the sender", programs(_ANSWERS, _REQUESTS), bottleneck=_FAST),
     Transfer("requests that are written in two pieces", "Nagle",
              programs(_ONE_ANSWER, _TWO_WRITES), bottleneck=_FAST),
-    Transfer("a reader that stalls for 0.3 s again and again", "receiver's window",
+    Transfer("a reader that stalls for 0.3 s again and again", "reads (too )?slowly",
              programs(_STALLS, _BULK), bottleneck=_FAST),
-    Transfer("the same, seen where it arrives", "reader", programs(_STALLS, _BULK),
+    Transfer("the same reader, seen where it arrives", "reader", programs(_STALLS, _BULK),
              bottleneck=_FAST, receiver=True),
     Transfer("a log shipper that writes 20 kB twenty times a second", "nothing to send",
              programs(_READ, _SHIPPER), bottleneck=_FAST),
     Transfer("a lossy path", "congestion window|recovered", iperf3(), bottleneck=_LOSSY),
-    Transfer("the same, seen where it arrives", "missing|look at the sender", iperf3(),
+    Transfer("the same lossy path, seen where it arrives", "missing|look at the sender", iperf3(),
              bottleneck=_LOSSY, receiver=True),
     Transfer("an upload whose path was gone for 1.5 s", "timeout", unplugged, bottleneck=_FAST),
     Transfer("an upload through this host's own slow device", "this host's queue", iperf3(),
              prepare=acts.local_queue(20, 1_000_000)),
     Transfer("one web page of 40 kB over a slow line", "closed: the last data", download(40_000),
              bottleneck=Bottleneck(rate_mbit=4, queue_bytes=200_000)),
-    Transfer("300 web pages, a connection each", "", many_downloads(300, 3_000),
+    Transfer("300 web pages, a connection each", "all 300 together", many_downloads(300, 3_000),
              bottleneck=_FAST, most=2),
 )  # fmt: skip
-
-
-def lacking() -> list[str]:
-    """The programs that are not here."""
-    return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 def say(transfer: Transfer, folder: Path) -> str:
@@ -213,3 +210,22 @@ def say(transfer: Transfer, folder: Path) -> str:
             transfer.play(lab, work)
     command = [Path(sys.executable).with_name("tcpkmon"), "why", "-n", str(transfer.most), path]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+PAGE = """<!-- SPDX-License-Identifier: Apache-2.0 -->
+<!-- Made by scripts/why-scenarios --verdicts --docs; do not edit. -->
+# What tcpkmon why says of real transfers
+
+Programs that people use, in namespaces, over lines that the lab makes: what
+[`tcpkmon why`](why.md) prints of each. The captures are of the sending host, unless the title says
+otherwise, with `--columns default,ca_name,rcv_rtt_us`. Congestion control is cubic, except where it
+is named. In the lab a path alone takes 10 us, so round trips of milliseconds are all queues.
+"""
+
+
+def page(said: Sequence[tuple[Transfer, str]]) -> str:
+    """docs/verdicts.md."""
+    parts = [PAGE]
+    for transfer, text in said:
+        parts += [f"## {transfer.title}\n", *(f"    {line}" for line in text.splitlines()), ""]
+    return "\n".join(parts).rstrip() + "\n"

@@ -68,7 +68,8 @@ def limit_of(**values: Any) -> str:
     ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 180_000}),        # a writer sleeps until a third is
     ("app", {"snd_sb_cc": 300, "sb_hiwat": 190_000}),           # free
     ("idle", {"snd_sb_cc": 0}),
-    ("nagle", {**FLYING, "packets_out": 90, "snd_sb_cc": 100_300}),
+    ("nagle", {"snd_max": 2000, "packets_out": 1, "snd_sb_cc": 1300}),
+    ("app", {**FLYING, "packets_out": 90, "snd_sb_cc": 100_300}),  # it is about to write more
     ("app", {"snd_max": 11_000, "snd_sb_cc": 10_000, "packets_out": 10}),
     ("cwnd", FLYING), ("slow_start", {**FLYING, "snd_ssthresh": 101}),
     ("cwnd", {**FLYING, "packets_out": 80, "snd_max": 81_000}),  # it waits for a larger segment
@@ -136,6 +137,14 @@ def test_bbr_without_its_mode_is_not_called_slow_start() -> None:
     name = np.array([b"bbr"], "S16")
     told = classify({**columns(**FLYING, snd_ssthresh=2**31 - 1), "ca_name": name})
     assert LIMITS[told[0]] == "cwnd"
+
+
+@pytest.mark.parametrize("rtt_us, late", [(100, 80_000), (35_000, 0)])
+def test_acks_that_are_later_than_the_path(rtt_us: int, late: int) -> None:
+    """Twice 40 ms of a full window; of a path that takes that long they are not late."""
+    piece = snapshots([0, 40, 80, 81], **FLYING, min_rtt_us=rtt_us, srtt_us=39_000)
+    (one,) = tally([piece])
+    assert one.late_ack_us == late
 
 
 def random_capture(seed: int) -> Snapshots:
@@ -338,10 +347,12 @@ def test_bloat() -> None:
      ["100 % of the time limited by the receiver's window (at most 9.0 kB): but what is"]),
     ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000, "srtt_p50_us": 3_000.0},
      ["100 % of the time limited by the send buffer (9.0 kB): but what is in flight"]),
+    ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 40_000, "srtt_p50_us": 400.0},
+     ["100 % of the time limited by the send buffer (40.0 kB): it is far larger than the path"]),
     ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000},
      ["100 % of the time limited by the send buffer (9.0 kB): raise net.ipv4.tcp_wmem[2]"]),
     ({"limit_ns": {"cwnd": 8_000 * MS}, "cwnd_max": 4, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
-      "srtt_p95_us": 40_000.0, "min_rtt_us": None},
+      "late_ack_us": 4e6},
      ["100 % of the time limited by the congestion window (at most 4 segments, 5.8 kB): ACKs"]),
     ({"limit_ns": {"recovery": 8_000 * MS}, "segments_retransmitted": 8, "retrans_ratio": 0.0123},
      ["100 % of the time it recovered from loss (1.2 % of the data sent again)"]),

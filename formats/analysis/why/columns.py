@@ -79,6 +79,7 @@ srtt_p50_us | float? | | | | of its records, within 6 %
 srtt_p95_us | float? | | | | of its records, within 6 %
 srtt_p99_us | float? | | | | of its records, within 6 %
 srtt_max_us | int? | | | |
+late_ack_us | float | | | | time of ACKs that came 10 ms and more after what the path takes
 queue_p95_us | float? | | | | srtt_p95_us less min_rtt_us
 bloat | bool | | | | the p95 is above 1 ms and twice min_rtt_us
 retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | records RETRANSMIT of all causes

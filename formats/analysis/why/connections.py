@@ -60,6 +60,7 @@ class Connection:
     snd_wnd_min: int = 0
     snd_wnd_max: int = 0
     snd_wnd_fall: int = 0
+    late_ack_us: float = 0.0
     rcv_wnd_max: int = 0
     rcvbuf: int = 0
     sndbuf: int = 0
@@ -100,7 +101,7 @@ _SAME = (
     "conn_id", "laddr", "lport", "raddr", "rport", "role", "end_reason", "start_ns", "end_ns",
     "records", "lost_records", "bytes_sent", "bytes_acked", "bytes_received", "rto_count",
     "loss_probes", "mss", "cwnd_max", "snd_wnd_max", "rcvbuf", "sndbuf", "reader_behind_max",
-    "rcv_wnd_max", "syn_retrans", "snd_wnd_fall",
+    "rcv_wnd_max", "syn_retrans", "snd_wnd_fall", "late_ack_us",
 )  # fmt: skip
 _OTHERS = {"segments_retransmitted": "retransmissions", "zero_windows": "zero_window_count"}
 _NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us", "retrans_ratio")

@@ -12,9 +12,9 @@ from formats.analysis.why.limits import FAMILY, LIMITS
 _LEAST_SHARE = 0.05
 _BLOAT_RTT_US = 1000
 _SHORT_S = 1.0
-_DELAYED_US = 20_000
-"""Half of the time for which a receiver delays an ACK."""
 _MANY = 10
+_SPARE = 8
+"""A send buffer has at most some three times what is in flight: its overhead counts."""
 _PART_OF = {name: family for name, family in FAMILY.items() if name != "nagle"}
 """Parts that have no sentence of their own."""
 
@@ -168,6 +168,11 @@ def _reads_slowly(one: Connection) -> bool:
     return one.zero_windows > 0 or 2 * one.snd_wnd_fall > one.snd_wnd_max
 
 
+def _late(one: Connection) -> float:
+    """The share of the time in which ACKs came late."""
+    return one.late_ack_us / 1e6 / one.duration_s if one.duration_s else 0.0
+
+
 def _queue_stands(one: Connection) -> bool:
     """Whether most round trips are long by a queue, which more data in flight only lengthens."""
     return (
@@ -198,11 +203,11 @@ def _cwnd(one: Connection) -> str:
         f"limited by the congestion window (at most {one.cwnd_max} segments, "
         f"{human_bytes(one.cwnd_max * one.mss)}{start}{again}): "
     )
-    if _reads_slowly(one) and (one.srtt_p95_us or 0) > _DELAYED_US:
-        return text + (
-            f"ACKs come late. The program there reads too slowly, up to "
-            f"{human_bytes(one.snd_wnd_fall)} behind, and what is not read is acknowledged late"
-        )
+    if _late(one) > 0.3:
+        why = "its program reads slowly, or it waits for a second segment"
+        if _reads_slowly(one):
+            why = f"its program reads slowly, it was up to {human_bytes(one.snd_wnd_fall)} behind"
+        return f"{text}ACKs came late for {100 * _late(one):.0f} %. The receiver delays them: {why}"
     text += f"the path is the limit, as {one.ca_name or 'its congestion control'} sees it"
     if slow > 0.5 and not again and one.duration_s < _SHORT_S:
         text += "; a short transfer is faster on a connection that was used before"
@@ -213,6 +218,8 @@ def _sndbuf(one: Connection) -> str:
     text = f"limited by the send buffer ({human_bytes(one.sndbuf)}): "
     if _queue_stands(one):
         return text + _NO_LARGER
+    if one.srtt_p50_us and one.sndbuf > _SPARE * one.goodput * one.srtt_p50_us / 1e6:
+        return text + "it is far larger than the path needs, so a CPU or the receiver is slow"
     return text + "raise net.ipv4.tcp_wmem[2] or the application's SO_SNDBUF on the sender"
 
 
@@ -232,7 +239,7 @@ def _bloat(one: Connection) -> str:
         f"round trips take {human_time(one.srtt_p95_us)} (95 %), the path alone "
         f"{human_time(one.min_rtt_us)}: "
     )
-    if one.share("app") + one.share("closing") > 0.5 or _reads_slowly(one):
+    if one.share("app") + one.share("closing") > 0.5 or _late(one) > 0.3:
         return text + "queues on the path, or ACKs that the receiver delays"
     queue = human_time(one.srtt_p95_us - one.min_rtt_us)
     where = "in this host's queue" if one.share("tsq") > 0.5 else "in queues on the path"
