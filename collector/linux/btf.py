@@ -25,6 +25,8 @@ from formats.base.errors import KernelError
 __all__ = ["COMPOSITE", "ENUMS", "QUALIFIERS", "Btf", "Integer", "Kind", "Member", "Struct"]
 
 KERNEL_BTF = Path("/sys/kernel/btf/vmlinux")
+BBR_BTF = Path("/sys/kernel/btf/tcp_bbr")
+"""Where BBR is a module. It is there while that is loaded."""
 
 
 class Btf(Blob):
@@ -34,24 +36,24 @@ class Btf(Blob):
     KernelError, here or where it is read.
     """
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
+    def __init__(self, data: bytes, module: bytes = b"") -> None:
+        super().__init__(data, module)
         self._indexes: dict[Kind, dict[str, int]] = {}
         self._flattened: dict[int, tuple[Member, ...]] = {}
 
     @classmethod
     def from_kernel(cls) -> Btf:
-        """The running kernel's types."""
-        return cls.from_file(KERNEL_BTF)
+        """The running kernel's types, with those of BBR where that is a loaded module."""
+        return cls.from_file(KERNEL_BTF, bbr_types())
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Btf:
+    def from_file(cls, path: str | Path, module: bytes = b"") -> Btf:
         try:
             data = Path(path).read_bytes()
         except OSError as error:
             hint = "the kernel must be built with CONFIG_DEBUG_INFO_BTF=y"
             raise KernelError(f"cannot read {path}: {error.strerror}", hint) from None
-        return cls(data)
+        return cls(data, module)
 
     def find(self, kind: Kind, name: str) -> int | None:
         """The first type of that kind and name."""
@@ -60,7 +62,9 @@ class Btf(Blob):
             if not name or not name.isascii():
                 return None
             offset = self._strings.find(b"\0" + name.encode() + b"\0") + 1
-            wanted = (self._kinds == Kind.FUNC) & (self._name_offsets == offset)
+            # Programs attach to functions of the kernel itself: a module's have other ids there.
+            own = slice(self._kernel_count + 1)
+            wanted = (self._kinds[own] == Kind.FUNC) & (self._name_offsets[own] == offset)
             ids = np.flatnonzero(wanted).tolist()
             return ids[0] if offset and ids else None
         index = self._indexes.get(kind)
@@ -134,3 +138,11 @@ class Btf(Blob):
         if kind is Kind.FWD:
             return "union" if self._head(type_id)[3] else "struct"
         return kind.name.removesuffix("64").lower() if kind in COMPOSITE | ENUMS else ""
+
+
+def bbr_types() -> bytes:
+    """The types of the module tcp_bbr; empty where it is not loaded, or part of the kernel."""
+    try:
+        return BBR_BTF.read_bytes()
+    except OSError:
+        return b""

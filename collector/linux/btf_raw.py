@@ -94,30 +94,46 @@ def damaged(what: str) -> KernelError:
     return KernelError(f"the kernel's BTF is damaged: {what}")
 
 
-class Blob:
-    """Types by id (1..count; 0 is void). Damaged data raises KernelError where it is read."""
+def _sections(data: bytes) -> tuple[str, npt.NDArray[np.uint32], bytes]:
+    """The byte order, the words of the types, and the strings."""
+    if len(data) < 24:
+        raise damaged(f"{len(data)} bytes hold no header")
+    order = "<" if data[:2] == b"\x9f\xeb" else ">"
+    magic, version, _, head, type_at, type_bytes, string_at, string_bytes = struct.unpack_from(
+        f"{order}HBBIIIII", data
+    )
+    if magic != MAGIC or version != 1:
+        raise damaged(f"magic {magic:#x}, version {version}")
+    if head < 24 or type_bytes % 4 or head + type_at + type_bytes > len(data):
+        raise damaged("the types are cut short")
+    if head + string_at + string_bytes > len(data):
+        raise damaged("the strings are cut short")
+    raw = np.frombuffer(data, f"{order}u4", type_bytes // 4, head + type_at)
+    strings = data[head + string_at : head + string_at + string_bytes]
+    return order, raw.astype(np.uint32), bytes(strings)
 
-    def __init__(self, data: bytes) -> None:
-        if len(data) < 24:
-            raise damaged(f"{len(data)} bytes hold no header")
-        order = "<" if data[:2] == b"\x9f\xeb" else ">"
-        magic, version, _, head, type_at, type_bytes, string_at, string_bytes = struct.unpack_from(
-            f"{order}HBBIIIII", data
-        )
-        if magic != MAGIC or version != 1:
-            raise damaged(f"magic {magic:#x}, version {version}")
-        if head < 24 or type_bytes % 4 or head + type_at + type_bytes > len(data):
-            raise damaged("the types are cut short")
-        if head + string_at + string_bytes > len(data):
-            raise damaged("the strings are cut short")
-        self.little_endian = order == "<"
-        self._strings = bytes(data[head + string_at : head + string_at + string_bytes])
+
+class Blob:
+    """Types by id (1..count; 0 is void). Damaged data raises KernelError where it is read.
+
+    module: the types of a kernel module, whose ids and strings go on after those of `data`.
+    """
+
+    def __init__(self, data: bytes, module: bytes = b"") -> None:
+        order, words, self._strings = _sections(data)
         if self._strings[:1] != b"\0" or self._strings[-1:] != b"\0":
             raise damaged("the strings are not terminated")
-        raw = np.frombuffer(data, f"{order}u4", type_bytes // 4, head + type_at)
-        self._words: npt.NDArray[np.uint32] = raw.astype(np.uint32)
+        of_kernel = len(words)
+        if module:
+            same, more, strings = _sections(module)
+            if same != order or strings[-1:] not in (b"", b"\0"):
+                raise damaged("a module's types do not fit")
+            words, self._strings = np.concatenate([words, more]), self._strings + strings
+        self.little_endian = order == "<"
+        self._words: npt.NDArray[np.uint32] = words
         self._word = memoryview(self._words.data)
         self._start = _starts(self._words)
+        self._kernel_count = int(np.searchsorted(self._start[1:], of_kernel))
         info = self._words[self._start[1:] + 1]
         self._name_offsets = np.concatenate(([0], self._words[self._start[1:]]))
         self._kinds = np.concatenate(([0], info >> 24 & 0x1F))

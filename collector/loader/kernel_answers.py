@@ -37,9 +37,9 @@ class KernelAnswers(Btf):
     def __init__(self) -> None:
         # Not Blob's: that reads the types.
         self._folder = PrivateFolder(cache_folder(), SUFFIX, _KEPT)
-        parts = [boot_id(), *(path.read_bytes() for path in _CODE)]
+        parts = [boot_id(), btf.bbr_types(), *(path.read_bytes() for path in _CODE)]
         self.key = hashlib.sha256(b"".join(parts)).hexdigest()
-        """Of this boot, and of the code that reads types and writes them as C."""
+        """Of this boot, the module of BBR, and the code that reads types and writes them as C."""
         self._answers: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError, TypeError):
             self._answers = dict(json.loads(self._folder.read(self.key)))

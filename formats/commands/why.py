@@ -61,6 +61,7 @@ def command(
         row_of,
         rows_of,
         tables,
+        together,
         waits,
     )
     from formats.registry import group
@@ -96,7 +97,7 @@ def command(
                 more = [*more, check]
             _print(row, runs if verbose else {}, more)
         if len(order) > most:
-            click.echo(f"{len(order) - most} connections with fewer bytes: -n shows more")
+            click.echo(for_terminal(together(table, len(order) - most)))
         if not len(order):
             click.echo("no connection in this capture")
     if as_json:

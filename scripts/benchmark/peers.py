@@ -23,6 +23,8 @@ PACKAGES = {
     "trace-cmd": ("trace-cmd",),
     "tcpstates-bpfcc": ("bpfcc-tools",),
     "iperf3": ("iperf3",),
+    "curl": ("curl",),
+    "rsync": ("rsync",),
     "cc": ("gcc",),
     "ed": ("ed",),
     "groff": ("groff-base",),

@@ -28,7 +28,7 @@ from formats.analysis.why import (
 from scripts.why.scenarios import SECONDS, Scenario
 from scripts.why.stage import CLIENT, SERVER, run
 
-NOTES = ("bbr_mode", "is_cwnd_limited", "rate_app_limited")
+NOTES = ("ca_name", "bbr_mode", "is_cwnd_limited", "rate_app_limited")
 """Columns beside the default ones that make `why` surer."""
 _COUNTERS = {"rwnd": "rwnd_limited_us", "sndbuf": "sndbuf_limited_us"}
 _FLAGS = {

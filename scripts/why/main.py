@@ -17,6 +17,8 @@ import click
 from collector.linux.machine import describe_machine
 from formats.base.cli import run
 from formats.base.errors import UsageError
+from scripts.benchmark import peers
+from scripts.why import transfers
 from scripts.why.judging import Judged, play
 from scripts.why.page import page
 from scripts.why.scenarios import SCENARIOS
@@ -37,7 +39,10 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option("--read", "earlier", type=File, multiple=True, metavar="FILE",
               help="Add what --json wrote; several times. With --rounds 0 nothing is played.")
 @click.option("--json", "output", type=File, metavar="FILE", help="Write all that was found.")
-@click.option("--docs", is_flag=True, help="Write the tables into docs/why.md.")
+@click.option("--verdicts", is_flag=True,
+              help="In place of scenarios, transfers of real programs: what `tcpkmon why` says.")
+@click.option("--docs", is_flag=True,
+              help="Write the tables into docs/why.md, the verdicts into docs/verdicts.md.")
 def command(
     rounds: int,
     only: str,
@@ -45,9 +50,12 @@ def command(
     minutes: float | None,
     earlier: tuple[Path, ...],
     output: Path | None,
+    verdicts: bool,
     docs: bool,
 ) -> int:
     """Make connections whose limit is known, and compare with what `tcpkmon why` says of them."""
+    if verdicts:
+        return tell_verdicts(only, docs)
     machine = {"cpu": describe_machine()["cpu_model"], "kernel": platform.release()}
     found: list[Judged] = []
     for path in earlier:
@@ -83,6 +91,23 @@ def command(
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
     click.echo(f"wrote {PAGE}")
+    return 0
+
+
+def tell_verdicts(only: str, docs: bool) -> int:
+    """Plays the transfers with this word in their titles."""
+    missing = peers.install(transfers.PROGRAMS, lambda text: click.echo(text, err=True))
+    if missing:
+        raise UsageError("; ".join(missing.values()))
+    said = []
+    with tempfile.TemporaryDirectory() as folder:
+        for transfer in (one for one in transfers.TRANSFERS if only in one.title):
+            said.append((transfer, transfers.say(transfer, Path(folder))))
+            click.echo(f"{transfer.title}\n{said[-1][1]}")
+    if docs and not only:
+        path = PAGE.with_name("verdicts.md")
+        path.write_text(transfers.page(said))
+        click.echo(f"wrote {path}")
     return 0
 
 

@@ -27,7 +27,7 @@ def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
         f"{machine['cpu']}, Linux {machine['kernel']}; {len(by_name)} scenarios, {many} rounds of "
         f"each, {sum(one.lost for one in found)} records lost.",
         "",
-        "| | scenarios | in a true limit | worst scenario | worst round | with three columns "
+        "| | scenarios | in a true limit | worst scenario | worst round | with four columns "
         "more |",
         "| --- | --- | --- | --- | --- | --- |",
         *(_summary(name, rows) for name, rows in

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from formats.analysis.why import connections, rows_of
 from scripts.why.judging import play
 from scripts.why.scenarios import SCENARIOS
+from scripts.why.transfers import PROGRAMS, TRANSFERS, Transfer, say
 
 LEAST = 0.9
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
@@ -59,3 +62,13 @@ def test_the_kernel_counts_the_same(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", list(BY_NAME))
 def test_all_scenarios(tmp_path: Path, name: str) -> None:
     assert play(BY_NAME[name], tmp_path).right >= LEAST
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("transfer", TRANSFERS, ids=lambda one: one.title)
+def test_the_verdict_of_a_real_transfer(tmp_path: Path, transfer: Transfer) -> None:
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    said = say(transfer, tmp_path)
+    assert re.search(transfer.words, said), said
+    assert "not certain" not in said

@@ -179,3 +179,20 @@ def test_no_btf_is_said_with_the_way_out(tmp_path: Path) -> None:
         Btf.from_file(tmp_path / "vmlinux")
     (tmp_path / "vmlinux").write_bytes(sample().data())
     assert Btf.from_file(tmp_path / "vmlinux").struct("sock").size_bytes
+
+
+def test_a_modules_types_go_on_after_those_of_the_kernel() -> None:
+    kernel, module = sample(), Builder()
+    strings = kernel.strings
+    module.strings, module.words, module.count = strings, [], kernel.count
+    flag = module.struct("bbr", 8, ("min_rtt_us", U32, 0), ("mode", U32, 32, 3))
+    module.struct("holder", 8, ("bbr", flag, 0))
+    module.add(Kind.FUNC, "bbr_main", 0)
+    module.strings = module.strings[len(strings) :]
+    btf = Btf(kernel.data(), module.data())
+    member = btf.member("holder", "bbr.mode")
+    assert member is not None and (member.offset_bits, member.bitfield_bits) == (32, 3)
+    assert btf.member("tcp_sock", "snd_cwnd") == Btf(kernel.data()).member("tcp_sock", "snd_cwnd")
+    assert btf.find(Kind.FUNC, "bbr_main") is None  # no program can attach by that id
+    with pytest.raises(KernelError, match="damaged"):
+        Btf(kernel.data(), module.data()[:-1])

@@ -68,7 +68,8 @@ def limit_of(**values: Any) -> str:
     ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 180_000}),        # a writer sleeps until a third is
     ("app", {"snd_sb_cc": 300, "sb_hiwat": 190_000}),           # free
     ("idle", {"snd_sb_cc": 0}),
-    ("nagle", {**FLYING, "packets_out": 90, "snd_sb_cc": 100_300}),
+    ("nagle", {"snd_max": 2000, "packets_out": 1, "snd_sb_cc": 1300}),
+    ("app", {**FLYING, "packets_out": 90, "snd_sb_cc": 100_300}),  # it is about to write more
     ("app", {"snd_max": 11_000, "snd_sb_cc": 10_000, "packets_out": 10}),
     ("cwnd", FLYING), ("slow_start", {**FLYING, "snd_ssthresh": 101}),
     ("cwnd", {**FLYING, "packets_out": 80, "snd_max": 81_000}),  # it waits for a larger segment
@@ -123,6 +124,27 @@ def test_a_pacing_rate_alone_is_no_proof() -> None:
         piece = snapshots([0, 100], pacing_rate=1_000_000, snd_una=[1000, 1000 + sent],
                           snd_max=[1000, 1000 + sent])  # fmt: skip
         assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
+
+
+def test_a_pacing_rate_that_changes_counts_for_its_time() -> None:
+    """90 ms at 1 MB/s, then 10 ms at 4 MB/s: 130 kB; at the last rate it were 400 kB."""
+    piece = snapshots([0, 90, 100], pacing_rate=[1_000_000, 1_000_000, 4_000_000],
+                      snd_una=[1000, 91_000, 131_000], snd_max=[1000, 91_000, 131_000])  # fmt: skip
+    assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == "pacing"
+
+
+def test_bbr_without_its_mode_is_not_called_slow_start() -> None:
+    name = np.array([b"bbr"], "S16")
+    told = classify({**columns(**FLYING, snd_ssthresh=2**31 - 1), "ca_name": name})
+    assert LIMITS[told[0]] == "cwnd"
+
+
+@pytest.mark.parametrize("rtt_us, late", [(100, 80_000), (35_000, 0)])
+def test_acks_that_are_later_than_the_path(rtt_us: int, late: int) -> None:
+    """Twice 40 ms of a full window; of a path that takes that long they are not late."""
+    piece = snapshots([0, 40, 80, 81], **FLYING, min_rtt_us=rtt_us, srtt_us=39_000)
+    (one,) = tally([piece])
+    assert one.late_ack_us == late
 
 
 def random_capture(seed: int) -> Snapshots:
@@ -184,10 +206,11 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
             "received": step("rcv_nxt"), "lost": int(whole.lost[at] - whole.lost[before]),
             "records": 1, "rate": int(whole["pacing_rate"][at]), "certain": 0,
         }  # fmt: skip
+        told["paceable"] = int(told["rate"] * (told["end"] - told["start"]) / 1e9)
         told["certain"] = 0 if told["lost"] else told["end"] - told["start"]
         mine = runs.setdefault(one, [])
         if mine and mine[-1]["limit"] == limit:
-            for name in ("acked", "sent", "received", "lost", "records", "certain"):
+            for name in ("acked", "sent", "received", "lost", "records", "certain", "paceable"):
                 mine[-1][name] += told[name]
             mine[-1]["end"], mine[-1]["rate"] = told["end"], told["rate"]
         else:
@@ -195,7 +218,7 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
     found = [run for mine in runs.values() for run in mine]
     for run in found:
         if run["limit"] == "pacing":
-            expected = run["rate"] * (run["end"] - run["start"]) / 1e9
+            expected = run["paceable"]
             burst = max(run["rate"] / 1000, 2000)
             if abs(run["sent"] - expected) > 0.2 * expected + 2 * burst:
                 run["limit"] = "unknown"
@@ -306,4 +329,47 @@ def test_a_receiver_that_measures_round_trips_is_told_shares() -> None:
 
 def test_bloat() -> None:
     _, texts = sentence(limit_ns={"cwnd": 8_000 * MS}, srtt_p95_us=80_500.0)
-    assert texts[-1].startswith("round trips take 80.5 ms (95 %), the path alone 0.5 ms: 80.0 ms")
+    assert texts[-1].startswith(
+        "round trips take 80.5 ms (95 %), the path alone 500 us: 80 ms in queues on the path"
+    )
+    _, texts = sentence(limit_ns={"app": 8_000 * MS}, srtt_p95_us=80_500.0)
+    assert texts[-1].endswith("queues on the path, or ACKs that the receiver delays")
+
+
+@pytest.mark.parametrize("values, words", [
+    ({"limit_ns": {"nagle": 7_200 * MS, "app": 800 * MS}}, ["90 % of the time a piece smaller than",
+     "10 % of the time the application"]),
+    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 100},
+     ["100 % of the time limited by the receiver's window (at most 9.0 kB): raise net.ip"]),
+    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 8000},
+     ["100 % of the time limited by the receiver's window (at most 9.0 kB): the program"]),
+    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "srtt_p50_us": 3_000.0},
+     ["100 % of the time limited by the receiver's window (at most 9.0 kB): but what is"]),
+    ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000, "srtt_p50_us": 3_000.0},
+     ["100 % of the time limited by the send buffer (9.0 kB): but what is in flight"]),
+    ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 40_000, "srtt_p50_us": 400.0},
+     ["100 % of the time limited by the send buffer (40.0 kB): it is far larger than the path"]),
+    ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000},
+     ["100 % of the time limited by the send buffer (9.0 kB): raise net.ipv4.tcp_wmem[2]"]),
+    ({"limit_ns": {"cwnd": 8_000 * MS}, "cwnd_max": 4, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
+      "late_ack_us": 4e6},
+     ["100 % of the time limited by the congestion window (at most 4 segments, 5.8 kB): ACKs"]),
+    ({"limit_ns": {"recovery": 8_000 * MS}, "segments_retransmitted": 8, "retrans_ratio": 0.0123},
+     ["100 % of the time it recovered from loss (1.2 % of the data sent again)"]),
+    ({"limit_ns": {"opening": 8_000 * MS}, "syn_retrans": 3},
+     ["100 % of the time the connection was opening (3 SYN sent again): is the other side there"]),
+    ({"limit_ns": {"closing": 8_000 * MS}}, ["100 % of the time all was sent"]),
+    ({"limit_ns": {"pacing": 8_000 * MS}, "ca_name": "cubic"},
+     ["100 % of the time it was paced (SO_MAX_PACING_RATE of the application, or the qdisc fq)"]),
+])  # fmt: skip
+def test_advice_fits(values: dict[str, Any], words: list[str]) -> None:
+    _, texts = sentence(**values)
+    assert len(texts) == len(words)
+    for text, begins in zip(texts, words, strict=True):
+        assert text.startswith(begins)
+
+
+def test_times_have_units() -> None:
+    assert [sentence(end_ns=ns)[0].split(", ")[1] for ns in (40_000, 4_700_000, 1_230_000_000)] == [
+        "40 us", "4.7 ms", "1.23 s",
+    ]  # fmt: skip

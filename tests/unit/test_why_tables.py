@@ -165,6 +165,9 @@ def test_the_tables_are_those_of_the_reference(whole: Snapshots, seed: int) -> N
         least = [int(rtt) for rtt in whole["min_rtt_us"][at] if rtt != 2**32 - 1]
         assert value_of(table["min_rtt_us"][n]) == min(least, default=None)
         assert table["cwnd_max"][n] == whole["snd_cwnd_segs"][at].max()
+        windows = whole["snd_wnd"][at].astype(np.int64)
+        fall = (np.maximum.accumulate(windows) - windows).max()
+        assert table["snd_wnd_fall"][n] == fall
         delivered = int(whole["delivered"][at[-1]]) - int(whole["delivered"][at[0]])
         marked = at[-1] - at[0]
         ratio = value_of(table["delivered_ce_ratio"][n])

@@ -18,7 +18,7 @@ from formats.analysis.why.tables import (
     renamed,
     tables,
 )
-from formats.analysis.why.verdict import cross_check, head, verdict
+from formats.analysis.why.verdict import cross_check, head, together, verdict
 from formats.analysis.why.waits import Wait, has_waits, waits
 from formats.analysis.why.writing import row_of, rows_of, write
 
@@ -55,6 +55,7 @@ __all__ = [
     "rows_of",
     "tables",
     "tally",
+    "together",
     "verdict",
     "waits",
     "write",

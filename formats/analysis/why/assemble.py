@@ -72,6 +72,7 @@ def connections_table(
         delivered = made["delivered"].astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             made["delivered_ce_ratio"] = made["delivered_ce"] / delivered
+    made["late_ack_us"] = get("late_ack_ns") / 1000
     lost = get("lost_records")
     made["proven"] = (lost == 0) & proven & (get("destroyed", np.bool_) | ended)
     made["retransmissions"] = get("segments_retransmitted")

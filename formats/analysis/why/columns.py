@@ -79,6 +79,7 @@ srtt_p50_us | float? | | | | of its records, within 6 %
 srtt_p95_us | float? | | | | of its records, within 6 %
 srtt_p99_us | float? | | | | of its records, within 6 %
 srtt_max_us | int? | | | |
+late_ack_us | float | | | | time of ACKs that came 10 ms and more after what the path takes
 queue_p95_us | float? | | | | srtt_p95_us less min_rtt_us
 bloat | bool | | | | the p95 is above 1 ms and twice min_rtt_us
 retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | records RETRANSMIT of all causes
@@ -103,6 +104,7 @@ ssthresh_min | int? | | | | slow start threshold [segments]
 ssthresh_max | int | | | | 2147483647: infinite
 snd_wnd_min | int? | | min_win_adv_b2a | | the peer's window, without 0
 snd_wnd_max | int | | max_win_adv_b2a | s_win_max | the peer's window
+snd_wnd_fall | int | | | | by how much it fell below its largest so far: the peer had not read that
 rcv_wnd_min | int? | | min_win_adv_a2b | | this host's, without 0
 rcv_wnd_max | int | | max_win_adv_a2b | c_win_max | this host's window
 rcvbuf | int | | | | receive buffer's largest limit

@@ -47,6 +47,8 @@ class Connection:
     bytes_acked: int = 0
     bytes_received: int = 0
     segments_retransmitted: int = 0
+    retrans_ratio: float | None = None
+    syn_retrans: int = 0
     rto_count: int = 0
     loss_probes: int = 0
     mss: int = 0
@@ -57,6 +59,8 @@ class Connection:
     cwnd_max: int = 0
     snd_wnd_min: int = 0
     snd_wnd_max: int = 0
+    snd_wnd_fall: int = 0
+    late_ack_us: float = 0.0
     rcv_wnd_max: int = 0
     rcvbuf: int = 0
     sndbuf: int = 0
@@ -92,25 +96,15 @@ class Connection:
             ns for name, ns in self.limit_ns.items() if limit in (name, FAMILY.get(name))
         ) / total  # fmt: skip
 
-    def bounds(self, limit: str) -> tuple[float, float]:
-        """The least and the largest share that it can have had: what is not certain may be any."""
-        total = sum(self.limit_ns.values())
-        if not total:
-            return 0.0, 0.0
-        least = sum(
-            ns for name, ns in self.least_ns.items() if limit in (name, FAMILY.get(name))
-        )  # fmt: skip
-        return least / total, (least + total - self.certain_ns) / total
-
 
 _SAME = (
     "conn_id", "laddr", "lport", "raddr", "rport", "role", "end_reason", "start_ns", "end_ns",
     "records", "lost_records", "bytes_sent", "bytes_acked", "bytes_received", "rto_count",
     "loss_probes", "mss", "cwnd_max", "snd_wnd_max", "rcvbuf", "sndbuf", "reader_behind_max",
-    "rcv_wnd_max",
+    "rcv_wnd_max", "syn_retrans", "snd_wnd_fall", "late_ack_us",
 )  # fmt: skip
 _OTHERS = {"segments_retransmitted": "retransmissions", "zero_windows": "zero_window_count"}
-_NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us")
+_NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us", "retrans_ratio")
 
 
 def connection_of(table: dict[str, Array], at: int) -> Connection:
@@ -123,6 +117,10 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
     def times(names: Iterable[str], end: str = "") -> dict[str, int]:
         values = {name: float(table[f"us_{name}{end}"][at]) for name in names}
         return {name: round(us * 1000) for name, us in values.items() if us > 0}
+
+    def waits() -> dict[str, int]:
+        values = {name: float(table[f"us_{name}"][at]) for name in RECEIVING}
+        return {name: round(us * 1000) for name, us in values.items() if not np.isnan(us)}
 
     limits = times(LIMITS)
     handshake = number("handshake_us")
@@ -137,7 +135,7 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         handshake_ns=None if handshake is None else round(handshake * 1000),
         limit_ns=limits,
         least_ns=times(LIMITS, "_min"),
-        receiving_ns=times(RECEIVING),
+        receiving_ns=waits(),
         certain_ns=sum(limits.values()) - round(float(table["uncertain_us"][at]) * 1000),
     )
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from formats.analysis.why.counts import Counts, Rates
 from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.intervals import Cutter, Steps
-from formats.analysis.why.limits import LIMITS
+from formats.analysis.why.limits import LIMITS, NUMBER
 from formats.analysis.why.receiving import RECEIVING
 
 Array = NDArray[Any]
@@ -44,6 +44,9 @@ GROWTHS = (
 _LATEST = ("lport", "rport", "pid", "netns", "cgroup", "family", "snd_una", "snd_max", "comm",
            "ca_name", "laddr", "raddr")  # fmt: skip
 """Of these the last value that is not 0 or empty."""
+_LATE_NS = 10_000_000
+_BY_ACK = [NUMBER[name] for name in ("cwnd", "slow_start", "nagle")]
+"""What was in flight was sent at the beginning of such a time."""
 FIN_LOCAL, FIN_REMOTE, ACTIVE, PASSIVE = 1, 2, 1, 2
 
 
@@ -129,6 +132,7 @@ class Fold:
 
     def _add_extremes(self, piece: Grouped) -> None:
         places = piece.places
+        self._add_fall(piece)
         for name, column in _LARGEST.items():
             if column in piece.columns:
                 found = np.maximum.reduceat(piece[column], piece.firsts)
@@ -154,6 +158,18 @@ class Fold:
         was_open[piece.firsts] = open_before
         self._count("zero_window_count", piece.of_row[shut & was_open])
         self.values["window_open"][places] = piece["snd_wnd"][piece.lasts] > 0
+
+    def _add_fall(self, piece: Grouped) -> None:
+        """By how much the peer's window is below its largest so far: data that was not read."""
+        window, places = piece["snd_wnd"].astype(np.int64), piece.places
+        largest = self.of("snd_wnd_max")[places]
+        rank = np.cumsum(piece.is_first, dtype=np.int64) << 32
+        # The largest of a connection only: those of the next one have a larger rank.
+        highest = np.maximum.accumulate(rank + window) - rank
+        fall = np.maximum.reduceat(np.maximum(highest, np.repeat(
+            largest, piece.lasts - piece.firsts + 1)) - window, piece.firsts)  # fmt: skip
+        mine = self.of("snd_wnd_fall")
+        mine[places] = np.maximum(mine[places], fall)
 
     def _count(self, name: str, places: Array) -> None:
         np.add.at(self.of(name), places, 1)
@@ -212,12 +228,24 @@ class Fold:
         places = piece.of_row[moved]
         since = steps.end_ns[moved] - self.values["start_ns"][places]
         self.rates.add(places, since, steps.acked[moved], steps.received[moved])
+        self._add_late(piece, steps)
         if steps.receiving is not None:
             spans = steps.end_ns - steps.start_ns
             for end, mine in (("ns", spans), ("certain_ns", np.where(steps.lost, 0, spans))):
                 for number, name in enumerate(RECEIVING):
                     held = np.where(steps.receiving == number, mine, 0)
                     self.of(f"{name}.{end}")[piece.places] += np.add.reduceat(held, piece.firsts)
+
+    def _add_late(self, piece: Grouped, steps: Steps) -> None:
+        """Times that a full window waited for an ACK, much longer than the path takes."""
+        late = self.of("late_ack_ns")
+        at = np.flatnonzero(steps.end_ns - steps.start_ns > _LATE_NS)
+        at = at[np.isin(steps.limit[at], _BY_ACK) & (piece["location"][at] == 1)]
+        spans = steps.end_ns[at] - steps.start_ns[at]
+        least = piece["min_rtt_us"][at].astype(np.int64) * 1000
+        mean = piece["srtt_us"][at].astype(np.int64) * 1000
+        is_late = (spans > 2 * least + _LATE_NS) & (2 * spans > mean)
+        np.add.at(late, piece.of_row[at[is_late]], spans[is_late])
 
     def _add_times(self, rows: Array) -> None:
         """Intervals of connections whose snapshots were added."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from formats.analysis.why.carrying import Carried
 from formats.analysis.why.grouping import Grouped, Places, grown
-from formats.analysis.why.limits import NUMBER, classify, in_flight, is_paced, unsent
+from formats.analysis.why.limits import NUMBER, classify, in_flight, is_paced, runs_bbr, unsent
 from formats.analysis.why.receiving import NEEDS, Receiving
 from formats.analysis.why.snapshots import Snapshots
 
@@ -32,15 +32,16 @@ INTERVAL = np.dtype(
         ("bytes_sent", "i8"), ("bytes_acked", "i8"), ("bytes_received", "i8"), ("records", "i8"),
         ("lost_records", "i8"), ("certain_ns", "i8"), ("cwnd_end", "u4"), ("inflight_end", "i4"),
         ("snd_wnd_end", "u4"), ("notsent_end", "i8"), ("srtt_end_us", "u4"), ("mss", "u4"),
-        ("pacing_rate", "u8"), ("ca_state", "i1"), ("place", "i4"),
+        ("pacing_rate", "u8"), ("paceable", "i8"), ("ca_state", "i1"), ("place", "i4"),
     ]
 )  # fmt: skip
 """A row of the table `intervals`. start_ns, end_ns: CLOCK_MONOTONIC. limit: a number of LIMITS.
 cwnd_end in segments. lost_records: missing somewhere in the capture in that time; where it is not
-0 the interval is not certain. certain_ns: of its steps in which none is missing. place: see
-Places."""
+0 the interval is not certain. certain_ns: of its steps in which none is missing. paceable: bytes
+that the pacing gives, where that may be the limit. place: see Places."""
 _BYTES = np.dtype(f"V{INTERVAL.itemsize}")
-_SUMS = ("bytes_sent", "bytes_acked", "bytes_received", "records", "lost_records", "certain_ns")
+_SUMS = ("bytes_sent", "bytes_acked", "bytes_received", "records", "lost_records", "certain_ns",
+         "paceable")  # fmt: skip
 _NO_STEP = -1
 _STATE_CHANGE = 4
 _SYN_SENT, _CLOSE = 2, 7
@@ -150,9 +151,16 @@ def _runs(piece: Grouped, steps: Steps) -> Array:
     ends = np.append(starts[1:], len(begins)) - 1
     is_run = steps.limit[starts] != _NO_STEP
     spans = np.where(steps.lost == 0, steps.end_ns - steps.start_ns, 0)
+    paceable = np.zeros(len(spans), np.int64)
+    at = np.flatnonzero(steps.limit == NUMBER["pacing"])
+    seconds = (steps.end_ns[at] - steps.start_ns[at]) / 1e9
+    paceable[at] = piece["pacing_rate"][at].astype(np.float64) * seconds
+    # BBR always paces, in bursts that can be long: nothing else holds back what has room.
+    is_bbr = at[runs_bbr(piece.columns, at)]
+    paceable[is_bbr] = steps.sent[is_bbr]
     sums = {
         "bytes_sent": steps.sent, "bytes_acked": steps.acked, "bytes_received": steps.received,
-        "lost_records": steps.lost, "certain_ns": spans,
+        "lost_records": steps.lost, "certain_ns": spans, "paceable": paceable,
     }  # fmt: skip
     rows = np.zeros(int(is_run.sum()), INTERVAL)
     for name, values in sums.items():
@@ -193,8 +201,7 @@ def advance(now: Array, before: Array) -> Array:
 def _settle(rows: Array) -> Array:
     """Whole intervals: those that were taken for paced, and were not, are unknown."""
     guessed = np.flatnonzero(rows["limit"] == NUMBER["pacing"])
-    spans = rows["end_ns"][guessed] - rows["start_ns"][guessed]
-    rates = rows["pacing_rate"][guessed].astype(np.float64)
-    confirmed = is_paced(rows["bytes_sent"][guessed], spans, rates, rows["mss"][guessed])
+    confirmed = is_paced(*(rows[name][guessed] for name in (
+        "bytes_sent", "paceable", "pacing_rate", "mss")))  # fmt: skip
     rows["limit"][guessed[~confirmed]] = NUMBER["unknown"]
     return rows

@@ -31,6 +31,8 @@ RECOVERY, LOSS = 3, 4
 RTO = 14
 _UNPACED = (1 << 64) - 1
 _BBR_STARTUP = 1
+_DELAYED = 2
+"""Segments whose ACK a receiver may delay. With more in flight, a writer is about to go on."""
 _SKB_BYTES = 4096
 """Memory of a segment in the layers below, with its overhead, at least."""
 _PACING_ERROR = 0.2
@@ -94,7 +96,7 @@ def classify(columns: Columns) -> NDArray[np.int8]:
         ("idle", (waiting == 0) & (flight <= 0)),
         ("slow_start", by_cwnd & _is_growing(columns, cwnd)),
         ("cwnd", by_cwnd),
-        ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight > 0)),
+        ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight > 0) & (flight <= _DELAYED)),
         ("app", (waiting < mss) & ~full),
         ("app", waiting == 0),
         ("tsq", here | (below > np.maximum(2 * _SKB_BYTES, per_ms))),
@@ -120,21 +122,30 @@ def _told_by_the_kernel(columns: Columns, waiting: Array) -> tuple[tuple[str, Ar
     return tuple(found)
 
 
-def is_paced(sent: Array, span_ns: Array, rate: Array, mss: Array) -> NDArray[np.bool_]:
-    """(n,) whether so many bytes in so long a time are what the pacing rate [bytes/s] gives."""
-    expected = rate * span_ns / 1e9
-    burst = np.maximum(rate / 1000, 2.0 * mss)
+def is_paced(sent: Array, paceable: Array, rate: Array, mss: Array) -> NDArray[np.bool_]:
+    """(n,) whether the bytes sent are what the pacing gave. rate: the last one [bytes/s]."""
+    expected = paceable.astype(np.float64)
+    burst = np.maximum(rate.astype(np.float64) / 1000, 2.0 * mss)
     close: NDArray[np.bool_] = np.abs(sent - expected) <= (
         _PACING_ERROR * expected + _BURSTS * burst
     )
     return close
 
 
+def runs_bbr(columns: Columns, at: Array | slice) -> Array:
+    """(m,) whether BBR runs, of these rows; False where the capture does not say."""
+    if "ca_name" not in columns:
+        return np.zeros(len(columns["state"][at]), np.bool_)
+    names = np.ascontiguousarray(columns["ca_name"][at])
+    found: Array = names.view(f"S{names.dtype.itemsize}") == b"bbr"
+    return found
+
+
 def _is_growing(columns: Columns, cwnd: Array) -> Array:
     """Whether the window doubles each round trip. BBR has no threshold, but a mode for it."""
     below: Array = cwnd < columns["snd_ssthresh"]
     if "bbr_mode" not in columns:
-        return below
+        return below & ~runs_bbr(columns, slice(None))
     mode = columns["bbr_mode"]
     return np.asarray(np.where(mode > 0, mode == _BBR_STARTUP, below))
 

@@ -7,10 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from formats.analysis.why.connections import Connection
-from formats.analysis.why.limits import FAMILY
+from formats.analysis.why.limits import FAMILY, LIMITS
 
 _LEAST_SHARE = 0.05
 _BLOAT_RTT_US = 1000
+_SHORT_S = 1.0
+_MANY = 10
+_SPARE = 8
+"""A send buffer has at most some three times what is in flight: its overhead counts."""
+_PART_OF = {name: family for name, family in FAMILY.items() if name != "nagle"}
+"""Parts that have no sentence of their own."""
 
 
 def human_bytes(number: float) -> str:
@@ -32,6 +38,13 @@ def human_rate(bytes_per_s: float) -> str:
     return f"{bits:.0f} {unit}" if bits >= 100 else f"{bits:.1f} {unit}"
 
 
+def human_time(us: float) -> str:
+    """40 us, 4.7 ms, 1.2 s."""
+    if us < 1000:
+        return f"{us:.0f} us"
+    return f"{us / 1000:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
+
+
 def endpoint(address: str, port: int) -> str:
     """10.0.0.1:80, [::1]:80."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -43,29 +56,25 @@ def head(one: Connection) -> str:
     most = max(one.bytes_acked, one.bytes_received)
     return (
         f"{endpoint(one.laddr, one.lport)} {arrow} {endpoint(one.raddr, one.rport)}, "
-        f"{one.duration_s:.3g} s, {human_bytes(most)}, {human_rate(one.goodput)}"
+        f"{human_time(1e6 * one.duration_s)}, {human_bytes(most)}, {human_rate(one.goodput)}"
     )
 
 
 def verdict(one: Connection) -> list[str]:
     """Sentences, the most important first; each limit with its evidence and what would help."""
     found: list[tuple[float, str]] = []
-    shares: dict[str, float] = {}
-    for name in one.limit_ns:
-        family = FAMILY.get(name, name)
-        shares[family] = one.share(family)
-    for name, share in shares.items():
+    total = sum(one.limit_ns.values())
+    for name in dict.fromkeys(_PART_OF.get(name, name) for name in one.limit_ns):
+        share = _sum(one.limit_ns, name) / total
         if name == "app" and not one.sends:
             continue  # it has nothing to send, and need not
         if share >= _LEAST_SHARE and name in _SENTENCES:
-            held = f"{_percent(one, name, share)} of the time"
-            found.append((share, f"{held} {_SENTENCES[name](one)}"))
+            found.append((share, f"{_percent(one, name)} of the time {_SENTENCES[name](one)}"))
     texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
     if not one.sends:
         texts = [*_receiver(one), *texts]
     if bloat := _bloat(one):
         texts.append(bloat)
-    total = sum(one.limit_ns.values())
     if total and one.certain_ns < total:
         doubt = 100 * (1 - one.certain_ns / total)
         texts.append(
@@ -75,11 +84,17 @@ def verdict(one: Connection) -> list[str]:
     return texts or ["too short to tell"]
 
 
-def _percent(one: Connection, limit: str, share: float) -> str:
-    """A share, with its bounds where records are missing."""
-    low, high = (100 * bound for bound in one.bounds(limit))
-    between = f" ({low:.0f} to {high:.0f} %)" if high - low >= 0.1 else ""
-    return f"{100 * share:.0f} %{between}"
+def _sum(times: Mapping[str, int], name: str) -> int:
+    """Of a limit with its parts."""
+    return sum(ns for limit, ns in times.items() if _PART_OF.get(limit, limit) == name)
+
+
+def _percent(one: Connection, name: str) -> str:
+    """A share, with its bounds where records are missing: what is not certain may be any limit."""
+    total = sum(one.limit_ns.values())
+    least, doubt = _sum(one.least_ns, name), total - one.certain_ns
+    between = f" ({100 * least / total:.0f} to {100 * (least + doubt) / total:.0f} %)"
+    return f"{100 * _sum(one.limit_ns, name) / total:.0f} %{between if doubt > 0 else ''}"
 
 
 def cross_check(row: Mapping[str, Any]) -> str:
@@ -97,6 +112,25 @@ def cross_check(row: Mapping[str, Any]) -> str:
     return (
         f"the kernel's own counts: {', '.join(parts)}; they differ by up to "
         f"{100 * difference / total:.1f} % of the time"
+    )
+
+
+def together(table: Mapping[str, Any], left_out: int) -> str:
+    """A line on the connections of which no verdict was told; where they are many, on all."""
+    more = f"{left_out} more connection{'s' * (left_out > 1)} with fewer bytes: -n shows more"
+    if left_out < _MANY:
+        return more
+    sums: dict[str, float] = {}
+    for name in LIMITS:
+        said = _PART_OF.get(name, name)
+        sums[said] = sums.get(said, 0.0) + float(table[f"us_{name}"].sum())
+    total = max(sum(sums.values()), 1e-9)
+    most = sorted(sums.items(), key=lambda item: -item[1])
+    parts = [f"{100 * us / total:.0f} % {name}" for name, us in most if us >= _LEAST_SHARE * total]
+    nbytes = float((table["bytes_acked"] + table["bytes_received"]).sum())
+    return (
+        f"{more}; all {len(table['conn_id'])} together: {human_bytes(nbytes)} both ways, of their "
+        f"time {', '.join(parts) or 'nothing is known'}"
     )
 
 
@@ -118,30 +152,82 @@ def _rwnd(one: Connection) -> str:
     )
     zero = one.share("zero_window")
     shut = f", {100 * zero:.0f} % with a window of 0" if zero >= 0.01 else ""
+    text = f"limited by the receiver's window (at most {window}{shut}{more}): "
+    if _reads_slowly(one):
+        return text + (
+            f"the program there reads too slowly, it was up to {human_bytes(one.snd_wnd_fall)} "
+            "behind; a larger buffer only hides pauses"
+        )
+    if _queue_stands(one):
+        return text + _NO_LARGER
+    return text + "raise net.ipv4.tcp_rmem[2] or the application's SO_RCVBUF there"
+
+
+def _reads_slowly(one: Connection) -> bool:
+    """Whether the receiver's window closed, all or by half: its program had not read that."""
+    return one.zero_windows > 0 or 2 * one.snd_wnd_fall > one.snd_wnd_max
+
+
+def _late(one: Connection) -> float:
+    """The share of the time in which ACKs came late."""
+    return one.late_ack_us / 1e6 / one.duration_s if one.duration_s else 0.0
+
+
+def _queue_stands(one: Connection) -> bool:
+    """Whether most round trips are long by a queue, which more data in flight only lengthens."""
     return (
-        f"limited by the receiver's window (at most {window}{shut}{more}): the receiver reads too "
-        "slowly, or raise net.ipv4.tcp_rmem[2] or the application's SO_RCVBUF there"
+        one.min_rtt_us is not None
+        and one.srtt_p50_us is not None
+        and one.srtt_p50_us > max(2 * one.min_rtt_us, _BLOAT_RTT_US)
     )
+
+
+_NO_LARGER = (
+    "but what is in flight waits in a queue already, so a larger buffer would lengthen that, not "
+    "speed it up"
+)
+
+
+def _again(one: Connection) -> str:
+    """How much was sent again."""
+    if one.retrans_ratio:
+        return f"{100 * one.retrans_ratio:.2g} % of the data sent again"
+    return f"{one.segments_retransmitted} segments sent again"
 
 
 def _cwnd(one: Connection) -> str:
     slow = one.share("slow_start")
     start = f", {100 * slow:.0f} % in slow start" if slow >= _LEAST_SHARE else ""
-    again = (
-        f", {one.segments_retransmitted} segments sent again" if one.segments_retransmitted else ""
-    )
-    return (
+    again = f", {_again(one)}" if one.segments_retransmitted else ""
+    text = (
         f"limited by the congestion window (at most {one.cwnd_max} segments, "
-        f"{human_bytes(one.cwnd_max * one.mss)}{start}{again}): the path is the limit, as "
-        f"{one.ca_name or 'its congestion control'} sees it"
+        f"{human_bytes(one.cwnd_max * one.mss)}{start}{again}): "
     )
+    if _late(one) > 0.3:
+        why = "its program reads slowly, or it waits for a second segment"
+        if _reads_slowly(one):
+            why = f"its program reads slowly, it was up to {human_bytes(one.snd_wnd_fall)} behind"
+        return f"{text}ACKs came late for {100 * _late(one):.0f} %. The receiver delays them: {why}"
+    text += f"the path is the limit, as {one.ca_name or 'its congestion control'} sees it"
+    if slow > 0.5 and not again and one.duration_s < _SHORT_S:
+        text += "; a short transfer is faster on a connection that was used before"
+    return text
 
 
 def _sndbuf(one: Connection) -> str:
-    return (
-        f"limited by the send buffer ({human_bytes(one.sndbuf)}): raise net.ipv4.tcp_wmem[2] or "
-        "the application's SO_SNDBUF on the sender"
-    )
+    text = f"limited by the send buffer ({human_bytes(one.sndbuf)}): "
+    if _queue_stands(one):
+        return text + _NO_LARGER
+    if one.srtt_p50_us and one.sndbuf > _SPARE * one.goodput * one.srtt_p50_us / 1e6:
+        return text + "it is far larger than the path needs, so a CPU or the receiver is slow"
+    return text + "raise net.ipv4.tcp_wmem[2] or the application's SO_SNDBUF on the sender"
+
+
+def _pacing(one: Connection) -> str:
+    if one.ca_name == "bbr":
+        return "it was paced by bbr: the path is the limit, as bbr sees it, or SO_MAX_PACING_RATE"
+    who = "SO_MAX_PACING_RATE of the application, or the qdisc fq"
+    return f"it was paced ({who if one.ca_name else f'bbr, or {who}'}): it is slow on purpose"
 
 
 def _bloat(one: Connection) -> str:
@@ -149,11 +235,15 @@ def _bloat(one: Connection) -> str:
         return ""
     if one.srtt_p95_us <= 2 * one.min_rtt_us or one.srtt_p95_us <= _BLOAT_RTT_US:
         return ""
-    queue = (one.srtt_p95_us - one.min_rtt_us) / 1000
-    return (
-        f"round trips take {one.srtt_p95_us / 1000:.1f} ms (95 %), the path alone "
-        f"{one.min_rtt_us / 1000:.1f} ms: {queue:.1f} ms in queues"
+    text = (
+        f"round trips take {human_time(one.srtt_p95_us)} (95 %), the path alone "
+        f"{human_time(one.min_rtt_us)}: "
     )
+    if one.share("app") + one.share("closing") > 0.5 or _late(one) > 0.3:
+        return text + "queues on the path, or ACKs that the receiver delays"
+    queue = human_time(one.srtt_p95_us - one.min_rtt_us)
+    where = "in this host's queue" if one.share("tsq") > 0.5 else "in queues on the path"
+    return f"{text}{queue} {where}; a shorter queue there, or one that drops early, helps"
 
 
 def _receiver(one: Connection) -> list[str]:
@@ -168,6 +258,9 @@ def _receiver(one: Connection) -> list[str]:
     behind = one.rcvbuf and one.reader_behind_max > one.rcvbuf // 4
     if found:
         return [f"this host receives: {found[0]}", *found[1:]]
+    if told:
+        return ["this host receives; its reader kept up and its window had room: it waited for the "
+                "sender or the path, so capture there too"]  # fmt: skip
     if behind and not told:
         return [
             f"this host receives, and its reader was up to {human_bytes(one.reader_behind_max)} "
@@ -190,26 +283,34 @@ _RECEIVING: dict[str, Callable[[Connection], str]] = {
     ),
 }
 _SENTENCES: dict[str, Callable[[Connection], str]] = {
-    "opening": lambda one: "the connection was opening",
+    "opening": lambda one: (
+        f"the connection was opening ({one.syn_retrans} SYN sent again)"
+        + (": is the other side there, and its backlog long enough?" if one.syn_retrans else "")
+    ),
+    "closing": lambda one: (
+        "all was sent and the connection closed: the last data and the other side's end were "
+        "waited for"
+    ),
     "rto_wait": lambda one: (
         f"it waited for a retransmission timeout ({one.rto_count} fired): whole flights or the "
         "last segments were lost"
     ),
     "recovery": lambda one: (
-        f"it recovered from loss ({one.segments_retransmitted} segments sent again): the path "
-        "drops or reorders packets"
+        f"it recovered from loss ({_again(one)}): the path drops or reorders packets"
     ),
     "sndbuf": _sndbuf,
     "app": _app,
+    "nagle": lambda one: (
+        "a piece smaller than a segment waited for the ACK of what was sent before (Nagle's "
+        "algorithm; the receiver may delay that ACK by 40 ms): write each message at once, or set "
+        "TCP_NODELAY"
+    ),
     "rwnd": _rwnd,
     "cwnd": _cwnd,
     "tsq": lambda one: (
         "its data waited in this host's queue or driver: look at tc -s qdisc and the device"
     ),
-    "pacing": lambda one: (
-        f"it was paced ({one.ca_name or 'congestion control, or SO_MAX_PACING_RATE'}): sending "
-        "followed the pacing rate"
-    ),
+    "pacing": _pacing,
     "unknown": lambda one: (
         "it had data and room to send and did not: a busy CPU, or what a snapshot does not show"
     ),
