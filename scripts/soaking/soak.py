@@ -179,15 +179,13 @@ class Soak:
         wait_until(attached, "all captures are attached", PATIENCE_S, 0.05)
 
     def _kill(self) -> None:
-        """SIGKILL of the capture."""
+        """SIGKILL of the capture: another goes on where it was."""
         self._settle()
         pid = self._daemon.status()["calls"]["pid"]
-        begin = time.monotonic_ns()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: self._daemon.status()["calls"]["pid"] not in {pid, None},
                    "another process", PATIENCE_S, 0.05)  # fmt: skip
         self._settle()
-        self._gaps.append((begin - int(UNSURE_S * 1e9), time.monotonic_ns()))
 
     def _restart(self) -> None:
         """SIGKILL of the daemon; then it is started again, as systemd does."""
