@@ -30,6 +30,13 @@ class Mending:
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._unquiet: list[tuple[str, str]] = []
+        """Folders and names that are looked at again."""
+
+    def start_quiet(self, folder: str) -> None:
+        """Repair the segments that are in the folder now, once each is nobody's: see QUIET_S."""
+        self._unquiet += [(folder, name) for name in left_in(folder)]
+        self.reap()
 
     def start(self, folder: str, names: Sequence[str]) -> None:
         """Repair these segments."""
@@ -40,8 +47,14 @@ class Mending:
             )
 
     def reap(self) -> None:
-        """Forget those that have ended."""
+        """Forget those that have ended; start those whose segments are quiet by now."""
         self._processes = [one for one in self._processes if one.poll() is None]
+        for folder in {folder for folder, _ in self._unquiet}:
+            waiting = {name for where, name in self._unquiet if where == folder}
+            quiet = waiting.intersection(left_in(folder, quiet_s=QUIET_S))
+            self.start(folder, sorted(quiet))
+            left = waiting.intersection(left_in(folder)) - quiet
+            self._unquiet = [one for one in self._unquiet if one[0] != folder or one[1] in left]
 
 
 def left_in(folder: str, *, quiet_s: float = 0.0) -> list[str]:

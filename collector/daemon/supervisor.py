@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from collector.daemon.child import Child, State
-from collector.daemon.mending import QUIET_S, Mending, left_in
+from collector.daemon.mending import Mending, left_in
 from collector.daemon.metrics_process import MetricsProcess
 from collector.daemon.requests import Refused, Requests
 from collector.daemon.systemd import Systemd
@@ -257,7 +257,7 @@ class Supervisor:
             child = self._children.get(name)
             if child is None:
                 self._children[name] = Child(name, new, group)
-                self._mending.start(new["folder"], left_in(new["folder"], quiet_s=QUIET_S))
+                self._mending.start_quiet(new["folder"])
                 done[name] = "started"
             else:
                 done[name] = self._change(child, new, group)

@@ -179,24 +179,24 @@ class Soak:
         wait_until(attached, "all captures are attached", PATIENCE_S, 0.05)
 
     def _kill(self) -> None:
-        """SIGKILL of the capture."""
+        """SIGKILL of the capture: another goes on where it was."""
         self._settle()
         pid = self._daemon.status()["calls"]["pid"]
-        begin = time.monotonic_ns()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: self._daemon.status()["calls"]["pid"] not in {pid, None},
                    "another process", PATIENCE_S, 0.05)  # fmt: skip
         self._settle()
-        self._gaps.append((begin - int(UNSURE_S * 1e9), time.monotonic_ns()))
 
     def _restart(self) -> None:
-        """SIGKILL of the daemon; then it is started again, as systemd does."""
+        """SIGKILL of the daemon and, as systemd does it, of all its processes; it starts again."""
         self._settle()
         begin = time.monotonic_ns()
         workers = [one["pid"] for one in self._daemon.status().values()]
         self._daemon.process.kill()
+        for pid in workers:
+            os.killpg(pid, signal.SIGKILL)  # each has a session of its own
         self._daemon.process.wait()
-        _wait_for_end(workers)  # without systemd, they notice by themselves
+        _wait_for_end(workers)
         self._gaps.append((begin - int(UNSURE_S * 1e9), self._start()))
 
     @property

@@ -35,7 +35,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         control = root / "DEBIAN/control"
         control.write_text(re.sub(r"(?m)^(Version: |.*\(= )(.*)-1(\)?)$", r"\1\2-2\3",
                                   control.read_text()))  # fmt: skip
-        subprocess.run(["dpkg-deb", "--root-owner-group", "-z1", "-b", root, second], check=True)
+        subprocess.run(["dpkg-deb", "--root-owner-group", "-Zzstd", "-z1", "-b", root, second],
+                       check=True)  # fmt: skip
         shutil.rmtree(root)
     return folder
 

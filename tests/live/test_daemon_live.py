@@ -280,3 +280,24 @@ def test_what_cannot_start_ends_the_daemon(daemon: Daemon) -> None:
         f"tcpkmon daemon: capture calls: {daemon.folder}/calls: File exists",
         "tcpkmon daemon: capture calls ended by exit code 1",
     ]
+
+
+@pytest.mark.full
+def test_what_was_killed_just_now_is_repaired_when_it_is_quiet(
+    daemon: Daemon, space: Space
+) -> None:
+    """The daemon and all its processes are killed, and it is started again at once."""
+    rotation = "[capture.calls.rotation]\nevery = '1h'\n"
+    daemon.configure(CAPTURE.format(space=space.path, ports=[5001]) + rotation)
+    daemon.start()
+    pid = daemon.status()["calls"]["pid"]
+    daemon.process.kill()
+    os.killpg(pid, signal.SIGKILL)
+    daemon.process.wait()
+    (hidden,) = (daemon.folder / "calls").glob(".*.part")
+    daemon.told.clear()
+    daemon.start()
+    assert hidden.exists()
+    wait_until(lambda: not hidden.exists(), "it is repaired", 30)
+    assert daemon.finish().code == 0
+    assert len(daemon.files("calls")) == 2
