@@ -12,7 +12,14 @@ from rich.table import Table
 from formats.analysis.diff.metrics import RATE, SHARE, TIME, Metric
 from formats.analysis.diff.report import Report
 from formats.analysis.diff.sides import Side
-from formats.analysis.diff.statistics import DIFFERS, NO_DATA, SAME, TOO_FEW, Compared
+from formats.analysis.diff.statistics import (
+    DIFFERS,
+    LEAST_SHARE,
+    NO_DATA,
+    SAME,
+    TOO_FEW,
+    Compared,
+)
 from formats.analysis.diff.units import CONNECTION
 from formats.analysis.why.verdict import human_rate
 from formats.analysis.why.writing import plain
@@ -85,14 +92,22 @@ def _print_metrics(report: Report, console: Console) -> None:
             table.add_row(*_row(one), style=_style(one))
     console.print(table)
     if alike:
-        told = ", ".join(f"{one.metric.name} {_value(one.metric, one.a)}" for one in alike)
-        _say(console, f"The same in all units: {told}")
+        rare = [one for one in alike if one.metric.kind == SHARE and _median(one) < LEAST_SHARE]
+        same = [one for one in alike if one not in rare]
+        low = [one.metric.name.removeprefix("share_") for one in rare]
+        told = [f"{one.metric.name} {_value(one.metric, one.a)}" for one in same]
+        told += [f"shares of {', '.join(low)} (below {LEAST_SHARE:.0%})"] if low else []
+        _say(console, f"The same in all units: {', '.join(told)}")
     for text in _notes(report):
         _say(console, text)
 
 
 def _is_alike(one: Compared) -> bool:
     return one.p is None and one.a is not None and one.b is not None
+
+
+def _median(one: Compared) -> float:
+    return one.a.median if one.a else 0.0
 
 
 def _style(one: Compared) -> str:
@@ -110,7 +125,9 @@ def _row(one: Compared) -> tuple[str, ...]:
     change = change_text(one.metric, one.change)
     interval = ""
     if one.interval is not None:
-        interval = " to ".join(change_text(one.metric, bound) for bound in one.interval)
+        low, high = (100 * bound for bound in one.interval)
+        unit = "points" if one.metric.kind == SHARE else "%"
+        interval = f"{low:+.3g} to {high:+.3g} {unit}"
     word = TOO_FEW if one.result == TOO_FEW else _WORD[one.is_worse]
     return one.metric.name, a, b, change, word, interval, p, count
 

@@ -22,6 +22,8 @@ Array = NDArray[Any]
 DIFFERS, SAME, NO_DATA, TOO_FEW = "differs", "same", "no data", "too few"
 ALPHA = 0.01
 """Twenty comparisons of equal captures then give a false alarm in one case of five."""
+LEAST_SHARE = 0.01
+"""A share that no unit reaches is not tested."""
 _FEW = 50
 """Units for which p is exact, if no two are equal; with equal ones up to two times eight."""
 _MOST_ORDERS = 20_000
@@ -104,13 +106,15 @@ def compare(
 
 
 def _test(metric: Metric, a: Array, b: Array) -> Compared:
-    """With the p of the test alone. Values that are all the same need none."""
+    """With the p of the test alone. Values that are all the same, and shares of limits that hardly
+    ever held, need none; this looks at both sides together, so it favours no answer."""
     sides = _spread(a), _spread(b)
     if not len(a) or not len(b):
         return Compared(metric, NO_DATA, *sides)
     both = np.concatenate((a, b))
-    if (both == both[0]).all():
-        return Compared(metric, SAME, *sides, change=0.0, larger=0.5)
+    if (both == both[0]).all() or (metric.kind == SHARE and both.max() < LEAST_SHARE):
+        change = float(_change(metric, np.median(a), np.median(b)))
+        return Compared(metric, SAME, *sides, change)
     stats = _scipy()
     options: dict[str, Any] = {"method": "asymptotic"}
     if len(np.unique(both)) == len(both):

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon diff on real transfers: settings, a real difference, and no false alarm."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collector.klogger import start
+from collector.lab.lab import Bottleneck, Lab
+from collector.lab.pair import join, listening
+from tests.live.delayed_path import delayed
+
+SERVER = "10.77.0.2"
+CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+PROGRAMS = Path(sys.executable).parent
+CLIENT = """
+import socket, sys
+for _ in range(int(sys.argv[2])):
+    with socket.create_connection(("10.77.0.2", int(sys.argv[1]))) as end:
+        end.sendall(bytes(300_000))
+        end.shutdown(socket.SHUT_WR)
+        end.recv(1)
+"""
+
+
+def drain(end: socket.socket) -> None:
+    with suppress(OSError), end:
+        while end.recv(1 << 20):
+            pass
+
+
+def transfer(lab: Lab, listener: socket.socket, size: int, algorithm: str = "cubic") -> None:
+    """One connection: so many bytes from a to b."""
+    option = (socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())
+    pair = join(lab.a, listener, SERVER, [option])  # type: ignore[list-item]
+    reader = threading.Thread(target=drain, args=(pair.server,))
+    reader.start()
+    pair.client.sendall(bytes(size))
+    pair.client.close()
+    reader.join()
+
+
+def diff(*words: object) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run([PROGRAMS / "tcpkmon", "diff", *map(str, words), "--json"],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def results(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["metric"]: one for one in told["metrics"]}
+
+
+def record(
+    lab: Lab, paths: Sequence[Path], transfers: int, size: int, algorithms: Sequence[str]
+) -> None:
+    """A capture for each path, at the same time, of transfers in turn to a port of its own."""
+    # Else a connection begins with what the one before learned.
+    lab.a.run(partial(Path("/proc/sys/net/ipv4/tcp_no_metrics_save").write_text, "1"))
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(listening(lab.b, SERVER)) for _ in paths]
+        for path, listener in zip(paths, listeners, strict=True):
+            options = ["--format", "psc", "--netns", lab.a.name, "--quiet", "--columns",
+                       "default,ca_name", "--ports", str(listener.getsockname()[1])]  # fmt: skip
+            stack.enter_context(start("tcp", path, force=True, options=options))
+        for _ in range(transfers):
+            for listener, algorithm in zip(listeners, algorithms, strict=True):
+                transfer(lab, listener, size, algorithm)
+
+
+def test_the_setting_comes_first(tmp_path: Path) -> None:
+    """The same transfers with another default congestion control: told before all metrics."""
+    with Lab() as lab:
+        default = lab.a.run(CONTROL.read_text).strip()
+    if default == "reno":
+        pytest.skip("reno is this machine's default")
+    for algorithm in (default, "reno"):
+        with Lab() as lab, listening(lab.b, SERVER) as listener:
+            lab.a.run(partial(CONTROL.write_text, algorithm))
+            port = str(listener.getsockname()[1])
+            words = [PROGRAMS / "collect", "--format", "psc", "-q", "-o", tmp_path / algorithm,
+                     "--columns", "default,ca_name", "--netns", lab.a.name, "--ports", port, "--",
+                     sys.executable, "-c", CLIENT, port, "8"]  # fmt: skip
+            process = lab.a.start([str(word) for word in words])
+            for _ in range(8):
+                drain(listener.accept()[0])
+            assert process.wait(60) == 0
+    command = [PROGRAMS / "tcpkmon", "diff", tmp_path / default, tmp_path / "reno"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [line.split() for line in out.splitlines()]
+    settings = {line[0]: line[1:] for line in lines if line}
+    assert settings["net.ipv4.tcp_congestion_control"] == [default, "reno"]
+    assert settings["congestion"] == ["control", default, "reno"]
+    first = next(n for n, line in enumerate(lines) if "control" in line)
+    assert first < next(n for n, line in enumerate(lines) if line[:1] == ["goodput_mean"])
+    _, told = diff(tmp_path / default, tmp_path / "reno")
+    assert {row["a"]["n"] for row in told["metrics"]} == {8}
+
+
+@pytest.mark.full
+def test_cubic_differs_from_reno_on_a_long_fat_path(tmp_path: Path) -> None:
+    """40 Mbit/s and 40 ms: 138 segments are on the path, and a third of that in its queue."""
+    paths = [tmp_path / "cubic.pm", tmp_path / "reno.pm"]
+    with Lab(Bottleneck(rate_mbit=40, queue_bytes=50_000)) as lab, delayed(lab, 40):
+        record(lab, paths, 10, 8_000_000, ("cubic", "reno"))
+    code, told = diff(*paths, "--fail-if", "goodput_mean worse 5%")
+    found = results(told)
+    print({name: one["change"] for name, one in found.items() if one["result"] == "differs"})
+    assert found["min_rtt_us"]["a"]["median"] >= 40_000
+    assert found["goodput_mean"]["worse"], found["goodput_mean"]
+    assert code == 3 and found["goodput_mean"]["change"] < -0.05
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_equal_captures_give_at_most_one_false_alarm_in_20(tmp_path: Path, in_turn: bool) -> None:
+    alarms: list[Any] = []
+    paths = [tmp_path / "a.pm", tmp_path / "b.pm"]
+    for _ in range(20):
+        with Lab(Bottleneck(rate_mbit=100, queue_bytes=200_000)) as lab:
+            for some in ([paths] if in_turn else [[path] for path in paths]):
+                record(lab, some, 12, 300_000, ["cubic"] * len(some))
+        _, told = diff(*paths)
+        differ = {name: (one["change"], one["p"]) for name, one in results(told).items()
+                  if one["result"] == "differs"}  # fmt: skip
+        alarms += [differ] if differ else []
+    print(f"{len(alarms)} of 20: {alarms}")
+    assert len(alarms) <= 1
