@@ -122,18 +122,20 @@ def test_cubic_differs_from_reno_on_a_long_fat_path(tmp_path: Path) -> None:
     assert code == 3 and found["goodput_mean"]["change"] < -0.05
 
 
+def equal_pair(folder: Path, in_turn: bool) -> dict[str, Any]:
+    """Two captures of equal transfers, in turn or one after the other: in what they differ."""
+    paths = [folder / "a.pm", folder / "b.pm"]
+    with Lab(Bottleneck(rate_mbit=100, queue_bytes=200_000)) as lab:
+        for some in [paths] if in_turn else [[path] for path in paths]:
+            record(lab, some, 12, 300_000, ["cubic"] * len(some))
+    _, told = diff(*paths)
+    return {name: (one["change"], one["p"]) for name, one in results(told).items()
+            if one["result"] == "differs"}  # fmt: skip
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("in_turn", [True, False])
 def test_equal_captures_give_at_most_one_false_alarm_in_20(tmp_path: Path, in_turn: bool) -> None:
-    alarms: list[Any] = []
-    paths = [tmp_path / "a.pm", tmp_path / "b.pm"]
-    for _ in range(20):
-        with Lab(Bottleneck(rate_mbit=100, queue_bytes=200_000)) as lab:
-            for some in ([paths] if in_turn else [[path] for path in paths]):
-                record(lab, some, 12, 300_000, ["cubic"] * len(some))
-        _, told = diff(*paths)
-        differ = {name: (one["change"], one["p"]) for name, one in results(told).items()
-                  if one["result"] == "differs"}  # fmt: skip
-        alarms += [differ] if differ else []
+    alarms = [found for _ in range(20) if (found := equal_pair(tmp_path, in_turn))]
     print(f"{len(alarms)} of 20: {alarms}")
     assert len(alarms) <= 1

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The course of a capture over time: goodput and round-trip time of the connections that count."""
+"""Courses over time: goodput and round-trip time of the connections that count.
+
+Over the time of the capture, of all of them together; and over their age, of the mean of those
+that are as old, as far as half of them are.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.diff.sides import Run
+from formats.analysis.why.assemble import Table
 from formats.analysis.why.grouping import Grouped
-from formats.analysis.why.intervals import Cutter
+from formats.analysis.why.intervals import Cutter, Steps
 from formats.analysis.why.snapshots import Source
 
 Floats = NDArray[np.float64]
+Array = NDArray[np.int64]
 _FIRST_BIN_NS = 20_000_000
+_MOST_BINS = 100
 
 
 @dataclass(frozen=True)
@@ -25,21 +32,48 @@ class Course:
     goodput: Floats
     srtt_us: Floats
 
+    @property
+    def times_s(self) -> Floats:
+        """(n,) the middles of the bins."""
+        return np.asarray((np.arange(len(self.goodput)) + 0.5) * self.bin_ns / 1e9, np.float64)
 
-def course_of(run: Run, most: int = 100) -> Course | None:
-    """In at most so many bins, since its first connection began; None without connections."""
+
+class _Sums:
+    def __init__(self, longest_ns: int) -> None:
+        self.bin_ns = _FIRST_BIN_NS
+        while longest_ns // self.bin_ns >= _MOST_BINS:
+            self.bin_ns *= 2
+        self.count = longest_ns // self.bin_ns + 1
+        self.bytes: Floats = np.zeros(self.count)
+        self.times: Floats = np.zeros(self.count)
+        self.records: Floats = np.zeros(self.count)
+
+    def add(self, since_ns: Array, moved: Array, srtt_us: Floats) -> None:
+        """Steps, (n,) each. srtt_us: 0 where it is not known."""
+        places = np.clip(since_ns // self.bin_ns, 0, self.count - 1)
+        self.bytes += np.bincount(places, moved, self.count)
+        self.times += np.bincount(places, srtt_us, self.count)
+        self.records += np.bincount(places, srtt_us > 0, self.count)
+
+    def course(self, connections: Floats) -> Course:
+        """connections: (m,) how many there are in each bin; bins behind that are left out."""
+        some = slice(len(connections))
+        with np.errstate(all="ignore"):
+            srtt = np.where(self.records > 0, self.times / self.records, np.nan)
+            goodput = self.bytes[some] * 1e9 / self.bin_ns / connections
+        return Course(self.bin_ns, goodput, srtt[some])
+
+
+def courses_of(run: Run) -> tuple[Course, Course] | None:
+    """Over the capture, since its first connection began, and over age; None without any."""
     table = run.connections
     if table is None or not len(table["conn_id"]):
         return None
-    sends = table["bytes_acked"] >= table["bytes_received"]
-    ids = {kind: np.sort(table["conn_id"][sends == (kind == "acked")].astype(np.uint64))
-           for kind in ("acked", "received")}  # fmt: skip
-    begin, end = int(table["start_ns"].min()), int(table["end_ns"].max())
-    bin_ns = _FIRST_BIN_NS
-    while (end - begin) // bin_ns >= most:
-        bin_ns *= 2
-    count = (end - begin) // bin_ns + 1
-    sums, times, records = (np.zeros(count) for _ in range(3))
+    order = np.argsort(table["conn_id"], kind="stable")
+    ids, starts = table["conn_id"][order].astype(np.uint64), table["start_ns"][order]
+    sends = (table["bytes_acked"] >= table["bytes_received"])[order]
+    begin, ages = int(starts.min()), table["end_ns"] - table["start_ns"]
+    by_time, by_age = _Sums(int(table["end_ns"].max()) - begin), _Sums(int(ages.max()))
     cutter = Cutter()
     with Source(run.path) as source:
         for piece in source.read():
@@ -47,15 +81,30 @@ def course_of(run: Run, most: int = 100) -> Course | None:
                 continue
             grouped = Grouped(piece, cutter.places)
             _, steps = cutter.add_grouped(grouped)
-            mine = grouped.columns["conn_id"].astype(np.uint64)
-            places = np.clip((steps.end_ns - begin) // bin_ns, 0, count - 1)
-            for kind, moved in (("acked", steps.acked), ("received", steps.received)):
-                rows = np.isin(mine, ids[kind])
-                sums += np.bincount(places[rows], moved[rows], count)
-                if kind == "acked":
-                    srtt = grouped.columns["srtt_us"][rows].astype(np.float64)
-                    times += np.bincount(places[rows], srtt, count)
-                    records += np.bincount(places[rows], srtt > 0, count)
-    with np.errstate(all="ignore"):
-        srtt = np.where(records > 0, times / records, np.nan)
-    return Course(bin_ns, sums * 1e9 / bin_ns, srtt)
+            rows, of = _find(grouped.columns["conn_id"].astype(np.uint64), ids)
+            moved = _moved(steps, rows, sends[of])
+            srtt = np.where(sends[of], grouped.columns["srtt_us"][rows], 0).astype(np.float64)
+            ends = steps.end_ns[rows]
+            by_time.add(ends - begin, moved, srtt)
+            by_age.add(ends - starts[of], moved, srtt)
+    return by_time.course(np.ones(by_time.count)), by_age.course(_as_old(table, by_age))
+
+
+def _find(mine: NDArray[np.uint64], ids: NDArray[np.uint64]) -> tuple[Array, Array]:
+    """The rows of connections that count, and the place of each one's in ids."""
+    places = np.minimum(np.searchsorted(ids, mine), len(ids) - 1)
+    rows = np.flatnonzero(ids[places] == mine)
+    return rows, places[rows]
+
+
+def _moved(steps: Steps, rows: Array, sends: NDArray[np.bool_]) -> Array:
+    found: Array = np.where(sends, steps.acked[rows], steps.received[rows])
+    return found
+
+
+def _as_old(table: Table, sums: _Sums) -> Floats:
+    """(m,) how many connections reached each bin of age, as far as half of them did."""
+    places = (table["end_ns"] - table["start_ns"]) // sums.bin_ns
+    ended = np.bincount(places.astype(np.int64), minlength=sums.count)
+    left = np.cumsum(ended[::-1])[::-1]
+    return np.asarray(left[left >= left[0] / 2], np.float64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.analysis.diff.courses import Course, course_of
+from formats.analysis.diff.courses import Course, courses_of
 from formats.analysis.diff.metrics import RATE, TIME, Metric
 from formats.analysis.diff.output import change_text
 from formats.analysis.diff.report import Report
@@ -17,7 +17,7 @@ from formats.base.escape import for_terminal
 from formats.drawing import PALETTE, Axes, check_output, new_figure, save_figure, styled
 
 _PANELS = ("goodput_mean", "srtt_p50_us", "queue_p95_us", "retrans_ratio", "latency_whole_us",
-           "goodput_p50", "duration_us")  # fmt: skip
+           "duration_us", "goodput_p50")  # fmt: skip
 _MOST_PANELS = 6
 _COLUMNS = 3
 _LINES: tuple[Any, ...] = ("-", (0, (4, 1.4)))
@@ -34,7 +34,7 @@ def draw_diff(report: Report, path: Path, force: bool = False) -> None:
     check_output(path)
     chosen = _choose(report)
     courses = [
-        [course for run in side.runs[:_MOST_COURSES] if (course := course_of(run)) is not None]
+        [found for run in side.runs[:_MOST_COURSES] if (found := courses_of(run)) is not None]
         for side in (report.a, report.b)
     ]
     has_courses = any(courses)
@@ -44,9 +44,12 @@ def draw_diff(report: Report, path: Path, force: bool = False) -> None:
         figure.set_size_inches(_WIDTH, max(1, rows) * _PANEL_HEIGHT
                                + (2 * _COURSE_HEIGHT if has_courses else 0) + 0.4)  # fmt: skip
         heights = [*[_PANEL_HEIGHT] * rows, *[_COURSE_HEIGHT] * (2 if has_courses else 0)]
-        grid = figure.add_gridspec(max(1, len(heights)), _COLUMNS, height_ratios=heights or None)
+        grid = figure.add_gridspec(
+            max(1, len(heights)), 2 * _COLUMNS, height_ratios=heights or None
+        )
         for at, one in enumerate(chosen):
-            axes = figure.add_subplot(grid[at // _COLUMNS, at % _COLUMNS])
+            left = 2 * (at % _COLUMNS)
+            axes = figure.add_subplot(grid[at // _COLUMNS, left : left + 2])
             _draw_distribution(axes, one, report, first=at % _COLUMNS == 0)
         if has_courses:
             _draw_courses(figure, grid, rows, courses)
@@ -85,7 +88,8 @@ def _draw_distribution(axes: Axes, one: Compared, report: Report, first: bool) -
     axes.set_ylim(0, 1.02)
     axes.set_yticks((0, 0.5, 1), ("0", "50 %", "100 %") if first else ("", "", ""))
     axes.set_xlabel(unit)
-    axes.set_title(f"{metric.name}  {_told(one)}", loc="left")
+    weight = "bold" if one.result == DIFFERS else "normal"
+    axes.set_title(f"{metric.name}  {_told(one)}", loc="left", fontweight=weight)
     if first:
         axes.set_ylabel(f"of the {report.unit}s")
 
@@ -105,34 +109,39 @@ def _unit(metric: Metric, value: float) -> tuple[float, str]:
     return next((one for one in units if value >= one[0]), units[-1])
 
 
-def _draw_courses(figure: Any, grid: Any, row: int, courses: list[list[Course]]) -> None:
-    """Goodput and round-trip time over time, both sides in one scale: a line a capture."""
-    above = figure.add_subplot(grid[row, :])
-    below = figure.add_subplot(grid[row + 1, :], sharex=above)
-    every = [one for side in courses for one in side]
-    most = {"goodput": max(one.goodput.max() for one in every),
-            "srtt_us": max((np.nanmax(one.srtt_us) for one in every
-                            if np.isfinite(one.srtt_us).any()), default=0.0)}  # fmt: skip
-    for axes, name, kind, title in (
-        (above, "goodput", RATE, "Goodput"),
-        (below, "srtt_us", TIME, "Smoothed round-trip time, mean of the records"),
-    ):
-        scale, unit = next(
-            (one for one in _UNITS[kind] if most[name] >= one[0]), _UNITS[kind][-1]
-        )
-        for side, colour, style in zip(courses, PALETTE, _LINES, strict=False):
-            for one in side:
-                values = getattr(one, name) / scale
-                times = (np.arange(len(values)) + 0.5) * one.bin_ns / 1e9
-                axes.plot(times, values, color=colour, linestyle=style,
-                          alpha=1.0 if len(side) == 1 else 0.5,
-                          linewidth=1.1 if len(side) == 1 else 0.8)  # fmt: skip
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel(unit)
-        axes.set_title(title, loc="left")
-    above.tick_params(labelbottom=False)
-    below.set_xlabel("time since the first connection began (s)")
-    below.set_xlim(left=0)
+def _draw_courses(
+    figure: Any, grid: Any, row: int, courses: list[list[tuple[Course, Course]]]
+) -> None:
+    """Goodput and round-trip time, both sides in one scale: a line a capture."""
+    for column, (of_whom, since) in enumerate((
+        ("of all connections", "the first connection began"),
+        ("of a connection (mean)", "the connection began"),
+    )):  # fmt: skip
+        sides = [[found[column] for found in side] for side in courses]
+        span = slice(column * _COLUMNS, (column + 1) * _COLUMNS)
+        above = figure.add_subplot(grid[row, span])
+        below = figure.add_subplot(grid[row + 1, span], sharex=above)
+        _draw_course(above, sides, "goodput", RATE)
+        _draw_course(below, sides, "srtt_us", TIME)
+        above.set_title(f"Goodput {of_whom}", loc="left")
+        below.set_title("Smoothed round-trip time, mean of its records", loc="left")
+        above.tick_params(labelbottom=False)
+        below.set_xlabel(f"time since {since} (s)")
+        below.set_xlim(0, max(one.times_s[-1] for side in sides for one in side))
+
+
+def _draw_course(axes: Axes, sides: list[list[Course]], name: str, kind: str) -> None:
+    every = np.concatenate([getattr(one, name) for side in sides for one in side])
+    most = float(np.max(every, initial=0.0, where=np.isfinite(every)))
+    scale, unit = next((one for one in _UNITS[kind] if most >= one[0]), _UNITS[kind][-1])
+    for side, colour, style in zip(sides, PALETTE, _LINES, strict=False):
+        several = len(side) > 1
+        for one in side:
+            axes.plot(one.times_s, getattr(one, name) / scale, color=colour, linestyle=style,
+                      alpha=0.5 if several else 1.0, linewidth=0.8 if several else 1.1,
+                      marker="." if len(one.times_s) == 1 else None)  # fmt: skip
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(unit)
 
 
 def _name_sides(figure: Any, report: Report) -> None:
