@@ -110,14 +110,14 @@ def test_the_setting_comes_first(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_cubic_differs_from_reno_on_a_long_fat_path(tmp_path: Path) -> None:
-    """40 Mbit/s and 40 ms: 138 segments are on the path, and a third of that in its queue."""
+    """20 Mbit/s and 80 ms: 138 segments are on the path, and a third of that in its queue."""
     paths = [tmp_path / "cubic.pm", tmp_path / "reno.pm"]
-    with Lab(Bottleneck(rate_mbit=40, queue_bytes=50_000)) as lab, delayed(lab, 40):
-        record(lab, paths, 10, 8_000_000, ("cubic", "reno"))
+    with Lab(Bottleneck(rate_mbit=20, queue_bytes=50_000)) as lab, delayed(lab, 80):
+        record(lab, paths, 12, 4_000_000, ("cubic", "reno"))
     code, told = diff(*paths, "--fail-if", "goodput_mean worse 5%")
     found = results(told)
     print({name: one["change"] for name, one in found.items() if one["result"] == "differs"})
-    assert found["min_rtt_us"]["a"]["median"] >= 40_000
+    assert found["min_rtt_us"]["a"]["median"] >= 80_000
     assert found["goodput_mean"]["worse"], found["goodput_mean"]
     assert code == 3 and found["goodput_mean"]["change"] < -0.05
 
@@ -128,7 +128,7 @@ def equal_pair(folder: Path, in_turn: bool) -> dict[str, Any]:
     with Lab(Bottleneck(rate_mbit=100, queue_bytes=200_000)) as lab:
         for some in [paths] if in_turn else [[path] for path in paths]:
             record(lab, some, 12, 300_000, ["cubic"] * len(some))
-    _, told = diff(*paths)
+    _, told = diff(*paths, "--unproven-ok")
     return {name: (one["change"], one["p"]) for name, one in results(told).items()
             if one["result"] == "differs"}  # fmt: skip
 

@@ -2,7 +2,7 @@
 """Courses over time: goodput and round-trip time of the connections that count.
 
 Over the time of the capture, of all of them together; and over their age, of the mean of those
-that are as old, as far as half of them are.
+that are as old, as far as half of them get older.
 """
 
 from __future__ import annotations
@@ -103,8 +103,9 @@ def _moved(steps: Steps, rows: Array, sends: NDArray[np.bool_]) -> Array:
 
 
 def _as_old(table: Table, sums: _Sums) -> Floats:
-    """(m,) how many connections reached each bin of age, as far as half of them did."""
+    """(m,) how many connections reached each bin of age, as far as half of them outlast it."""
     places = (table["end_ns"] - table["start_ns"]) // sums.bin_ns
     ended = np.bincount(places.astype(np.int64), minlength=sums.count)
     left = np.cumsum(ended[::-1])[::-1]
-    return np.asarray(left[left >= left[0] / 2], np.float64)
+    outlast = max(1, int((left[1:] >= left[0] / 2).sum()))
+    return np.asarray(left[:outlast], np.float64)
