@@ -158,7 +158,8 @@ def change_text(metric: Metric, change: float | None) -> str:
 def _notes(report: Report) -> list[str]:
     """How it was compared, and what that cannot tell."""
     tests = " and ".join(
-        f"{family.tests} test{'s' if family.tests > 1 else ''}" + (" that --fail-if names" if _is_named(report, family) else "")
+        f"{family.tests} test{'s' if family.tests > 1 else ''}"
+        + (" that --fail-if names" if _is_named(report, family) else "")
         for family in report.families if family.tests
     )  # fmt: skip
     notes = [
