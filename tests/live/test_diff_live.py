@@ -109,6 +109,7 @@ def test_the_setting_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_cubic_differs_from_reno_on_a_long_fat_path(tmp_path: Path) -> None:
     """20 Mbit/s and 80 ms: 138 segments are on the path, and a third of that in its queue."""
     paths = [tmp_path / "cubic.pm", tmp_path / "reno.pm"]
@@ -134,6 +135,7 @@ def equal_pair(folder: Path, in_turn: bool) -> dict[str, Any]:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("in_turn", [True, False])
 def test_equal_captures_give_at_most_one_false_alarm_in_20(tmp_path: Path, in_turn: bool) -> None:
     alarms = [found for _ in range(20) if (found := equal_pair(tmp_path, in_turn))]

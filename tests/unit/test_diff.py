@@ -21,6 +21,7 @@ from formats.analysis.diff import (
     parse_where,
     read_run,
 )
+from formats.analysis.diff.courses import courses_of
 from formats.analysis.diff.settings import NOT_RECORDED, differences
 from formats.analysis.diff.statistics import DIFFERS, NO_DATA, SAME, TOO_FEW
 from formats.analysis.diff.units import values_by_connection, values_of_run
@@ -347,6 +348,21 @@ def test_without_scipy_it_says_so(
     monkeypatch.setitem(__import__("sys").modules, "scipy.stats", None)
     assert run(*captures[:2]) == 2
     assert "comparisons need scipy" in capsys.readouterr().err
+
+
+def test_courses_hold_all_bytes(tmp_path: Path) -> None:
+    wanted = [(1e6, 500), (2e6, 700), (3e6, 900)]
+    one = read_run(write_runs(tmp_path / "a.pm", wanted, both_ends=True))
+    found = courses_of(one)
+    assert found is not None and one.connections is not None
+    by_time, by_age = found
+    acked = float(one.connections["bytes_acked"].sum())
+    assert by_time.goodput.sum() * by_time.bin_ns / 1e9 == pytest.approx(acked)
+    assert by_time.times_s[-1] == pytest.approx(12 * 14480 * (1 + 1 / 2 + 1 / 3) / 1e6, abs=0.02)
+    # All three connections are in the first bin of age, and it has the mean of their rates.
+    assert by_age.goodput[0] == pytest.approx(2e6, rel=0.5)
+    assert 500 < by_age.srtt_us[0] < 900
+    assert by_age.times_s[-1] < by_time.times_s[-1]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
