@@ -20,11 +20,13 @@ class Link:
         self._sender = socket.socket()
         self._sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         self._sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1448)
+        self._ends = [self._sender, self._listener]
 
     def connect(self) -> None:
         """Connect, in a block that is captured."""
         self._sender.connect(("127.0.0.1", PORT))
         self._receiver, _ = self._listener.accept()
+        self._ends.append(self._receiver)
 
     def send(self, size: int) -> None:
         """Send so many bytes; returns when the receiver has them."""
@@ -38,8 +40,8 @@ class Link:
             size -= len(self._receiver.recv(min(size, 1 << 16)))
 
     def close(self) -> None:
-        """Close all: what is captured then has the connection's end."""
-        for end in (self._sender, self._receiver, self._listener):
+        """Close all."""
+        for end in self._ends:
             end.close()
 
 
