@@ -5,11 +5,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.live.ci_example import outcome, pause_in, start
+import pytest
+
+from tests.live.ci_example import EXAMPLE, SETTING
+
+pytest_plugins = ["pytester"]
 
 
-def test_the_example_passes_and_fails(tmp_path: Path) -> None:
-    outcome(start(tmp_path / "right", 1), 2, 0)
-    text = outcome(start(tmp_path / "wrong", 0, "-k", "pause"), 0, 1)
-    assert "FAILED snd_cwnd_segs <= 10 where" in text
-    assert pause_in(tmp_path / "wrong").stat().st_size
+@pytest.mark.usefixtures("machine_of_its_own")
+def test_the_example_passes_and_fails(pytester: pytest.Pytester) -> None:
+    """In this process: imports take an emulated CPU long."""
+    setting = Path("/proc/sys", SETTING.replace(".", "/"))
+    words = ("-p", "no:cacheprovider", "--tcpkmon-require", "-c", EXAMPLE / "pytest.ini", EXAMPLE)
+    before = setting.read_text()
+    try:
+        setting.write_text("1")
+        pytester.runpytest_inprocess(*words).assert_outcomes(passed=2)
+        setting.write_text("0")
+        wrong = pytester.runpytest_inprocess(*words, "-k", "pause")
+    finally:
+        setting.write_text(before)
+    wrong.assert_outcomes(failed=1, deselected=1)
+    wrong.stdout.fnmatch_lines(["*FAILED snd_cwnd_segs <= 10 where *: 1 of 1 records break it"])
