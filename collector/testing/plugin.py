@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    import pluggy
+
     from collector.testing.captures import Captures
 
 _NAME = "tcpkmon"
@@ -69,39 +71,42 @@ def tcpkmon(request: pytest.FixtureRequest, tmp_path: Path) -> Captures:
     return made
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+# Wrappers in the old style: the system's pytest of Debian 12 has no others, and a plugin that is
+# installed is loaded by every run.
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, pluggy.Result[None], None]:
     """Captures around a marked test, then checks what the marker says."""
     marker = item.get_closest_marker(_NAME)
     made = item.stash.get(_MADE, None)
     if marker is None or made is None:
-        return (yield)
+        yield
+        return
     options = dict(marker.kwargs)
     checks, baseline = options.pop("check", ()), options.pop("baseline", False)
     checks = [checks] if isinstance(checks, str) else checks
-    with made.capture(**options) as capture:
-        result = yield
-    broken = ""
+    capturing = made.capture(**options)
+    capture = capturing.__enter__()
+    outcome = yield
     try:
+        if capturing.__exit__(*(outcome.excinfo or (None, None, None))) or outcome.excinfo:
+            return
         if checks:
             capture.check(*checks)
         if baseline:
             capture.baseline()
     except AssertionError as error:
-        broken = str(error)
-    if broken:  # out of the handler: a traceback of the plugin would be no help
-        pytest.fail(broken, pytrace=False)
-    return result
+        outcome.force_exception(pytest.fail.Exception(str(error), pytrace=False))
+    except BaseException as error:
+        outcome.force_exception(error)
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[Any]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    item: pytest.Item,
+) -> Generator[None, pluggy.Result[pytest.TestReport], None]:
     """A report of a failed test names its captures."""
-    report = yield
+    report = (yield).get_result()
     made = item.stash.get(_MADE, None)
     if report.failed and made is not None and made.paths:
         lines = "\n".join(f"{path}\n    tcpkmon why {path}" for path in made.paths)
         report.sections.append(("captures of tcpkmon", lines))
-    return report

@@ -40,6 +40,7 @@ GUEST_TESTS = (
     "tests/vm/test_vm_functions.py",
     "tests/vm/test_vm_kprobes.py",
     "tests/vm/test_vm_probes.py",
+    "tests/vm/test_vm_ci.py",
     "tests/vm/test_vm_netem.py",
     "tests/vm/test_vm_clocks.py",
     "tests/vm/test_vm_schemata.py",
@@ -72,6 +73,7 @@ MORE_TESTS = (
 )
 """Left out with --ci."""
 CI_LAST_TESTS = (
+    "tests/vm/test_vm_ci.py",
     "tests/vm/test_vm_ways.py",
     "tests/live/test_locations.py",
     "tests/vm/test_vm_functions.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,16 @@ def test_ports_choose_among_what_another_capture_has() -> None:
         ({"D": "1,6-7"}, [0, 1, 1, 1]), ({"L": "3", "remote_ports": 5}, [1, 0, 1, 0]),
     ):  # fmt: skip
         assert Ports.of(options, False).choose(table).tolist() == kept, options
+
+
+def test_the_page_on_ci_shows_the_example() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "ci.md").read_text()
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines = set((docs / "examples" / "ci" / "test_cwnd.py").read_text().splitlines())
+    assert {line for line in shown.splitlines() if not line.startswith("def ")} <= lines
+    for name in re.findall(r"\(examples/([^)]*)\)", page):
+        assert (docs / "examples" / name).exists()
 
 
 @pytest.fixture(scope="module")
