@@ -52,6 +52,10 @@ class LogBatch:
         return sum(len(part.rows) for part in self.parts)
 
     @property
+    def records(self) -> int:
+        return len(self)
+
+    @property
     def span(self) -> int:
         """0: a log has no sequence numbers of all CPUs."""
         return 0
@@ -195,7 +199,7 @@ class LogWriter:
         self.control(turn.last, turn.mono_ns, reserved=True)
         if turn.last_seq is not None:
             self.written.last_seq = turn.last_seq
-        self._close(turn.why)
+        self.seal(turn.why)
         make, before = turn.first(self.written), self._files
         self.written.segment += 1
         self._segments.begin()
@@ -219,11 +223,16 @@ class LogWriter:
 
     def close(self) -> None:
         """Sync and close the files; a segment gets its name."""
-        self._close("the end")
+        self.seal("the end")
         self._files = {}
 
-    def _close(self, why: str) -> None:
-        """why: for the index."""
+    def discard(self) -> None:
+        """Close the files of a segment that is not begun."""
+        for file in self._files.values():
+            file.sink.close()
+
+    def seal(self, why: str) -> None:
+        """Sync and close the files; a segment gets its name. why: for the index."""
         size_bytes = self.segment_bytes()
         self._closed_bytes += size_bytes
         for file in self._files.values():
