@@ -32,8 +32,9 @@ from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.file_sink import FileSink
 from collector.writer.function_names import FunctionNames
 from collector.writer.ledger import Books
+from collector.writer.log_file import LogFile, make_dump
 from collector.writer.log_folder import LogFolder
-from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
+from collector.writer.log_writer import LogBatch, LogWriter
 from collector.writer.output_file import find_owner
 from collector.writer.segment_folder import LOG_SUFFIX, SegmentFolder, Segments, write_first
 from collector.writer.turn import Turn, keep_off
