@@ -9,6 +9,7 @@ __all__ = [
     "engine_config",
     "event_codegen",
     "event_layout",
+    "event_triggers",
     "filter_changes",
     "filters",
     "kernel_types",

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.base.expressions import Name, Node, Operation
+
 Rows = NDArray[Any]
 
 MOST_CONSTANT = 10**100
@@ -50,6 +52,7 @@ ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 EXACT: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
 }  # fmt: skip
+STALL = "stall"
 WRONG = Value(lambda rows: np.zeros(len(rows), np.bool_), "wrong")
 
 
@@ -87,3 +90,20 @@ def _converted(value: Value, scale: int) -> Value:
 def as_float(value: Value, rows: Rows) -> Any:
     """As float64: unsigned columns would wrap."""
     return np.asarray(value.get(rows)).astype(np.float64)
+
+
+def conjuncts(node: Node) -> list[Node]:
+    """The parts that `and` joins."""
+    if isinstance(node, Operation) and node.operator == "and":
+        return [part for operand in node.operands for part in conjuncts(operand)]
+    return [node]
+
+
+def is_stall(node: Node) -> bool:
+    """Whether it is `stall > TIME`."""
+    return (
+        isinstance(node, Operation)
+        and node.operator in (">", ">=")
+        and isinstance(node.operands[0], Name)
+        and node.operands[0].text == STALL
+    )

@@ -21,11 +21,14 @@ from collector.plan.trigger_values import (
     COMPARE,
     EXACT,
     MOST_CONSTANT,
+    STALL,
     WRONG,
     Rows,
     Value,
     as_float,
+    conjuncts,
     constant_of,
+    is_stall,
     same_scale,
 )
 from formats.base.control import EXISTING, FIRST_CONTROL
@@ -53,7 +56,6 @@ CONDITIONS = {
     ),
 }
 """Names for conditions: what they mean, for people and in the language itself."""
-STALL = "stall"
 STALLED = "packets_out > 0 or snd_sb_cc > 0"
 """`stall > TIME`: data is not acknowledged, and no record comes for so long."""
 STATE_COLUMNS = ("conn_id", "time_ns")
@@ -89,7 +91,7 @@ def compile_triggers(
     """The triggers of a capture with these columns and locations. TriggerError for all mistakes."""
     compiled, mistakes = [], []
     for number, text in enumerate(texts, 1):
-        scope = _Scope(layout, locations)
+        scope = TriggerScope(layout, locations)
         try:
             found = scope.trigger(number, parse(text))
         except Mistake as mistake:
@@ -115,10 +117,11 @@ def explain(layout: Layout, locations: Mapping[str, str]) -> list[tuple[str, str
     return [*conditions, *stall, *events, *columns]
 
 
-class _Scope:
+class TriggerScope:
     """The names that a trigger can use; collects the mistakes of one trigger."""
 
     def __init__(self, layout: Layout, locations: Collection[str]) -> None:
+        self._schema = layout.schema
         self._layout = layout
         self._fields = {field.name: field for field in layout.event.fields}
         self._stored = {c.name for c in layout.columns if c.length}
@@ -146,9 +149,7 @@ class _Scope:
                 self._add("an event does not last: leave out `for` and stall", parsed.for_at)
         else:
             for_ns = for_ns or 0
-            for name in STATE_COLUMNS:
-                if name not in self._stored:
-                    self._add(f"this trigger needs the column {name}: add it to --columns", 0)
+            self._needs_states()
         get = value.get
 
         def mask(rows: Rows) -> Mask:
@@ -164,10 +165,16 @@ class _Scope:
             number, parsed.text, mask, for_ns, value.locations, restarts, parsed.all
         )
 
+    def _needs_states(self) -> None:
+        """This trigger follows connections."""
+        for name in STATE_COLUMNS:
+            if name not in self._stored:
+                self._add(f"this trigger needs the column {name}: add it to --columns", 0)
+
     def _split_stall(self, parsed: Parsed) -> tuple[Node, int | None]:
         """The condition without `stall > TIME`, which may be one part of an `and`; its time."""
-        parts = _conjuncts(parsed.node)
-        stalls = [part for part in parts if _is_stall(part)]
+        parts = conjuncts(parsed.node)
+        stalls = [part for part in parts if is_stall(part)]
         if not stalls:
             return parsed.node, None
         limit = stalls[0].operands[1] if isinstance(stalls[0], Operation) else None
@@ -229,7 +236,7 @@ class _Scope:
     def _name(self, node: Name) -> Value:
         name = node.text
         if name in CONDITIONS:
-            inner = _Scope(self._layout, self._recorded)
+            inner = TriggerScope(self._layout, self._recorded)
             value = inner._value(parse(CONDITIONS[name][1]).node)
             for mistake in inner.mistakes:
                 self._add(f"{name}: {mistake.what}", node.at)
@@ -237,7 +244,7 @@ class _Scope:
         if name == STALL:
             self._add("write stall > TIME, alone or joined by `and`", node.at)
             return WRONG
-        if name in self._stored and field_type(self._layout.schema, self._fields[name]).kind in (
+        if name in self._stored and field_type(self._schema, self._fields[name]).kind in (
             "int", "enum"
         ):  # fmt: skip
             return self._column(name)
@@ -256,7 +263,7 @@ class _Scope:
 
     def _column(self, name: str) -> Value:
         field = self._fields[name]
-        kind = field_type(self._layout.schema, field)
+        kind = field_type(self._schema, field)
         signed = np.dtype(f"i{kind.width}") if kind.signed else None
 
         def get(rows: Rows) -> Any:
@@ -332,18 +339,3 @@ class _Scope:
 
     def _add(self, what: str, at: int) -> None:
         self.mistakes.append(Mistake(what, at))
-
-
-def _conjuncts(node: Node) -> list[Node]:
-    if isinstance(node, Operation) and node.operator == "and":
-        return [part for operand in node.operands for part in _conjuncts(operand)]
-    return [node]
-
-
-def _is_stall(node: Node) -> bool:
-    return (
-        isinstance(node, Operation)
-        and node.operator in (">", ">=")
-        and isinstance(node.operands[0], Name)
-        and node.operands[0].text == STALL
-    )

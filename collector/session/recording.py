@@ -14,14 +14,17 @@ from collector.plan.columns import (
     load_schema,
     make_layout,
 )
+from collector.plan.event_layout import lay_out_sources
+from collector.plan.event_triggers import EventWatch, compile_event_triggers
 from collector.plan.request import Request
+from collector.plan.schema_sources import find_sources
 from collector.plan.trigger_watch import Watch
 from collector.plan.triggers import compile_triggers
 from collector.session.summary import say
 from collector.writer.base_stream import Stream
 from collector.writer.dump import Keeping
 from collector.writer.ledger import Books
-from collector.writer.recorder_stream import RecorderStream
+from collector.writer.recorder import Recorder
 from collector.writer.stream import STREAMS
 
 WAIT_S = 0.04
@@ -34,10 +37,7 @@ def open_stream(request: Request) -> Stream[Any]:
     recorder = request.recorder
     if recorder is None:
         return STREAMS[request.file_format](request.output, request.force, request.rotates)
-    schema = load_schema()
-    chosen = choose_columns(schema.event(EVENT), request.columns)
-    locations = choose_locations(schema, request.locations)
-    compile_triggers(recorder.triggers, make_layout(schema, chosen, ()), locations)
+    _check(request, recorder.triggers)
     keeping = Keeping(
         recorder.last_s,
         recorder.last_bytes,
@@ -45,20 +45,55 @@ def open_stream(request: Request) -> Stream[Any]:
         recorder.triggers,
         recorder.dumps_per_hour,
     )
-    return RecorderStream(request.output, keeping, request.force)
+    if request.file_format == "psc":
+        from collector.writer.recorder_stream import RecorderStream
+
+        return RecorderStream(request.output, keeping, request.force)
+    from collector.writer.log_recorder import LogRecorderStream
+
+    return LogRecorderStream(request.output, keeping, request.force)
+
+
+def _check(request: Request, texts: tuple[str, ...]) -> None:
+    """TriggerError for triggers that this capture cannot have, before anything is prepared."""
+    schema, tcp = load_schema(), None
+    if "tcp" in request.schemata:
+        chosen = choose_columns(schema.event(EVENT), request.columns)
+        tcp = make_layout(schema, chosen, ())
+    locations = choose_locations(schema, request.locations)
+    if request.file_format == "psc":
+        assert tcp is not None
+        compile_triggers(texts, tcp, locations)
+        return
+    sources = find_sources(request.schemata)
+    events = lay_out_sources(sources, request.using, request.data)
+    recorded = [*locations, *(slot.name for slot in events.logged)]
+    size = max(events.entry_size, tcp.dtype.itemsize if tcp is not None else 0)
+    compile_event_triggers(texts, events, tcp, recorded, size)
 
 
 class Recording:
     """The recorder of a session, or none. TriggerError where this kernel lacks a column."""
 
     def __init__(self, request: Request, prepared: Prepared, stream: Stream[Any]) -> None:
-        self._stream = stream if isinstance(stream, RecorderStream) else None
+        self._stream: Any = stream if isinstance(stream, Recorder) else None
         self._quiet = request.quiet
         self._asked = 0
-        if self._stream is not None and request.recorder is not None and prepared.tcp is not None:
-            texts, layout = request.recorder.triggers, prepared.tcp.layout
-            triggers = compile_triggers(texts, layout, prepared.enabled)
+        if self._stream is None or request.recorder is None:
+            return
+        texts, tcp = request.recorder.triggers, prepared.tcp
+        if request.file_format == "psc" and tcp is not None:
+            triggers = compile_triggers(texts, tcp.layout, prepared.enabled)
             self._stream.watch = Watch(triggers) if triggers else None
+        elif texts:
+            found = compile_event_triggers(
+                texts,
+                prepared.events.layout if prepared.events else None,
+                tcp.layout if tcp else None,
+                prepared.enabled,
+                prepared.dtype.itemsize,
+            )
+            self._stream.watch = EventWatch(found)
 
     def begin(self, read_books: Callable[[], Books]) -> None:
         """Call it before the stream begins."""

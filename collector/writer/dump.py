@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from collector.sequencer.ordered_batch import Ordered
 from collector.writer.capture_info import CaptureInfo
 from collector.writer.dump_writer import Beginning
 from collector.writer.keeper import Block, Noted, with_states
@@ -45,7 +44,7 @@ class Dump:
     """
 
     def __init__(
-        self, spool: Spool[Ordered], number: int, at_ns: int, states: int, offset_ns: int
+        self, spool: Spool[Any], number: int, at_ns: int, states: int, offset_ns: int
     ) -> None:
         self.number = number
         self.at_ns = at_ns
@@ -91,11 +90,8 @@ class Dump:
 
     def put_trigger(self, trigger: Trigger) -> None:
         """Name a trigger in its place."""
-        if self._told >= MOST_TOLD:
-            self._untold += trigger.count
-            return
-        self._told += 1
-        self._spool.put_control(lambda _: [trigger], trigger.told_ns, always=True)
+        if self._count(trigger):
+            self._spool.put_control(lambda _: [trigger], trigger.told_ns, always=True)
 
     def put_books(self, books: Books, mono_ns: int) -> None:
         """A checkpoint."""
@@ -119,7 +115,7 @@ class Dump:
         """The last entries. mono_ns: all records up to this time were put."""
         put = self._spool.put_control
         if self._untold:
-            more = Trigger(MORE, mono_ns, 0, mono_ns, self._untold, 0)
+            more = self._more(mono_ns)
             put(lambda _: [more], mono_ns, reserved=True)
         pair = self._follow(clock)
         put(lambda _: [pair], mono_ns, reserved=True)
@@ -127,6 +123,18 @@ class Dump:
             told = with_states(books, self._states)
             put(lambda w: told.checkpoint(w, final=final), mono_ns, reserved=True)
         put(lambda w: [End(int(reason), w.entries, w.lost, w.checkpoints)], mono_ns, reserved=True)
+
+    def _count(self, trigger: Trigger) -> bool:
+        """Whether it is named, and not only counted."""
+        if self._told >= MOST_TOLD:
+            self._untold += trigger.count
+            return False
+        self._told += 1
+        return True
+
+    def _more(self, mono_ns: int) -> Trigger:
+        """The triggers that are not named."""
+        return Trigger(MORE, mono_ns, 0, mono_ns, self._untold, 0)
 
     def _follow(self, entry: Clock) -> Clock:
         """The pair, with its step since the last pair in the file."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from collector.ring.points import row_of
 from collector.sequencer.ordered_batch import Ordered, Origin, opaque
 from collector.writer.ledger import Books
+from collector.writer.spool import Sized
 from collector.writer.written import Place
 from formats.base.changes import ChangeKind
-from formats.base.control import EXISTING, Change, Control
+from formats.base.control import EXISTING, Change
 
 MOST_STATES = 1 << 14
 """Of so many connections the last record before the window is kept: conn_id modulo MOST_STATES.
@@ -37,12 +38,19 @@ _CLOSED = (7, 6)
 _STATE_CHANGE, _DESTROY = 4, 11
 
 
+class Kept(Sized, Protocol):
+    """A batch of records."""
+
+    @property
+    def records(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Noted:
-    """Control entries in their place between the records."""
+    """Control entries, or base events of a log, in their place between the records."""
 
     mono_ns: int
-    entries: Sequence[Control]
+    entries: Sequence[Any]
 
 
 @dataclass
@@ -62,8 +70,10 @@ class Block:
     mono_ns: int
     realtime_ns: int
     from_ns: int
-    items: list[Ordered | Noted] = field(default_factory=list)
+    items: list[Kept | Noted] = field(default_factory=list)
     nbytes: int = 0
+    logging: Sequence[Any] = ()
+    """What a log's file that begins here says of what is logged."""
 
 
 class Keeper:
@@ -111,11 +121,12 @@ class Keeper:
         ):
             self._evict(self.blocks.popleft())
 
-    def add(self, ordered: Ordered) -> Counter[Place]:
+    def add(self, batch: Kept) -> Counter[Place]:
         """The next records; how many there are of each place."""
-        counts = ordered.counts()
+        counts = batch.counts()
         self.passed.update(counts)
-        self._add(ordered, ordered.nbytes + int(ordered.seqs.nbytes) + PIECE_COST)
+        numbers = int(batch.seqs.nbytes) if isinstance(batch, Ordered) else 0
+        self._add(batch, batch.nbytes + numbers + PIECE_COST)
         return counts
 
     def note(self, noted: Noted) -> None:
@@ -166,7 +177,7 @@ class Keeper:
         origin = Origin(cpu, np.arange(len(found)), locations)
         return Ordered(found, numbers, [origin], 1, len(found), mono_ns)
 
-    def _add(self, item: Ordered | Noted, cost: int) -> None:
+    def _add(self, item: Kept | Noted, cost: int) -> None:
         self.blocks[-1].items.append(item)
         self.blocks[-1].nbytes += cost
         self.nbytes += cost
@@ -174,8 +185,9 @@ class Keeper:
     def _evict(self, block: Block) -> None:
         self.nbytes -= block.nbytes
         for item in block.items:
-            if isinstance(item, Ordered):
+            if not isinstance(item, Noted):
                 self.evicted += item.records
+            if isinstance(item, Ordered):
                 self._remember(item)
 
     def _remember(self, ordered: Ordered) -> None:

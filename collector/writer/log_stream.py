@@ -32,8 +32,9 @@ from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.file_sink import FileSink
 from collector.writer.function_names import FunctionNames
 from collector.writer.ledger import Books
+from collector.writer.log_file import LogFile, make_dump
 from collector.writer.log_folder import LogFolder
-from collector.writer.log_writer import LogBatch, LogFile, LogWriter, make_dump
+from collector.writer.log_writer import LogBatch, LogWriter
 from collector.writer.output_file import find_owner
 from collector.writer.segment_folder import LOG_SUFFIX, SegmentFolder, Segments, write_first
 from collector.writer.turn import Turn, keep_off
@@ -97,6 +98,21 @@ class LogStream(Stream[LogBatch]):
     def begin(
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
     ) -> None:
+        self._prepare(info, current, clocks)
+        self._writer = self._new_writer()
+        self._write_by(self._writer, clocks)
+        if isinstance(self._folder, SegmentFolder):
+            assert self.segments is not None
+            with self.segments.beginning(self._folder, clocks.start.realtime_ns) as fd:
+                os.close(fd)
+                self._begin_files()
+            return
+        self._folder.clear()
+        later, self._open_file = self._open_file, self.open_file
+        self._begin_files()
+        self._open_file = later
+
+    def _prepare(self, info: CaptureInfo, current: Current, clocks: Clocks) -> None:
         assert info.schema is not None
         self._info = info
         self._table = _describe(info)
@@ -108,23 +124,14 @@ class LogStream(Stream[LogBatch]):
         self._beginning = Beginning(first, self._settings(1))
         self._log = LogFormat.of(self._header(0))
         asked = current.states()
-        names = FunctionNames(
+        self._names = FunctionNames(
             info.schema, [(number, event) for number, event in info.events if event.name in asked]
         )
-        self._writer = LogWriter(
-            self._log, self._open, info.mixed, names=names, segments=self.segments
+
+    def _new_writer(self) -> LogWriter:
+        return LogWriter(
+            self._log, self._open, self._info.mixed, names=self._names, segments=self.segments
         )
-        self._write_by(self._writer, clocks)
-        if isinstance(self._folder, SegmentFolder):
-            assert self.segments is not None
-            with self.segments.beginning(self._folder, pair.realtime_ns) as fd:
-                os.close(fd)
-                self._begin_files()
-            return
-        self._folder.clear()
-        later, self._open_file = self._open_file, self.open_file
-        self._begin_files()
-        self._open_file = later
 
     def _begin_files(self) -> None:
         first, *others = sorted(online_cpus())

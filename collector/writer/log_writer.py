@@ -16,8 +16,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,14 @@ from collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_
 from collector.writer.base_events import EVERY_CPU, FIRST_CPU, Note
 from collector.writer.file_sink import HEADER_BYTES, FileSink, cause_of
 from collector.writer.function_names import FunctionNames
+from collector.writer.log_file import LogFile, make_dump
 from collector.writer.segment_folder import Segments
 from collector.writer.turn import Turn
 from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
 from formats.base.control import EXISTING, LossCause
 from formats.base.errors import FileError, TcpkmonError
 from formats.klogger.describe import SNAPSHOT_NUMBER
-from formats.klogger.encode import Packed, finish_dump, pack_event, pack_events, pack_records
+from formats.klogger.encode import Packed, finish_dump, pack_event, pack_records
 from formats.klogger.table import LogFormat
 
 DUMP_ROWS = 1 << 15
@@ -52,6 +52,10 @@ class LogBatch:
         return sum(len(part.rows) for part in self.parts)
 
     @property
+    def records(self) -> int:
+        return len(self)
+
+    @property
     def span(self) -> int:
         """0: a log has no sequence numbers of all CPUs."""
         return 0
@@ -66,24 +70,6 @@ class LogBatch:
         for part in self.parts:
             total.update(count_places(part.cpu, _points(part.rows)))
         return total
-
-
-@dataclass
-class LogFile:
-    """One CPU's file: its last serial, the number of base events in it, and of dumps.
-
-    owed: events that could not be written, and are tried again with the next ones. before: the last
-    of the kernel's serials in earlier segments. head: the file's beginning, until it is written.
-    """
-
-    sink: FileSink
-    last: int = 0
-    inserted: int = 0
-    dumps: int = 0
-    owed: list[Note] = field(default_factory=list)
-    before: int = 0
-    head: bytes = b""
-    head_bytes: int = 0
 
 
 class LogWriter:
@@ -195,7 +181,7 @@ class LogWriter:
         self.control(turn.last, turn.mono_ns, reserved=True)
         if turn.last_seq is not None:
             self.written.last_seq = turn.last_seq
-        self._close(turn.why)
+        self.seal(turn.why)
         make, before = turn.first(self.written), self._files
         self.written.segment += 1
         self._segments.begin()
@@ -219,11 +205,16 @@ class LogWriter:
 
     def close(self) -> None:
         """Sync and close the files; a segment gets its name."""
-        self._close("the end")
+        self.seal("the end")
         self._files = {}
 
-    def _close(self, why: str) -> None:
-        """why: for the index."""
+    def discard(self) -> None:
+        """Close the files of a segment that is not begun."""
+        for file in self._files.values():
+            file.sink.close()
+
+    def seal(self, why: str) -> None:
+        """Sync and close the files; a segment gets its name. why: for the index."""
         size_bytes = self.segment_bytes()
         self._closed_bytes += size_bytes
         for file in self._files.values():
@@ -325,20 +316,6 @@ class LogWriter:
         moved[snapshots, EVENT_HEAD_BYTES:] = table[snapshots]
         moved[~snapshots, :size] = table[~snapshots]
         return numbers, moved.view(f"V{EVENT_HEAD_BYTES + size}")[:, 0], EVENT_HEAD_BYTES
-
-
-def make_dump(
-    log: LogFormat, last: int, index: int, notes: Sequence[Note], mono_ns: int
-) -> tuple[bytes, int]:
-    """A dump of base events after the serial `last`, and its own last serial."""
-    serial = last + 1
-    parts = [pack_event(log, "DUMP_BEGIN", {"index": index}, serial, mono_ns)]
-    for name, same in groupby(notes, lambda note: note.name):
-        group = list(same)
-        times_ns = [note.mono_ns or mono_ns for note in group]
-        parts.append(pack_events(log, name, [n.values for n in group], serial + 1, times_ns))
-        serial += len(group)
-    return finish_dump(log, index, parts, serial + 1, mono_ns), serial + 1
 
 
 def _points(rows: NDArray[Any]) -> NDArray[np.uint32]:

@@ -51,7 +51,9 @@ class LogMaker:
         self.ledger = np.zeros((CPUS, max(ROWS, self.number + 1)), ACCOUNT)
         self.sent = 0
         self.state = 1
-        self.stream = LogStream(folder, rotates=rotates)
+        self.layout = layout
+        self.rotates = rotates
+        self.stream = self.open_stream()
         info = CaptureInfo(
             version="test", kernel="test", settings={"tcpkmon": "test"}, dtype=self.dtype,
             cpus=CPUS, requested=1, recorded=1, programs=1, buffer_bytes=1 << 20,
@@ -67,10 +69,13 @@ class LogMaker:
             self.stream.begin(info, current, self.clocks)  # type: ignore[arg-type]
         self.stream.start()
 
+    def open_stream(self) -> LogStream:
+        return LogStream(self.folder, rotates=self.rotates)
+
     def records(self, count: int, lose: int = 0, cpus: int = CPUS) -> None:
         """Some records of each CPU, after some that found no room."""
         self.online |= set(range(cpus))
-        for cpu in range(cpus):
+        for cpu in range(cpus) if count else ():
             first = int(self.serials[cpu]) + lose + 1
             rows = np.zeros(count, self.dtype)
             words = rows.view(np.uint8).reshape(count, -1)

@@ -372,7 +372,7 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
         ["--on", "rto"], ["--after", "1s"],
         ["--record-last", "30s", "-o", "-"],
         ["--record-last", "30s", "--rotate-size", "1G"],
-        ["--record-last", "30s", "--schema", "sched"],
+        ["--record-last", "30s", "--schema", "magnet", "--format", "magnet"],
         ["--record-last", "30s", "--on", "rto >"],
         ["--record-last", "30s", "--dumps-per-hour", "0"],
         ["--record-last", "1K"], ["--record-last", "0s"],

@@ -33,6 +33,7 @@ from formats.verify.klogger.books import (
     integers,
 )
 from formats.verify.klogger.clock import CLOCK, ClockEvents
+from formats.verify.klogger.dump import LogWindow
 from formats.verify.klogger.events import (
     BEGIN,
     DUMP_FINISH,
@@ -43,7 +44,7 @@ from formats.verify.klogger.events import (
     find_unreadable,
 )
 from formats.verify.klogger.pauses import Pauses
-from formats.verify.klogger.segment import ROTATED, LogSegment
+from formats.verify.klogger.segment import EARLY, LogSegment
 from formats.verify.ledger import LATE_STAGE, Tally
 from formats.verify.report import (
     I64,
@@ -88,6 +89,7 @@ class _Run:
         self._changes = ChangeCheck(self._problems)
         self._tally = Tally()
         self._segment = LogSegment(reader, self._problems)
+        self._window = LogWindow(reader.header.get("settings"), self._problems)
         self._serials = Serials(base=-self._segment.serial, highest=self._segment.serial)
         self._dump: Dump | None = None
         self._programs: dict[str, int] = {}
@@ -180,6 +182,7 @@ class _Run:
         self._feed_times(batch, kernel, first)
         self._feed_base(batch, dump, first)
         self._pauses.feed(batch, kernel, first)
+        self._window.feed(batch, first)
         self._count(batch, kernel, first)
         dump.size += int(batch.format.payload_sizes[batch.numbers].sum())
         dump.size += RECORD_HEAD_BYTES * len(batch)
@@ -272,7 +275,7 @@ class _Run:
             report.missed = last.missed(segment.base)
             report.ring_lost = last.of_cpu("ring_lost")
             report.notes += compare_rings(last)
-            if report.end_reason != ROTATED:  # others are on their way into the next segment
+            if report.end_reason not in EARLY:  # else some are on their way into the next segment
                 missing = last.of_cpu("serials") - last.before.kernel - segment.lost_before
                 report.seq_lost = max(report.seq_lost, missing)
         report.after_checkpoint = self._serials.kernel - (last.before.kernel if last else 0)
@@ -290,7 +293,9 @@ class _Run:
             report, lambda point: name_of(point) or str(point), lambda ns: ns + real_ns
         )
         report.notes += self._pauses.notes()
-        segment.end(report, self._reader.cpu, last, self._serials.highest, self._serials.kernel)
+        cpu = self._reader.cpu
+        self._window.conclude(report, segment, cpu, lambda ns: ns + real_ns)
+        segment.end(report, cpu, last, self._serials.highest, self._serials.kernel)
         report.problems, report.problems_total = self._problems.listed, self._problems.total
 
     def _judge_end(self) -> None:
@@ -300,9 +305,9 @@ class _Run:
         if pauses.end_reason is None:
             return
         is_quiet = last is None or last.is_quiet
-        is_rotated = report.end_reason == ROTATED
-        is_known = is_quiet or (last is not None and (last.final or is_rotated))
-        if is_rotated and self._segment.part is None:
+        is_early = report.end_reason in EARLY
+        is_known = is_quiet or (last is not None and (last.final or is_early))
+        if is_early and self._segment.part is None:
             self._add(pauses.end_at, "KLOGGER_FINISH says that another file follows this one")
         is_last = pauses.end_at == report.entries - 2
         if not is_last:

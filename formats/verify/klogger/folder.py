@@ -11,6 +11,7 @@ from formats.base.errors import DamagedError, FileError
 from formats.klogger.logs import LOG_NAME, find_logs
 from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
+from formats.verify.klogger.dump import join_windows
 from formats.verify.klogger.events import WORDS
 from formats.verify.klogger.segment import join_parts
 from formats.verify.report import Problem, Report, Row
@@ -56,6 +57,7 @@ def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Repo
         _add(whole, "the logs say that the capture ended for different reasons")
     _compare(whole, paths)
     whole.part = join_parts(reports)
+    join_windows(whole, reports)
     return whole
 
 

@@ -13,6 +13,8 @@ from formats.verify.report import Problems, Report
 from formats.verify.segment import UNKNOWN, Part, find_part
 
 ROTATED = "rotated"
+EARLY = (ROTATED, "dumped")
+"""Reasons why a log ends at a point of its capture, which goes on."""
 
 
 class LogSegment:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,10 +67,10 @@ class DumpCheck:
         if not isinstance(from_ns, int) or not 0 <= from_ns < 1 << 62:
             self._problems.add_header("the header's description of this dump cannot be read")
             return
-        first = _iso(epoch_ns(from_ns))
+        first = iso(epoch_ns(from_ns))
         until = "the last entry"
         if report.proven_end and self._end_ns is not None:
-            until = _iso(epoch_ns(self._end_ns))
+            until = iso(epoch_ns(self._end_ns))
         what = "complete" if report.proven_end and not report.lost_total else "not complete"
         report.window.append(
             f"{what} from {first} to {until}; {previous.entries:,} records before that are evicted"
@@ -78,21 +78,9 @@ class DumpCheck:
         if before:
             report.window.append(f"{before:,} numbers missing here are of records lost before it")
         for entry in self._fired:
-            report.window.append(self._describe(entry, epoch_ns))
+            report.window.append(describe(entry, self._texts, epoch_ns))
         if self._untold:
             report.window.append(f"and {self._untold:,} more triggers")
-
-    def _describe(self, entry: control.Trigger, epoch_ns: Callable[[int], int]) -> str:
-        who = f"process {entry.pid}" if entry.pid else "SIGUSR2"
-        text = f"asked for by {who}"
-        if entry.number and entry.number <= len(self._texts):
-            text = f"trigger: {self._texts[entry.number - 1]}"
-        if entry.conn_id:
-            text += f", connection {entry.conn_id}"
-        if entry.count > 1:
-            text += f" ({entry.count} at once)"
-        late_ms = (entry.told_ns - entry.mono_ns) / 1e6
-        return f"{text}, at {_iso(epoch_ns(entry.mono_ns))}, noticed after {late_ms:.1f} ms"
 
     def _lost_before(self, marks: Landmarks) -> int:
         """Losses that the kernel had counted when the window began. Their gap is in the file all
@@ -127,7 +115,25 @@ class DumpCheck:
             self._problems.add(base.index, "the ledger and the header count other records evicted")
 
 
-def _iso(epoch_ns: int) -> str:
+def describe(
+    entry: control.Trigger, texts: Sequence[str], epoch_ns: Callable[[int], int]
+) -> str:
+    """A trigger for people. texts: those of the header; epoch_ns: the time of day of a monotonic
+    time."""
+    who = f"process {entry.pid}" if entry.pid else "SIGUSR2"
+    text = f"asked for by {who}"
+    if entry.number and entry.number <= len(texts):
+        text = f"trigger: {texts[entry.number - 1]}"
+    if entry.conn_id:
+        text += f", connection {entry.conn_id}"
+    if entry.count > 1:
+        text += f" ({entry.count} at once)"
+    late_ms = (entry.told_ns - entry.mono_ns) / 1e6
+    return f"{text}, at {iso(epoch_ns(entry.mono_ns))}, noticed after {late_ms:.1f} ms"
+
+
+def iso(epoch_ns: int) -> str:
+    """A time of day for people."""
     seconds, rest_ns = divmod(epoch_ns, 1_000_000_000)
     try:
         moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triggers of the flight recorder on the events of any schema, for Klogger logs and MAGNeT files.
+
+A log is not ordered over the CPUs, so such a trigger is a moment: an event, and what its own fields
+must be. Of the schema tcp it is a location, and what the columns of its record must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.plan.columns import Layout
+from collector.plan.event_layout import EventLayout, Slot
+from collector.plan.trigger_values import STALL, WRONG, Value
+from collector.plan.trigger_watch import Hit
+from collector.plan.triggers import CONDITIONS, Trigger, TriggerError, TriggerScope
+from collector.ring.points import EVENT_HEAD_BYTES
+from formats.base.expressions import Mistake, Name, Node, Operation, Parsed, parse
+from formats.schema import Schema, suggest
+
+CONNECTIONS = ("conn_id", "connection")
+"""Fields that are the number of a connection."""
+_LOCATION = ("location", "=u4", 16)
+_POINT = (np.dtype("=u4"), 16)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of record: the points that it has, and its fields in the ring."""
+
+    points: frozenset[int]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class EventTrigger:
+    """Fires at each record that a mask shows; each mask is of records of one shape."""
+
+    number: int
+    masks: tuple[tuple[Shape, Callable[[Any], NDArray[np.bool_]]], ...]
+
+
+def compile_event_triggers(
+    texts: Sequence[str],
+    events: EventLayout | None,
+    tcp: Layout | None,
+    recorded: Sequence[str],
+    entry_size: int,
+) -> tuple[EventTrigger, ...]:
+    """The triggers of a capture of these events and of tcp's locations; None: it has none.
+
+    recorded: names of both. entry_size: of a record in the ring. TriggerError for all mistakes.
+    """
+    compiled, mistakes = [], []
+    for number, text in enumerate(texts, 1):
+        try:
+            parsed = parse(text)
+            found = list(_masks(number, parsed, events, tcp, recorded, entry_size))
+        except Mistake as mistake:
+            mistakes.append((text, mistake))
+        except _Mistakes as several:
+            mistakes += [(text, mistake) for mistake in several.mistakes]
+        else:
+            compiled.append(EventTrigger(number, tuple(found)))
+    if mistakes:
+        raise TriggerError(mistakes)
+    return tuple(compiled)
+
+
+class _Mistakes(Exception):
+    def __init__(self, mistakes: list[Mistake]) -> None:
+        self.mistakes = mistakes
+
+
+def _masks(
+    number: int,
+    parsed: Parsed,
+    events: EventLayout | None,
+    tcp: Layout | None,
+    recorded: Sequence[str],
+    entry_size: int,
+) -> Iterator[tuple[Shape, Callable[[Any], NDArray[np.bool_]]]]:
+    slots = {slot.name.lower(): slot for slot in (events.logged if events else ())}
+    named = {name.text.lower() for name in _names(parsed.node)}
+    if parsed.for_ns is not None or parsed.all:
+        raise Mistake("an event of a log is a moment: leave out `for` and `all:`", parsed.for_at)
+    if STALL in named:
+        raise Mistake("stall is for PSC files: a log has triggers on events", 0)
+    chosen = [slots[name] for name in slots if name in named]
+    if not chosen and tcp is not None:
+        trigger = _compile(TriggerScope(tcp, recorded), number, parsed)
+        if trigger.for_ns is not None:
+            raise Mistake("a log has triggers on events: name one, such as `rto and ...`", 0)
+        assert tcp.dtype.fields is not None
+        fields = {name: (kind, at) for name, (kind, at, *_) in tcp.dtype.fields.items()}
+        yield Shape(trigger.locations, _dtype(fields, entry_size)), trigger.mask
+        return
+    if not chosen:
+        meant = [suggest(name, [*slots]) for name in sorted(named)]
+        raise Mistake(f"it names no event of this capture{next(filter(None, meant), '')}", 0)
+    assert events is not None
+    known = {place.field.name for slot in chosen for place in slot.places}
+    for slot in chosen:
+        scope = _EventScope(slot, events, recorded, known)
+        trigger = _compile(scope, number, parsed)
+        yield Shape(frozenset({slot.number}), _dtype(_fields(slot), entry_size)), trigger.mask
+
+
+def _compile(scope: TriggerScope, number: int, parsed: Parsed) -> Trigger:
+    trigger = scope.trigger(number, parsed)
+    if scope.mistakes:
+        raise _Mistakes(scope.mistakes)
+    return trigger
+
+
+def _names(node: Node) -> Iterator[Name]:
+    if isinstance(node, Name):
+        yield node
+    elif isinstance(node, Operation):
+        for operand in node.operands:
+            yield from _names(operand)
+
+
+def _fields(slot: Slot) -> dict[str, tuple[np.dtype[Any], int]]:
+    """The numbers of an event, with their places in a record of the ring."""
+    found = {
+        place.field.name: (
+            np.dtype(f"={'i' if place.type.signed else 'u'}{place.type.width}"),
+            EVENT_HEAD_BYTES + place.offset,
+        )
+        for place in slot.places
+        if place.type.kind in ("int", "enum")
+    }
+    name, kind, at = _LOCATION
+    return {**found, name: (np.dtype(kind), at)}
+
+
+def _dtype(fields: dict[str, tuple[np.dtype[Any], int]], entry_size: int) -> np.dtype[Any]:
+    return np.dtype(
+        {
+            "names": list(fields),
+            "formats": [kind for kind, _ in fields.values()],
+            "offsets": [at for _, at in fields.values()],
+            "itemsize": entry_size,
+        }
+    )
+
+
+class _EventScope(TriggerScope):
+    """The names of one event. known: the fields of all events that the trigger names."""
+
+    def __init__(
+        self, slot: Slot, events: EventLayout, recorded: Sequence[str], known: set[str]
+    ) -> None:
+        schema: Schema = events.schema
+        self._schema = schema
+        self._fields = {place.field.name: place.field for place in slot.places}
+        self._stored = {p.field.name for p in slot.places if p.type.kind in ("int", "enum")}
+        self._numbers = {one.name: one.number for one in events.logged}
+        self._locations = {name.lower(): name for name in self._numbers}
+        self._recorded = set(recorded)
+        self._members = {m.name: m.value for enum in schema.enums for m in enum.members}
+        self._signed = {
+            place.field.name for place in slot.places if place.type.signed
+        }
+        self._known = known
+        self.mistakes = []
+
+    def _needs_states(self) -> None:
+        if not self.mistakes:
+            self._add("a log has triggers on events: join this with one by `and`", 0)
+
+    def _name(self, node: Name) -> Value:
+        name = node.text
+        if name not in self._fields and name in self._known:
+            return Value(lambda rows: np.full(len(rows), np.nan), "number")
+        if name in CONDITIONS:
+            self._add(f"{name} is for the schema tcp", node.at)
+            return WRONG
+        return super()._name(node)
+
+
+class EventWatch:
+    """All triggers of a capture. Feed it with each CPU's records."""
+
+    def __init__(self, triggers: Sequence[EventTrigger]) -> None:
+        self._triggers = triggers
+
+    def tick(self, now_ns: int) -> list[Hit]:
+        """None: an event fires with its record."""
+        return []
+
+    def feed(self, rows: NDArray[Any], times_ns: NDArray[Any]) -> list[Hit]:
+        """Records as in the ring, and their times; what fires."""
+        points = rows.getfield(*_POINT)
+        present = set(np.flatnonzero(np.bincount(np.minimum(points, 255))).tolist())
+        hits = []
+        for trigger in self._triggers:
+            count, first, conn = 0, None, 0
+            for shape, mask in trigger.masks:
+                if not present & shape.points:
+                    continue
+                at = np.flatnonzero(np.isin(points, [*shape.points]))
+                some = np.ascontiguousarray(rows[at]).view(shape.dtype)
+                where = np.flatnonzero(mask(some))
+                if not len(where):
+                    continue
+                count += len(where)
+                time_ns = int(times_ns[at[where[0]]])
+                if first is None or time_ns < first:
+                    names = [n for n in CONNECTIONS if n in (shape.dtype.names or ())]
+                    first, conn = time_ns, int(some[names[0]][where[0]]) if names else 0
+            if first is not None:
+                hits.append(Hit(trigger.number, first, conn, count))
+        return hits
