@@ -70,6 +70,8 @@ MORE_TESTS = (
     "tests/live/test_counted.py::test_resets_are_counted",
     "tests/live/test_kernel_types_compile.py",
     "tests/live/test_oracle_ss.py",
+    "tests/vm/test_vm_bbr.py",
+    "tests/vm/test_vm_soak.py",
 )
 """Left out with --ci."""
 CI_LAST_TESTS = (
