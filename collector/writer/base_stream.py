@@ -39,7 +39,7 @@ class Stream(ABC, Generic[BatchT]):
     segments: Segments | None = None
     """The output's files, where it rotates."""
     altered = False
-    """Whether switches, limits or filters were changed: some events are not recorded."""
+    """Whether what is recorded was changed: switches, limits, filters, steps of a budget."""
     written: Written
     journal: Journal | None = None
     """For who goes on where this process is killed."""

@@ -148,8 +148,8 @@ class PscStream(OneFileStream[Ordered]):
 
     def changed(self, changes: Sequence[Change]) -> None:
         keep_off(self._off, changes)
-        recorded = (ChangeKind.SWITCH, ChangeKind.LIMIT, ChangeKind.FILTERS)
-        self.altered |= any(change.kind in recorded for change in changes)
+        harmless = (ChangeKind.RING, ChangeKind.LOW_WATER)
+        self.altered |= any(change.kind not in harmless for change in changes)
         self._spool.put_control(lambda _: changes, changes[-1].after_ns, always=True)
 
     def reconciled(self, entries: Sequence[Control]) -> None:

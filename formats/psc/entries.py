@@ -19,6 +19,7 @@ from formats.base.files import InputFile
 from formats.base.limits import MOST_HEADER_BYTES
 from formats.psc.columns import CLASSIC, CLASSIC_BYTES, Column, entry_dtype
 from formats.psc.description import Description
+from formats.psc.dumps import join
 from formats.psc.header import HEADER_DAMAGED, Header, decode_header
 from formats.psc.pieces import Piece, find_files, follow
 from formats.psc.sequence import Losses
@@ -71,9 +72,14 @@ class Entries(InputFile, Description):
             Piece(first, header, self._data_offset, self._rows, rest, self._file)
         ]
         if later:
-            self._pieces = follow(self._pieces[0], later, self.warnings)
+            pieces = follow(self._pieces[0], later, self.warnings)
+            try:
+                self._pieces = join(pieces, self.warnings)
+            except TcpkmonError:
+                self.close()
+                raise
             self._rows = sum(piece.rows for piece in self._pieces)
-            self.damaged |= any(piece.rest for piece in self._pieces[:-1])
+            self.damaged |= any(piece.rest for piece in pieces[:-1])
         self.entry_dtype = entry_dtype(header.columns, size, ORDERS[header.endian])
         """The type of an entry, see formats.psc.columns."""
         self._readers: dict[tuple[str, ...], ColumnReader] = {}
@@ -141,6 +147,11 @@ class Entries(InputFile, Description):
             count = min(max(piece.rows - start, 0), len(view) // size)
             if count:
                 piece.read(view[: count * size], start)
+                if piece.shifts:
+                    rows = np.frombuffer(view[: count * size], self.entry_dtype)
+                    for name, shift in piece.shifts.items():
+                        kind = rows.dtype[name]
+                        rows[name] += np.array(shift % (1 << 8 * kind.itemsize), kind)
                 view = view[count * size :]
             start = max(start - piece.rows, 0)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 
@@ -32,6 +32,8 @@ class Piece:
     rest: int
     plain: FileIO | None = None
     """The file, if it is open: what a compressed file holds."""
+    shifts: Mapping[str, int] = field(default_factory=dict)
+    """By column: what is added to its values."""
 
     def read(self, view: memoryview, row: int) -> None:
         """Fill the memory with entries from this row on. Any thread may call it."""

@@ -19,7 +19,7 @@ from collector.plan.request import Request, check_request
 from collector.plan.trigger_watch import Hit
 from collector.writer.dump import MOST_TOLD, Keeping
 from collector.writer.recorder_stream import RecorderStream
-from formats.base.control import EXISTING, Change, EndReason, Mark, Trigger
+from formats.base.control import EXISTING, Change, EndReason, Loss, Mark, Trigger
 from formats.base.errors import UsageError
 from formats.registry import format_of
 from formats.verify import Report, verify_file
@@ -184,6 +184,60 @@ def test_two_dumps_share_records(tmp_path: Path) -> None:
     assert all(report.window for report in reports)
     (asked,) = [entry for entry in entries_of(second) if isinstance(entry, Trigger)]
     assert (asked.number, asked.pid) == (0, 99)
+
+
+def serials_of(folder: Path) -> list[list[int]]:
+    """Those of each CPU, in the order in which a reader of the folder gives the records."""
+    with formats.open(folder) as capture:
+        columns = capture.columns(("cpu", "serial", "location"))
+        plain = columns["location"] == LOCATION
+        assert (np.diff(capture.seq().astype(np.int64)) > 0).all()
+        return [columns["serial"][plain & (columns["cpu"] == cpu)].tolist() for cpu in range(CPUS)]
+
+
+@pytest.mark.parametrize("lose", (0, 3))
+def test_records_that_dumps_share_are_read_once(tmp_path: Path, lose: int) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(15):
+        recording.second(lose=lose)
+    for _ in range(3):
+        recording.stream.ask(99)
+        recording.second(lose=lose)
+        recording.advance()
+    for _ in range(25):
+        recording.second(lose=lose)
+    recording.stream.ask(99)
+    recording.advance()
+    paths = recording.end()
+    single = [serials_of(path) for path in paths]
+    with formats.open(tmp_path / "d") as capture:
+        assert [text for text in capture.warnings if "segment" not in text] == [
+            f"what came between {paths[2].name} and {paths[3].name} is evicted"
+        ]
+        lost = capture.lost
+    for cpu, read in enumerate(serials_of(tmp_path / "d")):
+        every = [serial for one in single for serial in one[cpu]]
+        assert read == sorted(set(every)) and len(every) > len(read)
+    # Each loss of a window is counted once, and what was evicted is none.
+    listed = [entry for path in paths for entry in entries_of(path) if isinstance(entry, Loss)]
+    assert lost == sum(one.count for one in {(one.cpu, one.first_serial): one for one in listed}
+                       .values())  # fmt: skip
+    assert bool(lost) is bool(lose) is (len(listed) > lost // 3)
+
+
+def test_dumps_that_cannot_tell_what_they_share_are_refused(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(15):
+        recording.second()
+    recording.fire(1)
+    recording.advance()
+    recording.stream.ask(99)
+    recording.advance()
+    paths = recording.end()
+    for path in paths:
+        path.write_bytes(path.read_bytes().replace(b"serial\0", b"SERIAL\0", 1))
+    with pytest.raises(UsageError, match="no columns cpu and serial"):
+        formats.open(tmp_path / "d")
 
 
 def test_the_end_of_the_capture_ends_a_dump_exactly(tmp_path: Path) -> None:
