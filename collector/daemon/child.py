@@ -144,7 +144,7 @@ class Child:
             self.hear()
         self._hang_up()
         self._process = None
-        asked = self.state is State.ENDING
+        asked, was_attached = self.state is State.ENDING, self.state is State.ATTACHED
         if asked or not (self.wanted and self.was_attached):
             self.held.close()
         elif self.state is State.STARTING and self._was_given and self.held.fds:
@@ -156,7 +156,7 @@ class Child:
         self._start_at_s = time.monotonic()
         if asked:
             return ""
-        if self.was_attached and time.monotonic() - self._attached_s > STEADY_S:
+        if was_attached and time.monotonic() - self._attached_s > STEADY_S:
             self._failures = 0
         wait_s = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
         self._failures += 1

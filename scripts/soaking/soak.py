@@ -42,6 +42,9 @@ MORE = """
 schemata = ["sched"]
 limits = {{ SCHEDIN = {limit} }}
 output = "{folder}-more"
+[capture.more.rotation]
+size = "16M"
+keep_files = 4
 """
 DISK_BYTES = 768 << 20
 KILLS, RELOADS, RESTARTS, HALF_HOUR_S = 20, 50, 3, 1800.0
@@ -130,12 +133,13 @@ class Soak:
         ]
         restarts = max(0 if GUEST else 1, round(RESTARTS * share))
         events += [(KILL_UNTIL * (at + 0.9) / restarts, self._restart) for at in range(restarts)]
-        reloads = max(2 if GUEST else len(self._changes), round(RELOADS * share))
+        reloads = max(1 if GUEST else len(self._changes), round(RELOADS * share))
         events += [((at + 0.3) / reloads, self._reload) for at in range(reloads)]
         if self._guest:
             events += [(0.15, self._step_clock), (0.3, self._switch_cpu), (0.6, self._step_clock),
                        (0.8, self._switch_cpu)]  # fmt: skip
-        events.append((0.45, self._fill_disk))
+        else:
+            events.append((0.45, self._fill_disk))
         for due, event in sorted(events, key=lambda pair: pair[0]):
             while time.monotonic() < begin + due * self._seconds:
                 self._sample(begin)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from collector.daemon.channel import pair
+from collector.daemon.child import STEADY_S, Child, State
 from collector.daemon.systemd import Systemd
 from collector.linux.privileges import CAPABILITIES
 from collector.plan.quantities import parse_size
@@ -111,3 +112,17 @@ def test_the_unit_has_the_capabilities_that_tcpkmon_names() -> None:
         for word in line.partition("=")[2].split()
     }
     assert kept == {*CAPABILITIES, "CAP_SETPCAP"}
+
+
+def test_a_capture_that_cannot_start_again_waits_longer_each_time() -> None:
+    """It was attached for long, but that was another process."""
+    child = Child("calls", {}, None)
+    child.was_attached = True
+    child._attached_s = time.monotonic() - 2 * STEADY_S
+    waits = []
+    for state in (State.ATTACHED, *[State.STARTING] * 3):
+        child.state = state
+        child._process = subprocess.Popen(["false"])
+        child._process.wait()
+        waits.append(child.reap())
+    assert waits == [f"exit code 1; it is started again in {s} s" for s in (0, 1, 2, 5)]
