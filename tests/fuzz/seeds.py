@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from formats.schema import format_schema, load
+from tests.fuzz import segment_folders
 from tests.unit import psc_samples
 from tests.unit.captures import CaptureBuilder, classic_2000, clean_capture, full_capture
 from tests.unit.klogger_samples import BASE, ROOT, LogMaker, describe_events, write_big_endian
@@ -27,6 +28,7 @@ from tests.unit.test_verify_flips import small_capture
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = (
     "psc", "klogger", "magnet", "schema", "control", "trigger", "assertion", "fail-if", "lines",
+    "segments",
 )  # fmt: skip
 REQUESTS: tuple[object, ...] = (
     {"op": "status"}, {"op": "enable"}, {"op": "disable", "events": ["SCHEDIN", "NO"]},
@@ -52,7 +54,10 @@ TRIGGERS = (
 def seeds(kind: str) -> dict[str, bytes]:
     """The inputs of a kind by name, those of the corpus among them."""
     made = {"psc": _psc, "klogger": _klogger, "magnet": _magnet}
-    found = dict(_written(made[kind])) if kind in made else dict(_texts(kind))
+    if kind == "segments":
+        found = dict(segment_folders.seeds())
+    else:
+        found = dict(_written(made[kind])) if kind in made else dict(_texts(kind))
     folder = CORPUS / kind
     stored = sorted(folder.iterdir()) if folder.exists() else []
     return found | {path.name: path.read_bytes() for path in stored}

@@ -629,6 +629,13 @@ def lines(data: bytes) -> None:
     check_case(int.from_bytes(data[:8].ljust(8, b"\0"), "big"))
 
 
+def segments(data: bytes) -> None:
+    """A folder of segments: see segment_folders.py."""
+    from tests.fuzz.segment_folders import check
+
+    check(data, _folder(os.getpid()) / "segments")
+
+
 TARGETS = {
     "detect-psc": Target("psc", 60, detect),
     "verify-psc": Target("psc", 80, verify),
@@ -679,4 +686,5 @@ TARGETS = {
     "diff-psc": Target("psc", 10, compared),
     "diff-klogger": Target("klogger", 10, compared),
     "lines": Target("lines", 20, lines, in_c=True),
+    "segments": Target("segments", 30, segments),
 }
