@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collector.control.access import control_folder
@@ -42,7 +42,9 @@ class State(enum.Enum):
 class Child:
     """A capture by its name. plan: see collector/daemon/checking.py; group: who may control it."""
 
-    def __init__(self, name: str, plan: Mapping[str, Any], group: str | None) -> None:
+    def __init__(
+        self, name: str, plan: Mapping[str, Any], group: str | None, held: Held
+    ) -> None:
         self.name = name
         self.plan = plan
         self.group = group
@@ -56,10 +58,11 @@ class Child:
         self.lost = 0
         self.heard_s = 0.0
         """When its process last told that it had drained its rings."""
-        self.held = Held()
+        self.held = held
         """What its process parked, for the next one."""
-        self.left: list[str] = []
-        """Files that it left when it was killed: the next one goes on with the last of them."""
+        self.orphans: list[str] = []
+        """Files that it left when it was killed, and that nobody goes on with."""
+        self._left: list[str] = []
         self.said: list[str] = []
         """What its process did that people want to know."""
         self.channel: Channel | None = None
@@ -93,6 +96,7 @@ class Child:
             "name": self.name,
             "table": self.plan["table"],
             "group": self.group,
+            "stored": self.held.is_stored,
             "parked": {"state": self.held.state, "names": list(self.held.fds)},
         }
         ours.send(order, list(self.held.fds.values()))
@@ -113,7 +117,7 @@ class Child:
             self.was_attached = True
             self._attached_s = self.heard_s
             self._given_up = 0
-            self.left = []
+            self._left = []
             if self.state is State.STARTING:
                 self.state = State.ATTACHED
         elif what["what"] == "park":
@@ -131,7 +135,14 @@ class Child:
 
     def _begin_anew(self, why: str) -> None:
         self.held.close()
+        self.leave([])
         self.said.append(f"starts anew, not where its process was killed: {why}")
+
+    def leave(self, names: Sequence[str]) -> None:
+        """Its process left these files. Who goes on where it was killed goes on with the last."""
+        self._left += [name for name in names if name not in self._left]
+        if not self.held.fds:
+            self.orphans, self._left = [*self.orphans, *self._left], []
 
     def reap(self) -> str | None:
         """Look whether its process has ended; then start() starts it again, if it is wanted.
@@ -186,6 +197,7 @@ class Child:
                 self._ask({"op": f"set-{key}", key: plan[key]})
                 done.append(key)
         self.plan = plan
+        self.held.configure(plan["table"])
         return done
 
     def _ask(self, request: dict[str, Any]) -> None:

@@ -92,6 +92,9 @@ def mend(folder: Path, names: list[str]) -> None:
     for one in _unsealed(os.fspath(folder)):
         if one.name not in names:
             continue
+        if not one.path(folder).stat().st_size:  # killed before it was begun
+            one.path(folder).unlink()
+            continue
         try:
             old, new = one.path(folder), folder / one.name
             summary, report = format_of(old).repair(old, new)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -21,17 +22,16 @@ from types import FrameType
 from typing import Any
 
 from collector.daemon.child import Child, State
+from collector.daemon.held import Stored
 from collector.daemon.mending import Mending, left_in
 from collector.daemon.metrics_process import MetricsProcess
 from collector.daemon.requests import Refused, Requests
 from collector.daemon.systemd import Systemd
+from collector.daemon.telling import Telling
 from formats.base.cli import say as say_line
 from formats.base.errors import TcpkmonError
 
 ROUND_S = 0.5
-STATUS_S, PING_S = 5.0, 1.0
-HEARD_S = 5.0
-"""A capture drains its rings and says so each second; after so long it is stuck."""
 END_S = 60.0
 """How long the captures may take to finish their files."""
 
@@ -71,6 +71,8 @@ def run(config: Path) -> int:
     configuration has mistakes, UsageError where a daemon runs already.
     """
     plan = read_plan(config)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for what the captures park
     with ExitStack() as stack:
         requests = stack.enter_context(Requests())
         return Supervisor(config, plan, requests, Systemd()).run()
@@ -89,14 +91,14 @@ class Supervisor:
         self._leaving: list[Child] = []
         """Captures that another took over from, or that are not in the configuration any more."""
         self._metrics, self._mending = MetricsProcess(), Mending()
+        self._stored = Stored(systemd)
         self._adopt(plan)
+        self._stored.close()
         self._signals: list[int] = []
         self._exit_code = 0
         self._is_ready = False
         self._end_by_s: float | None = None
-        self._told = (time.monotonic(), 0)
-        self._next_status_s = 0.0
-        self._next_ping_s = 0.0
+        self._telling = Telling(systemd)
 
     def run(self) -> int:
         """Start the captures and go on until all have ended; the exit code."""
@@ -143,7 +145,7 @@ class Supervisor:
         if how := child.reap():
             say(f"capture {name} ended by {how}")
             if not any(one.name == name for one in self._all if one is not child):
-                child.left = child.left or left_in(child.plan["folder"])
+                child.leave(left_in(child.plan["folder"]))
             if child.relieves is not None:
                 self._children[name], child.wanted = child.relieves, False
                 say(f"capture {name} could not be attached as it is configured now; "
@@ -154,9 +156,8 @@ class Supervisor:
                 self.end()
         while child.said:
             say(f"capture {name} {child.said.pop(0)}")
-        if child.left and not child.held.fds:
-            self._mending.start(child.plan["folder"], child.left)
-            child.left = []
+        self._mending.start(child.plan["folder"], child.orphans)
+        child.orphans = []
         if child.relieves is not None and child.state is State.ATTACHED:
             self._dismiss(child.relieves)
             child.relieves = None
@@ -194,7 +195,6 @@ class Supervisor:
 
     def _tell(self) -> None:
         """Tell systemd how it goes."""
-        now_s = time.monotonic()
         running = [one for one in self._children.values() if one.state is State.ATTACHED]
         if self._end_by_s is not None:
             return
@@ -202,22 +202,7 @@ class Supervisor:
             self._is_ready = True
             self._systemd.tell("READY=1")
             say(f"attached: {', '.join(self._children)}")
-        if now_s >= self._next_ping_s and self._is_ready:
-            self._next_ping_s = now_s + PING_S
-            if all(now_s - one.heard_s < HEARD_S for one in running):
-                self._systemd.tell("WATCHDOG=1")
-        if now_s >= self._next_status_s:
-            self._next_status_s = now_s + STATUS_S
-            self._systemd.tell(f"STATUS={self._describe(now_s)}")
-
-    def _describe(self, now_s: float) -> str:
-        records = sum(one.records for one in self._children.values())
-        (before_s, before), self._told = self._told, (now_s, records)
-        rate = max(0, records - before) / max(now_s - before_s, 1e-3)
-        lost = sum(one.lost for one in self._children.values())
-        away = [f"{n} {c.state.value}" for n, c in self._children.items()
-                if c.state is not State.ATTACHED]  # fmt: skip
-        return "; ".join([f"{rate:,.0f} records/s, {lost:,} lost", *away])
+        self._telling.tell(self._children.values(), self._is_ready)
 
     def end(self) -> None:
         """End all captures in order; a second time: at once."""
@@ -256,12 +241,20 @@ class Supervisor:
         for name, new in captures.items():
             child = self._children.get(name)
             if child is None:
-                self._children[name] = Child(name, new, group)
-                self._mending.start_quiet(new["folder"])
+                child = self._make(name, new, group)
+                if child.held.fds:
+                    child.leave(left_in(new["folder"]))
+                else:
+                    self._mending.start_quiet(new["folder"])
                 done[name] = "started"
             else:
                 done[name] = self._change(child, new, group)
         return done
+
+    def _make(self, name: str, plan: Mapping[str, Any], group: str | None) -> Child:
+        held = self._stored.take(name, plan["table"])
+        child = self._children[name] = Child(name, plan, group, held)
+        return child
 
     def _drop(self, child: Child) -> None:
         for one in (child, child.relieves):
@@ -285,7 +278,7 @@ class Supervisor:
             every = {**old, **new["static"]}
             keys = [key for key in every if old.get(key) != new["static"].get(key)]
             why = f"{', '.join(keys) or 'control.group'} changed"
-        other = self._children[child.name] = Child(child.name, new, group)
+        other = self._make(child.name, new, group)
         other.relieves = child
         if child.relieves is not None:  # a change that is not attached yet
             other.relieves, child.relieves = child.relieves, None

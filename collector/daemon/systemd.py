@@ -11,12 +11,15 @@ from contextlib import suppress
 
 _SEND_S = 1.0
 """A manager that does not listen must not stop the supervisor."""
+_FIRST_FD = 3
+"""SD_LISTEN_FDS_START."""
 
 
 class Systemd:
     """The service manager that started this process, if one did."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._environment = dict(environment)
         address = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
         watched = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
@@ -33,6 +36,33 @@ class Systemd:
             sender.connect(self._address)
             message = ["\n".join(lines).encode()]
             socket.send_fds(sender, message, fds) if fds else sender.send(message[0])
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a service manager listens, which may store descriptors."""
+        return bool(self._address)
+
+    def store(self, name: str, fd: int) -> None:
+        """Store a descriptor, for the next process of this service if this one is killed."""
+        # Without FDPOLL=0 it would be forgotten when it can be read.
+        self.tell("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0", fds=[fd])
+
+    def forget(self, name: str) -> None:
+        """Close what is stored by this name."""
+        self.tell("FDSTOREREMOVE=1", f"FDNAME={name}")
+
+    def stored(self) -> list[tuple[str, int]]:
+        """The descriptors that the process before this one stored: sd_listen_fds(3). Once."""
+        words = [self._environment.get(f"LISTEN_{each}", "") for each in ("PID", "FDS", "FDNAMES")]
+        pid, count, names = words
+        if pid != str(os.getpid()) or not count.isdigit():
+            return []
+        for each in ("PID", "FDS", "FDNAMES"):
+            os.environ.pop(f"LISTEN_{each}", None)
+        fds = range(_FIRST_FD, _FIRST_FD + int(count))
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        return [*zip(names.split(":"), fds, strict=False)]
 
     def reloading(self) -> None:
         """The configuration is being read again, until the next READY=1."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -32,14 +33,16 @@ class Supervised(Overseer):
 
     holds = True
 
-    def __init__(self, channel: Channel, parked: Parked) -> None:
+    def __init__(self, channel: Channel, parked: Parked, stored: bool) -> None:
         super().__init__()
+        self._stored, self._has_parked = stored, False
         self._channel = channel
         self.parked = parked
 
     def park(self, state: Mapping[str, Any], fds: Mapping[str, int]) -> None:
         what = {"what": "park", "state": dict(state), "names": list(fds)}
         self._channel.send(what, list(fds.values()))
+        self._has_parked = True
 
     def went_on(self, killed: int) -> None:
         self._channel.send({"what": "went on", "killed": killed})
@@ -51,9 +54,12 @@ class Supervised(Overseer):
         self._channel.send({"what": "ready"})
 
     def is_there(self, records: int, lost: Mapping[str, int]) -> bool:
-        return self._channel.send(
-            {"what": "drained", "records": records, "lost": sum(lost.values())}
-        )
+        what = {"what": "drained", "records": records, "lost": sum(lost.values())}
+        there = self._channel.send(what)
+        if not there and self._stored and self._has_parked:
+            # Another supervisor will start a process that goes on here: as if this one was killed.
+            os.kill(os.getpid(), signal.SIGKILL)
+        return there
 
 
 def capture(channel: Channel) -> int:
@@ -68,7 +74,7 @@ def capture(channel: Channel) -> int:
         request = replace(request, output=_new_file(request))
     held = what["parked"]
     parked = Parked(dict(zip(held["names"], order.fds, strict=True)), held["state"])
-    return session.run(request, Supervised(channel, parked))
+    return session.run(request, Supervised(channel, parked, what["stored"]))
 
 
 def _new_file(request: Request) -> str:

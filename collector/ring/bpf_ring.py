@@ -126,8 +126,8 @@ class BpfRing:
         self.size_bytes = size_bytes
         self._read = 0
         """Records."""
-        self._half = size_bytes // row // 2
-        self._threshold = Threshold(size_bytes // row, low_water)
+        self._rows = size_bytes // row
+        self._threshold = Threshold(self._rows, low_water)
         self._whole_ns = 0
         self.held_up = False
         self._releasing = threading.Lock()
@@ -196,13 +196,12 @@ class BpfRing:
         self._head[_WAKE_AT] = self._threshold.move(self._read)
 
     def hold(self) -> None:
-        """As free(), but drained records stay until release(), as long as they fill less than half
-        the ring. Then it is due when a quarter is filled: so a quarter is free at least."""
-        self.release(self._read - self._half)
-        due_at = self._threshold.move(self._read)
-        self._head[_WAKE_AT] = self._threshold.due_at = min(
-            due_at, self._read + max(1, self._half // 2)
-        )
+        """As free(), but drained records stay until release(), if they fill at most three quarters
+        of the ring. It is due at the latest when half of what is free then is filled."""
+        self.release(self._read - self._rows * 3 // 4)
+        free = self._rows - (self._read - int(self._consumer[0]) // self._row)
+        due_at = min(self._threshold.move(self._read), self._read + max(1, free // 2))
+        self._head[_WAKE_AT] = self._threshold.due_at = due_at
 
     def release(self, count: int) -> None:
         """Give back the space of the ring's first `count` records. Any thread may call it."""

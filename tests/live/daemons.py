@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `tcpkmon daemon` for a test, with a socket in place of systemd's."""
+"""Runs `tcpkmon daemon` for a test, with a socket in place of systemd's.
+
+It stores descriptors as systemd does, and the next start() gets them.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,29 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tests.live.faults import GUEST, TCPKMON, WAIT_S, Done, environment, listen, run, wait_until
 
 ANSWER_S = 240.0 if GUEST else 20.0
+_START = """
+import fcntl, os, sys
+names = sys.argv[1].split(":") if sys.argv[1] else []
+fds = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 2000) for fd in sys.argv[2].split(":") if fd]
+for number, fd in enumerate(fds):
+    os.dup2(fd, 3 + number)
+os.closerange(3 + len(fds), 4000)
+if fds:
+    os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(fds)),
+                   "LISTEN_FDNAMES": sys.argv[1]}
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Daemon:
@@ -26,6 +43,8 @@ class Daemon:
         self.folder = folder
         self.config = folder / "tcpkmon.toml"
         self.told: list[tuple[float, list[str]]] = []
+        self.stored: dict[str, int] = {}
+        """Descriptors by name, as systemd holds them."""
         self._watchdog_s = watchdog_s
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(folder / "notify"))
@@ -38,8 +57,20 @@ class Daemon:
         self.config.write_text(text.replace("@", str(self.folder)))
 
     def _listen(self) -> None:
-        while text := self._notify.recv(4096).decode():
-            self.told.append((time.monotonic(), text.split("\n")))
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._notify, 4096, 10)
+            if not data:
+                return
+            lines = data.decode().split("\n")
+            name = next((one[7:] for one in lines if one.startswith("FDNAME=")), "")
+            if {"FDSTORE=1", "FDSTOREREMOVE=1"} & {*lines} and name in self.stored:
+                os.close(self.stored.pop(name))
+            if "FDSTORE=1" in lines:
+                self.stored[name] = fds.pop()
+            elif "FDSTOREREMOVE=1" not in lines:
+                self.told.append((time.monotonic(), lines))
+            for fd in fds:
+                os.close(fd)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -52,12 +83,27 @@ class Daemon:
             "NOTIFY_SOCKET": str(self.folder / "notify"),
             "WATCHDOG_USEC": str(int(self._watchdog_s * 1e6)),
         }
+        names, fds = list(self.stored), list(self.stored.values())
+        words = [sys.executable, "-c", _START, ":".join(names), ":".join(map(str, fds))]
+        began_s = time.monotonic()
         self.process = subprocess.Popen(
-            [TCPKMON, "daemon", "--config", str(self.config)], stdin=subprocess.DEVNULL,
+            [*words, TCPKMON, "daemon", "--config", str(self.config)], stdin=subprocess.DEVNULL,
             stderr=self._error, env=self.environment | more, preexec_fn=listen,  # noqa: PLW1509
+            pass_fds=fds,
         )  # fmt: skip
-        self.hears("READY=1")
+        self.hears("READY=1", began_s)
         return self
+
+    def kill(self) -> None:
+        """SIGKILL of the supervisor and its captures, as systemd does where one dies."""
+        pids = [one["pid"] for one in self.status().values()]
+        self.process.kill()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(WAIT_S)
+        for pid in pids:
+            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "it is gone")  # type: ignore[misc]
 
     def hears(self, line: str, after_s: float = 0.0) -> float:
         """Waits until systemd was told this line after a time; when it was (CLOCK_MONOTONIC)."""
@@ -115,5 +161,7 @@ class Daemon:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(b"", str(self.folder / "notify"))
         self._listening.join()
+        for fd in self.stored.values():
+            os.close(fd)
         self._notify.close()
         self._error.close()

@@ -16,6 +16,7 @@ import pytest
 
 from collector.daemon.channel import pair
 from collector.daemon.child import STEADY_S, Child, State
+from collector.daemon.held import Held, Stored
 from collector.daemon.systemd import Systemd
 from collector.linux.privileges import CAPABILITIES
 from collector.plan.quantities import parse_size
@@ -68,6 +69,64 @@ def test_systemd_at_an_abstract_address() -> None:
         assert listener.recv(4096) == b"READY=1"
 
 
+def test_descriptors_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with datagrams as listener, open(tmp_path / "a", "w+") as file:
+        listener.bind(str(tmp_path / "notify"))
+        systemd = Systemd({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        held = Held(systemd, "web", {"ports": 80})
+        held.add({"path": "p"}, ["map/m"], [os.dup(file.fileno())], trusted=True)
+        got = [socket.recv_fds(listener, 4096, 4) for _ in range(2)]
+        names = [data.decode().split("\n") for data, _, _, _ in got]
+        assert [lines[0] for lines in names] == ["FDSTORE=1"] * 2
+        assert [lines[2] for lines in names] == ["FDPOLL=0"] * 2
+        prefix = names[0][1].removesuffix("/state")
+        assert names[1][1] == f"{prefix}/map/m"
+        stored = [(lines[1].removeprefix("FDNAME="), fds[0]) for lines, (_, fds, _, _) in
+                  zip(names, got, strict=True)]  # fmt: skip
+        monkeypatch.setattr(Systemd, "stored", lambda _: stored)
+        found = Stored(systemd)
+        assert not found.take("other", {"ports": 80}).fds
+        again = found.take("web", {"ports": 80})
+        assert (again.state, list(again.fds)) == ({"path": "p"}, ["map/m"])
+        again.close()
+        forgotten = {listener.recv(4096).decode().split("\n")[1] for _ in range(2)}
+        assert forgotten == {f"{prefix}/state", f"{prefix}/map/m"}
+        held.close()
+
+
+def test_another_configuration_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = os.memfd_create("state")
+    os.write(state, b'{"state": {"path": "p"}, "table": {"ports": 80}}')
+    broken = os.memfd_create("state")
+    reader, writer = os.pipe()
+    stored = [("web/7/state", state), ("web/7/map/m", reader), ("bad/7/state", broken)]
+    monkeypatch.setattr(Systemd, "stored", lambda _: stored)
+    found = Stored(Systemd({}))
+    assert not found.take("bad", {}).state
+    assert not found.take("web", {"ports": 81}).fds
+    with pytest.raises(BrokenPipeError):
+        os.write(writer, b"x")  # its only reader was closed
+    os.close(writer)
+
+
+def test_what_systemd_passes_on() -> None:
+    code = (
+        "import os; from collector.daemon.systemd import Systemd\n"
+        "for name in ('PID', 'FDS', 'FDNAMES'): assert os.environ['LISTEN_' + name]\n"
+        "os.environ['LISTEN_PID'] = str(os.getpid() + int(os.environ['OFF']))\n"
+        "print(Systemd(os.environ).stored(), 'LISTEN_FDS' in os.environ)"
+    )
+    for off, said in (("0", "[('a', 3), ('b', 4)] False"), ("1", "[] True")):
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$0" -c "$1" 3</dev/null 4</dev/null', sys.executable, code],
+            env={**os.environ, "LISTEN_PID": "1", "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b",
+                 "OFF": off},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == said + "\n"
+
+
 def test_a_message_has_its_descriptors() -> None:
     one, other = pair()
     pipes = [os.pipe() for _ in range(300)]  # more than the kernel passes in a message
@@ -116,7 +175,7 @@ def test_the_unit_has_the_capabilities_that_tcpkmon_names() -> None:
 
 def test_a_capture_that_cannot_start_again_waits_longer_each_time() -> None:
     """It was attached for long, but that was another process."""
-    child = Child("calls", {}, None)
+    child = Child("calls", {}, None, Held(Systemd({}), "calls", {}))
     child.was_attached = True
     child._attached_s = time.monotonic() - 2 * STEADY_S
     waits = []

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from collector.daemon.held import Held
+from collector.daemon.systemd import Systemd
 from collector.ring.batch import Batch
 from collector.ring.journal import Journal, Note
 from collector.sequencer.cpu_queue import Queues
@@ -208,11 +209,27 @@ def test_a_file_that_nobody_can_go_on_with(killed: Killed, tmp_path: Path) -> No
         killed.tail(tmp_path / "other")
 
 
+@pytest.mark.parametrize("short", [0, 5, 20 * 216])
+def test_what_a_killed_capture_left_is_repaired(
+    killed: Killed, tmp_path: Path, short: int
+) -> None:
+    """It is not its capture's first segment: its numbers go on."""
+    (last,) = [one for one in find_segments(killed.folder) if not one.sealed]
+    cut(killed.folder, tmp_path / "f", last.path(killed.folder).stat().st_size - short)
+    _, report = format_of(killed.folder / last.name).repair(
+        last.path(tmp_path / "f"), tmp_path / "f" / last.name
+    )
+    assert (report.exit_code, report.problems, report.seq_lost) == (3, [], 6)
+    os.unlink(last.path(tmp_path / "f"))
+    *_, chain = format_of(tmp_path / "f").verify(tmp_path / "f")
+    assert (chain.exit_code, chain.problems) == (3, [])
+
+
 def test_who_gave_up_its_privileges_adds_links_alone() -> None:
     def file() -> int:
         return os.memfd_create("any")
 
-    held = Held()
+    held = Held(Systemd({}), "web", {})
     held.add({"path": "a"}, ["map/x", "journal"], [file(), file()], trusted=True)
     before = dict(held.fds)
     held.add({"path": "b"}, ["map/x", "map/y", "more/f/0"], [file() for _ in range(4)], False)

@@ -235,7 +235,8 @@ class Cleaner:
             is_loss &= (typed["lport"] | typed["rport"]) == 0
             words = control.words_view(typed, self._order).astype(np.uint64)
             count = np.where(is_loss, words[:, 2] | (words[:, 3] << np.uint64(32)), np.uint64(0))
-            wrong = is_loss & ((count == 0) | (count > gap) | (words[:, 4] > 5))
+            wrong = is_loss & ((count == 0) | (count > gap))
+            wrong |= is_loss & (words[:, 4] > max(control.LossCause))
             wrong |= ~is_loss & (gap > MOST_MISSING)
             if not np.any(wrong):
                 break
