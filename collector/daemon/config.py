@@ -118,7 +118,7 @@ class _Checker:
             return None
         rotation, recorder, budget = parts["rotation"], parts["recorder"], None
         with self.at((*keys, "budget")):
-            if (limits := parts["budget"]) is not None:
+            if (limits := parts["budget"]) is not None and len(self.found) == before:
                 budget = make_budget(limits)
         request = Request(
             filters=chosen, name=name, control_group=group, quiet=True, **options,

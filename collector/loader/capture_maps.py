@@ -160,6 +160,10 @@ class Kernel(Closing):
         shed(self.loaded.maps, self._prepared.numbers, steps)
         self.shed_level = len(steps)
 
+    def shed_events(self) -> int:
+        """How many events a budget left out so far."""
+        return int(self.heads()["shed"].sum()) if self._prepared.sheds else 0
+
     def load(self) -> None:
         """Loads the programs. KernelError where the kernel refuses a required one."""
         if self._parked is None:

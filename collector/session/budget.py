@@ -211,7 +211,7 @@ class Shedding:
         return {
             "shed_level": level,
             "shed_steps": [step.text for step in self._steps[:level]],
-            "shed_events": int(self._kernel.heads()["shed"].sum()),
+            "shed_events": self._kernel.shed_events(),
             "shed_why": self._last if level else "",
         }
 

@@ -54,8 +54,8 @@ class Counts:
         return {"in the kernel": self.stream.order.lost, **self.stream.written.losses()}
 
     def lost(self) -> int:
-        """Records lost so far, as far as the collector knows."""
-        return sum(self.losses().values())
+        """Records lost so far, as far as the collector knows, and events that a budget left out."""
+        return sum(self.losses().values()) + self.kernel.shed_events()
 
     def absent(self) -> int:
         """Records that the file lacks so far: the lost, and what a budget left out."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -22,6 +24,7 @@ from collector.plan.quantities import parse_duration
 from collector.plan.schema_sources import find_sources, read_texts
 from collector.ring.rings import DEFAULT_TRANSPORT
 from collector.session.budget import MOST_BACKOFF, Controller, Measured
+from collector.session.counts import Counts
 from formats.base.changes import ChangeKind
 from formats.base.control import Change
 from formats.base.errors import UsageError
@@ -235,6 +238,16 @@ def test_only_the_budget_has_a_reason_and_its_steps_are_in_order(tmp_path: Path)
     assert [one.what for one in report.problems] == [
         "CHANGE with a reason that only the budget has", "CHANGE from 3, but 1 was in force"
     ]
+
+
+def test_what_was_shed_explains_differences_as_losses_do() -> None:
+    """--reconcile tells no difference that the file cannot prove."""
+    kernel = SimpleNamespace(shed_events=lambda: 5)
+    stream = SimpleNamespace(
+        order=SimpleNamespace(lost=1), written=SimpleNamespace(losses=lambda: {"late": 2})
+    )
+    none: Any = None
+    assert Counts(cast(Any, kernel), none, none, none, cast(Any, stream)).lost() == 8
 
 
 def test_lines_of_any_file() -> None:

@@ -11,6 +11,7 @@ import pytest
 from collector.commands import tcpkmon
 from collector.daemon import config, toml_files
 from collector.daemon.keys import BUDGET, CAPTURE, CONTROL, METRICS, RECORDER, ROTATION
+from collector.plan.budget import Budget
 from collector.plan.filters import Filters
 from collector.plan.recorder import Recorder
 from collector.plan.request import Request
@@ -180,3 +181,18 @@ def test_a_recorder(tmp_path: Path) -> None:
     assert web.request.recorder == Recorder(None, 64 << 20, triggers=("rto", "rst"))
     (line,) = mistakes(write(tmp_path, text.replace("'rst'", "'rst >'")))
     assert "rst >" in line or "expected" in line
+
+
+def test_a_budget(tmp_path: Path) -> None:
+    text = "[capture.web]\n[capture.web.budget]\nmax_cpu = '5%'\nmax_memory = '512M'\n"
+    web = captures(write(tmp_path, text))["web"]
+    assert web.request.budget == Budget(0.05, None, 512 << 20)
+    wrong = text.replace("'5%'", "5").replace("512M", "much")
+    assert [line.partition(": ")[2] for line in mistakes(write(tmp_path, wrong))] == [
+        "capture.web.budget.max_cpu: not a share of a CPU: '5'; write 5%; 100% is one CPU",
+        "capture.web.budget.max_memory: not a size: 'much'; write 512K, 100M or 2G",
+    ]
+    (none,) = mistakes(write(tmp_path, "[capture.web.budget]\n"))
+    assert "capture.web.budget: a budget without a limit" in none
+    logs = text.replace("]\n", "]\nschemata = ['sched']\n", 1)
+    assert "a budget is for PSC files of the schema tcp" in mistakes(write(tmp_path, logs))[0]
