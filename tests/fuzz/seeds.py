@@ -29,10 +29,14 @@ CORPUS = Path(__file__).parent / "corpus"
 KINDS = (
     "psc", "klogger", "magnet", "schema", "control", "trigger", "assertion", "fail-if", "lines",
     "segments",
+    "config", "daemon",
 )  # fmt: skip
 REQUESTS: tuple[object, ...] = (
     {"op": "status"}, {"op": "enable"}, {"op": "disable", "events": ["SCHEDIN", "NO"]},
     {"op": "mark", "number": 2**64 - 1}, {"op": "buffer-size", "bytes": 1 << 20},
+    {"op": "top", "sort": "rate", "most": 5}, {"op": "dump"}, {"op": "metrics"},
+    {"op": "set-filters", "filters": {"ports": "80", "addresses": ["::1"], "family": 4}},
+    {"op": "set-limits", "limits": {"RTO": 1000}}, {"op": "sampler-period", "ns": 10**6},
     {"op": "lowwater", "percent": 10}, {"op": "enable", "events": None, "more": [{}]}, [1, "op"],
 )  # fmt: skip
 ASSERTIONS = (
@@ -43,6 +47,16 @@ ASSERTIONS = (
 FAIL_IF = (
     "goodput_p50 worse 5%", "share_rwnd more 10%", "retrans_ratio\tbetter  0.5%",
     "srtt_p50_us less 0%", "goodput_p5 worze five", "share_app worse 1%", "min_rtt_us worse 1% x",
+)  # fmt: skip
+DAEMON = ({"op": "status"}, {"op": "reload"}, {"op": ["status"]}, {"op": {}}, ["op"], "op", None)
+CONFIGS = (
+    '[metrics]\nlisten = "127.0.0.1:9477"\n[control]\ngroup = "root"\n[capture.a]\n',
+    '[capture.a]\nports = [80, "5201-5210"]\nlimits = { RTO = 1000 }\ncolumns = ["srtt_us"]\n'
+    'netns = ["1"]\n[capture.a.rotation]\nsize = "256M"\nevery = "1h"\nkeep_free = "10G"\n',
+    '[capture.b]\nschemata = ["sched"]\nformat = "klogger"\nlocations = ["-RTO"]\n"x y" = 1e5\n'
+    '[capture.b.budget]\nmax_cpu = "5%"\nback_after = "10s"\n[capture."c\\u001b"]\nfamily = 5\n',
+    '[capture.c]\naddr = ["10.0.0.0/8"]\npairs = ["1.2"]\noutput = "relative"\n'
+    '[capture.c.recorder]\nlast = ["30s", "1M"]\non = ["rto", "srtt_us > 5ms for 1s"]\n',
 )  # fmt: skip
 TRIGGERS = (
     "rto", "rst and rport == 443", "retrans_out > 3", "srtt_us > 5 * min_rtt_us for 100ms",
@@ -81,6 +95,7 @@ def _psc() -> Iterator[tuple[str, Callable[[Path], Path]]]:
         ("no-kinds", clean_capture(with_header_kinds=False)),
     ):  # fmt: skip
         yield name, build.write
+    yield "dump", lambda path: dumps(path)[1]
     for name in ("LITTLE", "BIG", "PDP"):
         data = getattr(psc_samples, name)
         yield name, lambda path, data=data: psc_samples.save(path.parent, data, path.name)
@@ -92,6 +107,22 @@ def _psc() -> Iterator[tuple[str, Callable[[Path], Path]]]:
             drawn.lose(5, 0.3)
             drawn.end(0.4)
         yield f"drawn{order}{is_ours}", drawn.write
+
+
+def dumps(folder: Path) -> list[Path]:
+    """Two dumps of a flight recorder, which share records."""
+    from tests.unit.test_recorder_stream import Recording
+
+    recording = Recording(folder)
+    for _ in range(4):
+        recording.second(3)
+    recording.fire(1)
+    recording.second(2, lose=1)
+    recording.advance()
+    recording.stream.ask(9)
+    recording.second(2)
+    recording.advance()
+    return recording.end()
 
 
 def _klogger() -> Iterator[tuple[str, Callable[[Path], Path]]]:
@@ -183,6 +214,12 @@ def _texts(kind: str) -> Iterator[tuple[str, bytes]]:
     if kind == "control":
         for number, request in enumerate(REQUESTS):
             yield str(number), json.dumps(request).encode() + b"\n"
+    elif kind == "daemon":
+        for number, request in enumerate(DAEMON):
+            yield str(number), json.dumps(request).encode() + b"\n"
+    elif kind == "config":
+        for number, text in enumerate(CONFIGS):
+            yield str(number), text.encode()
     elif kind == "schema":
         yield "levels", HOWTO_LEVELS.encode()
         for path in sorted((ROOT / "bpf" / "schemata").glob("*.conf")):

@@ -586,6 +586,69 @@ def span(data: bytes) -> None:
         assert len(copy) == found.stop - found.start
 
 
+@cache
+def _dumps(owner: int) -> tuple[bytes, bytes]:
+    from tests.fuzz.seeds import dumps
+
+    first, second = dumps(_folder(owner) / "dumps")
+    return first.read_bytes(), second.read_bytes()
+
+
+def overlapping(data: bytes) -> None:
+    """A dump in front of one that shares records with it, and behind one: read, or refused."""
+    import formats
+
+    first, second = _dumps(os.getpid())
+    for files in ((data, second), (first, data)):
+        folder = _fresh()
+        folder.mkdir()
+        for number, each in enumerate(files, 1):
+            (folder / f"h-20261122T090000Z-{number:06}.pm").write_bytes(each)
+        try:
+            with formats.open(folder) as capture:
+                assert len(capture.seq()) == len(capture)
+                assert capture.lost >= 0
+        except TcpkmonError:
+            continue
+
+
+def config(data: bytes) -> None:
+    """A configuration is refused with all mistakes, or each capture of it can be made."""
+    from collector.daemon.config import check, make_capture
+    from collector.daemon.toml_files import Sources, TomlFile, tomllib
+
+    try:
+        text = data.decode()
+        table = tomllib.loads(text)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        return  # read() says so
+    try:
+        captures = check(Sources((TomlFile(Path("x.toml"), text, table),), table))
+    except TcpkmonError as error:
+        assert all(error.lines())
+        return
+    for name, capture in captures.items():
+        capture.request.filters.close()
+        make_capture(name, table["capture"][name]).request.filters.close()
+
+
+def daemon_request(data: bytes) -> None:
+    """The daemon answers any line in JSON."""
+    from collector.daemon import requests
+
+    def refuse() -> dict[str, Any]:
+        raise UsageError("no")
+
+    client, server = socket.socketpair()
+    with client, server:
+        client.setblocking(False)
+        with suppress(BlockingIOError):
+            client.send(data[:4096])
+        client.shutdown(socket.SHUT_WR)
+        answer = requests._answer(server, {"status": lambda: {"pid": 1}, "reload": refuse})
+    assert json.loads(json.dumps(answer))["ok"] in (True, False)
+
+
 def control(data: bytes) -> None:
     """A client sends these bytes: the server answers in JSON or not at all, and lives on."""
     running = _server(os.getpid())
@@ -681,6 +744,9 @@ TARGETS = {
     "schema": Target("schema", 200, schema),
     "control": Target("control", 200, control),
     "trigger": Target("trigger", 50, trigger),
+    "overlapping": Target("psc", 10, overlapping),
+    "config": Target("config", 20, config),
+    "daemon": Target("daemon", 10, daemon_request),
     "assertion": Target("assertion", 20, assertion),
     "fail-if": Target("fail-if", 20, fail_if),
     "diff-psc": Target("psc", 10, compared),

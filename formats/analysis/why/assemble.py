@@ -172,7 +172,7 @@ def _rates(found: Fold, made: Table) -> Table:
     for share in (50, 95, 99):
         # The middle of a class can be beyond what was measured.
         middle = found.srtt.percentile(share / 100, count)
-        told[f"srtt_p{share}_us"] = np.minimum(middle, found.values["srtt_max_us"][:count])
+        told[f"srtt_p{share}_us"] = np.minimum(middle, found.of("srtt_max_us")[:count])
     least = found.values.get("min_rtt_us", np.zeros(0))[:count].astype(np.float64)
     least[least == NONE_32] = np.nan
     p95 = told["srtt_p95_us"]
