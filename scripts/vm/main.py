@@ -63,6 +63,7 @@ GUEST_TESTS = (
 )
 """What an emulated CPU does in minutes; the most important first."""
 MORE_TESTS = (
+    "tests/vm/test_vm_soak.py",
     "tests/vm/test_vm_magnet.py::test_a_counted_transfer[untyped]",
     "tests/vm/test_vm_host.py::test_all_of_them[untyped]",
     "tests/live/test_counted.py::test_numbers_never_jump",
