@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from formats.base.changes import ChangeKind
+from formats.base.control import Change
 from formats.schema import format_schema, load
 from tests.fuzz import segment_folders
 from tests.unit import psc_samples
@@ -87,8 +89,13 @@ def _psc() -> Iterator[tuple[str, Callable[[Path], Path]]]:
     few = CaptureBuilder(cpus=1, locations=(1,))
     few.snapshots()
     few.end()
+    shed = CaptureBuilder(cpus=1, locations=(1,))
+    shed.put(Change(ChangeKind.SHED, 0, 1, 2, 0, 1, why=0x6401))
+    shed.withheld(shed=3)
+    shed.snapshots()
+    shed.end()
     for name, build in (
-        ("few", few), ("small", small_capture()), ("clean", clean_capture(cpus=2)),
+        ("few", few), ("shed", shed), ("small", small_capture()), ("clean", clean_capture(cpus=2)),
         ("full", full_capture()), ("big", clean_capture(big_endian=True)),
         ("classic", classic_2000(6, {2: 3})),
         ("classic-big", classic_2000(3, big_endian=True)),

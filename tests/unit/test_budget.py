@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -192,9 +193,12 @@ def test_without_a_budget_no_line_of_it_is_compiled() -> None:
 
 
 def test_the_map_has_the_layout_of_the_c_structure() -> None:
-    assert shedding._SHEDDING.itemsize == 272
-    names = ("sample", "unchanged", "level", "points")
-    assert [shedding._SHEDDING.fields[name][1] for name in names] == [0, 8, 12, 16]
+    text = (ROOT / "bpf" / "include" / "klogger.h").read_text()
+    body = re.search(r"struct klogger_shedding {(.*?)};", text, re.DOTALL)
+    assert body is not None
+    fields = re.findall(r"u(\d+) (\w+)(\[KLOGGER_POINTS\])?;", body[1])
+    made = [(name, f"=u{int(bits) // 8}", *([256] if many else [])) for bits, name, many in fields]
+    assert np.dtype(made, align=True) == shedding._SHEDDING and len(made) == 4
 
 
 def shed_capture(tmp_path: Path, more: int = 0) -> Path:
