@@ -201,7 +201,10 @@ class Soak:
             os.killpg(pid, signal.SIGKILL)  # each has a session of its own
         self._daemon.process.wait()
         _wait_for_end(workers)
-        self._gaps.append((begin - int(UNSURE_S * 1e9), self._start()))
+        stored = bool(getattr(self._daemon, "stored", ()))  # what systemd would hold
+        ready = self._start()
+        if not stored:
+            self._gaps.append((begin - int(UNSURE_S * 1e9), ready))
 
     @property
     def _changes(self) -> list[dict[str, Any]]:
