@@ -102,10 +102,14 @@ class Churn(Load):
         return self.total
 
     def play(self, chance: random.Random, stop: threading.Event, machine: threading.Lock) -> None:
-        run_inside(self._space.fd, lambda: self._play(chance, stop))
+        run_inside(self._space.fd, lambda: self._play(chance, stop, machine))
 
-    def _play(self, chance: random.Random, stop: threading.Event) -> None:
+    def _play(
+        self, chance: random.Random, stop: threading.Event, machine: threading.Lock
+    ) -> None:
         while not stop.wait(chance.uniform(0.5, 3)):
+            with machine:
+                pass
             for _ in range(chance.randrange(10 if GUEST else 100)):
                 length = self.total % self.period + 1
                 with socket.create_connection(("127.0.0.1", self.port)) as client:

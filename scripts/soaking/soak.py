@@ -75,7 +75,7 @@ class Soak:
         self._guest = guest
         self._chance = random.Random(seed)
         self._machine = threading.Lock()
-        """Held while a CPU is off."""
+        """Held while a CPU is off: no load begins."""
         self._problems: list[str] = []
         self._costs = Costs()
         self._settings: dict[str, Any] = {
@@ -96,13 +96,14 @@ class Soak:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "soak", self._disk],
                            check=True)  # fmt: skip
             stack.callback(lambda: subprocess.run(["umount", "--lazy", self._disk], check=True))
-            loads, stop = stack.enter_context(
-                playing(self._space, cpus(), self._seed, self._machine)
-            )
-            self._loads = loads
-            self._daemon = stack.enter_context(Daemon(self._folder, watchdog_s=60))
-            self._configure()
-            self._gaps.append((0, self._start()))
+            with self._machine:  # the load waits for the daemon
+                loads, stop = stack.enter_context(
+                    playing(self._space, cpus(), self._seed, self._machine)
+                )
+                self._loads = loads
+                self._daemon = stack.enter_context(Daemon(self._folder, watchdog_s=60))
+                self._configure()
+                self._start()
             books = Books(self._output, loads)
             try:
                 self._play()
@@ -201,7 +202,10 @@ class Soak:
             os.killpg(pid, signal.SIGKILL)  # each has a session of its own
         self._daemon.process.wait()
         _wait_for_end(workers)
-        self._gaps.append((begin - int(UNSURE_S * 1e9), self._start()))
+        stored = bool(getattr(self._daemon, "stored", ()))  # what systemd would hold
+        ready = self._start()
+        if not stored:
+            self._gaps.append((begin - int(UNSURE_S * 1e9), ready))
 
     @property
     def _changes(self) -> list[dict[str, Any]]:
