@@ -54,8 +54,8 @@ class Row:
     lost: int
     cpu: dict[str, float]
     """By part: CPU time in % of one CPU."""
-    memory_mib: dict[str, float]
-    """By part: resident memory, the share of each process in what it shares (PSS)."""
+    memory_mib: dict[str, tuple[float, float]]
+    """By part: resident memory (RSS), and with each process's share of what several use (PSS)."""
 
 
 def load(rate: Any, port: Any) -> None:
@@ -100,9 +100,11 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def memory_mib(pid: int) -> float:
-    found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
-    return int(found[1]) / 1024 if found else 0.0
+def memory_mib(pid: int) -> tuple[float, float]:
+    """RSS and PSS of a process."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    found = dict(re.findall(r"^(Rss|Pss):\s+(\d+) kB", text, re.M))
+    return int(found["Rss"]) / 1024, int(found["Pss"]) / 1024
 
 
 @contextmanager
@@ -158,10 +160,11 @@ def measure(
     now = {pid: cpu_s(pid) for pid in parts}
     took_s = time.monotonic() - at_s
     after = status(environment)
-    cpu, memory = (dict.fromkeys(PARTS, 0.0) for _ in range(2))
+    cpu, memory = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, (0.0, 0.0))
     for pid, part in parts.items():
         cpu[part] += 100 * (now[pid] - spent.get(pid, 0.0)) / took_s
-        memory[part] += memory_mib(pid)
+        resident, share = memory_mib(pid)
+        memory[part] = memory[part][0] + resident, memory[part][1] + share
     lost = sum(after["lost"].values()) - sum(before["lost"].values())
     return Row(wanted, (after["records"] - before["records"]) / took_s, lost, cpu, memory)
 
@@ -183,8 +186,8 @@ def as_text(rows: Sequence[Row], seconds: float, load_before: float) -> str:
         f"{seconds:.0f} s a row, paced short messages over loopback.{shared}",
         "What the programs take in the kernel is time of the traffic's own processes "
         "([benchmark.md](benchmark.md)).",
-        "CPU time is in % of one CPU; memory is what is resident, with the process's share of what "
-        "several use (PSS).", "",
+        "CPU time is in % of one CPU; memory is what is resident, and with the process's share of "
+        "what several use (RSS / PSS).", "",
         "| records/s | lost | CPU: capture | supervisor | helpers | memory: capture | supervisor | "
         "helpers |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -192,7 +195,7 @@ def as_text(rows: Sequence[Row], seconds: float, load_before: float) -> str:
     for row in rows:
         cells = [f"{row.records:,.0f}", f"{row.lost:,}"]
         cells += [f"{row.cpu[part]:.1f} %" for part in PARTS]
-        cells += [f"{row.memory_mib[part]:.0f} MiB" for part in PARTS]
+        cells += ["{:.0f} / {:.0f} MiB".format(*row.memory_mib[part]) for part in PARTS]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from collector.loader.socket_table import SOCKET
+from collector.metrics.connections import Connections
 from collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
 from collector.session.differences import Found, find_differences
-from collector.session.reconciling import LISTED, REST_NS
+from collector.session.reconciling import LISTED, REST_NS, Reconciling
 from formats.base import control
+from formats.base.changes import ChangeKind
+from formats.base.control import Change
 from formats.base.reconciled import Reconciled, What, from_words
 from formats.verify import verify_file
 from tests.unit.captures import CaptureBuilder
+from tests.unit.segment_maker import Maker
 
 SCHEMA = load_schema()
 LAYOUT = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), "full"), ())
@@ -111,6 +116,36 @@ def test_many_are_compared_in_pieces_and_the_first_are_told() -> None:
     assert (found.compared, found.differences) == (1000, 500)
     assert [one[1] for one in found.told] == [n for n in order.tolist() if n % 2][:10]
     assert len(turns) == 1 + -(-1000 // 64)
+
+
+def told(altered: bool, lost: int = 0) -> list[Any]:
+    """What a comparison writes: two sockets, one of them without a record, and one listed twice."""
+    table, entries = Connections(LAYOUT.dtype, AT, 0.0), list[Any]()
+    table.add(row())
+    stream = SimpleNamespace(altered=altered, reconciled=entries.extend)
+    counts: Any = SimpleNamespace(stream=stream, existing=SimpleNamespace(namespaces=[]))
+    request: Any = SimpleNamespace(reconcile=True)
+    watching: Any = SimpleNamespace(table=lambda: table)
+    one = Reconciling(request, counts, watching)
+    one._began_ns, one._sockets = NOW_NS, [sock(), sock(), sock(lport=9, cookie=2)]
+    one.compare(lost)
+    return entries
+
+
+def test_what_is_written() -> None:
+    missing = Reconciled(1, What.NO_RECORD, 0, 0, 1, 9 << 16 | 6)
+    assert told(False) == [Reconciled(1, What.SUMMARY, 1, 2, 2, 0), missing]
+    assert told(False, 5) == [Reconciled(1, What.SUMMARY, 1, 2, 2, 5)], "losses may explain it"
+    assert told(True) == [Reconciled(1, What.SUMMARY, 0, 0, 2, 0)], "some events are not recorded"
+
+
+@pytest.mark.parametrize("kind", ChangeKind)
+def test_a_change_of_what_is_recorded_ends_the_comparison(tmp_path: Path, kind: int) -> None:
+    maker = Maker(tmp_path / "s")
+    assert not maker.stream.altered
+    maker.stream.changed([Change(kind, 5, 1, 2, 1, 0)])
+    assert maker.stream.altered is (kind not in (ChangeKind.RING, ChangeKind.LOW_WATER))
+    maker.close()
 
 
 def test_the_entry_keeps_its_numbers() -> None:
