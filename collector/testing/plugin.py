@@ -95,9 +95,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, pluggy.Result[None
         if baseline:
             capture.baseline()
     except AssertionError as error:
-        outcome.force_exception(pytest.fail.Exception(str(error), pytrace=False))
+        _fail(outcome, pytest.fail.Exception(str(error), pytrace=False))
     except BaseException as error:
-        outcome.force_exception(error)
+        _fail(outcome, error)
+
+
+def _fail(outcome: pluggy.Result[None], error: BaseException) -> None:
+    if not hasattr(outcome, "force_exception"):  # before pluggy 1.1
+        raise error from None
+    outcome.force_exception(error)
 
 
 @pytest.hookimpl(hookwrapper=True)
