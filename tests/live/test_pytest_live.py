@@ -44,7 +44,7 @@ def test_block(tcpkmon):
         talk(5961)
     talk(5961)
     capture.check("no_loss", "proven", "count() == 2", "any(interval.bytes_sent > 0)",
-                  "retrans_ratio < 100% where bytes_sent > 0", "max(snd_cwnd_segs) > 0")
+                  "retrans_ratio < 5% where bytes_sent > 0", "max(snd_cwnd_segs) > 0")
     assert sum(capture.connections["bytes_sent"]) == 200_000
     assert set(capture.intervals["conn_id"]) == set(capture.connections["conn_id"])
     # Beside these, MARK and what else the ledger tells are control entries.
