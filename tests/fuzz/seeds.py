@@ -26,6 +26,7 @@ from tests.unit.magnet_log import MagnetLog
 from tests.unit.pmgraph_capture import RTO, Builder, mapped, sawtooth
 from tests.unit.schema_texts import HOWTO_LEVELS
 from tests.unit.test_verify_flips import small_capture
+from tests.unit.why_capture import write_capture
 
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = (
@@ -114,6 +115,7 @@ def _psc() -> Iterator[tuple[str, Callable[[Path], Path]]]:
             drawn.lose(5, 0.3)
             drawn.end(0.4)
         yield f"drawn{order}{is_ours}", drawn.write
+    yield "why", lambda path: write_capture(path, 40, 3, {20}, mean=5, receiver=True)
 
 
 def dumps(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,20 @@ def test_files(capture: Path, tmp_path: Path, ending: str) -> None:
     runs = tmp_path / f"runs.{ending}"
     CliRunner().invoke(why.command, [str(capture), "--intervals", "-o", str(runs)])
     assert read(runs).equals(as_arrow(intervals(capture)))
+
+
+def test_a_loss_gives_bounds_in_text_and_json(capture: Path) -> None:
+    said = CliRunner().invoke(why.command, [str(capture)], standalone_mode=False)
+    assert said.return_value == 3
+    assert "of the time is not certain: 2 records of the capture are missing there" in said.output
+    first = re.search(r"(\d+) % \((\d+) to (\d+) %\) of the time", said.output)
+    assert first and int(first[2]) <= int(first[1]) <= int(first[3]) and first[2] != first[3]
+    told = json.loads(CliRunner().invoke(why.command, [str(capture), "--json"]).stdout)
+    for row in told["connections"]:
+        assert row["certain_ns"] < sum(row["limit_ns"].values())
+        assert sum(row["least_ns"].values()) == row["certain_ns"]
+        assert all(row[f"us_{name}_min"] <= row[f"us_{name}"] <= row[f"us_{name}_max"]
+                   for name in LIMITS)  # fmt: skip
 
 
 def test_pandas(capture: Path) -> None:

@@ -27,13 +27,14 @@ _PIECE = 1 << 17
 
 
 def write_capture(
-    path: Path, records: int, flows: int, lose: Set[int] = frozenset(), mean: int = 40
-) -> Path:
+    path: Path, records: int, flows: int, lose: Set[int] = frozenset(), mean: int = 40,
+    receiver: bool = False,
+) -> Path:  # fmt: skip
     """So many records of connections in turn; a limit lasts for `mean` of its records.
 
-    lose: the records that are missing.
+    lose: the records that are missing. receiver: with what tells a receiver's waits.
     """
-    columns, size = columns_for(DEFAULT)
+    columns, size = columns_for(DEFAULT | ({"rcv_rtt_us": 4} if receiver else {}))
     columns = tuple(
         Column(one.name, one.offset, one.length,
                flags=one.flags if one.name not in ("laddr", "raddr") else 0)
@@ -48,6 +49,8 @@ def write_capture(
         out.write(control.encode_many([control.Start(0, 0, 1, 1, 2)], dtype).tobytes())
         for low in range(0, records, _PIECE):
             rows = _rows(np.arange(low, min(low + _PIECE, records)), flows, mean, dtype)
+            if receiver:
+                rows["rcv_rtt_us"], rows["seg_seq"] = 1000, rows["rcv_nxt"]
             kept = rows[[n not in lose for n in range(low, low + len(rows))]] if lose else rows
             out.write(kept.tobytes())
         end = control.encode_many([control.End(0, records, len(lose), 0)], dtype)

@@ -119,7 +119,7 @@ def _test(metric: Metric, a: Array, b: Array) -> Compared:
     options: dict[str, Any] = {"method": "asymptotic"}
     if len(np.unique(both)) == len(both):
         options["method"] = "exact" if len(both) <= _FEW else "asymptotic"
-    elif comb(len(both), len(a)) <= _MOST_ORDERS:
+    elif min(len(a), len(b)) > 1 and comb(len(both), len(a)) <= _MOST_ORDERS:
         options["method"] = stats.PermutationMethod(n_resamples=_MOST_ORDERS)
     found = stats.mannwhitneyu(a, b, **options)
     larger = 1 - float(found.statistic) / (len(a) * len(b))

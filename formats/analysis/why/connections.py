@@ -136,7 +136,7 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         limit_ns=limits,
         least_ns=times(LIMITS, "_min"),
         receiving_ns=waits(),
-        certain_ns=sum(limits.values()) - round(float(table["uncertain_us"][at]) * 1000),
+        certain_ns=sum(limits.values()) - round(max(float(table["uncertain_us"][at]), 0) * 1000),
     )
 
 

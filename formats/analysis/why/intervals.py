@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from formats.analysis.why.carrying import Carried
 from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.limits import NUMBER, classify, in_flight, is_paced, runs_bbr, unsent
-from formats.analysis.why.receiving import NEEDS, Receiving
+from formats.analysis.why.receiving import NEEDS, Receiving, ahead_of
 from formats.analysis.why.snapshots import Snapshots
 
 Array = NDArray[Any]
@@ -154,7 +154,7 @@ def _runs(piece: Grouped, steps: Steps) -> Array:
     paceable = np.zeros(len(spans), np.int64)
     at = np.flatnonzero(steps.limit == NUMBER["pacing"])
     seconds = (steps.end_ns[at] - steps.start_ns[at]) / 1e9
-    paceable[at] = piece["pacing_rate"][at].astype(np.float64) * seconds
+    paceable[at] = np.minimum(piece["pacing_rate"][at].astype(np.float64) * seconds, 1 << 60)
     # BBR always paces, in bursts that can be long: nothing else holds back what has room.
     is_bbr = at[runs_bbr(piece.columns, at)]
     paceable[is_bbr] = steps.sent[is_bbr]
@@ -194,12 +194,14 @@ def cut(pieces: Iterable[Snapshots]) -> Iterator[Array]:
 
 def advance(now: Array, before: Array) -> Array:
     """(n,) int64 how far 32-bit sequence numbers went forward; steps back are 0."""
-    step = (now.astype(np.uint32, copy=False) - before.astype(np.uint32, copy=False)).view(np.int32)
-    return np.maximum(step, 0).astype(np.int64)
+    return np.maximum(ahead_of(now, before), 0).astype(np.int64)
 
 
 def _settle(rows: Array) -> Array:
     """Whole intervals: those that were taken for paced, and were not, are unknown."""
+    # Damaged times can go back: no interval ends before it begins, or is more certain than long.
+    rows["end_ns"] = np.maximum(rows["end_ns"], rows["start_ns"])
+    rows["certain_ns"] = np.minimum(rows["certain_ns"], rows["end_ns"] - rows["start_ns"])
     guessed = np.flatnonzero(rows["limit"] == NUMBER["pacing"])
     confirmed = is_paced(*(rows[name][guessed] for name in (
         "bytes_sent", "paceable", "pacing_rate", "mss")))  # fmt: skip

@@ -49,7 +49,7 @@ class Receiving:
         window = piece["rcv_wnd"].astype(np.int64)
         unread = piece["rcv_sb_cc"].astype(np.int64)
         is_segment = piece["location"] == _SEGMENT_RECEIVED
-        ahead = (piece["seg_seq"] - piece["rcv_nxt"]).view(np.int32) > 0
+        ahead = ahead_of(piece["seg_seq"], piece["rcv_nxt"]) > 0
         length = np.where(is_segment & ~ahead, piece["seg_len"], 0).astype(np.int64)
         now: dict[str, Array] = {
             "time": piece.times, "rcv_nxt": piece["rcv_nxt"], "hole": is_segment & ahead,
@@ -74,20 +74,27 @@ class Receiving:
         return found
 
 
+def ahead_of(now: Array, before: Array) -> NDArray[np.int32]:
+    """(n,) how far 32-bit sequence numbers are ahead of others; behind is negative."""
+    step = now.astype(np.uint32, copy=False) - before.astype(np.uint32, copy=False)
+    found: NDArray[np.int32] = step.view(np.int32)
+    return found
+
+
 def _arrived(piece: Grouped, before: dict[str, Array], span: Array, at: Array) -> Array:
     """(m,) bytes that arrived in the time `span` [ns] before these rows."""
-    least = int(piece.times.min())
-    width = int(piece.times.max()) - least + 1
+    width = (1 << 62) // (len(piece.firsts) + 1)
+    since = np.clip(piece.times - piece.times.min(), 0, width - 1)
     of_row = np.repeat(np.arange(len(piece.firsts)), piece.lasts - piece.firsts + 1)
-    keys = np.maximum.accumulate(of_row * width + piece.times - least)
-    wanted = of_row[at] * width + np.maximum(piece.times[at] - least - span[at], 0)
+    keys = np.maximum.accumulate(of_row * width + since)
+    wanted = of_row[at] * width + np.maximum(since[at] - span[at], 0)
     first = piece.firsts[of_row[at]]
     low = np.searchsorted(keys, wanted, "right") - 1
     inside = low >= first
     low = np.maximum(low, first)
     # What a piece has not: from the connection's snapshot before it.
     then = np.where(inside, piece.times[low], before["time"][low])
-    began = np.where(inside, piece["rcv_nxt"][low], before["rcv_nxt"][low]).astype(np.uint32)
-    moved = (piece["rcv_nxt"][at] - began).astype(np.uint32).view(np.int32)
-    found: Array = np.maximum(moved, 0) * span[at] / np.maximum(piece.times[at] - then, span[at])
+    began = np.where(inside, piece["rcv_nxt"][low], before["rcv_nxt"][low])
+    moved = np.maximum(ahead_of(piece["rcv_nxt"][at], began), 0).astype(np.float64)
+    found: Array = moved * span[at] / np.maximum(piece.times[at] - then, span[at])
     return found

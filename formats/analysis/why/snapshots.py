@@ -16,6 +16,7 @@ from formats.base.errors import UsageError
 from formats.base.reader import Reader
 from formats.klogger.batch import LogBatch
 from formats.klogger.logs import Logs
+from formats.psc.columns import Column
 from formats.psc.header import KIND_HOST
 from formats.psc.reader import Capture
 from formats.registry import open_files
@@ -102,7 +103,8 @@ class Source:
     def _check(self) -> None:
         reader = self.reader
         if isinstance(reader, Capture):
-            known = {name for name in reader.names if name}
+            columns = reader.columns_by_name
+            known = {name for name in reader.names if name and _fits(name, columns[name])}
             usable = reader.controls_fit and reader.columns_by_name.get("time_ns") is not None
         elif isinstance(reader, Logs):
             event = reader.format.find_event(SNAPSHOT)
@@ -119,7 +121,7 @@ class Source:
                 f"{' and more' if len(missing) > 5 else ''}",
                 "capture the schema tcp with --columns default, full or all",
             )
-        more = (*OPTIONAL, *OF_RECEIVERS) if OF_RECEIVERS[0] in known else OPTIONAL
+        more = (*OPTIONAL, *OF_RECEIVERS) if known.issuperset(OF_RECEIVERS) else OPTIONAL
         self.names = [*NEEDED, *(name for name in more if name in known)]
 
     def about(self) -> dict[str, Any]:
@@ -187,6 +189,15 @@ class Source:
                     batch.times_ns[at][keep].astype(np.int64),
                     lost[at][keep],
                 )
+
+
+def _fits(name: str, column: Column) -> bool:
+    """Whether a column is what the analysis takes it for: a number, or raw bytes."""
+    if name in ("laddr", "raddr"):
+        return column.length == 16
+    if name in ("comm", "ca_name"):
+        return not column.is_integer
+    return column.is_integer and column.length in (1, 2, 4, 8)
 
 
 def _extend(raw: Array, before: int) -> NDArray[np.int64]:
