@@ -26,7 +26,7 @@ import errno, os, sys
 from collector.commands import collect
 from collector.loader import perf_counters
 from collector.ring import rings
-from collector.session import session
+from collector.session import takeover
 
 cpu = int(sys.argv.pop(1))
 online, give = rings.online_cpus, rings.DEFAULT_TRANSPORT.open
@@ -45,7 +45,7 @@ class Rings(rings.Rings):
 
 rings.DEFAULT_TRANSPORT.open = lambda maps, number, *rest: (
     refuse(errno.ENOMEM) if number == cpu else give(maps, number, *rest))
-session.Rings = Rings
+takeover.Rings = Rings
 sys.argv[0] = "collect"
 collect.main()
 """
