@@ -42,9 +42,12 @@ EXPECTED = (
 
 # A capture's own: numbers, stamps, identities; owners, who are learnt at calls that may differ.
 OWN = {"seq_no", "time", "seq", "time_ns", "serial", "conn_id", "pid", "comm"}
-# What changes without the socket's lock: the system's memory, buffers freed on another CPU, and
-# segments that wait in the backlog while the owner holds the lock.
-SHARED = {"m_clused", "hiwat_fair_share", "sk_wmem_alloc", "segs_in", "data_segs_in"}
+# What changes without the socket's lock: the system's memory, buffers freed on another CPU and
+# what that tells, and segments that wait in the backlog while the owner holds the lock.
+SHARED = {
+    *("m_clused", "hiwat_fair_share", "sk_wmem_alloc", "sk_tsq_flags"),
+    *("segs_in", "data_segs_in", "sk_backlog_bytes"),
+}
 # One place, which is passed before the kernel takes the lock: what waits may be over in between.
 TIMERS = {"RTO", "LOSS_PROBE", "ZERO_WINDOW_PROBE", "REO_TIMEOUT"}
 # Places that are passed without the socket's lock: another CPU may change the rest meanwhile.
