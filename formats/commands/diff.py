@@ -60,7 +60,7 @@ def command(
 
     The settings that differ come first, then the metrics: ~ is no difference. Arguments of one NAME
     are one side. A folder that is no capture has the captures in it. Exit code 3: a --fail-if
-    condition holds. 2: it cannot be judged, for lack of data or units. 5: a capture is not proven.
+    condition fails. 2: it cannot be judged, for lack of data or units. 5: a capture is not proven.
     """
     if metrics == "help":
         _list_metrics()

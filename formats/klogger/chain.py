@@ -110,6 +110,7 @@ class Chain(Closing):
         """All records in order, with serials that go on over the files."""
         self.problems, self.losses, self._total, self._tail = [], Losses(), 0, ""
         serial = dump = 0
+        before: int | None = None  # the segment before this one, if it was read to its end
         for path in self._paths:
             try:
                 reader = self._open(path)
@@ -123,7 +124,7 @@ class Chain(Closing):
                     self._note(DamagedError(f"{_name(path)}: left out: it is of another capture"))
                     continue
                 _, own = place_of(reader.header.get("settings"))
-                follows, goes_on = own - 1 in self._numbers, own + 1 in self._numbers
+                follows, goes_on = own - 1 == before, own + 1 in self._numbers
                 dumps, removed, last = 0, 0, serial
                 for batch in reader.batches(records):
                     dumps = max(dumps, batch.dump + 1)
@@ -142,6 +143,7 @@ class Chain(Closing):
                     )
                 serial, dump = last, dump + dumps
                 self._conclude(path, reader)
+                before = own if reader.losses.complete else None
 
     def _seam(self, batch: LogBatch, follows: bool, goes_on: bool) -> Any:
         """(n,) which records are there because of a rotation alone."""

@@ -269,7 +269,8 @@ def _ended(one: Running) -> bool | None:
 
 def _note(job: Job, what: str) -> None:
     """A finding that the worker could not write: the input that ran, and its log's end."""
-    log = job.work.with_suffix(".log").read_text(errors="replace")[-8000:]
+    log = job.work.with_suffix(".log").read_text(errors="replace")
+    log = re.sub("^Extension modules: .*", "", log, flags=re.MULTILINE)[-8000:]  # of faulthandler
     data = job.watch.input()
     frames = re.findall(r'File ".*/(?:formats|collector)/.*?(\w+)\.py", line (\d+) in (\w+)', log)
     where = "." + ".".join(frames[0]) if frames else ""

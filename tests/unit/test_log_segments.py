@@ -83,6 +83,21 @@ def test_losses_are_in_their_segment_and_in_the_sum(tmp_path: Path) -> None:
     for path in find_segments(tmp_path / "out"):
         with formats.open(path.path(tmp_path / "out")) as reader:
             assert reader.lost == 4 * CPUS
+    with open_log(tmp_path / "out") as log:
+        for one in log.readers:
+            list(one.batches())
+            assert one.losses.counted == (3 * 4, 3 * 4)  # by serials, and by the ledger
+
+
+def test_a_pause_is_shown_where_a_file_cannot_be_read(tmp_path: Path) -> None:
+    """A rotation's START and FINISH are left out only between files that follow one another."""
+    make_logs(tmp_path / "out", segments=4, count=9)
+    middle = find_segments(tmp_path / "out")[1].path(tmp_path / "out")
+    path = sorted(middle.iterdir())[0]  # of one CPU
+    path.write_bytes(b"\0" * 4096 + path.read_bytes()[4096:])
+    with open_log(tmp_path / "out") as log:
+        assert sum(event.type == "KLOGGER_START" for event in log) == CPUS + 1
+        assert "left out" in str(log.problems)
 
 
 def test_a_loss_before_a_rotation_counts_once(tmp_path: Path) -> None:
