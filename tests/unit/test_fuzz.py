@@ -74,6 +74,7 @@ def take_memory(data: bytes) -> None:
 def crash(data: bytes) -> None:
     if b"!" in data:
         import ctypes
+
         import scipy.ndimage  # its many extension modules are in a crash's log
 
         assert scipy.ndimage
