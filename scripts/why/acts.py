@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import socket
 import struct
@@ -89,13 +90,18 @@ def ping_pong(pause_s: float = 0.0, parts: int = 1) -> Act:
 
 
 def computing(size: int, work_s: float) -> Act:
-    """Computes for so long, then sends some bytes."""
+    """Computes for so long, then sends some bytes.
+
+    It computes without Python's lock: the reader, a thread of the same process, must not wait for
+    it, since a kernel delays the ACKs of what nobody reads.
+    """
 
     def send(pair: Pair, clock: Clock) -> None:
+        block = bytes(CHUNK)
         while clock.goes_on:
             until = time.thread_time() + work_s
             while time.thread_time() < until:
-                pass
+                hashlib.sha256(block)
             pair.client.sendall(bytes(size))
 
     return send

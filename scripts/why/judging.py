@@ -26,7 +26,7 @@ from formats.analysis.why import (
     waits,
 )
 from scripts.why.scenarios import SECONDS, Scenario
-from scripts.why.stage import CLIENT, SERVER, run
+from scripts.why.stage import CLIENT, SERVER, Played, run
 
 NOTES = ("ca_name", "bbr_mode", "is_cwnd_limited", "rate_app_limited")
 """Columns beside the default ones that make `why` surer."""
@@ -82,19 +82,21 @@ def play(
             schemata = ["tcp"]
             options += ["--format", "psc"]
         with start(schemata, path, force=True, options=options, buffer_mb=32):
-            port, begin, end = run(lab, scenario, seconds)
-    return judge(scenario, path, port, begin, end)
+            played = run(lab, scenario, seconds)
+    return judge(scenario, path, played)
 
 
-def judge(scenario: Scenario, path: Path, port: int, begin: float, end: float) -> Judged:
-    """What a capture tells of the connection with this client's port, from begin to end (s)."""
-    conn_id = _find(path, port)
+def judge(scenario: Scenario, path: Path, played: Played) -> Judged:
+    """What a capture tells of the connection that was played, in its sharp time."""
+    conn_id, sharp = _find(path, played.port), (played.begin, played.end)
     found: list[dict[str, float]] = []
     for leave_out in (NOTES, ()):
         with Source(path) as source:
-            shares, kernel = _shares(source, scenario.receiver, conn_id, (begin, end), leave_out)
+            shares, kernel = _shares(source, scenario.receiver, conn_id, sharp, leave_out)
             lost = source.reader.lost
         found.append(_resolved(shares, path, conn_id) if scenario.sched else shares)
+    if scenario.sched:
+        kernel["cpu"] = played.busy
     return Judged(scenario.name, scenario.truth, scenario.held_out, found[0], lost, found[1],
                   kernel)  # fmt: skip
 

@@ -7,6 +7,8 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 from collector.lab.lab import Lab
 from collector.lab.pair import join, listening
@@ -17,8 +19,21 @@ CLIENT, SERVER = "10.77.0.1", "10.77.0.2"
 _PACING = 47  # SO_MAX_PACING_RATE
 
 
-def run(lab: Lab, scenario: Scenario, seconds: float = SECONDS) -> tuple[int, float, float]:
-    """The client's port, and from when until when the truth is sharp (CLOCK_MONOTONIC, s)."""
+class Played(NamedTuple):
+    """port: the client's. begin, end: from when until when the truth is sharp (CLOCK_MONOTONIC, s).
+
+    busy: the share of its time in which the sender's thread ran or waited for a CPU, as the
+    scheduler counts it.
+    """
+
+    port: int
+    begin: float
+    end: float
+    busy: float
+
+
+def run(lab: Lab, scenario: Scenario, seconds: float = SECONDS) -> Played:
+    """Plays it for so long."""
     if not scenario.offloads:
         lab.a.command(["ip", "link", "set", "dev", "veth0", "gso_max_segs", "1"])
     if scenario.prepare is not None:
@@ -38,9 +53,13 @@ def run(lab: Lab, scenario: Scenario, seconds: float = SECONDS) -> tuple[int, fl
     if scenario.disturb is not None:
         scenario.disturb(pair, clock)
 
+    busy = {}
+
     def play(act: Act) -> None:
+        began, before = time.monotonic_ns(), _on_a_cpu()
         with suppress(OSError):  # at the end it is shut down
             act(pair, clock)
+        busy[act] = (_on_a_cpu() - before) / (time.monotonic_ns() - began)
 
     acts = (scenario.read, scenario.send)
     threads = [threading.Thread(target=play, args=(act,), daemon=True) for act in acts]
@@ -54,4 +73,12 @@ def run(lab: Lab, scenario: Scenario, seconds: float = SECONDS) -> tuple[int, fl
     for thread in threads:
         thread.join(timeout=5)
     pair.close()
-    return (port, called, start) if scenario.opens else (port, start + scenario.from_s, end)
+    if scenario.opens:
+        return Played(port, called, start, busy.get(scenario.send, 0.0))
+    return Played(port, start + scenario.from_s, end, busy.get(scenario.send, 0.0))
+
+
+def _on_a_cpu() -> int:
+    """For how long this thread ran or waited for a CPU so far [ns]."""
+    ran, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    return int(ran) + int(waited)

@@ -26,11 +26,13 @@ BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
     "application pauses 5 ms", "deep queue, cubic", "socket paced at 5 MB/s",
     "own device is slow, cubic", "requests in two writes, delayed ACKs",
     "receiver: reader sleeps 20 ms", "receiver: one segment is missing",
+    "the sender computes for long",
 ])  # fmt: skip
 def test_the_limit_that_was_made_is_found(tmp_path: Path, name: str) -> None:
     judged = play(BY_NAME[name], tmp_path, seconds=1.0)
     assert judged.lost == 0
     assert judged.right >= LEAST, judged.shares
+    assert judged.kernel.get("cpu", 1.0) >= LEAST  # the scheduler says so too
 
 
 def test_the_command_says_it_in_words(tmp_path: Path) -> None:

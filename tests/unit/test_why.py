@@ -133,6 +133,47 @@ def test_a_pacing_rate_that_changes_counts_for_its_time() -> None:
     assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == "pacing"
 
 
+WROTE = {"snd_max": 101_000, "snd_sb_cc": 200_000, "packets_out": 100, "snd_una": 2000}
+"""Of a snapshot whose ACK counts for nothing yet: 2000 was written before, the rest since."""
+
+
+@pytest.mark.parametrize("limit, values", [
+    ("idle", {}),
+    ("idle", {"sb_hiwat": 120_000, "snd_sb_cc": 99_300}),  # a buffer that this write filled
+    ("idle", {"snd_wnd": 99_000}),
+    ("slow_start", {"srtt_us": 60_000}),        # more than half of it is the round trip
+    ("slow_start", {"srtt_us": 0}),             # none was measured
+    ("slow_start", {"snd_una": 1900}),          # a part of what was written before is in flight
+    ("slow_start", {"snd_una": 2001}),          # more is acknowledged: not all ACKs are here
+    ("slow_start", {"snd_cwnd_segs": 2, "packets_out": 2}),  # its ACK may be delayed
+    ("zero_window", {"snd_wnd": 0}),            # the peer opens it when it likes
+    ("rto_wait", {"location": 14}), ("slow_start", {"location": 15}),
+    ("tsq", {"packets_out": 60, "snd_max": 62_000, "sk_wmem_alloc": 90_000}),
+])  # fmt: skip
+def test_a_window_that_a_write_filled_was_not_full_before_it(
+    limit: str, values: dict[str, Any]
+) -> None:
+    """All was acknowledged at 10 ms; at 110 ms the first ACK of a new write arrives."""
+    now = {**SENDING, "snd_ssthresh": 101, "snd_cwnd_segs": 100, **WROTE, **values}
+    early = {"snd_una": [500, 1000], "snd_max": [1500, 2000], "snd_sb_cc": [1000, 1000],
+             "packets_out": 1}  # fmt: skip
+    many = {
+        name: [*np.broadcast_to(early.get(name, SENDING[name]), 2), value]
+        for name, value in now.items()
+    }
+    rows = np.concatenate(list(cut([snapshots([0, 10, 110], **many)])))
+    assert LIMITS[rows["limit"][-1]] == limit
+    assert rows["end_ns"][-1] - rows["start_ns"][-1] >= 100 * MS
+
+
+@pytest.mark.parametrize("ms, limit", [(3, "slow_start"), (100, "slow_start"), (102, "idle")])
+def test_a_handshake_does_not_tell_the_round_trip_of_data(ms: int, limit: str) -> None:
+    """A line of 4 Mbit/s: 40 us for a SYN, 3 ms for a segment. After 100 ms it is the writer."""
+    piece = snapshots([0, ms], snd_una=1000, snd_max=[1000, 11_000], snd_sb_cc=[0, 50_000],
+                      packets_out=[0, 10], snd_cwnd_segs=10, srtt_us=40)  # fmt: skip
+    assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
+
+
 def test_bbr_without_its_mode_is_not_called_slow_start() -> None:
     name = np.array([b"bbr"], "S16")
     told = classify({**columns(**FLYING, snd_ssthresh=2**31 - 1), "ca_name": name})
@@ -162,8 +203,14 @@ def random_capture(seed: int) -> Snapshots:
         "pacing_rate": chance.choice(np.array([NO_RATE, 100_000], np.uint64), count),
         "snd_sb_cc": chance.choice([0, 500, 90_000], count),
         "rcv_nxt": np.cumsum(chance.integers(0, 9, count)),
-        "srtt_us": chance.integers(100, 9000, count),
+        "srtt_us": chance.integers(100, 900, count),
+        "packets_out": chance.choice([0, 0, 1, 30], count),
     }
+    written: dict[int, int] = {}
+    for at, one in enumerate(values["conn_id"].tolist()):
+        if one in written and chance.random() < 0.2:
+            values["snd_una"][at] = written[one]  # all is acknowledged
+        written[one] = int(values["snd_una"][at] + values["snd_sb_cc"][at]) % 2**32
     values["snd_max"] = (values["snd_una"] + chance.integers(0, 3000, count)) % 2**32
     found = columns(**values)
     return Snapshots(found, times.astype(np.int64), lost.astype(np.int64))
@@ -180,10 +227,29 @@ def pieces(whole: Snapshots, seed: int) -> Iterator[Snapshots]:
         at = stop
 
 
+def is_quiet(whole: Snapshots, before: int, at: int, limit: str, more_us: int) -> bool:
+    """Whether the application wrote nothing for most of the time between these two snapshots."""
+    then, now = ({name: int(values[row]) for name, values in whole.columns.items()
+                  if values.dtype.kind == "u"} for row in (before, at))  # fmt: skip
+    state = then["callvalue" if then["location"] == 4 else "state"]
+    span_us = (whole.times_ns[at] - whole.times_ns[before]) / 1000
+    return (
+        now["snd_una"] == (then["snd_una"] + then["snd_sb_cc"]) % 2**32
+        and state not in (2, 7)
+        and now["srtt_us"] > 0
+        and span_us > 2 * (now["srtt_us"] + more_us)
+        and now["packets_out"] + now["retrans_out"] - now["sacked_out"] - now["lost_out"] > 2
+        and now["location"] not in (2, 14, 15, 16, 20)
+        and limit not in ("opening", "closing", "rto_wait", "recovery", "zero_window", "tsq",
+                          "nagle", "idle")
+    )  # fmt: skip
+
+
 def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
     """One snapshot after the other."""
     last: dict[int, int] = {}
     runs: dict[int, list[dict[str, Any]]] = {}
+    measured: set[int] = set()
     for at in range(len(whole)):
         one = int(whole["conn_id"][at])
         before = last.get(one)
@@ -192,7 +258,6 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
             continue
         now = {name: values[at : at + 1] for name, values in whole.columns.items()}
         limit = LIMITS[classify(now)[0]]
-
         def step(name: str, before: int = before, at: int = at) -> int:
             is_change = whole["location"][before] == 4
             if whole["callvalue" if is_change else "state"][before] in (2, 7):
@@ -200,6 +265,10 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
             moved = (int(whole[name][at]) - int(whole[name][before])) % 2**32
             return moved if moved < 2**31 else 0
 
+        if step("snd_una") > 1:
+            measured.add(one)
+        if is_quiet(whole, before, at, limit, 0 if one in measured else 50_000):
+            limit = "idle"
         told = {
             "conn_id": one, "limit": limit, "start": int(whole.times_ns[before]),
             "end": int(whole.times_ns[at]), "acked": step("snd_una"), "sent": step("snd_max"),
@@ -241,7 +310,7 @@ def test_intervals_are_those_of_the_reference(seed: int) -> None:
         for run in plain_intervals(whole)
     )  # fmt: skip
     assert got == wanted
-    assert {run[3] for run in got} >= {"recovery", "rwnd", "zero_window"}
+    assert {run[3] for run in got} >= {"recovery", "rwnd", "zero_window", "idle"}
 
 
 @pytest.mark.parametrize("seed", range(6))

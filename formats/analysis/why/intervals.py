@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from formats.analysis.why.carrying import Carried
 from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.limits import NUMBER, classify, in_flight, is_paced, runs_bbr, unsent
+from formats.analysis.why.quiet import Quiet
 from formats.analysis.why.receiving import NEEDS, Receiving, ahead_of
 from formats.analysis.why.snapshots import Snapshots
 
@@ -47,7 +48,7 @@ _STATE_CHANGE = 4
 _SYN_SENT, _CLOSE = 2, 7
 _CARRIED = {
     "time": np.int64, "lost": np.int64, "snd_max": np.uint32, "snd_una": np.uint32,
-    "rcv_nxt": np.uint32, "unnumbered": np.bool_,
+    "rcv_nxt": np.uint32, "unnumbered": np.bool_, "written": np.uint32,
 }  # fmt: skip
 
 
@@ -75,7 +76,7 @@ class Cutter:
 
     def __init__(self, places: Places | None = None) -> None:
         self.places = Places() if places is None else places
-        self._carried, self._receiving = Carried(_CARRIED), Receiving()
+        self._carried, self._receiving, self._quiet = Carried(_CARRIED), Receiving(), Quiet()
         self._open = np.zeros(0, INTERVAL)
 
     def add(self, piece: Snapshots) -> Array:
@@ -99,15 +100,19 @@ class Cutter:
         )  # fmt: skip
         # Before the handshake is over, the sequence numbers are not chosen yet.
         unnumbered = (state == _SYN_SENT) | (state == _CLOSE)
-        now |= {"time": piece.times, "lost": piece.lost, "unnumbered": unnumbered}
+        written = (now["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32, copy=False)
+        now |= {"time": piece.times, "lost": piece.lost, "unnumbered": unnumbered,
+                "written": written}  # fmt: skip
         before, no_step = self._carried.before(piece, now, len(self.places))
         limit = classify(piece.columns)
-        limit[no_step] = _NO_STEP
         sent, acked, received = (
             advance(now[name], before[name]) for name in ("snd_max", "snd_una", "rcv_nxt")
         )
         for bytes_of in (sent, acked, received):
             bytes_of[before["unnumbered"]] = 0
+        quiet = self._quiet.add(piece, limit, before, acked, len(self.places))
+        limit[quiet] = NUMBER["idle"]
+        limit[no_step] = _NO_STEP
         end = np.maximum(now["time"], before["time"])
         receiving = None
         if NEEDS in piece.columns:

@@ -31,7 +31,7 @@ RECOVERY, LOSS = 3, 4
 RTO = 14
 _UNPACED = (1 << 64) - 1
 _BBR_STARTUP = 1
-_DELAYED = 2
+DELAYED = 2
 """Segments whose ACK a receiver may delay. With more in flight, a writer is about to go on."""
 _SKB_BYTES = 4096
 """Memory of a segment in the layers below, with its overhead, at least."""
@@ -96,7 +96,7 @@ def classify(columns: Columns) -> NDArray[np.int8]:
         ("idle", (waiting == 0) & (flight <= 0)),
         ("slow_start", by_cwnd & _is_growing(columns, cwnd)),
         ("cwnd", by_cwnd),
-        ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight > 0) & (flight <= _DELAYED)),
+        ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight > 0) & (flight <= DELAYED)),
         ("app", (waiting < mss) & ~full),
         ("app", waiting == 0),
         ("tsq", here | (below > np.maximum(2 * _SKB_BYTES, per_ms))),

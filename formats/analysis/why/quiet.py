@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times in which the application wrote nothing, although what it wrote then fills a window.
+
+    snapshots           s0 ............................ s1
+    the application        all is acknowledged    writes
+    TCP                    nothing in flight          | sends | a round trip |
+
+A snapshot tells what bounded the sender until then. Where all that was written by the one before
+is acknowledged now, and nothing more, there was nothing to send or to wait for until the
+application wrote again: at most a round trip ago, since the ACK of s1 is the first one of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.why.grouping import Grouped, grown
+from formats.analysis.why.limits import DELAYED, NUMBER, RTO, in_flight
+
+Array = NDArray[Any]
+_OVERDUE = (2, RTO, 15, 16, 20)
+"""A segment was sent again, or a timer fired: an ACK is missing, so it bounds nothing."""
+_UNMEASURED_NS = 50_000_000
+"""So much longer than a handshake's, a round trip of data may be: two segments at 0.5 Mbit/s."""
+_BY_ACK = np.array([NUMBER[name] for name in (
+    "sndbuf", "app", "rwnd", "slow_start", "cwnd", "pacing", "unknown")], np.int8)  # fmt: skip
+"""An ACK ends these. It cannot end others: a window of 0, or data that has not left this host."""
+_FLIGHT = ("packets_out", "sacked_out", "lost_out", "retrans_out")
+
+
+class Quiet:
+    """Finds the steps that are such times for the most part, in pieces one after the other."""
+
+    def __init__(self) -> None:
+        self._measured = np.zeros(0, np.bool_)
+
+    def add(
+        self, piece: Grouped, limit: Array, before: Mapping[str, Array], acked: Array, count: int
+    ) -> NDArray[np.int64]:
+        """(k,) the rows whose step is mostly quiet.
+
+        limit: (n,) of classify(). before: what the snapshots before had, with `written` and `time`.
+        acked: (n,) bytes. count: of the connections so far.
+        """
+        rows = np.flatnonzero(piece["snd_una"] == before["written"])
+        srtt = piece["srtt_us"][rows].astype(np.int64) * 1000
+        measured = self._is_measured(piece, acked, count, rows)
+        round_trip = srtt + np.where(measured, 0, _UNMEASURED_NS)
+        last = {name: piece[name][rows] for name in _FLIGHT}
+        found: NDArray[np.int64] = rows[
+            (piece.times[rows] - before["time"][rows] > 2 * round_trip)
+            & (srtt > 0)
+            & ~before["unnumbered"][rows]
+            & (in_flight(last) > DELAYED)
+            & np.isin(limit[rows], _BY_ACK)
+            & ~np.isin(piece["location"][rows], _OVERDUE)
+        ]
+        return found
+
+    def _is_measured(self, piece: Grouped, acked: Array, count: int, rows: Array) -> Array:
+        """(k,) whether data was acknowledged before these rows."""
+        self._measured = grown(self._measured, count)
+        counted = np.cumsum(acked > 1)  # a handshake has a number too
+        own: Array = counted[piece.firsts] - (acked[piece.firsts] > 1)
+        by_now = counted > np.repeat(own, piece.lasts - piece.firsts + 1)
+        found: Array = by_now[rows] | self._measured[piece.of_row[rows]]
+        self._measured[piece.places] |= by_now[piece.lasts]
+        return found
