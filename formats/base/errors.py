@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 
@@ -68,6 +69,39 @@ class DamagedError(TcpkmonError):
         """One line, which begins with the offset if there is one."""
         (line,) = super().lines()
         return (line if self.offset is None else f"at offset {self.offset}: {line}",)
+
+
+class SeveralErrors(TcpkmonError):
+    """Errors that are told at once. Its exit code is that of the first one."""
+
+    def __init__(self, errors: Sequence[TcpkmonError]) -> None:
+        super().__init__("\n".join(map(str, errors)))
+        self.errors = tuple(errors)
+        self.exit_code = errors[0].exit_code  # type: ignore[misc]
+
+    def lines(self) -> tuple[str, ...]:
+        """Those of each."""
+        return tuple(line for error in self.errors for line in error.lines())
+
+
+@dataclass
+class Errors:
+    """Collects errors, to tell them at once."""
+
+    found: list[TcpkmonError] = field(default_factory=list)
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Keep an error of the block; what follows the block runs."""
+        try:
+            yield
+        except TcpkmonError as error:
+            self.found.append(error)
+
+    def raise_all(self) -> None:
+        """Raise what was kept: an error as it is, SeveralErrors for more."""
+        if self.found:
+            raise self.found[0] if len(self.found) == 1 else SeveralErrors(self.found)
 
 
 @dataclass(frozen=True, order=True)

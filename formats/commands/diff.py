@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from formats.base.cli import say, use_colours
-from formats.base.errors import LossError, UsageError
-from formats.base.expressions import ExpressionError
+from formats.base.errors import Errors, FileError, LossError, UsageError
 from formats.base.files import already_there
 from formats.schema import suggest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from formats.analysis.diff import Condition, Report
+    from formats.analysis.diff import Report
 
 _WIDTH = 110
 
@@ -67,21 +66,28 @@ def command(
         return 0
     from formats.analysis import diff
 
-    parsed, chosen = _parse(conditions, where)
-    wanted = _metrics(metrics)
-    if output is not None:
-        from formats.drawing import check_output
-
-        check_output(output)
-        if output.exists() and not force:
-            raise already_there(output)
-    a, b = (
-        diff.Side(name, tuple(diff.read_run(path, chosen) for path in paths))
-        for name, paths in diff.parse_sides(sides).items()
-    )
-    unproven = [run for side in (a, b) for run in side.runs if not run.proven]
+    errors = Errors()
+    with errors.caught():
+        parsed = diff.parse_conditions(conditions)
+    with errors.caught():
+        chosen = None if where is None else diff.parse_where(where)
+    with errors.caught():
+        wanted = _metrics(metrics)
+    with errors.caught():
+        _check_output(output, force)
+    with errors.caught():
+        named = diff.parse_sides(sides)
+    errors.raise_all()
+    runs: dict[str, list[diff.Run]] = {name: [] for name in named}
+    for name, path in ((name, path) for name, paths in named.items() for path in paths):
+        with errors.caught():
+            runs[name].append(diff.read_run(path, chosen))
+    unproven = [run for some in runs.values() for run in some if not run.proven]
     if not unproven_ok:
-        diff.refuse_unproven(unproven)
+        with errors.caught():
+            diff.refuse_unproven(unproven)
+    errors.raise_all()
+    a, b = (diff.Side(name, tuple(some)) for name, some in runs.items())
     for run in unproven:
         say(f"tcpkmon diff: {run.path}: not proven: {run.verdict}")
     report = diff.make_report(a, b, parsed, alpha, wanted, unit or "")
@@ -95,24 +101,17 @@ def command(
     return code
 
 
-def _parse(conditions: tuple[str, ...], where: str | None) -> tuple[list[Condition], Any]:
-    """The conditions and --where: all mistakes of both at once."""
-    from formats.analysis.diff import parse_conditions, parse_where
+def _check_output(output: Path | None, force: bool) -> None:
+    """Before anything is read: UsageError, FileError."""
+    if output is None:
+        return
+    from formats.drawing import check_output
 
-    mistakes: list[Any] = []
-    found: list[Condition] = []
-    chosen = None
-    try:
-        found = parse_conditions(conditions)
-    except ExpressionError as error:
-        mistakes += error.mistakes
-    try:
-        chosen = None if where is None else parse_where(where)
-    except ExpressionError as error:
-        mistakes += error.mistakes
-    if mistakes:
-        raise ExpressionError(mistakes)
-    return found, chosen
+    check_output(output)
+    if output.exists() and not force:
+        raise already_there(output)
+    if not output.parent.is_dir():
+        raise FileError(f"{output} cannot be written: there is no folder {output.parent}")
 
 
 def _metrics(text: str | None) -> list[str]:

@@ -117,7 +117,8 @@ def test_cubic_differs_from_reno_on_a_long_fat_path(tmp_path: Path) -> None:
         record(lab, paths, 12, 4_000_000, ("cubic", "reno"))
     code, told = diff(*paths, "--fail-if", "goodput_mean worse 5%")
     found = results(told)
-    print({name: one["change"] for name, one in found.items() if one["result"] == "differs"})
+    print({name: (one["change"], one["interval"], one["p"]) for name, one in found.items()
+           if one["result"] == "differs"})  # fmt: skip
     assert found["min_rtt_us"]["a"]["median"] >= 80_000
     assert found["goodput_mean"]["worse"], found["goodput_mean"]
     assert code == 3 and found["goodput_mean"]["change"] < -0.05
@@ -136,7 +137,7 @@ def equal_pair(folder: Path, in_turn: bool) -> dict[str, Any]:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("in_turn", [True, False])
+@pytest.mark.parametrize("in_turn", [True, False], ids=["in_turn", "afterwards"])
 def test_equal_captures_give_at_most_one_false_alarm_in_20(tmp_path: Path, in_turn: bool) -> None:
     alarms = [found for _ in range(20) if (found := equal_pair(tmp_path, in_turn))]
     print(f"{len(alarms)} of 20: {alarms}")

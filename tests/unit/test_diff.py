@@ -26,9 +26,10 @@ from formats.analysis.diff.settings import NOT_RECORDED, differences
 from formats.analysis.diff.statistics import DIFFERS, NO_DATA, SAME, TOO_FEW
 from formats.analysis.diff.units import values_by_connection, values_of_run
 from formats.base import cli
-from formats.base.errors import UsageError
+from formats.base.errors import TcpkmonError, UsageError
 from formats.base.expressions import ExpressionError
 from formats.commands.diff import command
+from formats.magnet.control import MAGIC
 from tests.unit.diff_capture import write_runs
 from tests.unit.magnet_log import write_folder
 from tests.unit.test_latency import begin, transfer
@@ -128,6 +129,7 @@ def test_a_change_from_nothing_is_above_every_bound() -> None:
     found, _ = compare(dict.fromkeys(names, zero), dict.fromkeys(names, some), names)
     judged = judge(conditions, {one.metric.name: one for one in found})
     assert [one.failed for one in judged] == [True, True, False, False]
+    assert judged[0].why == "its median changed: from 0"
 
 
 @pytest.mark.parametrize(("b", "bound", "failed"), [
@@ -147,7 +149,8 @@ def test_all_mistakes_at_once() -> None:
     with pytest.raises(ExpressionError) as caught:
         parse_conditions(["goodput_p50 worse 5%", "goodput_p5 worze five", "share_cwnd worse 1%",
                           "", "min_rtt_us", "min_rtt_us better",
-                          "min_rtt_us worse 5% x"])  # fmt: skip
+                          "min_rtt_us worse 5% x", "goodput_p50 worse 100%",
+                          "share_cwnd more 100.5%", "goodput_p50 better 100%"])  # fmt: skip
     told = [(text, mistake.at, mistake.what.split(",")[0]) for text, mistake in
             caught.value.mistakes]  # fmt: skip
     assert told == [
@@ -160,6 +163,10 @@ def test_all_mistakes_at_once() -> None:
         ("min_rtt_us", 10, "expected worse"),
         ("min_rtt_us better", 17, "expected a bound such as 5%"),
         ("min_rtt_us worse 5% x", 20, "expected the end"),
+        ("goodput_p50 worse 100%", 18,
+         "this never fails: goodput_p50 changes by 100% less at most"),
+        ("share_cwnd more 100.5%", 16,
+         "this never fails: share_cwnd changes by 100 points at most"),
     ]  # fmt: skip
     assert caught.value.lines()[5] == "             ^"
     for bad in ("srtt > 1", "srtt_p50_us", "nope == 1"):
@@ -197,8 +204,16 @@ def test_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("empty").mkdir()
     for bad in (["a.pm"], ["a.pm", "a.pm"], ["a.pm", "b.pm", "x=y,z.pm"], ["=a.pm", "b.pm"],
                 ["a.pm", "b="], ["a.pm", "empty"], ["a=a.pm,a.pm", "b.pm"]):  # fmt: skip
-        with pytest.raises(UsageError):
+        with pytest.raises(TcpkmonError) as caught:
             parse_sides(bad)
+        assert caught.value.exit_code == UsageError.exit_code
+    with pytest.raises(TcpkmonError) as caught:
+        parse_sides(["a.pm", str(tmp_path / "a.pm"), "=b.pm", "empty", "x="])
+    said = caught.value.lines()
+    assert len(said) == 5
+    for told, line in zip(("'=b.pm' names no", "no capture in empty", "'x=' names no",
+                           "twice: a.pm, /", "here are 5"), said, strict=True):
+        assert told in line
 
 
 def test_of_two_ends_the_sender_counts(tmp_path: Path) -> None:
@@ -215,6 +230,33 @@ def test_of_two_ends_the_sender_counts(tmp_path: Path) -> None:
     assert of_run["goodput_mean"] == pytest.approx([2e6], rel=1e-2)
     some = read_run(path, parse_where("lport > 5001 and srtt_p50_us > 0.8ms")).connections
     assert some is not None and some["lport"].tolist() == [5003]
+
+
+def test_where_says_when_it_chose_the_ends_that_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = (write_runs(tmp_path / name, [(1e6, 500)] * 3, both_ends=True) for name in "ab")
+    assert run(a, b, "--where", "lport == 80") == 0
+    out = capsys.readouterr().out
+    assert "a: 1 capture, 0 connections (--where holds for 3 ends that receive" in out
+    for text in ("rport == 80", "lport == 80 or lport > 5000", "lport == 1"):
+        assert run(a, b, "--where", text) == 0
+        assert "ends that receive" not in capsys.readouterr().out
+
+
+def test_a_setting_is_compared_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two that differ behind the characters that are shown."""
+    words = {"a": ["x" * 3000, "one"], "b": ["x" * 3000, "two"]}
+    a, b = (write_runs(tmp_path / name, [(1e6, 500)], {"locations": its})
+            for name, its in words.items())  # fmt: skip
+    assert run(a, b, "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["settings"]
+    assert row["name"] == "locations" and row["b"][0].endswith("xx, two")
+    assert run(a, b) == 0
+    out = capsys.readouterr().out
+    assert 900 < out.count("x") < 1100 and "two" not in out
 
 
 def test_flows_of_schema_magnet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,12 +373,42 @@ def test_wrong_arguments(
         ((a, b, "--metrics", "goodput"), "no metric goodput"),
         ((a, b, "-o", "x.txt"), "unknown kind of picture"),
         ((a, b, "-o", there), "is there already"), ((a, tmp_path / "none.pm"), "none.pm"),
+        ((a, b, "-o", tmp_path / "none" / "x.png"), "there is no folder"),
+        ((a, "x="), "'x=' names no capture"),
         ((a, b, "--fail-if", "x", "--where", "y"), "no column 'y'"),
     ):  # fmt: skip
         assert run(*words) in (1, 2)
         said = capsys.readouterr()
         assert told in said.err and not said.out and "Traceback" not in said.err
     assert "no metric 'x'" in said.err
+    words = (a, "--fail-if", "x", "--where", "y", "--metrics", "goodput", "-o", there)
+    assert run(*words) == 2
+    said = capsys.readouterr()
+    for told in ("no metric 'x'", "no column 'y'", "no metric goodput ", "there already", "are 1"):
+        assert told in said.err
+
+
+def test_captures_that_do_not_fit_are_told_at_once(
+    captures: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "zero.pm").write_bytes(b"")
+    cut, lossy = tmp_path / "cut.pm", write_runs(tmp_path / "lossy.pm", [(1e6, 500)], lose=True)
+    cut.write_bytes(captures[0].read_bytes()[:-500])
+    (tmp_path / "m.magnet").write_bytes(MAGIC)
+    names = ("none.pm", "zero.pm", "m.magnet")
+    sides = "bad=" + ",".join(str(tmp_path / name) for name in names)
+    assert run(sides, f"worse={cut},{lossy}") == 1
+    said = capsys.readouterr()
+    assert not said.out and "Traceback" not in said.err
+    for told in ("none.pm: No such file", "zero.pm: at offset 0", "m.magnet is a MAGNeT file",
+                 "cut.pm: tail unknown", "lossy.pm: adds up: 1 lost"):  # fmt: skip
+        assert told in said.err, said.err
+    empty = write_runs(tmp_path / "empty.pm", [])
+    assert run(captures[0], empty, "--fail-if", "goodput_p50 worse 5%") == 2
+    assert "no data: it cannot be judged" in capsys.readouterr().out
+
+
+def test_help_lists_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--metrics", "help") == 0
     assert len(capsys.readouterr().out.splitlines()) == len(METRICS)
 

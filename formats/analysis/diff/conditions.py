@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from formats.analysis.diff.metrics import BY_NAME, SHARE, Metric
-from formats.analysis.diff.statistics import DIFFERS, SAME, Compared
+from formats.analysis.diff.statistics import DIFFERS, SAME, Compared, change_text
 from formats.base.escape import for_terminal
 from formats.base.expressions import ExpressionError, Mistake
 from formats.base.limits import MOST_TRIGGER_CHARACTERS
@@ -50,11 +50,16 @@ def parse_conditions(texts: Sequence[str]) -> list[Condition]:
     for text in texts:
         wrong = list(_mistakes(text))
         mistakes += [(text, mistake) for mistake in wrong]
-        if not wrong:
-            name, word, bound = text.split()
-            metric = BY_NAME[name]
-            sign = _WORDS[word] or (metric.worse if word == "worse" else -metric.worse)
-            found.append(Condition(text, metric, sign, float(bound[:-1]) / 100))
+        if wrong:
+            continue
+        name, word, bound = text.split()
+        metric = BY_NAME[name]
+        sign = _WORDS[word] or (metric.worse if word == "worse" else -metric.worse)
+        found.append(Condition(text, metric, sign, float(bound[:-1]) / 100))
+        if found[-1].bound >= 1 and (sign < 0 or metric.kind == SHARE):
+            most = "100 points" if metric.kind == SHARE else "100% less"
+            told = f"this never fails: {name} changes by {most} at most"
+            mistakes.append((text, Mistake(told, text.rindex(bound))))
     if mistakes:
         raise ExpressionError(mistakes)
     return found
@@ -96,8 +101,6 @@ def _judge(condition: Condition, found: Compared) -> Judged:
         return Judged(condition, None, f"{found.result}: it cannot be judged")
     if found.result == SAME:
         return Judged(condition, False, "no difference")
-    assert found.change is not None
-    far = condition.sign * found.change
-    unit = "points" if condition.metric.kind == SHARE else "%"
-    told = f"changed by {100 * found.change:+.3g} {unit}"
-    return Judged(condition, far > condition.bound, told)
+    change = found.change or 0.0
+    told = f"its median changed: {change_text(condition.metric, change)}"
+    return Judged(condition, condition.sign * change > condition.bound, told)

@@ -13,7 +13,8 @@ RATE, TIME, RATIO, SHARE = "rate", "time", "ratio", "share"
 
 @dataclass(frozen=True)
 class Metric:
-    """kind: RATE [bytes/s], TIME [us], RATIO or SHARE, whose change is a difference in points.
+    """kind: RATE [bytes/s], TIME [us], RATIO or SHARE (numbers from 0, shown in %). The change of a
+    SHARE is a difference in points, that of the others is relative.
 
     worse: 1 if more is worse, -1 if less is, 0: neither. of_sender: null for the end that receives.
     """

@@ -19,13 +19,14 @@ from formats.analysis.diff.statistics import (
     SAME,
     TOO_FEW,
     Compared,
+    change_text,
 )
 from formats.analysis.diff.units import CONNECTION
 from formats.analysis.why.verdict import human_rate
 from formats.analysis.why.writing import plain
 from formats.base.escape import for_terminal
 
-_MOST_SETTINGS = 60
+_MOST_SETTINGS, _MOST_CHARACTERS = 60, 500
 _WORD = {True: "worse", False: "better", None: ""}
 _STYLE = {True: "red", False: "green", None: "yellow"}
 
@@ -48,9 +49,14 @@ def print_diff(report: Report, console: Console) -> None:
 def _counts(side: Side) -> str:
     captures = len(side.runs)
     tables = [run.connections for run in side.runs if run.connections is not None]
-    parts = [f"{captures} capture{'s' if captures > 1 else ''}"]
+    parts = [_counted(captures, "capture")]
     if tables:
-        parts.append(f"{sum(len(table['conn_id']) for table in tables):,} connections")
+        count = sum(len(table["conn_id"]) for table in tables)
+        others = sum(run.other_ends for run in side.runs)
+        parts.append(f"{count:,} connections" + ("" if count or not others else (
+            f" (--where holds for {others:,} ends that receive, but of two ends the sender's "
+            "counts: write rport for lport)"
+        )))  # fmt: skip
     flows = [run.flows for run in side.runs if run.flows is not None]
     if flows:
         parts.append(f"{sum(len(one['bytes']) for one in flows):,} flows of schema magnet")
@@ -67,10 +73,15 @@ def _print_settings(report: Report, console: Console) -> None:
     for name in ("setting", for_terminal(report.a.name), for_terminal(report.b.name)):
         table.add_column(name, overflow="fold")
     for one in report.settings[:_MOST_SETTINGS]:
-        table.add_row(*map(for_terminal, (one.name, " | ".join(one.a), " | ".join(one.b))))
+        sides = (" | ".join(map(_cut, values)) for values in (one.a, one.b))
+        table.add_row(*map(for_terminal, (one.name, *sides)))
     console.print(table)
     if len(report.settings) > _MOST_SETTINGS:
         _say(console, f"and {len(report.settings) - _MOST_SETTINGS} more: --json has them")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def _print_metrics(report: Report, console: Console) -> None:
@@ -144,21 +155,10 @@ def _value(metric: Metric, side: Any) -> str:
     return f"{100 * value:.3g} %"
 
 
-def change_text(metric: Metric, change: float | None) -> str:
-    """A change of a median: +5 %, x 8, -3 points."""
-    if change is None:
-        return ""
-    if metric.kind == SHARE:
-        return f"{100 * change:+.3g} points"
-    if change == float("inf"):
-        return "from 0"
-    return f"x {1 + change:.3g}" if change > 4 else f"{100 * change:+.3g} %"
-
-
 def _notes(report: Report) -> list[str]:
     """How it was compared, and what that cannot tell."""
     tests = " and ".join(
-        f"{family.tests} test{'s' if family.tests > 1 else ''}"
+        _counted(family.tests, "test")
         + (" that --fail-if names" if _is_named(report, family) else "")
         for family in report.families if family.tests
     )  # fmt: skip
@@ -171,8 +171,9 @@ def _notes(report: Report) -> list[str]:
         mine = [one for one in few if one.metric.name in family.names]
         if mine:
             notes.append(
-                f"too few: to see any difference in {family.tests or 1} tests, each side needs "
-                f"{family.needed} {report.unit}s; --metrics with fewer names needs less."
+                f"too few: to see any difference in {_counted(family.tests or 1, 'test')}, each "
+                f"side needs {_counted(family.needed, report.unit)}"
+                + ("; --metrics with fewer names needs less." if family.tests > 1 else ".")
             )
     if report.unit == CONNECTION and any(
         one.result == DIFFERS for one in report.compared.values()
@@ -182,6 +183,10 @@ def _notes(report: Report) -> list[str]:
             "turn, are surer."
         )
     return notes
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _is_named(report: Report, family: Any) -> bool:

@@ -10,9 +10,8 @@ import numpy as np
 
 from formats.analysis.diff.courses import Course, courses_of
 from formats.analysis.diff.metrics import RATE, TIME, Metric
-from formats.analysis.diff.output import change_text
 from formats.analysis.diff.report import Report
-from formats.analysis.diff.statistics import DIFFERS, SAME, Compared
+from formats.analysis.diff.statistics import DIFFERS, SAME, Compared, change_text
 from formats.base.escape import for_terminal
 from formats.drawing import PALETTE, Axes, check_output, new_figure, save_figure, styled
 

@@ -14,7 +14,6 @@ from formats.psc.reader import Capture
 NOT_RECORDED = "(not recorded)"
 _CAPTURED = ("schemata", "columns", "locations", "filters", "data", "when_changed", "rings",
              "buffer_bytes", "absent_columns", "refused", "hz")  # fmt: skip
-_MOST_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -104,4 +103,4 @@ def _text(value: Any) -> str:
         text = ", ".join(f"{name}={_text(value[name])}" for name in sorted(value))
     else:
         text = json.dumps(value)
-    return (text or "none")[:_MOST_CHARACTERS]
+    return text or "none"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,10 @@ from formats.analysis.diff.units import Flows, choose_connections, read_flows
 from formats.analysis.why.assemble import Table
 from formats.analysis.why.snapshots import Source
 from formats.analysis.why.tables import connections
-from formats.base.errors import DamagedError, UsageError
+from formats.base.errors import DamagedError, Errors, UsageError
 from formats.base.expressions import Assertion
 from formats.klogger.logs import LOG_NAME, Logs
-from formats.registry import format_of
+from formats.registry import format_of, kind_of
 
 _ENDINGS = (".pm", ".pm.zst")
 _TRY = "tcpkmon diff before.pm after.pm, or tcpkmon diff before=a1.pm,a2.pm after=b1.pm,b2.pm"
@@ -26,6 +27,7 @@ class Run:
     """One capture. connections: those that count, None in a log without the schema tcp.
 
     flows: of the schema magnet, None without it. settings: what its header tells, by name.
+    other_ends: receivers that were chosen though their senders, which would count, were not.
     """
 
     path: Path
@@ -34,6 +36,7 @@ class Run:
     settings: dict[str, str]
     connections: Table | None
     flows: Flows | None
+    other_ends: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,26 +48,34 @@ class Side:
 
 
 def parse_sides(arguments: Sequence[str]) -> dict[str, list[Path]]:
-    """The captures of two sides by name, from [NAME=]CAPTURE[,...]. UsageError.
+    """The captures of two sides by name, from [NAME=]CAPTURE[,...]. UsageError, SeveralErrors.
 
     Arguments of one name are one side. Without a name it is that of the file.
     """
     named: dict[str, list[Path]] = {}
+    errors = Errors()
     for text in arguments:
         name, given, rest = text.partition("=")
         is_named = given and not _exists(text)
         rest = rest if is_named else text
         paths = [rest] if _exists(rest) else [part for part in rest.split(",") if part]
-        if not paths or (is_named and not name):
-            raise UsageError(f"{text!r} names no capture", _TRY)
         side = named.setdefault(f"{name}=" if is_named else text, [])
-        for path in paths:
-            side.extend(_captures(Path(path)))
-    captures = [path for side in named.values() for path in side]
-    if len(set(captures)) < len(captures):
-        raise UsageError("a capture is named twice", "it counts once")
-    if len(named) != 2:
-        raise UsageError(f"a comparison has two sides, and here are {len(named)}", _TRY)
+        with errors.caught():
+            if not paths or (is_named and not name):
+                raise UsageError(f"{text!r} names no capture", _TRY)
+            for path in paths:
+                with errors.caught():
+                    side.extend(_captures(Path(path)))
+    captures = {path: path.resolve() for side in named.values() for path in side}
+    counts = Counter(path.resolve() for side in named.values() for path in side)
+    twice = [str(path) for path, real in captures.items() if counts[real] > 1]
+    with errors.caught():
+        if twice:
+            raise UsageError(f"named twice: {', '.join(twice)}", "a capture counts once")
+    with errors.caught():
+        if len(named) != 2:
+            raise UsageError(f"a comparison has two sides, and here are {len(named)}", _TRY)
+    errors.raise_all()
     short = [name[:-1] if name.endswith("=") else Path(name).name or name for name in named]
     names = short if short[0] != short[1] else list(named)
     return dict(zip(names, named.values(), strict=True))
@@ -79,15 +90,20 @@ def verify(path: Path) -> tuple[bool, str]:
 
 def read_run(path: Path, where: Assertion | None = None) -> Run:
     """What a capture has. where: chooses connections. Errors as Source has them."""
+    if kind_of(path) == "magnet":
+        raise UsageError(
+            f"{path} is a MAGNeT file, which does not name the ends of its connections",
+            "compare logs: collect --schema magnet --format klogger",
+        )
     proven, verdict = verify(path)
-    table, flows = None, None
+    table, flows, other_ends = None, None, 0
     with format_of(path).open(path) as reader:
-        settings = read_settings(reader)
+        settings = read_settings(reader) | {"format": kind_of(path)}
         if isinstance(reader, Logs) and (found := read_flows(path)) is not None:
             flows, settings["latency from"] = found
     try:
         with Source(path) as source:
-            table = choose_connections(connections(source), where)
+            table, other_ends = choose_connections(connections(source), where)
     except UsageError:
         if flows is None:
             raise
@@ -95,12 +111,12 @@ def read_run(path: Path, where: Assertion | None = None) -> Run:
         names = {str(name) for name in table["ca_name"].tolist() if name is not None}
         if names:
             settings["congestion control"] = ", ".join(sorted(names))
-    return Run(path, proven, verdict, settings, table, flows)
+    return Run(path, proven, verdict, settings, table, flows, other_ends)
 
 
 def _exists(text: str) -> bool:
     try:
-        return Path(text).exists()
+        return bool(text) and Path(text).exists()
     except (OSError, ValueError):
         return False
 

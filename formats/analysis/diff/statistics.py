@@ -142,6 +142,17 @@ def _change(metric: Metric, a: Any, b: Any) -> Any:
         return np.where(b == a, 0.0, b / a - 1)
 
 
+def change_text(metric: Metric, change: float | None) -> str:
+    """A change of a median: +5 %, x 8, -3 points."""
+    if change is None:
+        return ""
+    if metric.kind == SHARE:
+        return f"{100 * change:+.3g} points"
+    if change == float("inf"):
+        return "from 0"
+    return f"x {1 + change:.3g}" if change > 4 else f"{100 * change:+.3g} %"
+
+
 def _interval(metric: Metric, a: Array, b: Array, stats: Any) -> tuple[float, float] | None:
     if min(len(a), len(b)) < 2:
         return None

@@ -43,25 +43,34 @@ def parse_where(text: str) -> Assertion:
     return parsed
 
 
-def choose_connections(table: Table, where: Assertion | None = None) -> Table:
-    """Those that moved data and fulfil the condition; of two ends of one, the sender's."""
-    keep = (table["bytes_acked"] + table["bytes_received"]) > 0
-    keep[_second_ends(table)] = False
-    table = _take(table, keep)
-    if where is None:
-        return table
+def choose_connections(table: Table, where: Assertion | None = None) -> tuple[Table, int]:
+    """Those that moved data and fulfil the condition; of two ends of one, the sender's.
+
+    And how many receivers fulfil it whose senders do not.
+    """
+    chosen = (table["bytes_acked"] + table["bytes_received"]) > 0
+    if where is not None:
+        chosen &= _fulfil(table, where)
+    counts = np.ones(len(chosen), np.bool_)
+    first_of = _second_ends(table)
+    counts[[*first_of]] = False
+    others = sum(chosen[second] and not chosen[first] for second, first in first_of.items())
+    return _take(table, chosen & counts), int(others)
+
+
+def _fulfil(table: Table, where: Assertion) -> Array:
     count = len(table["conn_id"])
     rows = Rows(CONNECTION, table, count, 0, {}, lambda limit: share_of(table, limit), {}, {})
-    chosen = rows.value(where.node)
-    return _take(table, np.broadcast_to(np.logical_and(chosen.data, chosen.has), count))
+    found = rows.value(where.node)
+    return np.broadcast_to(np.logical_and(found.data, found.has), count)
 
 
 def _take(table: Table, kept: Array) -> Table:
     return {name: values[kept] for name, values in table.items()}
 
 
-def _second_ends(table: Table) -> list[int]:
-    """The rows of which the other end is in the capture too, and sent more."""
+def _second_ends(table: Table) -> dict[int, int]:
+    """The rows of which the other end is in the capture too, and sent more; and that one's row."""
     ends: dict[tuple[Any, ...], list[int]] = {}
     names = ("laddr", "lport", "raddr", "rport")
     keys = list(zip(*(table[name].tolist() for name in names), strict=True))
@@ -70,12 +79,12 @@ def _second_ends(table: Table) -> list[int]:
                     strict=True))  # fmt: skip
     for at, key in enumerate(keys):
         ends.setdefault(key, []).append(at)
-    found = []
+    found = {}
     for at, (laddr, lport, raddr, rport) in enumerate(keys):
         for other in ends.get((raddr, rport, laddr, lport), ()):
             overlaps = begins[at] <= lasts[other] and begins[other] <= lasts[at]
             if other != at and overlaps and (*sent[at], -at) < (*sent[other], -other):
-                found.append(at)
+                found[at] = other
                 break
     return found
 
