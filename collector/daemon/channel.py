@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from collector.linux.syscalls import close_all
 from formats.base.closing import Closing
 
 _MOST_BYTES = 1 << 17
+_MOST_PARTS, _PART_S = 16, 1.0
 _MOST_FDS = 253
 """SCM_MAX_FD: the kernel passes no more in a message."""
 
@@ -58,9 +60,12 @@ class Channel(Closing):
         return True
 
     def receive(self) -> Message | None:
-        """The next message; None when the other end is closed. It waits for one."""
+        """The next message; None when the other end is closed, or sends what is none. It waits
+        for one."""
         fds: list[int] = []
-        while True:
+        for part in range(_MOST_PARTS):
+            if part and not self.has_more(_PART_S):
+                break
             try:
                 line, some, _, _ = socket.recv_fds(self._socket, _MOST_BYTES, _MOST_FDS)
             except OSError:
@@ -68,19 +73,20 @@ class Channel(Closing):
             for fd in some:
                 os.set_inheritable(fd, False)
             fds += some
-            if not line:
-                for fd in fds:
-                    os.close(fd)
-                return None
-            what = json.loads(line)
-            if not what.get("more"):
-                return Message(what, fds)
+            try:
+                what = json.loads(line)
+                if not what.get("more"):
+                    return Message(what, fds)
+            except (ValueError, AttributeError, RecursionError):
+                break
+        close_all(fds)
+        return None
 
-    def has_more(self) -> bool:
+    def has_more(self, wait_s: float = 0.0) -> bool:
         """Whether receive() would not wait."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(poll.poll(1000 * wait_s))
 
     def close(self) -> None:
         self._socket.close()

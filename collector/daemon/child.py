@@ -14,8 +14,9 @@ from typing import Any
 
 from collector.control.access import control_folder
 from collector.control.client import Client, Collector
-from collector.daemon.channel import Channel, pair
+from collector.daemon.channel import Channel, Message, pair
 from collector.daemon.held import Held
+from collector.linux.syscalls import close_all
 from formats.base.errors import TcpkmonError
 
 BACK_OFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -85,13 +86,20 @@ class Child:
             return
         ours, theirs = pair()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "collector.daemon.worker", self.name, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ONE_THREAD},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the supervisor, which ends it
-            )
+            words = [sys.executable, "-m", "collector.daemon.worker", self.name]
+            try:
+                self._process = subprocess.Popen(
+                    [*words, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, **_ONE_THREAD},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the supervisor, which ends it
+                )
+            except OSError as error:  # no process or no memory is left now
+                ours.close()
+                wait_s = self._wait_longer()
+                self.said.append(f"cannot be started: {error.strerror}; again in {wait_s:g} s")
+                return
         order = {
             "name": self.name,
             "table": self.plan["table"],
@@ -112,6 +120,13 @@ class Child:
             self._hang_up()
             return
         self.heard_s = time.monotonic()
+        try:
+            self._take(message)
+        except (KeyError, TypeError, ValueError):  # the word of another, as below
+            close_all(message.fds)
+            self._hang_up()
+
+    def _take(self, message: Message) -> None:
         what = message.what
         if what["what"] == "ready":
             self.was_attached = True
@@ -122,16 +137,15 @@ class Child:
                 self.state = State.ATTACHED
         elif what["what"] == "park":
             # What a process says after it gave up its privileges may be another's word.
-            self.held.add(
-                what["state"], what["names"], message.fds, trusted=self.state is State.STARTING
-            )
+            state, names = dict(what["state"]), [str(name) for name in what["names"]]
+            self.held.add(state, names, message.fds, trusted=self.state is State.STARTING)
         elif what["what"] == "went on":
-            lost = f"{what['killed']:,} records are lost by that"
+            lost = f"{int(what['killed']):,} records are lost by that"
             self.said.append(f"goes on where its process was killed; {lost}")
         elif what["what"] == "anew":
-            self._begin_anew(what["why"])
+            self._begin_anew(str(what["why"]))
         else:
-            self.records, self.lost = what["records"], what["lost"]
+            self.records, self.lost = int(what["records"]), int(what["lost"])
 
     def _begin_anew(self, why: str) -> None:
         self.held.close()
@@ -169,16 +183,24 @@ class Child:
             return ""
         if was_attached and time.monotonic() - self._attached_s > STEADY_S:
             self._failures = 0
-        wait_s = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
-        self._failures += 1
-        self._start_at_s += wait_s
+        wait_s = self._wait_longer()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return f"{how}; it is started again in {wait_s:g} s" if self.was_attached else how
+
+    def _wait_longer(self) -> float:
+        """How long until it is started again [s]."""
+        wait_s = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
+        self._failures += 1
+        self._start_at_s = time.monotonic() + wait_s
+        return wait_s
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """End its process in order: it writes what its rings hold, and finishes its file."""
         if self._process is None:
             self.state = State.WAITING if self.wanted else State.GONE
+            if not self.wanted:  # nobody goes on where it was killed
+                self.held.close()
+                self.leave([])
         elif self.state is not State.ENDING or number != signal.SIGTERM:
             self.state = State.ENDING
             self._process.send_signal(number)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from collector.daemon.systemd import Systemd
 from formats.base.closing import Closing
 
 MORE = "more/"
+_LATER = re.compile(MORE + r"\w{1,64}/\d{1,4}")
 _STATE = "state"
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _MOST_BYTES = 1 << 20
@@ -67,7 +69,7 @@ class Held(Closing):
         for index, fd in enumerate(fds):
             name = str(names[index]) if index < len(names) else ""
             # One that went on parks what it was given.
-            if name in self.fds or not (trusted or name.startswith(MORE)):
+            if name in self.fds or not (trusted or _LATER.fullmatch(name)):
                 os.close(fd)
             else:
                 self.fds[name] = fd

@@ -9,7 +9,9 @@ of its own that may write in that folder alone.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from formats.base.segments import Segment, find_segments
 
 QUIET_S = 10.0
 """A segment that was not written for so long is nobody's: captures write each second."""
+END_S = 10.0
 
 
 class Mending:
@@ -41,10 +44,18 @@ class Mending:
     def start(self, folder: str, names: Sequence[str]) -> None:
         """Repair these segments."""
         if names:
-            words = ["-m", "collector.daemon.mending", folder, *names]
-            self._processes.append(
-                subprocess.Popen([sys.executable, *words], stdin=subprocess.DEVNULL)
-            )
+            words = [sys.executable, "-m", "collector.daemon.mending", folder, *names]
+            try:
+                self._processes.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
+            except OSError as error:  # the next daemon does it
+                say(f"tcpkmon daemon: {folder} is not repaired now: {error.strerror}")
+
+    def finish(self) -> None:
+        """Wait for them, but not for long: what is left the next daemon repairs."""
+        until_s = time.monotonic() + END_S
+        with suppress(subprocess.TimeoutExpired):
+            for one in self._processes:
+                one.wait(max(0.0, until_s - time.monotonic()))
 
     def reap(self) -> None:
         """Forget those that have ended; start those whose segments are quiet by now."""
@@ -78,7 +89,28 @@ def _age_s(path: Path) -> float:
 
 def _files_in(path: Path) -> list[Path]:
     """Of the segment of a log, which is a folder."""
-    return [*path.iterdir()] if path.is_dir() else []
+    return [*path.iterdir()] if path.is_dir() and not path.is_symlink() else []
+
+
+def _is_nobodys(path: Path) -> bool:
+    """Whether it is a plain file, or a folder of such, which no capture has locked."""
+    for one in (path, *_files_in(path)):
+        try:
+            fd = os.open(one, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            mode = os.fstat(fd).st_mode
+            if not (stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and one == path)):
+                return False
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            continue
+        finally:
+            os.close(fd)
+    return True
 
 
 def mend(folder: Path, names: list[str]) -> None:
@@ -90,7 +122,7 @@ def mend(folder: Path, names: list[str]) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     settle(("CAP_DAC_OVERRIDE",), folders=[fd])
     for one in _unsealed(os.fspath(folder)):
-        if one.name not in names:
+        if one.name not in names or not _is_nobodys(one.path(folder)):
             continue
         if not one.path(folder).stat().st_size:  # killed before it was begun
             one.path(folder).unlink()
@@ -98,8 +130,8 @@ def mend(folder: Path, names: list[str]) -> None:
         try:
             old, new = one.path(folder), folder / one.name
             summary, report = format_of(old).repair(old, new)
-        except TcpkmonError as error:
-            say(f"tcpkmon daemon: {one.path(folder)} cannot be repaired: {error.message}")
+        except (TcpkmonError, OSError) as error:
+            say(f"tcpkmon daemon: {one.path(folder)} cannot be repaired: {error}")
             continue
         for each in _files_in(old):
             each.unlink()
@@ -109,6 +141,7 @@ def mend(folder: Path, names: list[str]) -> None:
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "what": "repaired",
             "name": one.name,
+            "capture": report.part.capture if report.part is not None else "",
             "number": one.number,
             "bytes": sum(each.stat().st_size for each in _files_in(new) or [new]),
             "why": "its capture was killed",

@@ -38,11 +38,15 @@ class MetricsProcess:
             say(f"tcpkmon daemon: metrics ended by {code}; started again in {RETRY_S:g} s")
             self._process, self._start_at_s = None, time.monotonic() + RETRY_S
         if self._words and self._process is None and time.monotonic() >= self._start_at_s:
-            self._process = subprocess.Popen(
-                [sys.executable, self._program, "metrics", *self._words],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            words = [sys.executable, self._program, "metrics", *self._words]
+            try:
+                self._process = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, start_new_session=True
+                )
+            except OSError as error:
+                self._start_at_s = time.monotonic() + RETRY_S
+                why = f"{error.strerror}; again in {RETRY_S:g} s"
+                say(f"tcpkmon daemon: metrics cannot be started: {why}")
 
     def end(self) -> None:
         """End it; it has nothing to finish."""

@@ -6,14 +6,11 @@ It attaches nothing and imports nothing large. The configuration is read by a pr
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -25,7 +22,8 @@ from collector.daemon.child import Child, State
 from collector.daemon.held import Stored
 from collector.daemon.mending import Mending, left_in
 from collector.daemon.metrics_process import MetricsProcess
-from collector.daemon.requests import Refused, Requests
+from collector.daemon.plan_reading import read_plan
+from collector.daemon.requests import Requests
 from collector.daemon.systemd import Systemd
 from collector.daemon.telling import Telling
 from formats.base.cli import say as say_line
@@ -49,19 +47,6 @@ def check(config: Path) -> int:
     many = "capture" if len(names) == 1 else "captures"
     print(f"{config}: {len(names)} {many}: {', '.join(names)}")
     return 0
-
-
-def read_plan(config: Path) -> dict[str, Any]:
-    """The configuration; see collector/daemon/checking.py. Refused with its mistakes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "collector.daemon.checking", os.fspath(config)],
-        check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    if done.returncode:
-        lines = [line.removeprefix("tcpkmon daemon: ") for line in done.stderr.splitlines()]
-        raise Refused(lines or ["the configuration could not be read"], done.returncode)
-    plan: dict[str, Any] = json.loads(done.stdout)
-    return plan
 
 
 def run(config: Path) -> int:
@@ -114,6 +99,7 @@ class Supervisor:
             try:
                 while self._children or self._leaving:
                     self._round(reader)
+                self._mending.finish()
             finally:
                 self._kill_all()
                 self._metrics.end()
@@ -131,8 +117,8 @@ class Supervisor:
         for name in [*self._children]:
             self._look_after(name)
         for child in self._leaving:
-            if how := child.reap():
-                say(f"capture {child.name} ended by {how}")
+            self._reap(child)
+            self._mend(child)
         self._leaving = [child for child in self._leaving if child.state is not State.GONE]
         if self._end_by_s is not None and time.monotonic() > self._end_by_s:
             say(f"captures did not end within {END_S:g} s")
@@ -142,10 +128,7 @@ class Supervisor:
     def _look_after(self, name: str) -> None:
         """Notice that a capture ended, or that it can relieve the one before it."""
         child = self._children[name]
-        if how := child.reap():
-            say(f"capture {name} ended by {how}")
-            if not any(one.name == name for one in self._all if one is not child):
-                child.leave(left_in(child.plan["folder"]))
+        if self._reap(child):
             if child.relieves is not None:
                 self._children[name], child.wanted = child.relieves, False
                 say(f"capture {name} could not be attached as it is configured now; "
@@ -156,13 +139,31 @@ class Supervisor:
                 self.end()
         while child.said:
             say(f"capture {name} {child.said.pop(0)}")
-        self._mending.start(child.plan["folder"], child.orphans)
-        child.orphans = []
+        self._mend(child)
         if child.relieves is not None and child.state is State.ATTACHED:
             self._dismiss(child.relieves)
             child.relieves = None
         if child.state is State.GONE:
             del self._children[name]
+            if child.relieves is not None:
+                self._leaving.append(child.relieves)
+
+    def _reap(self, child: Child) -> bool:
+        """Look whether its process ended by itself. What it left is repaired, or gone on with."""
+        if (how := child.reap()) is None:
+            return False
+        if how:
+            say(f"capture {child.name} ended by {how}")
+        folder = child.plan["folder"]
+        if child.exit_code and any(one.name == child.name for one in self._all if one != child):
+            self._mending.start_quiet(folder)
+        elif child.exit_code:
+            child.leave(left_in(folder))
+        return bool(how)
+
+    def _mend(self, child: Child) -> None:
+        self._mending.start(child.plan["folder"], child.orphans)
+        child.orphans = []
 
     def _dismiss(self, child: Child) -> None:
         """End a capture that nobody waits for any more."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from collector.plan.rotation import Rotation
 from collector.writer.segment_folder import append_line
-from formats.base.segments import Segment, find_segments, read_index
+from formats.base.segments import Segment, find_segments, parse_name, read_more
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,33 @@ class Retention:
         self._folder = folder
         self._now_s = now_s
         self._free_bytes = free_bytes or _free_bytes
-        self._own: dict[str, dict[str, Any]] = {}
-        self._read_index()
-
-    def _read_index(self) -> None:
-        for line in read_index(f"/proc/self/fd/{self._folder}"):
-            if line.get("what") in ("sealed", "archived"):
-                self._own[str(line.get("name"))] = line
+        self._own: dict[str, str] = {}
+        """The captures of the segments that may be deleted, by name."""
+        self._index_at = 0
 
     def told(self, name: str) -> None:
         """This segment was sealed by this capture."""
-        self._own.setdefault(name, {})
+        self._own.setdefault(name, "")
+
+    def _read_index(self) -> None:
+        """What was added to it since the last time."""
+        lines, self._index_at = read_more(f"/proc/self/fd/{self._folder}", self._index_at)
+        for line in lines:
+            if line.get("what") in ("sealed", "archived", "repaired"):
+                name = str(line.get("name"))
+                segment = parse_name(name)
+                before = self._own.get(segment.original, "") if segment is not None else ""
+                self._own[name] = str(line.get("capture") or before)
 
     def apply(self) -> list[str]:
         """Delete what is too much; the names of what was deleted."""
         rotation, deleted = self._rotation, []
         if rotation.keeps_all:
             return []
+        self._read_index()
         kept = list(self._find())
+        there = {one.segment.name for one in kept}
+        self._own = {name: capture for name, capture in self._own.items() if name in there}
         total = sum(one.size_bytes for one in kept)
         mine = sorted((one for one in kept if self._is_own(one)), key=lambda one: one.segment)
         while mine:
@@ -104,14 +113,12 @@ class Retention:
 
     def _delete(self, one: Kept, why: str) -> bool:
         name = one.segment.name
-        if not self._own[name]:
-            self._read_index()
-        own = self._own.pop(name)
+        capture = self._own.pop(name)
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now_s())),
             "what": "deleted",
             "name": name,
-            "capture": own.get("capture"),
+            "capture": capture or None,
             "number": one.segment.number,
             "bytes": one.size_bytes,
             "why": why,

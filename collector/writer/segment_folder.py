@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import calendar
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -80,6 +81,9 @@ class SegmentFolder(OutputFolder):
 
     def _make_file(self, name: str, folder: int) -> int:
         fd = os.open(name, _NEW, MODE, dir_fd=folder)
+        with suppress(OSError):  # some file systems have no locks
+            # Until the writing thread closes it: it is not repaired before.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(fd, MODE)
         give_to(fd, self._owner)
         return fd

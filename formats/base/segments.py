@@ -185,13 +185,35 @@ def suffix_of(folder: str | os.PathLike[str]) -> str:
     return max(found, key=lambda one: (one.utc, one.number)).suffix
 
 
-def read_index(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The lines of a folder's index; lines that are no JSON objects are left out."""
+def read_index(folder: str | os.PathLike[str]) -> tuple[Iterator[dict[str, Any]], bool]:
+    """The lines of a folder's index, and whether these are all; what is no JSON object is left out.
+    """
+    data, start = _read_from(Path(folder, INDEX), 0)
+    return _lines(data), not start
+
+
+def read_more(folder: str | os.PathLike[str], at: int) -> tuple[Iterator[dict[str, Any]], int]:
+    """As read_index(), the lines from this byte on; and where to read on later."""
+    data, start = _read_from(Path(folder, INDEX), at)
+    whole = data.rfind(b"\n") + 1
+    return _lines(data[:whole]), start + whole
+
+
+def _read_from(path: Path, at: int) -> tuple[bytes, int]:
+    """The end of an index, from this byte on but at most MOST_INDEX_BYTES; where it begins.
+
+    One that is shorter is another one: it is read from its beginning.
+    """
     try:
-        with open(Path(folder, INDEX), "rb") as file:
-            data = file.read(MOST_INDEX_BYTES)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = file.seek(max(at if at <= size else 0, size - MOST_INDEX_BYTES))
+            return file.read(MOST_INDEX_BYTES), start
     except OSError:
-        return
+        return b"", at
+
+
+def _lines(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.splitlines():
         try:
             found = json.loads(line)

@@ -28,6 +28,8 @@ class _Capture:
     deleted: dict[int, str] = field(default_factory=dict)
     tables: dict[int, str] = field(default_factory=dict)
     """Those that are Parquet now."""
+    first_told: int = 0
+    """Of an index that is too long: its end tells of the segments from this number on."""
 
 
 def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]:
@@ -58,7 +60,8 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
             capture.twice.append(segment.name)
         else:
             capture.parts[report.part.number] = segment, report, report.part
-    for line in read_index(folder):
+    lines, has_all = read_index(folder)
+    for line in lines:
         name, number, what = line.get("name"), line.get("number"), line.get("what")
         capture_id = str(line.get("capture"))
         if not isinstance(name, str) or not isinstance(number, int):
@@ -66,6 +69,8 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
         if capture_id not in captures and name not in tables:
             continue
         known = captures[capture_id]
+        if not has_all:
+            known.first_told = min(known.first_told or number, number)
         if what == "archived" and name in tables:
             known.tables[number] = name
         if what in ("sealed", "deleted"):
@@ -194,11 +199,11 @@ class _Chain:
         if capture.tables:
             self._report.notes.append(self._about_tables())
             absent = [n for n in absent if n not in capture.tables]
-        taken = [n for n in absent if n in capture.deleted]
+        taken = [n for n in absent if n in capture.deleted or n < capture.first_told]
         if taken:
             what = f"{len(taken)} segment(s) were deleted, as {INDEX} says: {_ranges(taken)}"
             self._report.notes.append(what)
-        gone = [n for n in absent if n not in capture.deleted]
+        gone = sorted({*absent} - {*taken})
         for number in gone[:MOST_PROBLEMS]:
             name = capture.sealed.get(number, f"number {number}")
             self._problems.add_header(f"{name} is missing")

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from collector.plan.rotation import Rotation
+from collector.session.archive import Archive
 from collector.session.keeper import Keeper
 from collector.session.retention import Retention
-from formats.base.segments import find_segments, name_segment
+from formats.base.segments import find_segments, name_segment, parse_name
 from formats.registry import format_of
 from tests.unit.segment_maker import index_of, make
 
@@ -126,3 +127,61 @@ def test_a_command_that_is_slow_or_fails_holds_nothing_up(tmp_path: Path) -> Non
         keeper.close()
         os._exit(0 if time.monotonic() - began < 5 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_was_repaired_is_deleted_too(folder: Path) -> None:
+    """A line for it is added while the keeper runs."""
+    lines = index_of(folder)
+    (folder / "index.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines[1:]))
+    fd = os.open(folder, os.O_RDONLY)
+    retention = Retention(Rotation(every_s=1, keep_files=4), fd)
+    assert [parse_name(name).number for name in retention.apply()] == [2]  # type: ignore[union-attr]
+    line = json.dumps({**lines[0], "what": "repaired"}) + "\n"
+    for part, deleted in ((line[:20], []), (line[20:], [lines[0]["name"]])):
+        with (folder / "index.jsonl").open("a") as file:
+            file.write(part)
+        assert retention.apply() == deleted
+    os.close(fd)
+    assert index_of(folder)[-1]["capture"] == lines[0]["capture"]
+    *_, chain = format_of(folder).verify(folder)
+    assert chain.exit_code == 0, chain.problems
+
+
+def test_archives_that_were_deleted_are_not_missing(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    for path in sorted(folder.glob("*.pm"))[1:4]:
+        Archive("zst", fd).take(path.name)
+    (first,) = folder.glob("*-000001.pm")
+    first.rename(folder.parent / first.name)
+    retention = Retention(Rotation(every_s=1, keep_files=3), fd)
+    assert len(retention.apply()) == 2
+    os.close(fd)
+    (folder.parent / first.name).rename(first)
+    *_, chain = format_of(folder).verify(folder)
+    assert chain.exit_code == 0, chain.problems
+
+
+def test_an_index_of_months(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sealed last is known, and of the rest nothing is kept in memory."""
+    lines = [{"what": "sealed", "name": name_segment("a", n, n, ".pm")} for n in range(2000)]
+    index = folder / "index.jsonl"
+    index.write_text("".join(json.dumps(one) + "\n" for one in lines) + index.read_text())
+    monkeypatch.setattr("formats.base.segments.MOST_INDEX_BYTES", 8192)
+    fd = os.open(folder, os.O_RDONLY)
+    retention = Retention(Rotation(every_s=1, keep_files=4), fd)
+    assert len(retention.apply()) == 2
+    assert len(retention._own) == 4
+    os.close(fd)
+
+
+def test_an_index_that_is_read_in_part_proves_the_rest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retained(folder, Rotation(every_s=1, keep_files=3))
+    assert format_of(folder).verify(folder)[-1].exit_code == 0
+    size = (folder / "index.jsonl").stat().st_size
+    monkeypatch.setattr("formats.base.segments.MOST_INDEX_BYTES", 400)  # deleted: 2 and 3
+    *_, chain = format_of(folder).verify(folder)
+    assert size > 1000 and chain.exit_code == 0, chain.problems
+    next(folder.glob("*-000005.pm")).unlink()
+    assert format_of(folder).verify(folder)[-1].exit_code == 5

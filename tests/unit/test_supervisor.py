@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor and its processes: none is forgotten, and nothing that one held stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from collector.daemon.channel import pair
+from collector.daemon.child import Child, State
+from collector.daemon.held import Held
+from collector.daemon.supervisor import Supervisor
+from collector.daemon.systemd import Systemd
+from formats.base.segments import find_segments
+from tests.unit.segment_maker import Maker, index_of
+
+NOBODY: dict[str, object] = {"captures": {}, "group": None, "metrics": None}
+FINISHES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit());"
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    ends = socket.socketpair()
+    requests = SimpleNamespace(fileno=ends[0].fileno)
+    yield Supervisor(Path("none"), NOBODY, requests, Systemd({}))  # type: ignore[arg-type]
+    for end in ends:
+        end.close()
+
+
+def child(folder: Path, code: str = "", state: State = State.ATTACHED) -> Child:
+    """A capture whose process runs this."""
+    made = Child("calls", {"folder": str(folder), "table": {}}, None,
+                 Held(Systemd({}), "calls", {}))  # fmt: skip
+    made.state, made.was_attached = state, True
+    if code:
+        made._process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert made._process.stdout is not None and made._process.stdout.readline()
+    return made
+
+
+def run(supervisor: Supervisor, after_s: float = 0.2) -> None:
+    """Until SIGTERM, and until it has ended."""
+    timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    supervisor.run()
+    timer.join()
+
+
+def test_a_capture_that_waits_holds_nothing_when_it_is_removed(
+    tmp_path: Path, supervisor: Supervisor
+) -> None:
+    """It was killed, and waits to be started again. Links would stay attached."""
+    waits = child(tmp_path, state=State.WAITING)
+    reader, writer = os.pipe()
+    waits.held.add({"path": "p"}, ["link/f/0"], [reader], trusted=True)
+    waits.leave(["a-20260101T000000Z-000001.pm"])
+    supervisor._children["calls"] = waits
+    supervisor._drop(supervisor._children.pop("calls"))
+    assert (waits.state, waits.held.fds) == (State.GONE, {})
+    with pytest.raises(BrokenPipeError):
+        os.write(writer, b"x")  # its only reader was closed
+    os.close(writer)
+    assert waits.orphans == ["a-20260101T000000Z-000001.pm"]
+
+
+def test_the_one_before_finishes_its_files_too(tmp_path: Path, supervisor: Supervisor) -> None:
+    """SIGTERM comes while another is to relieve it."""
+    done = tmp_path / "done"
+    slow = f"import time, signal, sys; from pathlib import Path\n" \
+           f"def end(*_): time.sleep(0.7); Path({str(done)!r}).touch(); sys.exit()\n" \
+           "signal.signal(signal.SIGTERM, end); print(flush=True); time.sleep(60)"  # fmt: skip
+    quick = FINISHES + "print(flush=True); time.sleep(60)"
+    other = child(tmp_path, quick, State.STARTING)
+    other.relieves = child(tmp_path, slow)
+    supervisor._children["calls"] = other
+    run(supervisor)
+    assert done.exists()
+
+
+def killed_segment(folder: Path) -> str:
+    """As a process that was killed leaves it."""
+    maker = Maker(folder.with_name("made"))
+    maker.records(20)
+    maker.checkpoint()
+    written = threading.Event()
+    maker.stream.after(written.set)
+    maker.stream.settle()
+    assert written.wait(10)
+    (last,) = find_segments(maker.folder)
+    shutil.copytree(maker.folder, folder)
+    maker.close()
+    return last.name
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who repairs gives up root's privileges")
+def test_what_a_capture_leaves_that_dies_at_its_end_is_repaired(
+    tmp_path: Path, supervisor: Supervisor
+) -> None:
+    folder = tmp_path / "out"
+    name = killed_segment(folder)
+    dies = "import os, signal, time; signal.signal(15, lambda *_: os.kill(os.getpid(), 9));"
+    supervisor._children["calls"] = child(folder, dies + "print(flush=True); time.sleep(60)")
+    run(supervisor)
+    (line,) = index_of(folder)
+    assert (line["what"], line["name"], len(line["capture"])) == ("repaired", name, 32)
+    assert [one.sealed for one in find_segments(folder)] == [True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who repairs gives up root's privileges")
+def test_what_a_capture_writes_is_not_repaired(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "out")
+    maker.records(20)
+    (live,) = find_segments(maker.folder)
+    link = maker.folder / ".a-20260101T000000Z-000001.pm.part"
+    (tmp_path / "other").write_bytes(b"x" * 1000)
+    link.symlink_to(tmp_path / "other")
+    words = ["collector.daemon.mending", str(maker.folder), live.name, link.name[1:-5]]
+    done = subprocess.run(
+        [sys.executable, "-m", *words], check=True, capture_output=True, text=True
+    )
+    assert (done.stderr, live.path(maker.folder).exists()) == ("", True)
+    maker.close()
+    assert [line["what"] for line in index_of(maker.folder)] == ["sealed"]
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine may have no memory or no process left."""
+    waits = child(tmp_path, state=State.WAITING)
+    fds = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    for wait_s in (0, 1):
+        waits.start()
+        assert waits.said.pop() == f"cannot be started: No such file or directory; " \
+                                   f"again in {wait_s} s"  # fmt: skip
+    waits.start()
+    assert (waits.said, waits.state) == ([], State.WAITING)
+    assert set(os.listdir("/proc/self/fd")) == fds
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"x", b"[]", b'"x"', b"\xff", b'{"what": "drained"}', b'{"what": "went on", "killed": "x"}',
+     b'{"what": "drained", "records": "x", "lost": 0}', b'{"what": "park", "state": 1}',
+     b'{"more": true}', b"[" * 100_000],
+)  # fmt: skip
+def test_what_no_capture_says_does_not_end_the_supervisor(tmp_path: Path, line: bytes) -> None:
+    """A process that gave up its privileges may be another's."""
+    heard = child(tmp_path)
+    ours, theirs = pair()
+    heard.channel = ours
+    fds = len(os.listdir("/proc/self/fd"))
+    with socket.socket(fileno=os.dup(theirs.fileno())) as end, open(os.devnull) as file:
+        socket.send_fds(end, [line], [file.fileno()])
+    began_s = time.monotonic()
+    heard.hear()
+    assert heard.channel is None and time.monotonic() - began_s < 5
+    assert len(os.listdir("/proc/self/fd")) == fds - 1
+    assert (heard.records, heard.said) == (0, [])
+    theirs.close()
+
+
+def test_a_parked_name_cannot_tell_the_service_manager_more() -> None:
+    """Each is a part of a message of lines."""
+    with Held(Systemd({}), "calls", {}) as held:
+        names = ["more/f/0", "more/f\nMAINPID=1/0", "link/f/0", "more/", "more/" + "x" * 300]
+        fds = [os.open(os.devnull, os.O_RDONLY) for _ in names]
+        held.add({}, names, fds, trusted=False)
+        assert list(held.fds) == names[:1]
