@@ -256,12 +256,12 @@ class LogRecorderStream(Recorder, LogStream):
             "at_ns": dump.at_ns,
             "from_ns": block.from_ns,
         }
-        settings = {**self._settings(dump.number, previous_of(block)), "recorder": told}
+        cpus = sorted({*online_cpus(), *block.released})
+        settings = {**self._settings(dump.number, cpus, previous_of(block)), "recorder": told}
         pair = Clock(block.mono_ns, block.realtime_ns, self._clocks.latest.uncertainty_ns, 0)
         begin, paused = block.logging
         off = [change_note(change) for change in block.off]
         notes = [*begin, *ledger_notes(block.books, written, final=False), *off, *paused]
-        cpus = sorted({*online_cpus(), *block.released})
         beginning = Beginning(pair, settings, serials, notes)
         return First(beginning, written, block.realtime_ns, cpus)
 

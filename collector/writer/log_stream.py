@@ -121,7 +121,7 @@ class LogStream(Stream[LogBatch]):
         self.order = Queues(info.dtype)
         pair = clocks.start
         first = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
-        self._beginning = Beginning(first, self._settings(1))
+        self._beginning = Beginning(first, self._settings(1, online_cpus()))
         self._log = LogFormat.of(self._header(0))
         asked = current.states()
         self._names = FunctionNames(
@@ -208,7 +208,8 @@ class LogStream(Stream[LogBatch]):
             return [*ledger, clock_note(clock), finish_note(EndReason.ROTATED)]
 
         def first(w: Written) -> Callable[[int, FileSink], LogFile]:
-            settings = self._settings(w.segment + 1, segments.previous(w, released))
+            previous = segments.previous(w, released)
+            settings = self._settings(w.segment + 1, self._writer.cpus, previous)
             ledger = ledger_notes(books, w, final=False)
             before = {cpu: serial for cpu, (serial, _) in released.items()}
             self._beginning = Beginning(clock, settings, before, [*notes, *ledger, *off])
@@ -252,9 +253,9 @@ class LogStream(Stream[LogBatch]):
         ]
 
     def _settings(
-        self, number: int, previous: Mapping[str, Any] | None = None
+        self, number: int, cpus: Iterable[int], previous: Mapping[str, Any] | None = None
     ) -> Mapping[str, Any]:
-        settings = self._info.settings
+        settings = {**self._info.settings, "logs": sorted(cpus)}
         if self.segments is None:
             return settings
         return self.segments.describe(settings, number, previous)

@@ -203,6 +203,11 @@ class LogWriter:
             return sinks, error
         return sinks, None
 
+    @property
+    def cpus(self) -> Iterable[int]:
+        """Those that have a file."""
+        return self._files.keys()
+
     def close(self) -> None:
         """Sync and close the files; a segment gets its name."""
         self.seal("the end")

@@ -23,6 +23,7 @@ from formats.registry import format_of
 from formats.verify import repair_log, verify_folder, verify_log
 from formats.verify.report import Report
 from tests.unit.log_builder import LOST_EACH, LogBuilder, clean_log, lossy_log
+from tests.unit.log_maker import make_logs
 
 FULL = os.environ.get("TCPKMON_FULL") == "1"
 NAME = "kernlog.dump.cpu0"
@@ -289,6 +290,21 @@ def test_logs_that_do_not_belong_together_are_found(tmp_path: Path, make: Any, w
     *_, whole = verify_folder(tmp_path)
     assert whole.exit_code == 5
     assert what in problems(whole)
+
+
+def test_a_missing_log_of_a_cpu_is_found(tmp_path: Path) -> None:
+    [folder] = make_logs(tmp_path / "capture", segments=1)
+    assert verify_folder(folder)[-1].exit_code == 0
+    (folder / "kernlog.dump.cpu1").unlink()
+    *_, whole = verify_folder(folder)
+    assert whole.exit_code == 5
+    assert problems(whole) == "kernlog.dump.cpu1 is missing"
+
+
+def test_headers_that_do_not_name_the_logs_are_said_to_be_unchecked(tmp_path: Path) -> None:
+    write_both(tmp_path)
+    *_, whole = verify_folder(tmp_path)
+    assert whole.unchecked == ["whether a CPU's log is missing (the headers do not say)"]
 
 
 # The commands.

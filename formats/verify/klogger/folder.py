@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from formats.base.errors import DamagedError, FileError
-from formats.klogger.logs import LOG_NAME, find_logs
+from formats.base.limits import MOST_PROBLEMS
+from formats.klogger.logs import LOG_NAME, PREFIX, find_logs
 from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
 from formats.verify.klogger.dump import join_windows
@@ -72,7 +74,7 @@ def _sum_rows(rows: Sequence[Row]) -> list[Row]:
 
 def _compare(whole: Report, paths: Sequence[Path]) -> None:
     """The headers are of one capture, and each file is that of the CPU in its name."""
-    first: dict[str, object] | None = None
+    first: Mapping[str, Any] | None = None
     told_programs = False
     for path in paths:
         try:
@@ -92,6 +94,20 @@ def _compare(whole: Report, paths: Sequence[Path]) -> None:
                 _add(whole, f"{path.name} is of another capture: its {key} is another")
     if first is not None and not told_programs and whole.proven_end:
         _add(whole, "no log tells what the programs missed: the lowest CPU's log is not there")
+    if first is not None:
+        _count(whole, first.get("settings"), paths)
+
+
+def _count(whole: Report, settings: object, paths: Sequence[Path]) -> None:
+    """No log is missing of those that were begun together, as the headers say."""
+    cpus = settings.get("logs") if isinstance(settings, dict) else None
+    if not isinstance(cpus, list):
+        whole.unchecked.append("whether a CPU's log is missing (the headers do not say)")
+        return
+    names = {path.name for path in paths}
+    for name in [f"{PREFIX}{cpu}" for cpu in cpus[:MOST_PROBLEMS] if type(cpu) is int]:
+        if name not in names:
+            _add(whole, f"{name} is missing")
 
 
 def _add(whole: Report, what: str) -> None:
