@@ -259,6 +259,21 @@ def test_a_setting_is_compared_whole(
     assert 900 < out.count("x") < 1100 and "two" not in out
 
 
+def test_what_was_not_recorded_is_no_ratio_of_0(tmp_path: Path) -> None:
+    """Without the column bytes_retrans it is the sum of RETRANSMIT, where that was recorded."""
+    for ways, told in (({"RETRANSMIT": "btf"}, True), ({"SEGMENT_RECEIVED": "btf"}, False)):
+        path = write_runs(tmp_path / "a.pm", [(1e6, 500), (2e6, 500)], {"locations": ways})
+        table = read_run(path).connections
+        assert table is not None
+        for name in ("bytes_retrans", "retrans_ratio"):
+            assert np.isfinite(table[name]).all() == told
+        assert (len(values_by_connection(table, None)["retrans_ratio"]) > 0) == told
+        assert ("retrans_ratio" in values_of_run(table, None)) == told
+    table["bytes_retrans"][0], table["retrans_ratio"][0] = 50, 0.01
+    table["bytes_sent"][:] = 5000, 9999
+    assert values_of_run(table, None)["retrans_ratio"] == pytest.approx([0.01])
+
+
 def test_flows_of_schema_magnet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = begin()
     transfer(log, 20_000, transfer(log))

@@ -396,6 +396,19 @@ def test_a_receiver_that_measures_round_trips_is_told_shares() -> None:
     assert len(texts) == 2
 
 
+def test_bounds_of_what_a_receiver_waits_for() -> None:
+    """A quarter of the time is not certain, and half of what its window was found to take."""
+    receiver = {"bytes_acked": 0, "bytes_received": 9 << 20, "limit_ns": {"idle": 8_000 * MS},
+                "certain_ns": 6_000 * MS, "lost_records": 5}  # fmt: skip
+    _, texts = sentence(**receiver, receiving_ns={"rx_autotune": 4_000 * MS, "rx_app": 800 * MS},
+                        receiving_least_ns={"rx_autotune": 2_000 * MS, "rx_app": 0})  # fmt: skip
+    assert texts[0].startswith("this host receives: 50 % (25 to 50 %) of the time its window")
+    assert texts[1].startswith("10 % (0 to 25 %) of the time its reader was behind")
+    assert texts[-1].endswith("so shares are between the bounds in brackets")
+    _, texts = sentence(**receiver, receiving_ns={"rx_app": 0}, receiving_least_ns={"rx_app": 0})
+    assert "its window had room in the 75 % of the time that are certain" in texts[0]
+
+
 def test_bloat() -> None:
     _, texts = sentence(limit_ns={"cwnd": 8_000 * MS}, srtt_p95_us=80_500.0)
     assert texts[-1].startswith(

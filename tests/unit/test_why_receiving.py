@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.analysis.why import RECEIVING, Cutter, Grouped, Snapshots
+from formats.analysis.why import RECEIVING, Cutter, Grouped, Snapshots, connection_of
 from formats.analysis.why.assemble import connections_table
 from formats.analysis.why.folding import fold
 from tests.unit.test_why import MS, columns, pieces
@@ -77,8 +77,9 @@ def test_piece_by_piece(seed: int, cuts: int) -> None:
     )  # fmt: skip
     table = connections_table(fold(pieces(whole, cuts)))
     for n, one in enumerate(table["conn_id"].tolist()):
-        wanted = plain(whole, one)
+        wanted, told = plain(whole, one), connection_of(table, n)
         for name in ("rx_app", "rx_reorder"):
+            assert told.receiving_least_ns[name] == wanted[f"{name}.certain"]
             assert table[f"us_{name}"][n] == pytest.approx(wanted[name] / 1000)
             assert table[f"us_{name}_min"][n] == pytest.approx(wanted[f"{name}.certain"] / 1000)
             assert table[f"us_{name}_max"][n] == pytest.approx(

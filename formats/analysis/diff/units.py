@@ -142,7 +142,9 @@ def values_of_run(table: Table | None, flows: Flows | None) -> dict[str, Array]:
         mine = _take(table, table["bytes_acked"] >= table["bytes_received"])
         sums = {f"share_{name}": (_times_of(mine, name).sum(), _total_of(mine).sum())
                 for name in SHARED}  # fmt: skip
-        sums["retrans_ratio"] = (np.nansum(mine["bytes_retrans"]), mine["bytes_sent"].sum())
+        known = np.isfinite(mine["bytes_retrans"])
+        sums["retrans_ratio"] = tuple(mine[name][known].sum() for name in
+                                      ("bytes_retrans", "bytes_sent"))  # fmt: skip
         for name, (one, other) in sums.items():
             if name in found and other > 0:
                 found[name] = np.array([one / other])

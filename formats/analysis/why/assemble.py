@@ -38,11 +38,12 @@ _NONE = {
 
 
 def connections_table(
-    found: Fold, about: Mapping[str, Any] | None = None, proven: bool = False, ended: bool = False
-) -> Table:
+    found: Fold, about: Mapping[str, Any] | None = None, proven: bool = False, ended: bool = False,
+    retransmits: bool = True,
+) -> Table:  # fmt: skip
     """The table connections. about: what of the capture is a column (host ...).
 
-    proven: the capture is not damaged. ended: its end is known.
+    proven: the capture is not damaged. ended: its end is known. retransmits: it records RETRANSMIT.
     """
     count = len(found)
     values = {name: column[:count] for name, column in found.values.items()}
@@ -60,7 +61,8 @@ def connections_table(
         made[name] = np.maximum((last - first).astype(np.int64), 0)
     made["role"] = _named(get("role"), _ROLES)
     made |= _times(get, values)
-    made |= _bytes(get, found.names, made["bytes_retrans"])
+    counted = made["bytes_retrans"] if "bytes_retrans" in found.names else None
+    made |= _bytes(get, counted, retransmits)
     made["end_reason"] = _reasons(get, made)
     made |= _rates(found, made)
     made |= _shares(get)
@@ -130,8 +132,8 @@ def _times(get: Callable[..., Array], values: Mapping[str, Array]) -> Table:
     }
 
 
-def _bytes(get: Callable[..., Array], names: set[str], counted: Array) -> Table:
-    """Bytes of data: a FIN has a sequence number too, and is none."""
+def _bytes(get: Callable[..., Array], counted: Array | None, retransmits: bool) -> Table:
+    """Bytes of data: a FIN has a sequence number too, and is none. counted: sent again."""
     told = get("has_data_end", np.bool_)
     fin = (get("data_end").astype(np.uint32) + np.uint32(1)).astype(np.uint32)
     found = {
@@ -139,7 +141,9 @@ def _bytes(get: Callable[..., Array], names: set[str], counted: Array) -> Table:
         for name, column in (("bytes_sent", "snd_max"), ("bytes_acked", "snd_una"))
     }
     found["bytes_received"] = get("bytes_received") - get("fin_received", np.bool_)
-    found["bytes_retrans"] = counted if "bytes_retrans" in names else get("retrans_len")
+    again = get("retrans_len") if counted is None else counted
+    is_known = counted is not None or retransmits
+    found["bytes_retrans"] = again if is_known else np.full(len(again), np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
         found["retrans_ratio"] = found["bytes_retrans"] / np.where(
             found["bytes_sent"] > 0, found["bytes_sent"], np.nan

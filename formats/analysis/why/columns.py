@@ -63,7 +63,7 @@ errno | int? | | | | the last error that the application was told
 bytes_sent | int | | unique_bytes_sent_a2b | c_bytes_uniq | new data
 bytes_acked | int | | | | data that the peer acknowledged
 bytes_received | int | | unique_bytes_sent_b2a | s_bytes_uniq | in order
-bytes_retrans | int | | rexmt_data_bytes_a2b | c_bytes_retx | data sent again
+bytes_retrans | int? | | rexmt_data_bytes_a2b | c_bytes_retx | sent again; null if not recorded
 segs_out | int | segs_out | total_packets_a2b | c_pkts_all | segments sent
 segs_in | int | segs_in | total_packets_b2a | s_pkts_all | segments received
 data_segs_out | int | data_segs_out | actual_data_pkts_a2b | c_pkts_data | with data

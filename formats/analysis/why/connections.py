@@ -24,8 +24,9 @@ class Connection:
 
     limit_ns: how long each limit held, by name. certain_ns: the part without a lost record;
     least_ns: that by name. receiving_ns: for how long it waited as a receiver, by name of
-    RECEIVING; empty where the capture does not tell. Round-trip times are None where none was
-    measured. role: active, passive or existing. end_reason: see the table's columns.
+    RECEIVING; empty where the capture does not tell. receiving_least_ns: of that, what is certain.
+    Round-trip times are None where none was measured. role: active, passive or existing.
+    end_reason: see the table's columns.
     """
 
     conn_id: int
@@ -70,6 +71,7 @@ class Connection:
     certain_ns: int = 0
     least_ns: dict[str, int] = field(default_factory=dict)
     receiving_ns: dict[str, int] = field(default_factory=dict)
+    receiving_least_ns: dict[str, int] = field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:
@@ -118,8 +120,8 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         values = {name: float(table[f"us_{name}{end}"][at]) for name in names}
         return {name: round(us * 1000) for name, us in values.items() if us > 0}
 
-    def waits() -> dict[str, int]:
-        values = {name: float(table[f"us_{name}"][at]) for name in RECEIVING}
+    def waits(end: str = "") -> dict[str, int]:
+        values = {name: float(table[f"us_{name}{end}"][at]) for name in RECEIVING}
         return {name: round(us * 1000) for name, us in values.items() if not np.isnan(us)}
 
     limits = times(LIMITS)
@@ -136,6 +138,7 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         limit_ns=limits,
         least_ns=times(LIMITS, "_min"),
         receiving_ns=waits(),
+        receiving_least_ns=waits("_min"),
         certain_ns=sum(limits.values()) - round(max(float(table["uncertain_us"][at]), 0) * 1000),
     )
 

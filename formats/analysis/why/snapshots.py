@@ -124,16 +124,25 @@ class Source:
         more = (*OPTIONAL, *OF_RECEIVERS) if known.issuperset(OF_RECEIVERS) else OPTIONAL
         self.names = [*NEEDED, *(name for name in more if name in known)]
 
+    def _settings(self) -> Any:
+        if isinstance(self.reader, Capture):
+            return self.reader.settings
+        header = self.reader.format.header
+        more = header.get("settings")
+        return more if isinstance(more, dict) else header
+
+    def records(self, location: str) -> bool:
+        """Whether the capture records this location; also where its header does not say."""
+        recorded = self._settings().get("locations")
+        return not isinstance(recorded, dict) or location in recorded
+
     def about(self) -> dict[str, Any]:
         """What the headers tell of the capture: columns of the table connections."""
+        settings = self._settings()
         if isinstance(self.reader, Capture):
-            settings = self.reader.settings
             host = self.reader.header.text(KIND_HOST)
         else:
-            settings = self.reader.format.header
-            host = settings.get("host")
-            more = settings.get("settings")
-            settings = more if isinstance(more, dict) else settings
+            host = self.reader.format.header.get("host")
         found = {"host": host, "boot_id": _part(settings, "system", "boot_id"),
                  "capture_id": _part(settings, "segment", "capture")}  # fmt: skip
         told = {name: value for name, value in found.items() if isinstance(value, str) and value}

@@ -48,7 +48,8 @@ def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]
         found = fold(source.read(), rows.append if with_intervals else None)
         about = source.about()
         reader = source.reader
-        told = connections_table(found, about, not reader.damaged, reader.complete)
+        told = connections_table(found, about, not reader.damaged, reader.complete,
+                                 retransmits=source.records("RETRANSMIT"))  # fmt: skip
     return told, _intervals(rows)
 
 

@@ -91,10 +91,15 @@ def _sum(times: Mapping[str, int], name: str) -> int:
 
 def _percent(one: Connection, name: str) -> str:
     """A share, with its bounds where records are missing: what is not certain may be any limit."""
+    return _bounded(one, _sum(one.limit_ns, name), _sum(one.least_ns, name))
+
+
+def _bounded(one: Connection, held: int, least: int) -> str:
+    """A time as a share. least: the part of it that is certain."""
     total = sum(one.limit_ns.values())
-    least, doubt = _sum(one.least_ns, name), total - one.certain_ns
+    doubt = total - one.certain_ns
     between = f" ({100 * least / total:.0f} to {100 * (least + doubt) / total:.0f} %)"
-    return f"{100 * _sum(one.limit_ns, name) / total:.0f} %{between if doubt > 0 else ''}"
+    return f"{100 * held / total:.0f} %{between if doubt > 0 else ''}"
 
 
 def cross_check(row: Mapping[str, Any]) -> str:
@@ -249,18 +254,21 @@ def _bloat(one: Connection) -> str:
 def _receiver(one: Connection) -> list[str]:
     """What a receiver knows: whether its reader and its window kept up, and what was missing."""
     total = sum(one.limit_ns.values())
-    told = {name: ns / total for name, ns in one.receiving_ns.items() if total}
+    told = one.receiving_ns if total else {}
     found = [
-        f"{100 * share:.0f} % of the time {_RECEIVING[name](one)}"
-        for name, share in sorted(told.items(), key=lambda item: -item[1])
-        if share >= _LEAST_SHARE
+        f"{_bounded(one, ns, one.receiving_least_ns.get(name, 0))} of the time "
+        f"{_RECEIVING[name](one)}"
+        for name, ns in sorted(told.items(), key=lambda item: -item[1])
+        if ns >= _LEAST_SHARE * total
     ]
     behind = one.rcvbuf and one.reader_behind_max > one.rcvbuf // 4
     if found:
         return [f"this host receives: {found[0]}", *found[1:]]
     if told:
-        return ["this host receives; its reader kept up and its window had room: it waited for the "
-                "sender or the path, so capture there too"]  # fmt: skip
+        certain = 100 * one.certain_ns / total
+        when = f" in the {certain:.0f} % of the time that are certain" if certain < 100 else ""
+        return [f"this host receives; its reader kept up and its window had room{when}: it waited "
+                "for the sender or the path, so capture there too"]  # fmt: skip
     if behind and not told:
         return [
             f"this host receives, and its reader was up to {human_bytes(one.reader_behind_max)} "
