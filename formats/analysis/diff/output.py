@@ -53,13 +53,14 @@ def _counts(side: Side) -> str:
     if tables:
         count = sum(len(table["conn_id"]) for table in tables)
         others = sum(run.other_ends for run in side.runs)
-        parts.append(f"{count:,} connections" + ("" if count or not others else (
+        parts.append(_counted(count, "connection") + ("" if count or not others else (
             f" (--where holds for {others:,} ends that receive, but of two ends the sender's "
             "counts: write rport for lport)"
         )))  # fmt: skip
     flows = [run.flows for run in side.runs if run.flows is not None]
     if flows:
-        parts.append(f"{sum(len(one['bytes']) for one in flows):,} flows of schema magnet")
+        count = sum(len(one["bytes"]) for one in flows)
+        parts.append(f"{_counted(count, 'flow')} of schema magnet")
     unproven = sum(not run.proven for run in side.runs)
     return ", ".join(parts) + (f"; NOT PROVEN: {unproven}" if unproven else "")
 
