@@ -12,7 +12,7 @@ from typing import Any
 
 from collector.writer.capture_info import CaptureInfo
 from collector.writer.dump_writer import Beginning
-from collector.writer.keeper import Block, Noted, with_states
+from collector.writer.keeper import Block, Noted
 from collector.writer.ledger import Books
 from collector.writer.psc_stream import make_header
 from collector.writer.spool import Spool
@@ -82,7 +82,7 @@ class Dump:
         after = replace(written, entries=entries + 1, last_seq=last_seq + 1)
         return Beginning(
             make_header(info, pair, {**settings, "recorder": told}),
-            [start, *with_states(first.books, 0).checkpoint(after), *first.off],
+            [start, *first.books.checkpoint(after), *first.off],
             first.mono_ns,
             first.realtime_ns,
             written,
@@ -95,7 +95,7 @@ class Dump:
 
     def put_books(self, books: Books, mono_ns: int) -> None:
         """A checkpoint."""
-        self._spool.put_control(with_states(books, self._states).checkpoint, mono_ns)
+        self._spool.put_control(books.with_states(self._states).checkpoint, mono_ns)
 
     def put_noted(self, noted: Noted) -> None:
         """Control entries."""
@@ -120,7 +120,7 @@ class Dump:
         pair = self._follow(clock)
         put(lambda _: [pair], mono_ns, reserved=True)
         if books is not None:
-            told = with_states(books, self._states)
+            told = books.with_states(self._states)
             put(lambda w: told.checkpoint(w, final=final), mono_ns, reserved=True)
         put(lambda w: [End(int(reason), w.entries, w.lost, w.checkpoints)], mono_ns, reserved=True)
 

@@ -12,30 +12,23 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from collector.ring.points import row_of
-from collector.sequencer.ordered_batch import Ordered, Origin, opaque
+from collector.sequencer.ordered_batch import Ordered
 from collector.writer.ledger import Books
 from collector.writer.spool import Sized
+from collector.writer.states import States
 from collector.writer.written import Place
 from formats.base.changes import ChangeKind
-from formats.base.control import EXISTING, Change
+from formats.base.control import Change
 
-MOST_STATES = 1 << 14
-"""Of so many connections the last record before the window is kept: conn_id modulo MOST_STATES.
-Where two share a place, the later has it."""
 BLOCKS = 8
 """A block is at most this part of the window's bytes."""
 PIECE_COST = 1 << 10
 """Bytes of memory that a piece takes beside its records, roughly."""
-_CLOSED = (7, 6)
-"""TCP_CLOSE, TCP_TIME_WAIT."""
-_STATE_CHANGE, _DESTROY = 4, 11
 
 
 class Kept(Sized, Protocol):
@@ -85,11 +78,7 @@ class Keeper:
     def __init__(self, dtype: np.dtype[Any], last_s: float | None, last_bytes: int) -> None:
         self._last_ns = None if last_s is None else int(last_s * 1e9)
         self._last_bytes = last_bytes
-        self._opaque = opaque(dtype)
-        names = dtype.names or ()
-        self._states: NDArray[Any] | None = None
-        if "conn_id" in names:
-            self._states = np.zeros(MOST_STATES, dtype)
+        self._states = States(dtype)
         self.blocks: deque[Block] = deque()
         self.passed: Counter[Place] = Counter()
         """All records so far."""
@@ -139,43 +128,8 @@ class Keeper:
         self._add(noted, PIECE_COST)
 
     def states(self, cpu: int, mono_ns: int) -> Ordered | None:
-        """The last record before the window of each open connection, as EXISTING.
-
-        cpu: a number of no CPU; mono_ns: the beginning of the window. callvalue is how much earlier
-        the record was [ms].
-        """
-        if self._states is None:
-            return None
-        rows = self._states
-        location = rows["location"]
-        changed = location == _STATE_CHANGE
-        open_now = (rows["conn_id"] > 0) & (location != _DESTROY)
-        open_now &= ~(changed & np.isin(rows["callvalue"], _CLOSED))
-        chosen = np.flatnonzero(open_now)
-        if not len(chosen):
-            return None
-        found = rows.view(self._opaque)[chosen].view(rows.dtype)
-        names = rows.dtype.names or ()
-        if "time_ns" in names:
-            order = np.argsort(found["time_ns"], kind="stable")
-            found = found.view(self._opaque)[order].view(rows.dtype)
-        changed = found["location"] == _STATE_CHANGE
-        if "state" in names:  # the column has the state before the change
-            found["state"][changed] = found["callvalue"][changed]
-        found["callvalue"] = 0
-        if "time_ns" in names:
-            earlier_ns = np.maximum(mono_ns - found["time_ns"].astype(np.int64), 0)
-            found["callvalue"] = np.minimum(earlier_ns // 1_000_000, 0xFFFFFFFF)
-        for name in {"seg_seq", "seg_ack", "seg_len", "seg_flags"} & set(names):
-            found[name] = 0
-        for name, value in (("cpu", cpu), ("serial", np.arange(1, len(found) + 1))):
-            if name in names:
-                found[name] = value
-        found["location"] = EXISTING
-        numbers = np.arange(1, len(found) + 1, dtype=np.int64)
-        locations = np.full(len(found), EXISTING, np.uint32)
-        origin = Origin(cpu, np.arange(len(found)), locations)
-        return Ordered(found, numbers, [origin], 1, len(found), mono_ns)
+        """The last record before the window of each open connection: see States.repeat()."""
+        return self._states.repeat(cpu, mono_ns)[0]
 
     def _add(self, item: Kept | Noted, cost: int) -> None:
         self.blocks[-1].items.append(item)
@@ -188,24 +142,4 @@ class Keeper:
             if not isinstance(item, Noted):
                 self.evicted += item.records
             if isinstance(item, Ordered):
-                self._remember(item)
-
-    def _remember(self, ordered: Ordered) -> None:
-        if self._states is None or not ordered.origins:
-            return
-        ids = ordered.entries["conn_id"]
-        # The last of each row of records of one connection.
-        last = np.flatnonzero(np.append(ids[1:] != ids[:-1], True) & (ids > 0))
-        places = (ids[last] % MOST_STATES).astype(np.int64)
-        # Of several records for one place numpy keeps the last.
-        self._states.view(self._opaque)[places] = ordered.entries.view(self._opaque)[last]
-
-
-def with_states(books: Books, count: int) -> Books:
-    """The ledger with one CPU more, which has `count` entries EXISTING."""
-    ledger = np.concatenate((books.ledger, np.zeros_like(books.ledger[:1])))
-    for name in ("attempts", "written"):
-        ledger[name][-1, row_of(EXISTING)] = count
-    cpu = len(books.serials)
-    serials = np.append(books.serials, np.array([count], books.serials.dtype))
-    return replace(books, ledger=ledger, serials=serials, read={**books.read, cpu: count})
+                self._states.add(item)

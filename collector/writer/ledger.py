@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from collector.ring.points import COUNTERS, location_of, row_of
 from collector.writer.written import Place, Written
 from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES, KILLED
 from formats.base.control import (
+    EXISTING,
     Checkpoint,
     Collector,
     Control,
@@ -106,13 +107,30 @@ class Books:
 
     def checkpoint(self, written: Written, final: bool = False) -> list[Control]:
         """A whole checkpoint. Its place in the file is right after what `written` counts."""
-        group = self.group(written)
+        group = self.with_states(written.states).group(written)
         head = (written.checkpoints, written.entries, written.lost, len(group), int(final))
         return [Checkpoint(*head), *group]
+
+    def with_states(self, count: int) -> Books:
+        """With one CPU more, which has `count` entries EXISTING: see collector/writer/states.py."""
+        if not count:
+            return self
+        ledger = np.concatenate((self.ledger, np.zeros_like(self.ledger[:1])))
+        for name in ("attempts", "written"):
+            ledger[name][-1, row_of(EXISTING)] = count
+        shed = self.shed
+        if shed is not None:
+            shed = np.concatenate((shed, np.zeros_like(shed[:1])))
+        cpu = len(self.serials)
+        serials = np.append(self.serials, np.array([count], self.serials.dtype))
+        read = {**self.read, cpu: count}
+        return replace(self, ledger=ledger, serials=serials, read=read, shed=shed)
 
     def totals(self, written: Written) -> Totals:
         """The sums. Call it when the writer has written all."""
         ledger = {name: int(self.ledger[name].sum()) for name in COUNTERS}
+        for name in ("attempts", "written"):
+            ledger[name] += written.states
         by_cause = {text: ledger[name] for name, text in KERNEL_CAUSES.items()}
         by_cause[COLLECTOR_CAUSES["late"]] = sum(self.late.values())
         by_cause |= written.losses()

@@ -16,7 +16,7 @@ import numpy as np
 from collector.ring.journal import Journal
 from collector.sequencer.clock_pairs import ClockPair, Clocks
 from collector.sequencer.cpu_queue import FOREVER_NS
-from collector.sequencer.ordered_batch import Ordered, stamp_control
+from collector.sequencer.ordered_batch import Ordered, stamp, stamp_control
 from collector.sequencer.sequencer import Sequencer
 from collector.writer.base_stream import Show
 from collector.writer.capture_info import CaptureInfo, Current
@@ -24,14 +24,28 @@ from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books, reserve_bytes
 from collector.writer.one_file import OneFileStream
 from collector.writer.psc_writer import Writer
+from collector.writer.states import MOST, States
 from collector.writer.tail import Tail, open_last_segment, open_tail
 from collector.writer.turn import Turn, keep_off
 from collector.writer.written import Written
 from formats.base.changes import ChangeKind
-from formats.base.control import Change, Clock, Control, End, EndReason, Mark, Start, encode_many
+from formats.base.control import (
+    EXISTING,
+    Change,
+    Clock,
+    Control,
+    End,
+    EndReason,
+    Mark,
+    Start,
+    encode_many,
+)
 from formats.psc.columns import MODS_AUTO, MODS_FACK, MODS_RENO, MODS_SACK
 from formats.psc.header import encode_header, writer_header
 
+STATES_PART = 4
+"""A segment that is full of records is followed by one that repeats last records of at most this
+part of its size."""
 SACK = Path("/proc/sys/net/ipv4/tcp_sack")
 
 
@@ -48,12 +62,14 @@ class PscStream(OneFileStream[Ordered]):
         super().__init__(path, force, rotates, ".pm")
         self._show: Show | None = None
         self._off: dict[int, Change] = {}
+        self._states: States | None = None
 
     def begin(
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
     ) -> None:
         # The entries that sock_diag lists come from no CPU: they have the number after the last.
-        cpus = info.cpus + 1
+        # So have last records that a later segment repeats.
+        cpus = info.cpus + 1 + (self.segments is not None)
         mono_ns = clocks.start.mono_ns
         start = Start(mono_ns, clocks.start.realtime_ns, cpus, info.recorded)
         first = encode_many([start], info.dtype)
@@ -67,6 +83,9 @@ class PscStream(OneFileStream[Ordered]):
         """Write behind what is in this file."""
         info = self._info
         self._entry_size = info.entry_size
+        self._states_cpu = info.cpus + 1
+        if self.segments is not None:
+            self._states = States(info.dtype)
         sink = FileSink(
             fd,
             info.entry_size,
@@ -92,15 +111,21 @@ class PscStream(OneFileStream[Ordered]):
         tail: Tail,
         show: Show | None = None,
     ) -> None:
-        self._info, self._cpus, self._show = info, info.cpus + 1, show
+        self._info, self._show = info, show
+        self._cpus = info.cpus + 1 + (self.segments is not None)
         os.ftruncate(tail.fd, tail.end_bytes)
         os.lseek(tail.fd, 0, os.SEEK_END)
         clocks.resume(tail.offset_ns)
         if self.segments is not None:
             self.segments.resume(tail.capture, tail.name, tail.before, tail.older)
         self._write_to(tail.fd, tail.written, clocks)
+        tail.released.pop(self._states_cpu, None)
         self.order.resume(tail.released, tail.late)
         self.order.killed = tail.killed
+        place = self._states_cpu, EXISTING
+        tail.written.states = tail.killed[self._states_cpu] + sum(
+            counts[place] for counts in (tail.written.in_file, *tail.written.drops.values())
+        )
         now_ns = clocks.now_ns()
         for number, state in current.states().values():
             if not state:
@@ -125,6 +150,8 @@ class PscStream(OneFileStream[Ordered]):
             return super().rotate(books, clock, why)
         released = self.order.released()
         off, note = list(self._off.values()), self._noting()
+        states, known = self._repeat_states(clock, why)
+        count = len(states) if states is not None else 0
 
         def last(w: Written) -> list[Control]:
             note(w)
@@ -134,14 +161,32 @@ class PscStream(OneFileStream[Ordered]):
 
         def first(w: Written) -> tuple[bytes, list[Control]]:
             note(w)
-            previous = segments.previous(w, released)
-            header = make_header(info, clock, self._describe(w.segment + 1, previous))
+            again = {self._states_cpu: (w.states, 0)} if w.states else {}
+            previous = segments.previous(w, {**released, **again})
             start = Start(clock.mono_ns, clock.realtime_ns, self._cpus, info.recorded)
-            return header, [start, *books.checkpoint(_after(w, 1)), *off]
+            entries = [start, *books.checkpoint(_after(w, 1)), *off]
+            settings = self._describe(w.segment + 1, previous)
+            if count:
+                place = {"row": len(entries), "count": count, "known": known}
+                settings["segment"]["states"] = place
+            return make_header(info, clock, settings), entries
 
         self._segment_bytes = 0
-        turn = Turn(last, first, clock.mono_ns, clock.realtime_ns, why)
+        turn = Turn(last, first, clock.mono_ns, clock.realtime_ns, why, states=states)
         self._spool.put_call(partial(self._writer.rotate, turn))
+
+    def _repeat_states(self, clock: Clock, why: str) -> tuple[Ordered | None, int]:
+        """The last records with which the next segment begins, and how many are known."""
+        most = MOST
+        if why == "size":
+            most = self._segment_bytes // STATES_PART // self._entry_size
+        assert self._states is not None
+        states, known = self._states.repeat(self._states_cpu, clock.mono_ns, most)
+        if states is not None and "time_ns" in (states.entries.dtype.names or ()):
+            # In this segment's time of day.
+            mono_ns = states.entries["time_ns"].astype(np.int64)
+            stamp(states.entries, states.seqs, mono_ns, self._clocks.to_epoch)
+        return states, known
 
     def describe(self, settings: Mapping[str, Any]) -> None:
         self._info = replace(self._info, settings={**self._info.settings, **settings})
@@ -180,6 +225,8 @@ class PscStream(OneFileStream[Ordered]):
             return
         self.records += ordered.records
         self._segment_bytes += ordered.nbytes
+        if self._states is not None:
+            self._states.add(ordered)
         if self._show is not None:
             self._show(ordered.entries)
         self._spool.put(ordered)

@@ -209,6 +209,19 @@ class Writer:
         self._close(ended, turn.why)
         self.written.segment += 1
         self._segments.begin()
+        if turn.states is not None:
+            self._write_states(turn.states)
+
+    def _write_states(self, states: Ordered) -> None:
+        """Last records of earlier files, as records of a CPU of their own: its serials go on."""
+        if "serial" in (self._dtype.names or ()):
+            serials = states.entries["serial"]
+            serials += np.array(self.written.states, serials.dtype)
+        self.written.states += len(states)
+        numbering, given_bytes = self._numbering, self._given_bytes
+        self.write(states)
+        self._numbering, self._given_bytes = numbering, given_bytes
+        self._update_numbering()
 
     def begin(self, header: bytes, entries: Sequence[Control], mono_ns: int) -> None:
         """Write the beginning of a file: START, a checkpoint, others. It is tried again later."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from collector.sequencer.ordered_batch import Ordered
 from collector.writer.written import Written
 from formats.base.changes import ChangeKind
 from formats.base.control import Change
@@ -32,6 +33,8 @@ class Turn:
     """The condition that was met."""
     last_seq: int | None = None
     """How many records were released, with those that were lost; None: the writer numbers them."""
+    states: Ordered | None = None
+    """Last records of connections that follow the beginning."""
 
 
 SHED_KEY = -1

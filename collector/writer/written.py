@@ -42,6 +42,8 @@ class Written:
     sync_error: OSError | None = None
     skipped: int = 0
     """Sequence numbers that LOSS entries without a CPU count."""
+    states: int = 0
+    """Entries EXISTING that repeat the last records of earlier files: see Writer.rotate()."""
     segment: int = 1
     """The number of the file that is written now."""
     rotation_error: Exception | None = None

@@ -6,7 +6,8 @@
     read     START states | 4 5 6 7 8 9 | END 10 11 12 | END
 
 Each dump numbers its entries from what came before its window, so the numbers of a later dump go on
-behind the one before it: what was evicted between two dumps is not lost.
+behind the one before it: what was evicted between two dumps is not lost. So do those of a segment
+behind the states that it repeats of the segment before it, which are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from formats.base.byteorder import Endian
 from formats.base.errors import UsageError
 from formats.psc.columns import Column
 from formats.psc.header import KIND_SETTINGS, Header
-from formats.psc.pieces import Piece
+from formats.psc.pieces import Piece, capture_of
+from formats.psc.states import find_states
 from formats.psc.values import decode
 
 _AT_ONCE = 1 << 14
@@ -53,7 +55,8 @@ def from_ns(header: Header) -> int | None:
 
 
 def join(pieces: Sequence[Piece], warnings: list[str]) -> list[Piece]:
-    """These pieces without what later dumps share with earlier ones, numbered in one sequence.
+    """These pieces without what later dumps share with earlier ones, and without the states that a
+    segment repeats of the one before it, numbered in one sequence.
 
     UsageError for dumps that may share records and cannot tell which.
     """
@@ -61,7 +64,7 @@ def join(pieces: Sequence[Piece], warnings: list[str]) -> list[Piece]:
     for before, piece in pairwise(pieces):
         begin_ns = from_ns(piece.header)
         if begin_ns is None or from_ns(before.header) is None:
-            joined.append(piece)
+            joined += _leave_out_states(joined[-1], piece)
             continue
         cut = 0
         end_ns = _last(before, "time_ns")
@@ -82,6 +85,31 @@ def join(pieces: Sequence[Piece], warnings: list[str]) -> list[Piece]:
         if cut < piece.rows:
             joined.append(_renumber(joined[-1], piece, cut))
     return joined
+
+
+def _leave_out_states(before: Piece, piece: Piece) -> list[Piece]:
+    """A segment without the states that it repeats, if it directly follows the one before."""
+    shifts = before.shifts
+    whole = replace(piece, shifts=shifts)
+    (capture, number), (other, last) = capture_of(piece.header), capture_of(before.header)
+    if capture != other or number != last + 1 or "location" not in _integers(piece):
+        return [whole]
+    row, count = find_states(
+        piece.header, piece.rows, lambda start, stop: _column(piece, "location", start, stop)
+    )
+    if not count:
+        return [whole]
+    after = row + count
+    names = _NUMBERS if piece.header.endian != Endian.PDP else ()
+    columns = _integers(piece)
+    less = {name: shifts.get(name, 0) - count for name in names if _is_number(columns.get(name))}
+    offset = piece.data_offset + after * piece.header.entry_size
+    rest = replace(piece, data_offset=offset, rows=piece.rows - after, shifts=less)
+    return [replace(whole, rows=row), *([rest] if rest.rows else ())]
+
+
+def _is_number(column: Column | None) -> bool:
+    return column is not None and column.length in (4, 8)
 
 
 def find_shared(piece: Piece, before: Serials) -> Shared:
@@ -153,7 +181,7 @@ def _renumber(before: Piece, piece: Piece, cut: int) -> Piece:
     """A piece from row `cut` on, whose numbers follow those of the piece before it."""
     shifts = {}
     for name, column in _integers(piece).items():
-        if name in _NUMBERS and column.length in (4, 8) and piece.header.endian != Endian.PDP:
+        if name in _NUMBERS and _is_number(column) and piece.header.endian != Endian.PDP:
             last = (_last(before, name) or 0) + before.shifts.get(name, 0)
             first = int(_column(piece, name, max(cut - 1, 0), max(cut, 1))[0])
             shifts[name] = last + (not cut) - first

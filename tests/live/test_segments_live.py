@@ -10,13 +10,16 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from formats.analysis.why import connections
+from formats.base.control import EXISTING
 from formats.base.segments import find_segments
 from formats.psc.reader import open_capture
 from formats.registry import format_of
 from formats.verify import verify_file
-from tests.unit.segment_maker import Maker
+from tests.unit.segment_maker import LOCATION, Maker
 
 PORT, CALLS = 45991, 20_011
 TRAFFIC = f"""
@@ -155,17 +158,56 @@ def test_a_rotation_on_a_disk_of_any_fill_adds_up(tmp_path: Path) -> None:
             maker.checkpoint()
             maker.stream._spool.put_call(lambda disk=disk, free=free: fill(disk, free))
             for _ in range(3):
+                maker.columns = {"conn_id": np.arange(1, 101)}  # and as many last records
                 maker.records(100)
                 maker.rotate()
             maker.close()
             *parts, chain = format_of(disk / "out").verify(disk / "out")
             assert not chain.problems, (free, chain.problems)
             assert chain.proven_end, (free, chain.notes)
-            assert chain.totals.attempts == 2 * 500
+            plain = [row for row in chain.rows if row.location == LOCATION]
+            assert sum(row.attempts for row in plain) == 2 * 500
             counts.add(len(parts))
         finally:
             subprocess.run(["umount", "--lazy", disk], check=True)
     assert {1, 4} <= counts
+
+
+def test_a_later_file_alone_has_a_connection_at_rest(tmp_path: Path) -> None:
+    """One connection sends before the first rotation alone, the other all the time."""
+    folder, port = tmp_path / "out", PORT + 1
+    code = f"""
+import socket, time
+listener = socket.create_server(("127.0.0.1", {port}))
+ends = [(socket.create_connection(("127.0.0.1", {port})), listener.accept()[0]) for _ in range(2)]
+print(ends[0][0].getsockname()[1], flush=True)
+for call in range(40):
+    ends[call > 5][0].send(b"x" * 100)
+    time.sleep(0.025)
+"""
+    command = [
+        sys.executable, "-c", "from collector.commands.collect import main; main()", "-q",
+        "--ports", str(port), "--rotate-every", "0.3s", "-o", str(folder), "--",
+        sys.executable, "-c", code,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    at_rest = int(done.stdout)
+    *parts, chain = format_of(folder).verify(folder)
+    assert chain.exit_code == 0 and len(parts) > 2, (chain.problems, [p.problems for p in parts])
+    assert chain.existing == 0  # both were opened while it ran
+    alone = []
+    for segment in find_segments(folder):
+        found = connections(segment.path(folder))
+        for row in np.flatnonzero((found["lport"] == at_rest) & (found["records"] == 1)):
+            alone.append({name: found[name][row] for name in ("role", "raddr", "rport", "mss")})
+    assert alone
+    for one in alone:
+        assert one["mss"] > 1000 and one["rport"] == port
+        assert (one["role"], one["raddr"]) == ("existing", "127.0.0.1")
+    with open_capture(folder) as capture:
+        assert not (capture.column("location") == EXISTING).any() and capture.lost == 0
+    found = connections(folder)
+    assert sorted(found["role"].tolist()) == ["active", "active", "passive", "passive"]
 
 
 def fill(disk: Path, free: int) -> None:

@@ -41,12 +41,13 @@ class Maker:
         self.columns: dict[str, Any] = {}
         """More columns of the records of CPU 0."""
         self.rotates = rotates
-        self.ledger = np.zeros((CPUS, ROWS), ACCOUNT)
-        self.serials = np.zeros(CPUS, np.uint64)
+        # As the kernel's counts with those of sock_diag's entries.
+        self.ledger = np.zeros((CPUS + 1, ROWS), ACCOUNT)
+        self.serials = np.zeros(CPUS + 1, np.uint64)
         self.stream = self.open_stream()
         info = CaptureInfo(
             version="test", kernel="test", settings={"tcpkmon": "test"}, dtype=self.dtype,
-            cpus=CPUS, requested=1, recorded=1, programs=1, buffer_bytes=1 << 20,
+            cpus=CPUS, requested=2, recorded=2, programs=1, buffer_bytes=1 << 20,
             low_water_percent=75, columns=layout.columns, entry_size=layout.entry_size,
             page_bytes=4096,
         )  # fmt: skip
@@ -100,7 +101,7 @@ class Maker:
 
     def close(self, reason: EndReason = EndReason.ASKED) -> None:
         mono_ns = self.time_ns + 10**9
-        serials = {cpu: int(serial) for cpu, serial in enumerate(self.serials)}
+        serials = {cpu: int(serial) for cpu, serial in enumerate(self.serials) if serial}
         self.stream.finish(serials, mono_ns)
         self.stream.end(self.books(), self.clocks.read(), reason, mono_ns)
         assert self.stream.close(WAIT_S)

@@ -21,7 +21,7 @@ from formats.verify.changes import ChangeCheck
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
-from formats.verify.psc.dump import DumpCheck
+from formats.verify.psc.dump import DumpCheck, tell_states
 from formats.verify.psc.entries import (
     NO_ROWS,
     ControlRows,
@@ -294,6 +294,7 @@ class _LedgerRun:
         pairs = self._clock.pairs
         report.clock_pairs, report.clock_steps = pairs.pairs, pairs.steps
         report.existing = self._marks.tally.of_point(control.EXISTING) - self._marks.existing_before
+        tell_states(self._capture, report)
         snapshots = int(self._marks.tally.counts.sum())
         report.after_checkpoint = snapshots - (int(last.counts.sum()) if last else 0)
         if last is not None:

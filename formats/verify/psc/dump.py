@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from formats.base import control
+from formats.psc.reader import Capture
+from formats.psc.states import described, find_states
 from formats.verify.ledger import NUMBERED, by_cpu
 from formats.verify.psc.entries import ControlRows, Segment
 from formats.verify.psc.landmarks import Landmarks
@@ -113,6 +116,20 @@ class DumpCheck:
                 )
         if sum(evicted.values()) != previous.entries:
             self._problems.add(base.index, "the ledger and the header count other records evicted")
+
+
+def tell_states(capture: Capture, report: Report) -> None:
+    """What a later segment repeats is no connection that was open before the capture."""
+    if report.part is None or not capture.controls_fit:
+        return
+    read = partial(capture.column, "location")
+    _, count = find_states(capture.header, len(capture), read)
+    if count:
+        known = described(capture.header).get("known")
+        of = f" of {known}" if isinstance(known, int) and known > count else ""
+        report.existing -= count
+        what = f"the last record before it of {count}{of} connections that were open"
+        report.window.append(f"it repeats {what}")
 
 
 def describe(
