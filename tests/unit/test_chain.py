@@ -224,3 +224,35 @@ def test_a_repaired_segment_stays_in_the_chain(tmp_path: Path, cut: int) -> None
     chain, segments = verify(folder)
     assert not chain.problems, whats(chain)
     assert (chain.exit_code, len(segments)) == (3, 4)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_segment_that_cannot_be_read_is_left_out(tmp_path: Path, which: int) -> None:
+    folder = tmp_path / "out"
+    paths = make(folder, segments=3, count=10)
+    paths[which].write_bytes(b"")
+    with open_capture(folder) as capture:
+        assert capture.damaged and any("left out" in text for text in capture.warnings)
+        mask = capture.control()
+        assert np.count_nonzero(~mask) == 2 * 10 * CPUS
+
+
+def test_the_end_of_a_file_that_another_follows_is_not_that_of_the_capture(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    *_, last = make(folder, segments=3, count=10)
+    with open_capture(folder) as capture:
+        assert capture.complete
+    last.unlink()
+    with open_capture(folder) as capture:
+        assert not capture.complete and not capture.damaged
+
+
+def test_an_older_capture_stays_left_out_whatever_cannot_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    old = make(folder, segments=2, count=10)
+    for path in old:
+        path.rename(path.with_name(path.name.replace(path.name.split("-")[1], "20200101T000000Z")))
+    make(folder, segments=2, count=10)
+    (folder / "host-20200101T000001Z-000003.pm").write_bytes(b"")
+    with open_capture(folder) as capture:
+        assert np.count_nonzero(~capture.control()) == 2 * 10 * CPUS
