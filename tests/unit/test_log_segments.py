@@ -159,7 +159,7 @@ def test_a_missing_log_of_a_cpu_is_said(tmp_path: Path) -> None:
 
 def test_a_log_that_is_not_there_is_said_by_readers(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    first, second, _ = make_logs(folder, segments=3, count=10)
+    first, *_ = make_logs(folder, segments=3, count=10)
     (first / "kernlog.dump.cpu1").unlink()
     with formats.open(first) as reader:
         assert not reader.complete and "kernlog.dump.cpu1 is missing" in reader.warnings[0]
