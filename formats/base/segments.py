@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile, pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,8 @@ def find_capture(
 ) -> list[Path]:
     """The segments of a folder from the first of its newest capture on; FileError without any.
 
-    Segments that are Parquet are left out. place_at: capture and number of a segment, by its path.
+    Segments that are Parquet are left out; those that cannot be read are not. place_at: capture
+    and number of a segment, by its path; ("", 0) of one that cannot be read.
     """
     try:
         found = [one for one in find_segments(folder) if one.suffix == suffix]
@@ -124,19 +125,23 @@ def find_capture(
         why = "its segments are Parquet" if found else "it has no segments"
         raise FileError(f"{folder} cannot be read as one capture: {why}", "name a file")
     paths = [one.path(folder) for one in sorted(read, key=lambda one: (one.utc, one.number))]
-    newest = place_at(paths[-1])[0]
-    return [*dropwhile(lambda each: place_at(each)[0] != newest, paths)]
+    newest = next(filter(None, (place_at(path)[0] for path in reversed(paths))), "")
+    captures = [*takewhile(lambda each: each != newest, (place_at(path)[0] for path in paths))]
+    before = max((at for at, each in enumerate(captures, 1) if each), default=0)
+    return paths[before:]
 
 
 @dataclass(frozen=True)
 class Ordered:
     """The segments of one capture. absent: first and last number of each run that is missing
-    between them. others: how many files are of other captures."""
+    between them. others: how many files are of other captures. unread: those of which nobody can
+    tell."""
 
     paths: list[Path]
     numbers: list[int]
     absent: list[tuple[int, int]]
     others: int
+    unread: list[Path]
 
     def describe(self) -> str:
         """What is missing or left out, for people."""
@@ -149,23 +154,25 @@ class Ordered:
 
 
 def order(paths: Iterable[Path], place_at: Callable[[Path], tuple[str, int]]) -> Ordered:
-    """The segments of the capture of the first path, each number once, in their order."""
+    """The segments of the capture of the first path that has one, each number once, in their
+    order."""
     places = [(place_at(path), path) for path in paths]
-    capture = places[0][0][0]
+    capture = next((name for (name, _), _ in places if name), "")
     mine: dict[int, Path] = {}
     for (name, number), path in places:
         if name == capture:
             mine.setdefault(number, path)
     numbers = sorted(mine)
     absent = [(a + 1, b - 1) for a, b in pairwise(numbers) if b > a + 1]
-    others = sum(1 for (name, _), _ in places if name != capture)
-    return Ordered([mine[number] for number in numbers], numbers, absent, others)
+    others = sum(1 for (name, _), _ in places if name not in ("", capture))
+    unread = [path for (name, _), path in places if not name] if capture else []
+    return Ordered([mine[number] for number in numbers], numbers, absent, others, unread)
 
 
 def check_order(paths: Sequence[Path], place_at: Callable[[Path], tuple[str, int]]) -> Ordered:
     """As order(), for files that somebody named. UsageError unless they are of one capture."""
     found = order(paths, place_at)
-    if found.others or not place_at(paths[0])[0]:
+    if found.others or found.unread or not place_at(paths[0])[0]:
         raise UsageError(
             f"{', '.join(map(str, paths[:3]))}{' ...' if len(paths) > 3 else ''} are not segments "
             "of one capture",

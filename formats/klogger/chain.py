@@ -60,7 +60,8 @@ class Chain(Closing):
     """A Source of several files, each of which is open only while it is read.
 
     path: what it is called for people. paths: in order, at least one; numbers: of these segments.
-    opener: opens one. missing: what it says of files that are not there.
+    opener: opens one; a file that it cannot open is damage. missing: what it says of files that are
+    not there.
     """
 
     def __init__(
@@ -80,9 +81,17 @@ class Chain(Closing):
         self.losses = Losses()
         self._total = 0
         self._tail = ""
-        with opener(paths[0]) as first:
+        with self._first() as first:
             self.format: LogFormat = first.format
             self.header: Mapping[str, Any] = first.header
+
+    def _first(self) -> Source:
+        """The first file that can be opened, else the error of the first. batches() tells of the
+        others."""
+        for path in self._paths:
+            with suppress(TcpkmonError):
+                return self._open(path)
+        return self._open(self._paths[0])
 
     def close(self) -> None:
         """Nothing is open."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +20,7 @@ from formats.base.analysed import Analysed
 from formats.base.arrow import import_pyarrow
 from formats.base.closing import Closing
 from formats.base.errors import FileError, TcpkmonError, UsageError
+from formats.base.limits import MOST_CPUS
 from formats.base.segments import (
     Ordered,
     check_order,
@@ -79,19 +80,23 @@ def open_sources(*paths: str | os.PathLike[str]) -> list[Source]:
     Segments of one capture, or the folder that they are in, are read as one log for each CPU.
     Raises FileError, or DamagedError for a header.
     """
-    files: list[Path] = []
+    files: list[tuple[Path, str]] = []
     segments: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
-            files.append(path)
+            files.append((path, ""))
         elif find_segments(path):
             segments += find_capture(path, SEGMENT, place_at)
         elif len(paths) > 1 and place_at(path)[0]:
             segments.append(path)
         else:
-            files += find_logs(path)
+            logs = find_logs(path)
+            told = _missing(one.name for one in _begun(path) if one not in logs)
+            files += [(one, told if one == logs[0] else "") for one in logs]
     with ExitStack() as stack:
-        found: list[Source] = [stack.enter_context(LogReader(one)) for one in files]
+        found: list[Source] = [
+            stack.enter_context(LogReader(path, missing)) for path, missing in files
+        ]
         if segments:
             found += _chains((check_order if len(paths) > 1 else order)(segments, place_at))
         stack.pop_all()
@@ -99,24 +104,52 @@ def open_sources(*paths: str | os.PathLike[str]) -> list[Source]:
 
 
 def _chains(found: Ordered) -> Iterator[Chain]:
-    """A chain for each CPU."""
+    """A chain for each CPU. Logs that should be there and are not are damage of it."""
     of_cpu: dict[str, list[tuple[int, Path]]] = {}
     for number, folder in zip(found.numbers, found.paths, strict=True):
-        for path in find_logs(folder):
+        for path in dict.fromkeys([*find_logs(folder), *_begun(folder)]):
             of_cpu.setdefault(path.name, []).append((number, path))
-    missing = found.describe()
-    for name in sorted(of_cpu, key=lambda name: int(name.removeprefix(PREFIX))):
+    names = sorted(of_cpu, key=lambda name: int(name.removeprefix(PREFIX)))
+    there = [name for name in names if any(path.exists() for _, path in of_cpu[name])]
+    absent = _missing(name for name in names if name not in there)
+    missing = "; ".join(text for text in (found.describe(), absent) if text)
+    for name in there:
         numbers, paths = zip(*of_cpu[name], strict=True)
-        yield Chain(found.paths[0].parent / name, paths, numbers, LogReader, missing)
+        unread = [folder / name for folder in found.unread]
+        yield Chain(found.paths[0].parent / name, [*unread, *paths], numbers, LogReader, missing)
         missing = ""
 
 
 def place_at(folder: Path) -> tuple[str, int]:
-    """Capture and number of the segment in a folder; ("", 0) for a log that is none."""
-    for path in find_logs(folder):
-        with suppress(TcpkmonError), LogReader(path) as reader:
-            return place_of(reader.header.get("settings"))
-    return "", 0
+    """Capture and number of the segment in a folder; ("", 0) for a log that is none, and for what
+    cannot be read."""
+    return place_of(_settings(folder))
+
+
+def _begun(folder: Path) -> list[Path]:
+    """The logs that were begun together in a folder, as the header of one of them says."""
+    settings = _settings(folder)
+    cpus = settings.get("logs") if isinstance(settings, dict) else None
+    return [
+        folder / f"{PREFIX}{cpu}"
+        for cpu in (cpus if isinstance(cpus, list) else ())
+        if type(cpu) is int and 0 <= cpu <= MOST_CPUS
+    ]
+
+
+def _missing(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
+    return f"{', '.join(listed[:8])}{more} is missing" if listed else ""
+
+
+def _settings(folder: Path) -> object:
+    """The settings in the first header of a folder's logs that can be read; None if none can."""
+    with suppress(TcpkmonError):
+        for path in find_logs(folder):
+            with suppress(TcpkmonError), LogReader(path) as reader:
+                return reader.header.get("settings")
+    return None
 
 
 class Logs(Closing, Analysed):

@@ -40,10 +40,12 @@ class LogReader(InputFile):
     header: as in the file. format: its events. cpu: the CPU whose records it holds. batches()
     updates `problems` (the damage), `losses` (what is missing) and `walked` (where the dumps are).
     Text from the file can hold any character: escape it before you print it.
+    missing: what it says of logs that are not there.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], missing: str = "") -> None:
         super().__init__(path)
+        self._missing = missing
         try:
             self._read_header()
         except DamagedError as error:
@@ -98,7 +100,11 @@ class LogReader(InputFile):
 
     @property
     def tail(self) -> str:
-        """Why the end of the log is unknown; empty if the log ended in order."""
+        """What is unknown: missing logs, and the end; empty if nothing is."""
+        return "; ".join(text for text in (self._missing, self._tail) if text)
+
+    @property
+    def _tail(self) -> str:
         if self.losses.complete and not self.problems:
             return ""
         if self.losses.complete:

@@ -214,7 +214,8 @@ def open_segments(*paths: Path) -> Source:
         files += find_capture(path, SEGMENT, place_at) if path.is_dir() else [path]
     found = (check_order if len(paths) > 1 else order)(files, place_at)
     folder = paths[0] if len(paths) == 1 else paths[0].parent
-    return Chain(folder, found.paths, found.numbers, open_reader, found.describe())
+    every = [*found.unread, *found.paths]
+    return Chain(folder, every, found.numbers, open_reader, found.describe())
 
 
 def place_at(path: Path) -> tuple[str, int]:

@@ -72,14 +72,14 @@ class Entries(InputFile, Description):
             Piece(first, header, self._data_offset, self._rows, rest, self._file)
         ]
         if later:
-            pieces = follow(self._pieces[0], later, self.warnings)
+            pieces, is_damaged = follow(self._pieces[0], later, self.warnings)
             try:
                 self._pieces = join(pieces, self.warnings)
             except TcpkmonError:
                 self.close()
                 raise
             self._rows = sum(piece.rows for piece in self._pieces)
-            self.damaged |= any(piece.rest for piece in pieces[:-1])
+            self.damaged |= is_damaged
         self.entry_dtype = entry_dtype(header.columns, size, ORDERS[header.endian])
         """The type of an entry, see formats.psc.columns."""
         self._readers: dict[tuple[str, ...], ColumnReader] = {}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from io import FileIO
+from itertools import takewhile
 from pathlib import Path
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
@@ -70,12 +71,16 @@ def look(path: Path) -> Piece:
 
 def find_files(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> list[Path]:
     """The file itself, the PSC segments of a folder, from the first of its newest capture on, or
-    several segments of one capture in their order.
+    several segments of one capture in their order. The first one can be read if any can.
 
     FileError where there is none, UsageError for files of several captures.
     """
+    if not more and os.path.isdir(path):
+        found = find_capture(path, SUFFIX, place_at)
+        unread = [*takewhile(lambda each: not place_at(each)[0], found)]
+        return [*found[len(unread) :], *unread]
     if not more:
-        return find_capture(path, SUFFIX, place_at) if os.path.isdir(path) else [Path(path)]
+        return [Path(path)]
     files: list[Path] = []
     for each in (path, *more):
         files += find_files(each)
@@ -90,18 +95,22 @@ def place_at(path: Path) -> tuple[str, int]:
         return "", 0
 
 
-def follow(first: Piece, paths: Iterable[Path], warnings: list[str]) -> list[Piece]:
-    """The first piece and those of the same capture among the paths, sorted by number.
+def follow(
+    first: Piece, paths: Iterable[Path], warnings: list[str]
+) -> tuple[list[Piece], bool]:
+    """The first piece and those of the same capture among the paths, sorted by number; whether one
+    is damaged.
 
     warnings: gets a line for each that is missing, or is left out.
     """
     capture, number = capture_of(first.header)
-    pieces, others, last = [first], 0, number
+    pieces, others, last, damaged = [first], 0, number, False
     for path in paths:
         try:
             piece = look(path)
         except TcpkmonError as error:
             warnings.append(f"left out: {error.message}")
+            damaged |= isinstance(error, DamagedError)
             continue
         other, number = capture_of(piece.header)
         if other != capture or piece.header.columns != first.header.columns:
@@ -117,7 +126,7 @@ def follow(first: Piece, paths: Iterable[Path], warnings: list[str]) -> list[Pie
     if others:
         what = f"{others} file(s) of other captures are left out"
         warnings.append(f"{what}: name one of them to see its capture")
-    return pieces
+    return pieces, damaged or any(piece.rest for piece in pieces[:-1])
 
 
 def capture_of(header: Header) -> tuple[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,11 @@ class _Capture:
     """Those that are Parquet now."""
     first_told: int = 0
     """Of an index that is too long: its end tells of the segments from this number on."""
+
+    def lost(self, here: Set[str]) -> list[str]:
+        """The names that were sealed and not deleted, of which no file is here."""
+        gone = self.sealed.keys() - self.deleted.keys() - self.tables.keys()
+        return [self.sealed[number] for number in sorted(gone) if self.sealed[number] not in here]
 
 
 def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]:
@@ -63,21 +68,24 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     lines, has_all = read_index(folder)
     for line in lines:
         name, number, what = line.get("name"), line.get("number"), line.get("what")
-        capture_id = str(line.get("capture"))
         if not isinstance(name, str) or not isinstance(number, int):
             continue
-        if capture_id not in captures and name not in tables:
-            continue
-        known = captures[capture_id]
+        known = captures[str(line.get("capture"))]
         if not has_all:
             known.first_told = min(known.first_told or number, number)
         if what == "archived" and name in tables:
             known.tables[number] = name
         if what in ("sealed", "deleted"):
             (known.sealed if what == "sealed" else known.deleted)[number] = name
+    here = {segment.original for segment in segments}
     for capture in captures.values():
-        reports.append(_Chain(str(folder), capture, others).check())
-        others = []
+        if capture.parts or capture.tables or capture.lost(here):
+            reports.append(_Chain(str(folder), capture, others).check(here))
+            others = []
+    told = {name for capture in captures.values() for name in capture.tables.values()}
+    if unknown := sorted(tables - told):
+        what = f"cannot be checked, as Parquet that {INDEX} does not know: {_listed(unknown)}"
+        reports.append(Report(str(folder), error=what, error_exit=FileError.exit_code))
     return reports
 
 
@@ -104,11 +112,12 @@ class _Chain:
         if others:
             self._report.notes.append(f"not of this capture: {_listed(others)}")
 
-    def check(self) -> Report:
+    def check(self, here: Set[str]) -> Report:
+        """here: the names of all segments in the folder, before they were archived."""
         report, capture, problems = self._report, self._capture, self._problems
         numbers = sorted(capture.parts)
         if not numbers:
-            return self._only_tables()
+            return self._without_parts(here)
         for name in capture.twice:
             problems.add_header(f"{name}: another segment has its number")
         for number in numbers:
@@ -134,11 +143,15 @@ class _Chain:
         report.problems, report.problems_total = problems.listed[::-1], problems.total
         return report
 
-    def _only_tables(self) -> Report:
-        report = self._report
-        report.notes.append(self._about_tables())
-        report.unchecked.append("records (Parquet has no ledger)")
+    def _without_parts(self, here: Set[str]) -> Report:
+        report, problems = self._report, self._problems
+        if self._capture.tables:
+            report.notes.append(self._about_tables())
+            report.unchecked.append("records (Parquet has no ledger)")
         report.proven_end = True
+        for name in self._capture.lost(here)[:MOST_PROBLEMS]:
+            problems.add_header(f"{name} is missing")
+        report.problems, report.problems_total = problems.listed[::-1], problems.total
         return report
 
     def _about_tables(self) -> str:
@@ -161,6 +174,11 @@ class _Chain:
         report.unproven |= found.unproven
         report.ring_lost = found.ring_lost
         report.missed += found.missed
+        for lines, more in (
+            (report.off, found.off), (report.shed, found.shed),
+            (report.unchecked, found.unchecked),
+        ):  # fmt: skip
+            lines += [line for line in more if line not in lines]
 
     def _follows(
         self, segment: Segment, part: Part, before: Segment, _: Report, earlier: Part

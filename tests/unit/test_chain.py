@@ -19,6 +19,7 @@ from formats.psc.reader import Capture, open_capture
 from formats.registry import format_of
 from formats.verify import Report
 from formats.verify.psc.repair import repair_file
+from tests.unit.log_maker import LogMaker
 from tests.unit.segment_maker import CPUS, Maker, make
 from tests.unit.test_segments import flip
 
@@ -224,3 +225,74 @@ def test_a_repaired_segment_stays_in_the_chain(tmp_path: Path, cut: int) -> None
     chain, segments = verify(folder)
     assert not chain.problems, whats(chain)
     assert (chain.exit_code, len(segments)) == (3, 4)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_segment_that_cannot_be_read_is_left_out(tmp_path: Path, which: int) -> None:
+    folder = tmp_path / "out"
+    paths = make(folder, segments=3, count=10)
+    paths[which].write_bytes(b"")
+    with open_capture(folder) as capture:
+        assert capture.damaged and any("left out" in text for text in capture.warnings)
+        mask = capture.control()
+        assert np.count_nonzero(~mask) == 2 * 10 * CPUS
+
+
+def test_the_end_of_a_file_that_another_follows_is_not_that_of_the_capture(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    *_, last = make(folder, segments=3, count=10)
+    with open_capture(folder) as capture:
+        assert capture.complete
+    last.unlink()
+    with open_capture(folder) as capture:
+        assert not capture.complete and not capture.damaged
+
+
+def test_an_older_capture_stays_left_out_whatever_cannot_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    old = make(folder, segments=2, count=10)
+    for path in old:
+        path.rename(path.with_name(path.name.replace(path.name.split("-")[1], "20200101T000000Z")))
+    make(folder, segments=2, count=10)
+    (folder / "host-20200101T000001Z-000003.pm").write_bytes(b"")
+    with open_capture(folder) as capture:
+        assert np.count_nonzero(~capture.control()) == 2 * 10 * CPUS
+
+
+def test_a_capture_of_which_no_file_is_left_is_missed(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    make(folder, segments=2, count=10)
+    index = folder / "index.jsonl"
+    lines = [json.loads(line) for line in index.read_text().splitlines()]
+    old = [{**line, "capture": "a" * 32, "name": f"old-{line['name']}"} for line in lines]
+    with index.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in old)
+    *_, chain, lost = format_of(folder).verify(folder)
+    assert (chain.exit_code, lost.exit_code) == (0, 5)
+    assert whats(lost) == "; ".join(f"{line['name']} is missing" for line in old)
+    with index.open("a") as file:
+        file.writelines(json.dumps({**line, "what": "deleted"}) + "\n" for line in old)
+    assert [one.exit_code for one in format_of(folder).verify(folder)] == [0, 0, 0]
+
+
+def test_parquet_that_the_index_does_not_know_proves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    for path in make(folder, segments=2, count=10):
+        path.rename(f"{path}.parquet")
+    (folder / "index.jsonl").unlink()
+    (report,) = format_of(folder).verify(folder)
+    assert report.exit_code == 1 and "index.jsonl does not know" in report.verdict
+
+
+def test_what_was_off_in_a_segment_is_said_of_the_chain(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    maker = LogMaker(folder)
+    maker.records(10)
+    maker.switch(0)
+    maker.switch(1)
+    maker.rotate()
+    maker.records(10)
+    maker.close()
+    chain, _ = verify(folder)
+    assert chain.exit_code == 0 and chain.verdict.endswith("while it was switched on (see below)")
+    assert any(line.startswith("PING was off from") for line in chain.off)

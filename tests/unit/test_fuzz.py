@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from collector.control import server
 from tests.fuzz import main, targets, worker
 from tests.fuzz.mutate import mend, mutate
 from tests.fuzz.seeds import CORPUS, KINDS, seeds
@@ -24,6 +25,7 @@ SLOW = {"picture"}
 @pytest.fixture(autouse=True)
 def in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TCPKMON_FUZZ_TMP", str(tmp_path))
+    monkeypatch.setattr(server, "ROUND_S", 0.0)  # the target sets it, for its whole process
     targets._folder.cache_clear()
     yield
     targets._folder.cache_clear()

@@ -157,6 +157,38 @@ def test_a_missing_log_of_a_cpu_is_said(tmp_path: Path) -> None:
     assert chain.exit_code == 5, "records of CPU 1 are gone"
 
 
+def test_a_log_that_is_not_there_is_said_by_readers(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    first, *_ = make_logs(folder, segments=3, count=10)
+    (first / "kernlog.dump.cpu1").unlink()
+    with formats.open(first) as reader:
+        assert not reader.complete and "kernlog.dump.cpu1 is missing" in reader.warnings[0]
+    with formats.open(folder) as reader:
+        assert reader.damaged and any("cannot open" in text for text in reader.warnings)
+    assert len(pings(folder)) == (3 * CPUS - 1) * 10
+    for path in folder.glob("*.klog/kernlog.dump.cpu1"):
+        path.unlink()
+    with formats.open(folder) as reader:
+        assert not reader.complete and "kernlog.dump.cpu1 is missing" in reader.warnings[0]
+    assert len(pings(folder)) == 3 * 10
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("cpus", [[0], [0, 1]])
+def test_a_segment_that_cannot_be_read_is_left_out(
+    tmp_path: Path, which: int, cpus: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    paths = make_logs(folder, segments=3, count=10)
+    for cpu in cpus:
+        (paths[which] / f"kernlog.dump.cpu{cpu}").write_bytes(b"")
+    with formats.open(folder) as reader:
+        assert reader.damaged and any("left out" in text for text in reader.warnings)
+    assert len(pings(folder)) == (3 * CPUS - len(cpus)) * 10
+    assert run(decode, [str(folder), "--merge"], prog="decode") == 5
+    assert f"{paths[which].name}/kernlog.dump.cpu0: left out" in capsys.readouterr().err
+
+
 def test_a_segment_of_another_run_in_its_place_is_said(tmp_path: Path) -> None:
     paths = make_logs(tmp_path / "out", count=50)
     others = make_logs(tmp_path / "other", count=51)

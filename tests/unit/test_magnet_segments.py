@@ -86,6 +86,15 @@ def test_a_missing_segment_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "segment 3 is missing" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_segment_that_cannot_be_read_is_left_out(tmp_path: Path, which: int) -> None:
+    folder = tmp_path / "out"
+    build(folder)[which].write_bytes(b"")
+    with formats.open(folder) as reader:
+        assert reader.damaged and any("left out" in text for text in reader.warnings)
+        assert sum(len(table) for tables in reader.tables() for table in tables.values())
+
+
 def test_records_that_moved_between_segments_are_said(tmp_path: Path) -> None:
     """Each file of another run is sound, and the chain tells."""
     build(tmp_path / "out", 3, 10)
