@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from formats.base.errors import FileError
@@ -44,6 +45,32 @@ VALUES = {
 """By default all are stored and compared."""
 
 
+def read_tests(path: Path) -> dict[str, dict[str, Any]]:
+    """What a file stores, by test and capture; nothing where there is no file. FileError."""
+    try:
+        tests: dict[str, dict[str, Any]] = json.loads(path.read_text())["tests"]
+        stored = [one["values"] for captures in tests.values() for one in captures.values()]
+        for name, value in (pair for values in stored for pair in values.items()):
+            if not isinstance(value, (int, float, NoneType)):
+                raise TypeError(f"{name} is {value!r}, no number")
+    except FileNotFoundError:
+        return {}
+    except KeyError as error:
+        raise FileError(f"{path} is no baseline: it lacks {error}") from error
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FileError(f"{path} is no baseline: {error}") from error
+    return tests
+
+
+def check_file(path: Path, store: bool) -> None:
+    """FileError for a file that is no baseline, or cannot be written."""
+    read_tests(path)
+    if store and not os.access(path.parent, os.W_OK):
+        raise FileError(f"cannot store in {path}: {path.parent} is no folder to write to")
+
+
 class Baseline:
     """The values of one test in a file. store: they are stored, and not compared."""
 
@@ -73,7 +100,7 @@ class Baseline:
         if self._store:
             self._write(capture, measured)
             return []
-        stored = self._read().get(self._test, {}).get(capture)
+        stored = read_tests(self._path).get(self._test, {}).get(capture)
         if stored is None:
             where = f"{self._path} has no values of {self._test}, {capture}"
             return [f"{where}: store them with --tcpkmon-store"]
@@ -92,22 +119,11 @@ class Baseline:
             lines.insert(0, f"worse than the baseline in {self._path}{more}")
         return lines
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            tests = json.loads(self._path.read_text())["tests"]
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FileError(f"{self._path} is no baseline: {error}") from error
-        if not isinstance(tests, dict):
-            raise FileError(f"{self._path} is no baseline: its tests are no object")
-        return tests
-
     def _write(self, capture: str, measured: Mapping[str, float | None]) -> None:
         """Several processes may store at once (pytest-xdist)."""
         with open(self._path.with_name(f".{self._path.name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            tests = self._read()
+            tests = read_tests(self._path)
             mine = {"kernel": os.uname().release, "values": dict(measured)}
             tests.setdefault(self._test, {})[capture] = mine
             text = json.dumps({"tests": tests}, indent=2, sort_keys=True)

@@ -138,7 +138,8 @@ class Captured:
 
         values: names of baseline.VALUES (by default all), or expressions of docs/check.md that are
         one number. tolerance: the relative difference that is allowed, or that by value.
-        AssertionError with all differences.
+        AssertionError with all differences. ValueError for an expression, and for a tolerance of
+        what is not compared.
         """
         __tracebackhide__ = True
         if self._baseline is None:
@@ -147,6 +148,9 @@ class Captured:
             measured = self._baseline.measure(self._checked, values)
         except TcpkmonError as error:
             raise ValueError("\n".join(error.lines())) from None
+        named = tolerance if isinstance(tolerance, Mapping) else ()
+        if others := [name for name in named if name not in measured]:
+            raise ValueError(f"a tolerance of what is not compared: {', '.join(others)}")
         if not self._checked.proven:
             raise AssertionError(f"not proven: {self._checked.verdict}\ncapture: {self.path}")
         differences = self._baseline.compare(self.name, measured, tolerance)

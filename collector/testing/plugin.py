@@ -38,11 +38,27 @@ def pytest_configure(config: pytest.Config) -> None:
     """Adds the marker."""
     config.addinivalue_line(
         "markers",
-        "tcpkmon(check=(), baseline=False, **options): capture TCP while the test runs, "
-        "with options of collect; then check these assertions",
+        "tcpkmon(name='', check=(), baseline=False, **options): capture TCP while the test "
+        "runs, with options of collect; then check these assertions",
     )
-    if config.getoption("tcpkmon_store") and config.getoption("tcpkmon_baseline") is None:
-        raise pytest.UsageError("--tcpkmon-store stores in the file of --tcpkmon-baseline FILE")
+    baseline, store = _baseline(config), config.getoption("tcpkmon_store")
+    if baseline is None:
+        if store:
+            raise pytest.UsageError("--tcpkmon-store stores in the file of --tcpkmon-baseline FILE")
+        return
+    from collector.testing.baseline import check_file
+    from formats.base.errors import FileError
+
+    try:
+        check_file(baseline, store)
+    except FileError as error:
+        raise pytest.UsageError(f"--tcpkmon-baseline: {error}") from None
+
+
+def _baseline(config: pytest.Config) -> Path | None:
+    """From where pytest was started: a test may be in another folder."""
+    given = config.getoption("tcpkmon_baseline")
+    return None if given is None else config.invocation_params.dir / given
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -62,7 +78,7 @@ def tcpkmon(request: pytest.FixtureRequest, tmp_path: Path) -> Captures:
     made = Captures(
         tmp_path,
         request.node.nodeid,
-        baseline=config.getoption("tcpkmon_baseline"),
+        baseline=_baseline(config),
         store=config.getoption("tcpkmon_store"),
         require=config.getoption("tcpkmon_require"),
         collector=config.getoption("tcpkmon_collector"),
@@ -84,7 +100,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, pluggy.Result[None
     options = dict(marker.kwargs)
     checks, baseline = options.pop("check", ()), options.pop("baseline", False)
     checks = [checks] if isinstance(checks, str) else checks
-    capturing = made.capture(**options)
+    capturing = made.capture(*marker.args, **options)
     capture = capturing.__enter__()
     outcome = yield
     try:

@@ -13,6 +13,8 @@ from formats.base.errors import DamagedError, FileError, UsageError
 from formats.base.escape import for_terminal
 
 FAILED = 6
+_ENDINGS = (".pm", ".pm.zst", ".klog")
+"""No assertion ends so."""
 
 
 @click.command("check")
@@ -37,6 +39,8 @@ def command(
 
     paths = [Path(text) for text in arguments if _is_path(text)]
     texts = [text for text in arguments if not _is_path(text)]
+    if missing := [text for text in texts if text.endswith(_ENDINGS)]:
+        raise FileError(f"no such file: {', '.join(missing)}")
     if not paths:
         raise UsageError("no capture to check", "name a file that is there before the assertions")
     if not texts:

@@ -128,22 +128,9 @@ def compared(pytester: pytest.Pytester) -> list[str]:
 def test_the_example_and_the_time_in_the_layers(pytester: pytest.Pytester) -> None:
     """docs/pytest.md has the example."""
     page = (Path(__file__).parents[2] / "docs" / "pytest.md").read_text()
-    ((name, example),) = re.findall(r"^```python (\w+).py\n(.*?)^```$", page, re.M | re.S)
-    pytester.makepyfile(**{name: example})
-    pytester.makeconftest(
-        TALK
-        + """
-class Server:
-    port = 5205
-    def upload(self, size):
-        talk(self.port, size // 1000)
-    download = upload
-
-@pytest.fixture
-def server():
-    return Server()
-"""
-    )
+    examples = dict(re.findall(r"^```python (\w+).py\n(.*?)^```$", page, re.M | re.S))
+    assert set(examples) == {"test_upload", "conftest"}
+    pytester.makepyfile(**examples)
     pytester.makepyfile(
         TALK
         + """

@@ -208,6 +208,10 @@ def test_a_loss_is_not_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     lost = f"lost() == {formats_lost(path)}"
     assert run(command, [path, lost, "--unproven-ok"], prog="check") == 0
     assert run(command, ["no_loss"], prog="check") == 2
+    capsys.readouterr()
+    assert run(command, ["out/*/a.pm", path, "no_loss", "b.klog"], prog="check") == 1
+    said = capsys.readouterr()
+    assert not said.out and "no such file: out/*/a.pm, b.klog" in said.err
 
 
 NUMBERS = st.sampled_from(["1", "2.5k", "1e-3", "5%", "30ms", "1e6us"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,21 @@ def test_a_change_from_nothing_is_above_every_bound() -> None:
     judged = judge(conditions, {one.metric.name: one for one in found})
     assert [one.failed for one in judged] == [True, True, False, False]
     assert judged[0].why == "its median changed: from 0"
+
+
+def test_where_the_medians_are_equal_the_means_tell() -> None:
+    """Most connections have no retransmission on either side, but on one side some have many."""
+    a, b = np.zeros(60), np.r_[np.zeros(40), np.linspace(0.05, 0.1, 20)]
+    conditions = parse_conditions(["retrans_ratio worse 50%", "share_recovery worse 2%",
+                                   "share_recovery worse 3%", "share_rwnd less 0%"])  # fmt: skip
+    names = ["retrans_ratio", "share_recovery", "share_rwnd"]
+    found, _ = compare(dict.fromkeys(names, a), dict.fromkeys(names, b), names)
+    assert {(one.result, one.by) for one in found} == {(DIFFERS, "mean")}
+    assert found[1].change == pytest.approx(b.mean()) and found[1].interval is not None
+    assert found[1].interval[0] < b.mean() < found[1].interval[1]
+    judged = judge(conditions, {one.metric.name: one for one in found})
+    assert [one.failed for one in judged] == [True, True, False, False]
+    assert judged[1].why == "its mean changed: +2.5 points"
 
 
 @pytest.mark.parametrize(("b", "bound", "failed"), [
@@ -357,6 +373,19 @@ def test_conditions_and_exit_codes(
     assert not said.out and "lossy.pm: " in said.err and "--unproven-ok" in said.err
     assert run(a, lossy, "--unproven-ok") == 0
     assert "NOT PROVEN: 1" in capsys.readouterr().out
+
+
+def test_means_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rates whose medians are equal, and whose upper thirds are not."""
+    least = [(1e6 + 100 * (n % 21), 500.0) for n in range(21)]
+    a = write_runs(tmp_path / "a.pm", [*least, *((1.1e6, 500.0) for _ in range(20))])
+    b = write_runs(tmp_path / "b.pm", [(0.5e6, 500.0)] * 20 + [least[20]] * 21)
+    assert run(a, b, "--metrics", "goodput_mean", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["metrics"]
+    assert row["a"]["median"] == row["b"]["median"] and row["of"] == "mean" and row["worse"]
+    assert row["change"] == pytest.approx(row["b"]["mean"] / row["a"]["mean"] - 1)
+    assert run(a, b, "--metrics", "goodput_mean") == 0
+    assert re.search(r"mean 8\S* Mbit/s +mean 6\S* Mbit/s +-2\S* % +worse", capsys.readouterr().out)
 
 
 def test_several_captures_of_a_side_are_runs(

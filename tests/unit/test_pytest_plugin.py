@@ -54,7 +54,7 @@ def test_every_run_imports_only_the_plugin() -> None:
 
 def test_the_plugin_is_an_entry_point_with_a_marker(pytester: pytest.Pytester) -> None:
     found = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--markers", "--strict-markers")
-    found.stdout.fnmatch_lines(["@pytest.mark.tcpkmon(check=(), baseline=False, [*][*]options):*"])
+    found.stdout.fnmatch_lines(["@pytest.mark.tcpkmon(name='', check=(), baseline=False, *"])
     refused = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--tcpkmon-store")
     refused.stderr.fnmatch_lines(["*--tcpkmon-store stores in the file of --tcpkmon-baseline*"])
 
@@ -126,9 +126,70 @@ def test_a_baseline_is_stored_and_compared(path: Path, tmp_path: Path) -> None:
     for test in ("one", "two"):
         assert not Baseline(file, test, True).compare("run", measured)
     assert set(json.loads(file.read_text())["tests"]) == {"one", "two"}
-    file.write_text("[]")
-    with pytest.raises(FileError, match="no baseline"):
-        Baseline(file, "one", False).compare("run", measured)
+    for text, why in (
+        ("[]", "indices must"), ("[", "Expecting value"), ("{}", "it lacks 'tests'"),
+        ('{"tests": {"one": []}}', "no attribute"),
+        ('{"tests": {"one": {"run": {"kernel": "6.1"}}}}', "it lacks 'values'"),
+        ('{"tests": {"one": {"run": {"values": {"goodput": "x"}}}}}', "goodput is 'x', no number"),
+    ):  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(FileError, match=f"is no baseline: .*{why}"):
+            Baseline(file, "one", False).compare("run", measured)
+
+
+def test_what_is_wrong_with_a_baseline_is_told_before_the_tests(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile("def test_it(): raise AssertionError('it ran')")
+    Path(pytester.path, "bad.json").write_text("{}")
+    for words, told in (
+        (("bad.json",), "bad.json is no baseline: it lacks 'tests'"),
+        ((".",), "cannot read /*: Is a directory"),
+        (("none/base.json", "--tcpkmon-store"), "*/none is no folder to write to"),
+    ):
+        found = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--tcpkmon-baseline", *words)
+        assert found.ret == pytest.ExitCode.USAGE_ERROR
+        found.stderr.fnmatch_lines([f"ERROR: --tcpkmon-baseline: *{told}"])
+        found.stdout.no_fnmatch_line("*it ran*")
+
+
+def test_a_baseline_is_where_pytest_was_started(pytester: pytest.Pytester) -> None:
+    """A test that works in another folder still finds it. The marker's name is passed on."""
+    pytester.makepyfile("""
+        import os, pytest
+        from collector.testing.captures import Captures
+        from contextlib import nullcontext
+
+        class Made:
+            def capture(self, name, **options):
+                assert (name, options) == ("up", {"ports": [1]})
+                return nullcontext()
+
+        @pytest.fixture
+        def elsewhere(tmp_path, monkeypatch):
+            monkeypatch.chdir(tmp_path)
+
+        def test_it(elsewhere, tcpkmon):
+            assert tcpkmon._baseline._path.exists()
+
+        @pytest.mark.tcpkmon("up", ports=[1])
+        def test_marked(request):
+            pass
+
+        @pytest.fixture(autouse=True)
+        def made(request, tcpkmon):
+            from collector.testing.plugin import _MADE
+            request.node.stash[_MADE] = Made()
+    """)
+    Path(pytester.path, "base.json").write_text('{"tests": {}}')
+    words = ("-p", "no:cacheprovider", "--tcpkmon-baseline", "base.json")
+    pytester.runpytest_inprocess(*words).assert_outcomes(passed=2)
+
+
+def test_a_tolerance_of_nothing_is_a_mistake(path: Path, tmp_path: Path) -> None:
+    capture = Captured(path, "run", Baseline(tmp_path / "base.json", "one", True))
+    with pytest.raises(ValueError, match="not compared: godput"):
+        capture.baseline("goodput", tolerance={"goodput": 1, "godput": 1})
 
 
 @pytest.mark.parametrize(

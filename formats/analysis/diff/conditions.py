@@ -102,5 +102,5 @@ def _judge(condition: Condition, found: Compared) -> Judged:
     if found.result == SAME:
         return Judged(condition, False, "no difference")
     change = found.change or 0.0
-    told = f"its median changed: {change_text(condition.metric, change)}"
+    told = f"its {found.by} changed: {change_text(condition.metric, change)}"
     return Judged(condition, condition.sign * change > condition.bound, told)

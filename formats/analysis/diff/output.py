@@ -15,10 +15,13 @@ from formats.analysis.diff.sides import Side
 from formats.analysis.diff.statistics import (
     DIFFERS,
     LEAST_SHARE,
+    MEAN,
+    MEDIAN,
     NO_DATA,
     SAME,
     TOO_FEW,
     Compared,
+    Spread,
     change_text,
 )
 from formats.analysis.diff.units import CONNECTION
@@ -127,7 +130,8 @@ def _style(one: Compared) -> str:
 
 
 def _row(one: Compared) -> tuple[str, ...]:
-    a, b = (_value(one.metric, side) for side in (one.a, one.b))
+    by = MEDIAN if one.result == SAME else one.by
+    a, b = (_value(one.metric, side, by) for side in (one.a, one.b))
     count = f"{one.a.n if one.a else 0}, {one.b.n if one.b else 0}"
     p = "" if one.p is None else "< 0.0001" if one.p < 0.0001 else f"{one.p:.4f}"
     if one.result == NO_DATA:
@@ -144,10 +148,15 @@ def _row(one: Compared) -> tuple[str, ...]:
     return one.metric.name, a, b, change, word, interval, p, count
 
 
-def _value(metric: Metric, side: Any) -> str:
+def _value(metric: Metric, side: Spread | None, by: str = MEDIAN) -> str:
     if side is None:
         return "-"
-    value = side.median
+    if by == MEAN:
+        return f"mean {_number(metric, side.mean)}"
+    return _number(metric, side.median)
+
+
+def _number(metric: Metric, value: float) -> str:
     if metric.kind == RATE:
         return human_rate(value)
     if metric.kind == TIME:
@@ -165,7 +174,8 @@ def _notes(report: Report) -> list[str]:
     )  # fmt: skip
     notes = [
         f"~: no difference at p <= {report.alpha:g} (Mann-Whitney, p after Holm for "
-        f"{tests or 'no test'}); changes of medians, by bootstrap."
+        f"{tests or 'no test'}); changes of medians, or of means where these are equal, by "
+        "bootstrap."
     ]
     few = [one for one in report.compared.values() if one.result == TOO_FEW]
     for family in report.families:
@@ -218,7 +228,8 @@ def as_json(report: Report) -> dict[str, Any]:
         metrics.append({
             "metric": one.metric.name, "result": one.result, **spreads,
             "change": plain(one.change), "is_difference": one.metric.kind == SHARE,
-            "interval": one.interval, "p": one.p, "larger": one.larger, "worse": one.is_worse,
+            "of": one.by, "interval": one.interval, "p": one.p, "larger": one.larger,
+            "worse": one.is_worse,
         })  # fmt: skip
     return {
         "unit": report.unit, "alpha": report.alpha, "sides": sides,

@@ -7,7 +7,7 @@ scipy does the statistics; it is imported when the first metric is compared.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import comb, isfinite
 from typing import Any
@@ -20,6 +20,7 @@ from formats.base.errors import UsageError
 
 Array = NDArray[Any]
 DIFFERS, SAME, NO_DATA, TOO_FEW = "differs", "same", "no data", "too few"
+MEDIAN, MEAN = "median", "mean"
 ALPHA = 0.01
 """Twenty comparisons of equal captures then give a false alarm in one case of five."""
 LEAST_SHARE = 0.01
@@ -29,6 +30,7 @@ _FEW = 50
 _MOST_ORDERS = 20_000
 _RESAMPLES, _MOST_RESAMPLED = 2000, 20_000_000
 _CONFIDENCE = 0.95
+_MIDDLE: dict[str, Callable[..., Any]] = {MEDIAN: np.median, MEAN: np.mean}
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,18 @@ class Spread:
     median: float
     low: float
     high: float
+    mean: float
 
 
 @dataclass(frozen=True)
 class Compared:
     """What became of a metric.
 
-    result: DIFFERS, SAME, NO_DATA on a side, or TOO_FEW units to tell. change: of the medians, from
-    a to b: relative (0.1: ten per cent more; infinite from 0), of a share the difference. interval:
-    of the change, 95 %, None where it has none. p: corrected for the number of tests. larger: in
-    which share of all pairs of units that of b is the larger one; equal ones count half.
+    result: DIFFERS, SAME, NO_DATA on a side, or TOO_FEW units to tell. change: of the medians (see
+    `by`), from a to b: relative (0.1: ten per cent more; infinite from 0), of a share the
+    difference. interval: of the change, 95 %, None where it has none. p: corrected for the number
+    of tests. larger: in which share of all pairs of units that of b is the larger one; equal ones
+    count half. by: of what the change is: MEDIAN, or MEAN where both medians are equal.
     """
 
     metric: Metric
@@ -59,6 +63,7 @@ class Compared:
     interval: tuple[float, float] | None = None
     p: float | None = None
     larger: float | None = None
+    by: str = MEDIAN
 
     @property
     def is_worse(self) -> bool | None:
@@ -123,16 +128,17 @@ def _test(metric: Metric, a: Array, b: Array) -> Compared:
         options["method"] = stats.PermutationMethod(n_resamples=_MOST_ORDERS)
     found = stats.mannwhitneyu(a, b, **options)
     larger = 1 - float(found.statistic) / (len(a) * len(b))
-    change = _change(metric, np.median(a), np.median(b))
-    return Compared(metric, SAME, *sides, float(change), _interval(metric, a, b, stats),
-                    min(float(found.pvalue), 1.0), larger)  # fmt: skip
+    by = MEAN if np.median(a) == np.median(b) else MEDIAN
+    change = _change(metric, _MIDDLE[by](a), _MIDDLE[by](b))
+    return Compared(metric, SAME, *sides, float(change), _interval(metric, a, b, by, stats),
+                    min(float(found.pvalue), 1.0), larger, by)  # fmt: skip
 
 
 def _spread(values: Array) -> Spread | None:
     if not len(values):
         return None
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
-    return Spread(len(values), middle, low, high)
+    return Spread(len(values), middle, low, high, float(np.mean(values)))
 
 
 def _change(metric: Metric, a: Any, b: Any) -> Any:
@@ -143,7 +149,7 @@ def _change(metric: Metric, a: Any, b: Any) -> Any:
 
 
 def change_text(metric: Metric, change: float | None) -> str:
-    """A change of a median: +5 %, x 8, -3 points."""
+    """A change: +5 %, x 8, -3 points."""
     if change is None:
         return ""
     if metric.kind == SHARE:
@@ -153,16 +159,18 @@ def change_text(metric: Metric, change: float | None) -> str:
     return f"x {1 + change:.3g}" if change > 4 else f"{100 * change:+.3g} %"
 
 
-def _interval(metric: Metric, a: Array, b: Array, stats: Any) -> tuple[float, float] | None:
+def _interval(
+    metric: Metric, a: Array, b: Array, by: str, stats: Any
+) -> tuple[float, float] | None:
     if min(len(a), len(b)) < 2:
         return None
-    size = len(a) + len(b)
+    size, middle = len(a) + len(b), _MIDDLE[by]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # all resamples alike
         found = stats.bootstrap(
             (a, b),
             lambda one, other, axis=-1: _change(
-                metric, np.median(one, axis=axis), np.median(other, axis=axis)
+                metric, middle(one, axis=axis), middle(other, axis=axis)
             ),
             n_resamples=max(200, min(_RESAMPLES, _MOST_RESAMPLED // size)),
             batch=max(1, (1 << 20) // size),
