@@ -22,6 +22,7 @@ class Marking:
     def __init__(self, largest_mark: int) -> None:
         self.largest_mark = largest_mark
         self.numbers: list[int] = []
+        self.on: dict[str, int] = {}
 
     def marks(self, marks: Any, pid: int) -> bool:
         self.numbers += [mark.number for mark in marks]
@@ -40,7 +41,19 @@ class Marking:
         return 0
 
     def states(self) -> dict[str, tuple[int, int]]:
-        return {}
+        return {name: (number, state) for number, (name, state) in enumerate(self.on.items())}
+
+    def switch(self, names: list[str], on: bool) -> None:
+        self.on.update(dict.fromkeys(names, int(on)))
+
+    def switched(self, names: list[str]) -> None:
+        return
+
+    def changed(self, changes: Any) -> None:
+        return
+
+    def resume(self) -> None:
+        return
 
 
 @pytest.mark.parametrize(("stream", "bits"), [(PscStream, 32), (LogStream, 64)])
@@ -52,3 +65,21 @@ def test_a_mark_that_does_not_fit_is_refused(stream: type[Stream[Any]], bits: in
     with pytest.raises(UsageError, match=f"mark {1 << bits} is too large for this file"):
         handlers.mark(1 << bits, 7)
     assert noted.numbers == [(1 << bits) - 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [(None, {"A": 1, "B": 1, "C": -1}), (["B"], {"A": 0, "B": 1, "C": -1})],
+)
+def test_what_a_killed_process_switched_off_can_be_switched_on(
+    names: list[str] | None, left: dict[str, int]
+) -> None:
+    """All was off when it was killed, and is now: logging, or each event."""
+    kernel = cast(Any, Marking(1))
+    kernel.on = {"A": 0, "B": 0, "C": -1}
+    handlers = Handlers(Request(Filters(), "x.pm"), kernel, kernel, kernel, dict, dict)
+    assert not handlers.enabled
+    handlers.set_enabled(names, True)
+    assert handlers.enabled
+    kernel.on["C"] = -1  # a place that this kernel does not have
+    assert kernel.on == left

@@ -313,3 +313,24 @@ def test_unix_sockets(tmp_path: Path) -> None:
     with pytest.raises(TcpkmonError):
         open_listener(f"unix:{plain}")
     assert plain.read_text() == "mine"
+
+
+@pytest.mark.parametrize("columns", ["default", "classic,conn_id,state"])
+def test_connections_whose_end_was_lost_make_room(
+    monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    """The end of a connection may be lost, or left out by a budget."""
+    monkeypatch.setattr("collector.metrics.connections.MOST", 1024)
+    layout = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), columns), ())
+    table = Connections(layout.dtype, AT, 0.0)
+    for first in range(1, 2001, 100):
+        entries = np.zeros(101, layout.dtype)
+        entries["conn_id"] = [*range(first, first + 100), 1]  # 1 stays in use
+        entries["state"], entries["location"] = 1, AT["SEGMENT_RECEIVED"]
+        if "time_ns" in (layout.dtype.names or ()):
+            entries["time_ns"] = first * 1000 + np.arange(101)
+        table.add(entries)
+    found = table.rows("id", 5000)["id"]
+    assert 800 < len(found) <= 1024 and not table.is_whole
+    assert found[:100] == [*range(2000, 1900, -1)] and 1 in found
+    assert len(set(found)) == len(found)
