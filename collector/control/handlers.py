@@ -253,6 +253,7 @@ class Handlers:
             self._rings.resize(pages, max(1, ring_bytes * (100 - percent) // 100))
             self._kernel.buffer_bytes = ring_bytes
             self._kernel.low_water_percent = percent
+        self._stream.describe({"buffer_bytes": ring_bytes, "low_water_percent": percent})
 
     def _apply(self, names: Sequence[str]) -> None:
         with self.changes.making():

@@ -23,6 +23,7 @@ class Marking:
         self.largest_mark = largest_mark
         self.numbers: list[int] = []
         self.on: dict[str, int] = {}
+        self.told: dict[str, Any] = {}
 
     def marks(self, marks: Any, pid: int) -> bool:
         self.numbers += [mark.number for mark in marks]
@@ -52,8 +53,29 @@ class Marking:
     def changed(self, changes: Any) -> None:
         return
 
+    def pause(self) -> None:
+        return
+
+    def push(self, batches: Any) -> None:
+        return
+
+    def drain(self) -> list[Any]:
+        return []
+
+    def release(self, until_ns: int) -> None:
+        return
+
+    def free(self) -> None:
+        return
+
     def resume(self) -> None:
         return
+
+    def resize(self, pages: int, low_water_bytes: int) -> None:
+        return
+
+    def describe(self, settings: dict[str, Any]) -> None:
+        self.told |= settings
 
 
 @pytest.mark.parametrize(("stream", "bits"), [(PscStream, 32), (LogStream, 64)])
@@ -83,3 +105,12 @@ def test_what_a_killed_process_switched_off_can_be_switched_on(
     assert handlers.enabled
     kernel.on["C"] = -1  # a place that this kernel does not have
     assert kernel.on == left
+
+
+def test_the_next_file_says_how_large_the_rings_are() -> None:
+    kernel = cast(Any, Marking(1))
+    handlers = Handlers(Request(Filters(), "x.pm"), kernel, kernel, kernel, dict, dict)
+    handlers.set_enabled(None, False)
+    handlers.set_buffer_bytes(1 << 20)
+    handlers.set_low_water(40)
+    assert kernel.told == {"buffer_bytes": 1 << 20, "low_water_percent": 40}

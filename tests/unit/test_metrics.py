@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 import re
 import shutil
@@ -302,8 +303,14 @@ def test_it_listens_on_this_machine_alone(text: str) -> None:
 
 def test_unix_sockets(tmp_path: Path) -> None:
     path = tmp_path / "m.sock"
-    first = open_listener(f"unix:{path}")
-    assert path.stat().st_mode & 0o777 == 0o660
+    gid = 4711 if os.geteuid() == 0 else os.getgid()
+    umask = os.umask(0o077)
+    try:
+        first = open_listener(f"unix:{path}", gid)
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(umask)
+    assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o660, gid)
     with pytest.raises(TcpkmonError, match="in use"):
         open_listener(f"unix:{path}")
     first.close()
