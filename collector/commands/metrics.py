@@ -91,8 +91,9 @@ def command(
             text: bytes = exposition.generate_latest(registry)  # type: ignore[no-untyped-call]
             click.echo(text, nl=False)
         return 0
-    server = _Server(open_listener(listen)) if listen else None
-    drop_root(group)
+    gid = find_gid(group)
+    server = _Server(open_listener(listen, gid)) if listen else None
+    drop_root(gid)
     try:
         serve(registry, server, textfile, interval)
     finally:
@@ -137,13 +138,13 @@ def write(registry: CollectorRegistry, path: str) -> None:
         ) from error
 
 
-def open_listener(text: str) -> socket.socket:
-    """A listening socket: unix:PATH (mode 0660), 127.0.0.1:PORT or [::1]:PORT.
+def open_listener(text: str, gid: int | None = None) -> socket.socket:
+    """A listening socket: unix:PATH (mode 0660, of this group), 127.0.0.1:PORT or [::1]:PORT.
 
     UsageError for any other address, FileError where it cannot listen.
     """
     if text.startswith("unix:"):
-        return _listen_at(Path(text.removeprefix("unix:")))
+        return _listen_at(Path(text.removeprefix("unix:")), gid)
     host, _, port = text.rpartition(":")
     try:
         address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
@@ -168,15 +169,21 @@ def open_listener(text: str) -> socket.socket:
     return listener
 
 
-def _listen_at(path: Path) -> socket.socket:
+def _listen_at(path: Path, gid: int | None) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(os.lstat(path).st_mode) and not _answers(path):
                 os.unlink(path)  # of a process that has ended
-        os.fchmod(listener.fileno(), 0o600)
-        listener.bind(os.fspath(path))
-        os.chmod(path, _MODE)
+        # The new file gets the socket's mode: nobody can put a link in its place before a chmod().
+        os.fchmod(listener.fileno(), _MODE)
+        umask = os.umask(0)
+        try:
+            listener.bind(os.fspath(path))
+        finally:
+            os.umask(umask)
+        if gid is not None:
+            os.chown(path, -1, gid, follow_symlinks=False)
         listener.listen()
     except OSError as error:
         listener.close()
@@ -193,27 +200,38 @@ def _answers(path: Path) -> bool:
     return True
 
 
-def drop_root(group: str | None) -> None:
-    """Root becomes the user tcpkmon or a user that nobody is, in the control group alone.
+def find_gid(group: str | None) -> int | None:
+    """The group that root will be in, and whose members may connect; None: another user's, or none.
 
-    PrivilegeError if it cannot, UsageError for an unknown group. No effect for another user.
+    UsageError for an unknown group.
     """
     from collector.control.access import find_group
-    from collector.linux.privileges import drop_capabilities, find_user, forbid_new_privileges
 
     if os.geteuid() != 0:
         if group is not None:
             raise UsageError("--group is for root", f"join it: usermod -aG {group} USER")
-        return
+        return None
     if group is None:
         with suppress(KeyError):
             group = grp.getgrnam(GROUP).gr_name
-    groups = [find_group(group)] if group is not None else []
+    return find_group(group) if group is not None else None
+
+
+def drop_root(gid: int | None) -> None:
+    """Root becomes the user tcpkmon or a user that nobody is, in this group alone.
+
+    PrivilegeError if it cannot. No effect for another user.
+    """
+    from collector.control.access import group_name
+    from collector.linux.privileges import drop_capabilities, find_user, forbid_new_privileges
+
+    if os.geteuid() != 0:
+        return
     user = find_user()
     if user is None:
         raise PrivilegeError("no other user can be found", "run this as a user of the group")
     try:
-        os.setgroups(groups)
+        os.setgroups([gid] if gid is not None else [])
         os.setresgid(user.gid, user.gid, user.gid)
         os.setresuid(user.uid, user.uid, user.uid)
     except OSError as error:
@@ -222,4 +240,5 @@ def drop_root(group: str | None) -> None:
     drop_capabilities(())
     if os.geteuid() == 0:
         raise TcpkmonError("root was not given up")
-    sys.stderr.write(f"tcpkmon: metrics as user {user.uid}, group {group or user.gid}\n")
+    group = group_name(gid if gid is not None else user.gid)
+    sys.stderr.write(f"tcpkmon: metrics as user {user.uid}, group {group}\n")

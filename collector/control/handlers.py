@@ -69,7 +69,10 @@ class Handlers:
         """Begins the next file of a capture that rotates, which says what holds now."""
         self.budget: Callable[[], Mapping[str, Any]] = dict
         """What a budget leaves out now."""
-        self.enabled = True
+        found = {state for _, state in kernel.states().values()}
+        self._was_off = 0 in found and 1 not in found
+        """A process that was killed had switched all off: logging, or each event."""
+        self.enabled = not self._was_off
         """Whether logging is on. An event is recorded if it and logging are on."""
 
     def public_status(self) -> dict[str, Any]:
@@ -149,6 +152,7 @@ class Handlers:
         """Switch these events; None: switch logging."""
         self._adopt()
         if names is None:
+            self._was_off = False
             if on != self.enabled:
                 self.enabled = on
                 self._apply(list(self._on))
@@ -167,6 +171,9 @@ class Handlers:
                 )
             if states[name][1] < 0:
                 raise TcpkmonError(f"this kernel has no place to log {name}", "tcpkmon doctor")
+        if self._was_off and on:  # then it was each event
+            self._was_off, self.enabled = False, True
+            self._on = dict.fromkeys(self._on, False)
         for name in names:
             self._on[name] = on
         self._apply(names)
@@ -246,6 +253,7 @@ class Handlers:
             self._rings.resize(pages, max(1, ring_bytes * (100 - percent) // 100))
             self._kernel.buffer_bytes = ring_bytes
             self._kernel.low_water_percent = percent
+        self._stream.describe({"buffer_bytes": ring_bytes, "low_water_percent": percent})
 
     def _apply(self, names: Sequence[str]) -> None:
         with self.changes.making():

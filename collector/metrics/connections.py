@@ -18,7 +18,8 @@ from collector.metrics.tcp_meter import SYNCHRONIZED
 from formats.base.text import address_of, text_of
 
 MOST = 1 << 18
-"""Connections in the table; later ones are not in it."""
+"""Connections in the table. When it is full, the eighth goes whose last record is the oldest: that
+of a connection's end may have been lost, or left out."""
 _ROOM = 256
 LIMITED = {"busy": "busy_us", "rwnd": "rwnd_limited_us", "sndbuf": "sndbuf_limited_us"}
 """The kernel's own counters of what limits a sender; busy has the two others."""
@@ -68,6 +69,8 @@ class Connections:
         self._free = list(range(_ROOM))
         self._held: list[int] | None = None
         self._rated_s = now_s
+        self.is_whole = True
+        """Whether it has all connections that are open, as far as the records tell."""
         self.sums = {total: 0 for total, _, _ in self._counters}
         """Bytes and microseconds of all connections, of those that ended too."""
 
@@ -85,6 +88,8 @@ class Connections:
         if not len(starts):
             return
         ends = np.r_[starts[1:], len(ids)]
+        if len(self._slots) + len(starts) > MOST:
+            self._evict()
         slots = np.array([self._slot(number) for number in ids[starts].tolist()], np.int64)
         have = slots >= 0
         slots, starts, ends = slots[have], starts[have], ends[have]
@@ -173,6 +178,17 @@ class Connections:
                 self._totals[total][slots] += grown
             self.sums[total] += int(grown.sum(dtype=np.int64))
         self._totals["known"][slots] = True
+
+    def _evict(self) -> None:
+        """Forget the eighth of MOST that had no record for the longest time."""
+        self.is_whole = False
+        if self._held is not None or len(self._slots) < MOST // 8:
+            return
+        numbers = np.fromiter(self._slots, np.int64, len(self._slots))
+        if "time_ns" in self.names:
+            times = self.values("time_ns", self.slots())
+            numbers = numbers[np.argpartition(times, MOST // 8 - 1)]
+        self._remove(numbers[: MOST // 8].tolist())
 
     def _remove(self, numbers: Iterable[int]) -> None:
         for number in numbers:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.connections import LIMITED, MOST, SORTS, Connections
+from collector.metrics.connections import LIMITED, SORTS, Connections
 from collector.metrics.tcp_meter import TcpMeter
 from collector.plan.columns import Layout, locations_of
 from formats.base.control import EXISTING
@@ -22,7 +22,7 @@ from formats.base.errors import TcpkmonError
 MOST_ROWS = 1000
 _MOST_LOCATION = 31
 _TIME = np.dtype("=i8")
-__all__ = ["MOST", "MOST_ROWS", "SORTS", "Connections", "Watching", "watch"]
+__all__ = ["MOST_ROWS", "SORTS", "Connections", "Watching", "watch"]
 
 
 def watch(

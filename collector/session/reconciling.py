@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.watching import MOST, Watching
+from collector.metrics.watching import Watching
 from collector.plan.request import Request
 from collector.session.counts import Counts
 from collector.session.differences import Found, find_differences
@@ -137,7 +137,7 @@ class Reconciling:
         sockets = sockets[np.unique(sockets["cookie"], return_index=True)[1]]
         yield False
         table = self._watching.table()
-        slots, is_full = table.slots(), len(table) >= MOST
+        slots, is_full = table.slots(), not table.is_whole
         if lacking := _NEEDED - set(table.names):
             raise TcpkmonError(f"the columns {', '.join(sorted(lacking))} are not stored")
         rows: dict[str, NDArray[Any]] = {}

@@ -22,6 +22,8 @@ class Marking:
     def __init__(self, largest_mark: int) -> None:
         self.largest_mark = largest_mark
         self.numbers: list[int] = []
+        self.on: dict[str, int] = {}
+        self.told: dict[str, Any] = {}
 
     def marks(self, marks: Any, pid: int) -> bool:
         self.numbers += [mark.number for mark in marks]
@@ -40,7 +42,40 @@ class Marking:
         return 0
 
     def states(self) -> dict[str, tuple[int, int]]:
-        return {}
+        return {name: (number, state) for number, (name, state) in enumerate(self.on.items())}
+
+    def switch(self, names: list[str], on: bool) -> None:
+        self.on.update(dict.fromkeys(names, int(on)))
+
+    def switched(self, names: list[str]) -> None:
+        return
+
+    def changed(self, changes: Any) -> None:
+        return
+
+    def pause(self) -> None:
+        return
+
+    def push(self, batches: Any) -> None:
+        return
+
+    def drain(self) -> list[Any]:
+        return []
+
+    def release(self, until_ns: int) -> None:
+        return
+
+    def free(self) -> None:
+        return
+
+    def resume(self) -> None:
+        return
+
+    def resize(self, pages: int, low_water_bytes: int) -> None:
+        return
+
+    def describe(self, settings: dict[str, Any]) -> None:
+        self.told |= settings
 
 
 @pytest.mark.parametrize(("stream", "bits"), [(PscStream, 32), (LogStream, 64)])
@@ -52,3 +87,30 @@ def test_a_mark_that_does_not_fit_is_refused(stream: type[Stream[Any]], bits: in
     with pytest.raises(UsageError, match=f"mark {1 << bits} is too large for this file"):
         handlers.mark(1 << bits, 7)
     assert noted.numbers == [(1 << bits) - 1]
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [(None, {"A": 1, "B": 1, "C": -1}), (["B"], {"A": 0, "B": 1, "C": -1})],
+)
+def test_what_a_killed_process_switched_off_can_be_switched_on(
+    names: list[str] | None, left: dict[str, int]
+) -> None:
+    """All was off when it was killed, and is now: logging, or each event."""
+    kernel = cast(Any, Marking(1))
+    kernel.on = {"A": 0, "B": 0, "C": -1}
+    handlers = Handlers(Request(Filters(), "x.pm"), kernel, kernel, kernel, dict, dict)
+    assert not handlers.enabled
+    handlers.set_enabled(names, True)
+    assert handlers.enabled
+    kernel.on["C"] = -1  # a place that this kernel does not have
+    assert kernel.on == left
+
+
+def test_the_next_file_says_how_large_the_rings_are() -> None:
+    kernel = cast(Any, Marking(1))
+    handlers = Handlers(Request(Filters(), "x.pm"), kernel, kernel, kernel, dict, dict)
+    handlers.set_enabled(None, False)
+    handlers.set_buffer_bytes(1 << 20)
+    handlers.set_low_water(40)
+    assert kernel.told == {"buffer_bytes": 1 << 20, "low_water_percent": 40}

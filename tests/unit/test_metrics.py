@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 import re
 import shutil
@@ -302,8 +303,14 @@ def test_it_listens_on_this_machine_alone(text: str) -> None:
 
 def test_unix_sockets(tmp_path: Path) -> None:
     path = tmp_path / "m.sock"
-    first = open_listener(f"unix:{path}")
-    assert path.stat().st_mode & 0o777 == 0o660
+    gid = 4711 if os.geteuid() == 0 else os.getgid()
+    umask = os.umask(0o077)
+    try:
+        first = open_listener(f"unix:{path}", gid)
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(umask)
+    assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o660, gid)
     with pytest.raises(TcpkmonError, match="in use"):
         open_listener(f"unix:{path}")
     first.close()
@@ -313,3 +320,24 @@ def test_unix_sockets(tmp_path: Path) -> None:
     with pytest.raises(TcpkmonError):
         open_listener(f"unix:{plain}")
     assert plain.read_text() == "mine"
+
+
+@pytest.mark.parametrize("columns", ["default", "classic,conn_id,state"])
+def test_connections_whose_end_was_lost_make_room(
+    monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    """The end of a connection may be lost, or left out by a budget."""
+    monkeypatch.setattr("collector.metrics.connections.MOST", 1024)
+    layout = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), columns), ())
+    table = Connections(layout.dtype, AT, 0.0)
+    for first in range(1, 2001, 100):
+        entries = np.zeros(101, layout.dtype)
+        entries["conn_id"] = [*range(first, first + 100), 1]  # 1 stays in use
+        entries["state"], entries["location"] = 1, AT["SEGMENT_RECEIVED"]
+        if "time_ns" in (layout.dtype.names or ()):
+            entries["time_ns"] = first * 1000 + np.arange(101)
+        table.add(entries)
+    found = table.rows("id", 5000)["id"]
+    assert 800 < len(found) <= 1024 and not table.is_whole
+    assert found[:100] == [*range(2000, 1900, -1)] and 1 in found
+    assert len(set(found)) == len(found)
