@@ -25,12 +25,14 @@ from formats.analysis.why import (
     as_arrow,
     choose,
     connections,
+    grouping,
     intervals,
     tables,
 )
 from formats.analysis.why.assemble import connections_table
 from formats.analysis.why.counts import BIN_NS, Counts
 from formats.analysis.why.folding import fold
+from formats.analysis.why.grouping import Places
 from formats.base.errors import UsageError
 from formats.commands import connections as command
 from formats.commands import why
@@ -192,6 +194,27 @@ def test_percentiles(pairs: list[tuple[int, int]], share: float) -> None:
             continue
         exact = mine[int(np.ceil(share * len(mine))) - 1]
         assert got[place] == pytest.approx(exact, rel=0.07)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), max_size=9), max_size=9))
+def test_connections_are_counted_as_they_are_seen(pieces_of: list[list[int]]) -> None:
+    places, wanted = Places(), dict[int, int]()
+    for seen in pieces_of:
+        found = places.of(*np.unique(np.array(seen, np.uint64), return_index=True))
+        for one in seen:
+            wanted.setdefault(one, len(wanted))
+        assert found.tolist() == [wanted[one] for one in sorted(set(seen))]
+        assert len(places) == len(wanted)
+
+
+def test_too_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "MOST_CONNECTIONS", 3)
+    places = Places()
+    places.of(np.array([1, 2]), np.array([0, 1]))
+    places.of(np.array([1, 3]), np.array([0, 1]))
+    with pytest.raises(UsageError, match="more than 3 connections"):
+        places.of(np.array([3, 4]), np.array([0, 1]))
 
 
 def snapshots(times_ms: list[int], **values: Any) -> Snapshots:

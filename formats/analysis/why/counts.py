@@ -43,9 +43,10 @@ class Counts:
 
     def _compact(self) -> None:
         keys, numbers = np.concatenate(self._keys), np.concatenate(self._numbers)
-        distinct, which = np.unique(keys, return_inverse=True)
-        sums = np.bincount(which, numbers, len(distinct)).astype(np.int64)
-        self._keys, self._numbers = [distinct], [sums]
+        order = np.argsort(keys, kind="stable")  # fast: they are runs that ascend
+        keys, numbers = keys[order], numbers[order]
+        firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        self._keys, self._numbers = [keys[firsts]], [np.add.reduceat(numbers, firsts)]
 
     def percentile(self, share: float, count: int, zeros: Array | None = None) -> Array:
         """(count,) float64, the value of each connection that so many values do not exceed.

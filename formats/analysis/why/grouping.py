@@ -15,18 +15,30 @@ class Places:
     """Counts connections: the first that is seen has place 0. Use one for all that must agree."""
 
     def __init__(self) -> None:
-        self._places: dict[int, int] = {}
+        self._ids = np.zeros(0, np.uint64)
+        self._places = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._ids)
 
-    def of(self, ids: Array) -> NDArray[np.int64]:
-        """(m,) the places of these connections; new ones get the next. UsageError: too many."""
-        known = self._places
-        found = [known.setdefault(one, len(known)) for one in ids.tolist()]
-        if len(known) > MOST_CONNECTIONS:
-            raise UsageError(f"the capture has more than {MOST_CONNECTIONS} connections")
-        return np.array(found, np.int64)
+    def of(self, ids: Array, seen: Array) -> NDArray[np.int64]:
+        """(m,) the places of these connections; new ones get the next. UsageError: too many.
+
+        ids: ascending, each once. seen: (m,) new ones are counted in the order of these numbers.
+        """
+        ids = ids.astype(np.uint64)
+        at = np.searchsorted(self._ids, ids)
+        inside = np.minimum(at, max(len(self) - 1, 0))
+        known = self._ids[inside] == ids if len(self) else np.zeros(len(ids), np.bool_)
+        found = self._places[inside] if len(self) else np.zeros(len(ids), np.int64)
+        if not known.all():
+            new = np.flatnonzero(~known)
+            if len(self) + len(new) > MOST_CONNECTIONS:
+                raise UsageError(f"the capture has more than {MOST_CONNECTIONS} connections")
+            found[new[np.argsort(seen[new], kind="stable")]] = len(self) + np.arange(len(new))
+            self._ids = np.insert(self._ids, at[new], ids[new])
+            self._places = np.insert(self._places, at[new], found[new])
+        return found
 
 
 class Grouped:
@@ -52,9 +64,7 @@ class Grouped:
         self.lasts = np.append(self.firsts[1:], len(ids)) - 1
         # The order in which they were seen is the order of the places.
         seen = self.firsts if self.order is None else self.order[self.firsts]
-        by_time = np.argsort(seen, kind="stable")
-        self.places = np.empty(len(seen), np.int64)
-        self.places[by_time] = places.of(ids[self.firsts[by_time]])
+        self.places = places.of(ids[self.firsts], seen)
         self.of_row = np.repeat(self.places, self.lasts - self.firsts + 1)
         """(n,) the place of each row's connection."""
 

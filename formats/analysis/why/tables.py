@@ -36,21 +36,23 @@ def intervals(capture: Capture) -> Table:
 
     columns.INTERVALS says what each column is. Raises as Source does.
     """
+    found = _Rows()
     with _source(capture) as source:
-        rows = list(cut(source.read()))
-    return _intervals(rows)
+        for rows in cut(source.read()):
+            found.add(rows)
+    return found.table()
 
 
 def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]:
     """Both tables, in one pass over the file. Without intervals, the second is empty."""
-    rows: list[Array] = []
+    rows = _Rows()
     with _source(capture) as source:
-        found = fold(source.read(), rows.append if with_intervals else None)
+        found = fold(source.read(), rows.add if with_intervals else None)
         about = source.about()
         reader = source.reader
         told = connections_table(found, about, not reader.damaged, reader.complete,
                                  retransmits=source.records("RETRANSMIT"))  # fmt: skip
-    return told, _intervals(rows)
+    return told, rows.table()
 
 
 def _source(capture: Capture) -> AbstractContextManager[Source]:
@@ -58,11 +60,31 @@ def _source(capture: Capture) -> AbstractContextManager[Source]:
     return nullcontext(capture) if isinstance(capture, Source) else Source(capture)
 
 
-def _intervals(rows: list[Array]) -> Table:
-    rows = [np.zeros(0, INTERVAL), *rows]
-    order = np.argsort(np.concatenate([part["place"] for part in rows]), kind="stable")
-    # Column by column: all rows at once would need their memory twice.
-    return intervals_table(lambda name: np.concatenate([part[name] for part in rows])[order])
+class _Rows:
+    """Rows of INTERVAL, kept column by column: each is freed when it is in the table."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._columns = {
+            name: np.empty(0, INTERVAL[name]) for name in INTERVAL.names or () if name != "paceable"
+        }
+
+    def add(self, rows: Array) -> None:
+        """Some more."""
+        low, high = self._count, self._count + len(rows)
+        for name, column in self._columns.items():
+            if high > len(column):  # memory that is not written yet takes no room
+                self._columns[name] = np.empty(2 * high, column.dtype)
+                self._columns[name][:low] = column[:low]
+            self._columns[name][low:high] = rows[name]
+        self._count = high
+
+    def table(self) -> Table:
+        """Those of a connection together. Afterwards this is empty."""
+        order = np.argsort(self._columns.pop("place")[: self._count], kind="stable")
+        for name in self._columns:
+            self._columns[name] = self._columns[name][order]
+        return intervals_table(self._columns.__getitem__)
 
 
 def as_arrow(table: Table, names: str = "") -> Any:
