@@ -109,8 +109,6 @@ def check_request(request: Request) -> None:
             raise UsageError("--archive parquet is for PSC files", "--archive zst")
     if request.recorder is not None:
         check_recorder(request.recorder)
-        if request.file_format == "magnet":
-            raise UsageError("--record-last is for PSC files and Klogger logs", "--format klogger")
         if request.rotation is not None:
             raise UsageError("--record-last writes a file for each dump: it does not rotate")
         if request.output == "-":

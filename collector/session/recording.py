@@ -49,6 +49,10 @@ def open_stream(request: Request) -> Stream[Any]:
         from collector.writer.recorder_stream import RecorderStream
 
         return RecorderStream(request.output, keeping, request.force)
+    if request.file_format == "magnet":
+        from collector.writer.magnet_recorder import MagnetRecorderStream
+
+        return MagnetRecorderStream(request.output, keeping, request.force)
     from collector.writer.log_recorder import LogRecorderStream
 
     return LogRecorderStream(request.output, keeping, request.force)

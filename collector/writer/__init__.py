@@ -8,6 +8,7 @@ __all__ = [
     "dump",
     "ledger",
     "log_recorder",
+    "magnet_recorder",
     "record_printer",
     "recorder",
     "recorder_stream",

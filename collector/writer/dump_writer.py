@@ -9,14 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from collector.sequencer.ordered_batch import MonoToEpoch, Ordered
-from collector.writer.file_sink import FileSink
-from collector.writer.psc_writer import Writer
 from collector.writer.segment_folder import Segments
 from collector.writer.written import Place, Written
-from formats.base.control import Control, LossCause
+from formats.base.control import LossCause
 from formats.base.errors import FileError
 
 
@@ -25,7 +20,7 @@ class Beginning:
     """The beginning of a dump's file. written: what is counted as in earlier files."""
 
     header: bytes
-    entries: Sequence[Control]
+    entries: Sequence[Any]
     mono_ns: int
     realtime_ns: int
     written: Written
@@ -34,26 +29,19 @@ class Beginning:
 class DumpWriter:
     """See Writing of collector/writer/spool.py. What comes between two dumps is not written.
 
-    written: of the dump that is written now, or was last. reserve_bytes: for the end of a file.
+    make: the writer of a new file, with its beginning. written: of the dump that is written now, or
+    was last.
     """
 
-    def __init__(
-        self,
-        segments: Segments,
-        dtype: np.dtype[Any],
-        mono_to_epoch: MonoToEpoch,
-        reserve_bytes: int,
-    ) -> None:
+    def __init__(self, segments: Segments, make: Callable[[int, Beginning], Any]) -> None:
         self.written = Written()
         self.error: Exception | None = None
         """Why the last dump has no file."""
         self.names: list[str] = []
         """Of the dumps that are sealed and not told of yet: take them by pop()."""
         self._segments = segments
-        self._dtype = dtype
-        self._mono_to_epoch = mono_to_epoch
-        self._reserve_bytes = reserve_bytes
-        self._writer: Writer | None = None
+        self._make = make
+        self._writer: Any = None
         segments.sealed = self.names.append
 
     def begin(self, first: Beginning) -> None:
@@ -66,11 +54,7 @@ class DumpWriter:
             return
         self._segments.begin(first.written.in_file.total())
         self.error = None
-        sink = FileSink(fd, self._dtype.itemsize, reserve_bytes=self._reserve_bytes)
-        self._writer = Writer(
-            sink, self._dtype, self._mono_to_epoch, first.written, segments=self._segments
-        )
-        self._writer.begin(first.header, first.entries, first.mono_ns)
+        self._writer = self._make(fd, first)
 
     def seal(self, why: str) -> None:
         """Close the file and give it its name."""
@@ -79,7 +63,7 @@ class DumpWriter:
             writer.close(why)
             self.error = self.written.rotation_error
 
-    def write(self, *batches: Ordered, cached: bool = False) -> None:
+    def write(self, *batches: Any, cached: bool = False) -> None:
         if self._writer is not None:
             self._writer.write(*batches, cached=cached)
 
@@ -88,11 +72,12 @@ class DumpWriter:
             self._writer.skip(cause, numbers, counts)
 
     def control(
-        self, build: Callable[[Written], Sequence[Control]], mono_ns: int, *, reserved: bool
+        self, build: Callable[[Written], Sequence[Any]], mono_ns: int, *, reserved: bool
     ) -> bool:
         if self._writer is None:
             return True
-        return self._writer.control(build, mono_ns, reserved=reserved)
+        done: bool = self._writer.control(build, mono_ns, reserved=reserved)
+        return done
 
     def sync(self) -> None:
         if self._writer is not None:

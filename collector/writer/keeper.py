@@ -114,8 +114,8 @@ class Keeper:
         """The next records; how many there are of each place."""
         counts = batch.counts()
         self.passed.update(counts)
-        numbers = int(batch.seqs.nbytes) if isinstance(batch, Ordered) else 0
-        self._add(batch, batch.nbytes + numbers + PIECE_COST)
+        beside = getattr(batch, "seqs", getattr(batch, "keys", None))
+        self._add(batch, batch.nbytes + getattr(beside, "nbytes", 0) + PIECE_COST)
         return counts
 
     def note(self, noted: Noted) -> None:

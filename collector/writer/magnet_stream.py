@@ -57,30 +57,31 @@ class MagnetStream(OneFileStream[MagnetBatch]):
     def begin(
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
     ) -> None:
-        assert info.schema is not None
-        self._packing = packing = Packing(info.schema, info.events)
-        self.order = Queues(info.dtype)
-        self._info = info
-        pair = clocks.start
+        reserve_bytes = self._prepare(info)
+        packing, pair = self._packing, clocks.start
         first = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
         fd = self._begin(self._head(first, 1), pair.realtime_ns)
-        rows = info.cpus * len(packing.kinds)
-        numbers = rows * (len(POINT_COUNTERS) + 2) + info.cpus * len(CPU_COUNTERS)
-        sink = FileSink(
-            fd,
-            packing.layout.size,
-            reserve_bytes=_RESERVE_BYTES + _NUMBER_BYTES * (numbers + 8 * info.programs),
-            direct=self._may_be_direct,
-        )
+        direct = self._may_be_direct
+        sink = FileSink(fd, packing.layout.size, reserve_bytes=reserve_bytes, direct=direct)
         self._writer = MagnetWriter(sink, packing, segments=self.segments)
         self._write_by(self._writer, clocks)
+
+    def _prepare(self, info: CaptureInfo) -> int:
+        """Know what the records are; how many bytes the end of a file needs at most."""
+        assert info.schema is not None
+        self._packing = Packing(info.schema, info.events)
+        self.order = Queues(info.dtype)
+        self._info = info
+        rows = info.cpus * len(self._packing.kinds)
+        numbers = rows * (len(POINT_COUNTERS) + 2) + info.cpus * len(CPU_COUNTERS)
+        return _RESERVE_BYTES + _NUMBER_BYTES * (numbers + 8 * info.programs)
 
     def release(self, watermark_ns: int) -> None:
         for batch in self._packing.pack(self.order.take(watermark_ns)):
             self._put(batch)
 
     def clock(self, entry: Clock) -> None:
-        self._spool.put_control(lambda _: [self._clock(entry)], entry.mono_ns, always=True)
+        self._spool.put_control(lambda _: [self.clock_item(entry)], entry.mono_ns, always=True)
 
     def describe(self, settings: Mapping[str, Any]) -> None:
         self._info = replace(self._info, settings={**self._info.settings, **settings})
@@ -92,14 +93,14 @@ class MagnetStream(OneFileStream[MagnetBatch]):
         released, off = self.order.released(), list(self._off.values())
 
         def last(w: Written) -> list[Item]:
-            ledger = self._ledger(books, w, clock.mono_ns, final=False)
+            ledger = self.ledger(books, w, clock.mono_ns, final=False)
             end = {"kind": END, "time_ns": clock.mono_ns, "reason": int(EndReason.ROTATED)}
-            return [self._clock(clock), *ledger, end]
+            return [self.clock_item(clock), *ledger, end]
 
         def first(w: Written) -> tuple[bytes, list[Item]]:
             head = self._head(clock, w.segment + 1, segments.previous(w, released))
-            ledger = self._ledger(books, w, clock.mono_ns, final=False)
-            return head, [*ledger, *(self._change(change) for change in off)]
+            ledger = self.ledger(books, w, clock.mono_ns, final=False)
+            return head, [*ledger, *(self.change_item(change) for change in off)]
 
         self._segment_bytes = 0
         turn = Turn(last, first, clock.mono_ns, clock.realtime_ns, why)
@@ -107,7 +108,7 @@ class MagnetStream(OneFileStream[MagnetBatch]):
 
     def changed(self, changes: Sequence[Change]) -> None:
         keep_off(self._off, changes)
-        entries = [self._change(change) for change in changes]
+        entries = [self.change_item(change) for change in changes]
         self._spool.put_control(lambda _: entries, changes[-1].after_ns, always=True)
 
     def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
@@ -117,9 +118,9 @@ class MagnetStream(OneFileStream[MagnetBatch]):
 
     def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
         def items(written: Written) -> list[Item]:
-            ledger = self._ledger(books, written, mono_ns, final=True) if books else []
+            ledger = self.ledger(books, written, mono_ns, final=True) if books else []
             end = {"kind": END, "time_ns": mono_ns, "reason": int(reason)}
-            return [self._clock(clock), *ledger, end]
+            return [self.clock_item(clock), *ledger, end]
 
         self._spool.put_control(items, mono_ns, reserved=True)
 
@@ -136,9 +137,10 @@ class MagnetStream(OneFileStream[MagnetBatch]):
         return [self._own(MARK, mark.number, now_ns, pid) for mark in marks]
 
     def _book_entries(self, books: Books, written: Written) -> Sequence[Item]:
-        return self._ledger(books, written, self._clocks.now_ns(), final=False)
+        return self.ledger(books, written, self._clocks.now_ns(), final=False)
 
-    def _ledger(self, books: Books, written: Written, time_ns: int, final: bool) -> list[Item]:
+    def ledger(self, books: Books, written: Written, time_ns: int, final: bool) -> list[Item]:
+        """A ledger, as a control entry."""
         points = []
         for cpu, point in books.places(written):
             counts = books.kernel(cpu, point) | books.collector(cpu, point, written)
@@ -154,14 +156,16 @@ class MagnetStream(OneFileStream[MagnetBatch]):
             }
         ]  # fmt: skip
 
-    def _change(self, change: Change) -> Item:
+    def change_item(self, change: Change) -> Item:
+        """A change, as a control entry."""
         values = asdict(change)
         del values["why"]  # no capture into these files has a budget
         if change.kind in (ChangeKind.SWITCH, ChangeKind.LIMIT):
             values["which"] = int(self._packing.code_of[change.which & 0xFF])
         return {"time_ns": change.after_ns, "change": values, "kind": CHANGE}
 
-    def _clock(self, entry: Clock) -> MagnetBatch:
+    def clock_item(self, entry: Clock) -> MagnetBatch:
+        """A pair of clocks, as a record."""
         return self._own(CLOCK, entry.realtime_ns, entry.mono_ns, entry.uncertainty_ns)
 
     def _own(self, code: int, sockid: int, time_ns: int, size: int) -> MagnetBatch:
@@ -172,12 +176,16 @@ class MagnetStream(OneFileStream[MagnetBatch]):
         return MagnetBatch(entries, np.full(1, -1, np.int32), 0)
 
     def _head(
-        self, pair: Clock, number: int, previous: Mapping[str, Any] | None = None
+        self,
+        pair: Clock,
+        number: int,
+        previous: Mapping[str, Any] | None = None,
+        **more: Mapping[str, Any],
     ) -> bytes:
-        """A file's header."""
+        """A file's header. more: settings."""
         info, packing = self._info, self._packing
         assert info.schema is not None
-        settings = dict(info.settings)
+        settings = {**info.settings, **more}
         if not packing.layout.data:
             for name in _PRIVATE:
                 settings.pop(name, None)

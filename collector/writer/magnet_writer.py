@@ -59,6 +59,13 @@ class MagnetWriter:
         self._failed: OSError | None = None
         self._retry_ns = 0
 
+    def begin(self, written: Written, head: bytes, items: Sequence[Item]) -> None:
+        """Write the beginning of a file with others before it, of which `written` counts what they
+        would hold. It is tried again later."""
+        self.written, self._before = written, written.entries
+        self._head = head, items
+        self._write_head()
+
     def write(self, *batches: MagnetBatch, cached: bool = False) -> None:
         """Write the batches' records up to the first that fails; the rest counts as dropped."""
         waits = self._failed is not None and self._now_ns() < self._retry_ns
@@ -137,6 +144,10 @@ class MagnetWriter:
         if self._segments is not None:
             self._closed_bytes += size_bytes
             self._segments.seal(self.written, size_bytes, why)
+
+    def file_bytes(self) -> int:
+        """Bytes in the file that is written now, or was last."""
+        return self._sink.end_bytes
 
     def bytes_written(self) -> int:
         """Bytes in all files."""

@@ -20,10 +20,12 @@ from collector.sequencer.sequencer import Sequencer
 from collector.writer.base_stream import Show
 from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.dump import Dump, Keeping, previous_of
-from collector.writer.dump_writer import DumpWriter
+from collector.writer.dump_writer import Beginning, DumpWriter
+from collector.writer.file_sink import FileSink
 from collector.writer.keeper import Keeper, Noted
 from collector.writer.ledger import reserve_bytes
 from collector.writer.psc_stream import PscStream
+from collector.writer.psc_writer import Writer
 from collector.writer.recorder import Fired, Recorder
 from collector.writer.spool import LIMIT_BYTES, Spool
 from formats.base.control import Trigger
@@ -50,13 +52,21 @@ class RecorderStream(Recorder, PscStream):
         self._cpus = info.cpus + 2
         self.order = Sequencer(info.dtype, clocks.to_epoch, first_seq=2)
         self.order.warm()
-        reserve = reserve_bytes(self._cpus, info.programs + 4, info.entry_size)
-        self._dumps = DumpWriter(self.segments, info.dtype, clocks.to_epoch, reserve)
+        self._dumps = DumpWriter(self.segments, self._make_writer)
         self._spool = Spool(self._dumps, 2 * self._keeping.last_bytes + LIMIT_BYTES)
         self.written = self._dumps.written
         self._keeper = Keeper(info.dtype, self._keeping.last_s, self._keeping.last_bytes)
         self._watermark_ns = clocks.start.mono_ns
         self._begin_block(self.read_books())
+
+    def _make_writer(self, fd: int, first: Beginning) -> Writer:
+        """The writer of a dump, in the writing thread."""
+        info, epoch = self._info, self._clocks.to_epoch
+        reserve = reserve_bytes(self._cpus, info.programs + 4, info.entry_size)
+        sink = FileSink(fd, info.entry_size, reserve_bytes=reserve)
+        writer = Writer(sink, info.dtype, epoch, first.written, segments=self.segments)
+        writer.begin(first.header, first.entries, first.mono_ns)
+        return writer
 
     def _take(self, watermark_ns: int) -> None:
         for ordered in self.order.pieces(watermark_ns):

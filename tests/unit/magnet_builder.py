@@ -98,8 +98,10 @@ class MagnetBuilder:
         )
         self.now_ns = MONO_NS
         clocks = Clocks(lambda: self.now_ns, lambda: self.now_ns + REAL_NS)
-        self.stream = MagnetStream(path, rotates=rotates)
         self.cpus = cpus
+        self.serials = [0] * cpus
+        self.accounts: Counter[tuple[int, int, str]] = Counter()
+        self.stream = self.open_stream(rotates)
         info = CaptureInfo(
             version="1", kernel="Linux 6.18 x86_64", dtype=self.dtype, cpus=cpus, requested=10,
             recorded=10, programs=1, buffer_bytes=1 << 20, low_water_percent=75,
@@ -109,8 +111,9 @@ class MagnetBuilder:
         )  # fmt: skip
         self.stream.begin(info, SimpleNamespace(), clocks)  # type: ignore[arg-type]
         self.stream.start()
-        self.serials = [0] * cpus
-        self.accounts: Counter[tuple[int, int, str]] = Counter()
+
+    def open_stream(self, rotates: bool) -> MagnetStream:
+        return MagnetStream(self.path, rotates=rotates)
 
     def rows(self, count: int) -> NDArray[Any]:
         return np.zeros(count, self.dtype)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from formats.base.control import Change, EndReason, LossCause
+from formats.base.control import Change, EndReason, LossCause, Trigger
 from formats.base.errors import DamagedError
 from formats.klogger.table import NUMBERS
-from formats.magnet.control import CHANGE, CHECK, END, LEDGER, number
+from formats.magnet.control import CHANGE, CHECK, END, LEDGER, TRIGGER, number
 from formats.magnet.header import OWN, MagnetFile
 from formats.magnet.layout import CLOCK, FIRST_EVENT, LOST
 from formats.magnet.walk import Entry, Piece, Walk
@@ -31,6 +31,8 @@ from formats.verify.changes import ChangeCheck
 from formats.verify.clock import STEP_NS
 from formats.verify.ledger import IN_FLIGHT, Tally
 from formats.verify.magnet.books import MagnetLedger
+from formats.verify.psc.dump import DumpCheck, Window
+from formats.verify.psc.landmarks import EARLY
 from formats.verify.report import Problems, Report, find_unproven, find_unseen
 from formats.verify.segment import Part, Previous, find_part
 
@@ -70,6 +72,7 @@ class _Run:
         self._names = {kind.code: kind.name for kind in file.kinds}
         self._events = {k: name for k, name in self._names.items() if k >= FIRST_EVENT}
         self._changes = ChangeCheck(self._problems)
+        self._dump = DumpCheck(file.header.get("settings"), self._problems)
         self._tally = Tally()
         self._last: MagnetLedger | None = None
         self._programs: dict[str, int] = {}
@@ -145,6 +148,9 @@ class _Run:
             if reason is None:
                 raise DamagedError("END has no known reason")
             self._end = at, reason
+            self._dump.end_ns = number(values, "time_ns", 1 << 62)
+        elif entry.kind == TRIGGER:
+            self._dump.fired(at, _trigger_of(values))
         elif entry.kind != CHECK:
             raise DamagedError(f"a control entry of unknown kind {entry.kind!r:.40}")
 
@@ -215,10 +221,10 @@ class _Run:
             at, reason = self._end
             report.end_reason = EndReason(reason).name.lower().replace("_", " ")
             final = last is not None and last.final
-            is_rotated = reason == EndReason.ROTATED
+            is_rotated = reason in EARLY
             is_whole = walk.ended and not self._file.cut_bytes
             report.proven_end = is_whole and (final or (is_rotated and last is not None))
-            if not final and reason not in (EndReason.ERROR, EndReason.ROTATED):
+            if not final and reason not in (EndReason.ERROR, *EARLY):
                 problems.add(at, "END without a final ledger before it")
             if is_rotated and report.part is None:
                 problems.add(at, "END says that another file follows this one")
@@ -233,8 +239,13 @@ class _Run:
             report.ring_lost = int(last.cpu_rows["ring_lost"].sum())
             report.notes += compare_rings(last)
         if report.part is not None:
-            is_rotated = self._end is not None and self._end[1] == EndReason.ROTATED
+            is_rotated = self._end is not None and self._end[1] in EARLY
             self._describe(report.part, is_rotated)
+        dumped_at = None
+        if self._end is not None and self._end[1] == EndReason.DUMPED:
+            dumped_at = self._end[0]
+        window = Window(self._before, self._base, dumped_at)
+        self._dump.conclude(report, window, lambda mono_ns: mono_ns + self._real_ns)
         before = int(last.counts.sum()) if last else 0
         report.after_checkpoint = int(self._tally.counts.sum()) - before
         if last is not None and last.final and report.after_checkpoint:
@@ -245,6 +256,17 @@ class _Run:
 
     def _name(self, code: int) -> str:
         return self._names.get(code, str(code))
+
+
+def _trigger_of(values: dict[str, Any]) -> Trigger:
+    told = values.get("trigger")
+    names = [field.name for field in fields(Trigger)]
+    if not isinstance(told, dict) or set(told) != set(names):
+        raise DamagedError("a TRIGGER has no good values")
+    found = {name: number(told, name) for name in names}
+    if None in found.values():
+        raise DamagedError("a TRIGGER has no good values")
+    return Trigger(**found)  # type: ignore[arg-type]
 
 
 def _change_of(values: dict[str, Any]) -> Change:

@@ -21,7 +21,7 @@ from formats.verify.changes import ChangeCheck
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
-from formats.verify.psc.dump import DumpCheck, tell_states
+from formats.verify.psc.dump import DumpCheck, Window, tell_states
 from formats.verify.psc.entries import (
     NO_ROWS,
     ControlRows,
@@ -302,7 +302,10 @@ class _LedgerRun:
         name, offset_ns = self._capture.location_name, self._offset_ns
         steps = steps_of(self._capture.settings)
         self._changes.conclude(report, name, lambda mono_ns: mono_ns + offset_ns, steps)
-        self._dump.conclude(report, self._marks, lambda mono_ns: mono_ns + offset_ns)
+        marks = self._marks
+        dumped = marks.end is not None and marks.end[1].reason == control.EndReason.DUMPED
+        window = Window(marks.previous, marks.base, entry if dumped else None)
+        self._dump.conclude(report, window, lambda mono_ns: mono_ns + offset_ns)
         if report.part is not None:
             self._describe(report.part)
         if self._marks.broken:

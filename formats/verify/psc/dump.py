@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,24 @@ import numpy as np
 from formats.base import control
 from formats.psc.reader import Capture
 from formats.psc.states import described, find_states
-from formats.verify.ledger import NUMBERED, by_cpu
+from formats.verify.ledger import NUMBERED, Ledger, by_cpu
 from formats.verify.psc.entries import ControlRows, Segment
-from formats.verify.psc.landmarks import Landmarks
 from formats.verify.report import Problems, Report
+from formats.verify.segment import Previous
 
 MORE = 0xFFFF
 """Trigger.number where the entry counts those that are not named."""
 _LISTED = 10
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a file says of its window: what was before it, its first ledger, the place of the END of
+    a dump."""
+
+    previous: Previous
+    base: Ledger | None
+    dumped_at: int | None
 
 
 class DumpCheck:
@@ -34,37 +45,42 @@ class DumpCheck:
         self._texts = [str(text) for text in texts] if isinstance(texts, list) else []
         self._fired: list[control.Trigger] = []
         self._untold = 0
-        self._end_ns: int | None = None
+        self.end_ns: int | None = None
+        """The time of END: up to it all records are in the file."""
 
     def feed(self, rows: ControlRows, segment: Segment, has_mono: bool) -> None:
         """Control rows of a piece of the file; has_mono: its entries have monotonic times."""
         for at in np.flatnonzero(rows.location == control.Trigger.location).tolist():
             entry = rows.decode(at)
             assert isinstance(entry, control.Trigger)
-            if entry.number > len(self._texts) and entry.number != MORE:
-                what = f"trigger {entry.number} of {len(self._texts)} that the header has"
-                self._problems.add(int(rows.index[at]), what)
-            if len(self._fired) < _LISTED and entry.number != MORE:
-                self._fired.append(entry)
-            else:
-                self._untold += max(1, entry.count)
+            self.fired(int(rows.index[at]), entry)
         for at in np.flatnonzero(rows.location == control.End.location).tolist():
             # Stamped with the time up to which all records are in the file.
             place = int(rows.index[at]) - segment.start
-            self._end_ns = int(segment.wide("time_ns")[place]) if has_mono else None
+            self.end_ns = int(segment.wide("time_ns")[place]) if has_mono else None
+
+    def fired(self, index: int, entry: control.Trigger) -> None:
+        """A trigger, in the entry of this number."""
+        if entry.number > len(self._texts) and entry.number != MORE:
+            what = f"trigger {entry.number} of {len(self._texts)} that the header has"
+            self._problems.add(index, what)
+        if len(self._fired) < _LISTED and entry.number != MORE:
+            self._fired.append(entry)
+        else:
+            self._untold += max(1, entry.count)
 
     def conclude(
-        self, report: Report, marks: Landmarks, epoch_ns: Callable[[int], int]
+        self, report: Report, window: Window, epoch_ns: Callable[[int], int]
     ) -> None:
         """Say what the file holds. epoch_ns: the time of day of a monotonic time."""
-        previous = marks.previous
+        previous = window.previous
         if not previous.evicted:
-            if marks.end is not None and marks.end[1].reason == control.EndReason.DUMPED:
-                self._problems.add(marks.end[0], "END of a dump in a file that is none")
+            if window.dumped_at is not None:
+                self._problems.add(window.dumped_at, "END of a dump in a file that is none")
             return
         report.evicted = previous.entries
-        self._check_evicted(marks)
-        before = min(report.seq_lost, self._lost_before(marks))
+        self._check_evicted(window)
+        before = min(report.seq_lost, self._lost_before(window))
         report.seq_lost -= before
         from_ns = self._settings.get("from_ns")
         if not isinstance(from_ns, int) or not 0 <= from_ns < 1 << 62:
@@ -72,8 +88,8 @@ class DumpCheck:
             return
         first = iso(epoch_ns(from_ns))
         until = "the last entry"
-        if report.proven_end and self._end_ns is not None:
-            until = iso(epoch_ns(self._end_ns))
+        if report.proven_end and self.end_ns is not None:
+            until = iso(epoch_ns(self.end_ns))
         what = "complete" if report.proven_end and not report.lost_total else "not complete"
         report.window.append(
             f"{what} from {first} to {until}; {previous.entries:,} records before that are evicted"
@@ -85,20 +101,20 @@ class DumpCheck:
         if self._untold:
             report.window.append(f"and {self._untold:,} more triggers")
 
-    def _lost_before(self, marks: Landmarks) -> int:
+    def _lost_before(self, window: Window) -> int:
         """Losses that the kernel had counted when the window began. Their gap is in the file all
         the same: a gap shows when the next record of its CPU comes."""
-        if marks.base is None:
+        if window.base is None:
             return 0
-        points = marks.base.points
+        points = window.base.points
         cpus, lost = by_cpu(points.keys, points.sum(*NUMBERED))
-        known = marks.previous.lost
+        known = window.previous.lost
         pairs = zip(cpus.tolist(), lost.tolist(), strict=True)
         return sum(max(0, count - known.get(cpu, 0)) for cpu, count in pairs)
 
-    def _check_evicted(self, marks: Landmarks) -> None:
+    def _check_evicted(self, window: Window) -> None:
         """Each CPU's serials before the window are evicted records or lost ones."""
-        base, previous = marks.base, marks.previous
+        base, previous = window.base, window.previous
         if base is None:
             return
         evicted: dict[int, int] = {}
