@@ -207,6 +207,7 @@ def test_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("runs").mkdir()
     for name in ("2.pm", "1.pm", ".3.pm", "notes.txt"):
         Path("runs", name).write_bytes(b"")
+    Path("runs/notes").mkdir()  # no capture
     a, b = Path("a.pm"), Path("b.pm")
     assert parse_sides(["a.pm", "b.pm"]) == {"a.pm": [a], "b.pm": [b]}
     assert parse_sides(["old=a.pm", "new=b.pm,x=y,z.pm"])["new"] == [b, Path("x=y"), Path("z.pm")]
@@ -217,6 +218,10 @@ def test_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("more/a.pm").write_bytes(b"")
     assert list(parse_sides(["a.pm", "more/a.pm"])) == ["a.pm", "more/a.pm"]
     assert parse_sides(["runs", "b=b.pm"])["runs"] == [Path("runs/1.pm"), Path("runs/2.pm")]
+    for log in ("logs/one/kernlog.dump.cpu0", "logs/two/vm-20261123T044532Z-000001.pm"):
+        Path(log).parent.mkdir(parents=True)
+        Path(log).write_bytes(b"")
+    assert parse_sides(["logs", "b.pm"])["logs"] == [Path("logs/one"), Path("logs/two")]
     Path("empty").mkdir()
     for bad in (["a.pm"], ["a.pm", "a.pm"], ["a.pm", "b.pm", "x=y,z.pm"], ["=a.pm", "b.pm"],
                 ["a.pm", "b="], ["a.pm", "empty"], ["a=a.pm,a.pm", "b.pm"]):  # fmt: skip

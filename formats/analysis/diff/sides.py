@@ -123,15 +123,23 @@ def _exists(text: str) -> bool:
 
 def _captures(path: Path) -> list[Path]:
     """The capture, or those in a folder that is none itself."""
-    if not path.is_dir() or format_of(path).name != "klogger":
+    if not path.is_dir() or _is_capture(path):
         return [path]
     inside = sorted(one for one in path.iterdir() if not one.name.startswith("."))
-    if any(LOG_NAME.match(one.name) for one in inside):
-        return [path]
-    found = [one for one in inside if one.is_dir() or one.name.endswith(_ENDINGS)]
+    found = [
+        one for one in inside
+        if (_is_capture(one) if one.is_dir() else one.name.endswith(_ENDINGS))
+    ]  # fmt: skip
     if not found:
         raise UsageError(f"no capture in {path}", "a folder holds *.pm files or folders of logs")
     return found
+
+
+def _is_capture(folder: Path) -> bool:
+    """Segments, or a Klogger log."""
+    return format_of(folder).name != "klogger" or any(
+        LOG_NAME.match(one.name) for one in folder.iterdir()
+    )
 
 
 def refuse_unproven(runs: Sequence[Run]) -> None:
