@@ -8,13 +8,16 @@ import os
 import select
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from collector.linux.syscalls import close_all
 from formats.base.closing import Closing
 
-_MOST_BYTES = 1 << 17
+_MOST_BYTES = 1 << 22
+"""Of a message: a capture's table has what its files have, of 1 MiB each."""
+_SO_SNDBUFFORCE = 32
 _MOST_PARTS, _PART_S = 16, 1.0
 _MOST_FDS = 253
 """SCM_MAX_FD: the kernel passes no more in a message."""
@@ -95,4 +98,6 @@ class Channel(Closing):
 def pair() -> tuple[Channel, Channel]:
     """Two connected ends."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with suppress(OSError):  # without the right to it, messages have 200 KiB
+        ends[0].setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _MOST_BYTES)
     return Channel(ends[0]), Channel(ends[1])

@@ -7,6 +7,7 @@ are found at once, each with its file, line and key.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -185,7 +186,7 @@ def _check_outputs(checker: _Checker, made: Mapping[str, Capture | None]) -> Non
     seen: dict[str, str] = {}
     for name, capture in made.items():
         output = capture.request.output if capture is not None else name
-        other = seen.setdefault(output, name)
+        other = seen.setdefault(os.path.realpath(output), name)
         if other != name:
             checker.add(("capture", name, "output"), f"{output} is that of capture {other} too")
 

@@ -26,6 +26,7 @@ from formats.base.segments import Segment, find_segments
 QUIET_S = 10.0
 """A segment that was not written for so long is nobody's: captures write each second."""
 END_S = 10.0
+LOOK_S = 1.0
 
 
 class Mending:
@@ -35,10 +36,13 @@ class Mending:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._unquiet: list[tuple[str, str]] = []
         """Folders and names that are looked at again."""
+        self._look_at_s = 0.0
 
     def start_quiet(self, folder: str) -> None:
         """Repair the segments that are in the folder now, once each is nobody's: see QUIET_S."""
-        self._unquiet += [(folder, name) for name in left_in(folder)]
+        names = [one.name for one in _unsealed(folder) if _is_nobodys(one.path(folder))]
+        self._unquiet += [(folder, name) for name in names if (folder, name) not in self._unquiet]
+        self._look_at_s = 0.0
         self.reap()
 
     def start(self, folder: str, names: Sequence[str]) -> None:
@@ -60,6 +64,9 @@ class Mending:
     def reap(self) -> None:
         """Forget those that have ended; start those whose segments are quiet by now."""
         self._processes = [one for one in self._processes if one.poll() is None]
+        if time.monotonic() < self._look_at_s:
+            return
+        self._look_at_s = time.monotonic() + LOOK_S
         for folder in {folder for folder, _ in self._unquiet}:
             waiting = {name for where, name in self._unquiet if where == folder}
             quiet = waiting.intersection(left_in(folder, quiet_s=QUIET_S))

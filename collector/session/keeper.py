@@ -60,6 +60,7 @@ class Keeper(Closing):
         finished = done = -1
         if rotation.on_rotate:
             finished, done = os.pipe()
+            os.set_blocking(done, False)
             run = partial(_run_commands, rotation.on_rotate, finished, path, caller, os.getpid())
             self._fork(run, {finished, 0, 1, 2})
             os.close(finished)
@@ -143,7 +144,12 @@ def _keep(rotation: Rotation, folder: int, waiting: int, done: int, collector: i
             kept = archive.take(name)
             retention.told(kept)
             if done >= 0:
-                os.write(done, kept.encode() + b"\n")
+                try:
+                    os.write(done, kept.encode() + b"\n")
+                except BlockingIOError:  # it hangs: what is too old is deleted all the same
+                    why = "the command is 64 KiB of names behind"
+                    what = f"collect: files: {kept} is not given to it: {why}"
+                    print(what, file=sys.stderr, flush=True)
             retention.apply()
         if not names:
             retention.apply()

@@ -86,6 +86,10 @@ def test_all_mistakes_are_told_with_file_line_and_key(tmp_path: Path) -> None:
             "[capture.a]\noutput='/x'\n[capture.b]\noutput='/x'",
             "tcpkmon.toml:4: capture.b.output: /x is that of capture a too",
         ),
+        (
+            "[capture.a]\noutput='/x'\n[capture.b]\noutput='/y/../x/'",
+            "tcpkmon.toml:4: capture.b.output: /y/../x/ is that of capture a too",
+        ),
     ],
 )
 def test_a_mistake(tmp_path: Path, text: str, told: str) -> None:

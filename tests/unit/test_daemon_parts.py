@@ -151,6 +151,16 @@ def test_a_message_has_its_descriptors() -> None:
     other.close()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="the daemon is root's")
+def test_a_message_may_be_as_large_as_a_configuration() -> None:
+    one, other = pair()
+    table = {"addr": ["2001:db8::/32"] * 60_000}
+    with one, other:
+        assert one.send({"table": table})
+        message = other.receive()
+        assert message is not None and message.what == {"table": table}
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     text = UNIT.read_text().replace("/usr/bin/tcpkmon", sys.executable)

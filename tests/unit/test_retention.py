@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -185,3 +186,28 @@ def test_an_index_that_is_read_in_part_proves_the_rest(
     assert size > 1000 and chain.exit_code == 0, chain.problems
     next(folder.glob("*-000005.pm")).unlink()
     assert format_of(folder).verify(folder)[-1].exit_code == 5
+
+
+def test_a_command_that_hangs_does_not_keep_old_segments(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # the keeper has descriptor 2 alone
+    code = "import time; time.sleep(3)"
+    rotation = Rotation(every_s=1, keep_files=3, on_rotate=(sys.executable, "-c", code))
+    fd = os.open(folder, os.O_RDONLY)
+    keeper = Keeper(rotation, fd, str(folder), None, lambda: True)
+    last = max(folder.glob("*.pm"))
+    until_s = time.monotonic() + 8
+    for _ in range(200):  # of 400,000 bytes, which no pipe holds
+        keeper.sealed("x" * 2000)
+        time.sleep(0.005)
+    new = folder / last.name.replace("-000006", "-000007")
+    shutil.copy(last, new)
+    while time.monotonic() < until_s and folder / last.name.replace("6.pm", "4.pm") in set(
+        folder.iterdir()
+    ):
+        keeper.sealed(new.name)
+        time.sleep(0.01)
+    keeper.close()
+    os.close(fd)
+    assert [one.number for one in find_segments(folder)] == [5, 6, 7]

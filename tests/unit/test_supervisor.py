@@ -20,6 +20,7 @@ import pytest
 from collector.daemon.channel import pair
 from collector.daemon.child import Child, State
 from collector.daemon.held import Held
+from collector.daemon.mending import Mending
 from collector.daemon.supervisor import Supervisor
 from collector.daemon.systemd import Systemd
 from formats.base.segments import find_segments
@@ -115,6 +116,18 @@ def test_what_a_capture_leaves_that_dies_at_its_end_is_repaired(
     (line,) = index_of(folder)
     assert (line["what"], line["name"], len(line["capture"])) == ("repaired", name, 32)
     assert [one.sealed for one in find_segments(folder)] == [True]
+
+
+def test_what_a_capture_writes_is_not_looked_at(tmp_path: Path) -> None:
+    killed_segment(tmp_path / "out")
+    maker = Maker(tmp_path / "out")
+    mending = Mending()
+    for _ in range(2):
+        mending.start_quiet(str(maker.folder))
+    assert len(find_segments(maker.folder)) == 2
+    ((_, name),) = mending._unquiet
+    assert maker.stream.segments is not None and name != maker.stream.segments.name
+    maker.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="who repairs gives up root's privileges")
