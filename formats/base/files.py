@@ -30,8 +30,6 @@ class InputFile(Closing):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise FileError(f"cannot read {self.path}: not a regular file")
             self._file = open_plain(path)
             self._finalizer = weakref.finalize(self, self._file.close)
             self._size = os.fstat(self._file.fileno()).st_size
@@ -46,8 +44,11 @@ class InputFile(Closing):
 def open_plain(path: str | os.PathLike[str]) -> FileIO:
     """A file, open for reading; one that zstd compressed as a file that has what is in it.
 
-    That one is in the folder for temporary files, and has no name. OSError, DamagedError.
+    That one is in the folder for temporary files, and has no name. OSError, FileError for what is
+    no regular file (a pipe is not waited for), DamagedError.
     """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise FileError(f"cannot read {os.fspath(path)}: not a regular file")
     file = FileIO(path, "rb")
     try:
         if os.pread(file.fileno(), 4, 0) != ZSTD:

@@ -122,7 +122,7 @@ def find_capture(
         raise FileError(f"cannot read {folder}: {error.strerror}") from error
     read = [one for one in found if one.archived != ".parquet"]
     if not read:
-        why = "its segments are Parquet" if found else "it has no segments"
+        why = "its segments are Parquet" if found else f"no segment in it ends in {suffix}"
         raise FileError(f"{folder} cannot be read as one capture: {why}", "name a file")
     paths = [one.path(folder) for one in sorted(read, key=lambda one: (one.utc, one.number))]
     newest = next(filter(None, (place_at(path)[0] for path in reversed(paths))), "")

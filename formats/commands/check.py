@@ -22,7 +22,7 @@ _ENDINGS = (".pm", ".pm.zst", ".klog")
 @click.option("--unproven-ok", is_flag=True,
               help="Take a capture too that does not prove that nothing is missing.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: an object with `files`.")
-@click.option("--junit", metavar="FILE", type=click.Path(path_type=Path),
+@click.option("--junit", metavar="FILE", type=click.Path(readable=False, path_type=Path),
               help="Also write JUnit XML to this file.")
 @click.option("--github", is_flag=True, help="Also print annotations for GitHub's workflows.")
 def command(

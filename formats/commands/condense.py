@@ -31,7 +31,7 @@ _NONE = "n/a"
 
 @click.command("condense")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
+                type=click.Path(readable=False, path_type=Path))
 @click.option("--classes", default="10,1000", show_default=True, metavar="MS,MS",
               help="CPU time of a process, in ms, from which it is Medium, and Heavy.")
 @click.option("--slices", type=click.IntRange(1, 1000), default=10, show_default=True, metavar="N",
@@ -39,10 +39,10 @@ _NONE = "n/a"
 @click.option("--discard-lossy", type=click.IntRange(0), metavar="N",
               help="Leave out each buffer (dump) from which more than N events were lost.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: all figures, times in seconds.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--html", type=click.Path(readable=False, path_type=Path), metavar="FILE",
               help="Write the report as a page of HTML.")
 @click.option("--force", is_flag=True, help="Let --html and -o replace a file.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("-o", "--output", type=click.Path(readable=False, path_type=Path), metavar="FILE",
               help="Draw CPU, disk, page faults and response times over time (.png, .svg, .pdf).")
 def command(
     files: tuple[Path, ...],

@@ -19,7 +19,7 @@ _SHOWN = ("laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us
 
 @click.command("connections")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
+                type=click.Path(readable=False, path_type=Path))
 @click.option("--sort", metavar="COL", default="",
               help="Sort by this column; -COL: the largest first. Default: as they were seen.")
 @click.option("--columns", metavar="NAME,...",
@@ -28,7 +28,7 @@ _SHOWN = ("laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us
               help="Name the columns as tcptrace -l or Tstat do, where those have them.")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json", "parquet", "arrow"]),
               help="Default: that of the ending of OUT, else table.")
-@click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path),
+@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
               help="Write to this file.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(

@@ -21,13 +21,13 @@ FORMATS = ("perl", "json", "csv", "spreadsheet", "parquet")
 
 @click.command("decode")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
+                type=click.Path(readable=False, path_type=Path))
 @click.option("--format", "form", type=click.Choice(FORMATS), default="perl", show_default=True,
               help="An array of Perl hashes, JSON lines, one CSV table (spreadsheet: one in which "
               "no text is a formula), or a Parquet file for each event.")
 @click.option("--merge", is_flag=True,
               help="Put the logs of several CPUs in time order, instead of one after the other.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path),
+@click.option("-o", "--output", metavar="FILE", type=click.Path(readable=False, path_type=Path),
               help="Write FILE, or for parquet into the folder FILE (one event: into "
               "FILE.parquet).")
 @click.option("--force", is_flag=True, help="Let -o overwrite files.")

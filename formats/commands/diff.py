@@ -40,7 +40,7 @@ _WIDTH = 110
 @click.option("--unproven-ok", is_flag=True,
               help="Compare captures too that do not prove that nothing is missing.")
 @click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path),
+@click.option("-o", "--output", metavar="FILE", type=click.Path(readable=False, path_type=Path),
               help="Draw the distributions and the courses over time (.png, .svg, .pdf).")
 @click.option("--force", is_flag=True, help="Let -o replace a file.")
 def command(

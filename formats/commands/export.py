@@ -14,8 +14,8 @@ from formats.export.forms import ENDINGS, FORMS, TABLES
 
 @click.command("export")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
-@click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path),
+                type=click.Path(readable=False, path_type=Path))
+@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
               help="The file to write; stdout without it (not for tables, which are parquet and "
               "arrow). For tables of a Klogger log, a folder that gets a file for each event.")
 @click.option("--format", "form", type=click.Choice(list(FORMS)),

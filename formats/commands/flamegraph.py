@@ -13,7 +13,7 @@ from formats.base.errors import DamagedError
 
 @click.command("flamegraph")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
+                type=click.Path(readable=False, path_type=Path))
 @click.option("--idle", is_flag=True, help="Count idle CPUs too.")
 @click.option("--shares", is_flag=True, help="Print the share of each state instead: user, nice, "
               "system, idle, skipped.")

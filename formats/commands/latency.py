@@ -25,7 +25,8 @@ _TABLE = ".parquet"
 
 @click.command("latency")
 @click.argument(
-    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "files", metavar="FILE...", nargs=-1, required=True,
+    type=click.Path(readable=False, path_type=Path),
 )
 @click.option(
     "-p",
@@ -58,7 +59,7 @@ _TABLE = ".parquet"
     "outputs",
     multiple=True,
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     help="Draw a picture (.png, .svg, .pdf), or write a row for each byte range "
     "(.parquet). Also several.",
 )

@@ -16,7 +16,7 @@ _MOST_SHOWN = 10
 
 
 @click.command("magnet-parse")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(readable=False, path_type=Path))
 @click.option("--time", "clock", type=click.Choice(CLOCKS), default="mono", show_default=True,
               help="How timestamps are written: as they are in the file, ns of CLOCK_MONOTONIC in "
               "those of tcpkmon; in seconds since 1970, as UTC, in seconds since the start.")
@@ -43,6 +43,7 @@ def command(
     order and pointer width is read. A file without a header (of the original MAGNeT) is described
     by options. Exit code 3: events were lost, or the end of the file is unknown; 5: it is damaged.
     """
+    from formats.base.files import InputFile
     from formats.klogger.logs import Logs
     from formats.magnet.layout import NATIVE, Layout
     from formats.magnet.parse import TabStyle, kinds_of
@@ -50,6 +51,8 @@ def command(
     from formats.registry import format_of
 
     found = format_of(file)
+    if file.is_file():
+        InputFile(file).close()  # else one that may not be read would be of an unknown layout
     if found.name == "klogger":
         raise FileError(f"{file} is {found.title}, not a MAGNeT file", f"use {found.shown_by}")
     if found.name == "magnet":

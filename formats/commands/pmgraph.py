@@ -51,7 +51,7 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "read was shown).",
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
+                type=click.Path(readable=False, path_type=Path))
 @_column_options
 @click.option("--show", "show", metavar="NAME,...", multiple=True, expose_value=False,
               callback=_choose, help="show these columns of the file")
@@ -71,7 +71,7 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("-M", "--maximum-memory", is_flag=True,
               help="print the most system memory used, in bytes")
 @click.option("-x", "--xgraph", is_flag=True, help="write xgraph files into the current directory")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("-o", "--output", type=click.Path(readable=False, path_type=Path), metavar="FILE",
               help="draw into FILE: .png, .svg or .pdf")
 @click.option("--force", is_flag=True, help="let -x overwrite files")
 @click.option("-d", "--verbose", is_flag=True, help="say on stderr what the file holds")
@@ -83,15 +83,16 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
     Without options for columns it shows everything.
     """
     from formats.psc.reader import open_capture
-    from formats.registry import format_of
+    from formats.registry import FILE_FORMATS, kind_of
 
     selection = select(
         context.meta.get(_CHOSEN, []), asked["connections"], asked["scales"], asked["by_parameter"]
     )
     _check(files, asked)
     for file in files:
-        found = format_of(file)
-        if found.shown_by != "pmgraph" and file.is_file():
+        found = FILE_FORMATS[kind_of(file)]
+        is_some = any(file.glob("*")) if file.is_dir() else file.is_file()
+        if found.shown_by != "pmgraph" and is_some:
             raise FileError(f"{file} is {found.title}, not a PSC file", f"use {found.shown_by}")
     with open_capture(*files) as capture:
         if asked["verbose"]:

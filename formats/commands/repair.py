@@ -9,8 +9,8 @@ from formats.base.cli import use_colours
 
 
 @click.command("repair")
-@click.argument("file", type=click.Path())
-@click.option("-o", "--output", metavar="NEW", required=True, type=click.Path(),
+@click.argument("file", type=click.Path(readable=False))
+@click.option("-o", "--output", metavar="NEW", required=True, type=click.Path(readable=False),
               help="The file to write; it must not be there yet.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing when all went well.")
 def command(file: str, output: str, quiet: bool) -> int:

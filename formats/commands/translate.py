@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("translate")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
+                type=click.Path(readable=False, path_type=Path))
 @click.option("-l", "listed", is_flag=True, help="List the ids, and the words of each record.")
 @click.option("--names", is_flag=True, help="Print names in place of ids.")
 @click.option("--records-1987", "old", type=click.Path(path_type=Path), metavar="OUT",

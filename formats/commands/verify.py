@@ -18,7 +18,8 @@ _BY_WEIGHT = (5, 1, 3)
 
 
 @click.command("verify")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
+@click.argument("files", metavar="FILE...", nargs=-1, required=True,
+                type=click.Path(readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def command(files: tuple[str, ...], as_json: bool) -> int:
     """Recompute the loss ledger of captures and Klogger logs from the files alone.

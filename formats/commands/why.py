@@ -23,7 +23,7 @@ _INTERVALS_SHOWN = 40
 
 @click.command("why")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
-                type=click.Path(path_type=Path))
+                type=click.Path(readable=False, path_type=Path))
 @click.option("-n", "most", type=click.IntRange(1), default=20, show_default=True, metavar="N",
               help="The N connections with most bytes.")
 @click.option("-v", "--verbose", is_flag=True,
@@ -32,7 +32,7 @@ _INTERVALS_SHOWN = 40
 @click.option("--json", "as_json", is_flag=True, help="As JSON: an object with `connections`.")
 @click.option("--intervals", is_flag=True,
               help="The table of intervals, as a table or a file (-o), in place of verdicts.")
-@click.option("-o", "--output", metavar="OUT", type=click.Path(path_type=Path),
+@click.option("-o", "--output", metavar="OUT", type=click.Path(readable=False, path_type=Path),
               help="With --intervals: write to this file; its ending names the format: .parquet, "
               ".arrow, .csv, .json.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")

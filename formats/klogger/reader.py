@@ -67,7 +67,9 @@ class LogReader(InputFile):
     def _read_header(self) -> None:
         preamble = self._read(0, PREAMBLE.size)
         if preamble[: len(MAGIC)] != MAGIC:
-            raise DamagedError("not a Klogger log", "tcpkmon decode reads kernlog.dump.cpuN")
+            raise DamagedError(
+                "not a Klogger log", "one is kernlog.dump.cpuN, or their folder: --format klogger"
+            )
         # The byte order is in the header, but its size, in the preamble, has that order already.
         for order in "<>":
             _, size, crc, self._spare = struct.unpack(order + PREAMBLE.format[1:], preamble)

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -217,6 +220,52 @@ def test_another_format_is_one_entry(
     assert asked == [("open", str(path)), ("verify", str(path)), ("repair", str(path),
                                                                   str(tmp_path / "y"))]  # fmt: skip
     assert "done" in capfd.readouterr().err
+
+
+def test_a_file_that_may_not_be_read_is_no_wrong_usage(
+    capture: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: object, *_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("formats.base.files.FileIO", refuse)
+    for name in ("verify", "decode", "export", "why", "connections", "latency", "condense",
+                 "translate", "flamegraph", "magnet-parse"):  # fmt: skip
+        assert tool(name, capture) == 1, name
+        assert capfd.readouterr().err == f"tcpkmon: cannot open {capture}: Permission denied\n"
+    assert run(pmgraph, [str(capture), "-T"], prog="pmgraph") == 1
+
+
+def test_a_link_to_itself_is_no_capture(
+    capture: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert tool("diff", capture, tmp_path / "loop") != 0
+    said = capfd.readouterr().err
+    assert "Too many levels of symbolic links" in said and "Traceback" not in said
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code = f"from formats.base.cli import run; import {{0}}; run({{0}}.command, [{str(pipe)!r}])"
+    for module in ("formats.commands.why", "formats.commands.connections"):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(module)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert "not a regular file" in done.stderr
+
+
+def test_pmgraph_names_a_folder_of_logs(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(pmgraph, [str(folder), "-T"], prog="pmgraph") == 1
+    assert "is a Klogger log, not a PSC file; use tcpkmon decode" in capfd.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert run(pmgraph, [str(tmp_path / "empty"), "-T"], prog="pmgraph") == 1
+    assert "no segment in it ends in .pm" in capfd.readouterr().err
 
 
 def test_pmgraph_names_what_is_no_psc_file(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,8 +67,8 @@ def parse_sides(arguments: Sequence[str]) -> dict[str, list[Path]]:
             for path in paths:
                 with errors.caught():
                     side.extend(_captures(Path(path)))
-    captures = {path: path.resolve() for side in named.values() for path in side}
-    counts = Counter(path.resolve() for side in named.values() for path in side)
+    captures = {path: os.path.realpath(path) for side in named.values() for path in side}
+    counts = Counter(os.path.realpath(path) for side in named.values() for path in side)
     twice = [str(path) for path, real in captures.items() if counts[real] > 1]
     with errors.caught():
         if twice:
