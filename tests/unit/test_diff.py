@@ -200,6 +200,15 @@ def test_settings_that_differ_in_order_of_weight() -> None:
     ]  # fmt: skip
 
 
+def test_a_boots_few_pages_are_no_other_memory(tmp_path: Path) -> None:
+    told = [
+        read_run(write_runs(tmp_path / "a.pm", [(1e6, 500)], {"machine": machine})).settings
+        for machine in ({"memory_bytes": 1005027328}, {"memory_bytes": 1005023232},
+                        {"memory_bytes": 2005023232}, {"memory_bytes": "?"})
+    ]  # fmt: skip
+    assert [its.get("memory") for its in told] == ["1.01 GB", "1.01 GB", "2.01 GB", None]
+
+
 def test_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a.pm", "b.pm", "x=y,z.pm"):

@@ -35,8 +35,10 @@ def read_settings(reader: Any) -> dict[str, str]:
         settings, kernel, host = header.get("settings"), header.get("kernel"), header.get("host")
     settings = settings if isinstance(settings, dict) else {}
     found = {"kernel": kernel, "host": host}
-    found |= {name.replace("_", " "): value for name, value in _group(settings, "machine")
-              if name in ("cpu_model", "memory_bytes")}  # fmt: skip
+    machine = dict(_group(settings, "machine"))
+    found["cpu model"] = machine.get("cpu_model")
+    if isinstance(size := machine.get("memory_bytes"), int):
+        found["memory"] = f"{size / 1e9:.3g} GB"  # some pages more or less at each boot
     found |= dict(_system(settings.get("system")))
     found |= {name.replace("_", " "): settings[name] for name in _CAPTURED if name in settings}
     found["tcpkmon"] = settings.get("tcpkmon")
@@ -63,7 +65,7 @@ def differences(
 
 
 def _weight(name: str) -> int:
-    first = ("kernel", "host", "cpu model", "memory bytes", "congestion control", "net.", "qdisc ",
+    first = ("kernel", "host", "cpu model", "memory", "congestion control", "net.", "qdisc ",
              "offloads ", "driver ")  # fmt: skip
     return next((n for n, start in enumerate(first) if name.startswith(start)), len(first))
 
