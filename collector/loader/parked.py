@@ -55,13 +55,16 @@ class Parked(Closing):
 
 def why_not(request: Request, prepared: Prepared) -> str:
     """Why nobody could go on with such a capture, or ''."""
-    if request.file_format != "psc" or request.recorder is not None:
-        return "only captures into PSC files are gone on with"
+    if request.file_format == "magnet":
+        return "only captures into PSC files and Klogger logs are gone on with"
+    if request.recorder is not None:
+        return "the window of a flight recorder is in its process's memory"
     if request.reconcile:
         return "reconcile knows the connections' last records from the process itself"
     if not prepared.transport.lasts:
         return f"{prepared.transport.name} rings end with their process"
-    if missing := {"cpu", "serial"} - set(prepared.dtype.names or ()):
+    is_psc = request.file_format == "psc"
+    if is_psc and (missing := {"cpu", "serial"} - set(prepared.dtype.names or ())):
         return f"the file has no column {' and '.join(sorted(missing))}"
     if strange := {probe.kind for probe in prepared.plan.probes} - KINDS:
         return f"programs of the kind {', '.join(sorted(strange))} are not handed over"
@@ -76,7 +79,7 @@ def digests(prepared: Prepared) -> dict[str, str]:
     probes = [(probe.name, probe.kind, probe.target) for probe in prepared.plan.probes]
     parts = {
         "tcpkmon's version": version("tcpkmon"),
-        "the schema": prepared.layout.dtype.descr,
+        "the schema": (prepared.tcp and prepared.layout.dtype.descr, prepared.numbers),
         "the engine": (maps, str(prepared.engine.head), prepared.transport.name),
         "the byte code": sorted(code.items()),
         "the probes": probes,

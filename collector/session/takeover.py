@@ -29,6 +29,7 @@ from collector.session.existing import Existing
 from collector.session.overseer import Overseer
 from collector.writer.base_stream import Show, Stream
 from collector.writer.capture_info import CaptureInfo
+from collector.writer.log_tail import LogTail
 from collector.writer.tail import Tail
 from formats.base.closing import Closing
 from formats.base.errors import TcpkmonError
@@ -48,7 +49,7 @@ class Takeover(Closing):
         self._prepared, self._stream = prepared, stream
         self._parks = overseer.holds and not why_not(request, prepared)
         self._sent: set[str] = set()
-        self._tail: Tail | None = None
+        self._tail: Tail | LogTail | None = None
         self._taken: Parked | None = overseer.parked
         self.journal: Journal | None = None
         self.parked: Parked | None = None

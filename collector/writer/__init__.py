@@ -8,6 +8,7 @@ __all__ = [
     "dump",
     "ledger",
     "log_recorder",
+    "log_tail",
     "magnet_recorder",
     "record_printer",
     "recorder",

@@ -16,6 +16,7 @@ from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import Queues
 from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.ledger import Books
+from collector.writer.log_tail import LogTail
 from collector.writer.segment_folder import Segments
 from collector.writer.spool import BatchT, Spool, Writing
 from collector.writer.tail import Tail
@@ -144,7 +145,9 @@ class Stream(ABC, Generic[BatchT]):
         """Call a function when all that was released is in the file; the writing thread may."""
         self._spool.after(do)
 
-    def open_tail(self, path: str, capture: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
+    def open_tail(
+        self, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
+    ) -> Tail | LogTail:
         """The end of the file that go_on() shall go on with: this file, or of a capture that
         rotates its last segment. FileError where there is none, OSError."""
         raise FileError("this format cannot be gone on with")
@@ -157,7 +160,7 @@ class Stream(ABC, Generic[BatchT]):
         info: CaptureInfo,
         current: Current,
         clocks: Clocks,
-        tail: Tail,
+        tail: Any,
         show: Show | None = None,
     ) -> None:
         """Instead of begin(): go on with the file of a process that was killed. OSError."""

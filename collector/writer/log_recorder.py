@@ -33,8 +33,10 @@ from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.dump import Dump, Keeping, previous_of
 from collector.writer.keeper import Block, Keeper, Noted
 from collector.writer.ledger import Books
-from collector.writer.log_stream import Beginning, LogStream, copies
-from collector.writer.log_writer import LogBatch, LogWriter
+from collector.writer.log_batch import LogBatch, copies
+from collector.writer.log_file import Beginning
+from collector.writer.log_stream import LogStream
+from collector.writer.log_writer import LogWriter
 from collector.writer.recorder import Recorder
 from collector.writer.segment_folder import Segments
 from collector.writer.spool import LIMIT_BYTES, Spool

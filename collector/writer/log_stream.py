@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from collector.linux.syscalls import online_cpus
+from collector.ring.journal import Journal
 from collector.sequencer.buffer_pool import Pool
 from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Part, Queues
+from collector.sequencer.cpu_queue import FOREVER_NS, Queues
 from collector.writer.base_events import (
     DISABLED,
     Note,
@@ -32,48 +35,24 @@ from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.file_sink import FileSink
 from collector.writer.function_names import FunctionNames
 from collector.writer.ledger import Books
-from collector.writer.log_file import LogFile, make_dump
+from collector.writer.log_batch import LogBatch, copies
+from collector.writer.log_file import Beginning, LogFile, describe_events, make_dump
 from collector.writer.log_folder import LogFolder
-from collector.writer.log_writer import LogBatch, LogWriter
+from collector.writer.log_noting import file_at
+from collector.writer.log_tail import LogTail, open_log, open_log_segment
+from collector.writer.log_writer import LogWriter
 from collector.writer.output_file import find_owner
 from collector.writer.segment_folder import LOG_SUFFIX, SegmentFolder, Segments, write_first
 from collector.writer.turn import Turn, keep_off
 from collector.writer.written import Written
+from formats.base.changes import ChangeKind
 from formats.base.control import Change, Clock, EndReason, Mark
-from formats.klogger.describe import describe_event, describe_snapshot, make_header
+from formats.klogger.describe import make_header
 from formats.klogger.encode import encode_preamble
 from formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
 
 NOTE_BYTES = 256
 """No base event at the end of a file is larger."""
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """What the files of a segment begin with; only the writing thread makes another.
-
-    notes: of a segment that is not the first. serials: by CPU, the last in earlier segments.
-    """
-
-    clock: Clock | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    serials: Mapping[int, int] = field(default_factory=dict)
-    notes: Sequence[Note] = ()
-
-
-def copies(parts: Iterable[Part], pool: Pool) -> Iterator[LogBatch]:
-    """Batches of about COPY_BYTES, copied out of the rings' memory."""
-    pieces: list[Part] = []
-    size = 0
-    for part in parts:
-        for piece in part.copies(pool):
-            pieces.append(piece)
-            size += piece.rows.nbytes
-            if size >= COPY_BYTES // 2:
-                yield LogBatch(pieces)
-                pieces, size = [], 0
-    if pieces:
-        yield LogBatch(pieces)
 
 
 class LogStream(Stream[LogBatch]):
@@ -106,16 +85,56 @@ class LogStream(Stream[LogBatch]):
             with self.segments.beginning(self._folder, clocks.start.realtime_ns) as fd:
                 os.close(fd)
                 self._begin_files()
+            self._writer.begun()
             return
         self._folder.clear()
         later, self._open_file = self._open_file, self.open_file
         self._begin_files()
         self._open_file = later
+        self._writer.begun()
+
+    def open_tail(
+        self, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
+    ) -> LogTail:
+        if isinstance(self._folder, SegmentFolder):
+            return open_log_segment(self._folder, capture, journal.logs)
+        return open_log(path, journal.logs)
+
+    def go_on(
+        self,
+        info: CaptureInfo,
+        current: Current,
+        clocks: Clocks,
+        tail: Any,
+        show: Show | None = None,
+    ) -> None:
+        assert isinstance(tail, LogTail)
+        self._prepare(info, current, clocks)
+        clocks.resume(tail.offset_ns)
+        if self.segments is not None:
+            self.segments.resume(tail.capture, tail.name, tail.before, tail.older)
+        else:
+            self._folder.discard()
+            self._folder = LogFolder(tail.path, force=True, owner=find_owner())
+        self._writer = self._new_writer(tail.written)
+        self._write_by(self._writer, clocks)
+        for cpu, (fd, note) in tail.files.items():
+            self._writer.begin(cpu, file_at(self._sink(fd), note))
+        self.order.resume(tail.released, tail.late)
+        self.order.killed = tail.killed
+        now_ns = clocks.now_ns()
+        for number, state in current.states().values():
+            if not state:
+                self._off[number] = Change(ChangeKind.SWITCH, number, now_ns, now_ns, 1, 0)
+
+    def kill(self, counts: Mapping[int, int]) -> None:
+        self.order.killed.update(counts)
+        self._noting()
 
     def _prepare(self, info: CaptureInfo, current: Current, clocks: Clocks) -> None:
         assert info.schema is not None
         self._info = info
-        self._table = _describe(info)
+        self._table = describe_events(info)
         self._current = current
         self._clocks = clocks
         self.order = Queues(info.dtype)
@@ -128,10 +147,17 @@ class LogStream(Stream[LogBatch]):
             info.schema, [(number, event) for number, event in info.events if event.name in asked]
         )
 
-    def _new_writer(self) -> LogWriter:
+    def _new_writer(self, written: Written | None = None) -> LogWriter:
         return LogWriter(
-            self._log, self._open, self._info.mixed, names=self._names, segments=self.segments
-        )
+            self._log, self._open, self._info.mixed, names=self._names, segments=self.segments,
+            journal=self.journal, written=written,
+        )  # fmt: skip
+
+    def _noting(self) -> Callable[[Written], None]:
+        if self.journal is not None:
+            order = self.order
+            self.journal.logs.stream(self._clocks.offset_ns, order.late, order.killed)
+        return lambda written: None
 
     def _begin_files(self) -> None:
         first, *others = sorted(online_cpus())
@@ -197,6 +223,7 @@ class LogStream(Stream[LogBatch]):
         segments = self.segments
         if segments is None:
             return super().rotate(books, clock, why)
+        self._noting()
         released = self.order.released()
         notes = self._first_notes(clock)
         off = [change_note(change) for change in self._off.values()]
@@ -299,10 +326,15 @@ class LogStream(Stream[LogBatch]):
         else:
             fd = self.segments.open_file(cpu)
             write_first(fd, data)
-        reserve = (self._info.requested + self._info.programs + 8) * NOTE_BYTES
-        sink = FileSink(fd, 1, reserve_bytes=reserve)
         before = self._beginning.serials.get(cpu, 0)
-        return LogFile(sink, last, len(notes) + 2, 1, before=before, head_bytes=len(data))
+        return LogFile(
+            self._sink(fd), last, len(notes) + 2, 1, before=before, serial=before,
+            head_bytes=len(data),
+        )  # fmt: skip
+
+    def _sink(self, fd: int) -> FileSink:
+        reserve = (self._info.requested + self._info.programs + 8) * NOTE_BYTES
+        return FileSink(fd, 1, reserve_bytes=reserve)
 
     def _next_file(self, cpu: int, sink: FileSink) -> LogFile:
         """A CPU's file of the segment that begins now; its first dump is not written yet."""
@@ -312,15 +344,3 @@ class LogStream(Stream[LogBatch]):
         return LogFile(
             sink, last, len(notes) + 2, 1, before=before, head=head, head_bytes=len(head)
         )
-
-
-def _describe(info: CaptureInfo) -> list[dict[str, Any]]:
-    """The header's table of events."""
-    assert info.schema is not None
-    table = []
-    for number, event in info.events:
-        if event.name == "SNAPSHOT" and info.tcp is not None:
-            table.append(describe_snapshot(info.tcp, info.columns, info.entry_size))
-        else:
-            table.append(describe_event(info.schema, event, number))
-    return table

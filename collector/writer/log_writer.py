@@ -15,20 +15,22 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.ring.journal import Journal
 from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
 from collector.sequencer.cpu_queue import Part
-from collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_words
+from collector.sequencer.ordered_batch import count_places
 from collector.writer.base_events import EVERY_CPU, FIRST_CPU, Note
 from collector.writer.file_sink import HEADER_BYTES, FileSink, cause_of
 from collector.writer.function_names import FunctionNames
+from collector.writer.log_batch import LogBatch, points_of
 from collector.writer.log_file import LogFile, make_dump
+from collector.writer.log_noting import LogNoting
 from collector.writer.segment_folder import Segments
 from collector.writer.turn import Turn
 from collector.writer.written import END_TRIES, RETRY_NS, Place, Written
@@ -42,41 +44,12 @@ DUMP_ROWS = 1 << 15
 _U64 = np.uint64
 
 
-@dataclass(frozen=True)
-class LogBatch:
-    """Records of several CPUs for the spool, each CPU's in order of its serials."""
-
-    parts: Sequence[Part]
-
-    def __len__(self) -> int:
-        return sum(len(part.rows) for part in self.parts)
-
-    @property
-    def records(self) -> int:
-        return len(self)
-
-    @property
-    def span(self) -> int:
-        """0: a log has no sequence numbers of all CPUs."""
-        return 0
-
-    @property
-    def nbytes(self) -> int:
-        return sum(int(part.rows.nbytes) for part in self.parts)
-
-    def counts(self) -> Counter[Place]:
-        """Records by (cpu, point)."""
-        total: Counter[Place] = Counter()
-        for part in self.parts:
-            total.update(count_places(part.cpu, _points(part.rows)))
-        return total
-
-
 class LogWriter:
     """Writes dumps. open_file: makes the file of a CPU that has none yet; OSError, TcpkmonError.
 
     mixed: the schema tcp and others share the rings, so payloads begin at different offsets.
-    names: fills in names of functions. segments: without them it cannot rotate.
+    names: fills in names of functions. segments: without them it cannot rotate. journal: has notes
+    of all files, for who goes on with them. written: what is in the files already.
     """
 
     def __init__(
@@ -87,11 +60,14 @@ class LogWriter:
         now_ns: Callable[[], int] = time.monotonic_ns,
         names: FunctionNames | None = None,
         segments: Segments | None = None,
+        journal: Journal | None = None,
+        written: Written | None = None,
     ) -> None:
         self._segments = segments
+        self._noting = LogNoting(journal)
         self._closed_bytes = 0
         self._names = names
-        self.written = Written()
+        self.written = Written() if written is None else written
         self._log = log
         self._open_file = open_file
         self._mixed = mixed
@@ -104,6 +80,12 @@ class LogWriter:
     def begin(self, cpu: int, file: LogFile) -> None:
         """Add a file that has its first dump."""
         self._files[cpu] = file
+        self._noting.file(cpu, file, self.written.segment)
+
+    def begun(self) -> None:
+        """All files of the first segment have their beginnings."""
+        name = self._segments.name if self._segments is not None else ""
+        self._noting.segment(self.written.segment, name, self.written)
 
     def write(self, *batches: LogBatch, cached: bool = False) -> None:
         """Write batches in dumps. When a dump fails, its records count as dropped.
@@ -112,7 +94,7 @@ class LogWriter:
         """
         self._cached = cached
         for part in (part for batch in batches for part in batch.parts):
-            points = _points(part.rows)
+            points = points_of(part.rows)
             for start in range(0, len(points), DUMP_ROWS):
                 chosen = slice(start, start + DUMP_ROWS)
                 counts = count_places(part.cpu, points[chosen])
@@ -120,12 +102,16 @@ class LogWriter:
                 if error is None:
                     self.written.in_file.update(counts)
                     self.written.entries += len(points[chosen])
+                    self._noting.count("in_file", counts)
                 else:
-                    self.written.dropped(cause_of(error)).update(counts)
+                    self._drop(cause_of(error), counts)
+                if (file := self._files.get(part.cpu)) is not None:
+                    file.serial = int(part.serials[chosen][-1])
+                    self._noting.file(part.cpu, file, self.written.segment)
 
     def skip(self, cause: LossCause, numbers: int, counts: Counter[Place]) -> None:
         """Count records that were dropped before they came here."""
-        self.written.dropped(cause).update(counts)
+        self._drop(cause, counts)
 
     def control(
         self, build: Callable[[Written], Iterable[Note]], mono_ns: int, *, reserved: bool = False
@@ -146,6 +132,8 @@ class LogWriter:
             if error is not None:
                 good = False
                 self.written.refused += len(own)
+            elif not reserved:  # who goes on leaves out an end
+                self._noting.file(cpu, self._files[cpu], self.written.segment)
         return good
 
     def is_for(self, note: Note, cpu: int) -> bool:
@@ -181,14 +169,17 @@ class LogWriter:
         self.control(turn.last, turn.mono_ns, reserved=True)
         if turn.last_seq is not None:
             self.written.last_seq = turn.last_seq
-        self.seal(turn.why)
-        make, before = turn.first(self.written), self._files
-        self.written.segment += 1
-        self._segments.begin()
+        make, ended = turn.first(self.written), self._files
         self._files = {cpu: make(cpu, sink) for cpu, sink in sinks.items()}
         for cpu, file in self._files.items():
-            file.owed = before[cpu].owed
+            file.owed, file.serial = ended[cpu].owed, ended[cpu].serial
             self._put_head(file)
+            self._noting.file(cpu, file, self.written.segment + 1)
+        # A sealed segment is always followed by one that can be gone on with.
+        self._noting.segment(self.written.segment + 1, self._segments.next, self.written)
+        self._seal(ended, turn.why)
+        self.written.segment += 1
+        self._segments.begin()
 
     def _next_sinks(self) -> tuple[dict[int, FileSink], Exception | None]:
         """The next segment's files, with room for their beginnings and ends; the error if any."""
@@ -220,9 +211,12 @@ class LogWriter:
 
     def seal(self, why: str) -> None:
         """Sync and close the files; a segment gets its name. why: for the index."""
-        size_bytes = self.segment_bytes()
+        self._seal(self._files, why)
+
+    def _seal(self, files: Mapping[int, LogFile], why: str) -> None:
+        size_bytes = sum(file.sink.end_bytes for file in files.values())
         self._closed_bytes += size_bytes
-        for file in self._files.values():
+        for file in files.values():
             self.written.sync_error = file.sink.close() or self.written.sync_error
         if self._segments is not None:
             self._segments.seal(self.written, size_bytes, why)
@@ -234,6 +228,10 @@ class LogWriter:
     def bytes_written(self) -> int:
         """Bytes in all files."""
         return self._closed_bytes + self.segment_bytes()
+
+    def _drop(self, cause: LossCause, counts: Counter[Place]) -> None:
+        self.written.dropped(cause).update(counts)
+        self._noting.count(cause.name.lower(), counts)
 
     def _file(self, cpu: int) -> LogFile | OSError:
         if cpu not in self._files:
@@ -321,10 +319,3 @@ class LogWriter:
         moved[snapshots, EVENT_HEAD_BYTES:] = table[snapshots]
         moved[~snapshots, :size] = table[~snapshots]
         return numbers, moved.view(f"V{EVENT_HEAD_BYTES + size}")[:, 0], EVENT_HEAD_BYTES
-
-
-def _points(rows: NDArray[Any]) -> NDArray[np.uint32]:
-    if rows.flags.c_contiguous:
-        return head_words(rows)[:, LOCATION_WORD]
-    points: NDArray[np.uint32] = rows.getfield(np.dtype(np.uint32), 4 * LOCATION_WORD)
-    return points

@@ -79,6 +79,10 @@ class SegmentFolder(OutputFolder):
         give_to(fd, self._owner)
         return fd
 
+    def drop(self, name: str) -> None:
+        """Remove a segment that has no beginning."""
+        self._drop(hidden(_check(name)))
+
     def _make_file(self, name: str, folder: int) -> int:
         fd = os.open(name, _NEW, MODE, dir_fd=folder)
         with suppress(OSError):  # some file systems have no locks
@@ -122,7 +126,8 @@ class Segments:
         self.name = ""
         """Of the segment that is written now."""
         self._host, self._suffix = host, suffix
-        self._next = ""
+        self.next = ""
+        """Of the segment that open() made."""
         self._latest_ns = 0
         self._before = (0, 0)
         self._unsealed: list[Mapping[str, Any]] = []
@@ -147,19 +152,19 @@ class Segments:
         """
         self._latest_ns = max(realtime_ns, self._latest_ns)
         for _ in range(_TRIES):
-            self._next = name_segment(self._host, self._latest_ns, number, self._suffix)
+            self.next = name_segment(self._host, self._latest_ns, number, self._suffix)
             try:
-                return self.ask(OPEN, self._next.encode())
+                return self.ask(OPEN, self.next.encode())
             except (FileError, FileExistsError) as error:
                 if not isinstance(error.__cause__ or error, FileExistsError):  # the deputy's words
                     raise
             self._latest_ns += 1_000_000_000
-        raise FileError(f"{self._next} exists")
+        raise FileError(f"{self.next} exists")
 
     def open_file(self, cpu: int, is_next: bool = False) -> int:
         """Make a CPU's file of the segment that is written now, or of the next one; its
         descriptor. FileError or OSError."""
-        return self.ask(FILE, f"{self._next if is_next else self.name}/{cpu}".encode())
+        return self.ask(FILE, f"{self.next if is_next else self.name}/{cpu}".encode())
 
     @contextmanager
     def beginning(self, folder: SegmentFolder, realtime_ns: int) -> Iterator[int]:
@@ -205,14 +210,14 @@ class Segments:
     def drop(self) -> None:
         """Remove the next segment: it was not begun."""
         with suppress(OSError, FileError):
-            os.close(self.ask(DROP, self._next.encode()))
+            os.close(self.ask(DROP, self.next.encode()))
 
     def begin(self, records: int | None = None) -> None:
         """The next segment is the one that is written now.
 
         records: how many Written counts that earlier files hold; without it, as the last one ended.
         """
-        self.name = self._next
+        self.name = self.next
         if records is not None:
             self._before = records, 0
 

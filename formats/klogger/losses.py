@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
+from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES, KILLED
 from formats.base.control import EndReason
 from formats.klogger.batch import LogBatch
 from formats.klogger.table import NUMBERS, LogFormat
@@ -85,7 +85,7 @@ class Losses:
         found = {
             cause: sum(row.get(cause, 0) for row in self._ledgers.values()) for cause in CAUSES
         }
-        found["damaged"] = self._damaged
+        found[KILLED] = self._damaged
         before = self._before.by_cause if self._before is not None else {}
         own = {cause: number - before.get(cause, 0) for cause, number in found.items()}
         return {cause: number for cause, number in own.items() if number}

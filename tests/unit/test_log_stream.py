@@ -9,7 +9,7 @@ import pytest
 from collector.ring.batch import Batch
 from collector.sequencer.buffer_pool import Pool
 from collector.sequencer.cpu_queue import COPY_BYTES, FOREVER_NS, Queues
-from collector.writer.log_stream import copies
+from collector.writer.log_batch import copies
 from tests.unit.test_sequencer import FULL, make_rows
 
 ROWS = COPY_BYTES // FULL.itemsize

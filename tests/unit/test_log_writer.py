@@ -19,9 +19,10 @@ from collector.sequencer.cpu_queue import FOREVER_NS, Queues
 from collector.writer.base_events import FIRST_CPU, Note, ledger_notes
 from collector.writer.file_sink import Calls, FileSink
 from collector.writer.ledger import Books
+from collector.writer.log_batch import LogBatch
 from collector.writer.log_file import LogFile
 from collector.writer.log_folder import LogFolder
-from collector.writer.log_writer import LogBatch, LogWriter
+from collector.writer.log_writer import LogWriter
 from collector.writer.output_file import Owner
 from collector.writer.written import Written
 from formats.base.control import LossCause

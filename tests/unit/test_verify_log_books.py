@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from formats.base.causes import KILLED
 from formats.verify import verify_log
-from formats.verify.report import COLLECTOR_CAUSES, DAMAGED, KERNEL_CAUSES, Report
+from formats.verify.report import COLLECTOR_CAUSES, KERNEL_CAUSES, Report
 from tests.unit.log_builder import (
     COLLECTOR,
     FIELDS,
@@ -68,7 +69,7 @@ def test_losses_of_every_cause_add_up(tmp_path: Path) -> None:
     assert report.verdict == f"adds up: {2 * LOST_EACH} lost, all accounted for"
     assert report.end_reason == "duration"
     rows = {row.name: row for row in report.rows}
-    causes = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, DAMAGED)
+    causes = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, KILLED)
     for name in ("SCHEDOUT", "B"):
         assert rows[name].lost == {cause: n for n, cause in enumerate(causes, 1)}
         assert (rows[name].filtered, rows[name].unchanged, rows[name].limited) == (11, 12, 13)

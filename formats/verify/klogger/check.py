@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 
+from formats.base.causes import KILLED
 from formats.base.control import EXISTING
 from formats.base.errors import DamagedError
 from formats.klogger.batch import LogBatch, changes_of
@@ -265,11 +266,14 @@ class _Run:
         self._judge_damage()
         report.clock_pairs, report.clock_steps = self._clock.pairs.pairs, self._clock.pairs.steps
         if last is not None:
-            name = self._events.name
-            report.rows = build_rows(last, True, lambda point: name(point) or str(point))
+
+            def name(point: int) -> str:
+                return self._events.name(point) or str(point)
+
+            # Only a process that was killed makes a log's CPU count damaged records.
+            report.rows = build_rows(last, True, name, KILLED)
             if segment.base is not None:
-                before = build_rows(segment.base, True, lambda point: name(point) or str(point))
-                subtract(report.rows, before)
+                subtract(report.rows, build_rows(segment.base, True, name, KILLED))
             for row in report.rows:
                 row.cpu = self._reader.cpu
             report.missed = last.missed(segment.base)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the files of a log end whose process was killed, so that another can go on with them.
+
+The journal says it (collector/ring/log_notes.py). What is behind that in a file is cut off: those
+records are in the rings still.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+from collector.ring.log_notes import FileNote, LogNotes
+from collector.writer.segment_folder import LOG_NAME, LOG_SUFFIX, SegmentFolder
+from collector.writer.written import Place, Written
+from formats.base.errors import FileError
+from formats.base.segments import find_segments, hidden
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass
+class LogTail:
+    """A log that goes on. path, name: of its folder; name: of a segment. files: by CPU, open for
+    writing at their ends. released, late: see Queues.resume(); killed: by CPU.
+
+    before: records and lost ones in the segments before it; older: segments that ended, and have
+    not got their names.
+    """
+
+    path: str
+    name: str
+    files: dict[int, tuple[int, FileNote]]
+    written: Written
+    released: dict[int, tuple[int, int]]
+    late: Counter[Place]
+    killed: Counter[int]
+    offset_ns: int
+    capture: str = ""
+    before: tuple[int, int] = (0, 0)
+    older: list[str] = field(default_factory=list)
+
+
+def open_log(path: str, notes: LogNotes) -> LogTail:
+    """Of a log that does not rotate. FileError, OSError."""
+    folder = os.open(path, _FOLDER)
+    try:
+        return _open(folder, path, notes)
+    finally:
+        os.close(folder)
+
+
+def open_log_segment(folder: SegmentFolder, capture: str, notes: LogNotes) -> LogTail:
+    """Of a capture's last segment. A later one, which has no beginning, is removed. FileError where
+    there is none, OSError."""
+    now = notes.now()
+    name = now.name.decode() if now is not None else ""
+    found = [
+        one for one in find_segments(folder.fd) if not one.sealed and one.suffix == LOG_SUFFIX
+    ]
+    number = next((one.number for one in found if one.name == name), 0)
+    if not number:
+        raise FileError("its last log is not there")
+    inside = os.open(hidden(name), _FOLDER, dir_fd=folder.fd)
+    try:
+        tail = _open(inside, name, notes)
+    finally:
+        os.close(inside)
+    for one in found:
+        if one.number == number + 1:
+            folder.drop(one.name)
+    tail.capture, tail.name = capture, name
+    tail.older = [one.name for one in found if one.number == number - 1]
+    return tail
+
+
+def _open(folder: int, path: str, notes: LogNotes) -> LogTail:
+    now = notes.now()
+    if now is None:
+        raise FileError(f"{path}: nothing is known of its files")
+    noted = notes.files(now.segment)
+    written = Written(segment=now.segment, last_seq=now.last_seq)
+    for column, place, count in notes.counts(now.segment):
+        counts = written.in_file if column == "in_file" else written.drops[column]
+        counts[place] += count
+    written.entries = written.in_file.total()
+    with ExitStack() as undo:
+        files = {}
+        for cpu, note in noted.items():
+            fd = os.open(f"{LOG_NAME}{cpu}", _FILE, dir_fd=folder)
+            undo.callback(os.close, fd)
+            _cut(fd, note, f"{path}, CPU {cpu}")
+            files[cpu] = fd, note
+        undo.pop_all()
+    return LogTail(
+        path, os.path.basename(path), files, written, _released(noted, written),
+        Counter(notes.late()), Counter(notes.killed()), notes.offset_ns,
+        before=(now.records, now.lost),
+    )  # fmt: skip
+
+
+def _cut(fd: int, note: FileNote, what: str) -> None:
+    """Leave what is noted of a file."""
+    there = os.fstat(fd)
+    if not stat.S_ISREG(there.st_mode) or there.st_size < note.end_bytes:
+        raise FileError(f"{what}: it is shorter than what was noted")
+    with suppress(OSError):  # some file systems have no locks
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.ftruncate(fd, note.end_bytes)
+    os.lseek(fd, 0, os.SEEK_END)
+
+
+def _released(
+    noted: Mapping[int, FileNote], written: Written
+) -> dict[int, tuple[int, int]]:
+    """By CPU, the last serial and how many up to it were lost."""
+    known: Counter[int] = Counter()
+    for counts in (written.in_file, *written.drops.values()):
+        for (cpu, _), count in counts.items():
+            known[cpu] += count
+    return {cpu: (note.serial, note.serial - known[cpu]) for cpu, note in noted.items()}

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process goes on with the log of one that was killed, wherever its files were cut."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from collector.ring.batch import Batch
+from collector.ring.journal import Journal
+from collector.ring.log_notes import FileNote, LogNotes, SegmentNote
+from collector.writer.log_stream import LogStream
+from collector.writer.log_tail import LogTail
+from formats.analysis import open_log
+from formats.base.errors import FileError
+from formats.base.segments import find_segments
+from formats.registry import format_of
+from tests.unit.log_maker import CPUS, WAIT_S, LogMaker
+
+
+def test_a_note_that_was_not_finished_leaves_the_one_before() -> None:
+    with Journal(2) as journal:
+        notes = journal.logs
+        for number in range(3):
+            notes.file(
+                1, 1, FileNote(100 * number, number, 4, 5, 0, 7), [("in_file", 32, 10)]
+            )
+        notes.segment(SegmentNote(1, b"a", 0, 0, 0))
+        memory: Any = notes._memory["files"][1]
+        (older,) = [one for one in memory if one["number"] == 2]
+        older["number"], older["end_bytes"] = 0, 999  # a fourth is half stored
+        with Journal(2, os.dup(journal.fd)) as other:
+            assert other.logs.files(1) == {1: FileNote(200, 2, 4, 5, 0, 7)}
+            assert list(other.logs.counts(1)) == [("in_file", (1, 32), 30)]
+            assert other.logs.now() == SegmentNote(1, b"a", 0, 0, 0)
+            assert other.logs.files(2) == {}
+        notes.file(1, 2, FileNote(50, 1, 1, 1, 7, 7))
+        assert notes.files(1)[1].end_bytes == 200 and notes.files(2)[1].end_bytes == 50
+        assert list(notes.counts(2)) == [("in_file", (1, 32), 30)]
+
+
+class Killed(LogMaker):
+    """A maker whose process is killed: go_on() is another's. rings: all records by CPU."""
+
+    def __init__(self, folder: Path, rotates: bool = True) -> None:
+        self.rings: dict[int, list[Any]] = {cpu: [] for cpu in range(CPUS)}
+        super().__init__(folder, rotates)
+
+    def open_stream(self) -> LogStream:
+        stream = super().open_stream()
+        self.journal = stream.journal = Journal(CPUS + 1)
+        push = stream.push
+
+        def keep(batches: list[Batch]) -> None:
+            for batch in batches:
+                # copy() of the entries would leave out what no field has.
+                rows = batch.entries.view(f"V{self.dtype.itemsize}").copy()
+                self.rings[batch.cpu].append(rows)
+            push(batches)
+
+        stream.push = keep  # type: ignore[method-assign,assignment]
+        return stream
+
+    def wait(self) -> None:
+        """All that was released is in the files."""
+        written = threading.Event()
+        self.stream.after(written.set)
+        self.stream.settle()
+        assert written.wait(WAIT_S)
+
+    def tail(self, folder: Path, notes: bytes) -> tuple[LogStream, LogTail, Journal]:
+        """The end of the log in a copy of its folder, with what the journal was."""
+        fd = os.memfd_create("journal")
+        os.write(fd, notes)
+        journal = Journal(CPUS + 1, fd)
+        capture = self.stream.segments.capture if self.stream.segments is not None else ""
+        where = folder if self.rotates else folder.with_name("new")
+        stream = LogStream(where, rotates=self.rotates)
+        try:
+            return stream, stream.open_tail(str(folder), capture, self.dtype, journal), journal
+        except FileError:
+            stream.discard()
+            raise
+
+    def go_on(self, folder: Path, notes: bytes, released: int) -> dict[int, int]:
+        """Another process goes on in this folder; so many records of each ring were released.
+
+        Returns how many were killed, by CPU.
+        """
+        stream, tail, journal = self.tail(folder, notes)
+        stream.journal = journal
+        stream.go_on(self.stream._info, self.stream._current, self.clocks, tail)
+        order = stream.order
+        before = {cpu: order.read.get(cpu, 0) + order.killed[cpu] for cpu in range(CPUS)}
+        killed = {}
+        for cpu in range(CPUS):
+            rows = np.concatenate(self.rings[cpu])[released:].view(self.dtype)
+            again = order.push_again(Batch(cpu, rows, 0))
+            killed[cpu] = released + again - before[cpu]
+        stream.kill({cpu: count for cpu, count in killed.items() if count})
+        self.stream = stream
+        stream.start()
+        stream.release(2**63 - 1)
+        return killed
+
+    def notes(self) -> bytes:
+        """The journal as it is now."""
+        return os.pread(self.journal.fd, os.fstat(self.journal.fd).st_size, 0)
+
+
+def verify(folder: Path) -> Any:
+    """The report of the whole; no part has a problem."""
+    reports = format_of(folder).verify(folder)
+    for report in reports:
+        assert not report.error and not report.problems, (report.path, report.problems)
+    return reports[-1]
+
+
+def lost_of(report: Any) -> dict[str, int]:
+    return {cause: count for cause, count in report.totals.lost.items() if count}
+
+
+def pings(folder: Path) -> list[int]:
+    with open_log(folder) as log:
+        return sorted(event["n"] for event in log.choose("PING"))
+
+
+def fill(maker: Killed) -> bytes:
+    """Some segments and records; the journal before the last dumps were noted."""
+    maker.records(30)
+    maker.checkpoint()
+    if maker.rotates:
+        maker.rotate()
+    maker.records(20, lose=2)
+    maker.checkpoint()
+    maker.wait()
+    notes = maker.notes()
+    maker.records(12, lose=1)
+    maker.mark(3)
+    maker.wait()
+    return notes
+
+
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize("released", [0, 20, 50])
+@pytest.mark.parametrize("half", [0, 7])
+def test_nothing_is_missing_and_nothing_twice(
+    tmp_path: Path, rotates: bool, noted: bool, released: int, half: int
+) -> None:
+    """Whether the last dumps were noted or not, and with half a dump behind them."""
+    maker = Killed(tmp_path / "f", rotates)
+    notes = fill(maker)
+    if noted:
+        notes = maker.notes()
+    folder = tmp_path / "f"
+    (inner,) = [one.path(folder) for one in find_segments(folder) if not one.sealed] or [folder]
+    for path in inner.iterdir():
+        with path.open("ab") as file:
+            file.write(b"x" * half)
+    lost = maker.go_on(folder, notes, released)
+    assert not any(lost.values())
+    if rotates:
+        maker.rotate()
+    maker.records(5)
+    maker.close()
+    report = verify(folder)
+    assert report.exit_code == 3 and lost_of(report) == {"ring full": 3 * CPUS}
+    assert report.totals.in_file == 67 * CPUS
+    assert pings(folder) == list(range(67 * CPUS))
+    assert not list(tmp_path.glob("new*"))
+
+
+def test_what_was_released_and_not_written_is_killed(tmp_path: Path) -> None:
+    maker = Killed(tmp_path / "f")
+    notes = fill(maker)
+    killed = maker.go_on(tmp_path / "f", notes, 55)
+    assert killed == {0: 5, 1: 5}
+    maker.rotate()
+    maker.wait()
+    # It is killed again: the journal knows of those.
+    again = maker.go_on(tmp_path / "f", os.pread(maker.stream.journal.fd, 1 << 20, 0), 62)  # type: ignore[union-attr]
+    assert not any(again.values())
+    maker.rotate()
+    maker.records(5)
+    with patch.object(maker, "books", lambda: _with_killed(maker)):
+        maker.close()
+    report = verify(tmp_path / "f")
+    assert lost_of(report) == {"ring full": 3 * CPUS, "killed": 5 * CPUS}
+    assert report.totals.in_file == 62 * CPUS
+    assert len(set(pings(tmp_path / "f"))) == 62 * CPUS
+
+
+def _with_killed(maker: Killed) -> Any:
+    from dataclasses import replace
+
+    return replace(LogMaker.books(maker), killed=dict(maker.stream.order.killed))
+
+
+def test_it_was_killed_while_it_rotated(tmp_path: Path) -> None:
+    """The last segment has its end, but not its name; the next one has no note."""
+    maker = Killed(tmp_path / "f")
+    fill(maker)
+    notes = maker.notes()
+    with patch.object(maker.stream._writer, "_seal", lambda *_: None):
+        maker.rotate()
+        maker.wait()
+    copy = tmp_path / "g"
+    shutil.copytree(tmp_path / "f", copy)
+    assert [one.number for one in find_segments(copy) if not one.sealed] == [2, 3]
+    after = maker.notes()
+    assert not any(maker.go_on(copy, notes, 62).values())
+    assert [one.number for one in find_segments(copy) if not one.sealed] == [2]
+    maker.rotate()
+    maker.close()
+    assert verify(copy).totals.in_file == 62 * CPUS
+    # The next one is noted: then it goes on, and the other gets its name.
+    maker.rings = {cpu: maker.rings[cpu] for cpu in range(CPUS)}
+    stream, tail, _ = maker.tail(tmp_path / "f", after)
+    assert (tail.written.segment, len(tail.older)) == (3, 1)
+    assert tail.written.in_file.total() == 62 * CPUS
+    assert tail.before == (62 * CPUS, 3 * CPUS)
+    for fd, _ in tail.files.values():
+        os.close(fd)
+    stream.discard()
+
+
+def test_a_log_that_nobody_can_go_on_with(tmp_path: Path) -> None:
+    maker = Killed(tmp_path / "f")
+    fill(maker)
+    notes = maker.notes()
+    (last,) = [one for one in find_segments(tmp_path / "f") if not one.sealed]
+    path = last.path(tmp_path / "f") / "kernlog.dump.cpu1"
+    os.truncate(path, 100)
+    with pytest.raises(FileError, match="shorter than what was noted"):
+        maker.tail(tmp_path / "f", notes)
+    path.unlink()
+    with pytest.raises(OSError, match="No such file"):
+        maker.tail(tmp_path / "f", notes)
+    shutil.rmtree(last.path(tmp_path / "f"))
+    with pytest.raises(FileError, match="not there"):
+        maker.tail(tmp_path / "f", notes)
+
+
+def test_the_journal_is_small_for_many_cpus() -> None:
+    """Pages that no CPU uses take no memory."""
+    with Journal(4096) as journal:
+        journal.logs.file(0, 1, FileNote(1, 1, 1, 1, 1, 1))
+        assert os.fstat(journal.fd).st_blocks * 512 < 1 << 20
+        assert isinstance(journal.logs, LogNotes)
+        assert Counter(journal.logs.late()) == Counter()
