@@ -22,16 +22,25 @@ from formats.base.errors import TcpkmonError
 MOST_ROWS = 1000
 _MOST_LOCATION = 31
 _TIME = np.dtype("=i8")
+_TIME_OFFSET = 4
+"""Of the time in a record of a ring."""
 __all__ = ["MOST_ROWS", "SORTS", "Connections", "Watching", "watch"]
 
 
 def watch(
-    layout: Layout | None, at_once: bool, show: Callable[[NDArray[Any]], None] | None = None
+    layout: Layout | None,
+    at_once: bool,
+    show: Callable[[NDArray[Any]], None] | None = None,
+    raw: bool = False,
 ) -> Watching:
-    """Of a capture with this layout of the schema tcp; None: it has none, or not in one order."""
+    """Of a capture with this layout of the schema tcp; None: it has none, or not in one order.
+
+    raw: it gets rows as in the rings.
+    """
     if layout is None:
         return Watching(None, {}, show=show)
-    return Watching(layout.dtype, locations_of(layout.schema), at_once, show)
+    dtype = _raw(layout.dtype) if raw else layout.dtype
+    return Watching(dtype, locations_of(layout.schema), at_once, show)
 
 
 class Watching:
@@ -61,7 +70,8 @@ class Watching:
             self._begin()
 
     def add(self, entries: NDArray[Any]) -> None:
-        """Count entries, (n,) contiguous rows in order. An error ends the counting alone."""
+        """Count entries, (n,) contiguous rows in order; opaque rows of a ring, whose first bytes
+        are those of an entry, too. An error ends the counting alone."""
         if self._show is not None:
             self._show(entries)
         if self._meter is None:
@@ -113,6 +123,8 @@ class Watching:
                 self._table = Connections(self._dtype, self._locations, time.monotonic())
 
     def _add(self, entries: NDArray[Any], meter: TcpMeter) -> None:
+        if entries.dtype.names is None:
+            entries = _fit(entries, self._dtype)
         locations = entries["location"]
         ours = (locations <= _MOST_LOCATION) | (locations == EXISTING)
         if not ours.all():
@@ -121,6 +133,28 @@ class Watching:
             meter.add(entries, _times_ns(entries))
             if self._table is not None:
                 self._table.add(entries)
+
+
+def _raw(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """An entry in a ring: there the time in ns is where a file has the time of day."""
+    assert dtype.names is not None and dtype.fields is not None
+    offsets = {name: dtype.fields[name][1] for name in dtype.names} | {"time_ns": _TIME_OFFSET}
+    formats = {name: dtype[name] for name in dtype.names} | {"time_ns": np.dtype("=u8")}
+    return np.dtype(
+        {
+            "names": list(offsets),
+            "formats": [formats[name] for name in offsets],
+            "offsets": list(offsets.values()),
+            "itemsize": dtype.itemsize,
+        }
+    )
+
+
+def _fit(rows: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
+    """The first bytes of each row, as entries."""
+    assert dtype is not None
+    table = rows.view(np.uint8).reshape(len(rows), rows.dtype.itemsize)
+    return np.ascontiguousarray(table[:, : dtype.itemsize]).view(dtype)[:, 0]
 
 
 def _times_ns(entries: NDArray[Any]) -> NDArray[np.int64]:

@@ -80,6 +80,11 @@ class Request:
         return self.metrics or self.reconcile
 
     @property
+    def orders_tcp(self) -> bool:
+        """Whether the collector looks at the records of the schema tcp in one order of all CPUs."""
+        return self.file_format == "psc" or (self.reconcile and self.has_tcp)
+
+    @property
     def has_tcp(self) -> bool:
         """Whether the capture has the schema tcp."""
         return "tcp" in self.schemata
@@ -125,9 +130,18 @@ def check_request(request: Request) -> None:
         raise UsageError("--data is for schemata other than tcp", "name one: --schema")
     if request.filters.syscalls and "syscall" not in request.schemata:
         raise UsageError("--syscalls is for the schema syscall", "add --schema syscall")
-    if request.reconcile and (request.file_format != "psc" or not request.existing):
-        what = "--reconcile compares a PSC file of the schema tcp with the open connections"
-        raise UsageError(what, "leave out --format and --no-existing")
+    if request.reconcile and request.file_format == "magnet":
+        raise UsageError(
+            "--reconcile: the kernel tells a connection's state, bytes_acked, bytes_received and "
+            "total_retrans; the schema magnet has none of them, and no event of one at rest",
+            "add --schema tcp --format klogger, or leave out --reconcile",
+        )
+    if request.reconcile and not request.has_tcp:
+        what = "--reconcile compares the last records of the schema tcp, which is not captured"
+        raise UsageError(what, "add --schema tcp")
+    if request.reconcile and not request.existing:
+        what = "--reconcile compares with the open connections"
+        raise UsageError(what, "leave out --no-existing")
     if request.reconcile and (request.filters.pids or request.when_changed or request.recorder):
         others = "--pid, --when-changed or --record-last"
         raise UsageError(f"--reconcile: not with {others}", "leave one of them out")

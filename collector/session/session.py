@@ -164,10 +164,12 @@ class Session:
         (refused := self._failures.refused).update(self._counts.refused())
         info = make_info(request, self._prepared, kernel, dict(refused), self._existing.sockets)
         self._recording.begin(self._counts.books)
-        ordered = self._prepared.tcp if request.file_format == "psc" else None
-        watching = watch(ordered.layout if ordered else None, request.counts_at_once, show)
+        ordered = self._prepared.tcp if request.orders_tcp else None
+        raw = request.file_format != "psc"
+        watching = watch(ordered.layout if ordered else None, request.counts_at_once, show, raw)
         why_next = self._takeover.begin(
-            info, kernel, self._clocks, self._rings, self._existing, watching.add
+            info, kernel, self._clocks, self._rings, self._existing,
+            watching.add if ordered else None,
         )
         kernel.switch_on()
         self._reconciling = Reconciling(request, self._counts, watching)

@@ -15,7 +15,7 @@ from typing import Any
 
 from collector.writer.ledger import Books
 from collector.writer.written import Written
-from formats.base.control import Change, Clock, EndReason
+from formats.base.control import Change, Clock, Control, EndReason
 from formats.base.text import address_of
 
 EVERY_CPU = -1
@@ -65,6 +65,11 @@ def change_note(change: Change) -> Note:
 def mark_note(number: int, pid: int) -> Note:
     """A mark that a process set."""
     return Note("MARK", {"number": number, "pid": pid}, FIRST_CPU)
+
+
+def reconciled_note(entry: Control) -> Note:
+    """A difference between the kernel and the records, or their summary."""
+    return Note("RECONCILED", asdict(entry), FIRST_CPU)
 
 
 def event_notes(states: Mapping[str, tuple[int, int]]) -> list[Note]:

@@ -28,6 +28,7 @@ from collector.writer.base_events import (
     ledger_notes,
     mark_note,
     process_notes,
+    reconciled_note,
     start_note,
 )
 from collector.writer.base_stream import Show, Stream
@@ -43,10 +44,11 @@ from collector.writer.log_tail import LogTail, open_log, open_log_segment
 from collector.writer.log_writer import LogWriter
 from collector.writer.output_file import find_owner
 from collector.writer.segment_folder import LOG_SUFFIX, SegmentFolder, Segments, write_first
-from collector.writer.turn import Turn, keep_off
+from collector.writer.tcp_order import tcp_in_order
+from collector.writer.turn import Turn, alters, keep_off
 from collector.writer.written import Written
 from formats.base.changes import ChangeKind
-from formats.base.control import Change, Clock, EndReason, Mark
+from formats.base.control import Change, Clock, Control, EndReason, Mark
 from formats.klogger.describe import make_header
 from formats.klogger.encode import encode_preamble
 from formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
@@ -72,12 +74,14 @@ class LogStream(Stream[LogBatch]):
         self._pool = Pool()
         self._off: dict[int, Change] = {}
         self._paused = False
+        self._show: Show | None = None
         self._beginning = Beginning()
 
     def begin(
         self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
     ) -> None:
         self._prepare(info, current, clocks)
+        self._show = show
         self._writer = self._new_writer()
         self._write_by(self._writer, clocks)
         if isinstance(self._folder, SegmentFolder):
@@ -184,7 +188,10 @@ class LogStream(Stream[LogBatch]):
         self._folder.discard()
 
     def release(self, watermark_ns: int) -> None:
-        for batch in copies(self.order.take(watermark_ns), self._pool):
+        parts = list(self.order.take(watermark_ns))
+        if self._show is not None and (rows := tcp_in_order(parts)) is not None:
+            self._show(rows)
+        for batch in copies(parts, self._pool):
             self.records += len(batch)
             self._spool.put(batch)
 
@@ -192,7 +199,7 @@ class LogStream(Stream[LogBatch]):
         self._note([clock_note(entry)])
 
     def pause(self) -> None:
-        self._paused = True
+        self._paused = self.altered = True
         self._note([finish_note(DISABLED)])
 
     def resume(self) -> None:
@@ -207,7 +214,11 @@ class LogStream(Stream[LogBatch]):
 
     def changed(self, changes: Sequence[Change]) -> None:
         keep_off(self._off, changes)
+        self.altered |= alters(changes)
         self._note([change_note(change) for change in changes])
+
+    def reconciled(self, entries: Sequence[Control]) -> None:
+        self._note([reconciled_note(entry) for entry in entries])
 
     def describe(self, settings: Mapping[str, Any]) -> None:
         self._info = replace(self._info, settings={**self._info.settings, **settings})

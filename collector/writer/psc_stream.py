@@ -26,7 +26,7 @@ from collector.writer.one_file import OneFileStream
 from collector.writer.psc_writer import Writer
 from collector.writer.states import MOST, States
 from collector.writer.tail import Tail, open_last_segment, open_tail
-from collector.writer.turn import Turn, keep_off
+from collector.writer.turn import Turn, alters, keep_off
 from collector.writer.written import Written
 from formats.base.changes import ChangeKind
 from formats.base.control import (
@@ -193,8 +193,7 @@ class PscStream(OneFileStream[Ordered]):
 
     def changed(self, changes: Sequence[Change]) -> None:
         keep_off(self._off, changes)
-        harmless = (ChangeKind.RING, ChangeKind.LOW_WATER)
-        self.altered |= any(change.kind not in harmless for change in changes)
+        self.altered |= alters(changes)
         self._spool.put_control(lambda _: changes, changes[-1].after_ns, always=True)
 
     def reconciled(self, entries: Sequence[Control]) -> None:

@@ -38,6 +38,12 @@ class Turn:
 
 
 SHED_KEY = -1
+_HARMLESS = (ChangeKind.RING, ChangeKind.LOW_WATER)
+
+
+def alters(changes: Sequence[Change]) -> bool:
+    """Whether one of these changes what is recorded."""
+    return any(change.kind not in _HARMLESS for change in changes)
 
 
 def keep_off(off: dict[int, Change], changes: Sequence[Change]) -> None:

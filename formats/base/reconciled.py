@@ -15,6 +15,8 @@ from typing import ClassVar
 
 from formats.base.control import U32, U64, Call, Control
 
+WORDS = "reconciled with the kernel"
+"""With these words the line of a summary begins."""
 WHEN = ("at the start", "at the end", "after the rotation")
 
 
@@ -58,7 +60,7 @@ class Reconciled(Control):
         """A line for a person."""
         when = WHEN[self.when] if self.when < len(WHEN) else f"at moment {self.when}"
         if self.what == What.SUMMARY:
-            text = f"reconciled with the kernel {when}: {self.record} of {self.kernel} connections"
+            text = f"{WORDS} {when}: {self.record} of {self.kernel} connections"
             text += f" compared, {self.connection} difference(s)"
             return f"{text}; {self.ports} lost records may explain them" if self.ports else text
         ports = f"{self.ports >> 16}-{self.ports & 0xFFFF}"

@@ -45,6 +45,7 @@ from formats.verify.klogger.events import (
     find_unreadable,
 )
 from formats.verify.klogger.pauses import Pauses
+from formats.verify.klogger.reconciled import feed_reconciled
 from formats.verify.klogger.segment import EARLY, LogSegment
 from formats.verify.ledger import LATE_STAGE, Tally
 from formats.verify.report import (
@@ -184,6 +185,7 @@ class _Run:
         self._feed_base(batch, dump, first)
         self._pauses.feed(batch, kernel, first)
         self._window.feed(batch, first)
+        feed_reconciled(batch, first, self._report, self._problems)
         self._count(batch, kernel, first)
         dump.size += int(batch.format.payload_sizes[batch.numbers].sum())
         dump.size += RECORD_HEAD_BYTES * len(batch)

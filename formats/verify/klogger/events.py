@@ -15,6 +15,7 @@ BEGIN, DUMP_FINISH = "DUMP_BEGIN", "DUMP_FINISH"
 BASE = frozenset(
     {START, FINISH, BEGIN, DUMP_FINISH, CLOCK, *LEDGERS}
     | {"PROCESS_EXISTS", "LOGGING_EVENT", "MARK", "SOCKET_EXISTS", "CHANGE", "TRIGGER"}
+    | {"RECONCILED"}
 )
 """Events that the collector makes (bpf/schemata/base.conf); all others are the kernel's."""
 TEXTS = frozenset({"kernel", "comm", "cmdline", "name", "saddr", "daddr", "program"})

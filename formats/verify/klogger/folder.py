@@ -10,6 +10,7 @@ from typing import Any
 
 from formats.base.errors import DamagedError, FileError
 from formats.base.limits import MOST_PROBLEMS
+from formats.base.reconciled import WORDS as RECONCILED_WORDS
 from formats.klogger.logs import LOG_NAME, PREFIX, find_logs
 from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
@@ -60,6 +61,8 @@ def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Repo
     _compare(whole, paths)
     whole.part = join_parts(reports)
     join_windows(whole, reports)
+    told = (note for one in reports for note in one.notes)
+    whole.notes += [note for note in told if note.startswith(RECONCILED_WORDS)]
     return whole
 
 
