@@ -19,6 +19,7 @@ from collector.loader.perf_counters import Bound, bind, this_machine
 from collector.loader.program import is_preempted
 from collector.loader.tcp_part import TcpPart, make_tcp_part
 from collector.plan import kernel_types
+from collector.plan.budget import Step, make_steps
 from collector.plan.choice import check_limits, choose
 from collector.plan.columns import EVENT, Layout
 from collector.plan.engine_config import Engine, make_engine
@@ -61,6 +62,13 @@ class Decided:
     def numbers(self) -> dict[str, int]:
         """The engine's point of each location and event that was asked for, by name."""
         return _numbers(self.tcp, self.events)
+
+    def steps(self, recorded: Collection[str]) -> tuple[Step, ...]:
+        """What a budget leaves out, step by step; recorded: the locations and events that are."""
+        switches = self.tcp.switches if self.tcp else None
+        watch = switches.watch if switches and switches.sheds_unchanged else ()
+        slots = self.events.layout.logged if self.events else ()
+        return make_steps(recorded, watch, [slot.event for slot in slots], self.tcp is not None)
 
     def make_engine(self) -> Engine:
         """The engine's sizes, large enough for both parts."""
@@ -251,7 +259,13 @@ def decide(wish: Wish) -> Decided:
     if layout is not None:
         events = EventPart(layout, chosen, bind(layout.schema.arches))
     plan = _plan(wish, text, btf, tcp, events)
-    return Decided(btf, text, shipped, tcp, events, plan, wish.transport, wish.sheds)
+    decided = Decided(btf, text, shipped, tcp, events, plan, wish.transport, wish.sheds)
+    if wish.sheds and not decided.steps(decided.numbers):
+        raise UsageError(
+            "a budget needs events that it may leave out: this capture has none",
+            "set a limit for single events: --limit EVENT=N",
+        )
+    return decided
 
 
 def _plan(
