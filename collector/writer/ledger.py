@@ -151,7 +151,7 @@ class Books:
         has_row = cpu < self.ledger.shape[0] and row < self.ledger.shape[1]
         counts = {n: int(self.ledger[n][cpu, row]) if has_row else 0 for n in COUNTERS}
         if self.shed is not None:
-            counts["shed"] = int(self.shed[cpu, row]) if has_row and cpu < len(self.shed) else 0
+            counts["shed"] = int(self.shed[cpu, row]) if has_row else 0
         return counts
 
     def collector(self, cpu: int, point: int, written: Written) -> dict[str, int]:
