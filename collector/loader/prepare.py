@@ -20,7 +20,7 @@ from collector.loader.program import is_preempted
 from collector.loader.tcp_part import TcpPart, make_tcp_part
 from collector.plan import kernel_types
 from collector.plan.budget import Step, make_steps
-from collector.plan.choice import check_limits, choose
+from collector.plan.choice import check_budget, check_limits, choose
 from collector.plan.columns import EVENT, Layout
 from collector.plan.engine_config import Engine, make_engine
 from collector.plan.event_layout import lay_out_sources, ring_dtype
@@ -259,13 +259,9 @@ def decide(wish: Wish) -> Decided:
     if layout is not None:
         events = EventPart(layout, chosen, bind(layout.schema.arches))
     plan = _plan(wish, text, btf, tcp, events)
-    decided = Decided(btf, text, shipped, tcp, events, plan, wish.transport, wish.sheds)
-    if wish.sheds and not decided.steps(decided.numbers):
-        raise UsageError(
-            "a budget needs events that it may leave out: this capture has none",
-            "set a limit for single events: --limit EVENT=N",
-        )
-    return decided
+    if wish.sheds and tcp is None and layout is not None:
+        check_budget(chosen, layout)
+    return Decided(btf, text, shipped, tcp, events, plan, wish.transport, wish.sheds)
 
 
 def _plan(
