@@ -238,8 +238,27 @@ static __always_inline int klogger_enabled(const u32 point) {
     return control && control->enabled[point];
 }
 
-/* Counts an attempt in the ledger if the event is switched on. Returns whether to log it. */
-static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 point) {
+#if KLOGGER_SHEDDING
+/*
+ * Whether a step of the budget leaves an event out: by its point, or by its key, that of its
+ * connection; 0: it has none. All events with a key have the same hash: collector/plan/budget.py
+ * has it too.
+ */
+static __always_inline int klogger_sheds(const u32 point, u64 key) {
+    struct klogger_shedding *shedding;
+    u32 zero = 0;
+
+    shedding = klogger_shedding.lookup(&zero);
+    if (!shedding)
+        return 0;
+    return ((key * 0x9e3779b97f4a7c15ull & shedding->sample) | shedding->points[point]) != 0;
+}
+#endif
+
+/* Counts an attempt in the ledger if the event is switched on. Returns whether to log it. key: of
+ * its connection, for a budget's sample; 0: none.
+ */
+static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 point, u64 key) {
     struct klogger_account *account = &cpu->accounts[point];
     struct klogger_rate *rate = &cpu->rates[point];
     u32 zero = 0;
@@ -249,6 +268,12 @@ static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 poin
     if (!control || !control->enabled[point])
         return 0;
     klogger_count(account->attempts);
+#if KLOGGER_SHEDDING
+    if (klogger_sheds(point, key)) {
+        klogger_count(cpu->shed[point]);
+        return 0;
+    }
+#endif
     if (control->limit[point]) {
         now = bpf_ktime_get_ns();
         if (now - rate->since >= 1000000000) {

@@ -218,21 +218,15 @@ static __always_inline void remember(struct klogger_watch *watch, u8 *entry) {
 
 #if KLOGGER_SHEDDING
 /*
- * Whether a step of the budget leaves the event out: by its location, or by its connection. All
- * records of a connection have the same hash, that of its id; what has no id, that of its ends. The
- * same hash is in collector/plan/budget.py.
+ * Whether a step of the budget leaves the event out: by its location, or by its connection. The key
+ * of a connection is its id; that of what has no id, of its ends.
  */
 static __always_inline int is_shed(const u32 row, u64 id, const struct endpoints *ends) {
     u64 key = id, ports = (u32)ends->lport + ends->rport;
-    struct klogger_shedding *shedding;
-    u32 zero = 0;
 
-    shedding = klogger_shedding.lookup(&zero);
-    if (!shedding)
-        return 0;
     if (!key)
         key = ends->laddr[0] ^ ends->raddr[0] ^ ends->laddr[1] ^ ends->raddr[1] ^ ports;
-    return ((key * 0x9e3779b97f4a7c15ull & shedding->sample) | shedding->points[row]) != 0;
+    return klogger_sheds(row, key);
 }
 
 /* Whether unchanged segments are left out now. If not, the next one is recorded when they are. */

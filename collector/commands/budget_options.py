@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _OPTIONS = (
     click.option("--max-cpu", metavar="PCT%",
                  help="A budget: above this share of one CPU (5%) leave out events, step by step: "
-                 "locations, unchanged segments, a part of the connections."),
+                 "kinds of events, unchanged segments, a part of the connections."),
     click.option("--max-disk-rate", metavar="SIZE", help="The same above this size a second: 10M."),
     click.option("--max-memory", metavar="SIZE", help="The same above this resident memory: 512M."),
     click.option("--back-after", metavar="TIME",

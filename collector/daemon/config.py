@@ -121,6 +121,7 @@ class _Checker:
         with self.at((*keys, "budget")):
             if (limits := parts["budget"]) is not None and len(self.found) == before:
                 budget = make_budget(limits)
+                check_names(Request(filters=chosen, **options, budget=budget))
         request = Request(
             filters=chosen, name=name, control_group=group, quiet=True, **options,
             rotation=Rotation(**rotation) if rotation is not None else None,

@@ -19,7 +19,8 @@ from collector.loader.perf_counters import Bound, bind, this_machine
 from collector.loader.program import is_preempted
 from collector.loader.tcp_part import TcpPart, make_tcp_part
 from collector.plan import kernel_types
-from collector.plan.choice import check_limits, choose
+from collector.plan.budget import Step, make_steps
+from collector.plan.choice import check_budget, check_limits, choose
 from collector.plan.columns import EVENT, Layout
 from collector.plan.engine_config import Engine, make_engine
 from collector.plan.event_layout import lay_out_sources, ring_dtype
@@ -61,6 +62,13 @@ class Decided:
     def numbers(self) -> dict[str, int]:
         """The engine's point of each location and event that was asked for, by name."""
         return _numbers(self.tcp, self.events)
+
+    def steps(self, recorded: Collection[str]) -> tuple[Step, ...]:
+        """What a budget leaves out, step by step; recorded: the locations and events that are."""
+        switches = self.tcp.switches if self.tcp else None
+        watch = switches.watch if switches and switches.sheds_unchanged else ()
+        slots = self.events.layout.logged if self.events else ()
+        return make_steps(recorded, watch, [slot.event for slot in slots], self.tcp is not None)
 
     def make_engine(self) -> Engine:
         """The engine's sizes, large enough for both parts."""
@@ -251,6 +259,8 @@ def decide(wish: Wish) -> Decided:
     if layout is not None:
         events = EventPart(layout, chosen, bind(layout.schema.arches))
     plan = _plan(wish, text, btf, tcp, events)
+    if wish.sheds and tcp is None and layout is not None:
+        check_budget(chosen, layout)
     return Decided(btf, text, shipped, tcp, events, plan, wish.transport, wish.sheds)
 
 

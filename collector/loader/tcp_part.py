@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collector.linux.kallsyms import KALLSYMS
 from collector.linux.kernel_constants import Facts, read_facts
 from collector.loader.kernel_answers import KernelAnswers
-from collector.plan.budget import WATCHED, Step, make_steps
+from collector.plan.budget import WATCHED
 from collector.plan.columns import (
     EVENT,
     Layout,
@@ -60,11 +60,6 @@ class TcpPart:
             return {}
         why = f"{TIMER_FUNCTION} is not in {KALLSYMS}"
         return {name: why for name in self.switches.enabled if name in TIMER_LOCATIONS}
-
-    def steps(self, recorded: Collection[str]) -> tuple[Step, ...]:
-        """What a budget leaves out, step by step; recorded: the locations that are."""
-        watch = self.switches.watch if self.switches.sheds_unchanged else ()
-        return make_steps(recorded, watch)
 
     @property
     def always(self) -> tuple[str, ...]:

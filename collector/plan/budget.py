@@ -2,9 +2,11 @@
 """What a capture may cost, and the steps in which it leaves out events to stay below that.
 
     step    leaves out
-    1 ..    locations: LOCATIONS has the order, a group for a step
-    then    segments that changed none of WATCHED, as --when-changed does
-    then    connections, by a hash of their id: what stays is 1/2, 1/4 ... 1/64 of them
+    1 ..    events, a group for a step: of the schema tcp LOCATIONS; of others those that their
+            schema marks with the tags @shed1, @shed2 ...
+    then    segments of the schema tcp that changed none of WATCHED, as --when-changed does
+    then    connections, by a hash of their id: what stays is 1/2, 1/4 ... 1/64 of them. The id is
+            conn_id, or the field with the tag @sample
 
 A step that a capture has no use for is not one of its steps. Those in force are always the first.
 """
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from formats.base.errors import UsageError
+from formats.schema import Event
 
 LOCATIONS = (
     ("SEND_CALL", "RECEIVE_CALL", "RCV_SPACE_ADJUST"),
@@ -33,6 +36,9 @@ SEGMENTS = {"SEGMENT_RECEIVED", "TRANSMIT", "ACK_PROCESSED"}
 """The locations with the flag CHANGES in bpf/schemata/tcp.bpf.c."""
 SAMPLES = 6
 """The last step leaves 1 / 2 ** SAMPLES of the connections."""
+SAMPLE_TAG = "sample"
+"""Of the field of an event that says which connection it is of; 0: of none."""
+_SHED_TAG = re.compile(r"shed([1-9])")
 _GOLDEN = 0x9E3779B97F4A7C15
 _HASH_SHIFT = 64 - SAMPLES
 
@@ -62,8 +68,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step leaves out: these locations; unchanged segments; or all but 1 / 2 ** sample of
-    the connections."""
+    """What a step leaves out: these locations and events; unchanged segments; or all but
+    1 / 2 ** sample of the connections."""
 
     text: str
     locations: tuple[str, ...] = ()
@@ -71,22 +77,48 @@ class Step:
     sample: int = 0
 
 
-def make_steps(recorded: Collection[str], watch: Sequence[str]) -> tuple[Step, ...]:
-    """The steps of a capture. watch: columns of its step for unchanged segments; () for none."""
-    return tuple(_steps(recorded, watch))
+def make_steps(
+    recorded: Collection[str],
+    watch: Sequence[str],
+    events: Sequence[Event] = (),
+    has_tcp: bool = True,
+) -> tuple[Step, ...]:
+    """The steps of a capture; recorded: its locations and events, by name. watch: columns of its
+    step for unchanged segments; () for none. events: of other schemata than tcp."""
+    marked = [(event.name, number) for event in events if (number := _number_of(event))]
+    groups = [
+        (*(LOCATIONS[at] if has_tcp and at < len(LOCATIONS) else ()),
+         *(name for name, number in marked if number == at + 1))
+        for at in range(9)
+    ]  # fmt: skip
+    sampled = {event.name for event in events if is_sampled(event)}
+    return tuple(_steps(set(recorded), watch, groups, None if has_tcp else sampled))
 
 
-def _steps(recorded: Collection[str], watch: Sequence[str]) -> Iterator[Step]:
-    left = set(recorded)
-    for group in LOCATIONS:
+def _steps(
+    left: set[str], watch: Sequence[str], groups: Iterable[Sequence[str]], sampled: set[str] | None
+) -> Iterator[Step]:
+    """sampled: the events that a sample leaves out; None: there are always some."""
+    for group in groups:
         names = tuple(name for name in group if name in left)
         if names and len(names) < len(left - {"EXISTING"}):
             left -= set(names)
             yield Step(", ".join(names), locations=names)
     if watch and left & SEGMENTS:
         yield Step(f"segments that leave {', '.join(watch)} as they were", unchanged=True)
-    for sample in range(1, SAMPLES + 1):
+    for sample in range(1, SAMPLES + 1) if sampled is None or left & sampled else ():
         yield Step(f"all but 1/{2**sample} of the connections", sample=sample)
+
+
+def is_sampled(event: Event) -> bool:
+    """Whether a sample of connections leaves out records of this event."""
+    return any(SAMPLE_TAG in field.tags for field in event.fields)
+
+
+def _number_of(event: Event) -> int:
+    """The step that leaves the event out, from 1; 0: none does."""
+    found = [int(match[1]) for tag in event.tags if (match := _SHED_TAG.fullmatch(tag))]
+    return min(found, default=0)
 
 
 def sample_bits(sample: int) -> int:
@@ -95,7 +127,7 @@ def sample_bits(sample: int) -> int:
 
 
 def is_in_sample(conn_id: int, sample: int) -> bool:
-    """Whether the programs record this connection: is_shed() of bpf/include/tcp_snapshot.h."""
+    """Whether the programs record this connection: klogger_sheds() of bpf/include/klogger.h."""
     return not conn_id * _GOLDEN & sample_bits(sample)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from collector.plan.budget import make_steps
 from collector.plan.columns import (
     EVENT,
     choose_columns,
@@ -56,6 +57,15 @@ def check_limits(limits: Iterable[str], chosen: Collection[str]) -> None:
             )
 
 
+def check_budget(chosen: Collection[str], events: EventLayout) -> None:
+    """Raises UsageError where a budget can leave out none of these events, without tcp."""
+    if not make_steps(chosen, (), [slot.event for slot in events.logged], has_tcp=False):
+        raise UsageError(
+            "a budget needs events that it may leave out: this capture has none",
+            "set a limit for single events: --limit EVENT=N",
+        )
+
+
 def check_names(request: Request) -> None:
     """Raises UsageError or SchemaError for a name that no schema has; needs no kernel."""
     sources = find_sources(request.schemata)
@@ -63,6 +73,8 @@ def check_names(request: Request) -> None:
     layout = lay_out_sources(sources, request.using, request.data) if holds_events else None
     _, chosen = choose(request.locations, has_tcp(sources), layout)
     check_limits((name for name, _ in request.limits), chosen)
+    if request.budget is not None and layout is not None and not has_tcp(sources):
+        check_budget(chosen, layout)
     if has_tcp(sources):
         event = load_schema().event(EVENT)
         choose_columns(event, request.columns)

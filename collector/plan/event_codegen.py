@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from collector.plan.budget import SAMPLE_TAG
 from collector.plan.event_layout import EventLayout, Slot
 from collector.ring.points import EVENT_HEAD_BYTES
 from formats.schema import Place
@@ -13,7 +14,7 @@ UNROLLED_BYTES = 512
 
 _DECLARED = """struct klogger_cpu;
 static __always_inline int klogger_enabled(const u32 point);
-static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 point);
+static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 point, u64 key);
 static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 row,
                                            struct klogger_place *place);
 static __always_inline void klogger_commit_event(void *ctx, struct klogger_cpu *cpu,
@@ -50,7 +51,7 @@ def _event(slot: Slot, logged: bool) -> list[str]:
         lines += _left_out(slot, head)
         head = f"static __always_inline void klogger_lean_{name}({_parameters(slot.places)})"
     lines.append(head)
-    lines += ["{", f"\tif (!klogger_admit(cpu, {slot.number}))", "\t\treturn;"]
+    lines += ["{", f"\tif (!klogger_admit(cpu, {slot.number}, {_key(slot)}))", "\t\treturn;"]
     lines += [
         "\tstruct klogger_place place;",
         f"\tu8 *record = klogger_reserve(cpu, {slot.number}, &place);",
@@ -61,6 +62,11 @@ def _event(slot: Slot, logged: bool) -> list[str]:
     lines += [_store(place) for place in slot.places]
     lines.append(f"\tklogger_commit_event(ctx, cpu, {slot.number}, &place);")
     return [*lines, "}"]
+
+
+def _key(slot: Slot) -> str:
+    """What a budget's sample goes by."""
+    return next((f"{p.field.name}_" for p in slot.places if SAMPLE_TAG in p.field.tags), "0")
 
 
 def _parameters(places: Iterable[Place]) -> str:

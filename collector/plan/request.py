@@ -118,8 +118,6 @@ def check_request(request: Request) -> None:
             raise UsageError("--record-last writes a file for each dump: it does not rotate")
         if request.output == "-":
             raise UsageError("each dump is a file of its own", "name a folder: -o FOLDER")
-    if request.budget is not None and (request.file_format != "psc" or not request.has_tcp):
-        raise UsageError("a budget is for PSC files of the schema tcp", "leave out its limits")
     only = request.format.schema
     if only is not None and request.schemata != (only,):
         what = f"{request.format.title} holds the schema {only} alone"

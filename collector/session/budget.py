@@ -168,10 +168,9 @@ class Shedding:
         self._next_s = 0.0
         self._last = ""
         self._budget = request.budget
-        if request.budget is None or prepared.tcp is None:
-            self._budget = None
+        if request.budget is None:
             return
-        self._steps = prepared.tcp.steps(set(prepared.enabled) - set(kernel.missing()))
+        self._steps = prepared.steps(set(prepared.enabled) - set(kernel.missing()))
         self._controller = Controller(request.budget, len(self._steps))
         self._meter = Meter(stream.bytes_written, self._run_ns)
         handlers.budget = self.told

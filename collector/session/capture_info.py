@@ -87,6 +87,6 @@ def _settings(
 
 
 def _budget(request: Request, prepared: Prepared, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    if request.budget is None or prepared.tcp is None:
+    if request.budget is None:
         return {}
-    return {"budget": request.budget.describe(prepared.tcp.steps(recorded))}
+    return {"budget": request.budget.describe(prepared.steps(recorded))}

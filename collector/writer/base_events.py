@@ -58,7 +58,6 @@ def change_note(change: Change) -> Note:
     """A change of what is recorded, in the file of each CPU."""
     values = asdict(change)
     values["number"] = values.pop("which")
-    del values["why"]  # no capture into these files has a budget
     return Note("CHANGE", values, mono_ns=change.after_ns)
 
 
@@ -130,7 +129,7 @@ def ledger_notes(books: Books, written: Written, final: bool) -> list[Note]:
     """The ledger at this moment, for the file of each CPU."""
     notes = []
     for cpu, point in books.places(written):
-        values: dict[str, Any] = {"number": point, "final": int(final)}
+        values: dict[str, Any] = {"number": point, "final": int(final), "shed": 0}
         values.update(books.kernel(cpu, point))
         values.update(books.collector(cpu, point, written))
         notes.append(Note("LEDGER", values, cpu))

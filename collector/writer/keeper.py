@@ -21,8 +21,8 @@ from collector.sequencer.ordered_batch import Ordered
 from collector.writer.ledger import Books
 from collector.writer.spool import Sized
 from collector.writer.states import States
+from collector.writer.turn import keep_off
 from collector.writer.written import Place
-from formats.base.changes import ChangeKind
 from formats.base.control import Change
 
 BLOCKS = 8
@@ -51,9 +51,9 @@ class Block:
     """A part of the window.
 
     books: the ledger at its beginning. released: by CPU, the last serial before it, and how many
-    of those before were lost. passed: the records before it. off: what was switched off. mono_ns,
-    realtime_ns: the time up to which all records come before it. from_ns: when the ledger was read:
-    all that was lost later is lost in the window.
+    of those before were lost. passed: the records before it. off: what was switched off, and the
+    budget's step. mono_ns, realtime_ns: the time up to which all records come before it. from_ns:
+    when the ledger was read: all that was lost later is lost in the window.
     """
 
     books: Books
@@ -120,11 +120,7 @@ class Keeper:
 
     def note(self, noted: Noted) -> None:
         """The next control entries."""
-        for entry in noted.entries:
-            if isinstance(entry, Change) and entry.kind == ChangeKind.SWITCH:
-                self._off.pop(entry.which, None)
-                if not entry.new:
-                    self._off[entry.which] = entry
+        keep_off(self._off, [entry for entry in noted.entries if isinstance(entry, Change)])
         self._add(noted, PIECE_COST)
 
     def states(self, cpu: int, mono_ns: int) -> Ordered | None:

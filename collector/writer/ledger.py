@@ -97,8 +97,8 @@ class Books:
         entries: list[Control] = []
         for cpu, point in self.places(written):
             counts = self.kernel(cpu, point)
-            ledger = [counts[n] for n in ("attempts", "filtered", "unchanged", "written")]
-            entries.append(Ledger(cpu, point, *ledger, *self._shed(cpu, point)))
+            named = ("attempts", "filtered", "unchanged", "written", "shed")
+            entries.append(Ledger(cpu, point, *(counts[n] for n in named if n in counts)))
             entries.append(Losses(cpu, point, *(counts[name] for name in KERNEL_CAUSES)))
             entries.append(Collector(cpu, point, **self.collector(cpu, point, written)))
         entries.extend(self.cpus())
@@ -146,14 +146,13 @@ class Books:
         )
 
     def kernel(self, cpu: int, point: int) -> dict[str, int]:
-        """The kernel's counts of one (cpu, location), by name."""
+        """The kernel's counts of one (cpu, location), by name; `shed` only with a budget."""
         row = row_of(point)
-        if cpu >= self.ledger.shape[0] or row >= self.ledger.shape[1]:
-            return dict.fromkeys(COUNTERS, 0)
-        return {name: int(self.ledger[name][cpu, row]) for name in COUNTERS}
-
-    def _shed(self, cpu: int, point: int) -> list[int]:
-        return [] if self.shed is None else [int(self.shed[cpu, row_of(point)])]
+        has_row = cpu < self.ledger.shape[0] and row < self.ledger.shape[1]
+        counts = {n: int(self.ledger[n][cpu, row]) if has_row else 0 for n in COUNTERS}
+        if self.shed is not None:
+            counts["shed"] = int(self.shed[cpu, row]) if has_row else 0
+        return counts
 
     def collector(self, cpu: int, point: int, written: Written) -> dict[str, int]:
         """The collector's counts of one (cpu, location), by the names of Collector's fields."""

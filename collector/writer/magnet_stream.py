@@ -31,6 +31,7 @@ from formats.magnet.control import (
     END,
     LEDGER,
     POINT_COUNTERS,
+    SHED,
     encode_header,
 )
 from formats.magnet.header import make_header
@@ -73,7 +74,7 @@ class MagnetStream(OneFileStream[MagnetBatch]):
         self.order = Queues(info.dtype)
         self._info = info
         rows = info.cpus * len(self._packing.kinds)
-        numbers = rows * (len(POINT_COUNTERS) + 2) + info.cpus * len(CPU_COUNTERS)
+        numbers = rows * (len(POINT_COUNTERS) + 3) + info.cpus * len(CPU_COUNTERS)
         return _RESERVE_BYTES + _NUMBER_BYTES * (numbers + 8 * info.programs)
 
     def release(self, watermark_ns: int) -> None:
@@ -141,11 +142,12 @@ class MagnetStream(OneFileStream[MagnetBatch]):
 
     def ledger(self, books: Books, written: Written, time_ns: int, final: bool) -> list[Item]:
         """A ledger, as a control entry."""
+        names = POINT_COUNTERS if books.shed is None else (*POINT_COUNTERS, SHED)
         points = []
         for cpu, point in books.places(written):
             counts = books.kernel(cpu, point) | books.collector(cpu, point, written)
             code = self._packing.code_of[point]
-            points.append([cpu, int(code), *(counts[name] for name in POINT_COUNTERS)])
+            points.append([cpu, int(code), *(counts[name] for name in names)])
         cpus = [[one.cpu, *(getattr(one, name) for name in CPU_COUNTERS)] for one in books.cpus()]
         programs = {n: [one.missed, one.kprobe_missed] for n, one in books.programs.items()}
         return [
@@ -159,7 +161,8 @@ class MagnetStream(OneFileStream[MagnetBatch]):
     def change_item(self, change: Change) -> Item:
         """A change, as a control entry."""
         values = asdict(change)
-        del values["why"]  # no capture into these files has a budget
+        if change.kind != ChangeKind.SHED:
+            del values["why"]
         if change.kind in (ChangeKind.SWITCH, ChangeKind.LIMIT):
             values["which"] = int(self._packing.code_of[change.which & 0xFF])
         return {"time_ns": change.after_ns, "change": values, "kind": CHANGE}

@@ -14,6 +14,8 @@ from formats.base.control import Change
 from formats.klogger.table import LogEvent, LogFormat
 
 _CHANGE = ("kind", "number", "before_ns", "after_ns", "old", "new", "by_others")
+_WHY = "why"
+"""Of a step of the budget; logs of earlier versions have none."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,10 @@ def changes_of(batch: LogBatch) -> Iterator[tuple[int, Change]]:
     if any(field.kind not in ("int", "enum") for field in event.fields):
         return
     rows = batch.rows(event)
-    if not {*_CHANGE} <= set(rows.dtype.names or ()):
+    names = set(rows.dtype.names or ())
+    if not {*_CHANGE} <= names:
         return
-    columns = (rows[name].tolist() for name in _CHANGE)
+    columns = (rows[name].tolist() for name in (*_CHANGE, *({_WHY} & names)))
     for at, values in zip(batch.where(event).tolist(), zip(*columns, strict=True), strict=True):
         yield at, Change(*values)
 

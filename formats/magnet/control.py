@@ -35,6 +35,8 @@ POINT_COUNTERS = (
     "in_file",
 )  # fmt: skip
 """Of an event on a CPU, in a LEDGER."""
+SHED = "shed"
+"""The last counter of an event on a CPU, in captures with a budget."""
 CPU_COUNTERS = ("serials", "read", "damaged", "late", "ring_lost")
 """Of a CPU, in a LEDGER."""
 
@@ -148,6 +150,17 @@ def number(values: Mapping[str, Any], name: str, most: int = (1 << 64) - 1) -> i
     """A value that is a number from 0 to `most`; None where it is not."""
     value = values.get(name)
     return value if type(value) is int and 0 <= value <= most else None
+
+
+def points_of(values: Mapping[str, Any]) -> Any:
+    """(n, 2 + POINT_COUNTERS + SHED) uint64, the events of a LEDGER: CPU, code, counters; SHED is 0
+    without a budget. DamagedError."""
+    rows = values.get("points")
+    if isinstance(rows, list) and all(
+        isinstance(row, list) and len(row) == 2 + len(POINT_COUNTERS) for row in rows
+    ):
+        values = {"points": [[*row, 0] for row in rows]}
+    return table(values, "points", 2, (*POINT_COUNTERS, SHED))
 
 
 def table(values: Mapping[str, Any], name: str, keys: int, counters: Sequence[str]) -> Any:

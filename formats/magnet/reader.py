@@ -23,7 +23,7 @@ from formats.klogger.batch import LogBatch
 from formats.klogger.chain import Chain
 from formats.klogger.source import Source
 from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
-from formats.magnet.control import END, LEDGER, POINT_COUNTERS, table
+from formats.magnet.control import END, LEDGER, POINT_COUNTERS, points_of
 from formats.magnet.header import Kind, MagnetFile
 from formats.magnet.layout import CLOCK, FIELDS, FIRST_EVENT, LOST, MARK, NATIVE, Layout, convert
 from formats.magnet.walk import Entry, Piece, Walk
@@ -35,7 +35,7 @@ _NAMES = {
     CLOCK: {"sockid": "realtime_ns", "timestamp": "mono_ns", "size": "uncertainty_ns"},
 }
 """What the fields of the collector's own records are."""
-_LOSSES = slice(2 + POINT_COUNTERS.index("written") + 1, -1)
+_LOSSES = slice(2 + POINT_COUNTERS.index("written") + 1, 2 + POINT_COUNTERS.index("in_file"))
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Losses:
     def add(self, values: dict[str, Any]) -> None:
         """A LEDGER."""
         try:
-            self.ledger = int(table(values, "points", 2, POINT_COUNTERS)[:, _LOSSES].sum())
+            self.ledger = int(points_of(values)[:, _LOSSES].sum())
             programs = values.get("programs")
             rows = programs.values() if isinstance(programs, dict) else ()
             self.missed = max(sum(sum(row) for row in rows), 0)

@@ -21,10 +21,10 @@ event EVENT_STOP { int id }
 KERNEL = ("ring_full", "no_ring", "other")  # these take a serial, and were never written
 SILENT = ("table_full", "no_slot")  # these take none
 COLLECTOR = ("late", "queue_full", "disk_full", "write_error", "damaged")
-ASIDE = ("filtered", "unchanged", "limited")
+ASIDE = ("filtered", "unchanged", "limited", "shed")
 FIELDS = (
-    "attempts", "filtered", "unchanged", "limited", "written", "ring_full", "no_ring", "other",
-    "table_full", "no_slot", "late", "queue_full", "disk_full", "write_error", "in_file",
+    "attempts", "filtered", "unchanged", "limited", "shed", "written", "ring_full", "no_ring",
+    "other", "table_full", "no_slot", "late", "queue_full", "disk_full", "write_error", "in_file",
 )  # fmt: skip
 Tamper = Callable[[str, dict[str, Any]], "dict[str, Any] | None"]
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.plan.event_layout import lay_out, ring_dtype
 from collector.plan.schema_sources import find_sources
@@ -20,6 +22,7 @@ from collector.sequencer.cpu_queue import FOREVER_NS
 from collector.writer.capture_info import CaptureInfo
 from collector.writer.ledger import Books
 from collector.writer.log_stream import LogStream
+from formats.base.changes import ChangeKind
 from formats.base.control import Change, EndReason, Mark, Program
 from formats.base.segments import find_segments
 from formats.schema import Event
@@ -33,7 +36,8 @@ class LogMaker:
     """Segments of a log of two CPUs with the event PING; close() ends it."""
 
     def __init__(
-        self, folder: Path, rotates: bool = True, online: Sequence[int] = range(CPUS)
+        self, folder: Path, rotates: bool = True, online: Sequence[int] = range(CPUS),
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = folder
         self.online = set(online)
@@ -49,15 +53,16 @@ class LogMaker:
         self.clocks = Clocks(lambda: self.now_ns, lambda: self.now_ns + self.offset_ns)
         self.serials = np.zeros(CPUS, np.uint64)
         self.ledger = np.zeros((CPUS, max(ROWS, self.number + 1)), ACCOUNT)
+        self.shed: NDArray[Any] | None = None
         self.sent = 0
         self.state = 1
         self.layout = layout
         self.rotates = rotates
         self.stream = self.open_stream()
         info = CaptureInfo(
-            version="test", kernel="test", settings={"tcpkmon": "test"}, dtype=self.dtype,
-            cpus=CPUS, requested=1, recorded=1, programs=1, buffer_bytes=1 << 20,
-            low_water_percent=75, schema=schema, events=events,
+            version="test", kernel="test", dtype=self.dtype,
+            settings={"tcpkmon": "test", **(settings or {})}, cpus=CPUS, requested=1, recorded=1,
+            programs=1, buffer_bytes=1 << 20, low_water_percent=75, schema=schema, events=events,
         )  # fmt: skip
         current = SimpleNamespace(
             buffer_bytes=1 << 20, low_water_percent=75,
@@ -108,6 +113,7 @@ class LogMaker:
         return Books(
             self.ledger.copy(), self.serials.copy(), read=dict(order.read), late=dict(order.late),
             programs={"on_ping": Program(0, 0, 0, 0, 0)}, online=frozenset(self.online),
+            shed=None if self.shed is None else self.shed.copy(),
         )  # fmt: skip
 
     def rotate(self) -> None:
@@ -118,6 +124,19 @@ class LogMaker:
         self.now_ns += 1000
         change = Change(0, self.number, self.now_ns - 500, self.now_ns, 1 - on, on, 0)
         self.stream.switched(["PING"])
+        self.stream.changed([change])
+
+    def leave_out(self, count: int) -> None:
+        """A step of the budget leaves out so many events of CPU 0."""
+        if self.shed is None:
+            self.shed = np.zeros(self.ledger.shape, np.uint64)
+        self.shed[0, self.row] += count
+        self.ledger["attempts"][0, self.row] += count
+
+    def step(self, old: int, new: int, why: int = 0) -> None:
+        """Another step of the budget is in force."""
+        self.now_ns += 1000
+        change = Change(ChangeKind.SHED, 0, self.now_ns - 500, self.now_ns, old, new, 0, why)
         self.stream.changed([change])
 
     def checkpoint(self) -> None:

@@ -152,8 +152,9 @@ class MagnetBuilder:
 
     def books(self) -> Books:
         ledger = np.zeros((self.cpus, ROWS + 32), ACCOUNT)
+        shed = np.zeros(ledger.shape, np.uint64)
         for (cpu, point, counter), count in self.accounts.items():
-            ledger[counter][cpu, point] = count
+            (shed if counter == "shed" else ledger[counter])[cpu, point] = count
         full = self.accounts
         return Books(
             ledger=ledger,
@@ -166,6 +167,7 @@ class MagnetBuilder:
                 for cpu in range(self.cpus)
             },
             online=frozenset(range(self.cpus)),
+            shed=shed if shed.any() else None,
         )
 
     def checkpoint(self) -> MagnetBuilder:

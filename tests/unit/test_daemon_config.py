@@ -199,4 +199,7 @@ def test_a_budget(tmp_path: Path) -> None:
     (none,) = mistakes(write(tmp_path, "[capture.web.budget]\n"))
     assert "capture.web.budget: a budget without a limit" in none
     logs = text.replace("]\n", "]\nschemata = ['sched']\n", 1)
-    assert "a budget is for PSC files of the schema tcp" in mistakes(write(tmp_path, logs))[0]
+    logs = logs.replace("]\n", "]\nformat = 'klogger'\n", 1)
+    assert captures(write(tmp_path, logs))["web"].request.budget is not None
+    nothing = logs.replace("sched", "tty")
+    assert "a budget needs events that it may leave out" in mistakes(write(tmp_path, nothing))[0]

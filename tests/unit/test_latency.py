@@ -226,7 +226,8 @@ def test_a_loss_of_other_events_concerns_nothing(tmp_path: Path) -> None:
     assert flow.sizes[State.MEASURED] == 200
 
 
-def test_losses_without_a_serial_lie_between_ledgers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cause", ["table_full", "shed"])
+def test_losses_without_a_serial_lie_between_ledgers(tmp_path: Path, cause: str) -> None:
     second = 1_000_000_000
     log = begin()
     lo = transfer(log, 1_000)
@@ -234,7 +235,7 @@ def test_losses_without_a_serial_lie_between_ledgers(tmp_path: Path) -> None:
     for at in (2, 4, 6):
         log.maker.time_ns = 1_000_000_000 + at * second  # of the ledger that follows
         if at == 4:
-            log.lose("table_full", 1, "SOCK_SEND")
+            log.lose(cause, 1, "SOCK_SEND")
         log.ledger()
         lo = transfer(log, (at + 1) * second, lo)
         log.end_dump()

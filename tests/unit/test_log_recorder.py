@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ class Recorder(LogMaker):
     """A capture that keeps the last second."""
 
     def __init__(
-        self, folder: Path, *triggers: str, after_s: float = 0.0, last_bytes: int = 1 << 20
+        self, folder: Path, *triggers: str, after_s: float = 0.0, last_bytes: int = 1 << 20,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.triggers = triggers
         self.after_s = after_s
         self.last_bytes = last_bytes
-        super().__init__(folder)
+        super().__init__(folder, settings=settings)
 
     def open_stream(self) -> LogRecorderStream:
         keeping = Keeping(1.0, self.last_bytes, self.after_s, self.triggers, 100)

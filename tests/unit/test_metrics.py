@@ -222,7 +222,7 @@ def answer() -> dict[str, Any]:
         "enabled": True, "records": 5, "bytes": 600, "ring_fill": 0.5, "reader_lag_s": 0.1,
         "disk_free_bytes": 1 << 30, "cost": {"cpu_s": 1.0, "memory_bytes": 1 << 20},
         "segment": 3, "segment_bytes": 7, "rotation_failing": False, "unproven": [],
-        "lost": {"ring full": 3}, "events": [],
+        "shed_level": 2, "shed_events": 9, "lost": {"ring full": 3}, "events": [],
         "outcomes": {"RTO": {"attempts": 9, "written": 7, "ring_full": 2, "other": 0}},
         "tcp": watching.metrics(),
     }  # fmt: skip

@@ -66,15 +66,16 @@ def test_nothing_lost_is_proven(tmp_path: Path) -> None:
 def test_losses_of_every_cause_add_up(tmp_path: Path) -> None:
     report = check(lossy_log().finish(1), tmp_path)
     assert (report.exit_code, problems(report)) == (3, "")
-    assert report.verdict == f"adds up: {2 * LOST_EACH} lost, all accounted for"
+    told = f"adds up: {2 * LOST_EACH} lost, all accounted for; {2 * 14} shed by the budget"
+    assert report.verdict == told
     assert report.end_reason == "duration"
     rows = {row.name: row for row in report.rows}
     causes = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, KILLED)
     for name in ("SCHEDOUT", "B"):
         assert rows[name].lost == {cause: n for n, cause in enumerate(causes, 1)}
-        assert (rows[name].filtered, rows[name].unchanged, rows[name].limited) == (11, 12, 13)
         row = rows[name]
-        assert row.attempts == row.in_file + LOST_EACH + 36
+        assert (row.filtered, row.unchanged, row.limited, row.shed) == (11, 12, 13, 14)
+        assert row.attempts == row.in_file + LOST_EACH + 50
         assert row.pending == 0
     # Those that took a serial: all but table full and no slot.
     assert report.seq_lost == 2 * (LOST_EACH - 4 - 5)

@@ -29,6 +29,8 @@ _SLACK_NS = 10_000_000
 """A checkpoint's time is at most so far from that of its counts."""
 _SILENT = ("table_full", "no_slot", "limited")
 """Counters of LEDGER whose records took no serial."""
+_SHED = "shed"
+"""Another one, which logs of earlier versions do not have."""
 _GAPS = [name for name in (*KERNEL_CAUSES, *COLLECTOR_CAUSES) if name not in _SILENT]
 _PAUSE, _START = "KLOGGER_FINISH", "KLOGGER_START"
 
@@ -94,6 +96,8 @@ class Missing:
                 ("PROGRAM_LEDGER", ("program", "missed", "kprobe_missed")),
             )
         }
+        sheds = _has_numbers(reader.format, "LEDGER", (_SHED,))
+        self._silent = (*_SILENT, _SHED) if sheds else _SILENT
 
     def add(self, batch: LogBatch) -> None:
         """The next records of the log."""
@@ -131,7 +135,7 @@ class Missing:
                 number = int(row["number"])
                 self._counted[number] = sum(int(row[name]) for name in _GAPS)
                 if number in self._numbers:
-                    silent = sum(int(row[name]) for name in _SILENT)
+                    silent = sum(int(row[name]) for name in self._silent)
                     self._note_count(number, silent, int(time_ns))
         if "CPU_LEDGER" in present:
             self._damaged = int(batch.rows("CPU_LEDGER")["damaged"][-1])

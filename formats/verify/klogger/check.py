@@ -10,6 +10,7 @@ import numpy as np
 from formats.base.causes import KILLED
 from formats.base.control import EXISTING
 from formats.base.errors import DamagedError
+from formats.base.shedding import steps_of
 from formats.klogger.batch import LogBatch, changes_of
 from formats.klogger.reader import LogReader
 from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, SNAPSHOT
@@ -290,13 +291,17 @@ class _Run:
             if segment.base is not None:
                 report.existing -= int(segment.base.before.counts[EXISTING])
         self._judge_aside()
-        report.unproven = find_unproven(self._reader.header.get("settings"))
-        report.notes += find_unseen(self._reader.header.get("settings"))
+        settings = self._reader.header.get("settings")
+        report.unproven = find_unproven(settings)
+        report.notes += find_unseen(settings)
         mono_ns, realtime_ns, _ = self._reader.format.clock or (0, 0, 0)
         real_ns = realtime_ns - mono_ns
         name_of = self._events.name
         self._changes.conclude(
-            report, lambda point: name_of(point) or str(point), lambda ns: ns + real_ns
+            report,
+            lambda point: name_of(point) or str(point),
+            lambda ns: ns + real_ns,
+            steps_of(settings),
         )
         report.notes += self._pauses.notes()
         cpu = self._reader.cpu

@@ -45,6 +45,7 @@ def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Repo
     whole.clock_steps = max(one.clock_steps for one in reports)
     whole.missed = [missed for one in reports for missed in one.missed]
     whole.off = list(dict.fromkeys(line for one in reports for line in one.off))
+    whole.shed = list(dict.fromkeys(line for one in reports for line in one.shed))
     whole.unproven = {name: way for one in reports for name, way in one.unproven.items()}
     whole.rows = _sum_rows([row for one in reports for row in one.rows])
     whole.proven_end = all(one.proven_end for one in reports)

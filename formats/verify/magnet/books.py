@@ -12,7 +12,15 @@ import numpy as np
 from formats.base.errors import DamagedError
 from formats.base.limits import MOST_CPUS
 from formats.klogger.table import NUMBERS
-from formats.magnet.control import CPU_COUNTERS, LEDGER, POINT_COUNTERS, number, table
+from formats.magnet.control import (
+    CPU_COUNTERS,
+    LEDGER,
+    POINT_COUNTERS,
+    SHED,
+    number,
+    points_of,
+    table,
+)
 from formats.verify.ledger import COUNTERS, IN_FLIGHT, Ledger, Table
 from formats.verify.report import I64, U64, Missed, missed_since
 from formats.verify.segment import digest_of
@@ -20,8 +28,6 @@ from formats.verify.segment import digest_of
 POINTS_PART, CPUS_PART, PROGRAMS_PART = "points", "cpus", "programs"
 PROGRAM_COUNTERS = ("missed", "kprobe_missed")
 _MOST = 1 << 63
-_NEVER = ("shed",)
-"""What these files never have: captures into them have no budget."""
 
 
 class MagnetLedger(Ledger):
@@ -100,12 +106,11 @@ class MagnetLedger(Ledger):
 
 
 def _points(values: Mapping[str, Any], names: Mapping[int, str]) -> Table:
-    rows: U64 = table(values, "points", 2, POINT_COUNTERS)
+    rows: U64 = points_of(values)
     if (rows[:, 0] >= MOST_CPUS).any() or not {*rows[:, 1].tolist()} <= {*names}:
         raise DamagedError(f"a {LEDGER} has rows of a CPU or an event that there is not")
     keys = (rows[:, 0].astype(np.int64) << 16) | rows[:, 1].astype(np.int64)
-    none = np.zeros((len(rows), len(_NEVER)), np.uint64)
-    return _table((*POINT_COUNTERS, *_NEVER), keys, np.concatenate((rows[:, 2:], none), axis=1))
+    return _table((*POINT_COUNTERS, SHED), keys, rows[:, 2:])
 
 
 def _cpus(values: Mapping[str, Any]) -> Table:
@@ -133,4 +138,4 @@ def _table(names: tuple[str, ...], keys: I64, values: U64) -> Table:
     return Table(names, keys[order], values.reshape(len(keys), len(names))[order])
 
 
-assert {*POINT_COUNTERS, *_NEVER} == set(COUNTERS)
+assert {*POINT_COUNTERS, SHED} == set(COUNTERS)

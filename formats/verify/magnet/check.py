@@ -14,6 +14,7 @@ import numpy as np
 
 from formats.base.control import Change, EndReason, LossCause, Trigger
 from formats.base.errors import DamagedError
+from formats.base.shedding import steps_of
 from formats.klogger.table import NUMBERS
 from formats.magnet.control import CHANGE, CHECK, END, LEDGER, TRIGGER, number
 from formats.magnet.header import OWN, MagnetFile
@@ -215,8 +216,9 @@ class _Run:
                 problems.add(at, what)
         problems.count(max(0, walk.total - len(walk.problems)))
         report.seq_lost = walk.lost
-        report.unproven = find_unproven(self._file.header.get("settings"))
-        report.notes += find_unseen(self._file.header.get("settings"))
+        settings = self._file.header.get("settings")
+        report.unproven = find_unproven(settings)
+        report.notes += find_unseen(settings)
         if self._end is not None:
             at, reason = self._end
             report.end_reason = EndReason(reason).name.lower().replace("_", " ")
@@ -250,7 +252,8 @@ class _Run:
         report.after_checkpoint = int(self._tally.counts.sum()) - before
         if last is not None and last.final and report.after_checkpoint:
             problems.add(last.index, "records of events follow the final ledger")
-        self._changes.conclude(report, name, lambda mono_ns: mono_ns + self._real_ns)
+        steps = steps_of(settings)
+        self._changes.conclude(report, name, lambda mono_ns: mono_ns + self._real_ns, steps)
         report.problems, report.problems_total = problems.listed, problems.total
         report.suspects = problems.entries
 
@@ -271,10 +274,10 @@ def _trigger_of(values: dict[str, Any]) -> Trigger:
 
 def _change_of(values: dict[str, Any]) -> Change:
     told = values.get("change")
-    names = [field.name for field in fields(Change) if field.name != "why"]
-    if not isinstance(told, dict) or set(told) != set(names):
+    names = {field.name for field in fields(Change)}
+    if not isinstance(told, dict) or {*told, "why"} != names:
         raise DamagedError("a CHANGE has no good values")
-    found = {name: number(told, name) for name in names}
+    found = {name: number(told, name) for name in told}
     if None in found.values():
         raise DamagedError("a CHANGE has no good values")
     return Change(**found)  # type: ignore[arg-type]

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Klogger log and a MAGNeT file above their budget: fewer events, whole connections, and back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import formats
+from collector.control.client import Client, choose
+from collector.plan.budget import is_in_sample
+from formats.base.changes import ChangeKind
+from formats.base.control import Change
+from formats.klogger.batch import changes_of
+from formats.klogger.reader import LogReader
+from formats.magnet.control import CHANGE
+from formats.magnet.header import MagnetFile
+from formats.magnet.walk import Entry, Walk
+from formats.registry import format_of
+from formats.verify import Report
+from tests.live.capturing import WAIT_S, Running, wait_until
+from tests.live.test_budget_live import CONNECTIONS, Load, level_of
+
+RATE = 200_000
+"""Far below what the load makes."""
+WITHOUT_IP = "SOCK_SEND,TCP_SEND,DEV_SEND,DEV_RECV,TCP_RECV,SOCK_RECV"
+"""Then the first step is a sample of the connections."""
+
+
+@contextmanager
+def recording(path: Path, port: int, *options: str) -> Iterator[Running]:
+    """A capture that starts."""
+    words = ("--schema", "magnet", "--ports", str(port), "--max-disk-rate", str(RATE))
+    running = Running(path, (*words, *options), "")
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def stop(capture: Running) -> str:
+    """End it in order; what it said."""
+    capture.interrupt()
+    _, errors = capture.process.communicate(timeout=WAIT_S)
+    assert capture.process.returncode == 0, errors
+    return str(errors)
+
+
+def changes_in(path: Path) -> list[Change]:
+    """The steps that a file tells; of a log, CPU 0's file."""
+    if path.is_dir():
+        with LogReader(path / "kernlog.dump.cpu0") as log:
+            found = [change for batch in log.batches() for _, change in changes_of(batch)]
+    else:
+        with MagnetFile(path) as file:
+            entries = [one for one in Walk(file) if isinstance(one, Entry) and one.kind == CHANGE]
+            found = [Change(**{"why": 0, **one.values["change"]}) for one in entries]
+    return [change for change in found if change.kind == ChangeKind.SHED]
+
+
+def rows_of(path: Path, name: str) -> tuple[NDArray[np.int64], list[int]]:
+    """Times and connections of an event's records; name: as a log or a MAGNeT file has it."""
+    times: list[int] = []
+    ids: list[int] = []
+    with formats.open(path) as log:
+        for reader in log.readers:
+            for batch in reader.batches():
+                event = batch.format.find_event(name)
+                if event is not None and event in batch.events():
+                    at = batch.where(event)
+                    times += batch.times_ns[at].astype(np.int64).tolist()
+                    field = "connection" if event.find_field("connection") else "sockid"
+                    ids += batch.rows(event, at)[field].tolist()
+    return np.array(times, np.int64), ids
+
+
+def check(path: Path, errors: str, events: int) -> Report:
+    """It adds up, and tells its steps everywhere. events: that its status had counted."""
+    *_, report = format_of(path).verify(path)
+    assert report.exit_code == 0 and not report.problems, report.problems
+    assert not report.lost_total and report.totals.shed >= events > 0
+    steps = changes_in(path)
+    assert steps[0].new == 1 and steps[0].why and len(report.shed) == len(steps)
+    assert "(disk rate at " in report.shed[0] and "budget: disk rate at " in errors
+    return report
+
+
+def check_sample(path: Path, name: str, level: int, sample: int) -> None:
+    """At this level records are of connections in the sample alone, and of all these."""
+    steps = changes_in(path)
+    begin = next(one.after_ns for one in steps if one.new == level)
+    later = [one.before_ns for one in steps if one.before_ns > begin]
+    times, ids = rows_of(path, name)
+    inside = (times > begin) & (times < min(later, default=1 << 62))
+    before = {conn for time_ns, conn in zip(times.tolist(), ids, strict=True) if time_ns < begin}
+    found = {conn for conn, here in zip(ids, inside.tolist(), strict=True) if here}
+    assert len(before) >= CONNECTIONS and found
+    assert found == {conn for conn in before if is_in_sample(conn, sample)}
+
+
+def test_fewer_events_and_whole_connections(tmp_path: Path) -> None:
+    """In a log the first step leaves out events, in the MAGNeT file a half of the connections."""
+    log, magnet = tmp_path / "log", tmp_path / "a.magnet"
+    load = Load()
+    try:
+        with ExitStack() as stack:
+            one = stack.enter_context(recording(log, load.port, "--format", "klogger"))
+            options = ("--format", "magnet", "--locations", WITHOUT_IP)
+            two = stack.enter_context(recording(magnet, load.port, *options))
+            one.wait_until_ready()
+            two.wait_until_ready()
+            with load:
+                wait_until(lambda: level_of(one) and level_of(two))
+                shown = [Client(choose(each.process.pid)).status() for each in (one, two)]
+                threading.Event().wait(0.2)
+            two.interrupt()
+            said = [stop(one), stop(two)]
+    finally:
+        load.close()
+    assert [each["shed_steps"][0] for each in shown] == [
+        "IP_SEND, IP_RECV", "all but 1/2 of the connections"
+    ]
+    for path, errors, status in zip((log, magnet), said, shown, strict=True):
+        assert status["shed_why"].startswith("disk rate at ")
+        report = check(path, errors, status["shed_events"])
+        counts = {row.name.removeprefix("MAGNET_"): row.shed for row in report.rows}
+        assert (counts["SOCK_SEND"] > 0) == (path == magnet)
+    first = changes_in(log)[0]
+    times, _ = rows_of(log, "IP_SEND")
+    assert len(times) and not (times > first.after_ns).any()
+    check_sample(magnet, "MAGNET_SOCK_SEND", 1, 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("file_format", ["klogger", "magnet"])
+def test_samples_and_back(tmp_path: Path, file_format: str) -> None:
+    load, path = Load(), tmp_path / "out"
+    try:
+        with recording(path, load.port, "--format", file_format, "--back-after", "1s") as capture:
+            capture.wait_until_ready()
+            with load:
+                wait_until(lambda: level_of(capture) >= 3)
+                shown = Client(choose(capture.process.pid)).status()
+            wait_until(lambda: not level_of(capture))
+            errors = stop(capture)
+    finally:
+        load.close()
+    check(path, errors, shown["shed_events"])
+    assert changes_in(path)[-1].new == 0 and " taken back: " in errors
+    name = "SOCK_SEND" if path.is_dir() else "MAGNET_SOCK_SEND"
+    check_sample(path, name, 2, 1)
+
+
+@pytest.mark.full
+def test_a_schema_without_connections_sheds_events_alone(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    running = Running(path, ("--format", "klogger", "--schema", "sched", "--max-disk-rate", "1K",
+                             "--back-after", "60s"), "")  # fmt: skip
+    load = Load()
+    try:
+        running.wait_until_ready()
+        with load:
+            wait_until(lambda: level_of(running) == 3)
+            threading.Event().wait(1.5)
+        errors = stop(running)
+    finally:
+        load.close()
+        running.close()
+    report = check(path, errors, 1)
+    assert "step 3 of 3 leaves out SLEEP, SCHEDOUT, SCHEDIN" in errors
+    assert {row.name for row in report.rows if row.shed} - {"RESHUFFLE"} == {
+        "TRY_TO_WAKEUP", "ADD_TO_RUNQ", "REMOVE_FROM_RUNQ", "SLEEP", "SCHEDOUT", "SCHEDIN",
+    }
