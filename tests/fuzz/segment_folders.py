@@ -66,6 +66,8 @@ def seeds() -> Iterator[tuple[str, bytes]]:
             ("logs", lambda path: make_logs(path, 3, 4, 1)),
             ("clean-logs", lambda path: make_logs(path, 2, 3)),
             ("magnet", lambda path: build(path, 3, 4, 1)),
+            ("states", _with_states),
+            ("magnet-dumps", _magnet_dumps),
         ):
             write(Path(base, name))
             yield name, pack(Path(base, name))
@@ -78,6 +80,32 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         made.second(3)
         made.close()
         yield "dump", pack(Path(base, "dump"))
+
+
+def _with_states(path: Path) -> None:
+    """Segments that repeat what earlier ones know of open connections."""
+    from tests.unit.segment_maker import Maker
+
+    maker = Maker(path)
+    for _ in range(3):
+        maker.columns = {"conn_id": [7, 9, 7, 12]}
+        maker.records(4)
+        maker.rotate()
+    maker.close()
+
+
+def _magnet_dumps(path: Path) -> None:
+    """Two dumps that share records."""
+    from tests.unit.test_magnet_recorder import Recording
+
+    made = Recording(path, after_s=0.5)
+    for _ in range(3):
+        made.second(3, 1)
+    made.stream.ask()
+    made.second(3, 1)
+    made.stream.ask(4711)
+    made.second(3)
+    made.end()
 
 
 def check(data: bytes, folder: Path) -> None:
