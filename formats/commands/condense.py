@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from formats.base.cli import say
-from formats.base.errors import LossError, UsageError
+from formats.base.errors import DamagedError, LossError, UsageError
 from formats.base.escape import for_terminal
 from formats.base.files import create_file
 
@@ -58,7 +58,7 @@ def command(
 
     FILE is the folder of a capture, or its kernlog.dump.cpuN. Processes are Light, Medium or Heavy
     by the CPU time that they used. A figure that was not recorded is n/a. Exit code 3: events were
-    lost, or the end of a log is unknown.
+    lost, or the end of a log is unknown; 5: a log is damaged.
     """
     from formats.analysis import condense, open_log
 
@@ -66,7 +66,7 @@ def command(
     with open_log(*files) as log:
         report = condense(log, limits, slices, discard_lossy)
         problems = log.problems
-        lossy = log.lost > 0 or not log.complete
+        lossy, damaged = log.lost > 0 or not log.complete, log.damaged
     if output is not None:
         from formats.analysis import draw_condensed
 
@@ -82,6 +82,8 @@ def command(
             out.write(page.export_html().encode())
     for text in problems:
         say(f"tcpkmon condense: {text}")
+    if damaged:
+        return DamagedError.exit_code
     return LossError.exit_code if lossy else 0
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from formats.base.errors import DamagedError
+from formats.base.cli import say
+from formats.base.errors import DamagedError, LossError
 
 
 @click.command("flamegraph")
@@ -22,7 +23,8 @@ def command(logs: tuple[Path, ...], idle: bool, shares: bool) -> int:  # fmt: sk
 
     A line is NAME;OUTERMOST;...;INNERMOST COUNT: what flamegraph.pl, inferno and speedscope draw.
     `collect --using stacks` records stacks; without them a stack is where the program counter was.
-    Kernel functions end in _[k], a program's own are addresses. Exit code 5: a log is damaged.
+    Kernel functions end in _[k], a program's own are addresses. Exit code 3: events were lost, or
+    the end of a log is unknown; 5: a log is damaged.
     """
     from formats.analysis import collapse_stacks, count_samples, open_log
 
@@ -34,6 +36,10 @@ def command(logs: tuple[Path, ...], idle: bool, shares: bool) -> int:  # fmt: sk
         else:
             for line, count in sorted(collapse_stacks(log, idle).items()):
                 sys.stdout.write(f"{line} {count}\n")
-        if log.problems:
-            raise DamagedError("; ".join(log.problems))
-    return 0
+        for text in log.problems:
+            say(f"tcpkmon flamegraph: {text}")
+        if log.damaged:
+            return DamagedError.exit_code
+        if log.lost:
+            say(f"tcpkmon flamegraph: {log.lost} events were lost")
+        return LossError.exit_code if log.lost or not log.complete else 0

@@ -10,6 +10,7 @@ import pytest
 from formats.analysis import collapse_stacks, count_samples, open_log
 from formats.base.cli import run
 from formats.base.errors import UsageError
+from formats.commands.condense import command as condense
 from formats.commands.flamegraph import command
 from tests.unit.log_builder import LogBuilder
 
@@ -76,6 +77,22 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == "a_b_c;entry_[k] 1"
     assert run(command, [str(folder), "--shares"], "tcpkmon") == 0
     assert "skipped\t33.33%\t3" in capsys.readouterr().out.splitlines()
+
+
+def test_a_cut_log_is_unknown_and_a_damaged_one_damaged(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = folder / "kernlog.dump.cpu0"
+    data = log.read_bytes()
+    log.write_bytes(data[: data.rindex(b"KLOGDUMP")])
+    assert run(command, [str(folder)], "tcpkmon") == 3
+    told = capsys.readouterr()
+    assert run(condense, [str(folder)], "tcpkmon") == 3
+    at = data.index(b"KLOGDUMP") + 80
+    log.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    assert run(command, [str(folder)], "tcpkmon") == 5
+    assert run(condense, [str(folder)], "tcpkmon") == 5
+    assert "tail unknown" in told.err
 
 
 def test_a_log_without_samples(tmp_path: Path) -> None:
