@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -12,7 +13,7 @@ from collector.writer.base_events import Note
 from collector.writer.capture_info import CaptureInfo
 from collector.writer.file_sink import FileSink
 from formats.base.control import Clock
-from formats.klogger.describe import describe_event, describe_snapshot
+from formats.klogger.describe import describe_event, describe_snapshot, make_header
 from formats.klogger.encode import finish_dump, pack_event, pack_events
 from formats.klogger.table import LogFormat
 
@@ -74,3 +75,24 @@ def describe_events(info: CaptureInfo) -> list[dict[str, Any]]:
         else:
             table.append(describe_event(info.schema, event, number))
     return table
+
+
+def header_of(
+    info: CaptureInfo, table: Sequence[Mapping[str, Any]], beginning: Beginning, cpu: int
+) -> dict[str, object]:
+    """The header of a CPU's file. table: of describe_events()."""
+    pair = beginning.clock
+    assert info.schema is not None and pair is not None
+    return make_header(
+        info.schema,
+        table,
+        cpu=cpu,
+        cpus=info.cpus,
+        host=platform.node(),
+        kernel=info.kernel,
+        version=info.version,
+        buffer_bytes=info.buffer_bytes,
+        low_water_percent=info.low_water_percent,
+        clock=(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns),
+        settings=beginning.settings,
+    )

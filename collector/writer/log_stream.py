@@ -37,7 +37,7 @@ from collector.writer.file_sink import FileSink
 from collector.writer.function_names import FunctionNames
 from collector.writer.ledger import Books
 from collector.writer.log_batch import LogBatch, copies
-from collector.writer.log_file import Beginning, LogFile, describe_events, make_dump
+from collector.writer.log_file import Beginning, LogFile, describe_events, header_of, make_dump
 from collector.writer.log_folder import LogFolder
 from collector.writer.log_noting import file_at
 from collector.writer.log_tail import LogTail, open_log, open_log_segment
@@ -45,11 +45,9 @@ from collector.writer.log_writer import LogWriter
 from collector.writer.output_file import find_owner
 from collector.writer.segment_folder import LOG_SUFFIX, SegmentFolder, Segments, write_first
 from collector.writer.tcp_order import tcp_in_order
-from collector.writer.turn import Turn, alters, keep_off
+from collector.writer.turn import Turn, alters, keep_off, switched_off
 from collector.writer.written import Written
-from formats.base.changes import ChangeKind
 from formats.base.control import Change, Clock, Control, EndReason, Mark
-from formats.klogger.describe import make_header
 from formats.klogger.encode import encode_preamble
 from formats.klogger.table import RECORD_HEAD_BYTES, LogFormat
 
@@ -126,10 +124,7 @@ class LogStream(Stream[LogBatch]):
             self._writer.begin(cpu, file_at(self._sink(fd), note))
         self.order.resume(tail.released, tail.late)
         self.order.killed = tail.killed
-        now_ns = clocks.now_ns()
-        for number, state in current.states().values():
-            if not state:
-                self._off[number] = Change(ChangeKind.SWITCH, number, now_ns, now_ns, 1, 0)
+        self._off = switched_off(current.states(), clocks.now_ns())
 
     def kill(self, counts: Mapping[int, int]) -> None:
         self.order.killed.update(counts)
@@ -145,7 +140,7 @@ class LogStream(Stream[LogBatch]):
         pair = clocks.start
         first = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
         self._beginning = Beginning(first, self._settings(1, online_cpus()))
-        self._log = LogFormat.of(self._header(0))
+        self._log = LogFormat.of(header_of(self._info, self._table, self._beginning, 0))
         asked = current.states()
         self._names = FunctionNames(
             info.schema, [(number, event) for number, event in info.events if event.name in asked]
@@ -298,27 +293,11 @@ class LogStream(Stream[LogBatch]):
             return settings
         return self.segments.describe(settings, number, previous)
 
-    def _header(self, cpu: int) -> dict[str, object]:
-        pair = self._beginning.clock
-        assert self._info.schema is not None and pair is not None
-        return make_header(
-            self._info.schema,
-            self._table,
-            cpu=cpu,
-            cpus=self._info.cpus,
-            host=platform.node(),
-            kernel=self._info.kernel,
-            version=self._info.version,
-            buffer_bytes=self._info.buffer_bytes,
-            low_water_percent=self._info.low_water_percent,
-            clock=(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns),
-            settings=self._beginning.settings,
-        )
-
     def _head(self, cpu: int, notes: Sequence[Note]) -> tuple[bytes, int]:
         """A CPU's header and first dump, and the last serial of that."""
+        header = header_of(self._info, self._table, self._beginning, cpu)
         data, last = make_dump(self._log, 0, 0, notes, self._clocks.now_ns())
-        return encode_preamble(self._header(cpu)) + data, last
+        return encode_preamble(header) + data, last
 
     def _own(self, cpu: int) -> list[Note]:
         """What a CPU's file of this segment begins with."""

@@ -26,9 +26,8 @@ from collector.writer.one_file import OneFileStream
 from collector.writer.psc_writer import Writer
 from collector.writer.states import MOST, States
 from collector.writer.tail import Tail, open_last_segment, open_tail
-from collector.writer.turn import Turn, alters, keep_off
+from collector.writer.turn import Turn, alters, keep_off, switched_off
 from collector.writer.written import Written
-from formats.base.changes import ChangeKind
 from formats.base.control import (
     EXISTING,
     Change,
@@ -126,11 +125,7 @@ class PscStream(OneFileStream[Ordered]):
         tail.written.states = tail.killed[self._states_cpu] + sum(
             counts[place] for counts in (tail.written.in_file, *tail.written.drops.values())
         )
-        now_ns = clocks.now_ns()
-        for number, state in current.states().values():
-            if not state:
-                change = Change(ChangeKind.SWITCH, number, now_ns, now_ns, 1, 0)
-                self._off[number] = change
+        self._off = switched_off(current.states(), clocks.now_ns())
 
     def kill(self, counts: Mapping[int, int]) -> None:
         """So many records by CPU had been read, after those in the file, by who was killed."""

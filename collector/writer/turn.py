@@ -9,7 +9,7 @@ rotation loses nothing that would not have been lost without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,15 @@ _HARMLESS = (ChangeKind.RING, ChangeKind.LOW_WATER)
 def alters(changes: Sequence[Change]) -> bool:
     """Whether one of these changes what is recorded."""
     return any(change.kind not in _HARMLESS for change in changes)
+
+
+def switched_off(states: Mapping[str, tuple[int, int]], now_ns: int) -> dict[int, Change]:
+    """For keep_off(): what is off before any change. states: (number, 1 on, 0 off) by name."""
+    return {
+        number: Change(ChangeKind.SWITCH, number, now_ns, now_ns, 1, 0)
+        for number, state in states.values()
+        if not state
+    }
 
 
 def keep_off(off: dict[int, Change], changes: Sequence[Change]) -> None:
