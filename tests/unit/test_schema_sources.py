@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -344,3 +345,16 @@ def test_texts_that_are_none(tmp_path: Path) -> None:
     path.write_bytes(b" " * ((1 << 19) + 1))
     _, problems = paste_texts([source(path)])
     assert [problem.message for problem in problems] == ["expected at most 524288 characters"]
+
+
+@pytest.mark.parametrize("option", ["--help", "--nonsense"])
+def test_the_script_of_system_calls_writes_nothing_unasked(option: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    conf = root / "bpf/schemata/syscall.conf"
+    before = conf.stat().st_mtime_ns
+    done = subprocess.run(
+        [root / "scripts/syscalls", option], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (0 if option == "--help" else 2)
+    assert "usage: syscalls" in done.stdout + done.stderr
+    assert conf.stat().st_mtime_ns == before
