@@ -255,6 +255,18 @@ static __always_inline int klogger_sheds(const u32 point, u64 key) {
 }
 #endif
 
+/* The number of a key, which may be an address: the verifier refuses to multiply one, and takes a
+ * copy of it for a number.
+ */
+static __always_inline u64 klogger_key(u64 key) {
+    u64 number = 0;
+
+#if KLOGGER_SHEDDING
+    bpf_probe_read_kernel(&number, sizeof(number), &key);
+#endif
+    return number;
+}
+
 /* Counts an attempt in the ledger if the event is switched on. Returns whether to log it. key: of
  * its connection, for a budget's sample; 0: none.
  */

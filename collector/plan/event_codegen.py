@@ -14,6 +14,7 @@ UNROLLED_BYTES = 512
 
 _DECLARED = """struct klogger_cpu;
 static __always_inline int klogger_enabled(const u32 point);
+static __always_inline u64 klogger_key(u64 key);
 static __always_inline int klogger_admit(struct klogger_cpu *cpu, const u32 point, u64 key);
 static __always_inline u8 *klogger_reserve(struct klogger_cpu *cpu, const u32 row,
                                            struct klogger_place *place);
@@ -66,7 +67,8 @@ def _event(slot: Slot, logged: bool) -> list[str]:
 
 def _key(slot: Slot) -> str:
     """What a budget's sample goes by."""
-    return next((f"{p.field.name}_" for p in slot.places if SAMPLE_TAG in p.field.tags), "0")
+    names = [place.field.name for place in slot.places if SAMPLE_TAG in place.field.tags]
+    return f"klogger_key({names[0]}_)" if names else "0"
 
 
 def _parameters(places: Iterable[Place]) -> str:

@@ -177,3 +177,34 @@ def test_a_schema_without_connections_sheds_events_alone(tmp_path: Path) -> None
     assert {row.name for row in report.rows if row.shed} - {"RESHUFFLE"} == {
         "TRY_TO_WAKEUP", "ADD_TO_RUNQ", "REMOVE_FROM_RUNQ", "SLEEP", "SCHEDOUT", "SCHEDIN",
     }
+
+
+@pytest.mark.full
+def test_whole_sockets_of_the_schema_network(tmp_path: Path) -> None:
+    """Their key is an address, with which the verifier allows no arithmetic."""
+    path, load = tmp_path / "out", Load()
+    running = Running(path, ("--format", "klogger", "--schema", "network", "--max-disk-rate", "1K",
+                             "--back-after", "60s"), "")  # fmt: skip
+    try:
+        running.wait_until_ready()
+        with load:
+            wait_until(lambda: level_of(running) == 5)
+        errors = stop(running)
+    finally:
+        load.close()
+        running.close()
+    check(path, errors, 1)
+    assert "step 4 of 9 leaves out all but 1/2 of the connections" in errors
+    steps = changes_in(path)
+    with formats.open(path) as log:
+        found: dict[bool, set[int]] = {False: set(), True: set()}
+        for batch in (batch for reader in log.readers for batch in reader.batches()):
+            event = batch.format.event("TCP_SENDPACKET")
+            if event in batch.events():
+                at = batch.where(event)
+                sampled = batch.times_ns[at].astype(np.int64) > steps[3].after_ns
+                for address, here in zip(batch.rows(event, at)["socket"].tolist(), sampled.tolist(),
+                                         strict=True):  # fmt: skip
+                    found[here].add(address)
+    assert len(found[False]) >= CONNECTIONS and found[True]
+    assert all(is_in_sample(address, 1) for address in found[True] if address)

@@ -19,6 +19,7 @@ from collector.plan.request import Request, check_request
 from collector.plan.trigger_watch import Hit
 from collector.writer.dump import MOST_TOLD, Keeping
 from collector.writer.recorder_stream import RecorderStream
+from formats.base.changes import ChangeKind
 from formats.base.control import EXISTING, Change, EndReason, Loss, Mark, Trigger
 from formats.base.errors import UsageError
 from formats.registry import format_of
@@ -332,6 +333,20 @@ def test_the_last_state_of_each_open_connection_is_first(tmp_path: Path) -> None
     assert found["state"] == [1, 8]
     assert found["cpu"] == [CPUS + 1] * 2 and found["serial"] == [1, 2]
     assert all(1_000 <= earlier_ms <= 5_000 for earlier_ms in found["callvalue"])
+
+
+def test_a_dump_begins_with_the_budget_s_step_in_force(tmp_path: Path) -> None:
+    """Taken so long before the window that no entry of it is kept."""
+    recording = Recording(tmp_path / "d")
+    now_ns = recording.clock_ns
+    recording.stream.changed([Change(ChangeKind.SHED, 0, now_ns, now_ns, 0, 2, 0, 1)])
+    for _ in range(13):
+        recording.second(count=1)
+    recording.fire(1)
+    recording.advance()
+    (path,) = recording.end()
+    report = check(path)
+    assert len(report.shed) == 1 and "step 2 of the budget" in report.shed[0]
 
 
 def test_marks_and_switches_are_in_the_dump(tmp_path: Path) -> None:
