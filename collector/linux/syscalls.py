@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import errno
 import functools
-import mmap
 import os
 import platform
 from collections.abc import Iterable
@@ -23,10 +22,8 @@ ARM64 = platform.machine() in {"aarch64", "arm64"}
 NR_BPF = 280 if ARM64 else 321
 NR_SETGROUPS, NR_SETRESUID, NR_SETRESGID = (159, 147, 149) if ARM64 else (116, 117, 119)
 _NR_PERF_EVENT_OPEN = 241 if ARM64 else 298
-_NR_MMAP = 222 if ARM64 else 9
 _NR_MEMBARRIER = 283 if ARM64 else 324
 _MEMBARRIER_CMD_GLOBAL = 1
-_MAP_FIXED = 16
 _LOG_LINES_SHOWN = 8
 _EXPLAINED = "Verification failed:"
 
@@ -90,16 +87,6 @@ def perf_event_open(attributes: bytes, cpu: int, pid: int = -1) -> int:
     """perf_event_open(2) without a group; the event's descriptor, or OSError."""
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     return system_call(_NR_PERF_EVENT_OPEN, buffer, pid, cpu, -1, PERF_FLAG_FD_CLOEXEC)
-
-
-def map_over(memory: mmap.mmap, offset: int, length: int, fd: int) -> None:
-    """Map a file, from its start, over whole pages of an anonymous mapping; OSError.
-
-    Closing the mapping unmaps it.
-    """
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory, offset))
-    access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
-    system_call(_NR_MMAP, start, length, access, flags, fd, 0)
 
 
 def wait_for_running() -> None:

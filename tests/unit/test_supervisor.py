@@ -118,6 +118,22 @@ def test_what_a_capture_leaves_that_dies_at_its_end_is_repaired(
     assert [one.sealed for one in find_segments(folder)] == [True]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="who repairs gives up root's privileges")
+def test_what_a_capture_leaves_that_dies_while_it_is_relieved_is_repaired(
+    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collector.daemon.mending.QUIET_S", 0.0)
+    folder = tmp_path / "out"
+    name = killed_segment(folder)
+    other = child(folder, FINISHES + "print(flush=True); time.sleep(60)")
+    other.relieves = child(folder, "import time; print(flush=True); time.sleep(60)")
+    assert other.relieves._process is not None
+    other.relieves._process.kill()
+    supervisor._children["calls"] = other
+    run(supervisor, 0.8)
+    assert [(line["what"], line["name"]) for line in index_of(folder)] == [("repaired", name)]
+
+
 def test_what_a_capture_writes_is_not_looked_at(tmp_path: Path) -> None:
     killed_segment(tmp_path / "out")
     maker = Maker(tmp_path / "out")
