@@ -63,6 +63,9 @@ class Child:
         """What its process parked, for the next one."""
         self.orphans: list[str] = []
         """Files that it left when it was killed, and that nobody goes on with."""
+        self.is_sure = False
+        """Its process goes on just now: of the files that it left, what it does not write is
+        nobody's."""
         self._left: list[str] = []
         self.said: list[str] = []
         """What its process did that people want to know."""
@@ -132,7 +135,7 @@ class Child:
             self.was_attached = True
             self._attached_s = self.heard_s
             self._given_up = 0
-            self._left = []
+            self.is_sure, self._left = bool(self._left), []
             if self.state is State.STARTING:
                 self.state = State.ATTACHED
         elif what["what"] == "park":

@@ -164,6 +164,9 @@ class Supervisor:
     def _mend(self, child: Child) -> None:
         self._mending.start(child.plan["folder"], child.orphans)
         child.orphans = []
+        if child.is_sure:
+            self._mending.start_quiet(child.plan["folder"])
+            child.is_sure = False
 
     def _dismiss(self, child: Child) -> None:
         """End a capture that nobody waits for any more."""

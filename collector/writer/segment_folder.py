@@ -85,9 +85,7 @@ class SegmentFolder(OutputFolder):
 
     def _make_file(self, name: str, folder: int) -> int:
         fd = os.open(name, _NEW, MODE, dir_fd=folder)
-        with suppress(OSError):  # some file systems have no locks
-            # Until the writing thread closes it: it is not repaired before.
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        keep_from_repair(fd)
         os.fchmod(fd, MODE)
         give_to(fd, self._owner)
         return fd
@@ -267,6 +265,12 @@ def _inside(name: str, parent: int) -> Iterator[int]:
         yield folder
     finally:
         os.close(folder)
+
+
+def keep_from_repair(fd: int) -> None:
+    """Until it is closed: see collector/daemon/mending.py. Some file systems have no locks."""
+    with suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write_first(fd: int, data: bytes) -> None:

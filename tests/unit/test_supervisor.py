@@ -25,6 +25,7 @@ from collector.daemon.supervisor import Supervisor
 from collector.daemon.systemd import Systemd
 from formats.base.segments import find_segments
 from tests.unit.segment_maker import Maker, index_of
+from tests.unit.test_takeover import Killed
 
 NOBODY: dict[str, object] = {"captures": {}, "group": None, "metrics": None}
 FINISHES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit());"
@@ -132,6 +133,41 @@ def test_what_a_capture_leaves_that_dies_while_it_is_relieved_is_repaired(
     supervisor._children["calls"] = other
     run(supervisor, 0.8)
     assert [(line["what"], line["name"]) for line in index_of(folder)] == [("repaired", name)]
+
+
+def test_what_is_gone_on_with_is_not_repaired(tmp_path: Path) -> None:
+    killed = Killed(tmp_path / "made")
+    killed.records(20)
+    killed.checkpoint()
+    killed.wait()
+    folder = tmp_path / "out"
+    shutil.copytree(killed.folder, folder)
+    stream, tail = killed.tail(folder)
+    for expected in (0, 1):
+        mending = Mending()
+        mending.start_quiet(str(folder))
+        assert len(mending._unquiet) == expected
+        if not expected:
+            os.close(tail.fd)
+    stream.discard()
+    killed.close()
+
+
+def test_what_nobody_goes_on_with_is_repaired(tmp_path: Path, supervisor: Supervisor) -> None:
+    """A process was killed, and goes on; another one, which it had relieved, was killed too."""
+    name = killed_segment(tmp_path / "out")
+    goes_on = child(tmp_path / "out", state=State.STARTING)
+    goes_on.held.add({"path": "p"}, ["map/m"], [os.open(os.devnull, os.O_RDONLY)], trusted=True)
+    goes_on.leave([name])
+    ours, theirs = pair()
+    with ours, theirs:
+        goes_on.channel = ours
+        theirs.send({"what": "ready"})
+        goes_on.hear()
+    supervisor._children["calls"] = goes_on
+    supervisor._look_after("calls")
+    assert supervisor._mending._unquiet == [(str(tmp_path / "out"), name)]
+    goes_on.held.close()
 
 
 def test_what_a_capture_writes_is_not_looked_at(tmp_path: Path) -> None:
