@@ -103,6 +103,11 @@ class Rings(Closing):
         return tuple(sorted(self._rings))
 
     @property
+    def buffer_bytes(self) -> int:
+        """Of each ring."""
+        return self._pages * mmap.PAGESIZE
+
+    @property
     def rows(self) -> int:
         """How many records a CPU's ring holds."""
         return self._pages * mmap.PAGESIZE // self.transport.row_bytes(self._dtype.itemsize)

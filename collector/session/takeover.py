@@ -89,10 +89,12 @@ class Takeover(Closing):
         kernel.buffer_bytes = pages * os.sysconf("SC_PAGESIZE")
         kernel.low_water_percent = request.low_water_percent
         wakeup = max(1, kernel.buffer_bytes * (100 - request.low_water_percent) // 100)
-        return Rings(
+        rings = Rings(
             kernel.loaded.maps, prepared.dtype, pages, wakeup, prepared.transport, self.journal,
             self.parked is not None,
         )  # fmt: skip
+        kernel.buffer_bytes = rings.buffer_bytes  # those that the programs have may be of another
+        return rings
 
     def begin(
         self,

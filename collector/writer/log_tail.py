@@ -7,16 +7,15 @@ records are in the rings still.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from collector.ring.log_notes import FileNote, LogNotes
-from collector.writer.segment_folder import LOG_NAME, LOG_SUFFIX, SegmentFolder
+from collector.writer.segment_folder import LOG_NAME, LOG_SUFFIX, SegmentFolder, keep_from_repair
 from collector.writer.written import Place, Written
 from formats.base.errors import FileError
 from formats.base.segments import find_segments, hidden
@@ -110,8 +109,7 @@ def _cut(fd: int, note: FileNote, what: str) -> None:
     there = os.fstat(fd)
     if not stat.S_ISREG(there.st_mode) or there.st_size < note.end_bytes:
         raise FileError(f"{what}: it is shorter than what was noted")
-    with suppress(OSError):  # some file systems have no locks
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    keep_from_repair(fd)
     os.ftruncate(fd, note.end_bytes)
     os.lseek(fd, 0, os.SEEK_END)
 

@@ -28,6 +28,7 @@ from formats.base.segments import place_of
 from formats.klogger.batch import LogBatch
 from formats.klogger.losses import FINISH, START
 from formats.klogger.merge import check_alike
+from formats.klogger.overlap import Overlap
 from formats.klogger.reader import BATCH_RECORDS
 from formats.klogger.source import Source
 from formats.klogger.table import LogFormat
@@ -119,6 +120,7 @@ class Chain(Closing):
         """All records in order, with serials that go on over the files."""
         self.problems, self.losses, self._total, self._tail = [], Losses(), 0, ""
         serial = dump = 0
+        overlap = Overlap()
         before: int | None = None  # the segment before this one, if it was read to its end
         for path in self._paths:
             try:
@@ -134,10 +136,11 @@ class Chain(Closing):
                     continue
                 _, own = place_of(reader.header.get("settings"))
                 follows, goes_on = own - 1 == before, own + 1 in self._numbers
+                overlap.begin(reader.format, reader.header)
                 dumps, removed, last = 0, 0, serial
                 for batch in reader.batches(records):
                     dumps = max(dumps, batch.dump + 1)
-                    seam = self._seam(batch, follows, goes_on)
+                    seam = self._seam(batch, follows, goes_on) | overlap.repeated(batch)
                     kept = np.flatnonzero(~seam)
                     shift = np.cumsum(seam)[kept] + removed
                     removed += int(np.count_nonzero(seam))

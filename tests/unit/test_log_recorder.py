@@ -152,6 +152,30 @@ def test_two_dumps_and_a_switch_between(tmp_path: Path) -> None:
     assert any("SIGUSR2" in line for line in reports[0].window)
 
 
+@pytest.mark.parametrize("lose", [0, 3])
+def test_what_two_dumps_hold_is_read_once(tmp_path: Path, lose: int) -> None:
+    made = Recorder(tmp_path / "out")
+    for _ in range(3):
+        made.second()
+    made.stream.ask()
+    made.records(4, lose)
+    made.now_ns += 10
+    made.stream.release(made.now_ns)
+    made.checkpoint()
+    made.records(3)
+    made.now_ns += 10
+    made.stream.release(made.now_ns)
+    made.stream.ask()
+    made.second()
+    made.close()
+    first, second = (pings(tmp_path / "out", number) for number in range(2))
+    assert set(first) & set(second), "they overlap"
+    with open_log(tmp_path / "out") as log:
+        every = sorted(event["n"] for event in log.choose("PING"))
+        assert not log.problems
+    assert every == sorted({*first, *second})
+
+
 def test_a_dump_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     made = Recorder(tmp_path / "out")
     told: list[str] = []

@@ -269,10 +269,7 @@ class _Run:
         self._judge_damage()
         report.clock_pairs, report.clock_steps = self._clock.pairs.pairs, self._clock.pairs.steps
         if last is not None:
-
-            def name(point: int) -> str:
-                return self._events.name(point) or str(point)
-
+            name = self._events.text
             # Only a process that was killed makes a log's CPU count damaged records.
             report.rows = build_rows(last, True, name, KILLED)
             if segment.base is not None:
@@ -296,10 +293,9 @@ class _Run:
         report.notes += find_unseen(settings)
         mono_ns, realtime_ns, _ = self._reader.format.clock or (0, 0, 0)
         real_ns = realtime_ns - mono_ns
-        name_of = self._events.name
         self._changes.conclude(
             report,
-            lambda point: name_of(point) or str(point),
+            self._events.text,
             lambda ns: ns + real_ns,
             steps_of(settings),
         )

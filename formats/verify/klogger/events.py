@@ -3,21 +3,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from formats.base.errors import DamagedError
-from formats.klogger.table import NUMBERS, SNAPSHOT, LogFormat
-from formats.verify.klogger.books import LEDGERS
-from formats.verify.klogger.clock import CLOCK
-from formats.verify.klogger.pauses import FINISH, START
+from formats.klogger.overlap import BASE, base_numbers
+from formats.klogger.table import SNAPSHOT, LogFormat
 
 BEGIN, DUMP_FINISH = "DUMP_BEGIN", "DUMP_FINISH"
-BASE = frozenset(
-    {START, FINISH, BEGIN, DUMP_FINISH, CLOCK, *LEDGERS}
-    | {"PROCESS_EXISTS", "LOGGING_EVENT", "MARK", "SOCKET_EXISTS", "CHANGE", "TRIGGER"}
-    | {"RECONCILED"}
-)
-"""Events that the collector makes (bpf/schemata/base.conf); all others are the kernel's."""
 TEXTS = frozenset({"kernel", "comm", "cmdline", "name", "saddr", "daddr", "program"})
 """Fields of these that are text."""
 LOCATION = "location"
@@ -59,11 +49,13 @@ class Events:
         snapshot = log.find_event(SNAPSHOT)
         self.snapshot = -1 if snapshot is None else snapshot.number
         self.has_location = snapshot is not None and snapshot.find_field(LOCATION) is not None
-        self.is_base = np.zeros(NUMBERS, np.bool_)
-        for event in log.events:
-            self.is_base[event.number] = event.name in BASE
+        self.is_base = base_numbers(log)
         self._names = {event.number: event.name for event in log.events}
         self._locations = log.enums.get(LOCATION, {}) if snapshot is not None else {}
+
+    def text(self, point: int) -> str:
+        """Its name, or its number."""
+        return self.name(point) or str(point)
 
     def name(self, point: int) -> str | None:
         """Of an event, or of a location of SNAPSHOT."""
