@@ -232,11 +232,11 @@ def test_the_ledger_tells_losses_that_serials_do_not(tmp_path: Path) -> None:
     maker.add("PROGRAM_LEDGER", {"program": "a", "missed": 2})
     maker.add("PROGRAM_LEDGER", {"program": "a", "missed": 3, "kprobe_missed": 1})
     losses = read_losses(maker.add("KLOGGER_FINISH").write(tmp_path / "log")).losses
-    assert losses.by_cause == {"ring_full": 5, "disk_full": 2, "damaged": 1}
+    assert losses.by_cause == {"ring_full": 5, "disk_full": 2, "killed": 1}
     assert (losses.missed, losses.lost) == (4, 12)
     assert losses.describe() == (
         "12 events lost; 0 serials missing in 0 gaps "
-        "(ring full 5, disk full 2, damaged 1, missed by programs 4)"
+        "(ring full 5, disk full 2, killed 1, missed by programs 4)"
     )
 
 

@@ -13,7 +13,7 @@ from formats.base.errors import DamagedError
 from formats.base.shedding import steps_of
 from formats.klogger.batch import LogBatch, changes_of
 from formats.klogger.reader import LogReader
-from formats.klogger.table import NUMBERS, RECORD_HEAD_BYTES, SNAPSHOT
+from formats.klogger.table import RECORD_HEAD_BYTES
 from formats.klogger.walk import list_bytes
 from formats.verify.balance import (
     build_rows,
@@ -39,7 +39,6 @@ from formats.verify.klogger.dump import LogWindow
 from formats.verify.klogger.events import (
     BEGIN,
     DUMP_FINISH,
-    LOCATION,
     WORDS,
     Events,
     check_table,
@@ -243,18 +242,11 @@ class _Run:
 
     def _count(self, batch: LogBatch, kernel: I64, first: int) -> None:
         """Count the kernel's records by point."""
-        points = batch.numbers[kernel].astype(np.int64)
-        if self._events.has_location:
-            snapshots = np.flatnonzero(points == self._events.snapshot)
-            if len(snapshots):
-                points[snapshots] = integers(batch, SNAPSHOT, (LOCATION,))[:, 0]
-                strange = (points < 0) | (points >= NUMBERS)
-                self._problems.add_each(
-                    np.flatnonzero(strange), first + kernel, lambda at: f"no location {points[at]}"
-                )
-                self._tally.add(points[~strange])
-                return
-        self._tally.add(points)
+        points, strange = self._events.points(batch, kernel)
+        self._problems.add_each(
+            np.flatnonzero(strange), first + kernel, lambda at: f"no location {points[at]}"
+        )
+        self._tally.add(points[~strange])
 
     # The end.
 

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from formats.base.errors import DamagedError
+from formats.klogger.batch import LogBatch
 from formats.klogger.overlap import BASE, base_numbers
-from formats.klogger.table import SNAPSHOT, LogFormat
+from formats.klogger.table import NUMBERS, SNAPSHOT, LogFormat
+from formats.verify.klogger.books import integers
+from formats.verify.report import I64, Mask
 
 BEGIN, DUMP_FINISH = "DUMP_BEGIN", "DUMP_FINISH"
 TEXTS = frozenset({"kernel", "comm", "cmdline", "name", "saddr", "daddr", "program"})
@@ -64,3 +69,12 @@ class Events:
         if self.snapshot < 0 or self._locations:
             return self._locations.get(point)
         return f"location {point}"  # the schema cannot be read
+
+    def points(self, batch: LogBatch, kernel: I64) -> tuple[I64, Mask]:
+        """The points of the kernel's records, and which of these cannot be."""
+        points = batch.numbers[kernel].astype(np.int64)
+        snapshots = np.flatnonzero(points == self.snapshot) if self.has_location else kernel[:0]
+        if not len(snapshots):
+            return points, np.zeros(len(points), np.bool_)
+        points[snapshots] = integers(batch, SNAPSHOT, (LOCATION,))[:, 0]
+        return points, (points < 0) | (points >= NUMBERS)
