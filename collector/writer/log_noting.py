@@ -28,19 +28,24 @@ class LogNoting:
         self._unnoted: dict[int, list[Count]] = {}
 
     def count(self, column: str, counts: Counter[Place]) -> None:
-        """So many records are counted with the next note of their CPU's file."""
+        """So many records are counted with the next note of records in their CPU's file."""
         if self._journal is not None:
             for (cpu, location), count in counts.items():
                 self._unnoted.setdefault(cpu, []).append((column, location, count))
 
-    def file(self, cpu: int, file: LogFile, segment: int) -> None:
-        """A CPU's file ends where it does now, if it has its beginning."""
+    def file(self, cpu: int, file: LogFile, segment: int, records: bool = False) -> None:
+        """A CPU's file ends where it does now, if it has its beginning.
+
+        records: its serial is after all records that were counted. Before, those that were dropped
+        may still be in the ring, and be written by who goes on.
+        """
         if self._journal is None or file.head:
             return
         note = FileNote(
             file.sink.end_bytes, file.last, file.inserted, file.dumps, file.before, file.serial
         )
-        self._journal.logs.file(cpu, segment, note, self._unnoted.pop(cpu, ()))
+        counts = self._unnoted.pop(cpu, ()) if records else ()
+        self._journal.logs.file(cpu, segment, note, counts)
 
     def segment(self, number: int, name: str, before: Written) -> None:
         """The files of this segment have their beginnings. before: what is in those before it."""

@@ -107,7 +107,7 @@ class LogWriter:
                     self._drop(cause_of(error), counts)
                 if (file := self._files.get(part.cpu)) is not None:
                     file.serial = int(part.serials[chosen][-1])
-                    self._noting.file(part.cpu, file, self.written.segment)
+                    self._noting.file(part.cpu, file, self.written.segment, records=True)
 
     def skip(self, cause: LossCause, numbers: int, counts: Counter[Place]) -> None:
         """Count records that were dropped before they came here."""

@@ -17,6 +17,9 @@ import pytest
 from collector.ring.batch import Batch
 from collector.ring.journal import Journal
 from collector.ring.log_notes import FileNote, LogNotes, SegmentNote
+from collector.writer.file_sink import FileSink
+from collector.writer.log_file import LogFile
+from collector.writer.log_noting import LogNoting
 from collector.writer.log_stream import LogStream
 from collector.writer.log_tail import LogTail
 from formats.analysis import open_log
@@ -45,6 +48,21 @@ def test_a_note_that_was_not_finished_leaves_the_one_before() -> None:
         notes.file(1, 2, FileNote(50, 1, 1, 1, 7, 7))
         assert notes.files(1)[1].end_bytes == 200 and notes.files(2)[1].end_bytes == 50
         assert list(notes.counts(2)) == [("in_file", (1, 32), 30)]
+
+
+def test_what_was_dropped_counts_when_its_serials_are_passed(tmp_path: Path) -> None:
+    """Until then those records may be in the ring, and be written by who goes on."""
+    path = tmp_path / "log"
+    with Journal(1) as journal, path.open("wb") as file:
+        noting, log = LogNoting(journal), LogFile(FileSink(os.dup(file.fileno()), 1), serial=10)
+        noting.count("queue_full", Counter({(0, 32): 4}))
+        noting.file(0, log, 1)
+        assert list(journal.logs.counts(1)) == []
+        log.serial = 20
+        noting.file(0, log, 1, records=True)
+        assert list(journal.logs.counts(1)) == [("queue_full", (0, 32), 4)]
+        assert journal.logs.files(1)[0].serial == 20
+        log.sink.close()
 
 
 class Killed(LogMaker):
