@@ -167,6 +167,7 @@ OPTIONS: dict[str, tuple[str, Convert]] = {
     "when_changed": ("when_changed", _words),
     "limits": ("limits", _limits),
     "existing": ("existing", _flag),
+    "reconcile": ("reconcile", _flag),
     "rings": ("rings", _one_of("bpf", "perf")),
     "buffer_size": ("buffer_bytes", _ring_size),
     "low_water": ("low_water_percent", _number(1, 99)),
