@@ -109,7 +109,7 @@ def test_a_full_disk_loses_records_and_the_capture_goes_on(tmp_path: Path) -> No
         assert not chain.problems and chain.exit_code == 3, chain.problems
         assert chain.proven_end and chain.totals.lost["disk full"] > 0
         sent = sum(row.attempts - row.filtered for row in chain.rows if row.name == "SEND_CALL")
-        assert sent == CALLS and len(parts) > 2
+        assert sent == CALLS and len(parts) > 1
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
