@@ -6,6 +6,7 @@ It attaches nothing and imports nothing large. The configuration is read by a pr
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import select
@@ -121,7 +122,8 @@ class Supervisor:
             self._mend(child)
         self._leaving = [child for child in self._leaving if child.state is not State.GONE]
         if self._end_by_s is not None and time.monotonic() > self._end_by_s:
-            say(f"captures did not end within {END_S:g} s")
+            say(f"captures did not end within {END_S:g} s: they are killed")
+            self._end_by_s = math.inf
             self._kill_all()
         self._tell()
 

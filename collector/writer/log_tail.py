@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from collector.ring.log_notes import FileNote, LogNotes
-from collector.writer.segment_folder import LOG_NAME, LOG_SUFFIX, SegmentFolder, keep_from_repair
+from collector.writer.segment_folder import LOG_NAME, LOG_SUFFIX, SegmentFolder, take_over_file
 from collector.writer.written import Place, Written
 from formats.base.errors import FileError
 from formats.base.segments import find_segments, hidden
@@ -109,7 +109,7 @@ def _cut(fd: int, note: FileNote, what: str) -> None:
     there = os.fstat(fd)
     if not stat.S_ISREG(there.st_mode) or there.st_size < note.end_bytes:
         raise FileError(f"{what}: it is shorter than what was noted")
-    keep_from_repair(fd)
+    take_over_file(fd, what)
     os.ftruncate(fd, note.end_bytes)
     os.lseek(fd, 0, os.SEEK_END)
 

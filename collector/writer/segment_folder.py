@@ -41,6 +41,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_MODE = 0o750
 _RENAME_NOREPLACE = 1
 _TRIES = 10
+HANDOVER_S = 2.0
 _NO_FLAGS = frozenset({errno.EINVAL, errno.ENOSYS})
 
 
@@ -267,10 +268,29 @@ def _inside(name: str, parent: int) -> Iterator[int]:
         os.close(folder)
 
 
-def keep_from_repair(fd: int) -> None:
-    """Until it is closed: see collector/daemon/mending.py. Some file systems have no locks."""
-    with suppress(OSError):
+def keep_from_repair(fd: int) -> bool:
+    """Until it is closed: see collector/daemon/mending.py. Some file systems have no locks.
+
+    False where another process still has it open to write: one that was killed does not end while
+    a disk stands still.
+    """
+    try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def take_over_file(fd: int, name: str) -> None:
+    """keep_from_repair() of a file that another process began. FileError where that one is there
+    after HANDOVER_S."""
+    until_s = time.monotonic() + HANDOVER_S
+    while not keep_from_repair(fd):
+        if time.monotonic() > until_s:
+            raise FileError(f"{name}: the process that wrote it has not ended")
+        time.sleep(0.01)
 
 
 def write_first(fd: int, data: bytes) -> None:

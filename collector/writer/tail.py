@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from collector.ring.journal import Journal
 from collector.sequencer.ordered_batch import count_places
-from collector.writer.segment_folder import keep_from_repair
+from collector.writer.segment_folder import take_over_file
 from collector.writer.written import Place, Written
 from formats.base.control import (
     ANY_CPU,
@@ -107,8 +107,8 @@ def open_last_segment(folder: int, capture: str, dtype: np.dtype[Any], journal: 
     why, unbegun = "", []
     for one in sorted(found, key=lambda one: one.number, reverse=True):
         fd = os.open(hidden(one.name), _FLAGS, dir_fd=folder)
-        keep_from_repair(fd)
         try:
+            take_over_file(fd, one.name)
             tail = read_tail(fd, one.name, dtype, journal)
             if tail.capture != capture:
                 raise FileError(f"{one.name} is of another capture")

@@ -72,7 +72,6 @@ MORE_TESTS = (
     "tests/live/test_kernel_types_compile.py",
     "tests/live/test_oracle_ss.py",
     "tests/vm/test_vm_bbr.py",
-    "tests/vm/test_vm_soak.py",
 )
 """Left out with --ci."""
 CI_LAST_TESTS = (

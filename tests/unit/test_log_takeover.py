@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import threading
@@ -94,8 +95,14 @@ class Killed(LogMaker):
         self.stream.settle()
         assert written.wait(WAIT_S)
 
+    def die(self) -> None:
+        """As the kernel does with the locks of a process that ends."""
+        for file in self.stream._writer._files.values():
+            fcntl.flock(file.sink._fd, fcntl.LOCK_UN)
+
     def tail(self, folder: Path, notes: bytes) -> tuple[LogStream, LogTail, Journal]:
         """The end of the log in a copy of its folder, with what the journal was."""
+        self.die()
         fd = os.memfd_create("journal")
         os.write(fd, notes)
         journal = Journal(CPUS + 1, fd)
