@@ -11,6 +11,7 @@ from pathlib import Path
 
 from formats.base.errors import FileError
 from formats.base.limits import MOST_PROBLEMS
+from formats.base.reconciled import WORDS as RECONCILED
 from formats.base.segments import INDEX, Segment, find_segments, read_index
 from formats.verify.report import DOES_NOT_ADD_UP, Problems, Report, Row
 from formats.verify.segment import UNKNOWN, Part
@@ -109,6 +110,8 @@ class _Chain:
         self._capture = capture
         self._problems = Problems(0, 0)
         self._report = Report(folder, ledger=True)
+        self._compared: list[str] = []
+        """What was said of comparisons with the kernel."""
         if others:
             self._report.notes.append(f"not of this capture: {_listed(others)}")
 
@@ -135,6 +138,9 @@ class _Chain:
             report.notes.append(f"{last.name} says that another file follows it; it is not here")
         if not last.sealed:
             report.notes.append(f"{last.name} is not sealed: it is being written, or was killed")
+        if self._compared:
+            more = f"; {len(self._compared) - 1} comparison(s) before" if self._compared[1:] else ""
+            report.notes.append(self._compared[-1] + more)
         count = len(numbers)
         report.notes.insert(0, f"{count} segment(s), number {numbers[0]} to {numbers[-1]}")
         bad = sum(1 for _, one, _ in capture.parts.values() if one.problems_total)
@@ -174,6 +180,7 @@ class _Chain:
         report.unproven |= found.unproven
         report.ring_lost = found.ring_lost
         report.missed += found.missed
+        self._compared += [note for note in found.notes if note.startswith(RECONCILED)]
         for lines, more in (
             (report.off, found.off), (report.shed, found.shed),
             (report.unchecked, found.unchecked),

@@ -19,6 +19,7 @@ from formats.base import control
 from formats.base.changes import ChangeKind
 from formats.base.control import Change
 from formats.base.reconciled import Reconciled, What, from_words
+from formats.registry import format_of
 from formats.verify import verify_file
 from tests.unit.captures import CaptureBuilder
 from tests.unit.segment_maker import Maker
@@ -178,3 +179,17 @@ def test_verify_says_so(tmp_path: Path) -> None:
     assert wrong.exit_code == 5
     what = "at the end: connection 7 (ports 5-6): state 1 by its last record, 8 by the kernel"
     assert [one.what for one in wrong.problems] == [what]
+
+
+def test_a_folder_tells_the_last_comparison(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "f")
+    maker.records(5)
+    maker.stream.reconciled([Reconciled(0, What.SUMMARY, 0, 3, 4, 0)])
+    maker.rotate()
+    maker.stream.reconciled([Reconciled(2, What.SUMMARY, 0, 9, 11, 0)])
+    maker.close()
+    *_, chain = format_of(tmp_path / "f").verify(tmp_path / "f")
+    assert not chain.problems
+    (line,) = [note for note in chain.notes if "reconciled" in note]
+    assert "after the rotation: 9 of 11 connections compared" in line
+    assert line.endswith("; 1 comparison(s) before")
