@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -222,26 +221,13 @@ class LogRecorderStream(Recorder, LogStream):
         paused = [finish_note(DISABLED)] if self._paused else []
         block.logging = (self._first_notes(clock), paused)
 
-    def _begin_dump(self, trigger: Trigger, why: str) -> LogDump:
-        self._number += 1
-        self._begun_s.append(time.monotonic())
-        first = self._keeper.blocks[0]
+    def _open_dump(self, first: Block, trigger: Trigger, why: str) -> LogDump:
         dump = LogDump(
             self._spool, self._number, trigger.mono_ns, 0, first.realtime_ns - first.mono_ns
         )
         begin = self._first(first, dump, why)
         self.written = dump.written = begin.written
         self._spool.put_call(partial(self._dumps.begin, begin))
-        for number, block in enumerate(self._keeper.blocks):
-            if number:
-                dump.put_books(block.books, block.mono_ns)
-            for item in block.items:
-                if isinstance(item, LogBatch):
-                    self._spool.put(item)
-                elif isinstance(item, Noted):
-                    dump.put_noted(item)
-        self._spool.flush()
-        self.say(f"dump {self._number}: {why}")
         return dump
 
     def _first(self, block: Block, dump: LogDump, why: str) -> First:
@@ -282,8 +268,7 @@ class LogRecorderStream(Recorder, LogStream):
     def _close_dump(self) -> None:
         last_seq = sum(serial for serial, _ in self.order.released().values())
         self._spool.put_call(partial(setattr, self.written, "last_seq", last_seq))
-        self._dump = None
-        self._spool.put_call(partial(self._dumps.seal, "a trigger"))
+        super()._close_dump()
 
 
 def trigger_note(trigger: Trigger) -> Note:

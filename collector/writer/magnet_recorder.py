@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -139,25 +138,12 @@ class MagnetRecorderStream(Recorder, MagnetStream):
         if self._dump is not None:
             self._spool.put(batch)
 
-    def _begin_dump(self, trigger: Trigger, why: str) -> MagnetDump:
-        self._number += 1
-        self._begun_s.append(time.monotonic())
-        first = self._keeper.blocks[0]
+    def _open_dump(self, first: Block, trigger: Trigger, why: str) -> MagnetDump:
         offset_ns = first.realtime_ns - first.mono_ns
         dump = MagnetDump(self, self._spool, self._number, trigger.mono_ns, 0, offset_ns)
         begin = self._first(first, dump, why)
         self.written = begin.written
         self._spool.put_call(partial(self._dumps.begin, begin))
-        for number, block in enumerate(self._keeper.blocks):
-            if number:
-                dump.put_books(block.books, block.mono_ns)
-            for item in block.items:
-                if isinstance(item, MagnetBatch):
-                    self._spool.put(item)
-                elif isinstance(item, Noted):
-                    dump.put_noted(item)
-        self._spool.flush()
-        self.say(f"dump {self._number}: {why}")
         return dump
 
     def _first(self, block: Block, dump: MagnetDump, why: str) -> Beginning:
@@ -193,10 +179,6 @@ class MagnetRecorderStream(Recorder, MagnetStream):
         self._made = MagnetWriter(sink, self._packing, segments=self.segments)
         self._made.begin(first.written, first.header, first.entries)
         return self._made
-
-    def _close_dump(self) -> None:
-        self._dump = None
-        self._spool.put_call(partial(self._dumps.seal, "a trigger"))
 
 
 def trigger_item(trigger: Trigger) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,8 +19,9 @@ import numpy as np
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import Queues
 from collector.writer.dump import Keeping
-from collector.writer.keeper import Keeper, Noted
+from collector.writer.keeper import Block, Keeper, Noted
 from collector.writer.ledger import Books
+from collector.writer.spool import Spool
 from collector.writer.written import Written
 from formats.base.control import Change, Clock, EndReason, Mark, Trigger
 
@@ -67,6 +69,8 @@ class Sealing(Protocol):
     names: list[str]
     error: Exception | None
 
+    def seal(self, why: str) -> None: ...
+
 
 class Recorder(ABC):
     """A part of a stream, before it in the order of bases. Before begin(), set watch and
@@ -79,6 +83,7 @@ class Recorder(ABC):
     _clocks: Clocks
     _keeper: Keeper
     _dumps: Sealing
+    _spool: Spool[Any]
 
     def __init__(self, *arguments: Any, keeping: Keeping, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -100,12 +105,8 @@ class Recorder(ABC):
         """Keep what is released, and look for triggers in it."""
 
     @abstractmethod
-    def _begin_dump(self, trigger: Trigger, why: str) -> OneDump:
-        """Begin the file, with all that is kept."""
-
-    @abstractmethod
-    def _close_dump(self) -> None:
-        """Nothing more comes for it."""
+    def _open_dump(self, first: Block, trigger: Trigger, why: str) -> OneDump:
+        """The next dump, with what comes before the first block that is kept."""
 
     @property
     @abstractmethod
@@ -238,6 +239,29 @@ class Recorder(ABC):
         longest_ns = dump.at_ns + LONGEST * after_ns
         dump.until_ns = max(dump.until_ns, min(trigger.mono_ns + after_ns, longest_ns))
         dump.put_trigger(trigger)
+
+    def _begin_dump(self, trigger: Trigger, why: str) -> OneDump:
+        """Begin the file, with all that is kept."""
+        self._number += 1
+        if trigger.number:  # nobody who asks is held back
+            self._begun_s.append(time.monotonic())
+        dump = self._open_dump(self._keeper.blocks[0], trigger, why)
+        for number, block in enumerate(self._keeper.blocks):
+            if number:
+                dump.put_books(block.books, block.mono_ns)
+            for item in block.items:
+                if isinstance(item, Noted):
+                    dump.put_noted(item)
+                else:
+                    self._spool.put(item)
+        self._spool.flush()
+        self.say(f"dump {self._number}: {why}")
+        return dump
+
+    def _close_dump(self) -> None:
+        """Nothing more comes for it."""
+        self._dump = None
+        self._spool.put_call(partial(self._dumps.seal, "a trigger"))
 
     def _end_dump(self) -> None:
         """End the file after all that was released."""

@@ -9,7 +9,6 @@ A dump is a segment whose earlier segments were never written: its header says w
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from collector.writer.capture_info import CaptureInfo, Current
 from collector.writer.dump import Dump, Keeping, previous_of
 from collector.writer.dump_writer import Beginning, DumpWriter
 from collector.writer.file_sink import FileSink
-from collector.writer.keeper import Keeper, Noted
+from collector.writer.keeper import Block, Keeper
 from collector.writer.ledger import reserve_bytes
 from collector.writer.psc_stream import PscStream
 from collector.writer.psc_writer import Writer
@@ -100,12 +99,8 @@ class RecorderStream(Recorder, PscStream):
             self._spool.put(ordered)
         self._fire(hits)
 
-    def _begin_dump(self, trigger: Trigger, why: str) -> Dump:
-        """Begin the file, with all that is kept."""
-        self._number += 1
+    def _open_dump(self, first: Block, trigger: Trigger, why: str) -> Dump:
         self._files += max(0, self.written.entries - self._entries_before)
-        self._begun_s.append(time.monotonic())
-        first = self._keeper.blocks[0]
         states = self._keeper.states(self._states_cpu, first.mono_ns)
         count = len(states) if states is not None else 0
         offset_ns = first.realtime_ns - first.mono_ns
@@ -118,18 +113,4 @@ class RecorderStream(Recorder, PscStream):
         self._spool.put_call(partial(self._dumps.begin, begin))
         if states is not None:
             self._spool.put(states)
-        for number, block in enumerate(self._keeper.blocks):
-            if number:
-                dump.put_books(block.books, block.mono_ns)
-            for item in block.items:
-                if isinstance(item, Ordered):
-                    self._spool.put(item)
-                elif isinstance(item, Noted):
-                    dump.put_noted(item)
-        self._spool.flush()
-        self.say(f"dump {self._number}: {why}")
         return dump
-
-    def _close_dump(self) -> None:
-        self._dump = None
-        self._spool.put_call(partial(self._dumps.seal, "a trigger"))

@@ -130,7 +130,9 @@ def test_fewer_events_and_whole_connections(tmp_path: Path) -> None:
         assert status["shed_why"].startswith("disk rate at ")
         report = check(path, errors, status["shed_events"])
         counts = {row.name.removeprefix("MAGNET_"): row.shed for row in report.rows}
-        assert (counts["SOCK_SEND"] > 0) == (path == magnet)
+        # On a slow machine the log may have come to the second step, or the third.
+        has_sampled = path == magnet or len(changes_in(log)) > 1
+        assert (counts["SOCK_SEND"] > 0) == has_sampled
     first = changes_in(log)[0]
     times, _ = rows_of(log, "IP_SEND")
     assert len(times) and not (times > first.after_ns).any()

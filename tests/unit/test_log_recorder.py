@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,19 @@ def test_what_two_dumps_hold_is_read_once(tmp_path: Path, lose: int) -> None:
         every = sorted(event["n"] for event in log.choose("PING"))
         assert not log.problems
     assert every == sorted({*first, *second})
+
+
+def test_who_asks_for_a_dump_does_not_hold_back_a_trigger(tmp_path: Path) -> None:
+    made = Recorder(tmp_path / "out", "PING and n == 45")
+    made.stream._keeping = replace(made.stream._keeping, dumps_per_hour=1)  # type: ignore[attr-defined]
+    made.second()
+    made.stream.ask()
+    made.second()
+    made.second()
+    made.second()
+    made.close()
+    one, two = verify(tmp_path / "out")
+    assert "SIGUSR2" in one.window[1] and "PING and n == 45" in two.window[1]
 
 
 def test_a_dump_that_cannot_be_written_is_said(tmp_path: Path) -> None:
