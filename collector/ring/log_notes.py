@@ -11,7 +11,7 @@ killed meanwhile leaves the one before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,13 @@ class LogNotes:
         new["counts"] = old["counts"]
         for column, location, count in counts:
             new["counts"][COLUMNS.index(column), location] += count
-        _store(new, old, {"segment": segment, **asdict(note)})
+        _store(new, old, {"segment": segment, **vars(note)})
 
     def segment(self, note: SegmentNote) -> None:
         """This segment is written from now on; the notes of its files are there."""
         new, old = _places(self._memory["now"])
         new["number"] = 0
-        _store(new, old, asdict(note))
+        _store(new, old, vars(note))
 
     def stream(
         self, offset_ns: int, late: Mapping[tuple[int, int], int], killed: Mapping[int, int]
@@ -110,20 +110,24 @@ class LogNotes:
 
     def files(self, segment: int) -> dict[int, FileNote]:
         """By CPU, the last note of its file of a segment."""
-        found = {}
-        for cpu in np.flatnonzero(self._memory["files"]["number"].any(axis=1)).tolist():
-            noted = [one for one in self._memory["files"][cpu] if one["segment"] == segment]
-            if latest := max(noted, key=lambda one: int(one["number"]), default=None):
-                found[cpu] = FileNote(*(int(latest[name]) for name in FileNote.__annotations__))
-        return found
+        return {
+            cpu: FileNote(*(int(one[name]) for name in FileNote.__annotations__))
+            for cpu, one in self._latest(segment)
+        }
 
     def counts(self, segment: int) -> Iterator[tuple[str, tuple[int, int], int]]:
         """(column, (cpu, location), records) of all files up to this segment."""
-        for cpu in self.files(segment):
-            noted = [one for one in self._memory["files"][cpu] if one["segment"] == segment]
-            counts = max(noted, key=lambda one: int(one["number"]))["counts"]
+        for cpu, one in self._latest(segment):
+            counts = one["counts"]
             for row, location in np.argwhere(counts).tolist():
                 yield COLUMNS[row], (cpu, location), int(counts[row, location])
+
+    def _latest(self, segment: int) -> Iterator[tuple[int, Any]]:
+        """By CPU, the last finished note of this segment."""
+        for cpu, pair in enumerate(self._memory["files"]):
+            noted = [one for one in pair if one["number"] and one["segment"] == segment]
+            if noted:
+                yield cpu, max(noted, key=lambda one: int(one["number"]))
 
     def late(self) -> dict[tuple[int, int], int]:
         """Late records by (cpu, location)."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 from collector.ring.journal import Journal
@@ -10,6 +11,13 @@ from collector.ring.log_notes import Count, FileNote, SegmentNote
 from collector.writer.file_sink import HEADER_BYTES, FileSink
 from collector.writer.log_file import LogFile
 from collector.writer.written import Place, Written
+
+
+def cut(fd: int, note: FileNote) -> int:
+    """The descriptor of a file, of which what is noted is left."""
+    os.ftruncate(fd, note.end_bytes)
+    os.lseek(fd, 0, os.SEEK_END)
+    return fd
 
 
 def file_at(sink: FileSink, note: FileNote) -> LogFile:

@@ -39,7 +39,7 @@ from collector.writer.ledger import Books
 from collector.writer.log_batch import LogBatch, copies
 from collector.writer.log_file import Beginning, LogFile, describe_events, header_of, make_dump
 from collector.writer.log_folder import LogFolder
-from collector.writer.log_noting import file_at
+from collector.writer.log_noting import cut, file_at
 from collector.writer.log_tail import LogTail, open_log, open_log_segment
 from collector.writer.log_writer import LogWriter
 from collector.writer.output_file import find_owner
@@ -112,6 +112,7 @@ class LogStream(Stream[LogBatch]):
     ) -> None:
         assert isinstance(tail, LogTail)
         self._prepare(info, current, clocks)
+        self._show = show
         clocks.resume(tail.offset_ns)
         if self.segments is not None:
             self.segments.resume(tail.capture, tail.name, tail.before, tail.older)
@@ -121,7 +122,7 @@ class LogStream(Stream[LogBatch]):
         self._writer = self._new_writer(tail.written)
         self._write_by(self._writer, clocks)
         for cpu, (fd, note) in tail.files.items():
-            self._writer.begin(cpu, file_at(self._sink(fd), note))
+            self._writer.begin(cpu, file_at(self._sink(cut(fd, note)), note))
         self.order.resume(tail.released, tail.late)
         self.order.killed = tail.killed
         self._off = switched_off(current.states(), clocks.now_ns())

@@ -27,7 +27,7 @@ _FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 @dataclass
 class LogTail:
     """A log that goes on. path, name: of its folder; name: of a segment. files: by CPU, open for
-    writing at their ends. released, late: see Queues.resume(); killed: by CPU.
+    writing. released, late: see Queues.resume(); killed: by CPU.
 
     before: records and lost ones in the segments before it; older: segments that ended, and have
     not got their names.
@@ -66,14 +66,14 @@ def open_log_segment(folder: SegmentFolder, capture: str, notes: LogNotes) -> Lo
     number = next((one.number for one in found if one.name == name), 0)
     if not number:
         raise FileError("its last log is not there")
+    for one in found:
+        if one.number == number + 1:
+            folder.drop(one.name)
     inside = os.open(hidden(name), _FOLDER, dir_fd=folder.fd)
     try:
         tail = _open(inside, name, notes)
     finally:
         os.close(inside)
-    for one in found:
-        if one.number == number + 1:
-            folder.drop(one.name)
     tail.capture, tail.name = capture, name
     tail.older = [one.name for one in found if one.number == number - 1]
     return tail
@@ -94,7 +94,7 @@ def _open(folder: int, path: str, notes: LogNotes) -> LogTail:
         for cpu, note in noted.items():
             fd = os.open(f"{LOG_NAME}{cpu}", _FILE, dir_fd=folder)
             undo.callback(os.close, fd)
-            _cut(fd, note, f"{path}, CPU {cpu}")
+            _check(fd, note, f"{path}, CPU {cpu}")
             files[cpu] = fd, note
         undo.pop_all()
     return LogTail(
@@ -104,14 +104,12 @@ def _open(folder: int, path: str, notes: LogNotes) -> LogTail:
     )  # fmt: skip
 
 
-def _cut(fd: int, note: FileNote, what: str) -> None:
-    """Leave what is noted of a file."""
+def _check(fd: int, note: FileNote, what: str) -> None:
+    """FileError where a file cannot be gone on with."""
     there = os.fstat(fd)
     if not stat.S_ISREG(there.st_mode) or there.st_size < note.end_bytes:
         raise FileError(f"{what}: it is shorter than what was noted")
     take_over_file(fd, what)
-    os.ftruncate(fd, note.end_bytes)
-    os.lseek(fd, 0, os.SEEK_END)
 
 
 def _released(
