@@ -30,6 +30,9 @@ enum skb_drop_reason;
 #define TIME_LOSS_PROBE  5
 #define TIME_REO_TIMEOUT 6
 
+/* A bit of the flags of struct socket: include/linux/net.h. */
+#define SOCK_NOSPACE 2
+
 /* Flags of snapshot(). */
 #define SEGMENT   1   /* skb is a segment whose control block the kernel has filled in */
 #define PAYLOAD   2   /* callvalue is the segment's payload */
@@ -91,6 +94,24 @@ PROBE(segment_received, "SEGMENT_RECEIVED", "btf:tcp_probe raw:tcp_probe")
 #endif
     snapshot(ctx, cpu, DIRECT, LOCATION_SEGMENT_RECEIVED, (struct sock *)ARG(0),
              (struct sk_buff *)ARG(1), 0, SEGMENT | PAYLOAD | CHANGES);
+}
+#endif
+
+/* tcp_probe reports the segments of established connections alone. The function also gets those of
+ * listeners and of handshakes.
+ */
+#if USE_segment_closing
+PROBE(segment_closing, "SEGMENT_CLOSING",
+      "fentry:tcp_rcv_state_process kprobe:tcp_rcv_state_process")
+{
+    struct sock *sk = (struct sock *)ARG(0);
+    u8 state = READ(DIRECT, sk, __sk_common.skc_state);
+
+    if (state != STATE_FIN_WAIT1 && state != STATE_FIN_WAIT2 && state != STATE_CLOSE_WAIT &&
+        state != STATE_LAST_ACK && state != STATE_CLOSING)
+        return;
+    snapshot(ctx, cpu, DIRECT, LOCATION_SEGMENT_CLOSING, sk, (struct sk_buff *)ARG(1), 0,
+             SEGMENT | PAYLOAD | CHANGES);
 }
 #endif
 
