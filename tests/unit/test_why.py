@@ -14,6 +14,8 @@ from formats.analysis.why import (
     LIMITS,
     NEEDED,
     Connection,
+    Cutter,
+    Grouped,
     Snapshots,
     classify,
     cut,
@@ -21,6 +23,7 @@ from formats.analysis.why import (
     tally,
     verdict,
 )
+from formats.analysis.why.grouping import Places
 
 MS = 1_000_000
 NO_RATE = (1 << 64) - 1
@@ -65,8 +68,9 @@ def limit_of(**values: Any) -> str:
     ("rwnd", {**FLYING, "packets_out": 70, "snd_wnd": 100_500}),
     ("rwnd", {**FLYING, "snd_wnd": 100_500}),                   # both are full: the peer's counts
     ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 120_000}),
-    ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 180_000}),        # a writer sleeps until a third is
-    ("app", {"snd_sb_cc": 300, "sb_hiwat": 190_000}),           # free
+    ("app", {"snd_sb_cc": 300, "sb_hiwat": 121_000}),           # a little room is left
+    ("app", {"snd_sb_cc": 300, "sb_hiwat": 120_000, "sk_nospace": 0}),  # nobody waits for room
+    ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 120_000, "sk_nospace": 1}),
     ("idle", {"snd_sb_cc": 0}),
     ("nagle", {"snd_max": 2000, "packets_out": 1, "snd_sb_cc": 1300}),
     ("app", {**FLYING, "packets_out": 90, "snd_sb_cc": 100_300}),  # it is about to write more
@@ -77,7 +81,16 @@ def limit_of(**values: Any) -> str:
     ("tsq", {"sk_wmem_alloc": 20_000}),
     ("tsq", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_wmem_alloc": 90_000}),
     ("cwnd", {**FLYING, "sk_wmem_alloc": 150_000}),             # the window is full as well
+    ("tsq", {"sk_wmem_alloc": 2_500}),                          # two segments with what they take
+    ("unknown", {"sk_wmem_alloc": 2_300}),
+    ("tsq", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_tsq_flags": 2}),
+    ("cwnd", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_tsq_flags": 4}),
+    ("cwnd", {**FLYING, "sk_tsq_flags": 3}),
     ("pacing", {"pacing_rate": 1_000_000}),
+    ("unknown", {"pacing_rate": 1_000_000, "sk_pacing_status": 0}),
+    ("pacing", {"pacing_rate": 1_000_000, "sk_pacing_status": 1}),
+    ("pacing", {"pacing_rate": 150_000_000, "sk_pacing_status": 2}),
+    ("unknown", {"pacing_rate": 150_000_000}),   # 1.2 times what the window gives in a round trip
 ])  # fmt: skip
 def test_rules(limit: str, values: dict[str, Any]) -> None:
     assert limit_of(**values) == limit
@@ -96,6 +109,55 @@ def test_bbr_is_in_slow_start_by_its_mode(limit: str, values: dict[str, Any]) ->
 ])  # fmt: skip
 def test_what_tcp_noted_is_the_last_rule(limit: str, values: dict[str, Any]) -> None:
     assert limit_of(**values) == limit
+
+
+def test_a_buffer_is_full_from_when_it_was_until_a_third_is_free() -> None:
+    used = [70, 100, 90, 70, 66, 90, 100, 80]
+    piece = snapshots(list(range(len(used))), snd_sb_cc=300, snd_una=1000, sb_hiwat=100_000,
+                      sk_wmem_bytes=[1000 * one for one in used])  # fmt: skip
+    told = ["app"] * 7
+    for full in (0, 1, 2, 5, 6):
+        told[full] = "sndbuf"
+    for size in (1, 3, 8):
+        places = Places()
+        cutter = Cutter(places)
+        found = []
+        for low in range(0, len(used), size):
+            part = piece.take(np.arange(low, min(low + size, len(used))))
+            found += cutter.add_grouped(Grouped(part, places))[1].limit.tolist()
+        assert [LIMITS[one] for one in found[1:]] == told
+
+
+CLOSES = {"location": 4, "callvalue": 4}
+LEFT = {**FLYING, "state": 1, **CLOSES}
+"""Of a sender that closes, with 100 segments in flight and as many unsent."""
+
+
+@pytest.mark.parametrize("values, limit", [
+    ({}, "cwnd"), ({"snd_ssthresh": 101}, "slow_start"), ({"snd_wnd": 100_500}, "rwnd"),
+    ({"packets_out": 80, "snd_max": 81_000, "sk_tsq_flags": 1}, "tsq"),
+    ({"callvalue": 8}, "cwnd"),                      # the peer closed
+    ({"snd_sb_cc": 100_000}, "closing"),             # all was sent
+])  # fmt: skip
+def test_what_held_at_the_close_holds_on_until_a_round_trip_before_the_end(
+    values: dict[str, Any], limit: str
+) -> None:
+    """1 ms: it closes. 101 ms: all is acknowledged, at a round trip of 10 ms."""
+    first = {**SENDING, **LEFT, **values}
+    last = {**SENDING, "snd_ssthresh": 50, "state": first["callvalue"], "location": 4,
+            "callvalue": 5, "snd_una": 201_001, "snd_max": 201_001, "snd_sb_cc": 0,
+            "srtt_us": 10_000, "sk_tsq_flags": 0, "seg_seq": 0}  # fmt: skip
+    many = {name: [first.get(name, 0), first.get(name, 0), value] for name, value in last.items()}
+    del many["seg_seq"]
+    rows = np.concatenate(list(cut([snapshots([0, 1, 101], **many)])))
+    told = [(LIMITS[one["limit"]], (one["end_ns"] - one["start_ns"]) // MS) for one in rows]
+    if limit == "closing":
+        assert told == [("app", 1), ("closing", 100)]
+        assert rows["certain_ns"].sum() == 101 * MS
+        return
+    assert told == [(limit, 91), ("idle" if first["callvalue"] == 8 else "closing", 10)]
+    assert rows["bytes_acked"].sum() == 200_001
+    assert rows["certain_ns"].sum() == 1 * MS and not rows["lost_records"].any()
 
 
 def snapshots(times_ms: list[int], **values: Any) -> Snapshots:
