@@ -371,6 +371,17 @@ static __always_inline u32 fill_segment(const int direct, const int watched, str
     return callvalue;
 }
 
+/* What the handshake acknowledged, or brought, beside the SYN, which has a number itself (TCP Fast
+ * Open). state: before it was over.
+ */
+static __always_inline u32 data_of_syn(struct tcp_sock *tp, u32 state) {
+    u32 acked = GET(tp, bytes_acked), received = GET(tp, bytes_received);
+
+    if (state != STATE_SYN_SENT)
+        return received;
+    return acked ? acked - 1 : 0;
+}
+
 static __always_inline void fill_ends(const int watched, struct endpoints *ends, u8 *entry) {
     SET(lport, bpf_htons(ends->lport));
     SET(rport, bpf_htons(ends->rport));
@@ -396,6 +407,8 @@ static __always_inline void fill(const int direct, const int watched, struct soc
     }
     fill_ends(watched, ends, entry);
     callvalue = fill_segment(direct, watched, skb, entry, callvalue, flags);
+    if (HAS(seg_len) && (flags & HANDSHAKE) && tp)
+        SET(seg_len, data_of_syn(tp, ends->state));
     SET(callvalue, callvalue);
     SET(sk_addr, (u64)sk);
     if (direct) {

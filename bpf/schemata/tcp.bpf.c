@@ -43,6 +43,7 @@ enum skb_drop_reason;
 #define CHANGES   64  /* --when-changed applies */
 #define PACKET    128 /* the connection has no socket: its ends are in the packet */
 #define NO_RECORD 256 /* updates identity and owner, and records nothing */
+#define HANDSHAKE 512 /* seg_len is the data that the SYN carried */
 
 #include "tcp_known.h"
 #include "tcp_identity.h"
@@ -150,6 +151,8 @@ PROBE(state_change, "STATE_CHANGE", "btf:inet_sock_set_state raw:inet_sock_set_s
         flags |= FRESH | OWNER;
     else if (new == STATE_SYN_RECV && old == STATE_LISTEN)
         flags |= FRESH;
+    else if (new == STATE_ESTABLISHED)
+        flags |= HANDSHAKE;
     snapshot(ctx, cpu, DIRECT, LOCATION_STATE_CHANGE, sk, 0, new, flags);
 }
 #endif

@@ -73,11 +73,14 @@ def once(size: int) -> Act:
     return send
 
 
-def closes(size: int) -> Act:
-    """Writes so many bytes at once and ends its direction; the truth is sharp as in once()."""
+def closes(size: int, room: int = 4 << 20) -> Act:
+    """Writes so many bytes and ends its direction; the truth is sharp as in once().
+
+    room: that the send buffer has, with its overhead.
+    """
 
     def send(pair: Pair, clock: Clock) -> None:
-        pair.client.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, 2 * size)
+        pair.client.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, room)
         pair.client.sendall(bytes(size))
         pair.client.shutdown(socket.SHUT_WR)
         while _unsent(pair.client) and clock.goes_on:

@@ -127,7 +127,7 @@ SCENARIOS = (
              read=acts.sleepy(32_768, 0.02), rcvbuf=65_536, from_s=0.05, held_out=True),
     Scenario("closes at once, paced at 5 MB/s", ("pacing",), send=acts.closes(3 << 20),
              pacing=5_000_000, from_s=0.05),
-    Scenario("closes at once, own device is slow", ("tsq",), send=acts.closes(3 << 20),
+    Scenario("closes, own device is slow", ("tsq",), send=acts.closes(4 << 20, room=1 << 20),
              prepare=acts.local_queue(40, 2_000_000), from_s=0.1),
     Scenario("closes at once, shallow queue, reno", PATH, send=acts.closes(3 << 20),
              bottleneck=SHALLOW, congestion="reno", from_s=0.05, held_out=True),

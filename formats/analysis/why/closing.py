@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.why.grouping import Grouped
-from formats.analysis.why.limits import CLOSE_WAIT, NUMBER, unsent
+from formats.analysis.why.limits import CLOSE_WAIT, NUMBER, tighter_window, unsent
 
 Array = NDArray[Any]
 _SENDING = (4, CLOSE_WAIT, 9, 11)
@@ -39,10 +39,11 @@ CARRIED = {"waiting": np.int64, "after": np.int64, "segment": np.bool_, "told": 
 
 @dataclass(frozen=True)
 class Unseen:
-    """rows: (k,) whose steps have segments that were not recorded. carried: (m,) those of them in
-    which another limit held until cut_ns, (m,), and limit, (m,), says which."""
+    """rows: (k,) whose steps have segments that were not recorded; ended_by: (k,) their limits.
+    carried: (m,) those of them in which another limit held until cut_ns, (m,): limit, (m,)."""
 
     rows: Array
+    ended_by: NDArray[np.int8]
     carried: Array
     cut_ns: Array
     limit: NDArray[np.int8]
@@ -74,6 +75,10 @@ def find(
     wrote = (before["after"][rows] == CLOSE_WAIT) & (sent[rows] > 1)
     rows = rows[(before["waiting"][rows] > 1) | wrote]
     dropped = (piece["packets_out"][rows] == 0) & (piece["snd_max"][rows] != piece["snd_una"][rows])
+    last = {name: values[rows] for name, values in piece.columns.items()}
+    # Other records than those of segments are made when an ACK has made room already.
+    between = (now["told"][rows] == NUMBER["unknown"]) & (now["waiting"][rows] > 0) & ~dropped
+    ended_by = np.where(between, tighter_window(last), now["told"][rows])
     told = before["told"][rows]
     at = np.flatnonzero(
         ((now["waiting"][rows] == 0) | dropped)
@@ -83,4 +88,4 @@ def find(
     carried = rows[at]
     round_trip = np.where(dropped[at], 0, piece["srtt_us"][carried].astype(np.int64) * 1000)
     cut = np.maximum(now["time"][carried] - round_trip, before["time"][carried])
-    return Unseen(rows, carried, cut, _HELD[told[at]])
+    return Unseen(rows, ended_by, carried, cut, _HELD[told[at]])

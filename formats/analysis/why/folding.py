@@ -106,6 +106,12 @@ class Fold:
         ends = self.of("end_ns")
         ends[places] = np.maximum(ends[places], piece.times[lasts])
         self.values["records"][places] += lasts - firsts + 1
+        # A connection that was accepted: what came with the SYN, and what was sent before its ACK.
+        opens = at[(piece["location"][at] == _STATE_CHANGE) & (piece["callvalue"][at] == 1)]
+        place = piece.of_row[opens]
+        self.of("bytes_received")[place] += piece["seg_len"][opens]
+        flight = (piece["snd_max"][opens] - piece["snd_una"][opens]).astype(np.uint32)
+        self.of("bytes_sent")[place] += flight
         if raw.seq is not None:
             seq = raw.seq if piece.order is None else raw.seq[piece.order]
             self.of("first_seq")[new] = seq[at]

@@ -22,7 +22,16 @@ from formats.analysis.why import closing
 from formats.analysis.why.buffer import Full
 from formats.analysis.why.carrying import Carried
 from formats.analysis.why.grouping import Grouped, Places, grown
-from formats.analysis.why.limits import NUMBER, classify, in_flight, is_paced, runs_bbr, unsent
+from formats.analysis.why.limits import (
+    ESTABLISHED,
+    NUMBER,
+    SYN_SENT,
+    classify,
+    in_flight,
+    is_paced,
+    runs_bbr,
+    unsent,
+)
 from formats.analysis.why.quiet import Quiet
 from formats.analysis.why.receiving import NEEDS, Receiving, ahead_of
 from formats.analysis.why.snapshots import Snapshots
@@ -48,7 +57,7 @@ _SUMS = ("bytes_sent", "bytes_acked", "bytes_received", "records", "lost_records
          "paceable")  # fmt: skip
 _NO_STEP = -1
 _STATE_CHANGE = 4
-_SYN_SENT, _CLOSE = 2, 7
+_CLOSE = 7
 _CARRIED = {
     "time": np.int64, "lost": np.int64, "snd_max": np.uint32, "snd_una": np.uint32,
     "rcv_nxt": np.uint32, "unnumbered": np.bool_, "written": np.uint32,
@@ -106,7 +115,7 @@ class Cutter:
             piece["location"] == _STATE_CHANGE, piece["callvalue"], piece["state"]
         )  # fmt: skip
         # Before the handshake is over, the sequence numbers are not chosen yet.
-        unnumbered = (state == _SYN_SENT) | (state == _CLOSE)
+        unnumbered = (state == SYN_SENT) | (state == _CLOSE)
         written = (now["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32, copy=False)
         now |= {"time": piece.times, "lost": piece.lost, "unnumbered": unnumbered,
                 "written": written}  # fmt: skip
@@ -119,7 +128,12 @@ class Cutter:
         )
         for bytes_of in (sent, acked, received):
             bytes_of[before["unnumbered"]] = 0
+        opens = np.flatnonzero((piece["location"] == _STATE_CHANGE) & (state == ESTABLISHED))
+        opens = opens[piece["state"][opens] == SYN_SENT]
+        acked[opens] = piece["seg_len"][opens]
+        sent[opens] = acked[opens] + ahead_of(now["snd_max"][opens], now["snd_una"][opens])
         unseen = closing.find(piece, before, now, sent, acked)
+        limit[unseen.rows] = unseen.ended_by
         quiet = self._quiet.add(piece, limit, before, acked, count)
         limit[quiet] = NUMBER["idle"]
         limit[no_step] = _NO_STEP

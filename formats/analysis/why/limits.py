@@ -113,6 +113,16 @@ def classify(columns: Columns, was_full: Array | None = None) -> NDArray[np.int8
     return numbers
 
 
+def tighter_window(columns: Columns) -> NDArray[np.int8]:
+    """(n,) the number of the limit that the window with less room is."""
+    mss, cwnd = (columns[name].astype(np.int64) for name in ("mss", "snd_cwnd_segs"))
+    sent_up_to = (columns["snd_max"] - columns["snd_una"]).astype(np.uint32).astype(np.int64)
+    room = columns["snd_wnd"].astype(np.int64) - sent_up_to
+    own = np.where(_is_growing(columns, cwnd), NUMBER["slow_start"], NUMBER["cwnd"])
+    found = np.where(room < (cwnd - in_flight(columns)) * mss, NUMBER["rwnd"], own)
+    return np.asarray(found.astype(np.int8))
+
+
 def _told_by_the_kernel(columns: Columns, waiting: Array) -> tuple[tuple[str, Array], ...]:
     """The last rules, for what none else names: what TCP itself noted when it last sent."""
     found = []
