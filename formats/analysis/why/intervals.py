@@ -131,7 +131,7 @@ class Cutter:
         opens = np.flatnonzero((piece["location"] == _STATE_CHANGE) & (state == ESTABLISHED))
         opens = opens[piece["state"][opens] == SYN_SENT]
         acked[opens] = piece["seg_len"][opens]
-        sent[opens] = acked[opens] + ahead_of(now["snd_max"][opens], now["snd_una"][opens])
+        sent[opens] = acked[opens] + advance(now["snd_max"][opens], now["snd_una"][opens])
         unseen = closing.find(piece, before, now, sent, acked)
         limit[unseen.rows] = unseen.ended_by
         quiet = self._quiet.add(piece, limit, before, acked, count)
