@@ -83,7 +83,10 @@ def limit_of(**values: Any) -> str:
     ("tsq", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_wmem_alloc": 90_000}),
     ("cwnd", {**FLYING, "sk_wmem_alloc": 150_000}),             # the window is full as well
     ("tsq", {"sk_wmem_alloc": 2_500}),                          # two segments with what they take
-    ("unknown", {"sk_wmem_alloc": 2_300}),
+    ("unknown", {"sk_wmem_alloc": 1_100}),
+    ("tsq", {"sk_wmem_alloc": 4_000, "pacing_rate": 6_000_000, "sk_pacing_status": 0}),
+    ("pacing", {"sk_wmem_alloc": 4_000, "pacing_rate": 6_000_000, "sk_pacing_status": 1}),
+    ("cwnd", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_wmem_alloc": 1_500}),
     ("tsq", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_tsq_flags": 2}),
     ("cwnd", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_tsq_flags": 4}),
     ("cwnd", {**FLYING, "sk_tsq_flags": 3}),
@@ -262,7 +265,7 @@ def random_capture(seed: int) -> Snapshots:
         "snd_una": (2**32 - 9000 + np.cumsum(chance.integers(0, 90, count))) % 2**32,
         "snd_wnd": chance.choice([0, 500, 1 << 20], count),
         "ca_state": chance.choice([0, 0, 3], count),
-        "location": chance.choice([1, 1, 1, 2, 14, 4], count),
+        "location": chance.choice([1, 1, 1, 2, 14, 4, 5], count),
         "pacing_rate": chance.choice(np.array([NO_RATE, 100_000], np.uint64), count),
         "snd_sb_cc": chance.choice([0, 500, 90_000], count),
         "rcv_nxt": np.cumsum(chance.integers(0, 9, count)),
@@ -338,11 +341,22 @@ def closed_unseen(
         now = {name: values[at : at + 1] for name, values in whole.columns.items()}
         return True, "", LIMITS[tighter_window(now)[0]]
     is_over = left(whole, at) == 0 or dropped
-    goes_on = held in ("rto_wait", "recovery", "zero_window", "rwnd", "slow_start", "cwnd", "tsq",
+    goes_on = held in ("recovery", "zero_window", "rwnd", "slow_start", "cwnd", "tsq",
                        "pacing", "unknown")  # fmt: skip
     if not is_over or left(whole, before) <= 1 or not goes_on:
         return True, "", limit
-    return True, "recovery" if held == "rto_wait" else held, limit
+    return True, held, limit
+
+
+def holds_on(whole: Snapshots, at: int, limit: str) -> str:
+    """What holds after a snapshot: recovery ends, or begins, where the congestion state changes."""
+    limit = "recovery" if limit == "rto_wait" else limit
+    if whole["location"][at] != 5 or after(whole, at) == 1:
+        return limit
+    if whole["callvalue"][at] >= 3:
+        return "recovery"
+    now = {name: values[at : at + 1] for name, values in whole.columns.items()}
+    return LIMITS[tighter_window(now)[0]] if limit == "recovery" else limit
 
 
 def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
@@ -363,7 +377,7 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
             full.add(one)
         now = {name: values[at : at + 1] for name, values in whole.columns.items()}
         limit = LIMITS[classify(now, np.array([one in full]))[0]]
-        was_held, held[one] = held.get(one, ""), limit
+        was_held, held[one] = held.get(one, ""), holds_on(whole, at, limit)
         if before is None:
             continue
         def step(name: str, before: int = before, at: int = at) -> int:

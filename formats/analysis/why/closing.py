@@ -21,20 +21,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.why.grouping import Grouped
-from formats.analysis.why.limits import CLOSE_WAIT, NUMBER, tighter_window, unsent
+from formats.analysis.why.limits import (
+    CLOSE_WAIT,
+    ESTABLISHED,
+    NUMBER,
+    RECOVERY,
+    tighter_window,
+    unsent,
+)
 
 Array = NDArray[Any]
 _SENDING = (4, CLOSE_WAIT, 9, 11)
 """FIN_WAIT1, CLOSE_WAIT, LAST_ACK, CLOSING: what is unsent is still sent."""
+_CONG_STATE = 5
 SEGMENTS = (1, 21)
 """SEGMENT_RECEIVED, SEGMENT_CLOSING."""
 _HELD = np.arange(len(NUMBER), dtype=np.int8)
 _HELD[NUMBER["rto_wait"]] = NUMBER["recovery"]
 """By the limit that ended at a snapshot, the one that holds after it."""
 _GOES_ON = np.array([NUMBER[name] for name in (
-    "rto_wait", "recovery", "zero_window", "rwnd", "slow_start", "cwnd", "tsq", "pacing", "unknown",
+    "recovery", "zero_window", "rwnd", "slow_start", "cwnd", "tsq", "pacing", "unknown",
 )], np.int8)  # fmt: skip
-CARRIED = {"waiting": np.int64, "after": np.int64, "segment": np.bool_, "told": np.int8}
+CARRIED = {"waiting": np.int64, "after": np.int64, "segment": np.bool_, "holds": np.int8}
 
 
 @dataclass(frozen=True)
@@ -54,16 +62,24 @@ def carry(piece: Grouped, state: Array, limit: Array) -> dict[str, Array]:
 
     limit: (n,) of classify().
     """
+    holds = _HELD[limit]
+    at = np.flatnonzero((piece["location"] == _CONG_STATE) & (state != ESTABLISHED))
+    there = {name: values[at] for name, values in piece.columns.items()}
+    lost = there["callvalue"] >= RECOVERY
+    over = np.where(holds[at] == NUMBER["recovery"], tighter_window(there), holds[at])
+    holds[at] = np.where(lost, NUMBER["recovery"], over)
     return {
-        "waiting": unsent(piece.columns), "after": state.astype(np.int64), "told": limit,
+        "waiting": unsent(piece.columns), "after": state.astype(np.int64), "holds": holds,
         "segment": np.isin(piece["location"], SEGMENTS),
     }  # fmt: skip
 
 
 def find(
-    piece: Grouped, before: Mapping[str, Array], now: Mapping[str, Array], sent: Array, acked: Array
-) -> Unseen:
-    """before, now: of carry() and `time`. sent, acked: (n,) bytes since the snapshot before.
+    piece: Grouped, limit: Array, before: Mapping[str, Array], now: Mapping[str, Array],
+    sent: Array, acked: Array,
+) -> Unseen:  # fmt: skip
+    """limit: (n,) of classify(). before, now: of carry() and `time`. sent, acked: (n,) bytes since
+    the snapshot before.
 
     A segment that is recorded is so before its ACK counts. So where neither of two snapshots is of
     one and data was acknowledged in between, a segment was not recorded.
@@ -77,15 +93,15 @@ def find(
     dropped = (piece["packets_out"][rows] == 0) & (piece["snd_max"][rows] != piece["snd_una"][rows])
     last = {name: values[rows] for name, values in piece.columns.items()}
     # Other records than those of segments are made when an ACK has made room already.
-    between = (now["told"][rows] == NUMBER["unknown"]) & (now["waiting"][rows] > 0) & ~dropped
-    ended_by = np.where(between, tighter_window(last), now["told"][rows])
-    told = before["told"][rows]
+    between = (limit[rows] == NUMBER["unknown"]) & (now["waiting"][rows] > 0) & ~dropped
+    ended_by = np.where(between, tighter_window(last), limit[rows])
+    holds = before["holds"][rows]
     at = np.flatnonzero(
         ((now["waiting"][rows] == 0) | dropped)
         & (before["waiting"][rows] > 1)
-        & np.isin(told, _GOES_ON)
+        & np.isin(holds, _GOES_ON)
     )
     carried = rows[at]
     round_trip = np.where(dropped[at], 0, piece["srtt_us"][carried].astype(np.int64) * 1000)
     cut = np.maximum(now["time"][carried] - round_trip, before["time"][carried])
-    return Unseen(rows, ended_by, carried, cut, _HELD[told[at]])
+    return Unseen(rows, ended_by, carried, cut, holds[at])

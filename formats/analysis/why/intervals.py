@@ -132,7 +132,7 @@ class Cutter:
         opens = opens[piece["state"][opens] == SYN_SENT]
         acked[opens] = piece["seg_len"][opens]
         sent[opens] = acked[opens] + advance(now["snd_max"][opens], now["snd_una"][opens])
-        unseen = closing.find(piece, before, now, sent, acked)
+        unseen = closing.find(piece, limit, before, now, sent, acked)
         limit[unseen.rows] = unseen.ended_by
         quiet = self._quiet.add(piece, limit, before, acked, count)
         limit[quiet] = NUMBER["idle"]

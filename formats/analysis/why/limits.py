@@ -79,7 +79,10 @@ def classify(columns: Columns, was_full: Array | None = None) -> NDArray[np.int8
     chunk = np.minimum(columns["snd_wnd"].astype(np.int64), cwnd * mss) // 3
     deferred = (waiting >= mss) & (np.minimum(free, room) < chunk)
     full = flight >= cwnd
-    here = ~full & (room >= mss) & _is_throttled(columns, waiting, flight * mss, mss)
+    may_send = ~full & (room >= mss) & (waiting >= mss)
+    is_throttled, may_be_throttled = _throttled(columns, flight * mss, mss)
+    here = may_send & is_throttled
+    may_be_paced = _may_be_paced(columns, cwnd * mss)
     deferred &= ~here
     by_cwnd = (full & (waiting > 0)) | (deferred & (free <= room))
     if was_full is None:
@@ -100,8 +103,8 @@ def classify(columns: Columns, was_full: Array | None = None) -> NDArray[np.int8
         ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight > 0) & (flight <= DELAYED)),
         ("app", (waiting < mss) & ~full),
         ("app", waiting == 0),
-        ("tsq", here),
-        ("pacing", _may_be_paced(columns, cwnd * mss)),
+        ("tsq", here | (may_send & may_be_throttled & ~may_be_paced)),
+        ("pacing", may_be_paced),
         *_told_by_the_kernel(columns, waiting),
     )
     found = np.select(
@@ -161,11 +164,11 @@ def _is_growing(columns: Columns, cwnd: Array) -> Array:
     return np.asarray(np.where(mode > 0, mode == _BBR_STARTUP, below))
 
 
-def _is_throttled(columns: Columns, waiting: Array, flight: Array, mss: Array) -> Array:
-    """Whether what is in this host's queue holds back more (TCP small queues).
+def _throttled(columns: Columns, flight: Array, mss: Array) -> tuple[Array, Array]:
+    """Whether what is in this host's queue holds back more (TCP small queues), and whether it may.
 
-    The kernel allows two of its packets there, or what the pacing gives in a millisecond. flight:
-    bytes.
+    The kernel allows two of its packets there, or what the pacing gives in a millisecond; when a
+    snapshot is taken, some of that may have left. flight: bytes.
     """
     below = columns["sk_wmem_alloc"].astype(np.int64)
     rate = columns["pacing_rate"]
@@ -174,10 +177,10 @@ def _is_throttled(columns: Columns, waiting: Array, flight: Array, mss: Array) -
     held = np.maximum(columns["snd_sb_cc"].astype(np.int64), mss)
     segment = np.maximum(columns["sk_wmem_bytes"].astype(np.int64) * mss // held, mss)
     whole = (flight > 0) & (below >= flight)
-    found: Array = (below >= 2 * segment) & (whole | (below >= per_ms))
+    told: Array = (below >= 2 * segment) & (whole | (below >= per_ms))
     if "sk_tsq_flags" in columns:
-        found |= columns["sk_tsq_flags"].astype(np.int64) & _THROTTLED > 0
-    return found & (waiting >= mss)
+        told |= columns["sk_tsq_flags"].astype(np.int64) & _THROTTLED > 0
+    return told, (below >= segment) & (below + 2 * segment >= per_ms)
 
 
 def _may_be_paced(columns: Columns, window: Array) -> Array:
