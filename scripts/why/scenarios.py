@@ -19,9 +19,9 @@ class Scenario:
     """truth: the limits that are right, as `tcpkmon why` names them. held_out: not used for tuning.
 
     from_s: the truth is sharp from then on; before, the connection opens or grows. prepare: the
-    network, before the connection. link: in place of the bottleneck. disturb: when it is open, before the first byte. opens: the
-    truth is sharp while it opens, and only then. receiver: whose side is judged. sched: schema
-    sched is recorded too.
+    network, before the connection. link: in place of the bottleneck. disturb: when it is open,
+    before the first byte. opens: the truth is sharp while it opens, and only then. receiver: whose
+    side is judged. sched: schema sched is recorded too.
     """
 
     name: str
@@ -113,7 +113,7 @@ SCENARIOS = (
              from_s=0.6, held_out=True),
     Scenario("own HTB at 20 Mbit/s", ("tsq",), prepare=acts.local_htb(20), from_s=0.5),
     Scenario("own HTB at 5 Mbit/s, reno", ("tsq",), prepare=acts.local_htb(5), from_s=0.6,
-             congestion="reno", offloads=False, held_out=True),
+             congestion="reno", offloads=False),
     Scenario("own TBF at 50 Mbit/s", ("tsq",), prepare=acts.local_queue(50, 2_000_000), from_s=0.5),
     Scenario("own TBF at 20 Mbit/s before a far path", ("tsq",), link=FAR, from_s=0.7,
              prepare=acts.local_queue(20, 2_000_000)),

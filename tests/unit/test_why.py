@@ -14,8 +14,6 @@ from formats.analysis.why import (
     LIMITS,
     NEEDED,
     Connection,
-    Cutter,
-    Grouped,
     Snapshots,
     classify,
     cut,
@@ -23,7 +21,6 @@ from formats.analysis.why import (
     tally,
     verdict,
 )
-from formats.analysis.why.grouping import Places
 from formats.analysis.why.limits import tighter_window
 
 MS = 1_000_000
@@ -113,55 +110,6 @@ def test_bbr_is_in_slow_start_by_its_mode(limit: str, values: dict[str, Any]) ->
 ])  # fmt: skip
 def test_what_tcp_noted_is_the_last_rule(limit: str, values: dict[str, Any]) -> None:
     assert limit_of(**values) == limit
-
-
-def test_a_buffer_is_full_from_when_it_was_until_a_third_is_free() -> None:
-    used = [70, 100, 90, 70, 66, 90, 100, 80]
-    piece = snapshots(list(range(len(used))), snd_sb_cc=300, snd_una=1000, sb_hiwat=100_000,
-                      sk_wmem_bytes=[1000 * one for one in used])  # fmt: skip
-    told = ["app"] * 7
-    for full in (0, 1, 2, 5, 6):
-        told[full] = "sndbuf"
-    for size in (1, 3, 8):
-        places = Places()
-        cutter = Cutter(places)
-        found = []
-        for low in range(0, len(used), size):
-            part = piece.take(np.arange(low, min(low + size, len(used))))
-            found += cutter.add_grouped(Grouped(part, places))[1].limit.tolist()
-        assert [LIMITS[one] for one in found[1:]] == told
-
-
-CLOSES = {"location": 4, "callvalue": 4}
-LEFT = {**FLYING, "state": 1, **CLOSES}
-"""Of a sender that closes, with 100 segments in flight and as many unsent."""
-
-
-@pytest.mark.parametrize("values, limit", [
-    ({}, "cwnd"), ({"snd_ssthresh": 101}, "slow_start"), ({"snd_wnd": 100_500}, "rwnd"),
-    ({"packets_out": 80, "snd_max": 81_000, "sk_tsq_flags": 1}, "tsq"),
-    ({"callvalue": 8}, "cwnd"),                      # the peer closed
-    ({"snd_sb_cc": 100_000}, "closing"),             # all was sent
-])  # fmt: skip
-def test_what_held_at_the_close_holds_on_until_a_round_trip_before_the_end(
-    values: dict[str, Any], limit: str
-) -> None:
-    """1 ms: it closes. 101 ms: all is acknowledged, at a round trip of 10 ms."""
-    first = {**SENDING, **LEFT, **values}
-    last = {**SENDING, "snd_ssthresh": 50, "state": first["callvalue"], "location": 4,
-            "callvalue": 5, "snd_una": 201_001, "snd_max": 201_001, "snd_sb_cc": 0,
-            "srtt_us": 10_000, "sk_tsq_flags": 0, "seg_seq": 0}  # fmt: skip
-    many = {name: [first.get(name, 0), first.get(name, 0), value] for name, value in last.items()}
-    del many["seg_seq"]
-    rows = np.concatenate(list(cut([snapshots([0, 1, 101], **many)])))
-    told = [(LIMITS[one["limit"]], (one["end_ns"] - one["start_ns"]) // MS) for one in rows]
-    if limit == "closing":
-        assert told == [("app", 1), ("closing", 100)]
-        assert rows["certain_ns"].sum() == 101 * MS
-        return
-    assert told == [(limit, 91), ("idle" if first["callvalue"] == 8 else "closing", 10)]
-    assert rows["bytes_acked"].sum() == 200_001
-    assert rows["certain_ns"].sum() == 1 * MS and not rows["lost_records"].any()
 
 
 def snapshots(times_ms: list[int], **values: Any) -> Snapshots:
@@ -345,6 +293,8 @@ def closed_unseen(
                        "pacing", "unknown")  # fmt: skip
     if not is_over or left(whole, before) <= 1 or not goes_on:
         return True, "", limit
+    if held == "slow_start" and whole["snd_cwnd_segs"][at] >= whole["snd_ssthresh"][at]:
+        held = "cwnd"  # it was over at the end
     return True, held, limit
 
 

@@ -28,19 +28,21 @@ def test_a_closed_connection_goes_on_to_be_recorded(
     kind = WAYS[way].split(",")[1]
     path = tmp_path / "a.pm"
     with Lab() as lab:
-        with capturing(path, *within(lab), kinds=WAYS[way]) as running:
-            with connected(lab) as pair:
-                pair.client.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, 4 * SENT)
-                pair.client.sendall(bytes(SENT))
-                pair.client.shutdown(socket.SHUT_WR)
-                time.sleep(1.0)
-                while pair.server.recv(1 << 20):
-                    pass
-                pair.server.sendall(bytes(ANSWERED))
-                pair.server.shutdown(socket.SHUT_WR)
-                while pair.client.recv(1 << 20):
-                    pass
-                port = pair.client_port
+        with (
+            capturing(path, *within(lab), kinds=WAYS[way]) as running,
+            connected(lab) as pair,
+        ):
+            pair.client.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, 4 * SENT)
+            pair.client.sendall(bytes(SENT))
+            pair.client.shutdown(socket.SHUT_WR)
+            time.sleep(1.0)
+            while pair.server.recv(1 << 20):
+                pass
+            pair.server.sendall(bytes(ANSWERED))
+            pair.server.shutdown(socket.SHUT_WR)
+            while pair.client.recv(1 << 20):
+                pass
+            port = pair.client_port
         outcome = running.stop()
     outcome.check_complete()
     missing = outcome.capture.settings["missing_locations"].get("SEGMENT_CLOSING", "")

@@ -5,8 +5,8 @@
     told          | cwnd ?                                  | closing ?  |
                                                             a round trip before
 
-tcp_probe reports the segments of established connections alone, and not each kernel has the function
-behind SEGMENT_CLOSING. Then nothing is recorded between the change of the state and the next one,
+tcp_probe reports the segments of established connections alone, and not each kernel lets a program
+see others (SEGMENT_CLOSING). Then nothing is recorded between the change of the state and the next one,
 a loss or the end, although data is sent and acknowledged. What held at the first of these snapshots
 is taken to hold on, until a round trip before all was acknowledged. That is not certain.
 """
@@ -26,6 +26,7 @@ from formats.analysis.why.limits import (
     ESTABLISHED,
     NUMBER,
     RECOVERY,
+    is_growing,
     tighter_window,
     unsent,
 )
@@ -102,6 +103,10 @@ def find(
         & np.isin(holds, _GOES_ON)
     )
     carried = rows[at]
+    # Where slow start was over at the end, nobody knows for how long.
+    there = {name: values[carried] for name, values in piece.columns.items()}
+    over = ~is_growing(there, there["snd_cwnd_segs"]) & (holds[at] == NUMBER["slow_start"])
+    held = np.where(over, np.int8(NUMBER["cwnd"]), holds[at])
     round_trip = np.where(dropped[at], 0, piece["srtt_us"][carried].astype(np.int64) * 1000)
     cut = np.maximum(now["time"][carried] - round_trip, before["time"][carried])
-    return Unseen(rows, ended_by, carried, cut, holds[at])
+    return Unseen(rows, ended_by, carried, cut, held)

@@ -168,7 +168,7 @@ pacing_rate | float | | | | [bytes/s]; infinite: not paced
 ca_state | int | | | | congestion state
 lost_records | int | | | | missing in the capture in it
 certain_us | float | | | | of its time, what is certain
-certain | bool | | | | no record is missing in it, and no segment was not recorded (see docs/why.md, closing)
+certain | bool | | | | no record is missing in it, and each segment was recorded
 """)
 NAMES = ("tcptrace", "tstat")
 """Others' names, see Column."""

@@ -218,7 +218,7 @@ def _parted(steps: Steps) -> tuple[NDArray[np.int64], Steps]:
     if not len(at):
         return of, steps
     behind = at + np.arange(len(at)) + 1
-    values = {
+    values: dict[str, Any] = {
         name: np.insert(getattr(steps, name), at, getattr(steps, name)[at])
         for name in ("limit", "start_ns", "end_ns", "sent", "acked", "received", "lost")
     }

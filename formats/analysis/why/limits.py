@@ -91,14 +91,14 @@ def classify(columns: Columns, was_full: Array | None = None) -> NDArray[np.int8
         was_full = was_full & (columns["sk_nospace"] > 0)
     rules = (
         ("opening", (state == SYN_SENT) | (state == SYN_RECV)),
-        ("closing", (state != ESTABLISHED) & (state != CLOSE_WAIT) & (waiting == 0)),
         ("rto_wait", columns["location"] == RTO),
         ("recovery", (columns["ca_state"] == RECOVERY) | (columns["ca_state"] == LOSS)),
+        ("closing", (state != ESTABLISHED) & (state != CLOSE_WAIT) & (waiting == 0)),
         ("zero_window", (columns["snd_wnd"] == 0) & (waiting > 0)),
         ("rwnd", (waiting > 0) & (room < np.minimum(mss, waiting)) | (deferred & (room < free))),
         ("sndbuf", (waiting < mss) & was_full),
         ("idle", (waiting == 0) & (flight <= 0)),
-        ("slow_start", by_cwnd & _is_growing(columns, cwnd)),
+        ("slow_start", by_cwnd & is_growing(columns, cwnd)),
         ("cwnd", by_cwnd),
         ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight > 0) & (flight <= DELAYED)),
         ("app", (waiting < mss) & ~full),
@@ -121,7 +121,7 @@ def tighter_window(columns: Columns) -> NDArray[np.int8]:
     mss, cwnd = (columns[name].astype(np.int64) for name in ("mss", "snd_cwnd_segs"))
     sent_up_to = (columns["snd_max"] - columns["snd_una"]).astype(np.uint32).astype(np.int64)
     room = columns["snd_wnd"].astype(np.int64) - sent_up_to
-    own = np.where(_is_growing(columns, cwnd), NUMBER["slow_start"], NUMBER["cwnd"])
+    own = np.where(is_growing(columns, cwnd), NUMBER["slow_start"], NUMBER["cwnd"])
     found = np.where(room < (cwnd - in_flight(columns)) * mss, NUMBER["rwnd"], own)
     return np.asarray(found.astype(np.int8))
 
@@ -155,7 +155,7 @@ def runs_bbr(columns: Columns, at: Array | slice) -> Array:
     return found
 
 
-def _is_growing(columns: Columns, cwnd: Array) -> Array:
+def is_growing(columns: Columns, cwnd: Array) -> Array:
     """Whether the window doubles each round trip. BBR has no threshold, but a mode for it."""
     below: Array = cwnd < columns["snd_ssthresh"]
     if "bbr_mode" not in columns:
