@@ -6,9 +6,9 @@
                                                             a round trip before
 
 tcp_probe reports the segments of established connections alone, and not each kernel lets a program
-see others (SEGMENT_CLOSING). Then nothing is recorded between the change of the state and the next one,
-a loss or the end, although data is sent and acknowledged. What held at the first of these snapshots
-is taken to hold on, until a round trip before all was acknowledged. That is not certain.
+see others (SEGMENT_CLOSING). Then nothing is recorded between the change of the state and the next
+one, a loss or the end, although data is sent and acknowledged. What held at the first of these
+snapshots is taken to hold on, until a round trip before all was acknowledged. That is not certain.
 """
 
 from __future__ import annotations
