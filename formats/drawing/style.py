@@ -88,6 +88,16 @@ def _dpi(figure: Figure) -> int:
     return min(_DPI, int(60000 / max(figure.get_size_inches())))
 
 
+def scale_log(axis: Any) -> None:
+    """Make an axis (axes.xaxis, axes.yaxis) logarithmic. Its labels are numbers, not formulas: see
+    text.parse_math."""
+    from matplotlib.ticker import LogFormatter
+
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(LogFormatter())
+
+
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
     matplotlib = import_matplotlib()
