@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from formats.base.errors import FileError, UsageError
 from formats.base.files import create_file
+from formats.base.installing import how_to_install
 
 # matplotlib is imported late, and some versions have no types.
 Axes = Any
@@ -113,7 +114,7 @@ def _require_matplotlib() -> None:
     except ImportError as error:
         raise FileError(
             f"graphs need matplotlib, which cannot be imported ({error})",
-            "scripts/setup or 'pip install matplotlib' installs it",
+            how_to_install("matplotlib"),
         ) from error
 
 
