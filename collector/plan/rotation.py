@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from formats.base.errors import UsageError
+from formats.base.installing import how_to_install
 
 ARCHIVES = ("parquet", "zst")
 LEAST_BYTES = 64 << 10
@@ -58,7 +59,7 @@ def check_rotation(rotation: Rotation) -> None:
     if rotation.archive and rotation.archive not in ARCHIVES:
         raise UsageError(f"--archive: {rotation.archive!r} is none of {', '.join(ARCHIVES)}")
     if rotation.archive and find_spec("pyarrow") is None:
-        raise UsageError("--archive needs pyarrow", "pip install 'tcpkmon[export]'")
+        raise UsageError("--archive needs pyarrow", how_to_install("pyarrow"))
     if rotation.on_rotate and shutil.which(rotation.on_rotate[0]) is None:
         raise UsageError(f"--on-rotate: there is no command {rotation.on_rotate[0]}")
 

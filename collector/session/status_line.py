@@ -84,6 +84,6 @@ class Status:
             self._seen = (now, records)
         self._next = now + REFRESH_S
         self.show(
-            f"{records:,} records  {self._rate:,.0f}/s  {connections():,} connections  "
+            f"{records:,} records  {self._rate:,.0f}/s  {connections():,} sockets  "
             f"{human_bytes(written())}  lost: {describe_losses(causes())}"
         )

@@ -69,7 +69,7 @@ def report(
         if written.refused:
             say(f"{written.refused:,} entries of the ledger, marks or the clock were not written")
         where = "standard output" if request.output == "-" else request.output
-        of = f" of {connections:,} connections" if request.has_tcp else ""
+        of = f" of {connections:,} sockets" if request.has_tcp else ""
         say(instead or f"{totals.in_file:,} records{of} in {where} ({human_bytes(nbytes)})")
         limited = f"{totals.limited:,} over their limit, " if totals.limited else ""
         limited += f"{totals.shed:,} shed by the budget, " if totals.shed else ""

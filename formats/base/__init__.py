@@ -14,6 +14,7 @@ __all__ = [
     "escape",
     "expressions",
     "files",
+    "installing",
     "limits",
     "reader",
     "reconciled",

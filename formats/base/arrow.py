@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from formats.base.errors import UsageError
+from formats.base.installing import how_to_install
 
 
 def import_pyarrow(wanted_by: str = "") -> Any:
@@ -19,8 +20,7 @@ def import_pyarrow(wanted_by: str = "") -> Any:
         import pyarrow.compute
     except ImportError as error:
         what = f"{wanted_by} needs pyarrow, which" if wanted_by else "pyarrow"
-        hint = "pip install 'tcpkmon[export]'"
-        raise UsageError(f"{what} is not installed", hint) from error
+        raise UsageError(f"{what} is not installed", how_to_install("pyarrow")) from error
     return pyarrow
 
 

@@ -101,8 +101,12 @@ def _describe(error: OSError) -> str:
 
 def say(line: str) -> None:
     """Print a line on stderr, escaped for terminals; no error if stderr is closed."""
+    if sys.stderr is None:
+        return
     try:
-        click.echo(for_terminal(line), err=True)
+        # Not err=True, which writes past what rich puts in its place while a line of progress is
+        # shown.
+        click.echo(for_terminal(line), file=sys.stderr)
     except OSError:
         _silence(sys.stderr)
 

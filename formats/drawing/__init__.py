@@ -12,11 +12,12 @@ from formats.drawing.style import (
     import_matplotlib,
     new_figure,
     save_figure,
+    scale_log,
     styled,
     write_figure,
 )
 
 __all__ = [
     "DASHES", "NO_DATES", "PALETTE", "SUFFIXES", "Axes", "Figure", "check_output",
-    "import_matplotlib", "new_figure", "save_figure", "styled", "write_figure",
+    "import_matplotlib", "new_figure", "save_figure", "scale_log", "styled", "write_figure",
 ]  # fmt: skip

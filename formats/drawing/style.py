@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from formats.base.errors import FileError, UsageError
 from formats.base.files import create_file
+from formats.base.installing import how_to_install
 
 # matplotlib is imported late, and some versions have no types.
 Axes = Any
@@ -88,6 +89,16 @@ def _dpi(figure: Figure) -> int:
     return min(_DPI, int(60000 / max(figure.get_size_inches())))
 
 
+def scale_log(axis: Any) -> None:
+    """Make an axis (axes.xaxis, axes.yaxis) logarithmic. Its labels are numbers, not formulas: see
+    text.parse_math."""
+    from matplotlib.ticker import LogFormatter
+
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(LogFormatter())
+
+
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
     matplotlib = import_matplotlib()
@@ -103,7 +114,7 @@ def _require_matplotlib() -> None:
     except ImportError as error:
         raise FileError(
             f"graphs need matplotlib, which cannot be imported ({error})",
-            "scripts/setup or 'pip install matplotlib' installs it",
+            how_to_install("matplotlib"),
         ) from error
 
 

@@ -47,7 +47,7 @@ def encodings(table: Any) -> dict[str, Any]:
     for name, column in zip(table.column_names, table.columns, strict=True):
         if not (types.is_integer(column.type) or types.is_temporal(column.type)):
             continue
-        values = column.chunk(0).to_numpy()
+        values = column.chunk(0).drop_null().to_numpy()
         if len(np.unique(values[:: len(values) // _SAMPLE_ROWS + 1])) > _FEW:
             numbers[name] = "DELTA_BINARY_PACKED"
             continue

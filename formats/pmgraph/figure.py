@@ -19,6 +19,7 @@ from formats.drawing import (
     Figure,
     import_matplotlib,
     new_figure,
+    scale_log,
     styled,
     write_figure,
 )
@@ -143,8 +144,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             axes.plot(line.times, line.values, linestyle="none", marker=".", markersize=2.5, **look)
     axes.set_ylabel(textwrap.fill(panel.label, 20))
     if panel.logarithmic:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
+        scale_log(axes.yaxis)
     elif panel.is_count and not panel.members:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.from_zero and not panel.logarithmic and any(len(line.values) for line in panel.lines):

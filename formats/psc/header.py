@@ -78,6 +78,10 @@ _RECORD = struct.Struct(">HH")
 _DESCRIPTION = struct.Struct(f">{NAME_BYTES}sHBBHH")
 _PADDED = struct.Struct(">HH")
 _LONG = struct.Struct(">L")
+_PACKETS = tuple(map(bytes.fromhex, (
+    "d4c3b2a1", "a1b2c3d4", "4d3cb2a1", "a1b23c4d", "0a0d0d0a",
+)))  # fmt: skip
+"""With these begin files of packets: pcap in both byte orders, in us and ns; pcapng."""
 _CLOCK = struct.Struct(">QQQ")
 _U64_MAX = (1 << 64) - 1
 
@@ -208,6 +212,10 @@ def decode_header(data: bytes | memoryview, size: int) -> tuple[Header, int]:
     data: the whole file, or at least its first MOST_HEADER_BYTES bytes. size: of the file [bytes].
     Raises DamagedError, which names the offset.
     """
+    if bytes(data[:4]) in _PACKETS:
+        raise DamagedError(
+            "it holds packets (pcap), not snapshots of TCP", "tcpdump and Wireshark read it"
+        )
     single: dict[int, tuple[int, bytes]] = {}
     columns: list[Column] = []
     columns_at: list[int] = []

@@ -48,6 +48,9 @@ def test_installed_used_upgraded_and_purged(debian: Path) -> None:
                            "/usr/share/man/man1/pmgraph.1*").splitlines()) == 3  # fmt: skip
     assert run(debian, "tcpkmon daemon --check").endswith("1 capture: tcp\n")
     assert run(debian, "ls /lib/systemd/system/tcpkmon.service")
+    assert run(debian, "ls /usr/share/doc/tcpkmon/why.md /usr/share/tcpkmon/alerts.yml")
+    hint = run(debian, "pmgraph /first.pm -c -o /first.png 2>&1 || :")
+    assert "sudo apt install tcpkmon-analysis" in hint
     assert "tcpkmon" not in run(debian, "ls /etc/systemd/system/multi-user.target.wants || :")
     for shell, words in {
         "bash": "COMP_WORDS='tcpkmon ver' COMP_CWORD=1",

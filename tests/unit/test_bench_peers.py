@@ -55,7 +55,7 @@ def test_bpftrace_losses_are_added_up() -> None:
 def test_collect_counts_what_is_missing_in_its_output() -> None:
     text = (
         "collect: capturing\n"
-        "collect: 1,234 records of 2 connections in x.pm (78.1 KiB)\n"
+        "collect: 1,234 records of 2 sockets in x.pm (78.1 KiB)\n"
         "collect: 2,000 events seen, 300 filtered, 400 unchanged, 1,240 recorded; "
         "lost: 60 ring full, 6 queue full\n"
     )

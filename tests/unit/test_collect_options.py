@@ -7,6 +7,8 @@ import contextlib
 import io
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -96,6 +98,28 @@ def test_status_texts():
     assert status_line.human_bytes(3.5 * 2**20) == "3.5 MiB"
     assert status_line.describe_losses({"ring full": 1200, "late": 0}) == "ring full 1,200"
     assert status_line.describe_losses({"late": 0}) == "none"
+
+
+def test_a_message_has_a_line_of_its_own_beside_the_status() -> None:
+    master, slave = os.openpty()
+    code = (
+        "from collector.session.status_line import Status\n"
+        "from formats.base.cli import say\n"
+        "with Status(False) as status:\n"
+        "    status.show('12 records')\n"
+        "    say('collect: a message')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], stdin=slave, stdout=slave, stderr=slave,
+                   env={**os.environ, "TERM": "xterm"}, check=True)  # fmt: skip
+    os.close(slave)
+    shown = ""
+    with contextlib.suppress(OSError):
+        while more := os.read(master, 4096):
+            shown += more.decode()
+    os.close(master)
+    before, _ = shown.split("collect: a message")
+    assert "12 records" in before
+    assert before.endswith("\x1b[2K"), "the status is erased first"
 
 
 def test_addresses():

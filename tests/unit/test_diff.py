@@ -505,3 +505,17 @@ def test_pictures(captures: tuple[Path, Path, Path], tmp_path: Path, ending: str
     assert data.startswith(b"\x89PNG" if ending == "png" else b"<?xml") and len(data) > 10_000
     if ending == "svg":
         assert b"goodput_mean" in data and b"&lt;new&gt;&amp;" in data
+
+
+def test_a_logarithmic_scale_has_numbers_and_no_formulas(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    chance = np.random.default_rng(5)
+    sides = [
+        write_runs(tmp_path / name, [
+            (1e6 * rate, 1000 * rtt) for rate, rtt in chance.lognormal(0, 1.6, (24, 2))
+        ], {"system": {}, "columns": "default"})
+        for name in ("a.pm", "b.pm")
+    ]  # fmt: skip
+    out = tmp_path / "diff.svg"
+    assert run(*sides, "--metrics", "goodput_mean,srtt_p50_us,duration_us", "-o", out) == 0
+    assert "mathdefault" not in out.read_text()

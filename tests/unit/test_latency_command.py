@@ -16,7 +16,7 @@ from collector.commands.afterwards import Afterwards
 from formats.base import cli
 from formats.commands.latency import command
 from tests.unit.magnet_log import write_folder
-from tests.unit.test_latency import FIRST, begin, transfer
+from tests.unit.test_latency import FIRST, A, begin, transfer
 
 
 @pytest.fixture
@@ -66,6 +66,16 @@ def test_a_table_and_a_picture(folder: Path, tmp_path: Path) -> None:
     assert "The slowest ranges" in picture.read_text() or picture.stat().st_size > 1000
     assert run(folder, "-o", picture) == 1  # it is there already
     assert run(folder, "-o", picture, "--force") == 0
+
+
+def test_a_table_of_one_end_and_a_picture(tmp_path: Path) -> None:
+    log = begin(ends=(A,))
+    transfer(log, ends=(A,))
+    folder = write_folder(tmp_path / "log", log)
+    table, picture = tmp_path / "ranges.parquet", tmp_path / "waits.svg"
+    assert run(folder, "-o", picture, "-o", table) == 0
+    assert picture.stat().st_size > 1000
+    assert parquet.read_table(table).column("peer_conn_id").null_count == 1
 
 
 def test_one_connection(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

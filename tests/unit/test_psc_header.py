@@ -268,3 +268,10 @@ def test_writer_header_leaves_out_what_is_empty() -> None:
     header = writer_header([COLUMN], 8, mods=1, version="", mclsize=0)
     assert header.extras == {}
     assert (header.clock(), header.text(0x103)) == (None, None)
+
+
+@pytest.mark.parametrize("magic", ["d4c3b2a1", "a1b2c3d4", "4d3cb2a1", "a1b23c4d", "0a0d0d0a"])
+def test_packets_are_told_from_damage(magic: str) -> None:
+    with pytest.raises(DamagedError, match="holds packets") as caught:
+        decode(bytes.fromhex(magic) + bytes(100))
+    assert "Wireshark" in caught.value.hint

@@ -13,7 +13,15 @@ from formats.analysis.diff.metrics import RATE, TIME, Metric
 from formats.analysis.diff.report import Report
 from formats.analysis.diff.statistics import DIFFERS, SAME, Compared, change_text
 from formats.base.escape import for_terminal
-from formats.drawing import PALETTE, Axes, check_output, new_figure, save_figure, styled
+from formats.drawing import (
+    PALETTE,
+    Axes,
+    check_output,
+    new_figure,
+    save_figure,
+    scale_log,
+    styled,
+)  # fmt: skip
 
 _PANELS = ("goodput_mean", "srtt_p50_us", "queue_p95_us", "retrans_ratio", "latency_whole_us",
            "duration_us", "goodput_p50")  # fmt: skip
@@ -83,7 +91,7 @@ def _draw_distribution(axes: Axes, one: Compared, report: Report, first: bool) -
         axes.plot(np.median(ordered), 0.5, marker="o", markersize=4, color=colour)
     low, high = (f(np.concatenate(both)) / scale for f in (np.min, np.max))
     if low > 0 and high / low > 30:
-        axes.set_xscale("log")
+        scale_log(axes.xaxis)
     axes.set_ylim(0, 1.02)
     axes.set_yticks((0, 0.5, 1), ("0", "50 %", "100 %") if first else ("", "", ""))
     axes.set_xlabel(unit)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from formats.analysis.diff.metrics import METRICS, SHARE, Metric
 from formats.base.errors import UsageError
+from formats.base.installing import how_to_install
 
 Array = NDArray[Any]
 DIFFERS, SAME, NO_DATA, TOO_FEW = "differs", "same", "no data", "too few"
@@ -212,6 +213,6 @@ def _scipy() -> Any:
     except ImportError as error:
         raise UsageError(
             f"comparisons need scipy, which cannot be imported ({error})",
-            "scripts/setup or 'pip install scipy' installs it",
+            how_to_install("scipy"),
         ) from error
     return scipy.stats

@@ -17,6 +17,7 @@ from formats.analysis.why.intervals import INTERVAL, cut
 from formats.analysis.why.snapshots import Array, Source
 from formats.base.arrow import import_pyarrow
 from formats.base.errors import UsageError
+from formats.base.installing import how_to_install
 from formats.base.reader import Reader
 
 Capture = str | os.PathLike[str] | Reader | Source
@@ -110,7 +111,7 @@ def as_frame(table: Table) -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise UsageError("pandas is not installed", "pip install pandas") from error
+        raise UsageError("pandas is not installed", how_to_install("pandas")) from error
     return pandas.DataFrame(table, copy=False)
 
 
