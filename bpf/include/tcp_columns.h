@@ -58,6 +58,7 @@ NEEDS(sk_tsq_flags, "sock.sk_tsq_flags")
 NEEDS(is_cwnd_limited, "tcp_sock.is_cwnd_limited")
 NEEDS(rate_app_limited, "tcp_sock.rate_app_limited")
 NEEDS(sk_pacing_status, "sock.sk_pacing_status")
+NEEDS(sk_nospace, "socket.flags")
 NEEDS(chrono_type, "tcp_sock.chrono_type")
 NEEDS(bbr_bw, "bbr.bw bbr.lt_use_bw")
 NEEDS(bbr_min_rtt_us, "bbr.min_rtt_us")
@@ -215,6 +216,13 @@ static __always_inline u32 highest_sacked(const int direct, struct tcp_sock *tp,
     return READ(direct, (struct tcp_skb_cb *)(void *)&highest->cb, seq);
 }
 
+/* A socket that was closed, or is not accepted yet, has no struct socket: its flags read as 0. */
+static __always_inline u32 waits_for_room(const int direct, struct sock *sk) {
+    struct socket *socket = GET(sk, sk_socket);
+
+    return READ(direct, socket, flags) >> SOCK_NOSPACE & 1;
+}
+
 /* Fills the columns of a full socket; tp is readable by plain loads. */
 static __always_inline void fill_socket(const int direct, const int watched, struct tcp_sock *tp,
                                         u8 *entry) {
@@ -309,6 +317,8 @@ static __always_inline void fill_socket(const int direct, const int watched, str
     SET(is_cwnd_limited, BITFIELD_tcp_sock_is_cwnd_limited(tp));
     SET(rate_app_limited, BITFIELD_tcp_sock_rate_app_limited(tp));
     SET(sk_pacing_status, GET(sk, sk_pacing_status));
+    if (HAS(sk_nospace))
+        SET(sk_nospace, waits_for_room(direct, sk));
     SET(sk_err, GET(sk, sk_err));
     if (HAS(chrono_type))
         SET(chrono_type, running_chrono(tp));
@@ -361,6 +371,17 @@ static __always_inline u32 fill_segment(const int direct, const int watched, str
     return callvalue;
 }
 
+/* What the handshake acknowledged, or brought, beside the SYN, which has a number itself (TCP Fast
+ * Open). state: before it was over.
+ */
+static __always_inline u32 data_of_syn(struct tcp_sock *tp, u32 state) {
+    u32 acked = GET(tp, bytes_acked), received = GET(tp, bytes_received);
+
+    if (state != STATE_SYN_SENT)
+        return received;
+    return acked ? acked - 1 : 0;
+}
+
 static __always_inline void fill_ends(const int watched, struct endpoints *ends, u8 *entry) {
     SET(lport, bpf_htons(ends->lport));
     SET(rport, bpf_htons(ends->rport));
@@ -386,6 +407,8 @@ static __always_inline void fill(const int direct, const int watched, struct soc
     }
     fill_ends(watched, ends, entry);
     callvalue = fill_segment(direct, watched, skb, entry, callvalue, flags);
+    if (HAS(seg_len) && (flags & HANDSHAKE) && tp)
+        SET(seg_len, data_of_syn(tp, ends->state));
     SET(callvalue, callvalue);
     SET(sk_addr, (u64)sk);
     if (direct) {

@@ -3,9 +3,14 @@
 #define STATE_ESTABLISHED  1
 #define STATE_SYN_SENT     2
 #define STATE_SYN_RECV     3
+#define STATE_FIN_WAIT1    4
+#define STATE_FIN_WAIT2    5
 #define STATE_TIME_WAIT    6
 #define STATE_CLOSE        7
+#define STATE_CLOSE_WAIT   8
+#define STATE_LAST_ACK     9
 #define STATE_LISTEN       10
+#define STATE_CLOSING      11
 #define STATE_NEW_SYN_RECV 12
 #define PROTOCOL_TCP       6
 #define TYPE_STREAM        1

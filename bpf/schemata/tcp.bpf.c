@@ -30,6 +30,9 @@ enum skb_drop_reason;
 #define TIME_LOSS_PROBE  5
 #define TIME_REO_TIMEOUT 6
 
+/* A bit of the flags of struct socket: include/linux/net.h. */
+#define SOCK_NOSPACE 2
+
 /* Flags of snapshot(). */
 #define SEGMENT   1   /* skb is a segment whose control block the kernel has filled in */
 #define PAYLOAD   2   /* callvalue is the segment's payload */
@@ -40,6 +43,7 @@ enum skb_drop_reason;
 #define CHANGES   64  /* --when-changed applies */
 #define PACKET    128 /* the connection has no socket: its ends are in the packet */
 #define NO_RECORD 256 /* updates identity and owner, and records nothing */
+#define HANDSHAKE 512 /* seg_len is the data that the SYN carried */
 
 #include "tcp_known.h"
 #include "tcp_identity.h"
@@ -94,6 +98,24 @@ PROBE(segment_received, "SEGMENT_RECEIVED", "btf:tcp_probe raw:tcp_probe")
 }
 #endif
 
+/* tcp_probe reports the segments of established connections alone. The function also gets those of
+ * listeners and of handshakes.
+ */
+#if USE_segment_closing
+PROBE(segment_closing, "SEGMENT_CLOSING",
+      "fentry:tcp_rcv_state_process kprobe:tcp_rcv_state_process")
+{
+    struct sock *sk = (struct sock *)ARG(0);
+    u8 state = READ(DIRECT, sk, __sk_common.skc_state);
+
+    if (state != STATE_FIN_WAIT1 && state != STATE_FIN_WAIT2 && state != STATE_CLOSE_WAIT &&
+        state != STATE_LAST_ACK && state != STATE_CLOSING)
+        return;
+    snapshot(ctx, cpu, DIRECT, LOCATION_SEGMENT_CLOSING, sk, (struct sk_buff *)ARG(1), 0,
+             SEGMENT | PAYLOAD | CHANGES);
+}
+#endif
+
 #if USE_retransmit
 PROBE(retransmit, "RETRANSMIT", "btf:tcp_retransmit_skb raw:tcp_retransmit_skb")
 {
@@ -129,6 +151,8 @@ PROBE(state_change, "STATE_CHANGE", "btf:inet_sock_set_state raw:inet_sock_set_s
         flags |= FRESH | OWNER;
     else if (new == STATE_SYN_RECV && old == STATE_LISTEN)
         flags |= FRESH;
+    else if (new == STATE_ESTABLISHED)
+        flags |= HANDSHAKE;
     snapshot(ctx, cpu, DIRECT, LOCATION_STATE_CHANGE, sk, 0, new, flags);
 }
 #endif

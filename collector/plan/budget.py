@@ -32,7 +32,7 @@ connections, segments received, retransmissions, resets, drops and errors stay."
 WATCHED = (
     "state", "ca_state", "snd_cwnd", "snd_ssthresh", "retrans_out", "lost_out", "sacked_out",
 )  # fmt: skip
-SEGMENTS = {"SEGMENT_RECEIVED", "TRANSMIT", "ACK_PROCESSED"}
+SEGMENTS = {"SEGMENT_RECEIVED", "SEGMENT_CLOSING", "TRANSMIT", "ACK_PROCESSED"}
 """The locations with the flag CHANGES in bpf/schemata/tcp.bpf.c."""
 SAMPLES = 6
 """The last step leaves 1 / 2 ** SAMPLES of the connections."""

@@ -20,6 +20,7 @@ from collector.lab.pair import Pair
 
 CHUNK = 64 << 10
 _UNSENT = 0x894B  # SIOCOUTQNSD
+_SNDBUFFORCE = 32
 _REPAIR, _REPAIR_QUEUE, _QUEUE_SEQ, _SEND_QUEUE = 19, 20, 21, 2
 
 
@@ -72,17 +73,34 @@ def once(size: int) -> Act:
     return send
 
 
+def closes(size: int, room: int = 4 << 20) -> Act:
+    """Writes so many bytes and ends its direction; the truth is sharp as in once().
+
+    room: that the send buffer has, with its overhead.
+    """
+
+    def send(pair: Pair, clock: Clock) -> None:
+        pair.client.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, room)
+        pair.client.sendall(bytes(size))
+        pair.client.shutdown(socket.SHUT_WR)
+        while _unsent(pair.client) and clock.goes_on:
+            time.sleep(0.0005)
+        clock.sharp_until = time.monotonic() - 0.005
+
+    return send
+
+
 def _unsent(end: socket.socket) -> int:
     return int(struct.unpack("i", fcntl.ioctl(end, _UNSENT, bytes(4)))[0])
 
 
-def ping_pong(pause_s: float = 0.0, parts: int = 1) -> Act:
-    """A request, written in parts, and its answer, one at a time."""
+def ping_pong(pause_s: float = 0.0, parts: int = 1, size: int = 100) -> Act:
+    """A request, written in parts of this size, and its answer, one at a time."""
 
     def send(pair: Pair, clock: Clock) -> None:
         while clock.goes_on:
             for _ in range(parts):
-                pair.client.sendall(bytes(100))
+                pair.client.sendall(bytes(size))
             pair.client.recv(100)
             time.sleep(pause_s)
 
@@ -145,6 +163,16 @@ def drain(pair: Pair, clock: Clock) -> None:
     """Reads all that comes."""
     while pair.server.recv(1 << 20):
         pass
+
+
+def ended(read: Act) -> Act:
+    """Ends the direction in which it sends nothing, then reads."""
+
+    def shut(pair: Pair, clock: Clock) -> None:
+        pair.server.shutdown(socket.SHUT_WR)
+        read(pair, clock)
+
+    return shut
 
 
 def sleepy(size: int, every_s: float) -> Act:
@@ -212,6 +240,18 @@ def local_queue(rate_mbit: float, queue_bytes: int) -> Callable[[Lab], None]:
         lab.a.command(["tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", "rate",
                        f"{rate_mbit}mbit", "burst", str(burst),
                        "limit", str(queue_bytes)])  # fmt: skip
+
+    return prepare
+
+
+def local_htb(rate_mbit: float) -> Callable[[Lab], None]:
+    """The bottleneck is a class of HTB on the sender's own device."""
+
+    def prepare(lab: Lab) -> None:
+        for what in (["qdisc", "add", "dev", DEVICE, "root", "handle", "1:", "htb", "default", "1"],
+                     ["class", "add", "dev", DEVICE, "parent", "1:", "classid", "1:1", "htb",
+                      "rate", f"{rate_mbit}mbit"]):  # fmt: skip
+            lab.a.command(["tc", *what])
 
     return prepare
 

@@ -30,6 +30,8 @@ from scripts.why.stage import CLIENT, SERVER, Played, run
 
 NOTES = ("ca_name", "bbr_mode", "is_cwnd_limited", "rate_app_limited")
 """Columns beside the default ones that make `why` surer."""
+NEW = ("sk_nospace", "sk_tsq_flags", "sk_pacing_status")
+"""Default columns that older files lack."""
 _COUNTERS = {"rwnd": "rwnd_limited_us", "sndbuf": "sndbuf_limited_us"}
 _FLAGS = {
     "cwnd": ("is_cwnd_limited", -1), "app": ("rate_app_limited", -1),
@@ -43,7 +45,8 @@ COLUMNS = ",".join(dict.fromkeys(("default", "rcv_rtt_us", *NOTES, *NOTED)))
 
 @dataclass(frozen=True)
 class Judged:
-    """shares: of the sharp time, by limit; more: the same with the columns NOTES. lost: records.
+    """shares: of the sharp time, by limit; more: the same with the columns NOTES; older: without
+    NEW, as of older files. lost: records.
 
     kernel: what the kernel itself noted, in shares of that time.
     """
@@ -55,6 +58,7 @@ class Judged:
     lost: int
     more: dict[str, float] = field(default_factory=dict)
     kernel: dict[str, float] = field(default_factory=dict)
+    older: dict[str, float] = field(default_factory=dict)
 
     @property
     def right(self) -> float:
@@ -65,13 +69,17 @@ class Judged:
     def right_with_more(self) -> float:
         return sum(self.more.get(name, 0.0) for name in self.truth)
 
+    @property
+    def right_in_older(self) -> float:
+        return sum(self.older.get(name, 0.0) for name in self.truth)
+
 
 def play(
     scenario: Scenario, folder: Path, seconds: float = SECONDS, columns: str = COLUMNS
 ) -> Judged:
     """One round. TcpkmonError, PrivilegeError."""
     path = folder / ("why.log" if scenario.sched else "why.pm")
-    with Lab(scenario.bottleneck) as lab:
+    with Lab(scenario.bottleneck, scenario.link) as lab:
         side = lab.b if scenario.receiver else lab.a
         options = ["--netns", side.name, "--quiet", "--columns", columns]
         if scenario.sched:
@@ -90,7 +98,7 @@ def judge(scenario: Scenario, path: Path, played: Played) -> Judged:
     """What a capture tells of the connection that was played, in its sharp time."""
     conn_id, sharp = _find(path, played.port), (played.begin, played.end)
     found: list[dict[str, float]] = []
-    for leave_out in (NOTES, ()):
+    for leave_out in (NOTES, (), (*NOTES, *NEW)):
         with Source(path) as source:
             shares, kernel = _shares(source, scenario.receiver, conn_id, sharp, leave_out)
             lost = source.reader.lost
@@ -98,7 +106,7 @@ def judge(scenario: Scenario, path: Path, played: Played) -> Judged:
     if scenario.sched:
         kernel["cpu"] = played.busy
     return Judged(scenario.name, scenario.truth, scenario.held_out, found[0], lost, found[1],
-                  kernel)  # fmt: skip
+                  kernel, found[2])  # fmt: skip
 
 
 def _shares(

@@ -28,8 +28,8 @@ def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
         f"each, {sum(one.lost for one in found)} records lost.",
         "",
         "| | scenarios | in a true limit | worst scenario | worst round | with four columns "
-        "more |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "more | older files |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         *(_summary(name, rows) for name, rows in
           (("tuned by", tuned), ("kept out of tuning (*)", held)) if rows),
         "",
@@ -57,7 +57,8 @@ def _summary(name: str, rows: Sequence[Judged]) -> str:
     return (
         f"| {name} | {len(by_name)} | {_percent(one.right for one in rows)} | {100 * worst:.1f} % "
         f"| {100 * min(one.right for one in rows):.1f} % "
-        f"| {_percent(one.right_with_more for one in rows)} |"
+        f"| {_percent(one.right_with_more for one in rows)} "
+        f"| {_percent(one.right_in_older for one in rows)} |"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from collector.lab.lab import Bottleneck, Lab
+from collector.lab.link import Link, Way
 from scripts.why import acts
 from scripts.why.acts import Act, bulk, drain
 
@@ -18,9 +19,9 @@ class Scenario:
     """truth: the limits that are right, as `tcpkmon why` names them. held_out: not used for tuning.
 
     from_s: the truth is sharp from then on; before, the connection opens or grows. prepare: the
-    network, before the connection. disturb: when it is open, before the first byte. opens: the
-    truth is sharp while it opens, and only then. receiver: whose side is judged. sched: schema
-    sched is recorded too.
+    network, before the connection. link: in place of the bottleneck. disturb: when it is open,
+    before the first byte. opens: the truth is sharp while it opens, and only then. receiver: whose
+    side is judged. sched: schema sched is recorded too.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Scenario:
     held_out: bool = False
     prepare: Callable[[Lab], None] | None = None
     disturb: Act | None = None
+    link: Link | None = None
     opens: bool = False
     receiver: bool = False
     sched: bool = False
@@ -49,6 +51,7 @@ DEEP = Bottleneck(rate_mbit=40, queue_bytes=400_000)
 SHALLOW = Bottleneck(rate_mbit=40, queue_bytes=20_000)
 LOSSY = Bottleneck(rate_mbit=100, queue_bytes=200_000, loss_percent=2.0)
 SLOW = Bottleneck(rate_mbit=4, queue_bytes=400_000)
+FAR = Link(Way(rate_mbit=50, delay_ms=15, queue_bytes=150_000), Way(delay_ms=15))
 _ALGORITHMS = ("cubic", "reno", "bbr")
 _LOSS_BASED = ("cubic", "reno")
 
@@ -108,8 +111,49 @@ SCENARIOS = (
              prepare=acts.local_queue(40, 2_000_000)),
     Scenario("own device is slower", ("tsq",), prepare=acts.local_queue(10, 1_000_000),
              from_s=0.6, held_out=True),
+    Scenario("own HTB at 20 Mbit/s", ("tsq",), prepare=acts.local_htb(20), from_s=0.5),
+    Scenario("own HTB at 5 Mbit/s, reno", ("tsq",), prepare=acts.local_htb(5), from_s=0.6,
+             congestion="reno", offloads=False),
+    Scenario("own TBF at 50 Mbit/s", ("tsq",), prepare=acts.local_queue(50, 2_000_000), from_s=0.5),
+    Scenario("own TBF at 20 Mbit/s before a far path", ("tsq",), link=FAR, from_s=0.7,
+             prepare=acts.local_queue(20, 2_000_000)),
+    Scenario("own HTB at 10 Mbit/s before a far path, reno", ("tsq",), link=FAR, from_s=0.7,
+             prepare=acts.local_htb(10), congestion="reno", held_out=True),
     Scenario("own device is slow, its queue full", ("tsq", *PATH),
              prepare=acts.local_queue(40, 30_000)),
+    Scenario("requests of 50 kB and answers", (*APP, *PATH), send=acts.ping_pong(size=50_000),
+             read=acts.answer(50_000), bottleneck=DEEP),
+    Scenario("requests of 35 kB and answers, reno", (*APP, *PATH), congestion="reno",
+             send=acts.ping_pong(size=35_000), read=acts.answer(35_000), bottleneck=DEEP,
+             held_out=True),
+    Scenario("closes at once, deep queue", PATH, send=acts.closes(3 << 20), bottleneck=DEEP,
+             from_s=0.05),
+    Scenario("far path, cubic", PATH, link=FAR),
+    Scenario("far path, reno, offloads off", PATH, link=FAR, congestion="reno", offloads=False,
+             held_out=True),
+    Scenario("closes at once, far path", PATH, send=acts.closes(3 << 20), link=FAR, from_s=0.05),
+    Scenario("closes at once, far path, reno", PATH, send=acts.closes(2 << 20), link=FAR,
+             congestion="reno", from_s=0.05, held_out=True),
+    Scenario("closes at once, small receive buffer", WINDOW, send=acts.closes(3 << 20),
+             rcvbuf=16_384, bottleneck=DEEP, from_s=0.05),
+    Scenario("closes at once, reader sleeps 20 ms", WINDOW, send=acts.closes(1 << 20),
+             read=acts.sleepy(32_768, 0.02), rcvbuf=65_536, from_s=0.05, held_out=True),
+    Scenario("closes at once, paced at 5 MB/s", ("pacing",), send=acts.closes(3 << 20),
+             pacing=5_000_000, from_s=0.05),
+    Scenario("closes, own device is slow", ("tsq",), send=acts.closes(4 << 20, room=1 << 20),
+             prepare=acts.local_queue(40, 2_000_000), from_s=0.1),
+    Scenario("closes at once, shallow queue, reno", PATH, send=acts.closes(3 << 20),
+             bottleneck=SHALLOW, congestion="reno", from_s=0.05),
+    Scenario("closes at once, lossy path", PATH, send=acts.closes(3 << 20), bottleneck=LOSSY,
+             from_s=0.05, held_out=True),
+    Scenario("its peer ended its direction, deep queue", PATH, read=acts.ended(drain),
+             bottleneck=DEEP),
+    Scenario("its peer ended its direction, small receive buffer", WINDOW, read=acts.ended(drain),
+             rcvbuf=16_384, bottleneck=DEEP),
+    Scenario("its peer ended its direction, shallow queue, reno", PATH, read=acts.ended(drain),
+             bottleneck=SHALLOW, congestion="reno"),
+    Scenario("its peer ended its direction, far path", PATH, read=acts.ended(drain), link=FAR,
+             held_out=True),
     Scenario("one segment is missing", ("recovery", "rto_wait"), bottleneck=DEEP, offloads=False,
              disturb=acts.hole(100_000, 0.8)),
     Scenario("blackout", ("rto_wait", "recovery", "cwnd"), bottleneck=DEEP, disturb=acts.blackout,

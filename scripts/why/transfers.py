@@ -153,6 +153,8 @@ _TWO_WRITES = ("for _ in range(30):\n    c.sendall(bytes(50)); c.sendall(bytes(2
                "    c.recv(100)")  # fmt: skip
 _ONE_ANSWER = ("got = 0\nwhile data := c.recv(65536):\n    got += len(data)\n"
                "    if got >= 250: c.sendall(bytes(100)); got -= 250")  # fmt: skip
+_LOADS = ("c.setsockopt(socket.SOL_SOCKET, 32, 8 << 20)\n"
+          "c.sendall(bytes(3 << 20)); c.close(); time.sleep(2)")  # fmt: skip
 _SHIPPER = "for _ in range(40):\n    time.sleep(0.05); c.sendall(bytes(20000))"
 
 TRANSFERS = (
@@ -185,8 +187,10 @@ TRANSFERS = (
     Transfer("an upload whose path was gone for 1.5 s", "timeout", unplugged, bottleneck=_FAST),
     Transfer("an upload through this host's own slow device", "this host's queue", iperf3(),
              prepare=acts.local_queue(20, 1_000_000)),
-    Transfer("one web page of 40 kB over a slow line", "closed: the last data", download(40_000),
+    Transfer("one web page of 40 kB over a slow line", "congestion window", download(40_000),
              bottleneck=Bottleneck(rate_mbit=4, queue_bytes=200_000)),
+    Transfer("a program that writes 3 MB and closes at once", "congestion window",
+             programs(_READ, _LOADS), bottleneck=_HOME),
     Transfer("300 web pages, a connection each", "all 300 together", many_downloads(300, 3_000),
              bottleneck=_FAST, most=2),
 )  # fmt: skip

@@ -69,6 +69,10 @@ def of_sender(tmp_path: Path, name: str) -> Records:
     ("deep queue, cubic", {"is_cwnd_limited": 1, "rate_app_limited": 0, "chrono_type": 1}),
     ("application pauses 5 ms", {"is_cwnd_limited": 0, "rate_app_limited": 1}),
     ("small receive buffer, cubic", {"chrono_type": 2}),
+    ("small send buffer, cubic", {"sk_nospace": 1, "sk_tsq_flags": 0}),
+    ("application pauses 5 ms", {"sk_nospace": 0}),
+    ("own HTB at 20 Mbit/s", {"sk_tsq_flags": 2}),  # what it held back is to be sent
+    ("socket paced at 5 MB/s", {"sk_pacing_status": 1}),
     ("deep queue, bbr", {"bbr_mode": 3, "sk_pacing_status": 1}),
 ])  # fmt: skip
 def test_what_was_made_is_noted(tmp_path: Path, name: str, mostly: dict[str, int]) -> None:

@@ -57,7 +57,7 @@ def test_steps_in_their_order() -> None:
     kept = LOCATIONS - {name for step in steps for name in step.locations}
     assert kept == {
         "SEGMENT_RECEIVED", "RETRANSMIT", "RETRANSMIT_SYNACK", "STATE_CHANGE", "RESET_SENT",
-        "RESET_RECEIVED", "DESTROY", "RCVQ_FULL", "SOCKET_ERROR", "RTO",
+        "RESET_RECEIVED", "DESTROY", "RCVQ_FULL", "SOCKET_ERROR", "RTO", "SEGMENT_CLOSING",
     }
 
 

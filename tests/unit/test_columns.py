@@ -73,7 +73,8 @@ def test_locations():
 def test_location_numbers_are_stable():
     numbers = {m.name: m.value for m in SCHEMA.enum("location").members}
     assert numbers["SEGMENT_RECEIVED"] == 1 and numbers["REO_TIMEOUT"] == 20
+    assert numbers["SEGMENT_CLOSING"] == 21
     assert numbers["START"] == 224 and numbers["EXISTING"] == 226 and numbers["COLLECTOR"] == 235
-    rows = [points.row_of(number) for number in (*range(1, 21), 226)]
-    assert len(set(rows)) == 21 and max(rows) < points.ROWS
-    assert [points.location_of(row) for row in rows] == [*range(1, 21), 226]
+    rows = [points.row_of(number) for number in (*range(1, 22), 226)]
+    assert len(set(rows)) == 22 and max(rows) < points.ROWS
+    assert [points.location_of(row) for row in rows] == [*range(1, 22), 226]

@@ -67,7 +67,8 @@ def test_the_first_way_that_is_offered_is_taken():
 
 def test_what_is_not_offered_is_missing_by_name():
     made = make("btf")
-    assert set(made.missing) == {"CWND_UNDO", "ACK_PROCESSED", "TRANSMIT", "EXISTING"}
+    functions = {"SEGMENT_CLOSING", "CWND_UNDO", "ACK_PROCESSED", "TRANSMIT"}
+    assert set(made.missing) == {*functions, "EXISTING"}
     assert "fentry:tcp_undo_cwnd_reduction" in made.missing["CWND_UNDO"]
     with pytest.raises(KernelError, match="CWND_UNDO"):
         probes.require_any(made, {"CWND_UNDO", "TRANSMIT"})

@@ -21,6 +21,7 @@ from formats.analysis.why import (
     tally,
     verdict,
 )
+from formats.analysis.why.limits import tighter_window
 
 MS = 1_000_000
 NO_RATE = (1 << 64) - 1
@@ -65,8 +66,9 @@ def limit_of(**values: Any) -> str:
     ("rwnd", {**FLYING, "packets_out": 70, "snd_wnd": 100_500}),
     ("rwnd", {**FLYING, "snd_wnd": 100_500}),                   # both are full: the peer's counts
     ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 120_000}),
-    ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 180_000}),        # a writer sleeps until a third is
-    ("app", {"snd_sb_cc": 300, "sb_hiwat": 190_000}),           # free
+    ("app", {"snd_sb_cc": 300, "sb_hiwat": 121_000}),           # a little room is left
+    ("app", {"snd_sb_cc": 300, "sb_hiwat": 120_000, "sk_nospace": 0}),  # nobody waits for room
+    ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 120_000, "sk_nospace": 1}),
     ("idle", {"snd_sb_cc": 0}),
     ("nagle", {"snd_max": 2000, "packets_out": 1, "snd_sb_cc": 1300}),
     ("app", {**FLYING, "packets_out": 90, "snd_sb_cc": 100_300}),  # it is about to write more
@@ -77,7 +79,19 @@ def limit_of(**values: Any) -> str:
     ("tsq", {"sk_wmem_alloc": 20_000}),
     ("tsq", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_wmem_alloc": 90_000}),
     ("cwnd", {**FLYING, "sk_wmem_alloc": 150_000}),             # the window is full as well
+    ("tsq", {"sk_wmem_alloc": 2_500}),                          # two segments with what they take
+    ("unknown", {"sk_wmem_alloc": 1_100}),
+    ("tsq", {"sk_wmem_alloc": 4_000, "pacing_rate": 6_000_000, "sk_pacing_status": 0}),
+    ("pacing", {"sk_wmem_alloc": 4_000, "pacing_rate": 6_000_000, "sk_pacing_status": 1}),
+    ("cwnd", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_wmem_alloc": 1_500}),
+    ("tsq", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_tsq_flags": 2}),
+    ("cwnd", {**FLYING, "packets_out": 80, "snd_max": 81_000, "sk_tsq_flags": 4}),
+    ("cwnd", {**FLYING, "sk_tsq_flags": 3}),
     ("pacing", {"pacing_rate": 1_000_000}),
+    ("unknown", {"pacing_rate": 1_000_000, "sk_pacing_status": 0}),
+    ("pacing", {"pacing_rate": 1_000_000, "sk_pacing_status": 1}),
+    ("pacing", {"pacing_rate": 150_000_000, "sk_pacing_status": 2}),
+    ("unknown", {"pacing_rate": 150_000_000}),   # 1.2 times what the window gives in a round trip
 ])  # fmt: skip
 def test_rules(limit: str, values: dict[str, Any]) -> None:
     assert limit_of(**values) == limit
@@ -199,12 +213,15 @@ def random_capture(seed: int) -> Snapshots:
         "snd_una": (2**32 - 9000 + np.cumsum(chance.integers(0, 90, count))) % 2**32,
         "snd_wnd": chance.choice([0, 500, 1 << 20], count),
         "ca_state": chance.choice([0, 0, 3], count),
-        "location": chance.choice([1, 1, 1, 2, 14, 4], count),
+        "location": chance.choice([1, 1, 1, 2, 14, 4, 5], count),
         "pacing_rate": chance.choice(np.array([NO_RATE, 100_000], np.uint64), count),
         "snd_sb_cc": chance.choice([0, 500, 90_000], count),
         "rcv_nxt": np.cumsum(chance.integers(0, 9, count)),
         "srtt_us": chance.integers(100, 900, count),
         "packets_out": chance.choice([0, 0, 1, 30], count),
+        "state": chance.choice([1, 1, 4, 8, 9], count),
+        "callvalue": chance.choice([1, 4, 5, 7, 8], count),
+        "sk_wmem_bytes": chance.choice([600_000, 900_000, 1_100_000], count),
     }
     written: dict[int, int] = {}
     for at, one in enumerate(values["conn_id"].tolist()):
@@ -245,19 +262,74 @@ def is_quiet(whole: Snapshots, before: int, at: int, limit: str, more_us: int) -
     )  # fmt: skip
 
 
+def after(whole: Snapshots, at: int) -> int:
+    """The state after a snapshot."""
+    return int(whole["callvalue" if whole["location"][at] == 4 else "state"][at])
+
+
+def left(whole: Snapshots, at: int) -> int:
+    """Bytes that were written and not sent."""
+    flight = (int(whole["snd_max"][at]) - int(whole["snd_una"][at])) % 2**32
+    return max(int(whole["snd_sb_cc"][at]) - flight, 0)
+
+
+def closed_unseen(
+    whole: Snapshots, before: int, at: int, held: str, limit: str, acked: int, sent: int
+) -> tuple[bool, str, str]:
+    """Whether segments were not recorded between the two; what held first, and what at the end."""
+    state = after(whole, before)
+    rows = (before, at)
+    segments = any(int(whole["location"][row]) in (1, 21) for row in rows)
+    if segments or not acked or state not in (4, 8, 9, 11):
+        return False, "", limit
+    if left(whole, before) <= 1 and not (state == 8 and sent > 1):
+        return False, "", limit
+    dropped = whole["packets_out"][at] == 0 and whole["snd_max"][at] != whole["snd_una"][at]
+    if limit == "unknown" and left(whole, at) and not dropped:
+        now = {name: values[at : at + 1] for name, values in whole.columns.items()}
+        return True, "", LIMITS[tighter_window(now)[0]]
+    is_over = left(whole, at) == 0 or dropped
+    goes_on = held in ("recovery", "zero_window", "rwnd", "slow_start", "cwnd", "tsq",
+                       "pacing", "unknown")  # fmt: skip
+    if not is_over or left(whole, before) <= 1 or not goes_on:
+        return True, "", limit
+    if held == "slow_start" and whole["snd_cwnd_segs"][at] >= whole["snd_ssthresh"][at]:
+        held = "cwnd"  # it was over at the end
+    return True, held, limit
+
+
+def holds_on(whole: Snapshots, at: int, limit: str) -> str:
+    """What holds after a snapshot: recovery ends, or begins, where the congestion state changes."""
+    limit = "recovery" if limit == "rto_wait" else limit
+    if whole["location"][at] != 5 or after(whole, at) == 1:
+        return limit
+    if whole["callvalue"][at] >= 3:
+        return "recovery"
+    now = {name: values[at : at + 1] for name, values in whole.columns.items()}
+    return LIMITS[tighter_window(now)[0]] if limit == "recovery" else limit
+
+
 def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
     """One snapshot after the other."""
     last: dict[int, int] = {}
     runs: dict[int, list[dict[str, Any]]] = {}
     measured: set[int] = set()
+    full: set[int] = set()
+    held: dict[int, str] = {}
     for at in range(len(whole)):
         one = int(whole["conn_id"][at])
         before = last.get(one)
         last[one] = at
+        used, room = int(whole["sk_wmem_bytes"][at]), int(whole["sb_hiwat"][at])
+        if 3 * used <= 2 * room:
+            full.discard(one)
+        elif used >= room > 0:
+            full.add(one)
+        now = {name: values[at : at + 1] for name, values in whole.columns.items()}
+        limit = LIMITS[classify(now, np.array([one in full]))[0]]
+        was_held, held[one] = held.get(one, ""), holds_on(whole, at, limit)
         if before is None:
             continue
-        now = {name: values[at : at + 1] for name, values in whole.columns.items()}
-        limit = LIMITS[classify(now)[0]]
         def step(name: str, before: int = before, at: int = at) -> int:
             is_change = whole["location"][before] == 4
             if whole["callvalue" if is_change else "state"][before] in (2, 7):
@@ -265,25 +337,45 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
             moved = (int(whole[name][at]) - int(whole[name][before])) % 2**32
             return moved if moved < 2**31 else 0
 
-        if step("snd_una") > 1:
+        acked, sent = step("snd_una"), step("snd_max")
+        if whole["location"][at] == 4 and (whole["state"][at], whole["callvalue"][at]) == (2, 1):
+            acked = int(whole["seg_len"][at])  # what the SYN carried
+            flight = (int(whole["snd_max"][at]) - int(whole["snd_una"][at])) % 2**32
+            sent = acked + (flight if flight < 2**31 else 0)
+        if acked > 1:
             measured.add(one)
+        unseen, first, limit = closed_unseen(whole, before, at, was_held, limit, acked, sent)
         if is_quiet(whole, before, at, limit, 0 if one in measured else 50_000):
             limit = "idle"
-        told = {
-            "conn_id": one, "limit": limit, "start": int(whole.times_ns[before]),
-            "end": int(whole.times_ns[at]), "acked": step("snd_una"), "sent": step("snd_max"),
-            "received": step("rcv_nxt"), "lost": int(whole.lost[at] - whole.lost[before]),
-            "records": 1, "rate": int(whole["pacing_rate"][at]), "certain": 0,
-        }  # fmt: skip
-        told["paceable"] = int(told["rate"] * (told["end"] - told["start"]) / 1e9)
-        told["certain"] = 0 if told["lost"] else told["end"] - told["start"]
-        mine = runs.setdefault(one, [])
-        if mine and mine[-1]["limit"] == limit:
-            for name in ("acked", "sent", "received", "lost", "records", "certain", "paceable"):
-                mine[-1][name] += told[name]
-            mine[-1]["end"], mine[-1]["rate"] = told["end"], told["rate"]
-        else:
-            mine.append(told)
+        start, end = int(whole.times_ns[before]), int(whole.times_ns[at])
+        parts = [(limit, start, end, acked, sent, int(whole.lost[at] - whole.lost[before]))]
+        if first:
+            dropped = whole["packets_out"][at] == 0 and whole["snd_max"][at] != whole["snd_una"][at]
+            cut_ns = end if dropped else max(end - 1000 * int(whole["srtt_us"][at]), start)
+            early = int((cut_ns - start) / max(end - start, 1) * acked)
+            parts = [(first, start, cut_ns, early, sent, parts[0][5]),
+                     (limit, cut_ns, end, acked - early, 0, 0)]  # fmt: skip
+        received = [step("rcv_nxt")]
+        if first:
+            early = int((cut_ns - start) / max(end - start, 1) * received[0])
+            received = [early, received[0] - early]
+        for number, (limit, start, end, acked, sent, lost) in enumerate(parts):
+            told = {
+                "conn_id": one, "limit": limit, "start": start, "end": end, "acked": acked,
+                "sent": sent, "received": received[number], "lost": lost, "records": 1,
+                "rate": int(whole["pacing_rate"][at]), "certain": 0,
+            }  # fmt: skip
+            told["paceable"] = int(told["rate"] * (told["end"] - told["start"]) / 1e9)
+            whole_lost = whole.lost[at] - whole.lost[before]
+            told["certain"] = 0 if whole_lost or unseen else told["end"] - told["start"]
+            mine = runs.setdefault(one, [])
+            if mine and mine[-1]["limit"] == limit:
+                for name in ("acked", "sent", "received", "lost", "records", "certain",
+                             "paceable"):  # fmt: skip
+                    mine[-1][name] += told[name]
+                mine[-1]["end"], mine[-1]["rate"] = told["end"], told["rate"]
+            else:
+                mine.append(told)
     found = [run for mine in runs.values() for run in mine]
     for run in found:
         if run["limit"] == "pacing":

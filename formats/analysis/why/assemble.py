@@ -220,7 +220,9 @@ def intervals_table(rows: Callable[[str], Array]) -> Table:
     made: Table = {
         "limit": limits[rows("limit")], "family": families[rows("limit")],
         "pacing_rate": np.where(rate == (1 << 64) - 1, np.inf, rate.astype(np.float64)),
-        "certain_us": rows("certain_ns") / 1000, "certain": rows("lost_records") == 0,
+        "certain_us": rows("certain_ns") / 1000,
+        "certain": (rows("lost_records") == 0)
+        & (rows("certain_ns") == rows("end_ns") - rows("start_ns")),
     }  # fmt: skip
     return {
         column.name: made[column.name] if column.name in made

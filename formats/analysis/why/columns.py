@@ -115,7 +115,7 @@ zero_window_count | int | | zero_win_adv_b2a | s_win_0 | times that the peer's w
 _TAIL = """
 main_limit | text? | | | | the one of most time, its parts with it
 main_share | float? | | | | its share of the time
-uncertain_us | float | | | | time in which records are missing
+uncertain_us | float | | | | time in which records are missing, or segments were not recorded
 busy_us | int | busy_us | | | the kernel's count: it had data to send
 rwnd_limited_us | int | rwnd_limited_us | | | and the peer's window was full
 sndbuf_limited_us | int | sndbuf_limited_us | | | and the send buffer was full
@@ -167,8 +167,8 @@ mss | int | | | | [bytes]
 pacing_rate | float | | | | [bytes/s]; infinite: not paced
 ca_state | int | | | | congestion state
 lost_records | int | | | | missing in the capture in it
-certain_us | float | | | | of its time, what no missing record is in
-certain | bool | | | | no record is missing in it
+certain_us | float | | | | of its time, what is certain
+certain | bool | | | | no record is missing in it, and each segment was recorded
 """)
 NAMES = ("tcptrace", "tstat")
 """Others' names, see Column."""

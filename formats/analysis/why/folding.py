@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from formats.analysis.why.counts import Counts, Rates
 from formats.analysis.why.grouping import Grouped, Places, grown
-from formats.analysis.why.intervals import Cutter, Steps
+from formats.analysis.why.intervals import Cutter, Steps, advance
 from formats.analysis.why.limits import LIMITS, NUMBER
 from formats.analysis.why.receiving import RECEIVING
 
@@ -106,6 +106,12 @@ class Fold:
         ends = self.of("end_ns")
         ends[places] = np.maximum(ends[places], piece.times[lasts])
         self.values["records"][places] += lasts - firsts + 1
+        # A connection that was accepted: what came with the SYN, and what was sent before its ACK.
+        opens = at[(piece["location"][at] == _STATE_CHANGE) & (piece["callvalue"][at] == 1)]
+        opens = opens[piece["state"][opens] == 3]
+        place = piece.of_row[opens]
+        self.of("bytes_received")[place] += piece["seg_len"][opens]
+        self.of("bytes_sent")[place] += advance(piece["snd_max"][opens], piece["snd_una"][opens])
         if raw.seq is not None:
             seq = raw.seq if piece.order is None else raw.seq[piece.order]
             self.of("first_seq")[new] = seq[at]

@@ -12,15 +12,26 @@ the capture.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.analysis.why import closing
+from formats.analysis.why.buffer import Full
 from formats.analysis.why.carrying import Carried
 from formats.analysis.why.grouping import Grouped, Places, grown
-from formats.analysis.why.limits import NUMBER, classify, in_flight, is_paced, runs_bbr, unsent
+from formats.analysis.why.limits import (
+    ESTABLISHED,
+    NUMBER,
+    SYN_SENT,
+    classify,
+    in_flight,
+    is_paced,
+    runs_bbr,
+    unsent,
+)
 from formats.analysis.why.quiet import Quiet
 from formats.analysis.why.receiving import NEEDS, Receiving, ahead_of
 from formats.analysis.why.snapshots import Snapshots
@@ -38,17 +49,19 @@ INTERVAL = np.dtype(
 )  # fmt: skip
 """A row of the table `intervals`. start_ns, end_ns: CLOCK_MONOTONIC. limit: a number of LIMITS.
 cwnd_end in segments. lost_records: missing somewhere in the capture in that time; where it is not
-0 the interval is not certain. certain_ns: of its steps in which none is missing. paceable: bytes
+0 the interval is not certain. certain_ns: of its steps in which none is missing, and each segment
+was recorded. paceable: bytes
 that the pacing gives, where that may be the limit. place: see Places."""
 _BYTES = np.dtype(f"V{INTERVAL.itemsize}")
 _SUMS = ("bytes_sent", "bytes_acked", "bytes_received", "records", "lost_records", "certain_ns",
          "paceable")  # fmt: skip
 _NO_STEP = -1
 _STATE_CHANGE = 4
-_SYN_SENT, _CLOSE = 2, 7
+_CLOSE = 7
 _CARRIED = {
     "time": np.int64, "lost": np.int64, "snd_max": np.uint32, "snd_una": np.uint32,
     "rcv_nxt": np.uint32, "unnumbered": np.bool_, "written": np.uint32,
+    **closing.CARRIED,
 }  # fmt: skip
 
 
@@ -59,6 +72,7 @@ class Steps:
     limit: a number of LIMITS, _NO_STEP for a connection's first snapshot. start_ns, end_ns.
     sent, acked, received: bytes. lost: records that are missing in the capture in that time.
     receiving: a number of RECEIVING or NOTHING; None where the capture lacks what tells it.
+    unseen: the steps of which segments were not recorded; limit is that of their ends.
     """
 
     limit: NDArray[np.int8]
@@ -68,7 +82,8 @@ class Steps:
     acked: Array
     received: Array
     lost: Array
-    receiving: NDArray[np.int8] | None = None
+    receiving: NDArray[np.int8] | None
+    unseen: closing.Unseen
 
 
 class Cutter:
@@ -77,6 +92,7 @@ class Cutter:
     def __init__(self, places: Places | None = None) -> None:
         self.places = Places() if places is None else places
         self._carried, self._receiving, self._quiet = Carried(_CARRIED), Receiving(), Quiet()
+        self._full = Full()
         self._open = np.zeros(0, INTERVAL)
 
     def add(self, piece: Snapshots) -> Array:
@@ -99,26 +115,34 @@ class Cutter:
             piece["location"] == _STATE_CHANGE, piece["callvalue"], piece["state"]
         )  # fmt: skip
         # Before the handshake is over, the sequence numbers are not chosen yet.
-        unnumbered = (state == _SYN_SENT) | (state == _CLOSE)
+        unnumbered = (state == SYN_SENT) | (state == _CLOSE)
         written = (now["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32, copy=False)
         now |= {"time": piece.times, "lost": piece.lost, "unnumbered": unnumbered,
                 "written": written}  # fmt: skip
-        before, no_step = self._carried.before(piece, now, len(self.places))
-        limit = classify(piece.columns)
+        count = len(self.places)
+        limit = classify(piece.columns, self._full.add(piece, count))
+        now |= closing.carry(piece, state, limit)
+        before, no_step = self._carried.before(piece, now, count)
         sent, acked, received = (
             advance(now[name], before[name]) for name in ("snd_max", "snd_una", "rcv_nxt")
         )
         for bytes_of in (sent, acked, received):
             bytes_of[before["unnumbered"]] = 0
-        quiet = self._quiet.add(piece, limit, before, acked, len(self.places))
+        opens = np.flatnonzero((piece["location"] == _STATE_CHANGE) & (state == ESTABLISHED))
+        opens = opens[piece["state"][opens] == SYN_SENT]
+        acked[opens] = piece["seg_len"][opens]
+        sent[opens] = acked[opens] + advance(now["snd_max"][opens], now["snd_una"][opens])
+        unseen = closing.find(piece, limit, before, now, sent, acked)
+        limit[unseen.rows] = unseen.ended_by
+        quiet = self._quiet.add(piece, limit, before, acked, count)
         limit[quiet] = NUMBER["idle"]
         limit[no_step] = _NO_STEP
         end = np.maximum(now["time"], before["time"])
         receiving = None
         if NEEDS in piece.columns:
-            receiving = self._receiving.add(piece, len(self.places))
+            receiving = self._receiving.add(piece, count)
         return Steps(limit, before["time"], end, sent, acked, received,
-                     now["lost"] - before["lost"], receiving)  # fmt: skip
+                     now["lost"] - before["lost"], receiving, unseen)  # fmt: skip
 
     def _join(self, rows: Array) -> Array:
         """The runs of a piece go on where those before them ended. The last ones stay open."""
@@ -150,18 +174,22 @@ def _pick(rows: Array, at: Array) -> Array:
 
 def _runs(piece: Grouped, steps: Steps) -> Array:
     """The runs of one limit in a piece, as rows of INTERVAL."""
-    begins = piece.is_first.copy()
+    of, steps = _parted(steps)
+    begins = piece.is_first[of]
+    begins[1:] &= of[1:] != of[:-1]
     begins[1:] |= steps.limit[1:] != steps.limit[:-1]
     starts = np.flatnonzero(begins)
     ends = np.append(starts[1:], len(begins)) - 1
     is_run = steps.limit[starts] != _NO_STEP
-    spans = np.where(steps.lost == 0, steps.end_ns - steps.start_ns, 0)
+    unseen = np.zeros(len(piece), np.bool_)
+    unseen[steps.unseen.rows] = True
+    spans = np.where((steps.lost == 0) & ~unseen[of], steps.end_ns - steps.start_ns, 0)
     paceable = np.zeros(len(spans), np.int64)
     at = np.flatnonzero(steps.limit == NUMBER["pacing"])
     seconds = (steps.end_ns[at] - steps.start_ns[at]) / 1e9
-    paceable[at] = np.minimum(piece["pacing_rate"][at].astype(np.float64) * seconds, 1 << 60)
+    paceable[at] = np.minimum(piece["pacing_rate"][of[at]].astype(np.float64) * seconds, 1 << 60)
     # BBR always paces, in bursts that can be long: nothing else holds back what has room.
-    is_bbr = at[runs_bbr(piece.columns, at)]
+    is_bbr = at[runs_bbr(piece.columns, of[at])]
     paceable[is_bbr] = steps.sent[is_bbr]
     sums = {
         "bytes_sent": steps.sent, "bytes_acked": steps.acked, "bytes_received": steps.received,
@@ -171,8 +199,8 @@ def _runs(piece: Grouped, steps: Steps) -> Array:
     for name, values in sums.items():
         rows[name] = np.add.reduceat(values, starts)[is_run]
     starts, ends = starts[is_run], ends[is_run]
-    last = {name: values[ends] for name, values in piece.columns.items() if name in _AT_END}
-    rows["conn_id"], rows["place"] = last["conn_id"], piece.of_row[ends]
+    last = {name: values[of[ends]] for name, values in piece.columns.items() if name in _AT_END}
+    rows["conn_id"], rows["place"] = last["conn_id"], piece.of_row[of[ends]]
     rows["limit"], rows["records"] = steps.limit[starts], ends - starts + 1
     rows["start_ns"], rows["end_ns"] = steps.start_ns[starts], steps.end_ns[ends]
     rows["cwnd_end"], rows["snd_wnd_end"] = last["snd_cwnd_segs"], last["snd_wnd"]
@@ -181,6 +209,30 @@ def _runs(piece: Grouped, steps: Steps) -> Array:
     rows["mss"], rows["pacing_rate"] = last["mss"], last["pacing_rate"]
     rows["ca_state"] = np.clip(last["ca_state"], 0, 127)
     return rows
+
+
+def _parted(steps: Steps) -> tuple[NDArray[np.int64], Steps]:
+    """The steps, those in two parts of which the limit changed. of: (m,) the row of each part."""
+    of = np.arange(len(steps.limit))
+    at = steps.unseen.carried
+    if not len(at):
+        return of, steps
+    behind = at + np.arange(len(at)) + 1
+    values: dict[str, Any] = {
+        name: np.insert(getattr(steps, name), at, getattr(steps, name)[at])
+        for name in ("limit", "start_ns", "end_ns", "sent", "acked", "received", "lost")
+    }
+    values["limit"][behind - 1] = steps.unseen.limit
+    values["end_ns"][behind - 1] = values["start_ns"][behind] = steps.unseen.cut_ns
+    # Nothing is sent in the last round trip. What arrives, does so all the time.
+    length = np.maximum(steps.end_ns[at] - steps.start_ns[at], 1)
+    share = (steps.unseen.cut_ns - steps.start_ns[at]) / length
+    for name in ("acked", "received"):
+        first = (share * getattr(steps, name)[at]).astype(np.int64)
+        values[name][behind - 1] = first
+        values[name][behind] -= first
+    values["sent"][behind] = values["lost"][behind] = 0
+    return np.insert(of, at, at), replace(steps, **values)
 
 
 _AT_END = {

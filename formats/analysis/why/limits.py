@@ -33,8 +33,11 @@ _UNPACED = (1 << 64) - 1
 _BBR_STARTUP = 1
 DELAYED = 2
 """Segments whose ACK a receiver may delay. With more in flight, a writer is about to go on."""
-_SKB_BYTES = 4096
-"""Memory of a segment in the layers below, with its overhead, at least."""
+_THROTTLED = 3
+"""Of sk_tsq_flags: the kernel holds data back until the device or the qdisc took what it has."""
+_TIGHTER = 0.9
+"""A rate that paces is below what the window gives in a round trip. The kernel computes one of at
+least 1.2 times that for each socket, also where nobody paces."""
 _PACING_ERROR = 0.2
 _BURSTS = 2
 """A paced sender is at most so many bursts ahead or behind; one is what it sends in a
@@ -58,11 +61,11 @@ def in_flight(columns: Columns) -> Array:
     return found
 
 
-def classify(columns: Columns) -> NDArray[np.int8]:
+def classify(columns: Columns, was_full: Array | None = None) -> NDArray[np.int8]:
     """(n,) the number of the limit in the time before each snapshot.
 
     columns: of the snapshots, see snapshots.NEEDED. pacing is a guess until is_paced() confirms it:
-    a single step is too short.
+    a single step is too short. was_full: (n,) see buffer.Full; None: only these rows tell it.
     """
     state = columns["state"]
     mss = np.maximum(columns["mss"].astype(np.int64), 1)
@@ -71,36 +74,37 @@ def classify(columns: Columns) -> NDArray[np.int8]:
     cwnd = columns["snd_cwnd_segs"].astype(np.int64)
     sent_up_to = (columns["snd_max"] - columns["snd_una"]).astype(np.uint32).astype(np.int64)
     room = columns["snd_wnd"].astype(np.int64) - sent_up_to
-    below = columns["sk_wmem_alloc"].astype(np.int64)
-    rate = columns["pacing_rate"]
-    paced = (rate != _UNPACED) & (rate > 0)
-    per_ms = np.where(paced, rate >> np.uint64(10), 0).astype(np.int64)
     # The kernel defers a segment (TSO) while the room in the smaller window is under a third of it.
     free = (cwnd - flight) * mss
     chunk = np.minimum(columns["snd_wnd"].astype(np.int64), cwnd * mss) // 3
     deferred = (waiting >= mss) & (np.minimum(free, room) < chunk)
     full = flight >= cwnd
-    # All that is in flight has not left this host, although the windows have room for more.
-    here = (waiting >= mss) & (flight > 0) & (below >= flight * mss) & (below > 2 * _SKB_BYTES)
-    here &= ~full & (room >= mss)
+    may_send = ~full & (room >= mss) & (waiting >= mss)
+    is_throttled, may_be_throttled = _throttled(columns, flight * mss, mss)
+    here = may_send & is_throttled
+    may_be_paced = _may_be_paced(columns, cwnd * mss)
     deferred &= ~here
     by_cwnd = (full & (waiting > 0)) | (deferred & (free <= room))
+    if was_full is None:
+        was_full = is_full(columns)
+    if "sk_nospace" in columns:
+        was_full = was_full & (columns["sk_nospace"] > 0)
     rules = (
         ("opening", (state == SYN_SENT) | (state == SYN_RECV)),
-        ("closing", (state != ESTABLISHED) & (state != CLOSE_WAIT) & (waiting == 0)),
         ("rto_wait", columns["location"] == RTO),
         ("recovery", (columns["ca_state"] == RECOVERY) | (columns["ca_state"] == LOSS)),
+        ("closing", (state != ESTABLISHED) & (state != CLOSE_WAIT) & (waiting == 0)),
         ("zero_window", (columns["snd_wnd"] == 0) & (waiting > 0)),
         ("rwnd", (waiting > 0) & (room < np.minimum(mss, waiting)) | (deferred & (room < free))),
-        ("sndbuf", (waiting < mss) & _buffer_is_full(columns)),
+        ("sndbuf", (waiting < mss) & was_full),
         ("idle", (waiting == 0) & (flight <= 0)),
-        ("slow_start", by_cwnd & _is_growing(columns, cwnd)),
+        ("slow_start", by_cwnd & is_growing(columns, cwnd)),
         ("cwnd", by_cwnd),
         ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight > 0) & (flight <= DELAYED)),
         ("app", (waiting < mss) & ~full),
         ("app", waiting == 0),
-        ("tsq", here | (below > np.maximum(2 * _SKB_BYTES, per_ms))),
-        ("pacing", paced),
+        ("tsq", here | (may_send & may_be_throttled & ~may_be_paced)),
+        ("pacing", may_be_paced),
         *_told_by_the_kernel(columns, waiting),
     )
     found = np.select(
@@ -110,6 +114,16 @@ def classify(columns: Columns) -> NDArray[np.int8]:
     )
     numbers: NDArray[np.int8] = found.astype(np.int8)
     return numbers
+
+
+def tighter_window(columns: Columns) -> NDArray[np.int8]:
+    """(n,) the number of the limit that the window with less room is."""
+    mss, cwnd = (columns[name].astype(np.int64) for name in ("mss", "snd_cwnd_segs"))
+    sent_up_to = (columns["snd_max"] - columns["snd_una"]).astype(np.uint32).astype(np.int64)
+    room = columns["snd_wnd"].astype(np.int64) - sent_up_to
+    own = np.where(is_growing(columns, cwnd), NUMBER["slow_start"], NUMBER["cwnd"])
+    found = np.where(room < (cwnd - in_flight(columns)) * mss, NUMBER["rwnd"], own)
+    return np.asarray(found.astype(np.int8))
 
 
 def _told_by_the_kernel(columns: Columns, waiting: Array) -> tuple[tuple[str, Array], ...]:
@@ -141,7 +155,7 @@ def runs_bbr(columns: Columns, at: Array | slice) -> Array:
     return found
 
 
-def _is_growing(columns: Columns, cwnd: Array) -> Array:
+def is_growing(columns: Columns, cwnd: Array) -> Array:
     """Whether the window doubles each round trip. BBR has no threshold, but a mode for it."""
     below: Array = cwnd < columns["snd_ssthresh"]
     if "bbr_mode" not in columns:
@@ -150,8 +164,45 @@ def _is_growing(columns: Columns, cwnd: Array) -> Array:
     return np.asarray(np.where(mode > 0, mode == _BBR_STARTUP, below))
 
 
-def _buffer_is_full(columns: Columns) -> Array:
-    """A writer sleeps: from a full buffer until a third of what is in it has been acknowledged."""
+def _throttled(columns: Columns, flight: Array, mss: Array) -> tuple[Array, Array]:
+    """Whether what is in this host's queue holds back more (TCP small queues), and whether it may.
+
+    The kernel allows two of its packets there, or what the pacing gives in a millisecond; when a
+    snapshot is taken, some of that may have left. flight: bytes.
+    """
+    below = columns["sk_wmem_alloc"].astype(np.int64)
+    rate = columns["pacing_rate"]
+    per_ms = np.where(rate != _UNPACED, rate >> np.uint64(10), 0).astype(np.int64)
+    # What a segment takes in memory, with its overhead, of all that the socket has.
+    held = np.maximum(columns["snd_sb_cc"].astype(np.int64), mss)
+    segment = np.maximum(columns["sk_wmem_bytes"].astype(np.int64) * mss // held, mss)
+    whole = (flight > 0) & (below >= flight)
+    told: Array = (below >= 2 * segment) & (whole | (below >= per_ms))
+    if "sk_tsq_flags" in columns:
+        told |= columns["sk_tsq_flags"].astype(np.int64) & _THROTTLED > 0
+    return told, (below >= segment) & (below + 2 * segment >= per_ms)
+
+
+def _may_be_paced(columns: Columns, window: Array) -> Array:
+    """Whether somebody paces the socket, as far as the capture tells. window: bytes."""
+    rate = columns["pacing_rate"]
+    valid = (rate != _UNPACED) & (rate > 0)
+    if "sk_pacing_status" in columns:
+        return np.asarray(valid & (columns["sk_pacing_status"] > 0))
+    per_rtt = rate.astype(np.float64) * columns["srtt_us"] / 1e6
+    lower = (per_rtt > 0) & (per_rtt < _TIGHTER * window)
+    return np.asarray(valid & (lower | runs_bbr(columns, slice(None))))
+
+
+def is_full(columns: Columns) -> NDArray[np.bool_]:
+    """(n,) whether a writer found the send buffer full."""
     used, limit = (columns[name].astype(np.int64) for name in ("sk_wmem_bytes", "sb_hiwat"))
-    full: Array = (limit > 0) & (3 * used >= 2 * limit)
+    full: NDArray[np.bool_] = (limit > 0) & (used >= limit)
     return full
+
+
+def has_room(columns: Columns) -> NDArray[np.bool_]:
+    """(n,) whether a third of the send buffer is free: then the kernel wakes a writer."""
+    used, limit = (columns[name].astype(np.int64) for name in ("sk_wmem_bytes", "sb_hiwat"))
+    found: NDArray[np.bool_] = 3 * used <= 2 * limit
+    return found

@@ -77,9 +77,15 @@ def verdict(one: Connection) -> list[str]:
         texts.append(bloat)
     if total and one.certain_ns < total:
         doubt = 100 * (1 - one.certain_ns / total)
+        why = (
+            f"{one.lost_records} records of the capture are missing there"
+            if one.lost_records
+            else "its segments were not recorded after one end closed, and what held then is "
+            "taken to have held on"
+        )
         texts.append(
-            f"{doubt:.1f} % of the time is not certain: {one.lost_records} records of the capture "
-            "are missing there, so shares are between the bounds in brackets"
+            f"{doubt:.1f} % of the time is not certain: {why}, so shares are between the bounds "
+            "in brackets"
         )
     return texts or ["too short to tell"]
 
