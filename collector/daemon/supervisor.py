@@ -297,7 +297,7 @@ class Supervisor:
             "pid": os.getpid(),
             "captures": {
                 name: {"pid": one.pid, "state": one.state.value, "records": one.records,
-                       "lost": one.lost}
+                       "lost": one.lost, "cut_off": one.cut_off}
                 for name, one in self._children.items()
             },
         }  # fmt: skip
