@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from collector.control.access import control_folder
@@ -230,23 +230,27 @@ class Child:
         if self._process is not None and "recorder" in self.plan["table"]:
             self._process.send_signal(signal.SIGUSR2)
 
-    def change(self, plan: Mapping[str, Any]) -> list[str]:
-        """Apply a plan that differs only in what may change while the capture runs; returns what
-        changed. TcpkmonError where the capture refuses: then it has to be restarted."""
-        done = []
-        for key in ("filters", "limits"):
-            if plan[key] != self.plan[key]:
-                self._ask({"op": f"set-{key}", key: plan[key]})
-                done.append(key)
-        self.plan = plan
-        self.held.configure(plan["table"])
-        return done
-
-    def _ask(self, request: dict[str, Any]) -> None:
+    def asking(self, plan: Mapping[str, Any]) -> Callable[[], list[str]]:
+        """A call, for a thread, that asks the capture for a plan which differs only in what may
+        change while it runs: it returns what changed. adopt() comes after it. TcpkmonError where
+        the capture refuses: then it has to be restarted."""
         if self.state is not State.ATTACHED or self.pid is None:
             raise TcpkmonError(f"it {self.state.value}")
         path = control_folder() / f"{self.pid}.sock"
-        Client(Collector(self.pid, path), _ASK_S).ask(request)
+        client = Client(Collector(self.pid, path), _ASK_S)
+        changed = {k: plan[k] for k in ("filters", "limits") if plan[k] != self.plan[k]}
+
+        def ask() -> list[str]:
+            for key, value in changed.items():
+                client.ask({"op": f"set-{key}", key: value})
+            return list(changed)
+
+        return ask
+
+    def adopt(self, plan: Mapping[str, Any]) -> None:
+        """The capture has changed."""
+        self.plan = plan
+        self.held.configure(plan["table"])
 
     def _hang_up(self) -> None:
         if self.channel is not None:

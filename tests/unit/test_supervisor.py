@@ -34,7 +34,7 @@ FINISHES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: s
 @pytest.fixture
 def supervisor() -> Iterator[Supervisor]:
     ends = socket.socketpair()
-    requests = SimpleNamespace(fileno=ends[0].fileno)
+    requests = SimpleNamespace(fileno=ends[0].fileno, serve=lambda handlers: None)
     yield Supervisor(Path("none"), NOBODY, requests, Systemd({}))  # type: ignore[arg-type]
     for end in ends:
         end.close()
