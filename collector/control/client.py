@@ -14,8 +14,8 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,16 @@ def parse_answer(line: bytes) -> Any:
     """What an answer holds. ValueError, also for numbers that no collector tells: those of more
     than 64 bits, infinite ones."""
     return json.loads(line, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+
+
+@contextmanager
+def making_sense() -> Iterator[None]:
+    """What is made of an answer inside a `with`: TcpkmonError where it has another shape than
+    collectors give it. One that was taken over may answer anything."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        raise TcpkmonError("the collector gave no answer that makes sense") from None
 
 
 def _whole(text: str) -> int:
