@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from collector.daemon.held import Held
 from collector.daemon.supervisor import Supervisor
 from collector.daemon.systemd import Systemd
 from collector.daemon.telling import Telling
+from collector.linux.syscalls import perf_event_open
 
 DRAINED = {"what": "drained", "records": 1, "lost": 0}
 HUGE = json.loads("1" + "0" * 400)
@@ -135,6 +137,16 @@ def test_descriptors_that_are_no_links_are_closed(heard: Heard) -> None:
         heard.says({"what": "park", "state": {}, "names": names}, *[file.fileno()] * 250)
     assert heard.child.channel is None
     assert len(os.listdir("/proc/self/fd")) == before - 2, "its channel and what it held"
+
+
+def test_a_link_that_is_attached_later_is_held(heard: Heard) -> None:
+    try:  # the task clock: what a probe in user space is attached by is of its kind
+        fd = perf_event_open(struct.pack("=IIQ", 1, 64, 1).ljust(64, b"\0"), -1, 0)
+    except OSError as error:
+        pytest.skip(f"no perf event: {error}")
+    heard.says({"what": "park", "state": {}, "names": ["more/f/0"]}, fd)
+    os.close(fd)
+    assert heard.child.said == [] and list(heard.child.held.fds) == ["link/f/0", "more/f/0"]
 
 
 def test_parts_of_a_message_are_not_waited_for(heard: Heard) -> None:
