@@ -20,6 +20,10 @@ def command(config: Path, check: bool) -> int:
     Each is a process of its own, which is started again if it dies. SIGHUP, or tcpkmon reload,
     applies what changed in the configuration.
     """
+    if check:
+        from collector.daemon.checking import check_only
+
+        return check_only(config)
     from collector.daemon import supervisor
 
-    return supervisor.check(config) if check else supervisor.run(config)
+    return supervisor.run(config)

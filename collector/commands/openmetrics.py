@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from collector.control.client import Client, find_collectors
+from collector.control.client import Client, find_collectors, making_sense
 from formats.base.causes import KERNEL_CAUSES
 from formats.base.errors import PrivilegeError, TcpkmonError
 
@@ -64,6 +64,7 @@ def ask_all() -> tuple[dict[str, Answer], int]:
                 answer = client.metrics()
             except PrivilegeError:
                 answer = client.status()
+            check(answer)
         except TcpkmonError:
             silent += 1
             continue
@@ -74,6 +75,15 @@ def ask_all() -> tuple[dict[str, Answer], int]:
             name = f"{own}-{count}"
         found[name] = answer
     return found, silent
+
+
+def check(answer: Answer) -> None:
+    """TcpkmonError where it makes no metrics: those of the other captures go on."""
+    with making_sense():
+        for metric in make_metrics({name_of(answer): answer}, 0):
+            for sample in metric.samples:
+                float(sample.value)
+                "".join(sample.labels.values())
 
 
 def name_of(answer: Answer) -> str:

@@ -39,6 +39,8 @@ def command(as_json: bool, watch: bool, collector: int | None) -> int:
     """
     if as_json and watch:
         raise UsageError("--watch is a screen, and --json is not", "choose one of them")
+    from collector.control.client import making_sense
+
     client = ask(collector)
     answer = client.status()
     if as_json:
@@ -47,15 +49,17 @@ def command(as_json: bool, watch: bool, collector: int | None) -> int:
     console = Console(file=sys.stdout, markup=False, highlight=False,
                       width=None if sys.stdout.isatty() else 110)
     if not watch:
-        console.print(draw(answer))
+        with making_sense():
+            console.print(draw(answer))
         return 0
     screen = Live(console=console, auto_refresh=False, screen=True)
     with screen if console.is_terminal else nullcontext() as live:
         while True:
-            if live is None:
-                console.print(draw(answer))
-            else:
-                live.update(draw(answer), refresh=True)
+            with making_sense():
+                if live is None:
+                    console.print(draw(answer))
+                else:
+                    live.update(draw(answer), refresh=True)
             sleep(WATCH_S)
             answer = client.status()
 

@@ -59,12 +59,15 @@ def show(client: Client, screen: Screen) -> None:
     from rich.console import Console
     from rich.live import Live
 
+    from collector.control.client import making_sense
+
     screen.take(client.top(screen.sort, ASKED))
     console = Console(markup=False, highlight=False)
     with _keys() as stdin, Live(console=console, screen=True, auto_refresh=False) as live:
         asked_s = time.monotonic()
         while True:
-            live.update(screen.draw(console.width, console.height), refresh=True)
+            with making_sense():
+                live.update(screen.draw(console.width, console.height), refresh=True)
             left_s = max(0.0, asked_s + REFRESH_S - time.monotonic())
             if select.select([stdin], [], [], left_s)[0]:
                 for key in os.read(stdin, 64).decode(errors="replace"):

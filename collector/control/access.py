@@ -19,7 +19,7 @@ from collector.linux.syscalls import call_libc
 from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
 FOLDER = "/run/tcpkmon"
-_NAME = re.compile(r"([1-9][0-9]{0,9})\.(sock|status)", re.ASCII)
+_NAME = re.compile(r"([1-9][0-9]{0,9})\.(sock|status|owner)", re.ASCII)
 _BACKLOG = 16
 _SO_PEERGROUPS = 59
 _FEW_GROUPS, _MOST_GROUPS = 64, 65536  # NGROUPS_MAX
@@ -34,9 +34,14 @@ class Peer:
     gid: int
     groups: tuple[int, ...]
 
+    @property
+    def is_owner(self) -> bool:
+        """Whether it is root, or has the collector's user."""
+        return self.uid in {0, os.geteuid()}
+
     def may_control(self, gid: int | None) -> bool:
         """Whether it is root, has the collector's user, or is in the group `gid`."""
-        return self.uid in {0, os.geteuid()} or gid in {self.gid, *self.groups}
+        return self.is_owner or gid in {self.gid, *self.groups}
 
 
 def control_folder() -> Path:
@@ -68,6 +73,11 @@ def daemon_path() -> Path:
 def status_path(control: Path) -> Path:
     """Where the socket is that tells everybody the status, beside a control socket."""
     return control.with_suffix(".status")
+
+
+def owner_path(control: Path) -> Path:
+    """Where root and the collector's user ask, if a group may ask at a control socket."""
+    return control.with_suffix(".owner")
 
 
 def find_group(name: str) -> int:
@@ -180,7 +190,8 @@ def prepare_folder(folder: Path) -> None:
 
 def _remove_stale(folder: int) -> None:
     for name in os.listdir(folder):
-        pid = socket_pid(name) or socket_pid(name, "status")
+        match = _NAME.fullmatch(name)
+        pid = int(match[1]) if match else None
         if pid is None or exists(pid):
             continue
         with suppress(FileNotFoundError):

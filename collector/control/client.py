@@ -6,14 +6,16 @@ Used by the commands status, enable, disable, mark, buffer-size and lowwater.
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
+import math
 import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from collector.control.access import (
     control_folder,
     exists,
     group_name,
+    owner_path,
+    peer_of,
     socket_pid,
     status_path,
 )
@@ -36,6 +40,7 @@ from formats.base.errors import (
 
 ANSWER_BYTES = 4 << 20
 TIME_LIMIT_S = 30.0
+STRANGER = "another user listens there"
 _SHOWN_CHARACTERS = 60
 _RETRY_S = 0.02
 _HOW_TO_START = "start one: sudo collect -o FILE, or sudo collect --schema NAME -o FOLDER"
@@ -156,7 +161,9 @@ class Client:
         name = f"the collector {self.collector.pid}"
         try:
             line = exchange()
-        except PermissionError:
+        except PermissionError as error:
+            if error.strerror == STRANGER:
+                raise TcpkmonError(f"{name} does not listen: {STRANGER}") from None
             raise _not_allowed(self.collector) from None
         except TimeoutError:
             limit = f"{self._time_limit_s:g} s"
@@ -164,7 +171,7 @@ class Client:
         except OSError as error:
             raise TcpkmonError(f"{name} does not listen: {error.strerror}") from None
         try:
-            answer = json.loads(line)
+            answer = parse_answer(line)
             if answer["ok"] is True:
                 result: dict[str, Any] = dict(answer["result"])
                 return result
@@ -177,29 +184,74 @@ class Client:
             raise TcpkmonError(f"{name} {what}") from None
 
     def _exchange(self, line: bytes, path: Path | None = None) -> bytes:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(self._time_limit_s)
-            until_s = time.monotonic() + self._time_limit_s
-            while True:
-                try:
-                    connection.connect(os.fspath(path or self.collector.path))
-                    break
-                except BlockingIOError:  # too many others wait
-                    if time.monotonic() >= until_s:
-                        raise TimeoutError from None
-                    time.sleep(_RETRY_S)
-            with suppress(BrokenPipeError):  # it refused before it read the request
-                connection.sendall(line)
-            answer = bytearray()
-            while len(answer) <= ANSWER_BYTES and not answer.endswith(b"\n"):
-                try:
-                    part = connection.recv(1 << 16)
-                except ConnectionResetError:
-                    break
-                if not part:
-                    break
-                answer += part
-        return bytes(answer)
+        if path is None:
+            own = owner_path(self.collector.path)
+            path = own if os.access(own, os.W_OK) else self.collector.path
+        return exchange(path, line, self._time_limit_s)
+
+
+def exchange(path: Path, line: bytes, time_limit_s: float) -> bytes:
+    """Send a line to a socket of root or this user; the answer, whole or not. The time limit is for
+    all of it. OSError."""
+    until_s = time.monotonic() + time_limit_s
+
+    def left_s() -> float:
+        if (left := until_s - time.monotonic()) > 0:
+            return left
+        raise TimeoutError
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        while True:
+            connection.settimeout(left_s())
+            try:
+                connection.connect(os.fspath(path))
+                break
+            except BlockingIOError:  # too many others wait
+                time.sleep(min(_RETRY_S, left_s()))
+        if not peer_of(connection).is_owner:
+            raise PermissionError(errno.EPERM, STRANGER)
+        with suppress(BrokenPipeError):  # it refused before it read the request
+            connection.sendall(line)
+        answer = bytearray()
+        while len(answer) <= ANSWER_BYTES and not answer.endswith(b"\n"):
+            connection.settimeout(left_s())
+            try:
+                part = connection.recv(1 << 16)
+            except ConnectionResetError:
+                break
+            if not part:
+                break
+            answer += part
+    return bytes(answer)
+
+
+def parse_answer(line: bytes) -> Any:
+    """What an answer holds. ValueError, also for numbers that no collector tells: those of more
+    than 64 bits, infinite ones."""
+    return json.loads(line, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+
+
+@contextmanager
+def making_sense() -> Iterator[None]:
+    """What is made of an answer inside a `with`: TcpkmonError where it has another shape than
+    collectors give it. One that was taken over may answer anything."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        raise TcpkmonError("the collector gave no answer that makes sense") from None
+
+
+def _whole(text: str) -> int:
+    number = int(text) if len(text) < 21 else 1 << 64
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError("no number of 64 bits")
+    return number
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError("no finite number")
+    return number
 
 
 def _listens(path: Path) -> bool:

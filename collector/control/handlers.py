@@ -7,6 +7,7 @@ They run in the session's main thread. collector/control/server.py calls them.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -27,6 +28,7 @@ from formats.base.control import Mark
 from formats.base.errors import TcpkmonError, UsageError
 from formats.schema import suggest
 
+HOUR_S = 3600.0
 SAMPLER = "sampler"
 """The program of bpf/schemata/sampler.bpf.c."""
 _PUBLIC = (
@@ -65,6 +67,8 @@ class Handlers:
         self._watching = watching or Watching(None, {})
         self.changes = Changes(kernel, rings, stream)
         self._on = dict.fromkeys(kernel.states(), True)
+        self._dumped_s: list[float] = []
+        """When the group asked for dumps."""
         self.next_file: Callable[[str], None] = lambda why: None
         """Begins the next file of a capture that rotates, which says what holds now."""
         self.budget: Callable[[], Mapping[str, Any]] = dict
@@ -190,9 +194,19 @@ class Handlers:
             raise TcpkmonError("the mark was not set: the disk is too slow", "try it again")
         return {"number": number, "pid": pid}
 
-    def dump(self, pid: int) -> dict[str, Any]:
-        """Let the flight recorder write what it keeps."""
-        number, recorder = self._stream.ask(pid), self._request.recorder
+    def dump(self, pid: int, is_owner: bool = True) -> dict[str, Any]:
+        """Let the flight recorder write what it keeps. is_owner: root or the collector's user asks.
+        Others together get as many an hour as triggers do, or the disk would be theirs to fill."""
+        recorder, now_s = self._request.recorder, time.monotonic()
+        if recorder is not None and not is_owner:
+            recent = [at_s for at_s in self._dumped_s if now_s - at_s < HOUR_S]
+            if len(recent) >= recorder.dumps_per_hour:
+                raise TcpkmonError(
+                    f"the group has asked for {len(recent)} dumps within an hour",
+                    "root may ask for more; --dumps-per-hour",
+                )
+            self._dumped_s = [*recent, now_s]
+        number = self._stream.ask(pid)
         after_s = recorder.after_s if recorder is not None else 0.0
         return {"dump": number, "folder": self._request.output, "after_s": after_s}
 
@@ -210,8 +224,12 @@ class Handlers:
         self._resize(pages_of(self._kernel.buffer_bytes), percent)
         return {"low_water_percent": percent}
 
-    def set_filters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Other filters; what passes both is recorded all the while. given: see filters.parse()."""
+    def set_filters(self, given: Mapping[str, Any], is_owner: bool = True) -> dict[str, Any]:
+        """Other filters; what passes both is recorded all the while. given: see filters.parse().
+
+        is_owner: root or the collector's user asks. Then the next file begins, which names them.
+        Others in a loop would fill the folder with small files, for which older ones are deleted.
+        """
         kept = self._kernel.filters.namespaces
         # The capture may not look up the same ones again: it gave up the right to.
         same = [space.name for space in kept] == given.get("namespaces", [])
@@ -223,7 +241,8 @@ class Handlers:
             filters.close()
         found = {"filters": self._kernel.filters.describe()}
         self._stream.describe(found)
-        self.next_file("filters")
+        if is_owner:
+            self.next_file("filters")
         return found
 
     def set_limits(self, limits: Mapping[str, int]) -> dict[str, Any]:

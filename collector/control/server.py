@@ -4,32 +4,32 @@
 A request is one line of JSON, and so is its answer. Then the connection ends:
     {"op": "enable", "events": ["SCHEDIN"]}  ->  {"ok": true, "result": {...}}
                                              or  {"ok": false, "error": {"message", "hint", "code"}}
-A thread without any privilege reads and writes the sockets; control/client.py is a client.
-Everybody may read what public_status() says, at another socket: control/onlookers.py.
+A thread without any privilege reads and writes the sockets (control/lines.py); control/client.py
+is a client. Everybody may read what public_status() says, at another socket: control/onlookers.py.
+Where a group may ask, root and the collector's user have a socket of their own beside, PID.owner:
+at the other the group may fill the queue of those who connect.
 
     client     server's thread                         main thread
-      | line -> _receive: parse, put in _requests, wake  -> serve_pending
-      | <- line _take_answers: _reply, _send             <- _answers, eventfd
+      | line -> _take: parse, put in _requests, wake  -> serve_pending
+      | <- line _take_answers: reply                     <- _answers, eventfd
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import queue
 import selectors
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collector.control.access import Peer, control_folder, find_group, listen, peer_of
+from collector.control.access import Peer, control_folder, find_group, listen, listen_at, owner_path
+from collector.control.lines import Client, Lines
 from collector.control.onlookers import Onlookers
 from collector.control.values import is_filters, is_limits
 from collector.linux.privileges import User, settle
@@ -40,24 +40,11 @@ from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 if TYPE_CHECKING:
     from collector.control.handlers import Handlers
 
-REQUEST_BYTES = 1 << 16
-CLIENTS = 16
-TIME_LIMIT_S = 5.0
-"""How long a client may take to send its line, and to read its answer."""
 LARGEST_MARK = (1 << 64) - 1
 ROUND_S = 0.01
 """The thread looks at its sockets no more often: each time costs the reader time, which shares
 Python's lock. So clients in a loop get 100 connections a second, whoever they are."""
 _NEVER_S = 3600.0
-
-
-@dataclass(eq=False)
-class _Client:
-    socket: socket.socket
-    peer: Peer
-    deadline: float
-    received: bytearray = field(default_factory=bytearray)
-    answer: bytes = b""
 
 
 class ControlServer(Closing):
@@ -78,21 +65,27 @@ class ControlServer(Closing):
     ) -> None:
         self._user = user
         self._gid = find_group(group) if group is not None else None
-        self._group = group
         self._wake_session = wake
-        self.path, self._listener = listen(folder or control_folder(), self._gid)
+        self.path, listener = listen(folder or control_folder(), self._gid)
+        self._listeners = [listener]
         try:
+            if self._gid is not None:
+                self._listeners.append(listen_at(owner_path(self.path)))
             self.onlookers = Onlookers(self.path, self._ask_status)
         except TcpkmonError:
-            self._listener.close()
+            for each in self._listeners:
+                each.close()
             raise
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Without a client: onlookers want the status.
-        self._requests: queue.SimpleQueue[tuple[_Client | None, dict[str, Any]]]
+        self._requests: queue.SimpleQueue[tuple[Client | None, dict[str, Any]]]
         self._requests = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[_Client | None, bytes]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Client | None, bytes]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
-        self._clients: set[_Client] = set()
+        members = "root" if group is None else f"root and the group {group}"
+        self._lines = Lines(
+            self._selector, self._gid, members, self._take, lambda error: _line(_refusal(error))
+        )
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tcpkmon-control", daemon=True)
 
@@ -108,7 +101,7 @@ class ControlServer(Closing):
                     result = handlers.public_status()
                 else:
                     _, call = _REQUESTS[request["op"]]
-                    result = call(handlers, request, client.peer.pid)
+                    result = call(handlers, request, client.peer)
                 answer = {"ok": True, "result": result}
             except TcpkmonError as error:
                 answer = _refusal(error)
@@ -136,9 +129,11 @@ class ControlServer(Closing):
         if self._thread.is_alive():
             self._thread.join()
         self.onlookers.close()
-        with suppress(OSError):
-            self.path.unlink()
-        self._listener.close()
+        for path in (self.path, owner_path(self.path)):
+            with suppress(OSError):
+                path.unlink()
+        for listener in self._listeners:
+            listener.close()
         self._selector.close()
         os.close(self._fd)
 
@@ -150,92 +145,39 @@ class ControlServer(Closing):
     def _run(self) -> None:
         with suppress(PrivilegeError):  # then it has no privileges
             settle(user=self._user)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self.onlookers.listener, selectors.EVENT_READ)
+        for listener in (*self._listeners, self.onlookers.listener):
+            self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._fd, selectors.EVENT_READ)
         while not self._closing:
-            self._drop_late()
-            for key, _ in self._selector.select(self._timeout_s()):
-                if key.fileobj is self._listener:
-                    self._accept()
+            self._lines.drop_late()
+            for key, _ in self._selector.select(min(_NEVER_S, self._lines.wait_s())):
+                if key.fileobj in self._listeners:
+                    self._lines.accept(key.fileobj)
                 elif key.fileobj is self.onlookers.listener:
                     self.onlookers.accept()
                 elif key.fileobj == self._fd:
                     os.eventfd_read(self._fd)
                     self._take_answers()
-                elif key.data.answer:
-                    self._send(key.data)
                 else:
-                    self._receive(key.data)
+                    self._lines.ready(key.data)
             time.sleep(ROUND_S)
-        over = _line(_refusal(TcpkmonError("the capture is over")))
+        over = TcpkmonError("the capture is over")
         self._take_answers()
-        self.onlookers.send(over)
-        for client in list(self._clients):
-            self._reply(client, over if not client.answer else b"")
-            self._drop(client)
-
-    def _timeout_s(self) -> float:
-        first = min((client.deadline for client in self._clients), default=math.inf)
-        return min(_NEVER_S, max(0.0, first - time.monotonic()))
-
-    def _drop_late(self) -> None:
-        now = time.monotonic()
-        for client in [c for c in self._clients if c.deadline <= now]:
-            self._drop(client)
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return  # the client is gone already, or there is no descriptor left
-        connection.setblocking(False)
-        try:
-            peer = peer_of(connection)
-        except OSError:
-            connection.close()
-            return
-        client = _Client(connection, peer, time.monotonic() + TIME_LIMIT_S)
-        full = len(self._clients) >= CLIENTS
-        self._clients.add(client)
-        self._selector.register(connection, selectors.EVENT_READ, client)
-        if not peer.may_control(self._gid):
-            members = "root" if self._group is None else f"root and the group {self._group}"
-            self._reply(client, _line(_refusal(PrivilegeError(f"only {members} may ask this"))))
-        elif full:
-            self._reply(client, _line(_refusal(TcpkmonError("too many ask at once", "try again"))))
-        if full:
-            self._drop(client)
+        self.onlookers.send(_line(_refusal(over)))
+        self._lines.end(over)
 
     def _ask_status(self) -> None:
         self._requests.put((None, {"op": "status"}))
         self._wake_session()
 
-    def _receive(self, client: _Client) -> None:
+    def _take(self, client: Client, line: bytes) -> None:
         try:
-            part = client.socket.recv(REQUEST_BYTES)
-        except BlockingIOError:
+            request = parse(line)
+        except UsageError as error:
+            self._lines.reply(client, _line(_refusal(error)))
             return
-        except OSError:
-            part = b""
-        if not part:
-            self._drop(client)
-            return
-        client.received += part
-        line, end, _ = client.received.partition(b"\n")
-        if len(line) > REQUEST_BYTES:
-            refusal = UsageError(f"a request has at most {REQUEST_BYTES} bytes")
-            self._reply(client, _line(_refusal(refusal)))
-        elif end:
-            try:
-                request = parse(line)
-            except UsageError as error:
-                self._reply(client, _line(_refusal(error)))
-                return
-            client.deadline = math.inf
-            self._selector.unregister(client.socket)
-            self._requests.put((client, request))
-            self._wake_session()
+        self._requests.put((client, request))
+        self._wake_session()
 
     def _take_answers(self) -> None:
         while True:
@@ -245,36 +187,8 @@ class ControlServer(Closing):
                 return
             if client is None:
                 self.onlookers.tell(answer)
-                continue
-            self._selector.register(client.socket, selectors.EVENT_WRITE, client)
-            self._reply(client, answer)
-
-    def _reply(self, client: _Client, answer: bytes) -> None:
-        client.answer += answer
-        client.deadline = time.monotonic() + TIME_LIMIT_S
-        with suppress(KeyError):
-            self._selector.modify(client.socket, selectors.EVENT_WRITE, client)
-        self._send(client)
-
-    def _send(self, client: _Client) -> None:
-        try:
-            sent = client.socket.send(client.answer)
-        except BlockingIOError:
-            return
-        except OSError:
-            self._drop(client)
-            return
-        client.answer = client.answer[sent:]
-        if not client.answer:
-            self._drop(client)
-
-    def _drop(self, client: _Client) -> None:
-        if client not in self._clients:
-            return
-        self._clients.discard(client)
-        with suppress(KeyError):
-            self._selector.unregister(client.socket)
-        client.socket.close()
+            else:
+                self._lines.reply(client, answer)
 
 
 def parse(line: bytes | bytearray) -> dict[str, Any]:
@@ -307,32 +221,33 @@ def _within(least: int, most: int) -> Callable[[object], bool]:
 
 
 _Values = dict[str, Callable[[object], bool]]
-_Call = Callable[["Handlers", dict[str, Any], int], dict[str, Any]]
+_Call = Callable[["Handlers", dict[str, Any], Peer], dict[str, Any]]
 _REQUESTS: dict[str, tuple[_Values, _Call]] = {
-    "status": ({}, lambda to, r, pid: to.status()),
-    "metrics": ({}, lambda to, r, pid: to.metrics()),
+    "status": ({}, lambda to, r, peer: to.status()),
+    "metrics": ({}, lambda to, r, peer: to.metrics()),
     "top": (
         {"sort": lambda value: value in SORTS, "most": _within(1, MOST_ROWS)},
-        lambda to, r, pid: to.top(r["sort"], r["most"]),
+        lambda to, r, peer: to.top(r["sort"], r["most"]),
     ),
-    "enable": ({"events": _is_names}, lambda to, r, pid: to.set_enabled(r.get("events"), True)),
-    "disable": ({"events": _is_names}, lambda to, r, pid: to.set_enabled(r.get("events"), False)),
-    "mark": ({"number": _within(0, LARGEST_MARK)}, lambda to, r, pid: to.mark(r["number"], pid)),
-    "dump": ({}, lambda to, r, pid: to.dump(pid)),
+    "enable": ({"events": _is_names}, lambda to, r, peer: to.set_enabled(r.get("events"), True)),
+    "disable": ({"events": _is_names}, lambda to, r, peer: to.set_enabled(r.get("events"), False)),
+    "mark": (
+        {"number": _within(0, LARGEST_MARK)}, lambda to, r, peer: to.mark(r["number"], peer.pid)
+    ),
+    "dump": ({}, lambda to, r, peer: to.dump(peer.pid, peer.is_owner)),
     "buffer-size": (
-        {"bytes": _within(1, 1 << 40)}, lambda to, r, pid: to.set_buffer_bytes(r["bytes"])
+        {"bytes": _within(1, 1 << 40)}, lambda to, r, peer: to.set_buffer_bytes(r["bytes"])
     ),
-    "lowwater": ({"percent": _within(1, 99)}, lambda to, r, pid: to.set_low_water(r["percent"])),
+    "lowwater": ({"percent": _within(1, 99)}, lambda to, r, peer: to.set_low_water(r["percent"])),
     "set-filters": (
-        {"filters": is_filters}, lambda to, r, pid: to.set_filters(r["filters"])
+        {"filters": is_filters}, lambda to, r, peer: to.set_filters(r["filters"], peer.is_owner)
     ),
-    "set-limits": ({"limits": is_limits}, lambda to, r, pid: to.set_limits(r["limits"])),
+    "set-limits": ({"limits": is_limits}, lambda to, r, peer: to.set_limits(r["limits"])),
     "sampler-period": (
-        {"ns": _within(1, 10**12)}, lambda to, r, pid: to.set_sampler_period(r["ns"])
+        {"ns": _within(1, 10**12)}, lambda to, r, peer: to.set_sampler_period(r["ns"])
     ),
 }  # fmt: skip
-"""By `op`: the values of a request, each with its check, and its handler's call. pid: the client's
-process."""
+"""By `op`: the values of a request, each with its check, and its handler's call for a client."""
 
 
 def _refusal(error: TcpkmonError) -> dict[str, Any]:

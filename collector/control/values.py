@@ -15,11 +15,13 @@ def is_filters(value: object) -> bool:
 
 def _is_filter(name: object, given: object) -> bool:
     if name in _TEXTS:
-        return isinstance(given, str)
+        return isinstance(given, str) and "\0" not in given
     if name == "family":
         return type(given) is int and given in {0, 4, 6}
     kind = str if name in _LISTS else int if name == "pids" else None
-    return isinstance(given, list) and all(type(one) is kind for one in given)
+    return isinstance(given, list) and all(
+        type(one) is kind and "\0" not in str(one) for one in given
+    )
 
 
 def is_limits(value: object) -> bool:

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import socket
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from formats.base.closing import Closing
 _MOST_BYTES = 1 << 22
 """Of a message: a capture's table has what its files have, of 1 MiB each."""
 _SO_SNDBUFFORCE = 32
-_MOST_PARTS, _PART_S = 16, 1.0
+_MSG_CMSG_CLOEXEC = 0x40000000
+_MORE = b'{"more": true}'
+_MOST_PARTS = 16
 _MOST_FDS = 253
 """SCM_MAX_FD: the kernel passes no more in a message."""
 
@@ -31,11 +34,24 @@ class Message:
     fds: list[int]
 
 
+@dataclass(frozen=True)
+class Raw:
+    """A message as it came; line: b"" when the other end is closed. too_long: than was asked for;
+    cut: descriptors are missing, for which this process had no room."""
+
+    line: bytes
+    fds: list[int]
+    too_long: bool = False
+    cut: bool = False
+
+
 class Channel(Closing):
     """One end of a pair(). Both ends see when the other is closed."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._parts: list[int] = []
+        """Descriptors of a message whose end is still to come."""
 
     @classmethod
     def of(cls, fd: int) -> Channel:
@@ -53,7 +69,7 @@ class Channel(Closing):
         try:
             for index, part in enumerate(parts):
                 more = index + 1 < len(parts)
-                line = json.dumps({"more": True} if more else what).encode()
+                line = _MORE if more else json.dumps(what).encode()
                 if part:
                     socket.send_fds(self._socket, [line], part)
                 else:
@@ -63,27 +79,38 @@ class Channel(Closing):
         return True
 
     def receive(self) -> Message | None:
-        """The next message; None when the other end is closed, or sends what is none. It waits
-        for one."""
-        fds: list[int] = []
-        for part in range(_MOST_PARTS):
-            if part and not self.has_more(_PART_S):
-                break
-            try:
-                line, some, _, _ = socket.recv_fds(self._socket, _MOST_BYTES, _MOST_FDS)
-            except OSError:
-                line, some = b"", []
-            for fd in some:
-                os.set_inheritable(fd, False)
-            fds += some
-            try:
-                what = json.loads(line)
-                if not what.get("more"):
-                    return Message(what, fds)
-            except (ValueError, AttributeError, RecursionError):
-                break
-        close_all(fds)
+        """Wait for the next message of who is trusted; None when the other end is closed."""
+        while (raw := self.next(wait=True)) is None:
+            pass
+        if raw.line:
+            return Message(json.loads(raw.line), raw.fds)
+        close_all(raw.fds)
         return None
+
+    def next(
+        self, most_bytes: int = _MOST_BYTES, parts: bool = True, wait: bool = False
+    ) -> Raw | None:
+        """The next message, from anybody; None where none is there, or a part of one.
+
+        parts: whether it may come in parts. wait: for one.
+        """
+        flags = _MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        room = socket.CMSG_LEN(_MOST_FDS * array("i").itemsize)
+        try:  # recv_fds() takes flags and forgets them
+            line, controls, told, _ = self._socket.recvmsg(most_bytes, room, flags)
+        except BlockingIOError:
+            return None
+        except OSError:
+            line, controls, told = b"", [], 0
+        for _, kind, data in controls:
+            if kind == socket.SCM_RIGHTS:
+                whole = len(data) // array("i").itemsize * array("i").itemsize
+                self._parts += array("i", data[:whole])
+        cut = bool(told & socket.MSG_CTRUNC)
+        if line == _MORE and parts and not cut and len(self._parts) <= _MOST_PARTS * _MOST_FDS:
+            return None
+        found, self._parts = self._parts, []
+        return Raw(line, found, bool(told & socket.MSG_TRUNC), cut)
 
     def has_more(self, wait_s: float = 0.0) -> bool:
         """Whether receive() would not wait."""
@@ -93,6 +120,8 @@ class Channel(Closing):
 
     def close(self) -> None:
         self._socket.close()
+        close_all(self._parts)
+        self._parts = []
 
 
 def pair() -> tuple[Channel, Channel]:

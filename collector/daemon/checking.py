@@ -46,6 +46,14 @@ def plan_of(path: Path) -> dict[str, Any]:
     }
 
 
+def check_only(config: Path) -> int:
+    """Tell the mistakes in a configuration. ConfigError with all of them."""
+    names = list(plan_of(config)["captures"])
+    many = "capture" if len(names) == 1 else "captures"
+    print(f"{config}: {len(names)} {many}: {', '.join(names)}")
+    return 0
+
+
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), default=CONFIG)
 def command(path: Path) -> int:

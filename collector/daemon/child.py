@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from collector.control.access import control_folder
 from collector.control.client import Client, Collector
-from collector.daemon.channel import Channel, Message, pair
+from collector.daemon.channel import Channel, pair
 from collector.daemon.held import Held
+from collector.daemon.messages import Drained, Ear, Misbehaved, Park, Ready, Told, WentOn
 from collector.linux.syscalls import close_all
 from formats.base.errors import TcpkmonError
 
@@ -70,7 +71,10 @@ class Child:
         self.said: list[str] = []
         """What its process did that people want to know."""
         self.channel: Channel | None = None
+        self.cut_off = 0
+        """How often its process was killed for what it sent."""
         self.exit_code = 0
+        self._ear = Ear()
         self._process: subprocess.Popen[bytes] | None = None
         self._failures = 0
         self._start_at_s = 0.0
@@ -110,45 +114,58 @@ class Child:
             "stored": self.held.is_stored,
             "parked": {"state": self.held.state, "names": list(self.held.fds)},
         }
-        ours.send(order, list(self.held.fds.values()))
         self._was_given = bool(self.held.fds)
-        self.channel = ours
+        self.channel, self._ear = ours, Ear(trusted=True)
         self.state = State.STARTING
+        if not ours.send(order, list(self.held.fds.values())):
+            self.said.append("does not take its configuration")
+            self._process.kill()
 
     def hear(self) -> None:
-        """Take a message of its process."""
+        """Take a message of its process, if a whole one is there."""
         assert self.channel is not None
-        message = self.channel.receive()
-        if message is None:
-            self._hang_up()
-            return
-        self.heard_s = time.monotonic()
         try:
-            self._take(message)
-        except (KeyError, TypeError, ValueError):  # the word of another, as below
-            close_all(message.fds)
+            heard = self._ear.hear(self.channel)
+        except EOFError:
             self._hang_up()
+        except Misbehaved as why:
+            self._cut_off(str(why))
+        else:
+            self.heard_s = time.monotonic()
+            if heard is not None:
+                self._take(*heard)
 
-    def _take(self, message: Message) -> None:
-        what = message.what
-        if what["what"] == "ready":
+    def _cut_off(self, why: str) -> None:
+        """Its process may be another's by now: nothing of it is gone on with."""
+        self.cut_off += 1
+        self.said.append(f"sent {why}: its process is killed")
+        self._hang_up()
+        if self._process is not None:
+            self._process.kill()
+        self.held.close()
+        self.leave([])
+
+    def _take(self, told: Told, fds: Sequence[int]) -> None:
+        if isinstance(told, Drained):
+            self.records, self.lost = told.records, told.lost
+        elif isinstance(told, Ready):
             self.was_attached = True
             self._attached_s = self.heard_s
             self._given_up = 0
             self.is_sure, self._left = bool(self._left), []
             if self.state is State.STARTING:
                 self.state = State.ATTACHED
-        elif what["what"] == "park":
-            # What a process says after it gave up its privileges may be another's word.
-            state, names = dict(what["state"]), [str(name) for name in what["names"]]
-            self.held.add(state, names, message.fds, trusted=self.state is State.STARTING)
-        elif what["what"] == "went on":
-            lost = f"{int(what['killed']):,} records are lost by that"
+        elif isinstance(told, Park) and not told.names:
+            close_all(fds)
+            self.held.close()
+            self.said.append("starts anew if it is killed: the supervisor has too many files open")
+        elif isinstance(told, Park):
+            self.held.add(told.state, told.names, fds, trusted=bool(told.state))
+        elif isinstance(told, WentOn):
+            lost = f"{told.killed:,} records are lost by that"
             self.said.append(f"goes on where its process was killed; {lost}")
-        elif what["what"] == "anew":
-            self._begin_anew(str(what["why"]))
         else:
-            self.records, self.lost = int(what["records"]), int(what["lost"])
+            self._begin_anew(told.why)
 
     def _begin_anew(self, why: str) -> None:
         self.held.close()
@@ -213,23 +230,27 @@ class Child:
         if self._process is not None and "recorder" in self.plan["table"]:
             self._process.send_signal(signal.SIGUSR2)
 
-    def change(self, plan: Mapping[str, Any]) -> list[str]:
-        """Apply a plan that differs only in what may change while the capture runs; returns what
-        changed. TcpkmonError where the capture refuses: then it has to be restarted."""
-        done = []
-        for key in ("filters", "limits"):
-            if plan[key] != self.plan[key]:
-                self._ask({"op": f"set-{key}", key: plan[key]})
-                done.append(key)
-        self.plan = plan
-        self.held.configure(plan["table"])
-        return done
-
-    def _ask(self, request: dict[str, Any]) -> None:
+    def asking(self, plan: Mapping[str, Any]) -> Callable[[], list[str]]:
+        """A call, for a thread, that asks the capture for a plan which differs only in what may
+        change while it runs: it returns what changed. adopt() comes after it. TcpkmonError where
+        the capture refuses: then it has to be restarted."""
         if self.state is not State.ATTACHED or self.pid is None:
             raise TcpkmonError(f"it {self.state.value}")
         path = control_folder() / f"{self.pid}.sock"
-        Client(Collector(self.pid, path), _ASK_S).ask(request)
+        client = Client(Collector(self.pid, path), _ASK_S)
+        changed = {k: plan[k] for k in ("filters", "limits") if plan[k] != self.plan[k]}
+
+        def ask() -> list[str]:
+            for key, value in changed.items():
+                client.ask({"op": f"set-{key}", key: value})
+            return list(changed)
+
+        return ask
+
+    def adopt(self, plan: Mapping[str, Any]) -> None:
+        """The capture has changed."""
+        self.plan = plan
+        self.held.configure(plan["table"])
 
     def _hang_up(self) -> None:
         if self.channel is not None:

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from collector.daemon.keys import CAPTURE, CONTROL, FILTERS, METRICS, OPTIONS, PARTS, Convert
-from collector.daemon.toml_files import ConfigError, Keys, Sources
+from collector.daemon.toml_files import MOST_TOLD, ConfigError, Sources
+from collector.daemon.toml_lines import Keys
 from collector.plan import filters
 from collector.plan.budget import make_budget
 from collector.plan.choice import check_names
 from collector.plan.recorder import make_recorder
 from collector.plan.request import Request, check_request
 from collector.plan.rotation import Rotation
+from collector.plan.schema_sources import Source, find_sources
 from collector.writer.stream import STREAMS
 from formats.base.errors import TcpkmonError
 from formats.registry import FILE_FORMATS
@@ -30,7 +33,11 @@ from formats.schema import suggest
 
 OUTPUT = Path("/var/lib/tcpkmon")
 """The folder of the captures' folders: systemd's StateDirectory=tcpkmon."""
+MOST_CAPTURES = 256
+"""Each is a process."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_MOST_CHARACTERS = 300
+"""Of a mistake as it is told: it may quote a list of a million."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,10 @@ class _Checker:
     sources: Sources | None
     found: list[tuple[tuple[int, int], str]] = field(default_factory=list)
     """The mistakes, each with its place."""
+    find: Callable[..., tuple[Source, ...]] = field(
+        default_factory=lambda: lru_cache(16)(find_sources)
+    )
+    """Each set of schemata is read once."""
 
     @property
     def mistakes(self) -> list[str]:
@@ -71,9 +82,14 @@ class _Checker:
             self.add(keys, "; ".join(error.lines()))
 
     def add(self, keys: Keys, what: str) -> None:
+        """Note a mistake. ConfigError where enough were found."""
         place = self.sources.place(keys) if self.sources is not None else (0, 0)
         what = re.sub(r"^--?[A-Za-z][\w-]*: ", "", what)  # the command line's name of it
-        self.found.append((place, f"{'.'.join(keys)}: {what}"))
+        what = f"{'.'.join(keys)[:_MOST_CHARACTERS]}: {what}"
+        cut = what if len(what) <= _MOST_CHARACTERS else f"{what[:_MOST_CHARACTERS]}..."
+        self.found.append((place, cut))
+        if len(self.found) == MOST_TOLD:
+            raise ConfigError([*self.mistakes, "there may be more mistakes"])
 
     def table(self, keys: Keys, value: Any, known: Sequence[str]) -> dict[str, Any]:
         """The known keys of a table; the others are mistakes."""
@@ -121,7 +137,7 @@ class _Checker:
         with self.at((*keys, "budget")):
             if (limits := parts["budget"]) is not None and len(self.found) == before:
                 budget = make_budget(limits)
-                check_names(Request(filters=chosen, **options, budget=budget))
+                check_names(Request(filters=chosen, **options, budget=budget), self.find)
         request = Request(
             filters=chosen, name=name, control_group=group, quiet=True, **options,
             rotation=Rotation(**rotation) if rotation is not None else None,
@@ -143,8 +159,8 @@ class _Checker:
             name = OPTIONS[key][0]
             with self.at((*keys, key)):
                 more = replace(given, **{name: options.get(name, getattr(given, name))})
-                if key != "format":
-                    check_names(more)
+                if key == "schemata" or (key != "format" and name in options):
+                    check_names(more, self.find)
                 given = more
 
     def _filters(
@@ -175,6 +191,9 @@ def check(sources: Sources) -> dict[str, Capture]:
     captures = table.get("capture", {})
     if not isinstance(captures, dict) or not captures:
         checker.add(("capture",), "no capture is configured: write [capture.NAME]")
+        captures = {}
+    elif len(captures) > MOST_CAPTURES:
+        checker.add(("capture",), f"{len(captures):,} captures: at most {MOST_CAPTURES} run")
         captures = {}
     made = {name: checker.capture(name, value, None) for name, value in captures.items()}
     _check_outputs(checker, made)

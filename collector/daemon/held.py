@@ -11,16 +11,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from collector.daemon.messages import LATER
 from collector.daemon.systemd import Systemd
 from formats.base.closing import Closing
 
-MORE = "more/"
-_LATER = re.compile(MORE + r"\w{1,64}/\d{1,4}")
 _STATE = "state"
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _MOST_BYTES = 1 << 20
@@ -44,7 +42,7 @@ class Held(Closing):
         try:
             found = json.loads(os.pread(fds[_STATE], _MOST_BYTES, 0))
             held.state, held.table = dict(found["state"]), dict(found["table"])
-        except (ValueError, KeyError, TypeError, OSError):
+        except (ValueError, KeyError, TypeError, OSError, RecursionError):
             held.close()
             raise ValueError("its state cannot be read") from None
         os.close(fds.pop(_STATE))
@@ -60,7 +58,7 @@ class Held(Closing):
     ) -> None:
         """Hold these instead of all before, as a process parks all of its own at its start.
 
-        trusted: it has not given up its privileges yet. Then it adds links alone: MORE.
+        trusted: it has not given up its privileges yet. Then it adds links alone: LATER.
         """
         if trusted and state and state != self.state:
             self.close()
@@ -69,7 +67,9 @@ class Held(Closing):
         for index, fd in enumerate(fds):
             name = str(names[index]) if index < len(names) else ""
             # One that went on parks what it was given.
-            if name in self.fds or not (trusted or _LATER.fullmatch(name)):
+            later = LATER.fullmatch(name)
+            is_later = later is not None and f"link/{later[1]}/0" in self.fds
+            if name in self.fds or not (trusted or is_later):
                 os.close(fd)
             else:
                 self.fds[name] = fd

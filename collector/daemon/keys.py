@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from collector.writer.stream import STREAMS
 from formats.base.errors import UsageError
 from formats.schema import suggest
 
+_MOST_PATH, _MOST_ADDRESS = 4096, 108
+"""PATH_MAX; of a unix socket's path."""
+_MOST_NAMES = 64
 Convert = Callable[[Any], Any]
 """Makes a value of what TOML has, or raises UsageError."""
 
@@ -44,6 +49,14 @@ def _words(value: Any) -> tuple[str, ...]:
     if not isinstance(listed, list) or any(type(each) not in {str, int} for each in listed):
         raise UsageError(f"{value!r} is no list", 'write ["A", "B"]')
     return tuple(text for each in listed if (text := str(each).strip()))
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """Different words; a file is read for each."""
+    names = tuple(dict.fromkeys(_words(value)))
+    if len(names) > _MOST_NAMES:
+        raise UsageError(f"{len(names):,} names", f"name {_MOST_NAMES} at most")
+    return names
 
 
 def _joined(value: Any) -> str:
@@ -124,7 +137,7 @@ def _family(value: Any) -> int:
 
 
 def _path(value: Any) -> str:
-    if not isinstance(value, str) or not Path(value).is_absolute():
+    if not isinstance(value, str) or not Path(value).is_absolute() or len(value) >= _MOST_PATH:
         raise UsageError(f"{value!r} is no absolute path")
     return value
 
@@ -132,9 +145,9 @@ def _path(value: Any) -> str:
 def _listen(value: Any) -> str:
     text: str = _text(value)
     port = text.removeprefix("127.0.0.1:")
-    if port != text and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16:
+    if re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 1 << 16:
         return text
-    if text.startswith("unix:/"):
+    if text.startswith("unix:/") and len(os.fsencode(text)) < _MOST_ADDRESS:
         return text
     raise UsageError(f"{text!r} is no address", "write unix:/PATH or 127.0.0.1:PORT")
 
@@ -159,8 +172,8 @@ FILTERS: dict[str, tuple[str, Convert]] = {
 }
 """By key: the argument of filters.parse(), and what makes its value."""
 OPTIONS: dict[str, tuple[str, Convert]] = {
-    "schemata": ("schemata", _words),
-    "using": ("using", _words),
+    "schemata": ("schemata", _names),
+    "using": ("using", _names),
     "data": ("data", _flag),
     "columns": ("columns", _joined),
     "locations": ("locations", _joined),

@@ -12,6 +12,8 @@ from typing import Any
 
 from collector.daemon.requests import Refused
 
+READ_S = 60.0
+
 
 def read_plan(config: Path) -> dict[str, Any]:
     """The configuration; see collector/daemon/checking.py. Refused with its mistakes."""
@@ -19,7 +21,10 @@ def read_plan(config: Path) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, "-m", "collector.daemon.checking", os.fspath(config)],
             check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+            timeout=READ_S,
         )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise Refused([f"the configuration could not be read within {READ_S:g} s"], 1) from error
     except OSError as error:
         raise Refused([f"the configuration could not be read: {error.strerror}"], 1) from error
     if done.returncode:

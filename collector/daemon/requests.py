@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's own socket: a line of JSON from root, as {"op": "reload"}, and a line in answer."""
+"""The daemon's own socket: a line of JSON from root, as {"op": "reload"}, and a line in answer.
+
+No client is waited for (collector/control/lines.py), and an answer may come later.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
+import selectors
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from collector.control.access import daemon_path, listen_at, peer_of
+from collector.control.access import daemon_path, listen_at
+from collector.control.client import exchange, parse_answer
+from collector.control.lines import Client, Lines
 from formats.base.closing import Closing
 from formats.base.errors import TcpkmonError, UsageError
 
-_MOST_BYTES = 1 << 16
-_CLIENT_S, _ANSWER_S = 1.0, 120.0
+_ANSWER_S = 120.0
+Answer = Callable[[dict[str, Any] | TcpkmonError], None]
+"""Takes the result of a request, or its refusal."""
+Handlers = Mapping[str, Callable[[Answer], None]]
 
 
 class Requests(Closing):
-    """Listens at daemon_path(). UsageError where a daemon does already."""
+    """Listens at daemon_path(). UsageError where a daemon does already. fileno() can be read when
+    serve() has something to do."""
 
     def __init__(self) -> None:
         self._path = daemon_path()
@@ -31,37 +38,51 @@ class Requests(Closing):
             what = f"a daemon runs already, as process {other}"
             raise UsageError(what, "tcpkmon reload applies what changed")
         self._listener = listen_at(self._path)
+        self._selector = selectors.EpollSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._handlers: Handlers = {}
+        self._lines = Lines(self._selector, None, "root", self._take, _line)
 
     def fileno(self) -> int:
-        return self._listener.fileno()
+        return self._selector.fileno()
 
-    def serve(self, handlers: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
-        """Answer the client that waits. A slow one gets no answer."""
-        with suppress(OSError):
-            client, _ = self._listener.accept()
-            with client:
-                client.settimeout(_CLIENT_S)
-                if peer_of(client).may_control(None):
-                    client.sendall(json.dumps(_answer(client, handlers)).encode() + b"\n")
+    def serve(self, handlers: Handlers) -> None:
+        """Take what clients send, and send what they read, as far as nobody is waited for. Call it
+        about once a second too: who is late is dropped."""
+        self._handlers = handlers
+        for key, _ in self._selector.select(0):
+            if key.fileobj is self._listener:
+                self._lines.accept(self._listener)
+            else:
+                self._lines.ready(key.data)
+        self._lines.drop_late()
+
+    def _take(self, client: Client, line: bytes) -> None:
+        def answer(found: dict[str, Any] | TcpkmonError) -> None:
+            self._lines.reply(client, _line(found))
+
+        try:
+            request = json.loads(line)
+            handler = self._handlers[request["op"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            known = ", ".join(self._handlers)
+            answer(UsageError(f"a request is a line of JSON; op is one of {known}"))
+            return
+        handler(answer)
 
     def close(self) -> None:
+        self._lines.end(TcpkmonError("the daemon has ended"))
+        self._selector.close()
         self._listener.close()
         with suppress(OSError):
             self._path.unlink()
 
 
-def _answer(
-    client: socket.socket, handlers: Mapping[str, Callable[[], dict[str, Any]]]
-) -> dict[str, Any]:
-    try:
-        op = json.loads(client.makefile("rb").readline(_MOST_BYTES))["op"]
-        return {"ok": True, "result": handlers[op]()}
-    except (ValueError, KeyError, TypeError):
-        known = ", ".join(handlers)
-        error: TcpkmonError = UsageError(f"a request is a line of JSON; op is one of {known}")
-    except TcpkmonError as refused:
-        error = refused
-    return {"ok": False, "lines": error.lines(), "code": error.exit_code}
+def _line(found: dict[str, Any] | TcpkmonError) -> bytes:
+    told: dict[str, Any] = {"ok": True, "result": found}
+    if isinstance(found, TcpkmonError):
+        told = {"ok": False, "lines": found.lines(), "code": found.exit_code}
+    return json.dumps(told).encode() + b"\n"
 
 
 class Refused(TcpkmonError):
@@ -78,22 +99,22 @@ class Refused(TcpkmonError):
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:
     """Send the daemon a request; its result. TcpkmonError where none runs, and what it refuses."""
-    path = os.fspath(daemon_path())
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sender:
-        sender.settimeout(_ANSWER_S)
-        try:
-            sender.connect(path)
-            sender.sendall(json.dumps(request).encode() + b"\n")
-            line = sender.makefile("rb").readline()
-        except OSError as error:
-            raise TcpkmonError(
-                f"no daemon listens at {path}: {error.strerror or error}",
-                "systemctl start tcpkmon; only root may ask it",
-            ) from error
+    path = daemon_path()
+    try:
+        line = exchange(path, json.dumps(request).encode() + b"\n", _ANSWER_S)
+    except OSError as error:
+        why = f"no answer within {_ANSWER_S:g} s" if isinstance(error, TimeoutError) else ""
+        raise TcpkmonError(
+            f"no daemon listens at {path}: {why or error.strerror or error}",
+            "systemctl start tcpkmon; only root may ask it",
+        ) from error
     if not line:
         raise TcpkmonError("the daemon gave no answer", "only root may ask it")
-    answer = json.loads(line)
-    if not answer["ok"]:
-        raise Refused(answer["lines"], answer["code"])
-    result: dict[str, Any] = answer["result"]
-    return result
+    try:
+        answer = parse_answer(line)
+        if answer["ok"]:
+            return dict(answer["result"])
+        refusal = Refused([str(one) for one in answer["lines"]], int(answer["code"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise TcpkmonError("the daemon gave no answer that makes sense") from None
+    raise refusal

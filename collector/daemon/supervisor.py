@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +25,7 @@ from collector.daemon.held import Stored
 from collector.daemon.mending import Mending, left_in
 from collector.daemon.metrics_process import MetricsProcess
 from collector.daemon.plan_reading import read_plan
+from collector.daemon.reloading import Change, Reloads
 from collector.daemon.requests import Requests
 from collector.daemon.systemd import Systemd
 from collector.daemon.telling import Telling
@@ -38,16 +40,6 @@ END_S = 60.0
 def say(text: str) -> None:
     """Print a line on stderr, which under systemd is the journal."""
     say_line(f"tcpkmon daemon: {text}")
-
-
-def check(config: Path) -> int:
-    """Tell the mistakes in a configuration. ConfigError with all of them."""
-    from collector.daemon.checking import plan_of
-
-    names = list(plan_of(config)["captures"])
-    many = "capture" if len(names) == 1 else "captures"
-    print(f"{config}: {len(names)} {many}: {', '.join(names)}")
-    return 0
 
 
 def run(config: Path) -> int:
@@ -70,7 +62,6 @@ class Supervisor:
     def __init__(
         self, config: Path, plan: Mapping[str, Any], requests: Requests, systemd: Systemd
     ) -> None:
-        self._config = config
         self._systemd = systemd
         self._requests = requests
         self._children: dict[str, Child] = {}
@@ -78,6 +69,11 @@ class Supervisor:
         """Captures that another took over from, or that are not in the configuration any more."""
         self._metrics, self._mending = MetricsProcess(), Mending()
         self._stored = Stored(systemd)
+        self._wakener: socket.socket | None = None
+        self._reloads = Reloads(
+            partial(read_plan, config), self._adopt, self._finish_change, self._wake, systemd
+        )
+        self._handlers = {"reload": self._reloads.ask, "status": lambda to: to(self.status())}
         self._adopt(plan)
         self._stored.close()
         self._signals: list[int] = []
@@ -94,6 +90,7 @@ class Supervisor:
             stack.enter_context(writer)
             for end in (reader, writer):
                 end.setblocking(False)
+            self._wakener = writer
             stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer.fileno()))
             for number in (*_HANDLERS, signal.SIGCHLD):
                 stack.callback(signal.signal, number, signal.signal(number, self._note))
@@ -113,6 +110,9 @@ class Supervisor:
             self._metrics.look_after()
         self._mending.reap()
         self._wait(reader)
+        self._requests.serve(self._handlers)
+        if self._end_by_s is None:
+            self._reloads.step()
         while self._signals:
             _HANDLERS.get(self._signals.pop(0), _ignore)(self)
         for name in [*self._children]:
@@ -187,7 +187,7 @@ class Supervisor:
         """Wait for a signal, a request, or what a capture says, and take it."""
         calls: dict[int, Callable[[], None]] = {
             reader.fileno(): lambda: _empty(reader),
-            self._requests.fileno(): self._serve,
+            self._requests.fileno(): lambda: None,  # _round() serves, for those who are late too
         }
         for child in self._all:
             if child.channel is not None:
@@ -221,23 +221,15 @@ class Supervisor:
             child.wanted = False
             child.end()
 
-    def reload(self) -> dict[str, Any]:
-        """Read the configuration again and apply it; what was done, by capture.
+    def _wake(self) -> None:
+        """End the wait for what happens; a thread calls this."""
+        if self._wakener is not None:
+            with suppress(OSError):  # it is full: then there is no wait; or all has ended
+                self._wakener.send(b"!")
 
-        Refused with the mistakes in it: then nothing changes.
-        """
-        self._systemd.reloading()
-        try:
-            done = self._adopt(read_plan(self._config))
-        finally:
-            self._systemd.tell("READY=1")
-        for name, what in done.items():
-            say(f"capture {name}: {what}")
-        return done
-
-    def _adopt(self, plan: Mapping[str, Any]) -> dict[str, str]:
-        """Make the captures those of a plan. Returns what was done with each."""
-        done = {}
+    def _adopt(self, plan: Mapping[str, Any]) -> dict[str, str | Change]:
+        """Make the captures those of a plan. Returns what was done with each, or is under way."""
+        done: dict[str, str | Change] = {}
         captures, group = plan["captures"], plan["group"]
         self._metrics.adopt(plan["metrics"], group)
         for name in [*self._children]:
@@ -267,7 +259,7 @@ class Supervisor:
             if one is not None:
                 self._dismiss(one)
 
-    def _change(self, child: Child, new: Mapping[str, Any], group: str | None) -> str:
+    def _change(self, child: Child, new: Mapping[str, Any], group: str | None) -> str | Change:
         """Apply a plan to a capture; what was done.
 
         What cannot change in it changes in another, which is attached before this one ends.
@@ -276,7 +268,7 @@ class Supervisor:
             return "unchanged"
         if new["static"] == child.plan["static"] and group == child.group:
             try:
-                return f"changed while it goes on: {', '.join(child.change(new))}"
+                return Change(child, new, self._wake)
             except TcpkmonError as error:
                 why = error.message
         else:
@@ -284,6 +276,21 @@ class Supervisor:
             every = {**old, **new["static"]}
             keys = [key for key in every if old.get(key) != new["static"].get(key)]
             why = f"{', '.join(keys) or 'control.group'} changed"
+        return self._relieve(child, new, group, why)
+
+    def _finish_change(self, name: str, change: Change) -> str:
+        """What was done with a capture that was asked for another plan."""
+        child = change.child
+        try:
+            return change.finish()
+        except TcpkmonError as error:
+            why = error.message
+        if self._children.get(name) is child:
+            return self._relieve(child, change.plan, child.group, why)
+        self._make(name, change.plan, child.group)
+        return f"started: {why}"
+
+    def _relieve(self, child: Child, new: Mapping[str, Any], group: str | None, why: str) -> str:
         other = self._make(child.name, new, group)
         other.relieves = child
         if child.relieves is not None:  # a change that is not attached yet
@@ -297,7 +304,7 @@ class Supervisor:
             "pid": os.getpid(),
             "captures": {
                 name: {"pid": one.pid, "state": one.state.value, "records": one.records,
-                       "lost": one.lost}
+                       "lost": one.lost, "cut_off": one.cut_off}
                 for name, one in self._children.items()
             },
         }  # fmt: skip
@@ -309,15 +316,7 @@ class Supervisor:
 
     def hang_up(self) -> None:
         """Reload, and tell the mistakes."""
-        try:
-            self.reload()
-        except TcpkmonError as error:
-            for line in error.lines():
-                say(line)
-            say("nothing was changed")
-
-    def _serve(self) -> None:
-        self._requests.serve({"reload": self.reload, "status": self.status})
+        self._reloads.ask(_tell_mistakes)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -330,6 +329,12 @@ class Supervisor:
 
 def _ignore(_: Supervisor) -> None:
     """SIGCHLD only ends the wait."""
+
+
+def _tell_mistakes(found: dict[str, Any] | TcpkmonError) -> None:
+    if isinstance(found, TcpkmonError):
+        for line in (*found.lines(), "nothing was changed"):
+            say(line)
 
 
 def _empty(reader: socket.socket) -> None:

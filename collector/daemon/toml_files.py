@@ -3,25 +3,24 @@
 
 from __future__ import annotations
 
+import math
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from collector.daemon.toml_lines import Keys, lines_of, statements, tomllib
 from collector.linux.trusted_files import open_trusted
 from formats.base.errors import FileError, UsageError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 CONFIG = Path("/etc/tcpkmon/tcpkmon.toml")
 MOST_BYTES = 1 << 20
-"""Of a file."""
-Keys = tuple[str, ...]
+"""Of all files together: a capture's table goes to its process in one message."""
+MOST_TOLD = 100
+"""Mistakes; there may be more."""
 
 
 class ConfigError(UsageError):
@@ -45,31 +44,12 @@ class TomlFile:
     table: Mapping[str, Any]
 
     def line_of(self, keys: Sequence[str]) -> int:
-        """The line, from 1, of the statement that makes this key, which the file has.
+        """The line, from 1, of the statement that makes this key, which the file has."""
+        return self._lines.get(tuple(keys), 1)
 
-        tomllib knows no lines. But a beginning of the file that ends between two statements is
-        TOML too: the key is made where it is first in such a beginning.
-        """
-        lines = self.text.split("\n")
-        without, with_it = 0, len(lines)
-        while without < with_it:
-            middle = (without + with_it) // 2
-            whole, table = _longest_whole(lines, middle)
-            if _has(table, keys):
-                with_it = whole
-            else:
-                without = middle + 1
-        return _longest_whole(lines, with_it - 1)[0] + 1
-
-
-def _longest_whole(lines: Sequence[str], most: int) -> tuple[int, Mapping[str, Any]]:
-    """The longest beginning of at most so many lines that ends between two statements."""
-    for count in range(most, 0, -1):
-        try:
-            return count, tomllib.loads("\n".join(lines[:count]) + "\n")
-        except tomllib.TOMLDecodeError:
-            continue
-    return 0, {}
+    @cached_property
+    def _lines(self) -> dict[Keys, int]:
+        return lines_of(self.text)
 
 
 def _has(table: Any, keys: Sequence[str]) -> bool:
@@ -107,16 +87,17 @@ def read(path: Path = CONFIG) -> Sources:
     path = Path(os.path.abspath(path))
     folder = path.with_suffix(".d")
     more = sorted(folder.glob("*.toml")) if folder.is_dir() else []
-    files, mistakes = [], []
+    files: list[TomlFile] = []
+    mistakes: list[str] = []
     merged: dict[str, Any] = {}
+    left = MOST_BYTES
     for each in [path, *more]:
+        data = _read_bytes(each, left)
+        left -= len(data)
         try:
-            text = _read_text(each)
-            file = TomlFile(each, text, tomllib.loads(text))
-        except UnicodeDecodeError as error:
-            mistakes.append(f"{each}: not UTF-8: {error.reason} at byte {error.start}")
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            mistakes.append(f"{each}: not TOML: {error}")
+            file = parse(each, data)
+        except ConfigError as error:
+            mistakes += error.mistakes
         else:
             files.append(file)
             _merge(merged, file.table)
@@ -125,15 +106,59 @@ def read(path: Path = CONFIG) -> Sources:
     return Sources(tuple(files), merged)
 
 
-def _read_text(path: Path) -> str:
+def parse(path: Path, data: bytes) -> TomlFile:
+    """A file of these bytes. ConfigError where it is no TOML, or has values that no key takes."""
+    try:
+        text = data.decode().replace("\r\n", "\n")
+        for _ in statements(text):  # before tomllib, which does not end with deep ones
+            pass
+        file = TomlFile(path, text, tomllib.loads(text))
+    except UnicodeDecodeError as error:
+        why = f"not UTF-8: {error.reason} at byte {error.start}"
+    except UsageError as error:
+        why = f"not a configuration: {error.message}"
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, and numbers of 5,000 digits
+        why = f"not TOML: {error}"
+    else:
+        wrong = _strange(file.table)
+        if not wrong:
+            return file
+        raise ConfigError(f"{path}:{file.line_of(k)}: {'.'.join(k)[:100]}: {w}" for k, w in wrong)
+    raise ConfigError([f"{path}: {why}"])
+
+
+def _strange(table: Mapping[str, Any]) -> list[tuple[Keys, str]]:
+    """Keys with values that TOML may have and no key takes, and what they are; at most MOST_TOLD.
+    """
+    found: list[tuple[Keys, str]] = []
+    waiting: list[tuple[Keys, Any]] = [((), table)]
+    while waiting and len(found) < MOST_TOLD:
+        keys, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [((*keys, key), inner) for key, inner in value.items()]
+            found += [((*keys, key), "a key with the character 0") for key in value if "\0" in key]
+        elif isinstance(value, list):
+            waiting += [(keys, inner) for inner in value]
+        elif isinstance(value, str) and "\0" in value:
+            found.append((keys, "a text with the character 0"))
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            found.append((keys, "a number of more than 64 bits"))
+        elif isinstance(value, float) and not math.isfinite(value):
+            found.append((keys, "no finite number"))
+        elif isinstance(value, (date, time)):
+            found.append((keys, "a date or a time, which no key takes"))
+    return found[:MOST_TOLD]
+
+
+def _read_bytes(path: Path, most: int) -> bytes:
     opened = open_trusted(
         path, "what it names runs as root", "put it where only root writes, /etc/tcpkmon say"
     )
     with open(opened, "rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+        data = file.read(most + 1)
+    if len(data) > most:
         raise FileError(f"{path}: a configuration has at most {MOST_BYTES >> 20} MiB")
-    return data.decode().replace("\r\n", "\n")
+    return data
 
 
 def _merge(into: dict[str, Any], table: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ import click
 
 from collector.daemon.channel import Channel
 from collector.daemon.config import make_capture
+from collector.daemon.messages import MOST_WHY
 from collector.loader.parked import Parked
 from collector.plan.request import Request
 from collector.session import session
@@ -48,7 +49,7 @@ class Supervised(Overseer):
         self._channel.send({"what": "went on", "killed": killed})
 
     def anew(self, why: str) -> None:
-        self._channel.send({"what": "anew", "why": why})
+        self._channel.send({"what": "anew", "why": why[:MOST_WHY]})
 
     def ready(self) -> None:
         self._channel.send({"what": "ready"})

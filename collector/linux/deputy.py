@@ -25,6 +25,8 @@ _REQUEST = struct.Struct("=IQ")
 _ANSWER = struct.Struct("=i")
 _TEXT_BYTES = 4096
 _MOST_FDS = 4
+_MOST_BYTES = 1 << 26
+"""Of a request: it may have the header of a file."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -100,7 +102,7 @@ def _serve(connection: socket.socket, open_file: Callable[..., int]) -> bool:
         if rest is None:
             return False
         number, length = _REQUEST.unpack(head + rest)
-        data = _receive(connection, length)
+        data = _receive(connection, length) if length <= _MOST_BYTES else None
         if data is None:
             return False
         return _answer(connection, lambda: open_file(number, data, *given))
@@ -112,7 +114,7 @@ def _serve(connection: socket.socket, open_file: Callable[..., int]) -> bool:
 def _answer(connection: socket.socket, open_file: Callable[[], int]) -> bool:
     try:
         fd = open_file()
-    except (TcpkmonError, OSError) as error:
+    except (TcpkmonError, OSError, LookupError, TypeError, ValueError) as error:
         cause = error.__cause__ if isinstance(error, TcpkmonError) else error
         code = cause.errno if isinstance(cause, OSError) and cause.errno else 5
         text = str(error).encode()[: _TEXT_BYTES]

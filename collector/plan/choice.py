@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from collector.plan.budget import make_steps
 from collector.plan.columns import (
@@ -17,7 +17,7 @@ from collector.plan.columns import (
 )
 from collector.plan.event_layout import EventLayout, lay_out_sources
 from collector.plan.request import Request
-from collector.plan.schema_sources import find_sources, has_tcp
+from collector.plan.schema_sources import Source, find_sources, has_tcp
 from formats.base.errors import UsageError
 
 
@@ -66,9 +66,10 @@ def check_budget(chosen: Collection[str], events: EventLayout) -> None:
         )
 
 
-def check_names(request: Request) -> None:
-    """Raises UsageError or SchemaError for a name that no schema has; needs no kernel."""
-    sources = find_sources(request.schemata)
+def check_names(request: Request, find: Callable[..., tuple[Source, ...]] = find_sources) -> None:
+    """Raises UsageError or SchemaError for a name that no schema has; needs no kernel. find: reads
+    the schemata."""
+    sources = find(request.schemata)
     holds_events = request.format.holds_events
     layout = lay_out_sources(sources, request.using, request.data) if holds_events else None
     _, chosen = choose(request.locations, has_tcp(sources), layout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,12 @@ class Layout:
 
 def load_schema() -> Schema:
     """The schema tcp, as shipped."""
-    return load([SCHEMATA / "tcp.conf"])
+    return _load(SCHEMATA / "tcp.conf")
+
+
+@cache
+def _load(path: Path) -> Schema:
+    return load([path])
 
 
 def smallest_set(tags: Collection[str]) -> str:

@@ -9,19 +9,20 @@ given filter by address, family, network namespace, cgroup and process matches t
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from collector.linux import netns
+from collector.plan.cgroups import Cgroup, find_cgroup
 from collector.plan.syscall_choice import LEFT_OUT, left_out, parse_syscalls
-from formats.base.errors import KernelError, PrivilegeError, UsageError
+from formats.base.errors import UsageError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -32,6 +33,10 @@ _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 
 FILTER_MAP = "filter_settings"
 """The BPF map that only the programs of schemata with filters have (sock_filter.h)."""
+
+
+MOST = {"--pair": 1024, "--addr": 1024, "--netns": 64, "--cgroup": 64, "--pid": 1024}
+"""What the maps of sock_filter.h have room for."""
 
 
 class Flag(IntFlag):
@@ -48,17 +53,6 @@ class Flag(IntFlag):
     NETNS = 128
     CGROUP = 256
     PID = 512
-
-
-@dataclass(frozen=True)
-class Cgroup:
-    """A cgroup of version 2."""
-
-    path: str
-    id: int
-    """The inode of its directory."""
-    level: int
-    """Its depth; the root has 0."""
 
 
 @dataclass(frozen=True)
@@ -183,41 +177,52 @@ def parse(
     UsageError for a wrong value and for what does not exist, KernelError for a cgroup where no
     cgroup2 is mounted, and the errors of netns.resolve().
     """
-    networks = tuple(dict.fromkeys(_parse_network(text) for text in addresses))
+    networks = tuple(dict.fromkeys(_parse_network(text) for text in _few("--addr", addresses)))
     if family and networks and not any(_has_family(network, family) for network in networks):
         raise UsageError(f"-{family} and --addr: no connection can match both", "drop one of them")
-    places = tuple(dict.fromkeys(find_cgroup(text) for text in cgroups))
+    places = tuple(dict.fromkeys(find_cgroup(text) for text in _few("--cgroup", cgroups)))
     if len({place.level for place in places}) > 1:
         raise UsageError("--cgroup: all must be at the same depth", "capture their common parent")
     return Filters(
         ports=_parse_ports("--ports", ports),
         local_ports=_parse_ports("-L", local_ports),
         remote_ports=_parse_ports("-D", remote_ports),
-        pairs=tuple(dict.fromkeys(_parse_pair(text) for text in pairs)),
+        pairs=tuple(dict.fromkeys(_parse_pair(text) for text in _few("--pair", pairs))),
         addresses=networks,
         family=family,
         cgroups=places,
-        pids=tuple(dict.fromkeys(_check_pid(pid) for pid in pids)),
+        pids=tuple(dict.fromkeys(_check_pid(pid) for pid in _few("--pid", pids))),
         syscalls=parse_syscalls(syscalls),
         # Last, so that no error leaves these open.
-        namespaces=_resolve_all(namespaces),
+        namespaces=_resolve_all(_few("--netns", namespaces)),
     )
+
+
+_T = TypeVar("_T")
+
+
+def _few(option: str, values: Sequence[_T]) -> list[_T]:
+    """The different ones; UsageError where their map has no room for them."""
+    found = list(dict.fromkeys(values))
+    if len(found) > MOST[option]:
+        raise UsageError(f"{option}: {len(found):,} of them", f"at most {MOST[option]:,} fit")
+    return found
 
 
 def _parse_ports(option: str, text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
-    ports: set[int] = set()
+    chosen = bytearray(1 << 16)
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         if dash and _is_number(low) and _is_number(high):
             first, last = _parse_port(option, low), _parse_port(option, high)
             if first > last:
                 raise UsageError(f"{option}: {part.strip()} runs backwards", f"say {high}-{low}")
-            ports.update(range(first, last + 1))
+            chosen[first : last + 1] = b"\1" * (last + 1 - first)
         else:
-            ports.add(_parse_port(option, part.strip()))
-    return tuple(sorted(ports))
+            chosen[_parse_port(option, part.strip())] = 1
+    return tuple(port for port, is_chosen in enumerate(chosen) if is_chosen)
 
 
 def _is_number(text: str) -> bool:
@@ -230,12 +235,17 @@ def _parse_port(option: str, text: str) -> int:
     if not text or _is_number(text) or not text.isascii() or not text.isprintable():
         raise UsageError(f"{option}: '{text}' is no port", "say 1 to 65535, as 5001,5201-5210")
     try:
-        return socket.getservbyname(text, "tcp")
+        return _port_of(text)
     except OSError:
         raise UsageError(
             f"{option}: '{text}' is neither a port nor a known service",
             "give a number (5001), a range (5201-5210) or a name of /etc/services",
         ) from None
+
+
+@lru_cache
+def _port_of(service: str) -> int:
+    return socket.getservbyname(service, "tcp")
 
 
 def _parse_pair(text: str) -> tuple[int, int]:
@@ -279,6 +289,8 @@ def _prefix_key(network: Network) -> bytes:
 
 
 def _check_pid(pid: int) -> int:
+    if not 0 < pid < 1 << 31:
+        raise UsageError("--pid: this number is no process", "ps -e lists them")
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -287,40 +299,6 @@ def _check_pid(pid: int) -> int:
     if leader is not None and int(leader.group(1)) != pid:
         raise UsageError(f"--pid: {pid} is a thread", f"its process is {leader.group(1)}")
     return pid
-
-
-def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroup:
-    """The cgroup of this name: a directory, or a path below the root of cgroup2."""
-    if not text:
-        raise UsageError("--cgroup: an empty name is no cgroup", "give a directory of cgroup2")
-    mounts = list(_cgroup2_mounts(mountinfo.read_text(errors="surrogateescape")))
-    if not mounts:
-        raise KernelError("--cgroup: no cgroup2 is mounted here", "mount -t cgroup2 none FOLDER")
-    candidates = [Path(text), *(Path(point) / text.lstrip("/") for point, _ in mounts)]
-    for candidate in candidates:
-        path = Path(os.path.realpath(candidate))
-        try:
-            if not path.is_dir():
-                continue
-            for point, root_level in sorted(mounts, key=lambda mount: -len(mount[0])):
-                if path.is_relative_to(point) and path.stat().st_dev == os.stat(point).st_dev:
-                    level = root_level + len(path.relative_to(point).parts)
-                    return Cgroup(str(path), path.stat().st_ino, level)
-        except PermissionError:
-            raise PrivilegeError(f"--cgroup: {path} may not be read", "run it as root") from None
-    raise UsageError(
-        f"--cgroup: '{text}' is no directory of cgroup2", f"they are below {mounts[0][0]}"
-    )
-
-
-def _cgroup2_mounts(mountinfo: str) -> Iterable[tuple[str, int]]:
-    """Mount point and depth of the root of each cgroup2 mount in a text of /proc/PID/mountinfo."""
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        if after.split(" ", 1)[0] == "cgroup2":
-            root, point = before.split(" ")[3:5]
-            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), point)
-            yield point, len([part for part in root.split("/") if part])
 
 
 def _resolve_all(names: Sequence[str]) -> tuple[netns.Namespace, ...]:

@@ -24,7 +24,7 @@ class Recorder:
     """It keeps the records of the last last_s seconds, and of them at most last_bytes.
 
     A trigger writes them, and those of after_s seconds more, to a file in a folder. dumps_per_hour:
-    triggers write no more; a user may always ask for one.
+    triggers write no more, nor does the control group; root may always ask for one.
     """
 
     last_s: float | None = 30.0

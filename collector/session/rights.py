@@ -11,6 +11,7 @@ from typing import Any
 
 from collector.control.access import (
     control_folder,
+    owner_path,
     prepare_folder,
     socket_path,
     status_path,
@@ -74,7 +75,7 @@ class Rights:
             control = socket_path(control_folder())
             deputy = Deputy(
                 stream.open_file,
-                at_end=partial(_remove, control, status_path(control)),
+                at_end=partial(_remove, control, status_path(control), owner_path(control)),
                 settle=partial(settle, OPENING, folders=self._folders),
                 keep=self._folders,
             )

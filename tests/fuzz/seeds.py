@@ -32,7 +32,7 @@ CORPUS = Path(__file__).parent / "corpus"
 KINDS = (
     "psc", "klogger", "magnet", "schema", "control", "trigger", "assertion", "fail-if", "lines",
     "segments",
-    "config", "daemon",
+    "config", "daemon", "worker", "answer",
 )  # fmt: skip
 REQUESTS: tuple[object, ...] = (
     {"op": "status"}, {"op": "enable"}, {"op": "disable", "events": ["SCHEDIN", "NO"]},
@@ -52,6 +52,33 @@ FAIL_IF = (
     "srtt_p50_us less 0%", "goodput_p5 worze five", "share_app worse 1%", "min_rtt_us worse 1% x",
 )  # fmt: skip
 DAEMON = ({"op": "status"}, {"op": "reload"}, {"op": ["status"]}, {"op": {}}, ["op"], "op", None)
+WORKER: tuple[object, ...] = (
+    {"what": "park", "state": {"path": "p"}, "names": ["link/f/0"]},
+    {"what": "park", "state": {}, "names": ["more/f/0"]}, {"what": "ready"},
+    {"what": "anew", "why": "x"}, {"what": "drained", "records": 10**15, "lost": 7},
+    {"what": "went on", "killed": 3}, {"more": True},
+)  # fmt: skip
+_HISTOGRAM = {"log2_us": [0, 2], "counts": [1, 2], "beyond": 0, "sum_us": 9}
+ANSWERS: tuple[object, ...] = (
+    {
+        "pid": 7, "name": "web", "format": "psc", "enabled": True, "buffer_bytes": 1 << 22,
+        "records": 5, "bytes": 900, "rates": {"records/s": 1.5, "bytes/s": 300}, "ring_fill": 0.1,
+        "reader_lag_s": 0.01, "cost": {"cpu_percent": 1, "cpu_s": 2.5, "memory_bytes": 1 << 20},
+        "disk_free_bytes": 1 << 30, "lost": {"ring full": 1}, "refused": {"RTO": "no"},
+        "events": [{"number": 1, "name": "RTO", "enabled": True, "written": 4, "lost": 0}],
+        "outcomes": {"RTO": {"written": 4, "attempts": 5}}, "segment": 3, "shed_level": 0,
+        "recorder": {"oldest": 1.5, "newest": 2.5, "seconds": 1.0, "records": 3, "bytes": 10,
+                     "limit_bytes": 100, "dumps": 1, "dumping": False, "held_back": 0},
+        "tcp": {"srtt": _HISTOGRAM, "min_rtt": _HISTOGRAM, "handshake": _HISTOGRAM,
+                "duration": {"active": _HISTOGRAM}, "opened": {"active": 1}, "counting_s": 0.1,
+                "closed": [["active", "fin", 1]], "retransmits": {"rto": 1}},
+    },
+    {"pid": 7, "connections": 1, "rows": {
+        "id": [1], "lport": [80], "laddr": ["10.0.0.1"], "rport": [5000], "raddr": ["::1"],
+        "state": [1], "acked_rate": [5.5], "received_rate": [0], "srtt_us": [100],
+        "min_rtt_us": [90], "snd_cwnd_segs": [10], "retransmits": [0], "comm": ["sh"], "pid": [9],
+    }},
+)  # fmt: skip
 CONFIGS = (
     '[metrics]\nlisten = "127.0.0.1:9477"\n[control]\ngroup = "root"\n[capture.a]\n',
     '[capture.a]\nports = [80, "5201-5210"]\nlimits = { RTO = 1000 }\ncolumns = ["srtt_us"]\n'
@@ -226,6 +253,14 @@ def _texts(kind: str) -> Iterator[tuple[str, bytes]]:
     elif kind == "daemon":
         for number, request in enumerate(DAEMON):
             yield str(number), json.dumps(request).encode() + b"\n"
+    elif kind == "worker":
+        lines = [b"+" * ("link/f/0" in str(one)) + json.dumps(one).encode() for one in WORKER]
+        yield "all", b"\n".join(lines)
+        for number, line in enumerate(lines):
+            yield str(number), line
+    elif kind == "answer":
+        for number, answer in enumerate(ANSWERS):
+            yield str(number), json.dumps(answer).encode()
     elif kind == "config":
         for number, text in enumerate(CONFIGS):
             yield str(number), text.encode()

@@ -615,38 +615,112 @@ def overlapping(data: bytes) -> None:
 def config(data: bytes) -> None:
     """A configuration is refused with all mistakes, or each capture of it can be made."""
     from collector.daemon.config import check, make_capture
-    from collector.daemon.toml_files import Sources, TomlFile, tomllib
+    from collector.daemon.toml_files import MOST_TOLD, Sources, parse
 
     try:
-        text = data.decode()
-        table = tomllib.loads(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
-        return  # read() says so
-    try:
-        captures = check(Sources((TomlFile(Path("x.toml"), text, table),), table))
+        file = parse(Path("x.toml"), data)
+        captures = check(Sources((file,), file.table))
     except TcpkmonError as error:
-        assert all(error.lines())
+        assert all(error.lines()) and len(error.lines()) <= MOST_TOLD + 1
         return
+    table = json.loads(json.dumps(file.table, allow_nan=False))
     for name, capture in captures.items():
         capture.request.filters.close()
         make_capture(name, table["capture"][name]).request.filters.close()
 
 
+@cache
+def _requests(owner: int) -> Any:
+    """The daemon's socket, whose reload refuses."""
+    from collector.daemon.requests import Requests
+
+    os.environ["TCPKMON_RUN"] = os.fspath(_folder(owner) / "run")
+    return Requests()
+
+
 def daemon_request(data: bytes) -> None:
-    """The daemon answers any line in JSON."""
-    from collector.daemon import requests
+    """The daemon answers any line in JSON, and the next client too."""
+    handlers: dict[str, Callable[[Any], None]] = {
+        "status": lambda answer: answer({"pid": 1}),
+        "reload": lambda answer: answer(UsageError("no")),
+    }
+    requests = _requests(os.getpid())
+    for sent in (data, b'{"op": "status"}\n'):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.connect(os.fspath(requests._path))
+            client.setblocking(False)
+            requests.serve(handlers)
+            answer = b""
+            with suppress(BrokenPipeError, ConnectionResetError):
+                for part in _parts(sent):
+                    client.send(part)
+                    requests.serve(handlers)
+                client.shutdown(socket.SHUT_WR)
+            requests.serve(handlers)
+            with suppress(BlockingIOError, ConnectionResetError):
+                answer = client.recv(1 << 16)
+        assert not answer or json.loads(answer)["ok"] in (True, False)
+    assert json.loads(answer) == {"ok": True, "result": {"pid": 1}}
 
-    def refuse() -> dict[str, Any]:
-        raise UsageError("no")
 
-    client, server = socket.socketpair()
-    with client, server:
-        client.setblocking(False)
-        with suppress(BlockingIOError):
-            client.send(data[:4096])
-        client.shutdown(socket.SHUT_WR)
-        answer = requests._answer(server, {"status": lambda: {"pid": 1}, "reload": refuse})
-    assert json.loads(json.dumps(answer))["ok"] in (True, False)
+def worker_message(data: bytes) -> None:
+    """What a capture's process sends is taken, or the process is cut off; all can be told, and no
+    descriptor stays. Each line is a message; with b"+" before it, it has a descriptor."""
+    from collector.daemon.channel import pair
+    from collector.daemon.child import Child, State
+    from collector.daemon.held import Held
+    from collector.daemon.systemd import Systemd
+    from collector.daemon.telling import Telling
+
+    before = len(os.listdir("/proc/self/fd"))
+    held = Held(Systemd({}), "a", {})
+    child = Child("a", {"folder": "/", "table": {}}, None, held)
+    child.state = _pick(data, (State.STARTING, State.ATTACHED))
+    child.channel, theirs = pair()
+    with socket.socket(fileno=os.dup(theirs.fileno())) as end, open(os.devnull) as file:
+        theirs.close()
+        for line in data.split(b"\n")[:100]:
+            if child.channel is None:
+                break
+            with suppress(OSError):
+                fds = [file.fileno()] * line.startswith(b"+")
+                socket.send_fds(end, [line.removeprefix(b"+")], fds)
+                child.hear()
+            json.dumps([child.records, child.lost, held.state], allow_nan=False)
+            Telling(Systemd({})).tell([child], True)
+            assert all(len(text) < 2000 for text in child.said)
+    child._hang_up()
+    held.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def answer(data: bytes) -> None:
+    """What a collector answers is shown, or refused in words."""
+    from rich.console import Console
+
+    from collector.commands import openmetrics, status
+    from collector.commands.top_screen import Screen
+    from collector.control.client import making_sense, parse_answer
+    from collector.metrics.watching import SORTS
+
+    try:
+        found = parse_answer(data)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(found, dict):  # the client refuses it
+        return
+    text = io.StringIO()
+    console = Console(file=text, width=100, markup=False, highlight=False)
+    with suppress(TcpkmonError), making_sense():
+        console.print(status.draw(found))
+    screen = Screen(SORTS, "rate")
+    with suppress(TcpkmonError), making_sense():
+        screen.take(found)
+        console.print(screen.draw(100, 30))
+    with suppress(TcpkmonError):
+        openmetrics.check(found)
+        assert all(openmetrics.make_metrics({"one": found, "other": found}, 0))
+    assert not (bad := _CONTROL.search(text.getvalue())), f"not escaped: {bad}"
 
 
 def control(data: bytes) -> None:
@@ -747,6 +821,8 @@ TARGETS = {
     "overlapping": Target("psc", 10, overlapping),
     "config": Target("config", 20, config),
     "daemon": Target("daemon", 10, daemon_request),
+    "worker": Target("worker", 20, worker_message),
+    "answer": Target("answer", 20, answer),
     "assertion": Target("assertion", 20, assertion),
     "fail-if": Target("fail-if", 20, fail_if),
     "diff-psc": Target("psc", 10, compared),

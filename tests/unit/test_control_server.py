@@ -21,10 +21,11 @@ from typing import Any
 
 import pytest
 
-from collector.control import access, onlookers, server
+from collector.control import access, lines, onlookers
 from collector.control.access import Peer, listen, peer_of
 from collector.control.client import Client, Collector
-from collector.control.server import CLIENTS, REQUEST_BYTES, ControlServer
+from collector.control.lines import CLIENTS, REQUEST_BYTES
+from collector.control.server import ControlServer
 from formats.base.errors import FileError, UsageError
 
 LIMIT_S = 60.0
@@ -157,7 +158,7 @@ def test_clients_in_a_loop_get_few_connections(
         accepted[0] += 1
         return peer_of(connection)
 
-    monkeypatch.setattr(server, "peer_of", count)
+    monkeypatch.setattr(lines, "peer_of", count)
     until = time.monotonic() + 1.0
 
     def connect() -> None:
@@ -236,19 +237,22 @@ def test_who_leaves_before_the_answer_does_no_harm(running: Running) -> None:
     assert running.ask({"op": "mark", "number": 1})["ok"] is True
 
 
-def test_too_many_at_once_are_told_so(running: Running) -> None:
+def test_who_waited_longest_gives_way(running: Running) -> None:
     silent = [running.connect() for _ in range(CLIENTS)]
     try:
-        with running.connect() as one_more:
-            answer = answer_of(one_more)
-        assert "too many" in answer["error"]["message"]
+        silent[0].sendall(b'{"op": "mar')  # half a request keeps no place either
+        assert running.ask({"op": "mark", "number": 1})["ok"]
+        assert "too many" in answer_of(silent[0])["error"]["message"]
+        silent[1].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            silent[1].recv(1)
     finally:
         for connection in silent:
             connection.close()
 
 
 def test_the_silent_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "TIME_LIMIT_S", 0.05)
+    monkeypatch.setattr(lines, "TIME_LIMIT_S", 0.05)
     running = Running(tmp_path)
     with running.server, running.connect() as connection:
         assert connection.recv(1) == b""
@@ -339,7 +343,7 @@ def test_others_are_refused(running: Running, monkeypatch: pytest.MonkeyPatch) -
     def stranger(connection: socket.socket) -> Peer:
         return dataclasses.replace(peer_of(connection), uid=os.geteuid() + 1)
 
-    monkeypatch.setattr(server, "peer_of", stranger)
+    monkeypatch.setattr(lines, "peer_of", stranger)
     with running.connect() as connection:
         answer = answer_of(connection)
     assert answer["error"]["message"] == "only root may ask this"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -78,3 +79,18 @@ def test_a_deputy_that_ended_is_an_error(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(FileError, match="has ended"):
                 deputy.open_file(0, b"data")
+
+
+def test_what_no_process_asks_is_refused() -> None:
+    """Who asks may have been taken over."""
+
+    def parse(number: int, data: bytes) -> int:
+        return int({"one": 1}[data.decode()])
+
+    with Deputy(parse, lambda: None, lambda: None) as deputy:
+        for data in (b"\xff", b"two"):
+            with pytest.raises(FileError):
+                deputy.open_file(0, data)
+        deputy._socket.sendall(struct.pack("=IQ", 0, 1 << 62))
+        deputy._socket.settimeout(30)
+        assert deputy._socket.recv(1) == b"", "it has ended, and took no such memory"

@@ -9,11 +9,12 @@ import pytest
 
 from collector.control.handlers import Handlers
 from collector.plan.filters import Filters
+from collector.plan.recorder import Recorder
 from collector.plan.request import Request
 from collector.writer.base_stream import Stream
 from collector.writer.log_stream import LogStream
 from collector.writer.psc_stream import PscStream
-from formats.base.errors import UsageError
+from formats.base.errors import TcpkmonError, UsageError
 
 
 class Marking:
@@ -114,3 +115,43 @@ def test_the_next_file_says_how_large_the_rings_are() -> None:
     handlers.set_buffer_bytes(1 << 20)
     handlers.set_low_water(40)
     assert kernel.told == {"buffer_bytes": 1 << 20, "low_water_percent": 40}
+
+
+class Changing(Marking):
+    """A stream, rings and a kernel whose filters change, and that write dumps."""
+
+    dumps = 0
+
+    @property
+    def filters(self) -> Filters:
+        return Filters()
+
+    def set_filters(self, filters: Filters) -> None:
+        return
+
+    def ask(self, pid: int) -> int:
+        self.dumps += 1
+        return self.dumps
+
+
+def test_the_group_makes_no_files_by_filters() -> None:
+    changing = cast(Any, Changing(1))
+    handlers = Handlers(Request(Filters(), "x"), changing, changing, changing, dict, dict)
+    begun: list[str] = []
+    handlers.next_file = begun.append
+    for _ in range(5):
+        handlers.set_filters({"ports": "1"}, is_owner=False)
+    assert begun == []
+    handlers.set_filters({"ports": "2"})
+    assert begun == ["filters"]
+
+
+def test_the_group_gets_as_many_dumps_as_triggers_do() -> None:
+    changing = cast(Any, Changing(1))
+    request = Request(Filters(), "x", recorder=Recorder(dumps_per_hour=2))
+    handlers = Handlers(request, changing, changing, changing, dict, dict)
+    for _ in range(2):
+        handlers.dump(7, is_owner=False)
+    with pytest.raises(TcpkmonError, match="asked for 2 dumps within an hour"):
+        handlers.dump(7, is_owner=False)
+    assert handlers.dump(7)["dump"] == 3

@@ -230,7 +230,7 @@ def test_who_gave_up_its_privileges_adds_links_alone() -> None:
         return os.memfd_create("any")
 
     held = Held(Systemd({}), "web", {})
-    held.add({"path": "a"}, ["map/x", "journal"], [file(), file()], trusted=True)
+    held.add({"path": "a"}, ["map/x", "link/f/0"], [file(), file()], trusted=True)
     before = dict(held.fds)
     held.add({"path": "b"}, ["map/x", "map/y", "more/f/0"], [file() for _ in range(4)], False)
     assert held.state == {"path": "a"}

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds cgroups of version 2 by name, for the filters."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from formats.base.errors import KernelError, PrivilegeError, UsageError
+
+MOST_PATH = 4095
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """A cgroup of version 2."""
+
+    path: str
+    id: int
+    """The inode of its directory."""
+    level: int
+    """Its depth; the root has 0."""
+
+
+def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroup:
+    """The cgroup of this name: a directory, or a path below the root of cgroup2."""
+    if not text or "\0" in text or len(text) > MOST_PATH:
+        raise UsageError("--cgroup: this name is no cgroup", "give a directory of cgroup2")
+    mounts = list(_cgroup2_mounts(mountinfo.read_text(errors="surrogateescape")))
+    if not mounts:
+        raise KernelError("--cgroup: no cgroup2 is mounted here", "mount -t cgroup2 none FOLDER")
+    candidates = [Path(text), *(Path(point) / text.lstrip("/") for point, _ in mounts)]
+    for candidate in candidates:
+        path = Path(os.path.realpath(candidate))
+        try:
+            if not path.is_dir():
+                continue
+            for point, root_level in sorted(mounts, key=lambda mount: -len(mount[0])):
+                if path.is_relative_to(point) and path.stat().st_dev == os.stat(point).st_dev:
+                    level = root_level + len(path.relative_to(point).parts)
+                    return Cgroup(str(path), path.stat().st_ino, level)
+        except PermissionError:
+            raise PrivilegeError(f"--cgroup: {path} may not be read", "run it as root") from None
+        except OSError:  # a name that is too long, or it is gone
+            continue
+    raise UsageError(
+        f"--cgroup: '{text}' is no directory of cgroup2", f"they are below {mounts[0][0]}"
+    )
+
+
+def _cgroup2_mounts(mountinfo: str) -> Iterable[tuple[str, int]]:
+    """Mount point and depth of the root of each cgroup2 mount in a text of /proc/PID/mountinfo."""
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        if after.split(" ", 1)[0] == "cgroup2":
+            root, point = before.split(" ")[3:5]
+            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code.group(1), 8)), point)
+            yield point, len([part for part in root.split("/") if part])

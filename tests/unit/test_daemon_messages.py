@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture's process that was taken over sends what it likes: the supervisor stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from collector.daemon.channel import pair
+from collector.daemon.child import Child, State
+from collector.daemon.held import Held
+from collector.daemon.supervisor import Supervisor
+from collector.daemon.systemd import Systemd
+from collector.daemon.telling import Telling
+from collector.linux.syscalls import perf_event_open
+
+DRAINED = {"what": "drained", "records": 1, "lost": 0}
+HUGE = json.loads("1" + "0" * 400)
+
+
+@dataclass
+class Heard:
+    """A capture that is attached, and its process's end of the channel."""
+
+    child: Child
+    end: socket.socket
+
+    def says(self, what: object, *fds: int) -> None:
+        """Send this, and let the supervisor hear it."""
+        line = what if isinstance(what, bytes) else json.dumps(what).encode()
+        if fds:
+            socket.send_fds(self.end, [line], fds)
+        else:
+            self.end.send(line)
+        self.child.hear()
+
+    def tells(self) -> None:
+        """What systemd is told of it, and who asks."""
+        Telling(Systemd({})).tell([self.child], True)
+        nobody = type("Nobody", (), {"_children": {"calls": self.child}})
+        json.dumps(Supervisor.status(nobody), allow_nan=False)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Iterator[Heard]:
+    held = Held(Systemd({}), "calls", {})
+    held.add({"path": "p"}, ["link/f/0"], [os.open(os.devnull, os.O_RDONLY)], trusted=True)
+    child = Child("calls", {"folder": str(tmp_path), "table": {}}, None, held)
+    child.state = State.ATTACHED
+    ours, theirs = pair()
+    child.channel = ours
+    with socket.socket(fileno=os.dup(theirs.fileno())) as end:
+        theirs.close()
+        yield Heard(child, end)
+    held.close()
+    if child.channel is not None:
+        child.channel.close()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {**DRAINED, "records": HUGE}, {**DRAINED, "lost": -HUGE}, {**DRAINED, "records": -1},
+        {**DRAINED, "records": float("inf")}, {**DRAINED, "records": float("nan")},
+        {**DRAINED, "records": "1"}, {**DRAINED, "records": True}, {**DRAINED, "records": 1.5},
+        {**DRAINED, "records": None}, {**DRAINED, "records": [1]}, {**DRAINED, "more": 1},
+        {"what": "drained", "records": 1}, {"what": "gone"}, {"what": None}, {"what": ["ready"]},
+        {"what": "park", "state": {"path": "q"}, "names": []},
+        {"what": "park", "state": {}, "names": [["x"]]},
+        {"what": "went on", "killed": float("inf")}, {"what": "anew", "why": "x" * 5000},
+        {"more": True}, b'{"what": "drained", "records": 1' + b"0" * 5000 + b', "lost": 0}',
+        b"[" * 100_000, b"\xff", b"1",
+    ],
+)  # fmt: skip
+def test_what_is_no_message_cuts_the_process_off(heard: Heard, what: object) -> None:
+    heard.says(DRAINED)
+    heard.says(what)
+    heard.tells()
+    (said,) = heard.child.said
+    assert said.startswith("sent ") and said.endswith(": its process is killed"), said
+    assert (heard.child.channel, heard.child.records, heard.child.cut_off) == (None, 1, 1)
+    assert (heard.child.held.fds, heard.child.held.state) == ({}, {}), "nothing is gone on with"
+
+
+def test_the_process_is_killed(heard: Heard) -> None:
+    stuck = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True)\n" \
+            "time.sleep(60)"  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", stuck], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    heard.child._process = process
+    heard.says({"what": "nothing"})
+    assert process.wait(10) == -9
+    process.stdout.close()
+
+
+def test_a_flood_is_cut_off(heard: Heard) -> None:
+    heard.end.setblocking(False)
+    sent, end_s = 0, time.monotonic() + 20
+    while heard.child.channel is not None and time.monotonic() < end_s:
+        heard.says(DRAINED)
+        sent += 1
+    assert heard.child.channel is None and sent < 5000
+    assert heard.child.said == ["sent more than 1,000 messages at once: its process is killed"]
+
+
+def test_a_supervisor_that_stood_still_cuts_nobody_off(heard: Heard) -> None:
+    """What fills the socket is heard at once."""
+    heard.end.setblocking(False)
+    sent = 0
+    try:
+        while True:
+            heard.end.send(json.dumps(DRAINED).encode())
+            sent += 1
+    except BlockingIOError:
+        pass
+    assert 50 < sent < 900
+    assert heard.child.channel is not None
+    while heard.child.channel is not None and heard.child.channel.has_more():
+        heard.child.hear()
+    assert heard.child.said == []
+
+
+def test_descriptors_that_are_no_links_are_closed(heard: Heard) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with open(os.devnull) as file:
+        names = [f"more/f{number}/0" for number in range(250)]
+        heard.says({"what": "park", "state": {}, "names": names}, *[file.fileno()] * 250)
+    assert heard.child.channel is None
+    assert len(os.listdir("/proc/self/fd")) == before - 2, "its channel and what it held"
+
+
+def test_a_link_that_is_attached_later_is_held(heard: Heard) -> None:
+    try:  # the task clock: what a probe in user space is attached by is of its kind
+        fd = perf_event_open(struct.pack("=IIQ", 1, 64, 1).ljust(64, b"\0"), -1, 0)
+    except OSError as error:
+        pytest.skip(f"no perf event: {error}")
+    heard.says({"what": "park", "state": {}, "names": ["more/f/0"]}, fd)
+    os.close(fd)
+    assert heard.child.said == [] and list(heard.child.held.fds) == ["link/f/0", "more/f/0"]
+
+
+def test_parts_of_a_message_are_not_waited_for(heard: Heard) -> None:
+    """Eight thousand descriptors in parts that have no end; each would be held."""
+    before = len(os.listdir("/proc/self/fd"))
+    began_s = time.monotonic()
+    with open(os.devnull) as file:
+        for _ in range(32):
+            if heard.child.channel is not None:
+                heard.says({"more": True}, *[file.fileno()] * 250)
+    assert time.monotonic() - began_s < 0.9
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_huge_message_is_not_read(heard: Heard) -> None:
+    heard.end.setsockopt(socket.SOL_SOCKET, 32, 1 << 24)  # SO_SNDBUFFORCE
+    try:
+        heard.says({"what": "anew", "why": "x" * (1 << 20)})
+    except OSError:
+        pytest.skip("only root sends so much at once")
+    assert heard.child.said == ["sent a message of more than 256 KiB: its process is killed"]
+
+
+def test_who_is_attached_does_not_begin_again(heard: Heard) -> None:
+    heard.says({"what": "ready"})
+    assert heard.child.channel is not None
+    heard.says({"what": "anew", "why": "so"})
+    assert heard.child.channel is None
