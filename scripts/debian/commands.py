@@ -16,7 +16,7 @@ SHELLS = {
     "zsh": "usr/share/zsh/vendor-completions/_{}",
     "fish": "usr/share/fish/vendor_completions.d/{}.fish",
 }
-SCRIPT = """#!{python}
+SCRIPT = """#!{python} -I
 import sys
 
 from {module} import {function}
