@@ -291,7 +291,7 @@ def _check_pid(pid: int) -> int:
 
 def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgroup:
     """The cgroup of this name: a directory, or a path below the root of cgroup2."""
-    if not text:
+    if not text or "\0" in text:
         raise UsageError("--cgroup: an empty name is no cgroup", "give a directory of cgroup2")
     mounts = list(_cgroup2_mounts(mountinfo.read_text(errors="surrogateescape")))
     if not mounts:
@@ -308,6 +308,8 @@ def find_cgroup(text: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cg
                     return Cgroup(str(path), path.stat().st_ino, level)
         except PermissionError:
             raise PrivilegeError(f"--cgroup: {path} may not be read", "run it as root") from None
+        except OSError:  # a name that is too long, or a folder that has gone
+            continue
     raise UsageError(
         f"--cgroup: '{text}' is no directory of cgroup2", f"they are below {mounts[0][0]}"
     )

@@ -17,7 +17,7 @@ from tests.live.daemons import Daemon
 from tests.live.faults import BIN, WAIT_S, environment, wait_until
 
 NAMES = (
-    "bcc", "click", "collector", "elftools", "encodings", "ensurepip", "formats", "grp", "json",
+    "bcc", "click", "collector", "elftools", "ensurepip", "formats", "grp", "json",
     "matplotlib", "matplotlibrc", "numpy", "pip", "plotext", "prometheus_client", "pyarrow",
     "pyroute2", "random", "re", "rich", "scipy", "scripts", "sitecustomize", "socket",
     "subprocess", "tempfile", "tests", "tomli", "tomllib", "typing", "usercustomize", "venv",
@@ -31,7 +31,10 @@ rotation = {{ size = "1M" }}
 [metrics]
 listen = "unix:@/metrics.sock"
 """
-KLOGGER = "from collector import klogger; klogger.start('sched', 'api', duration_s=0.2).wait()"
+KLOGGER = """
+from collector import klogger
+klogger.start('sched', 'api', duration_s=0.2, force=True).wait()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,7 @@ WORDS = (
     "pmgraph run.pm -o picture.png --force", "pmgraph run.pm -c -o p.png --force",
     "tcpkmon demo --seconds 1 --output demo", "tcpkmon doctor", "tcpkmon selftest",
     "tcpkmon events", "tcpkmon columns", "tcpkmon schema show tcp", "tcpkmon verify run.pm",
-    "tcpkmon decode run.pm", "tcpkmon export run.pm -o run.parquet --force",
+    "tcpkmon decode log", "tcpkmon export run.pm -o run.parquet --force",
     "tcpkmon why run.pm", "tcpkmon connections run.pm", "tcpkmon check run.pm count()>=0",
     "tcpkmon metrics --once", "tcpkmon metrics --once --textfile out.prom", "tcpkmon status",
     "tcpkmon top", "tcpkmon mark 1", "tcpkmon reload", "tcpkmon triggers", "tcpkmon enable",

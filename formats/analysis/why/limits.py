@@ -72,7 +72,7 @@ def classify(columns: Columns) -> NDArray[np.int8]:
     sent_up_to = (columns["snd_max"] - columns["snd_una"]).astype(np.uint32).astype(np.int64)
     room = columns["snd_wnd"].astype(np.int64) - sent_up_to
     below = columns["sk_wmem_alloc"].astype(np.int64)
-    rate = columns["pacing_rate"]
+    rate = columns["pacing_rate"].astype(np.uint64, copy=False)
     paced = (rate != _UNPACED) & (rate > 0)
     per_ms = np.where(paced, rate >> np.uint64(10), 0).astype(np.int64)
     # The kernel defers a segment (TSO) while the room in the smaller window is under a third of it.
