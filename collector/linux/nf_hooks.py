@@ -182,8 +182,8 @@ def _count_passed(target: str) -> int:
     with suppress(FileNotFoundError), open("/proc/thread-self/net/snmp6", encoding="ascii") as file:
         for name, value in map(str.split, file):
             found[name.replace("Ip6", "Ip6:").replace("Icmp6", "Icmp6:")] = int(value)
-    names = [f"{ip}{name}" for ip in ("Ip:", "Ip6:") for name in _COUNTERS[target]]
-    passed = sum(found.get(name, 0) for name in names)
+    counters = [f"{ip}{name}" for ip in ("Ip:", "Ip6:") for name in _COUNTERS[target]]
+    passed = sum(found.get(name, 0) for name in counters)
     arriving = {"LOCAL_IN": "InMsgs", "PRE_ROUTING": "InMsgs", "FORWARD": ""}
     messages = arriving.get(target, "OutMsgs")
     return max(0, passed - sum(found.get(f"{kind}{messages}", 0) for kind in ("Icmp:", "Icmp6:")))
