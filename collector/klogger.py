@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -20,16 +19,9 @@ from types import TracebackType
 from typing import Any
 
 from collector.control import client
+from collector.linux import isolated
 from formats.base.errors import TcpkmonError, UsageError
 
-# With this process's modules, and none from the current folder.
-_COLLECT = """
-import sys
-sys.path[:] = sys.argv.pop(1).split(":")
-sys.argv[0] = "collect"
-from collector.commands.collect import main
-main()
-"""
 _MB = 1 << 20
 INTERRUPTED_S = 5.0
 
@@ -199,10 +191,9 @@ def launch(arguments: Sequence[str], output: Path, *, detached: bool = False) ->
         stack.callback(os.close, ready)
         try:
             process = subprocess.Popen(
-                [
-                    *(sys.executable, "-c", _COLLECT, ":".join(sys.path)),
-                    *("--ready-fd", str(theirs), *arguments),
-                ],
+                isolated.command(
+                    "collector.commands.collect", "--ready-fd", str(theirs), *arguments
+                ),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
                 pass_fds=(theirs,), start_new_session=detached,
             )  # fmt: skip

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -33,7 +34,7 @@ def command(output: Path, seconds: float) -> None:
     congestion control (reno, cubic, bbr), prints a table and a plot, and draws a picture. The
     namespaces are removed at the end, also after Ctrl-C.
     """
-    from collector.lab.demo import draw, find_command, prepare_folder, record
+    from collector.lab.demo import draw, prepare_folder, record
     from collector.lab.demo_report import print_next, print_summary
 
     progress, out = Console(stderr=True, highlight=False), Console(highlight=False)
@@ -41,4 +42,4 @@ def command(output: Path, seconds: float) -> None:
         recording = record(output, seconds, progress)
         print_summary(out, recording)
         draw(recording, progress)
-        print_next(out, recording, find_command("collect").parent)
+        print_next(out, recording, Path(sys.executable).parent)

@@ -9,51 +9,21 @@ import os
 import socket
 import stat
 import sys
-import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import TYPE_CHECKING
 
 import click
 
+from collector.commands.metrics_file import TextFile
 from formats.base.errors import FileError, PrivilegeError, TcpkmonError, UsageError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 GROUP = "tcpkmon"
-CLIENT_S = 10.0
-"""How long a client may take to send its request."""
 _MODE = 0o660
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = CLIENT_S
-
-    def address_string(self) -> str:
-        return "client"
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: scrapes are no news."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """Serves at a listening socket that exists already."""
-
-    daemon_threads = True
-
-    def __init__(self, listener: socket.socket) -> None:
-        super().__init__(("localhost", 0), _Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
-        self.server_name, self.server_port = "localhost", 0
-        self.setup_environ()
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        connection, _ = self.socket.accept()
-        return connection, ("localhost", 0)
 
 
 @click.command("metrics")
@@ -72,8 +42,9 @@ def command(
 
     It asks the captures when it is scraped. It needs no privilege but to be in the group that
     collect --control-group names; without that it gets the public counts alone. Started as root,
-    it becomes the user tcpkmon, or nobody's, once its socket is open. It listens on this machine
-    alone. Nothing it says holds an address, a port or a process id.
+    it becomes the user tcpkmon, or nobody's, once its socket is open, unless it only prints. FILE
+    is then written as the owner of its folder. It listens on this machine alone. Nothing it says
+    holds an address, a port or a process id.
     """
     if once and listen:
         raise UsageError("--once serves nothing", "leave out --listen")
@@ -82,60 +53,41 @@ def command(
     from collector.commands.openmetrics import make_registry
 
     registry = make_registry()
-    if once:
-        if textfile:
-            write(registry, textfile)
-        else:
-            from prometheus_client.openmetrics import exposition
+    if once and not textfile:
+        from prometheus_client.openmetrics import exposition
 
-            text: bytes = exposition.generate_latest(registry)  # type: ignore[no-untyped-call]
-            click.echo(text, nl=False)
+        text: bytes = exposition.generate_latest(registry)  # type: ignore[no-untyped-call]
+        click.echo(text, nl=False)
         return 0
     gid = find_gid(group)
-    server = _Server(open_listener(listen, gid)) if listen else None
-    drop_root(gid)
-    try:
-        serve(registry, server, textfile, interval)
-    finally:
+    with ExitStack() as stack:
+        file = stack.enter_context(TextFile(textfile)) if textfile else None
+        listener = stack.enter_context(open_listener(listen, gid)) if listen else None
+        drop_root(gid)
+        if once and file is not None:
+            write(registry, file)
+            return 0
         if listen and listen.startswith("unix:"):
-            with suppress(OSError):  # who gave up root may not
-                os.unlink(listen.removeprefix("unix:"))
+            stack.callback(_remove, listen.removeprefix("unix:"))
+        import asyncio
+
+        from collector.commands.metrics_server import serve
+
+        writing = partial(write, registry, file) if file is not None else None
+        asyncio.run(serve(registry, listener, writing, interval))
     return 0
 
 
-def serve(
-    registry: CollectorRegistry, server: _Server | None, textfile: str | None, interval_s: float
-) -> None:
-    """Serve and write until Ctrl-C."""
-    if server is not None:
-        from prometheus_client import make_wsgi_app
-
-        server.set_app(make_wsgi_app(registry))
-        server.timeout = interval_s if textfile else None
-    next_s = time.monotonic()
-    while True:
-        if textfile and time.monotonic() >= next_s:
-            next_s = time.monotonic() + interval_s
-            write(registry, textfile)
-        if server is None:
-            time.sleep(max(0.0, next_s - time.monotonic()))
-        else:
-            if textfile:
-                server.timeout = max(0.01, next_s - time.monotonic())
-            server.handle_request()
+def _remove(path: str) -> None:
+    with suppress(OSError):  # who gave up root may not
+        os.unlink(path)
 
 
-def write(registry: CollectorRegistry, path: str) -> None:
-    """Write the file in one step, readable by all. FileError."""
-    from prometheus_client import write_to_textfile
+def write(registry: CollectorRegistry, file: TextFile) -> None:
+    """Write the file for node_exporter. FileError."""
+    from prometheus_client import generate_latest
 
-    try:
-        write_to_textfile(path, registry)
-        os.chmod(path, 0o644)
-    except OSError as error:
-        raise FileError(
-            f"{path}: {error.strerror}", "the folder must be writable for who runs this"
-        ) from error
+    file.write(generate_latest(registry))
 
 
 def open_listener(text: str, gid: int | None = None) -> socket.socket:
@@ -183,12 +135,22 @@ def _listen_at(path: Path, gid: int | None) -> socket.socket:
         finally:
             os.umask(umask)
         if gid is not None:
-            os.chown(path, -1, gid, follow_symlinks=False)
+            _give_to_group(path, gid)
         listener.listen()
     except OSError as error:
         listener.close()
         raise FileError(f"{path}: {error.strerror or error}") from error
     return listener
+
+
+def _give_to_group(path: Path, gid: int) -> None:
+    """By descriptor: who may write in the folder may have put another file in its place."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            os.chown(f"/proc/self/fd/{fd}", -1, gid)
+    finally:
+        os.close(fd)
 
 
 def _answers(path: Path) -> bool:

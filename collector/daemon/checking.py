@@ -62,5 +62,6 @@ def command(path: Path) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Entry point of the process."""
     sys.exit(run(command, prog="tcpkmon daemon"))

@@ -7,7 +7,6 @@ import enum
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from collector.control.client import Client, Collector
 from collector.daemon.channel import Channel, pair
 from collector.daemon.held import Held
 from collector.daemon.messages import Drained, Ear, Misbehaved, Park, Ready, Told, WentOn
+from collector.linux import isolated
 from collector.linux.syscalls import close_all
 from formats.base.errors import TcpkmonError
 
@@ -93,7 +93,7 @@ class Child:
             return
         ours, theirs = pair()
         with theirs:
-            words = [sys.executable, "-m", "collector.daemon.worker", self.name]
+            words = isolated.command("collector.daemon.worker", self.name)
             try:
                 self._process = subprocess.Popen(
                     [*words, str(theirs.fileno())],

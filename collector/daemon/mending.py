@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repairs the segments that a killed capture left without their end.
 
-    python -m collector.daemon.mending FOLDER NAME...
+    isolated.py collector.daemon.mending FOLDER NAME...
 
 NAME: as the segment is called once it is sealed. It reads what may be damaged, so it is a process
 of its own that may write in that folder alone.
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from collector.linux import isolated
 from formats.base.cli import say
 from formats.base.errors import TcpkmonError
 from formats.base.segments import Segment, find_segments
@@ -48,7 +49,7 @@ class Mending:
     def start(self, folder: str, names: Sequence[str]) -> None:
         """Repair these segments."""
         if names:
-            words = [sys.executable, "-m", "collector.daemon.mending", folder, *names]
+            words = isolated.command("collector.daemon.mending", folder, *names)
             try:
                 self._processes.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
             except OSError as error:  # the next daemon does it
@@ -158,5 +159,6 @@ def mend(folder: Path, names: list[str]) -> None:
             say(f"tcpkmon daemon: {folder / one.name} does not add up: tcpkmon verify says why")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Entry point of the process."""
     mend(Path(sys.argv[1]), sys.argv[2:])

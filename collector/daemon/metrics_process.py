@@ -4,21 +4,21 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 
+from collector.linux import isolated
 from formats.base.cli import say
 
+_COMMAND = "collector.commands.tcpkmon"
 RETRY_S = 10.0
 """After it ended, it is started again so much later."""
 
 
 class MetricsProcess:
-    """Runs while the configuration has a table `metrics`. program: the command tcpkmon."""
+    """Runs while the configuration has a table `metrics`."""
 
-    def __init__(self, program: str | None = None) -> None:
-        self._program = program or sys.argv[0]
+    def __init__(self) -> None:
         self._words: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at_s = 0.0
@@ -38,7 +38,7 @@ class MetricsProcess:
             say(f"tcpkmon daemon: metrics ended by {code}; started again in {RETRY_S:g} s")
             self._process, self._start_at_s = None, time.monotonic() + RETRY_S
         if self._words and self._process is None and time.monotonic() >= self._start_at_s:
-            words = [sys.executable, self._program, "metrics", *self._words]
+            words = isolated.command(_COMMAND, "metrics", *self._words)
             try:
                 self._process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, start_new_session=True

@@ -100,6 +100,3 @@ def main() -> None:
 
     sys.exit(run(command, [], prog=f"tcpkmon daemon: capture {name}"))
 
-
-if __name__ == "__main__":
-    main()

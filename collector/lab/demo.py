@@ -2,18 +2,15 @@
 """The demo: transfers through a bottleneck, a capture of them, and a picture.
 
 record() makes the lab, the traffic and the capture; demo_report prints; draw() makes the picture.
-`collect` and `pmgraph` run as programs, as a user runs them.
+`collect` and `pmgraph` run as processes, as a user runs them.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +27,8 @@ from collector.lab.demo_report import Recording, read_flows
 from collector.lab.endpoint import can_use_congestion
 from collector.lab.lab import Bottleneck, Lab, check_root
 from collector.lab.traffic import Workload
+from collector.linux import isolated
+from collector.writer.output_file import find_owner
 from formats.base.errors import TcpkmonError
 
 FIRST_PORT = 5001
@@ -88,10 +87,10 @@ def record(folder: Path, seconds: float, console: Console) -> Recording:
 def draw(recording: Recording, console: Console) -> None:
     """Draw the congestion windows with `pmgraph`. TcpkmonError when that fails."""
     chosen = [word for ports in recording.ports for word in ("-p", ports)]
-    command = [str(find_command("pmgraph")), str(recording.capture), "-P", *chosen, "-c"]
+    words = [str(recording.capture), "-P", *chosen, "-c", "-o", str(recording.picture)]
     with _stage(console, "pmgraph: drawing"):
         done = subprocess.run(
-            [*command, "-o", str(recording.picture)],
+            isolated.command("formats.commands.pmgraph", *words),
             check=False,
             capture_output=True,
             text=True,
@@ -101,24 +100,16 @@ def draw(recording: Recording, console: Console) -> None:
         raise TcpkmonError(f"the picture could not be drawn: {done.stderr.strip()}")
 
 
-def find_command(name: str) -> Path:
-    """The path of an installed command: in the running Python's folder, else from PATH."""
-    own = (os.path.dirname(sys.executable), sysconfig.get_path("scripts"))
-    found = shutil.which(name, path=os.pathsep.join(own)) or shutil.which(name)
-    if found is None:
-        raise TcpkmonError(f"there is no command {name} here", "install tcpkmon again")
-    return Path(found)
-
-
 class Recorder:
     """The process `collect` that captures the demo's traffic."""
 
     def __init__(self, options: Sequence[str], log: IO[str]) -> None:
         self._log = log
         self._ready, theirs = os.pipe()
+        words = [*options, "-q", "--ready-fd", str(theirs)]
         try:
             self._process = subprocess.Popen(
-                [str(find_command("collect")), *options, "-q", "--ready-fd", str(theirs)],
+                isolated.command("collector.commands.collect", *words),
                 pass_fds=(theirs,),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -209,8 +200,7 @@ def _transfer(lab: Lab, flows: dict[int, Workload], console: Console, seconds: f
 
 def _give_to_caller(*paths: Path) -> None:
     """Under sudo, give these files to the user who called it."""
-    uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
-    if uid.isdecimal() and gid.isdecimal():
+    if (owner := find_owner()) is not None:
         for path in paths:
             with suppress(FileNotFoundError):
-                os.chown(path, int(uid), int(gid), follow_symlinks=False)
+                os.chown(path, owner.uid, owner.gid, follow_symlinks=False)

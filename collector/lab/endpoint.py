@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of a traffic.Workload: each is a process, `python -m collector.lab.endpoint`."""
+"""The two ends of a traffic.Workload: each is a process."""
 
 from __future__ import annotations
 
@@ -192,9 +192,8 @@ def _describe(stream: socket.socket) -> Connection:
     return Connection(local[0], local[1], remote[0], remote[1])
 
 
-def main(arguments: list[str]) -> int:
-    """Arguments: server|client NETNS_FD WORKLOAD_JSON. It prints the tally."""
-    role, netns, text = arguments
+def play(role: str, netns: str, text: str) -> int:
+    """role: server or client; netns: a descriptor or -; text: a Workload. It prints the tally."""
     if netns != "-":
         set_namespace(int(netns))
     workload = Workload(**json.loads(text))
@@ -215,5 +214,6 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def main() -> None:
+    """Entry point of the process: ROLE NETNS_FD WORKLOAD_JSON."""
+    sys.exit(play(*sys.argv[1:]))

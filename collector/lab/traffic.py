@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 import select
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
+from collector.linux import isolated
 from formats.base.errors import TcpkmonError
 
 TIMEOUT_S = 120.0
-_ROOT = Path(__file__).resolve().parents[2]  # the repository, or site-packages
 
 
 @dataclass(frozen=True)
@@ -165,15 +163,12 @@ class Exchange:
 
     def _spawn(self, role: str, workload: Workload, netns: int | None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
+            isolated.command(
                 "collector.lab.endpoint",
                 role,
                 "-" if netns is None else str(netns),
                 json.dumps(asdict(workload)),
-            ],
-            cwd=_ROOT,
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

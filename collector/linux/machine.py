@@ -7,9 +7,13 @@ import os
 import platform
 import pwd
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+_NO_ID = (1 << 32) - 1
+"""To the kernel: leave it as it is."""
 
 
 def describe_kernel() -> str:
@@ -20,9 +24,11 @@ def describe_kernel() -> str:
 
 def describe_machine() -> dict[str, Any]:
     """cpu_model, memory_bytes, uid and user (of the one who called sudo, if that was used)."""
-    uid = int(text) if (text := os.environ.get("SUDO_UID", "")).isdecimal() else os.getuid()
+    uid = os.getuid()
+    with suppress(ValueError):
+        uid = (read_sudo() or (uid,))[0]
     user = str(uid)
-    with suppress(KeyError, OverflowError):
+    with suppress(KeyError):
         user = pwd.getpwuid(uid).pw_name
     return {
         "cpu_model": _cpu_model(),
@@ -30,6 +36,21 @@ def describe_machine() -> dict[str, Any]:
         "uid": uid,
         "user": user,
     }
+
+
+def read_sudo(environment: Mapping[str, str] = os.environ) -> tuple[int, int | None] | None:
+    """SUDO_UID and SUDO_GID (None without it) of who called sudo; None where nobody did.
+
+    ValueError, with the name and the value, for what is no number of a user or a group.
+    """
+    numbers: list[int | None] = []
+    for name in ("SUDO_UID", "SUDO_GID"):
+        text = environment.get(name)
+        if text is not None and not (re.fullmatch("[0-9]{1,10}", text) and int(text) < _NO_ID):
+            raise ValueError(f"{name}={text}")
+        numbers.append(None if text is None else int(text))
+    uid, gid = numbers
+    return None if uid is None else (uid, gid)
 
 
 def _cpu_model() -> str:

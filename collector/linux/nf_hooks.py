@@ -12,6 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from collector.linux import bpf
 from collector.linux.netns import list_namespaces, own_namespace, run_inside
@@ -27,9 +28,19 @@ _FAMILIES = (2, 10)
 _LOWEST, _HIGHEST = -(1 << 31) + 1, (1 << 31) - 2
 """The kernel keeps the numbers beyond for itself."""
 _TRIES = 256
-_FIND, _LINK = 0, 1
+_FIND, _LINK, _COUNT = 0, 1, 2
 _NAMES = {number: name for name, number in HOOKS.items()}
-FRESH_S = 0.5
+FRESH_S = 0.1
+_SCAN_S = 1.0
+"""Namespaces are looked for so often, and sooner where a process has begun since."""
+_COUNTERS = {
+    "PRE_ROUTING": ("InReceives",),
+    "LOCAL_IN": ("InDelivers",),
+    "FORWARD": ("ForwDatagrams", "OutForwDatagrams"),
+    "LOCAL_OUT": ("OutRequests",),
+    "POST_ROUTING": ("OutRequests", "ForwDatagrams", "OutForwDatagrams"),
+}
+"""By hook, the namespace's counters of packets that pass it, in /proc/net/snmp and snmp6."""
 
 
 def expect_hook(target: str) -> str:
@@ -43,11 +54,21 @@ class Entrance:
 
     def __init__(self) -> None:
         self._paths: dict[int, str] = {}
+        self._scanned_s = -_SCAN_S
+        self._last_pid = ""
 
     def find(self) -> Collection[int]:
         """The inodes of all namespaces that have a process or a name."""
-        self._paths = list_namespaces()
+        last_pid = _last_pid()
+        if last_pid != self._last_pid or time.monotonic() - self._scanned_s >= _SCAN_S:
+            self._paths, self._last_pid = list_namespaces(), last_pid
+            self._scanned_s = time.monotonic()
         return self._paths
+
+    def count_passed(self, place: int, target: str) -> int:
+        """The packets but ICMP that have passed a hook of a namespace since it was made; an OSError
+        where it is gone."""
+        return self._inside(place, lambda: _count_passed(target))
 
     def link(self, place: int, target: str, family: int, program: int) -> int:
         """Attaches a program in a namespace that find() found, or the own; the link's descriptor.
@@ -56,22 +77,24 @@ class Entrance:
         """
         if place == own_namespace():
             return _link(family, target, program)
+        return self._inside(place, lambda: _link(family, target, program))
+
+    def _inside(self, place: int, call: Callable[[], int]) -> int:
         namespace = os.open(self._paths.get(place, ""), os.O_RDONLY | os.O_CLOEXEC)
         try:
             if os.fstat(namespace).st_ino != place:
                 raise FileNotFoundError(errno.ENOENT, "the namespace has gone")
-            return run_inside(namespace, lambda: _link(family, target, program))
+            return run_inside(namespace, call)
         finally:
             os.close(namespace)
 
     def answer(self, number: int, data: bytes, *programs: int) -> int:
         """What a deputy does for a FarEntrance: the descriptor of a list, or of a link."""
         if number == _FIND:
-            listed = os.memfd_create("namespaces", os.MFD_CLOEXEC)
-            os.write(listed, b"".join(struct.pack("=Q", one) for one in self.find()))
-            os.lseek(listed, 0, os.SEEK_SET)
-            return listed
+            return _as_file(*self.find())
         place, hook, family = struct.unpack("=QIi", data)
+        if number == _COUNT:
+            return _as_file(self.count_passed(place, _NAMES[hook]))
         (program,) = programs
         return self.link(place, _NAMES[hook], family, program)
 
@@ -88,8 +111,7 @@ class FarEntrance(Entrance):
     def find(self) -> Collection[int]:
         """The programs of a capture ask one after another: for FRESH_S the answer is the same."""
         if time.monotonic() >= self._next_s:
-            with os.fdopen(self._ask(_FIND, b"", ()), "rb") as file:
-                self._found = {number for (number,) in struct.iter_unpack("=Q", file.read())}
+            self._found = set(_numbers_of(self._ask(_FIND, b"", ())))
             self._next_s = time.monotonic() + FRESH_S
         return self._found
 
@@ -101,6 +123,11 @@ class FarEntrance(Entrance):
             if isinstance(error.__cause__, FileNotFoundError):
                 raise error.__cause__ from None
             raise KernelError(error.message) from error
+
+
+    def count_passed(self, place: int, target: str) -> int:
+        data = struct.pack("=QIi", place, HOOKS[target], 0)
+        return _numbers_of(self._ask(_COUNT, data, ()))[0]
 
 
 class NetfilterHook(Places):
@@ -116,6 +143,13 @@ class NetfilterHook(Places):
     def find(self) -> Collection[int]:
         return self.entrance.find() if self.entrance is not None else list(self._at)
 
+    def count_before(self, place: int) -> int:
+        """A namespace counts the packets that passed before it was found."""
+        if self.entrance is not None:
+            with suppress(OSError, TcpkmonError):
+                return self.entrance.count_passed(place, self._target)
+        return 0
+
     def open(self, place: int, program: int) -> list[int]:
         links: list[int] = []
         try:
@@ -129,6 +163,43 @@ class NetfilterHook(Places):
             close_all(links)
             raise
         return links
+
+
+def _last_pid() -> str:
+    """The number of the process or thread that began last; it changes with each."""
+    with open("/proc/loadavg", encoding="ascii") as file:
+        return file.read().split()[-1]
+
+
+def _count_passed(target: str) -> int:
+    """The packets at a hook of the calling thread's namespace, without those of ICMP."""
+    found: dict[str, int] = {}
+    with open("/proc/thread-self/net/snmp", encoding="ascii") as file:
+        for names in file:
+            kind, *values = next(file).split()
+            words = zip(names.split()[1:], values, strict=False)
+            found |= {f"{kind}{name}": int(value) for name, value in words}
+    with suppress(FileNotFoundError), open("/proc/thread-self/net/snmp6", encoding="ascii") as file:
+        for name, value in map(str.split, file):
+            found[name.replace("Ip6", "Ip6:").replace("Icmp6", "Icmp6:")] = int(value)
+    counters = [f"{ip}{name}" for ip in ("Ip:", "Ip6:") for name in _COUNTERS[target]]
+    passed = sum(found.get(name, 0) for name in counters)
+    arriving = {"LOCAL_IN": "InMsgs", "PRE_ROUTING": "InMsgs", "FORWARD": ""}
+    messages = arriving.get(target, "OutMsgs")
+    return max(0, passed - sum(found.get(f"{kind}{messages}", 0) for kind in ("Icmp:", "Icmp6:")))
+
+
+def _as_file(*numbers: int) -> int:
+    """A descriptor of a file in memory with these numbers."""
+    fd = os.memfd_create("numbers", os.MFD_CLOEXEC)
+    os.write(fd, struct.pack(f"={len(numbers)}Q", *numbers))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _numbers_of(fd: int) -> list[int]:
+    with os.fdopen(fd, "rb") as file:
+        return [number for (number,) in struct.iter_unpack("=Q", file.read())]
 
 
 def _link(family: int, target: str, program: int) -> int:

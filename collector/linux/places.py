@@ -19,6 +19,9 @@ class Places:
     def __init__(self, first: int, programs: Sequence[int]) -> None:
         self._programs = list(programs)
         self._at: dict[int, list[int]] = {}
+        self._knows_all = False
+        """refresh() has been called."""
+        self._missed = 0
         self.refused: dict[int, str] = {}
         """Places where the kernel refuses the programs, and why."""
         self._add(first)
@@ -37,6 +40,10 @@ class Places:
     def is_dead(self, fds: Sequence[int]) -> bool:
         """Whether a place has come back, and these descriptors belong to its former life."""
         return False
+
+    def count_before(self, place: int) -> int:
+        """What the programs did not see at a place that came before they were attached there."""
+        return 0
 
     def close(self, fds: list[int]) -> None:
         """Detaches programs from a place."""
@@ -61,8 +68,11 @@ class Places:
             try:
                 self._add(place)
                 self.refused.pop(place, None)
+                if self._knows_all and place in self._at:
+                    self._missed += self.count_before(place)
             except TcpkmonError as error:
                 self.refused[place] = error.message
+        self._knows_all = True
 
     def _add(self, place: int) -> None:
         fds: list[int] = []
@@ -76,7 +86,7 @@ class Places:
             self._at[place] = fds
 
     def read_missed(self) -> int:
-        return 0
+        return self._missed
 
     def remove(self) -> None:
         """Detaches everywhere; refresh() attaches no more."""

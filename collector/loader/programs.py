@@ -49,6 +49,7 @@ from formats.base.errors import TcpkmonError
 __all__ = ["Loaded", "Missed", "ProgramSpec", "attach_type_id", "load_code"]
 
 LOOK_S = 0.05
+NAMESPACES_S = 0.2
 """How often to look whether a second copy is needed: a system call for each program."""
 
 
@@ -71,7 +72,7 @@ class Loaded(Closing):
         self._image = image
         self._btf = btf
         self.programs: dict[str, Program] = {}
-        self._next_look = 0.0
+        self._next_look = self._next_namespaces = 0.0
         self.maps: dict[str, int] = {}
         self.refused: dict[str, TcpkmonError] = {}
         try:
@@ -196,6 +197,15 @@ class Loaded(Closing):
         for program in self.programs.values():
             if isinstance(program.attachment, NetfilterHook):
                 program.attachment.entrance = entrance
+
+    def look_for_namespaces(self) -> None:
+        """Attaches programs in network namespaces that have come since: what passes there before
+        is counted as missed. To be called often."""
+        if time.monotonic() >= self._next_namespaces:
+            self._next_namespaces = time.monotonic() + NAMESPACES_S
+            for program in self.programs.values():
+                if isinstance(program.attachment, NetfilterHook):
+                    program.attachment.refresh()
 
     def refresh(self) -> None:
         """Attaches programs at places that have come since: namespaces, CPUs.

@@ -15,6 +15,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from collector.linux.isolated import PYTHON
+from collector.linux.machine import read_sudo
 from collector.linux.netns import enter
 from collector.linux.privileges import Limits
 from collector.session.stop_signals import Stopping
@@ -49,18 +51,20 @@ def find_caller(environment: Mapping[str, str] = os.environ) -> Identity | None:
 
     UsageError when SUDO_UID names no user: the command must not run as root by mistake.
     """
-    uid_text = environment.get("SUDO_UID")
-    if uid_text is None or os.geteuid() != 0:
+    if os.geteuid() != 0:
         return None
     hint = "collect's option to run the command as root takes it out of the question"
     try:
-        uid = int(uid_text)
-        entry = pwd.getpwuid(uid)
-        gid = int(environment.get("SUDO_GID", str(entry.pw_gid)))
-    except (ValueError, KeyError, OverflowError):
-        raise UsageError(f"SUDO_UID={uid_text} is no user of this machine", hint) from None
-    if uid == 0:
+        ids = read_sudo(environment)
+    except ValueError as error:
+        raise UsageError(f"{error} is no number of a user or a group", hint) from None
+    if ids is None or ids[0] == 0:
         return None
+    try:
+        uid, entry = ids[0], pwd.getpwuid(ids[0])
+        gid = entry.pw_gid if ids[1] is None else ids[1]
+    except KeyError:
+        raise UsageError(f"SUDO_UID={ids[0]} is no user of this machine", hint) from None
     groups = tuple(os.getgrouplist(entry.pw_name, gid))
     return Identity(uid, gid, groups, entry.pw_name, entry.pw_dir)
 
@@ -194,7 +198,7 @@ class Command(Closing):
                 inside.enter_context(enter(netns_fd))
             return subprocess.Popen(
                 [
-                    *(sys.executable, "-I", "-S", str(_GATE), str(gate), str(status)),
+                    *(*PYTHON, "-S", str(_GATE), str(gate), str(status)),
                     *(*who, ",".join(rows) or "-", *self.argv),
                 ],
                 pass_fds=(gate, status),

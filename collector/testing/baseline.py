@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from formats.base.errors import FileError
+from formats.base.files import create_file
 
 if TYPE_CHECKING:
     from formats.analysis.check import Capture
@@ -45,10 +47,17 @@ VALUES = {
 """By default all are stored and compared."""
 
 
-def read_tests(path: Path) -> dict[str, dict[str, Any]]:
-    """What a file stores, by test and capture; nothing where there is no file. FileError."""
+def read_tests(path: Path, folder: int | None = None) -> dict[str, dict[str, Any]]:
+    """What a file stores, by test and capture; nothing where there is no file. FileError.
+
+    folder: a descriptor of the path's folder. No link is followed: root may test in a folder of
+    others.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        tests: dict[str, dict[str, Any]] = json.loads(path.read_text())["tests"]
+        name = os.fspath(path) if folder is None else path.name
+        with open(os.open(name, flags, dir_fd=folder), encoding="utf-8") as file:
+            tests: dict[str, dict[str, Any]] = json.load(file)["tests"]
         stored = [one["values"] for captures in tests.values() for one in captures.values()]
         for name, value in (pair for values in stored for pair in values.items()):
             if not isinstance(value, (int, float, NoneType)):
@@ -58,7 +67,8 @@ def read_tests(path: Path) -> dict[str, dict[str, Any]]:
     except KeyError as error:
         raise FileError(f"{path} is no baseline: it lacks {error}") from error
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
+        what = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise FileError(f"cannot read {path}: {what}") from error
     except (ValueError, TypeError, AttributeError) as error:
         raise FileError(f"{path} is no baseline: {error}") from error
     return tests
@@ -121,15 +131,25 @@ class Baseline:
 
     def _write(self, capture: str, measured: Mapping[str, float | None]) -> None:
         """Several processes may store at once (pytest-xdist)."""
-        with open(self._path.with_name(f".{self._path.name}.lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            tests = read_tests(self._path)
+        folder = _open_folder(self._path)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            tests = read_tests(self._path, folder)
             mine = {"kernel": os.uname().release, "values": dict(measured)}
             tests.setdefault(self._test, {})[capture] = mine
             text = json.dumps({"tests": tests}, indent=2, sort_keys=True)
-            part = self._path.with_name(f".{self._path.name}.part")
-            part.write_text(text + "\n")
-            part.replace(self._path)
+            with create_file(self._path, force=True, mode=0o644, folder=folder) as out:
+                out.write(f"{text}\n".encode())
+        finally:
+            os.close(folder)
+
+
+def _open_folder(path: Path) -> int:
+    """All is done in this folder, even if another user puts a link in its place. FileError."""
+    try:
+        return os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise FileError(f"cannot store in {path}: {error.strerror}") from error
 
 
 def _differs(rule: Value, stored: float | None, now: float | None, allowed: float) -> str:

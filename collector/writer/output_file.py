@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from collector.linux.machine import read_sudo
 from collector.writer.file_sink import Calls
 from formats.base.errors import FileError
 
@@ -20,7 +21,6 @@ STDOUT = "-"
 # Errors without O_TMPFILE in the file system, or without /proc to link from.
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
 _TRIES = 100
-_NO_ID = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,12 @@ class Owner:
 def find_owner(environment: Mapping[str, str] = os.environ) -> Owner | None:
     """The user who called sudo; None for root, or without sudo. Then files belong to this user."""
     try:
-        uid = int(environment.get("SUDO_UID", "0"))
-        gid = int(environment.get("SUDO_GID", "-1"))
+        ids = read_sudo(environment)
     except ValueError:
         return None
-    if os.geteuid() != 0 or not 0 < uid < _NO_ID or not -1 <= gid < _NO_ID:
+    if os.geteuid() != 0 or ids is None or ids[0] == 0:
         return None
-    return Owner(uid, gid)
+    return Owner(ids[0], -1 if ids[1] is None else ids[1])
 
 
 def give_to(fd: int, owner: Owner | None) -> None:

@@ -147,7 +147,7 @@ def _remarks(report: Report) -> Iterable[str]:
     for one in report.missed:
         yield (
             f"never seen by the program of {one.name}: "
-            f"{one.recursion} (recursion), {one.kprobe} (kprobe)"
+            f"{one.recursion} (recursion), {one.kprobe} (kprobe, new network namespace)"
         )
     if report.existing:
         yield f"{report.existing} connection(s) were open before the start"

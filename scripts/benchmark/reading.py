@@ -99,7 +99,7 @@ def _commands(context: Context) -> dict[str, Command]:
         return [tcpkmon, "export", str(path), "--format", form, *([] if is_text else to)]
 
     candidates: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
-        READ: (samples.FULL, lambda path: [python, "-c", READER, str(path)]),
+        READ: (samples.FULL, lambda path: [python, "-I", "-c", READER, str(path)]),
         LIKE: (
             samples.FULL,
             lambda path: [pmgraph, str(path), "-T", "--show", ",".join(TCP_PROBE)],

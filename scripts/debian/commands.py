@@ -16,7 +16,7 @@ SHELLS = {
     "zsh": "usr/share/zsh/vendor-completions/_{}",
     "fish": "usr/share/fish/vendor_completions.d/{}.fish",
 }
-SCRIPT = """#!{python}
+SCRIPT = """#!{python} -I
 import sys
 
 from {module} import {function}
@@ -52,10 +52,11 @@ def main() -> None:
 def complete(site: Path, name: str, shell: str, module: str, function: str) -> str:
     """The completion script of a command, which click writes."""
     variable = f"_{name.upper()}_COMPLETE"
-    code = f"import sys; sys.argv[0] = {name!r}; from {module} import {function}; {function}()"
+    code = f"import sys; sys.path.insert(0, {str(site)!r}); sys.argv[0] = {name!r}\n"
+    code += f"from {module} import {function}; {function}()"
     made = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(site), variable: f"{shell}_source"},
+        [sys.executable, "-I", "-c", code],
+        env={**os.environ, variable: f"{shell}_source"},
         capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
     assert variable in made, f"{name} has no completion for {shell}: {made[:100]}"

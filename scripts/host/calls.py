@@ -29,7 +29,7 @@ for one in threads: one.join()
 def measure(context: Context) -> None:
     context.say(f"{NAME}: getppid by {THREADS} threads")
     calls = int(context.pick(CALLS, QUICK_CALLS))
-    program = [sys.executable, "-c", PROGRAM, str(calls), str(THREADS)]
+    program = [sys.executable, "-I", "-c", PROGRAM, str(calls), str(THREADS)]
     told = context.folder / "perf"
     watched = "perf" not in context.missing
     perf = [*IN_TRACEFS, "perf", "stat", "-x,", "-o", str(told), "-e", "syscalls:sys_enter_getppid"]

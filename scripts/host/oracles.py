@@ -97,7 +97,7 @@ def spin(seconds: float) -> None:
     """A CPU is busy."""
     code = "import sys, time\nend = time.monotonic() + float(sys.argv[1])\n"
     code += "while time.monotonic() < end: pass"
-    subprocess.run([sys.executable, "-c", code, str(seconds)], check=True)
+    subprocess.run([sys.executable, "-I", "-c", code, str(seconds)], check=True)
 
 
 figures, tables = figures_of(NAME, '"very accurate"'), tables_of(NAME, BETWEEN)

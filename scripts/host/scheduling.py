@@ -36,7 +36,7 @@ def _sleeps(context: Context) -> None:
     times = int(context.pick(TIMES, QUICK_TIMES))
     with recording(context.folder, "sched") as log:
         told = subprocess.run(
-            [sys.executable, "-c", SLEEPER, str(times), str(context.folder)],
+            [sys.executable, "-I", "-c", SLEEPER, str(times), str(context.folder)],
             capture_output=True, check=True,
         ).stdout  # fmt: skip
     pids: dict[str, int] = json.loads(told)
@@ -59,7 +59,7 @@ def _sleeps(context: Context) -> None:
 
 def _latencies(context: Context) -> None:
     made = [
-        subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE)
+        subprocess.Popen([sys.executable, "-I", "-c", text], stdin=subprocess.PIPE)
         for text in (BUSY, BUSY, BUSY, NAPS)
     ]
     data = context.folder / "perf.data"

@@ -105,8 +105,8 @@ def get_tools() -> None:
         except Failure:
             stamp.unlink()
     say(f"vmtest: python: installing {VIRTME}")
-    run("/usr/bin/python3", "-m", "venv", "--clear", str(programs.parent))
-    pip = (str(programs / "python"), "-m", "pip", "install", "-q", "--retries", "3")
+    run("/usr/bin/python3", "-I", "-m", "venv", "--clear", str(programs.parent))
+    pip = (str(programs / "python"), "-I", "-m", "pip", "install", "-q", "--retries", "3")
     run(*pip, "--timeout", "60", VIRTME, timeout=400)
     stamp.write_text(VIRTME)
 

@@ -133,7 +133,7 @@ def starved(size: int) -> Act:
         os.sched_setaffinity(0, {cpu})  # this thread alone
         code = (f"import os\nos.sched_setaffinity(0, {{{cpu}}})\n"
                 f"while os.getppid() == {os.getpid()}: pass")  # fmt: skip
-        with subprocess.Popen([sys.executable, "-c", code]) as other:
+        with subprocess.Popen([sys.executable, "-I", "-c", code]) as other:
             try:
                 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
                 data = bytes(size)

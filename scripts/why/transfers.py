@@ -63,7 +63,7 @@ def serving(side: Side, command: Sequence[str], port: int) -> Iterator[None]:
 
 def python(code: str) -> list[str]:
     """A small program."""
-    return [sys.executable, "-c", "import socket, sys, threading, time\n" + code]
+    return [sys.executable, "-I", "-c", "import socket, sys, threading, time\n" + code]
 
 
 def iperf3(*options: str, seconds: int = 2, **_: object) -> Play:
@@ -81,7 +81,7 @@ def download(size: int, *options: str) -> Play:
 
     def play(lab: Lab, folder: Path) -> None:
         (folder / "file").write_bytes(os.urandom(size))
-        server = [sys.executable, "-m", "http.server", "--directory", str(folder), "80"]
+        server = [sys.executable, "-I", "-m", "http.server", "--directory", str(folder), "80"]
         with serving(lab.a, server, 80):
             tool(lab.b, "curl", "-s", "-o", "/dev/null", *options, f"http://{OTHER}/file")
 
@@ -93,7 +93,7 @@ def many_downloads(count: int, size: int) -> Play:
 
     def play(lab: Lab, folder: Path) -> None:
         (folder / "page").write_bytes(bytes(size))
-        server = [sys.executable, "-m", "http.server", "--directory", str(folder), "80"]
+        server = [sys.executable, "-I", "-m", "http.server", "--directory", str(folder), "80"]
         code = (f"for n in range({count}):\n"
                 f"    with socket.create_connection(('{OTHER}', 80)) as one:\n"
                 "        one.sendall(b'GET /page HTTP/1.0\\r\\n\\r\\n')\n"

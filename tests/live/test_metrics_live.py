@@ -208,7 +208,8 @@ def check_others(running: Running, folder: Path, tmp_path: Path) -> None:
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=LIMIT_S)
         assert "tcpkmon_tcp_rtt_seconds_bucket" in done.stdout
     text = tmp_path / "tcpkmon.prom"
-    subprocess.run([*tcpkmon("metrics", "--once", "--textfile"), str(text)], cwd=ROOT, check=True)
+    words = [*tcpkmon("metrics", "--once", "--group", group_name(GROUP), "--textfile"), str(text)]
+    subprocess.run(words, cwd=ROOT, check=True)
     assert "tcpkmon_tcp_rtt_seconds_bucket" in text.read_text()
     assert text.stat().st_mode & 0o777 == 0o644
     promtool = subprocess.run(

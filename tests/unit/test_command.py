@@ -56,6 +56,8 @@ def test_a_caller_who_does_not_exist_is_not_root(uid: str, monkeypatch: pytest.M
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(UsageError, match="SUDO_UID"):
         find_caller({"SUDO_UID": uid})
+    with pytest.raises(UsageError, match="SUDO_GID"):
+        find_caller({"SUDO_UID": "65534", "SUDO_GID": uid if uid != "4294967200" else "4294967295"})
 
 
 @pytest.mark.parametrize(

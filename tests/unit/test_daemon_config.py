@@ -203,3 +203,21 @@ def test_a_budget(tmp_path: Path) -> None:
     assert captures(write(tmp_path, logs))["web"].request.budget is not None
     nothing = logs.replace("sched", "tty")
     assert "a budget needs events that it may leave out" in mistakes(write(tmp_path, nothing))[0]
+
+
+@pytest.mark.parametrize("key", [*CAPTURE, *(f"rotation.{key}" for key in ROTATION)])
+@pytest.mark.parametrize("value", [r'"/a\u0000"', r'["1\u0000"]', f'"{"9" * 5000}"'])
+def test_strange_texts_are_mistakes(tmp_path: Path, key: str, value: str) -> None:
+    """No traceback for any text, of any key."""
+    if key == "output" and "9" in value:
+        return
+    path = write(tmp_path, f"[capture.a]\n{key} = {value}\n")
+    (told, *_) = mistakes(path)
+    if "u0000" in value:
+        assert told.startswith(f"tcpkmon.toml:2: capture.a.{key}: ")
+        assert "NUL" in told
+
+
+def test_names_with_nul_are_mistakes(tmp_path: Path) -> None:
+    (told,) = mistakes(write(tmp_path, '[capture."a\\u0000"]\nports = [1]\n'))
+    assert "NUL" in told

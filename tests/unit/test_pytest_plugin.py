@@ -126,6 +126,7 @@ def test_a_baseline_is_stored_and_compared(path: Path, tmp_path: Path) -> None:
     for test in ("one", "two"):
         assert not Baseline(file, test, True).compare("run", measured)
     assert set(json.loads(file.read_text())["tests"]) == {"one", "two"}
+    assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".")] == []
     for text, why in (
         ("[]", "indices must"), ("[", "Expecting value"), ("{}", "it lacks 'tests'"),
         ('{"tests": {"one": []}}', "no attribute"),
@@ -135,6 +136,25 @@ def test_a_baseline_is_stored_and_compared(path: Path, tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(FileError, match=f"is no baseline: .*{why}"):
             Baseline(file, "one", False).compare("run", measured)
+
+
+@pytest.mark.parametrize("name", ["base.json", ".base.json.part", ".base.json.lock"])
+def test_a_baseline_follows_no_link(tmp_path: Path, name: str) -> None:
+    """Others may have put one there, for root to write through."""
+    victim = tmp_path / "victim"
+    victim.write_text('{"tests": {}}')
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / name).symlink_to(victim)
+    storing = Baseline(folder / "base.json", "one", True)
+    if name == "base.json":
+        with pytest.raises(FileError, match="it is a symbolic link"):
+            storing.compare("run", {"goodput": 1.0})
+    else:
+        storing.compare("run", {"goodput": 1.0})
+        assert (folder / "base.json").is_file()
+    assert victim.read_text() == '{"tests": {}}'
+    assert (folder / name).is_symlink()
 
 
 def test_what_is_wrong_with_a_baseline_is_told_before_the_tests(

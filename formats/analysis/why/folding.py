@@ -147,7 +147,7 @@ class Fold:
         for name, column in _SMALLEST.items():
             values = piece[column]
             if not values.all():
-                values = np.where(values == 0, values.dtype.type(NONE_32), values)
+                values = np.where(values == 0, np.uint32(NONE_32), values)
             found = np.minimum.reduceat(values, piece.firsts)
             mine = self.of(name, np.int64, NONE_32)
             mine[places] = np.minimum(mine[places], found)

@@ -171,7 +171,7 @@ def _throttled(columns: Columns, flight: Array, mss: Array) -> tuple[Array, Arra
     snapshot is taken, some of that may have left. flight: bytes.
     """
     below = columns["sk_wmem_alloc"].astype(np.int64)
-    rate = columns["pacing_rate"]
+    rate = columns["pacing_rate"].astype(np.uint64, copy=False)
     per_ms = np.where(rate != _UNPACED, rate >> np.uint64(10), 0).astype(np.int64)
     # What a segment takes in memory, with its overhead, of all that the socket has.
     held = np.maximum(columns["snd_sb_cc"].astype(np.int64), mss)
@@ -185,7 +185,7 @@ def _throttled(columns: Columns, flight: Array, mss: Array) -> tuple[Array, Arra
 
 def _may_be_paced(columns: Columns, window: Array) -> Array:
     """Whether somebody paces the socket, as far as the capture tells. window: bytes."""
-    rate = columns["pacing_rate"]
+    rate = columns["pacing_rate"].astype(np.uint64, copy=False)
     valid = (rate != _UNPACED) & (rate > 0)
     if "sk_pacing_status" in columns:
         return np.asarray(valid & (columns["sk_pacing_status"] > 0))

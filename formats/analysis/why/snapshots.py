@@ -16,7 +16,6 @@ from formats.base.errors import UsageError
 from formats.base.reader import Reader
 from formats.klogger.batch import LogBatch
 from formats.klogger.logs import Logs
-from formats.psc.columns import Column
 from formats.psc.header import KIND_HOST
 from formats.psc.reader import Capture
 from formats.registry import open_files
@@ -104,11 +103,17 @@ class Source:
         reader = self.reader
         if isinstance(reader, Capture):
             columns = reader.columns_by_name
-            known = {name for name in reader.names if name and _fits(name, columns[name])}
-            usable = reader.controls_fit and reader.columns_by_name.get("time_ns") is not None
+            known = {
+                name for name in reader.names
+                if name and _fits(name, columns[name].length, columns[name].is_integer)
+            }  # fmt: skip
+            usable = reader.controls_fit and "time_ns" in known
         elif isinstance(reader, Logs):
             event = reader.format.find_event(SNAPSHOT)
-            known = {field.name for field in event.fields} if event is not None else set()
+            known = {
+                field.name for field in (event.fields if event is not None else ())
+                if _fits(field.name, field.length, field.kind in ("int", "enum"))
+            }  # fmt: skip
             usable = True
         else:
             known, usable = set(), False
@@ -200,13 +205,13 @@ class Source:
                 )
 
 
-def _fits(name: str, column: Column) -> bool:
+def _fits(name: str, length: int, is_number: bool) -> bool:
     """Whether a column is what the analysis takes it for: a number, or raw bytes."""
     if name in ("laddr", "raddr"):
-        return column.length == 16
+        return length == 16
     if name in ("comm", "ca_name"):
-        return not column.is_integer
-    return column.is_integer and column.length in (1, 2, 4, 8)
+        return not is_number
+    return is_number and length in (1, 2, 4, 8)
 
 
 def _extend(raw: Array, before: int) -> NDArray[np.int64]:

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file for node_exporter: written by who owns its folder, and by descriptor."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+from collector.linux.deputy import Deputy
+from collector.linux.privileges import User, settle
+from formats.base.closing import Closing
+from formats.base.errors import FileError
+from formats.base.files import create_file
+
+_MODE = 0o644
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class TextFile(Closing):
+    """A file that write() replaces in one step. Make it while there is one thread alone.
+
+    As root, a process of its own writes it: it is the owner of the folder, without capabilities,
+    and writes in that folder alone. So this process may become anybody. FileError where the folder
+    is none, or a link leads to it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._folder = _open_folder(self._path.parent)
+        self._deputy: Deputy | None = None
+        if os.geteuid() == 0:
+            status = os.fstat(self._folder)
+            owner = User(status.st_uid, status.st_gid)
+            self._deputy = Deputy(
+                self._write,
+                at_end=lambda: None,
+                settle=partial(settle, user=owner, folders=[self._folder]),
+                keep=[self._folder],
+            )
+
+    def write(self, text: bytes) -> None:
+        """Replace the file, which all may read. FileError."""
+        try:
+            ask = self._deputy.open_file if self._deputy is not None else self._write
+            os.close(ask(0, text))
+        except FileError as error:
+            hint = "the folder's owner must be able to write there"
+            raise FileError(error.message, hint) from error
+
+    def close(self) -> None:
+        if self._deputy is not None:
+            self._deputy.close()
+        os.close(self._folder)
+
+    def _write(self, _: int, text: bytes) -> int:
+        with create_file(self._path, force=True, mode=_MODE, folder=self._folder) as out:
+            out.write(text)
+            return os.dup(out.fileno())
+
+
+def _open_folder(path: Path) -> int:
+    """A descriptor of the folder; whoever may write somewhere on the way can put no link there."""
+    path = Path.cwd() / path
+    opened = None
+    try:
+        for each in (*reversed(path.parents), path):
+            below = os.open(each.name or "/", _LOOK, dir_fd=opened)
+            if opened is not None:
+                os.close(opened)
+            opened = below
+            if each.is_symlink():
+                raise FileError(
+                    f"{each} is a symbolic link, which is not followed", f"use {each.resolve()}"
+                )
+        return os.open(f"/proc/self/fd/{opened}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise FileError(f"{each}: {error.strerror}", "make it first") from error
+    finally:
+        if opened is not None:
+            os.close(opened)
