@@ -43,7 +43,7 @@ def connections_table(
 ) -> Table:  # fmt: skip
     """The table connections. about: what of the capture is a column (host ...).
 
-    proven: the capture is not damaged. ended: its end is known. retransmits: it records RETRANSMIT.
+    proven: the capture is not damaged, and of all missing records is known where. ended: its end is known. retransmits: it records RETRANSMIT.
     """
     count = len(found)
     values = {name: column[:count] for name, column in found.values.items()}
