@@ -205,6 +205,7 @@ def random_capture(seed: int) -> Snapshots:
         "rcv_nxt": np.cumsum(chance.integers(0, 9, count)),
         "srtt_us": chance.integers(100, 900, count),
         "packets_out": chance.choice([0, 0, 1, 30], count),
+        "seg_len": chance.choice([0, 1000, 2001], count),
     }
     written: dict[int, int] = {}
     for at, one in enumerate(values["conn_id"].tolist()):
@@ -331,7 +332,8 @@ def test_connections_are_those_of_the_reference(seed: int) -> None:
         assert row.certain_ns == sum(run["certain"] for run in mine)
         assert row.records == len(at)
         assert row.rto_count == int((whole["location"][at] == 14).sum())
-        assert row.segments_retransmitted == int((whole["location"][at] == 2).sum())
+        sent_again = whole["seg_len"][at[whole["location"][at] == 2]].tolist()
+        assert row.segments_retransmitted == sum({2001: 3}.get(size, 1) for size in sent_again)
         assert (row.start_ns, row.end_ns) == (whole.times_ns[at[0]], whole.times_ns[at[-1]])
         assert row.srtt_max_us == whole["srtt_us"][at].max()
         assert row.srtt_p50_us == pytest.approx(np.median(whole["srtt_us"][at]), rel=0.15)

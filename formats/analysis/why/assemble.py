@@ -43,7 +43,8 @@ def connections_table(
 ) -> Table:  # fmt: skip
     """The table connections. about: what of the capture is a column (host ...).
 
-    proven: the capture is not damaged, and of all missing records is known where. ended: its end is known. retransmits: it records RETRANSMIT.
+    proven: the capture is not damaged, and of all missing records is known where. ended: its end is
+    known. retransmits: it records RETRANSMIT.
     """
     count = len(found)
     values = {name: column[:count] for name, column in found.values.items()}
@@ -173,14 +174,14 @@ def _rates(found: Fold, made: Table) -> Table:
     rates = found.rates.finish((made["duration_us"] * 1000).astype(np.int64), mean)
     told: Table = {f"goodput_{name}": values for name, values in rates.items()}
     told["goodput_mean"] = mean
+    low, high = (found.of(f"srtt_{end}_us")[:count] for end in ("min", "max"))
     for share in (50, 95, 99):
-        # The middle of a class can be beyond what was measured.
-        middle = found.srtt.percentile(share / 100, count)
-        told[f"srtt_p{share}_us"] = np.minimum(middle, found.of("srtt_max_us")[:count])
+        told[f"srtt_p{share}_us"] = found.srtt.percentile(share / 100, count, low, high)
     least = found.values.get("min_rtt_us", np.zeros(0))[:count].astype(np.float64)
     least[least == NONE_32] = np.nan
     p95 = told["srtt_p95_us"]
-    told["queue_p95_us"] = np.maximum(p95 - least, 0)
+    low, high, none = (found.of(f"queue_{name}")[:count] for name in ("min_us", "max_us", "none"))
+    told["queue_p95_us"] = found.queue.percentile(0.95, count, low, high, none)
     told["bloat"] = (p95 > 2 * least) & (p95 > _BLOAT_RTT_US)
     return told
 

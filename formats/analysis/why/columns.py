@@ -80,13 +80,13 @@ srtt_p95_us | float? | | | | of its records, within 6 %
 srtt_p99_us | float? | | | | of its records, within 6 %
 srtt_max_us | int? | | | |
 late_ack_us | float | | | | time of ACKs that came 10 ms and more after what the path takes
-queue_p95_us | float? | | | | srtt_p95_us less min_rtt_us
+queue_p95_us | float? | | | | of its records, what srtt_us has more than min_rtt_us, within 6 %
 bloat | bool | | | | the p95 is above 1 ms and twice min_rtt_us
-retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | records RETRANSMIT of all causes
+retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | segments sent again, of all causes
 retrans_ratio | float? | | | | bytes_retrans by bytes_sent
-retrans_rto | int | | | c_pkts_rto | after a timeout
-retrans_fast | int | | | c_pkts_fs | in recovery
-retrans_tlp | int | | | | else: loss probes
+retrans_rto | int | | | c_pkts_rto | segments: after a timeout
+retrans_fast | int | | | c_pkts_fs | segments: in recovery
+retrans_tlp | int | | | | segments: else, by loss probes
 recoveries | int | | | | times that recovery began
 rto_count | int | | | | timeouts
 loss_probes | int | | | | timers of the loss probe

@@ -60,7 +60,7 @@ class Fold:
         self._fills: dict[str, int] = {}
         self.names: set[str] = set()
         """The columns that the capture has."""
-        self.srtt, self.rates = Counts(), Rates()
+        self.srtt, self.queue, self.rates = Counts(), Counts(), Rates()
 
     def __len__(self) -> int:
         return len(self.places)
@@ -151,6 +151,7 @@ class Fold:
             self.srtt.add(piece.of_row, srtt)
         else:
             self.srtt.add(piece.of_row[told], srtt[told])
+        self._add_queue(piece)
         shut = (piece["snd_wnd"] == 0) & (piece["state"] != 2) & (piece["state"] != 3)
         open_before = self.of("window_open", np.bool_)[places]
         was_open = np.empty(len(piece), np.bool_)
@@ -158,6 +159,20 @@ class Fold:
         was_open[piece.firsts] = open_before
         self._count("zero_window_count", piece.of_row[shut & was_open])
         self.values["window_open"][places] = piece["snd_wnd"][piece.lasts] > 0
+
+    def _add_queue(self, piece: Grouped) -> None:
+        """What round trips take beside the path. Of each record: a difference of percentiles has
+        the error of both, which can be more than it."""
+        least, srtt = piece["min_rtt_us"], piece["srtt_us"]
+        at = np.flatnonzero((srtt > 0) & (least > 0) & (least != NONE_32))
+        place = piece.of_row[at]
+        more = srtt[at].astype(np.int64) - least[at]
+        some = more > 0
+        np.add.at(self.of("queue_none"), place[~some], 1)
+        place, more = place[some], more[some]
+        self.queue.add(place, more)
+        np.minimum.at(self.of("queue_min_us", np.int64, NONE_32), place, more)
+        np.maximum.at(self.of("queue_max_us"), place, more)
 
     def _add_fall(self, piece: Grouped) -> None:
         """By how much the peer's window is below its largest so far: data that was not read."""
@@ -187,11 +202,13 @@ class Fold:
             "syn_retrans": opening, "retrans_rto": ~opening & (ca_state == 4),
             "retrans_fast": ~opening & (ca_state == 3), "retrans_tlp": ~opening & (ca_state < 3),
         }  # fmt: skip
-        self._count("segments_retransmitted", place[again])
-        for name, mask in causes.items():
-            self._count(name, place[again & mask])
-        sizes = piece["seg_len"][at][again].astype(np.int64)
-        np.add.at(self.of("retrans_len"), place[again], sizes)
+        sizes = np.where(again, piece["seg_len"][at].astype(np.int64), 0)
+        # A record can be of several segments, which the kernel sent at once.
+        segments = np.maximum(-(-sizes // np.maximum(piece["mss"][at].astype(np.int64), 1)), 1)
+        for name, mask in {"segments_retransmitted": True, **causes}.items():
+            chosen = again & mask
+            np.add.at(self.of(name), place[chosen], segments[chosen])
+        np.add.at(self.of("retrans_len"), place, sizes)
         self._count("recoveries", place[(location == _CONG_STATE) & (callvalue == 3)])
         for name, number in (("rst_sent", _RESET_SENT), ("rst_received", _RESET_RECEIVED),
                              ("destroyed", _DESTROY)):  # fmt: skip
