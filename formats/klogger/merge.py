@@ -80,7 +80,8 @@ def merge_logs(
     """The records of all logs in time order; at the same time, in the order of `readers`.
 
     note: called with each batch of a log, in file order, before its records are returned. A record
-    more than HOLD records behind a later one of its log is returned late. Raises UsageError for logs of different captures.
+    more than HOLD records behind a later one of its log is returned late. Raises UsageError
+    for logs of different captures.
     """
     for reader in readers[1:]:
         check_alike(readers[0], reader)

@@ -84,7 +84,8 @@ def plain_row(whole: Snapshots, one: int) -> dict[str, Any]:
     at = np.flatnonzero(whole["conn_id"] == one).tolist()
     row: dict[str, Any] = dict.fromkeys(EVENTS, 0)
     row |= dict.fromkeys(("retransmissions", "syn_retrans", "retrans_rto", "retrans_fast",
-                          "retrans_tlp", "bytes_retrans", "zero_window_count", "recoveries"), 0)  # fmt: skip
+                          "retrans_tlp", "bytes_retrans", "zero_window_count",
+                          "recoveries"), 0)  # fmt: skip
     row |= {"role": "existing", "errno": None, "pid": None, "records": len(at)}
     row |= {"first_seq": int(whole.seq[at[0]]), "last_seq": int(whole.seq[at[-1]])}  # type: ignore[index]
     flags = {"reset": False, "sent_reset": False, "closed": ""}
