@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from formats.base.control import is_control
 from formats.base.errors import UsageError
 from formats.base.reader import Reader
+from formats.klogger import merge_logs
 from formats.klogger.batch import LogBatch
 from formats.klogger.logs import Logs
-from formats.klogger.merge import merge_logs
 from formats.psc.columns import Column
 from formats.psc.header import KIND_HOST
 from formats.psc.reader import Capture
