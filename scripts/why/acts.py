@@ -89,6 +89,33 @@ def ping_pong(pause_s: float = 0.0, parts: int = 1) -> Act:
     return send
 
 
+def corked(size: int, pause_s: float, more: bool = False) -> Act:
+    """Requests of so many bytes whose end is corked: by TCP_CORK, or (more) by MSG_MORE."""
+
+    def send(pair: Pair, clock: Clock) -> None:
+        end = pair.client
+        if not more:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        while clock.goes_on:
+            end.send(bytes(size), socket.MSG_MORE if more else 0)
+            time.sleep(pause_s)
+
+    return send
+
+
+def asking(*sizes: int) -> Act:
+    """Requests in writes of so many bytes, each after the answer of 100 bytes to the last one."""
+
+    def send(pair: Pair, clock: Clock) -> None:
+        while clock.goes_on:
+            for size in sizes:
+                pair.client.sendall(bytes(size))
+            pair.client.recv(100)
+            clock.sharp_until = time.monotonic()
+
+    return send
+
+
 def computing(size: int, work_s: float) -> Act:
     """Computes for so long, then sends some bytes.
 
@@ -235,6 +262,15 @@ def receive_memory(most: int) -> Callable[[Lab], None]:
                 file.write(f"4096 {most} {most}")
 
         lab.b.run(write)
+
+    return prepare
+
+
+def each_nth(number: int, of: int) -> Callable[[Lab], None]:
+    """Of each so many large segments in a row, this one does not arrive (from 0)."""
+
+    def prepare(lab: Lab) -> None:
+        lab.drop_all(f"meta l4proto tcp meta length > 200 numgen inc mod {of} == {number}")
 
     return prepare
 

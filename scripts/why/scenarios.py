@@ -84,6 +84,10 @@ SCENARIOS = (
              read=acts.answer(200)),
     Scenario("requests in three writes, delayed ACKs", ("nagle",), send=acts.ping_pong(parts=3),
              read=acts.answer(300), held_out=True),
+    Scenario("the end of each message is corked", ("nagle",), send=acts.corked(15_000, 0.15)),
+    Scenario("each message has MSG_MORE", ("nagle",), send=acts.corked(200, 0.21, more=True)),
+    Scenario("the last segment of each message is lost", ("rto_wait", "recovery"), offloads=False,
+             send=acts.asking(14_480), read=acts.answer(14_480), prepare=acts.each_nth(9, 11)),
     *(Scenario(f"deep queue, {name}", PATH, bottleneck=DEEP, congestion=name)
       for name in _LOSS_BASED),
     Scenario("deep queue, offloads off", PATH, bottleneck=DEEP, offloads=False),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,14 +60,15 @@ def limit_of(**values: Any) -> str:
     ("unknown", {}),
     ("opening", {"state": 2}),
     ("closing", {"state": 4, "snd_sb_cc": 0}),
-    ("rto_wait", {"location": 14}),
+    ("rto_wait", {"location": 14}), ("rto_wait", {"location": 15}), ("rto_wait", {"location": 20}),
+    ("rto_wait", {"location": 14, "state": 4, "snd_sb_cc": 0}),  # what it closed with was lost
     ("recovery", {"ca_state": 3}), ("recovery", {"ca_state": 4, **FLYING}),
     ("zero_window", {"snd_wnd": 0}),
     ("rwnd", {**FLYING, "packets_out": 70, "snd_wnd": 100_500}),
     ("rwnd", {**FLYING, "snd_wnd": 100_500}),                   # both are full: the peer's counts
     ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 120_000}),
     ("sndbuf", {"snd_sb_cc": 300, "sb_hiwat": 180_000}),        # a writer sleeps until a third is
-    ("app", {"snd_sb_cc": 300, "sb_hiwat": 190_000}),           # free
+    ("nagle", {"snd_sb_cc": 300, "sb_hiwat": 190_000}),         # free; and who sends nothing corks
     ("idle", {"snd_sb_cc": 0}),
     ("nagle", {"snd_max": 2000, "packets_out": 1, "snd_sb_cc": 1300}),
     ("app", {**FLYING, "packets_out": 90, "snd_sb_cc": 100_300}),  # it is about to write more
@@ -147,7 +149,8 @@ WROTE = {"snd_max": 101_000, "snd_sb_cc": 200_000, "packets_out": 100, "snd_una"
     ("slow_start", {"snd_una": 2001}),          # more is acknowledged: not all ACKs are here
     ("slow_start", {"snd_cwnd_segs": 2, "packets_out": 2}),  # its ACK may be delayed
     ("zero_window", {"snd_wnd": 0}),            # the peer opens it when it likes
-    ("rto_wait", {"location": 14}), ("slow_start", {"location": 15}),
+    ("rto_wait", {"location": 14}), ("rto_wait", {"location": 15}),
+    ("slow_start", {"location": 2}), ("slow_start", {"location": 16}),
     ("tsq", {"packets_out": 60, "snd_max": 62_000, "sk_wmem_alloc": 90_000}),
 ])  # fmt: skip
 def test_a_window_that_a_write_filled_was_not_full_before_it(
@@ -164,6 +167,48 @@ def test_a_window_that_a_write_filled_was_not_full_before_it(
     rows = np.concatenate(list(cut([snapshots([0, 10, 110], **many)])))
     assert LIMITS[rows["limit"][-1]] == limit
     assert rows["end_ns"][-1] - rows["start_ns"][-1] >= 100 * MS
+
+
+@pytest.mark.parametrize("ms, limit", [(200, "rto_wait"), (600, "idle")])
+def test_a_timer_tells_how_long_a_loss_was_waited_for_at_most(ms: int, limit: str) -> None:
+    """All was acknowledged; then something was written, and lost. The probe fires in 200 ms."""
+    piece = snapshots([0, ms], snd_una=[1000, 2000], snd_max=[2000, 5000], snd_sb_cc=[1000, 3000],
+                      packets_out=[1, 3], location=[1, 15])  # fmt: skip
+    assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2], [3], [1, 2, 3, 4]])
+def test_from_a_loss_probe_to_its_ack_is_recovery(cuts: list[int]) -> None:
+    """The last of 10 segments is lost: probed, sent again, acknowledged; then the next are."""
+    whole = snapshots(
+        [0, 10, 210, 211, 240, 241], location=[1, 1, 15, 2, 1, 1], packets_out=[10, 10, 1, 1, 1, 9],
+        snd_una=[1000, 1000, 10_000, 10_000, 10_000, 11_000],
+        snd_max=[11_000, 11_000, 11_000, 11_000, 11_000, 20_000],
+        snd_sb_cc=[10_000, 10_000, 1000, 1000, 1000, 9000],
+    )  # fmt: skip
+    edges = [0, *cuts, 6]
+    parts = [whole.take(np.arange(low, high)) for low, high in itertools.pairwise(edges)]
+    rows = np.concatenate(list(cut(parts)))
+    assert [LIMITS[one] for one in rows["limit"]] == ["app", "rto_wait", "recovery", "app"]
+    assert (rows["end_ns"] // MS).tolist() == [10, 210, 240, 241]
+
+
+@pytest.mark.parametrize("written, limit", [(10_300, "nagle"), (10_200, "app")])
+def test_what_waits_all_the_time_is_held_back(written: int, limit: str) -> None:
+    """300 bytes of 10 segments in flight do not leave, with room: the writer was not there, and did
+    not ask for more. Where it wrote meanwhile, it may be about to go on."""
+    piece = snapshots([0, 40], snd_una=1000, snd_max=11_000, snd_sb_cc=[written, 10_300],
+                      packets_out=10)  # fmt: skip
+    assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
+
+
+@pytest.mark.parametrize("ms, limit", [(150, "nagle"), (45, "app")])
+def test_a_piece_that_leaves_late_was_corked(ms: int, limit: str) -> None:
+    """Ten segments are acknowledged, 520 bytes stay; after 150 ms they leave with the next write.
+    After 45 ms, they may have left at once, and the ACK is delayed."""
+    piece = snapshots([0, ms], snd_una=[1000, 11_000], snd_max=[11_000, 21_520],
+                      snd_sb_cc=[10_520, 11_000], packets_out=[10, 11])  # fmt: skip
+    assert LIMITS[np.concatenate(list(cut([piece])))["limit"][0]] == limit
 
 
 @pytest.mark.parametrize("ms, limit", [(3, "slow_start"), (100, "slow_start"), (102, "idle")])
@@ -199,7 +244,7 @@ def random_capture(seed: int) -> Snapshots:
         "snd_una": (2**32 - 9000 + np.cumsum(chance.integers(0, 90, count))) % 2**32,
         "snd_wnd": chance.choice([0, 500, 1 << 20], count),
         "ca_state": chance.choice([0, 0, 3], count),
-        "location": chance.choice([1, 1, 1, 2, 14, 4], count),
+        "location": chance.choice([1, 1, 1, 2, 14, 15, 4], count),
         "pacing_rate": chance.choice(np.array([NO_RATE, 100_000], np.uint64), count),
         "snd_sb_cc": chance.choice([0, 500, 90_000], count),
         "rcv_nxt": np.cumsum(chance.integers(0, 9, count)),
@@ -234,15 +279,18 @@ def is_quiet(whole: Snapshots, before: int, at: int, limit: str, more_us: int) -
                   if values.dtype.kind == "u"} for row in (before, at))  # fmt: skip
     state = then["callvalue" if then["location"] == 4 else "state"]
     span_us = (whole.times_ns[at] - whole.times_ns[before]) / 1000
+    if now["location"] in (14, 15, 20):
+        more_us = 2 * now["srtt_us"] + 250_000
     return (
         now["snd_una"] == (then["snd_una"] + then["snd_sb_cc"]) % 2**32
         and state not in (2, 7)
         and now["srtt_us"] > 0
         and span_us > 2 * (now["srtt_us"] + more_us)
-        and now["packets_out"] + now["retrans_out"] - now["sacked_out"] - now["lost_out"] > 2
-        and now["location"] not in (2, 14, 15, 16, 20)
+        and (now["location"] in (14, 15, 20) or (
+             now["packets_out"] + now["retrans_out"] - now["sacked_out"] - now["lost_out"] > 2
+        and now["location"] not in (2, 16)
         and limit not in ("opening", "closing", "rto_wait", "recovery", "zero_window", "tsq",
-                          "nagle", "idle")
+                          "nagle", "idle")))
     )  # fmt: skip
 
 
@@ -251,8 +299,11 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
     last: dict[int, int] = {}
     runs: dict[int, list[dict[str, Any]]] = {}
     measured: set[int] = set()
+    probed: dict[int, int] = {}
     for at in range(len(whole)):
         one = int(whole["conn_id"][at])
+        if at and (n := last.get(one)) is not None and whole["location"][n] == 15:
+            probed[one] = int(whole["snd_una"][n])
         before = last.get(one)
         last[one] = at
         if before is None:
@@ -270,6 +321,25 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
             measured.add(one)
         if is_quiet(whole, before, at, limit, 0 if one in measured else 50_000):
             limit = "idle"
+        una, out, unsent = (int(whole[name][at]) for name in
+                            ("snd_una", "packets_out", "snd_sb_cc"))  # fmt: skip
+        unsent -= (int(whole["snd_max"][at]) - una) % 2**32
+        ends = [(int(whole["snd_una"][n]) + int(whole["snd_sb_cc"][n])) % 2**32
+                for n in (before, at)]  # fmt: skip
+        span = whole.times_ns[at] - whole.times_ns[before]
+        held = (ends[0] - int(whole["snd_max"][before])) % 2**32
+        if limit == "app" and unsent > 0 and ends[0] == ends[1] and span > MS:
+            limit = "nagle"
+        elif (
+            0 < held < 1000 and una == whole["snd_max"][before] and whole["location"][at] == 1
+            and whole["callvalue" if whole["location"][before] == 4 else "state"][before]
+            not in (2, 7) and span > 50 * MS + 2000 * int(whole["srtt_us"][at])
+            and limit in ("sndbuf", "app", "rwnd", "slow_start", "cwnd", "pacing", "unknown")
+        ):  # fmt: skip
+            limit = "nagle"
+        probes = probed.get(one) == una and out and whole["location"][at] != 15
+        if probes and limit not in ("opening", "rto_wait", "zero_window"):
+            limit = "recovery"
         told = {
             "conn_id": one, "limit": limit, "start": int(whole.times_ns[before]),
             "end": int(whole.times_ns[at]), "acked": step("snd_una"), "sent": step("snd_max"),

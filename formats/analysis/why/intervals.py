@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from formats.analysis.why.carrying import Carried
 from formats.analysis.why.grouping import Grouped, Places, grown
+from formats.analysis.why.holding import Probing, held_back
 from formats.analysis.why.limits import NUMBER, classify, in_flight, is_paced, runs_bbr, unsent
 from formats.analysis.why.quiet import Quiet
 from formats.analysis.why.receiving import NEEDS, Receiving, ahead_of
@@ -77,6 +78,7 @@ class Cutter:
     def __init__(self, places: Places | None = None) -> None:
         self.places = Places() if places is None else places
         self._carried, self._receiving, self._quiet = Carried(_CARRIED), Receiving(), Quiet()
+        self._probing = Probing()
         self._open = np.zeros(0, INTERVAL)
 
     def add(self, piece: Snapshots) -> Array:
@@ -112,6 +114,8 @@ class Cutter:
             bytes_of[before["unnumbered"]] = 0
         quiet = self._quiet.add(piece, limit, before, acked, len(self.places))
         limit[quiet] = NUMBER["idle"]
+        limit[held_back(piece, limit, before)] = NUMBER["nagle"]
+        limit[self._probing.add(piece, limit, len(self.places))] = NUMBER["recovery"]
         limit[no_step] = _NO_STEP
         end = np.maximum(now["time"], before["time"])
         receiving = None

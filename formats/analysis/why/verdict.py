@@ -300,8 +300,8 @@ _SENTENCES: dict[str, Callable[[Connection], str]] = {
         "waited for"
     ),
     "rto_wait": lambda one: (
-        f"it waited for a retransmission timeout ({one.rto_count} fired): whole flights or the "
-        "last segments were lost"
+        f"it waited for a timer that finds a loss ({one.rto_count} retransmission timeouts, "
+        f"{one.loss_probes} loss probes): whole flights or the last segments were lost"
     ),
     "recovery": lambda one: (
         f"it recovered from loss ({_again(one)}): the path drops or reorders packets"
