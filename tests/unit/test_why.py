@@ -495,8 +495,17 @@ def test_bloat() -> None:
      "10 % of the time the application"]),
     ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 100},
      ["100 % of the time limited by the receiver's window (at most 9.0 kB): raise net.ip"]),
-    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 8000},
+    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
+      "snd_wnd_low_us": 3e6},
      ["100 % of the time limited by the receiver's window (at most 9.0 kB): the program"]),
+    # A dip of 0.4 ms in 8 s is nobody's fault.
+    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
+      "snd_wnd_low_us": 400.0},
+     ["100 % of the time limited by the receiver's window (at most 9.0 kB): raise net.ip"]),
+    # Late ACKs and a window that never fell: nobody is blamed.
+    ({"limit_ns": {"cwnd": 8_000 * MS}, "cwnd_max": 4, "late_ack_us": 4e6},
+     ["100 % of the time limited by the congestion window (at most 4 segments, 5.8 kB): ACKs came "
+      "late for 50 %. The path serves in turns"]),
     ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "srtt_p50_us": 3_000.0},
      ["100 % of the time limited by the receiver's window (at most 9.0 kB): but what is"]),
     ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000, "srtt_p50_us": 3_000.0},
@@ -506,7 +515,7 @@ def test_bloat() -> None:
     ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000},
      ["100 % of the time limited by the send buffer (9.0 kB): raise net.ipv4.tcp_wmem[2]"]),
     ({"limit_ns": {"cwnd": 8_000 * MS}, "cwnd_max": 4, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
-      "late_ack_us": 4e6},
+      "late_ack_us": 4e6, "snd_wnd_low_us": 4e6},
      ["100 % of the time limited by the congestion window (at most 4 segments, 5.8 kB): ACKs"]),
     ({"limit_ns": {"recovery": 8_000 * MS}, "segments_retransmitted": 8, "retrans_ratio": 0.0123},
      ["100 % of the time it recovered from loss (1.2 % of the data sent again)"]),

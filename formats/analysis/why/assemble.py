@@ -76,6 +76,8 @@ def connections_table(
         with np.errstate(invalid="ignore", divide="ignore"):
             made["delivered_ce_ratio"] = made["delivered_ce"] / delivered
     made["late_ack_us"] = get("late_ack_ns") / 1000
+    made["snd_wnd_low_us"] = get("low_ns") / 1000
+    made |= _silence(get)
     lost = get("lost_records")
     made["proven"] = (lost == 0) & proven & (get("destroyed", np.bool_) | ended)
     made["retransmissions"] = get("segments_retransmitted")
@@ -150,6 +152,17 @@ def _bytes(get: Callable[..., Array], counted: Array | None, retransmits: bool) 
             found["bytes_sent"] > 0, found["bytes_sent"], np.nan
         )
     return found
+
+
+def _silence(get: Callable[..., Array]) -> Table:
+    """Of the end: the timeouts that nothing answered, and since when no segment arrived."""
+    runs = np.where(get("rto_una") == get("snd_una").astype(np.int64), get("rto_run"), 0)
+    end, heard = get("end_ns"), get("heard_ns")
+    return {
+        "rto_unanswered": runs,
+        "rto_unanswered_us": np.where(runs > 0, end - get("rto_since_ns"), 0) / 1000,
+        "silent_us": (end - np.where(heard > 0, heard, get("start_ns"))) / 1000,
+    }
 
 
 def _reasons(get: Callable[..., Array], made: Table) -> Array:

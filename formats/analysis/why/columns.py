@@ -89,6 +89,11 @@ retrans_fast | int | | | c_pkts_fs | segments: in recovery
 retrans_tlp | int | | | | segments: else, by loss probes
 recoveries | int | | | | times that recovery began
 rto_count | int | | | | timeouts
+rto_unanswered | int | | | | timeouts in a row of what was never acknowledged, at the end
+rto_unanswered_us | float | | | | for how long, since the first of them
+rto_bytes | int | | | | segment that was last sent again after a timeout [bytes]
+acked_most | int | | | | most bytes that one ACK acknowledged
+silent_us | float | | | | from the last segment that arrived to the end
 loss_probes | int | | | | timers of the loss probe
 reo_timeouts | int | | | | timers of RACK's reordering
 zero_window_probes | int | | zwnd_probe_pkts_a2b | | timers of the window probe
@@ -105,6 +110,7 @@ ssthresh_max | int | | | | 2147483647: infinite
 snd_wnd_min | int? | | min_win_adv_b2a | | the peer's window, without 0
 snd_wnd_max | int | | max_win_adv_b2a | s_win_max | the peer's window
 snd_wnd_fall | int | | | | by how much it fell below its largest so far: the peer had not read that
+snd_wnd_low_us | float | | | | time in which it was below half of its largest so far, or 0
 rcv_wnd_min | int? | | min_win_adv_a2b | | this host's, without 0
 rcv_wnd_max | int | | max_win_adv_a2b | c_win_max | this host's window
 rcvbuf | int | | | | receive buffer's largest limit

@@ -23,6 +23,7 @@ _EVENTS = {
 }  # fmt: skip
 """Locations that are counted."""
 _RETRANSMIT, _STATE_CHANGE, _CONG_STATE, _ERROR = 2, 4, 5, 13
+_ARRIVED = (1, 21)
 _RESET_SENT, _RESET_RECEIVED, _DESTROY, _EXISTING = 7, 8, 11, 226
 _LARGEST = {
     "cwnd_max": "snd_cwnd_segs", "ssthresh_max": "snd_ssthresh", "snd_wnd_max": "snd_wnd",
@@ -80,10 +81,11 @@ class Fold:
         self.names.update(piece.columns)
         self._add_bounds(grouped, piece)
         self._add_latest(grouped)
-        self._add_extremes(grouped)
+        low = self._add_extremes(grouped)
         self._add_events(grouped)
+        self._add_silence(grouped)
         rows, steps = self.cutter.add_grouped(grouped)
-        self._add_steps(grouped, steps)
+        self._add_steps(grouped, steps, low)
         self._add_times(rows)
         return rows
 
@@ -130,9 +132,10 @@ class Fold:
                 at = np.flatnonzero(is_told(values))
                 mine[piece.of_row[at]] = values[at]  # of several the last one stays
 
-    def _add_extremes(self, piece: Grouped) -> None:
+    def _add_extremes(self, piece: Grouped) -> Array:
+        """Returns (n,) whether the peer's window is below half of its largest so far."""
         places = piece.places
-        self._add_fall(piece)
+        low = self._add_fall(piece)
         for name, column in _LARGEST.items():
             if column in piece.columns:
                 found = np.maximum.reduceat(piece[column], piece.firsts)
@@ -159,6 +162,7 @@ class Fold:
         was_open[piece.firsts] = open_before
         self._count("zero_window_count", piece.of_row[shut & was_open])
         self.values["window_open"][places] = piece["snd_wnd"][piece.lasts] > 0
+        return low
 
     def _add_queue(self, piece: Grouped) -> None:
         """What round trips take beside the path. Of each record: a difference of percentiles has
@@ -174,17 +178,19 @@ class Fold:
         np.minimum.at(self.of("queue_min_us", np.int64, NONE_32), place, more)
         np.maximum.at(self.of("queue_max_us"), place, more)
 
-    def _add_fall(self, piece: Grouped) -> None:
+    def _add_fall(self, piece: Grouped) -> Array:
         """By how much the peer's window is below its largest so far: data that was not read."""
         window, places = piece["snd_wnd"].astype(np.int64), piece.places
         largest = self.of("snd_wnd_max")[places]
         rank = np.cumsum(piece.is_first, dtype=np.int64) << 32
         # The largest of a connection only: those of the next one have a larger rank.
         highest = np.maximum.accumulate(rank + window) - rank
-        fall = np.maximum.reduceat(np.maximum(highest, np.repeat(
-            largest, piece.lasts - piece.firsts + 1)) - window, piece.firsts)  # fmt: skip
+        highest = np.maximum(highest, np.repeat(largest, piece.lasts - piece.firsts + 1))
+        fall = np.maximum.reduceat(highest - window, piece.firsts)
         mine = self.of("snd_wnd_fall")
         mine[places] = np.maximum(mine[places], fall)
+        low: Array = 2 * window < highest
+        return low
 
     def _count(self, name: str, places: Array) -> None:
         np.add.at(self.of(name), places, 1)
@@ -240,12 +246,31 @@ class Fold:
         ended[ended] = piece["rcv_nxt"][at[ended]] != self.values["fin_wait_rcv"][place[ended]]
         self.of("fin_received", np.bool_)[place[ended | (new == 8) | (new == 11)]] = True
 
-    def _add_steps(self, piece: Grouped, steps: Steps) -> None:
+    def _add_silence(self, piece: Grouped) -> None:
+        """Timeouts of the same data one after the other, and when the last segment arrived."""
+        arrived = np.flatnonzero(np.isin(piece["location"], _ARRIVED))
+        heard = self.of("heard_ns")
+        heard[piece.of_row[arrived]] = piece.times[arrived]
+        again = np.flatnonzero((piece["location"] == _RETRANSMIT) & (piece["ca_state"] == 4))
+        self.of("rto_bytes")[piece.of_row[again]] = piece["seg_len"][again]
+        una, run, since = self.of("rto_una"), self.of("rto_run"), self.of("rto_since_ns")
+        for at in np.flatnonzero(piece["location"] == _EVENTS["rto_count"]).tolist():
+            place, now = piece.of_row[at], int(piece["snd_una"][at])
+            if una[place] != now or not run[place]:
+                una[place], run[place], since[place] = now, 0, piece.times[at]
+            run[place] += 1
+
+    def _add_steps(self, piece: Grouped, steps: Steps, low: Array) -> None:
         moved = np.flatnonzero((steps.acked > 0) | (steps.received > 0))
         places = piece.of_row[moved]
         since = steps.end_ns[moved] - self.values["start_ns"][places]
         self.rates.add(places, since, steps.acked[moved], steps.received[moved])
         self._add_late(piece, steps)
+        most = self.of("acked_most")
+        most[piece.places] = np.maximum(most[piece.places],
+                                        np.maximum.reduceat(steps.acked, piece.firsts))
+        shut = np.where(low & (steps.lost == 0), steps.end_ns - steps.start_ns, 0)
+        self.of("low_ns")[piece.places] += np.add.reduceat(shut, piece.firsts)
         if steps.receiving is not None:
             spans = steps.end_ns - steps.start_ns
             for end, mine in (("ns", spans), ("certain_ns", np.where(steps.lost, 0, spans))):
@@ -256,7 +281,7 @@ class Fold:
     def _add_late(self, piece: Grouped, steps: Steps) -> None:
         """Times that a full window waited for an ACK, much longer than the path takes."""
         late = self.of("late_ack_ns")
-        at = np.flatnonzero(steps.end_ns - steps.start_ns > _LATE_NS)
+        at = np.flatnonzero((steps.end_ns - steps.start_ns > _LATE_NS) & (steps.lost == 0))
         at = at[np.isin(steps.limit[at], _BY_ACK) & (piece["location"][at] == 1)]
         spans = steps.end_ns[at] - steps.start_ns[at]
         least = piece["min_rtt_us"][at].astype(np.int64) * 1000

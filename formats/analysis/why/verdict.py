@@ -13,6 +13,7 @@ _LEAST_SHARE = 0.05
 _BLOAT_RTT_US = 1000
 _SHORT_S = 1.0
 _MANY = 10
+_LOW_SHARE = 0.1
 _SPARE = 8
 """A send buffer has at most some three times what is in flight: its overhead counts."""
 _PART_OF = {name: family for name, family in FAMILY.items() if name != "nagle"}
@@ -66,8 +67,8 @@ def verdict(one: Connection) -> list[str]:
     total = sum(one.limit_ns.values())
     for name in dict.fromkeys(_PART_OF.get(name, name) for name in one.limit_ns):
         share = _sum(one.limit_ns, name) / total
-        if name == "app" and not one.sends:
-            continue  # it has nothing to send, and need not
+        if name in ("app", "closing") and not one.sends:
+            continue  # it has nothing to send, and need not; its end may be closed for long
         if share >= _LEAST_SHARE and name in _SENTENCES:
             found.append((share, f"{_percent(one, name)} of the time {_SENTENCES[name](one)}"))
     texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
@@ -158,7 +159,8 @@ def _rwnd(one: Connection) -> str:
     zero = one.share("zero_window")
     shut = f", {100 * zero:.0f} % with a window of 0" if zero >= 0.01 else ""
     text = f"limited by the receiver's window (at most {window}{shut}{more}): "
-    if _reads_slowly(one):
+    limited_us = _sum(one.limit_ns, "rwnd") / 1000
+    if _reads_slowly(one, limited_us):
         return text + (
             f"the program there reads too slowly, it was up to {human_bytes(one.snd_wnd_fall)} "
             "behind; a larger buffer only hides pauses"
@@ -168,9 +170,10 @@ def _rwnd(one: Connection) -> str:
     return text + "raise net.ipv4.tcp_rmem[2] or the application's SO_RCVBUF there"
 
 
-def _reads_slowly(one: Connection) -> bool:
-    """Whether the receiver's window closed, all or by half: its program had not read that."""
-    return one.zero_windows > 0 or 2 * one.snd_wnd_fall > one.snd_wnd_max
+def _reads_slowly(one: Connection, limited_us: float) -> bool:
+    """Whether in much of this time the receiver's window was closed, all or by half: its program
+    had not read that."""
+    return one.snd_wnd_low_us > _LOW_SHARE * limited_us
 
 
 def _late(one: Connection) -> float:
@@ -209,10 +212,12 @@ def _cwnd(one: Connection) -> str:
         f"{human_bytes(one.cwnd_max * one.mss)}{start}{again}): "
     )
     if _late(one) > 0.3:
-        why = "its program reads slowly, or it waits for a second segment"
-        if _reads_slowly(one):
-            why = f"its program reads slowly, it was up to {human_bytes(one.snd_wnd_fall)} behind"
-        return f"{text}ACKs came late for {100 * _late(one):.0f} %. The receiver delays them: {why}"
+        text += f"ACKs came late for {100 * _late(one):.0f} %. "
+        if _reads_slowly(one, one.late_ack_us):
+            return text + ("The receiver delays them: its program reads slowly, it was up to "
+                           f"{human_bytes(one.snd_wnd_fall)} behind")  # fmt: skip
+        return text + ("The path serves in turns, as Wi-Fi and mobile networks do, or the receiver "
+                       "delays them: capture there too")  # fmt: skip
     text += f"the path is the limit, as {one.ca_name or 'its congestion control'} sees it"
     if slow > 0.5 and not again and one.duration_s < _SHORT_S:
         text += "; a short transfer is faster on a connection that was used before"
@@ -310,8 +315,8 @@ _SENTENCES: dict[str, Callable[[Connection], str]] = {
     "app": _app,
     "nagle": lambda one: (
         "a piece smaller than a segment waited for the ACK of what was sent before (Nagle's "
-        "algorithm; the receiver may delay that ACK by 40 ms): write each message at once, or set "
-        "TCP_NODELAY"
+        "algorithm; the receiver may delay that ACK by 40 ms), or for the application (TCP_CORK, "
+        "MSG_MORE): write each message at once, set TCP_NODELAY, or uncork"
     ),
     "rwnd": _rwnd,
     "cwnd": _cwnd,
