@@ -452,9 +452,19 @@ def test_what_is_missing_is_said_and_gives_bounds() -> None:
 
 
 def test_a_receiver_is_told_so() -> None:
-    _, texts = sentence(bytes_acked=0, bytes_received=9 << 20, rcvbuf=131_072,
-                        reader_behind_max=120_000)  # fmt: skip
-    assert "its reader was up to 120 kB behind" in texts[0]
+    """How far the reader was behind at most is no proof: a fast one is so for some microseconds."""
+    receives = {"bytes_acked": 0, "bytes_received": 9 << 20, "rcvbuf": 131_072,
+                "reader_behind_max": 120_000, "limit_ns": {"idle": 8_000 * MS}}  # fmt: skip
+    for ns, words in ((8 * MS, "its reader kept up"), (800 * MS, "10 % of the time its reader")):
+        _, texts = sentence(**receives, receiving_ns={"rx_app": ns, "rx_reorder": 0})
+        assert words in texts[0] and ("is slow" in texts[0]) == (ns > 8 * MS)
+    _, texts = sentence(**receives)
+    assert texts == ["this host receives: look at the sender, or capture there too"]
+
+
+def test_a_receiver_that_closed_its_own_direction_is_not_closing() -> None:
+    _, texts = sentence(bytes_acked=100, bytes_received=9 << 20, limit_ns={"closing": 8_000 * MS})
+    assert texts == ["this host receives: look at the sender, or capture there too"]
 
 
 def test_a_receiver_that_measures_round_trips_is_told_shares() -> None:
@@ -477,7 +487,8 @@ def test_bounds_of_what_a_receiver_waits_for() -> None:
     assert texts[0].startswith("this host receives: 50 % (25 to 50 %) of the time its window")
     assert texts[1].startswith("10 % (0 to 25 %) of the time its reader was behind")
     assert texts[-1].endswith("so shares are between the bounds in brackets")
-    _, texts = sentence(**receiver, receiving_ns={"rx_app": 0}, receiving_least_ns={"rx_app": 0})
+    none = {"rx_app": 0, "rx_autotune": 0}
+    _, texts = sentence(**receiver, receiving_ns=none, receiving_least_ns=none)
     assert "its window had room in the 75 % of the time that are certain" in texts[0]
 
 

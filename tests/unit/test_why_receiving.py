@@ -118,7 +118,11 @@ def plain(whole: Snapshots, one: int) -> dict[str, int]:
 
 
 def test_a_capture_without_the_column_has_null() -> None:
-    whole = snapshots([0, 1], rcv_nxt=[0, 0])
+    """The window needs the receiver's measurement of the round trip, the reader does not."""
+    whole = snapshots([0, 1], rcv_nxt=[0, 1000], rcv_sb_cc=[0, 70_000])
     del whole.columns["rcv_rtt_us"]
+    table = connections_table(fold([whole]))
+    assert np.isnan(table["us_rx_autotune"]).all() and table["us_rx_app"].tolist() == [1000]
+    del whole.columns["seg_seq"]
     table = connections_table(fold([whole]))
     assert np.isnan(table["us_rx_app"]).all() and np.isnan(table["us_rx_reorder_max"]).all()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formats.analysis.why.limits import LIMITS
-from formats.analysis.why.receiving import NEEDS, RECEIVING
+from formats.analysis.why.receiving import NEEDS, RECEIVING, RTT
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ _RECEIVER = {
 
 def _limits() -> tuple[Column, ...]:
     told = {name: (f"time limited by {name}", "") for name in LIMITS}
-    told |= {name: (_RECEIVER[name], NEEDS) for name in RECEIVING}
+    told |= {name: (_RECEIVER[name], RTT if name == "rx_autotune" else NEEDS) for name in RECEIVING}
     found = []
     for name, (text, needs) in told.items():
         found.append(Column(f"us_{name}", "float", text, needs, bool(needs)))

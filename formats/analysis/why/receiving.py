@@ -19,7 +19,7 @@ from formats.analysis.why.snapshots import OF_RECEIVERS
 Array = NDArray[Any]
 RECEIVING = ("rx_app", "rx_autotune", "rx_reorder")
 """The names by number. Beside the limits of what a connection sends: both directions may wait."""
-NEEDS = OF_RECEIVERS[0]
+RTT, NEEDS = OF_RECEIVERS
 NOTHING = -1
 _SEGMENT_RECEIVED = 1
 _FULL = 0.6
@@ -57,13 +57,14 @@ class Receiving:
         }  # fmt: skip
         before, _ = self._carried.before(piece, now, count)
         missing = now["hole"] | (before["hole"] & (before["rcv_nxt"] == now["rcv_nxt"]))
-        measured = piece[NEEDS].astype(np.int64) * 1000
+        # Without the receiver's own measurement: that of the handshake, and of what it sent.
+        measured = piece.columns.get(RTT, piece["srtt_us"]).astype(np.int64) * 1000
         rtt = np.where(measured > 0, measured + _TICK_NS // 2, 0)
         span = now["time"] - before["time"]
         was_full = (before["unread"] >= np.maximum(before["room"], 1))
         was_full &= span > 2 * rtt + _TICK_NS
         behind = (unread >= np.maximum(window, 1)) | was_full
-        moved = (now["rcv_nxt"] != before["rcv_nxt"]) & (rtt > 0)
+        moved = (now["rcv_nxt"] != before["rcv_nxt"]) & (rtt > 0) & (RTT in piece.columns)
         small = np.zeros(len(piece), np.bool_)
         at = np.flatnonzero(moved)
         arrived = _arrived(piece, before, _ROUND_TRIPS * rtt, at) / _ROUND_TRIPS

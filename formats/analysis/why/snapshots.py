@@ -41,7 +41,7 @@ OPTIONAL = (
 )  # fmt: skip
 """What the table connections tells more of where a capture has it."""
 OF_RECEIVERS = ("rcv_rtt_us", "seg_seq")
-"""What tells a receiver's side: the first one is not a default column."""
+"""What tells a receiver's side: the first one, which tells of its window, is no default column."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Source:
                 f"{' and more' if len(missing) > 5 else ''}",
                 "capture the schema tcp with --columns default, full or all",
             )
-        more = (*OPTIONAL, *OF_RECEIVERS) if known.issuperset(OF_RECEIVERS) else OPTIONAL
+        more = (*OPTIONAL, *OF_RECEIVERS)
         self.names = [*NEEDED, *(name for name in more if name in known)]
 
     def _settings(self) -> Any:

@@ -266,20 +266,15 @@ def _receiver(one: Connection) -> list[str]:
         for name, ns in sorted(told.items(), key=lambda item: -item[1])
         if ns >= _LEAST_SHARE * total
     ]
-    behind = one.rcvbuf and one.reader_behind_max > one.rcvbuf // 4
     if found:
         return [f"this host receives: {found[0]}", *found[1:]]
-    if told:
+    if "rx_autotune" in told:
         certain = 100 * one.certain_ns / total
         when = f" in the {certain:.0f} % of the time that are certain" if certain < 100 else ""
         return [f"this host receives; its reader kept up and its window had room{when}: it waited "
                 "for the sender or the path, so capture there too"]  # fmt: skip
-    if behind and not told:
-        return [
-            f"this host receives, and its reader was up to {human_bytes(one.reader_behind_max)} "
-            f"behind (receive buffer {human_bytes(one.rcvbuf)}): the reading program is slow"
-        ]
-    return ["this host receives, and its reader kept up: look at the sender, or capture there too"]
+    kept_up = ", and its reader kept up" if told else ""
+    return [f"this host receives{kept_up}: look at the sender, or capture there too"]
 
 
 _RECEIVING: dict[str, Callable[[Connection], str]] = {
