@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from formats.analysis.doing import CPU_WAIT, RUNNING
 from formats.analysis.why import (
     FAMILY,
     LIMITS,
     NEEDED,
     Connection,
     Snapshots,
+    Wait,
     classify,
     cut,
     head,
@@ -541,6 +543,54 @@ def test_advice_fits(values: dict[str, Any], words: list[str]) -> None:
     assert len(texts) == len(words)
     for text, begins in zip(texts, words, strict=True):
         assert text.startswith(begins)
+
+
+STUCK = {"limit_ns": {"rto_wait": 7_000 * MS, "recovery": 1_000 * MS}, "rto_unanswered": 4,
+         "rto_unanswered_us": 6e6, "silent_us": 6.5e6, "rto_bytes": 1448, "acked_most": 500_000}
+POLICED = {"limit_ns": {"cwnd": 8_000 * MS}, "retrans_ratio": 0.02, "recoveries": 20,
+           "segments_retransmitted": 100, "queue_p95_us": 300.0, "goodput_p50": 1_250_000.0,
+           "goodput_p99": 1_600_000.0}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, values", [
+    ("for 6.5 s nothing arrived: the peer is gone", STUCK),
+    ("for 6.5 s nothing arrived: the peer is gone", {**STUCK, "rto_bytes": 90, "acked_most": 90}),
+    ("", {**STUCK, "rto_unanswered": 2}),
+    ("", {**STUCK, "silent_us": 1e6}),
+    ("while segments arrive; no segment of that size was ever acknowledged: the path drops large",
+     {**STUCK, "acked_most": 200, "silent_us": 1e6}),
+    ("(an MTU black hole)", {**STUCK, "acked_most": 200}),
+    ("at a steady rate of 10.0 Mbit/s", POLICED),
+    ("", {**POLICED, "queue_p95_us": 9000.0}), ("", {**POLICED, "queue_p95_us": None}),
+    ("", {**POLICED, "segments_retransmitted": 25}), ("", {**POLICED, "goodput_p50": 500_000.0}),
+])  # fmt: skip
+def test_causes_have_names_where_the_evidence_is_enough(name: str, values: dict[str, Any]) -> None:
+    first = sentence(**values)[1][0]
+    assert name in first if name else "% of the time" in first
+
+
+def test_a_reader_that_waits_for_a_cpu_is_starved() -> None:
+    told = str(Wait(1, "reader", 7, 7, "cat", 100 * MS, {CPU_WAIT: 80 * MS, RUNNING: 20 * MS}))
+    assert "waited for a CPU 80 %" in told and "it is starved: look at its CPU quota" in told
+    told = str(Wait(1, "reader", 7, 7, "cat", 100 * MS, {CPU_WAIT: 30 * MS, RUNNING: 70 * MS}))
+    assert "starved" not in told
+
+
+def test_timeouts_in_a_row_are_those_of_the_end() -> None:
+    """Two are answered; then three of the same data are not, nor is anything heard."""
+    rto, again = {"location": 14, "ca_state": 4}, {"location": 2, "ca_state": 4}
+    seen = [{"snd_una": 1000}, rto, again, rto, {"snd_una": 2000, "location": 1}, rto, again, rto,
+            again, rto, again]  # fmt: skip
+    values: dict[str, list[int]] = {name: [] for name in ("location", "ca_state", "snd_una")}
+    for row in seen:
+        for name, mine in values.items():
+            mine.append(row.get(name, sum(mine[-1:]) if name == "snd_una" else name == "location"))
+    whole = snapshots([100 * n for n in range(len(seen))], snd_max=9000, seg_len=1448, **values)
+    for cuts in ([0, 11], [0, 3, 7, 11], [0, 6, 8, 11]):
+        parts = [whole.take(np.arange(*edge)) for edge in itertools.pairwise(cuts)]
+        (one,) = tally(parts)
+        assert (one.rto_count, one.rto_unanswered, one.rto_bytes) == (5, 3, 1448)
+        assert (one.rto_unanswered_us, one.silent_us) == (500_000, 600_000)
 
 
 def test_times_have_units() -> None:

@@ -278,6 +278,18 @@ def test_percentiles_are_not_beyond_what_was_measured(srtt_us: int) -> None:
     assert told["goodput_p50"] == told["goodput_max"] == 13_000_000
 
 
+@pytest.mark.parametrize("first_us, p95", [(1_003_000, 3000), (300_000, 230_000)])
+def test_round_trips_of_a_handshake_that_was_lost_are_none(first_us: int, p95: int) -> None:
+    """A SYN-ACK that was sent again after a second, on a path of 3 ms."""
+    srtt = [first_us * 7**n // 8**n for n in range(40)] + [2900, 3000] * 5
+    whole = snapshots(list(range(len(srtt))), srtt_us=srtt, min_rtt_us=2900)
+    for cut in (0, 20, 41):
+        parts = [whole.take(np.arange(cut)), whole.take(np.arange(cut, len(srtt)))]
+        told = row_of(*(part for part in parts if len(part)))
+        assert told["srtt_p95_us"] == pytest.approx(p95, rel=0.2)
+        assert told["bloat"] == (p95 > 3000)
+
+
 def test_a_capture_without_the_columns_has_null() -> None:
     told = row_of(snapshots([0, 10]))
     assert told["pid"] is told["comm"] is told["busy_us"] is told["delivered_ce_ratio"] is None

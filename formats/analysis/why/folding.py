@@ -14,6 +14,7 @@ from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.intervals import Cutter, Steps
 from formats.analysis.why.limits import LIMITS, NUMBER
 from formats.analysis.why.receiving import RECEIVING
+from formats.analysis.why.settling import Settling
 
 Array = NDArray[Any]
 NONE_32 = (1 << 32) - 1
@@ -62,6 +63,7 @@ class Fold:
         self.names: set[str] = set()
         """The columns that the capture has."""
         self.srtt, self.queue, self.rates = Counts(), Counts(), Rates()
+        self._settling = Settling()
 
     def __len__(self) -> int:
         return len(self.places)
@@ -148,13 +150,13 @@ class Fold:
             found = np.minimum.reduceat(values, piece.firsts)
             mine = self.of(name, np.int64, NONE_32)
             mine[places] = np.minimum(mine[places], found)
-        srtt = piece["srtt_us"]
+        srtt = np.where(self._settling.add(piece, len(self)), piece["srtt_us"], 0)
         told = np.flatnonzero(srtt)
         if len(told) == len(srtt):
             self.srtt.add(piece.of_row, srtt)
         else:
             self.srtt.add(piece.of_row[told], srtt[told])
-        self._add_queue(piece)
+        self._add_queue(piece, srtt)
         shut = (piece["snd_wnd"] == 0) & (piece["state"] != 2) & (piece["state"] != 3)
         open_before = self.of("window_open", np.bool_)[places]
         was_open = np.empty(len(piece), np.bool_)
@@ -164,10 +166,10 @@ class Fold:
         self.values["window_open"][places] = piece["snd_wnd"][piece.lasts] > 0
         return low
 
-    def _add_queue(self, piece: Grouped) -> None:
+    def _add_queue(self, piece: Grouped, srtt: Array) -> None:
         """What round trips take beside the path. Of each record: a difference of percentiles has
         the error of both, which can be more than it."""
-        least, srtt = piece["min_rtt_us"], piece["srtt_us"]
+        least = piece["min_rtt_us"]
         at = np.flatnonzero((srtt > 0) & (least > 0) & (least != NONE_32))
         place = piece.of_row[at]
         more = srtt[at].astype(np.int64) - least[at]

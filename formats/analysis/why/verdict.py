@@ -8,6 +8,7 @@ from typing import Any
 
 from formats.analysis.why.connections import Connection
 from formats.analysis.why.limits import FAMILY, LIMITS
+from formats.analysis.why.naming import named
 
 _LEAST_SHARE = 0.05
 _BLOAT_RTT_US = 1000
@@ -74,6 +75,8 @@ def verdict(one: Connection) -> list[str]:
     texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
     if not one.sends:
         texts = [*_receiver(one), *texts]
+    if name := named(one, human_time(one.silent_us), human_rate(one.goodput_p50)):
+        texts.insert(0, name)
     if bloat := _bloat(one):
         texts.append(bloat)
     if total and one.certain_ns < total:
