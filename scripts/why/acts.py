@@ -253,6 +253,16 @@ def locked_window(segments: int) -> Callable[[Lab], None]:
     return prepare
 
 
+def no_window_scaling(lab: Lab) -> None:
+    """The reader's host does not scale its window, so nobody does."""
+
+    def write() -> None:
+        with open("/proc/sys/net/ipv4/tcp_window_scaling", "w") as file:
+            file.write("0")
+
+    lab.b.run(write)
+
+
 def receive_memory(most: int) -> Callable[[Lab], None]:
     """net.ipv4.tcp_rmem of the reader: its buffer cannot grow beyond."""
 

@@ -71,7 +71,7 @@ def play(
 ) -> Judged:
     """One round. TcpkmonError, PrivilegeError."""
     path = folder / ("why.log" if scenario.sched else "why.pm")
-    with Lab(scenario.bottleneck) as lab:
+    with Lab(scenario.bottleneck, scenario.link) as lab:
         side = lab.b if scenario.receiver else lab.a
         options = ["--netns", side.name, "--quiet", "--columns", columns]
         if scenario.sched:

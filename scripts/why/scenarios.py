@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from collector.lab.lab import Bottleneck, Lab
+from collector.lab.link import Link, Way
 from scripts.why import acts
 from scripts.why.acts import Act, bulk, drain
 
@@ -20,7 +21,7 @@ class Scenario:
     from_s: the truth is sharp from then on; before, the connection opens or grows. prepare: the
     network, before the connection. disturb: when it is open, before the first byte. opens: the
     truth is sharp while it opens, and only then. receiver: whose side is judged. sched: schema
-    sched is recorded too.
+    sched is recorded too. link: in place of a bottleneck.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Scenario:
     opens: bool = False
     receiver: bool = False
     sched: bool = False
+    link: Link | None = None
 
 
 PATH = ("cwnd", "slow_start", "recovery", "rto_wait")
@@ -49,6 +51,7 @@ DEEP = Bottleneck(rate_mbit=40, queue_bytes=400_000)
 SHALLOW = Bottleneck(rate_mbit=40, queue_bytes=20_000)
 LOSSY = Bottleneck(rate_mbit=100, queue_bytes=200_000, loss_percent=2.0)
 SLOW = Bottleneck(rate_mbit=4, queue_bytes=400_000)
+FAR = Link(Way(delay_ms=15), Way(delay_ms=15))
 _ALGORITHMS = ("cubic", "reno", "bbr")
 _LOSS_BASED = ("cubic", "reno")
 
@@ -88,6 +91,17 @@ SCENARIOS = (
     Scenario("each message has MSG_MORE", ("nagle",), send=acts.corked(200, 0.21, more=True)),
     Scenario("the last segment of each message is lost", ("rto_wait", "recovery"), offloads=False,
              send=acts.asking(14_480), read=acts.answer(14_480), prepare=acts.each_nth(9, 11)),
+    Scenario("the last segment of each message is lost, far away", ("rto_wait", "recovery"),
+             link=Link(Way(delay_ms=15, lose=(13_032, 14_480), lose_every=14_480),
+                       Way(delay_ms=15)),
+             send=acts.asking(14_480), read=acts.answer(14_480)),
+    Scenario("small tcp_rmem, far away", WINDOW, link=FAR, prepare=acts.receive_memory(24_000)),
+    Scenario("no window scaling", WINDOW, link=FAR, prepare=acts.no_window_scaling),
+    Scenario("a path that serves in turns", PATH,
+             link=Link(Way(delay_ms=5, rate_mbit=30, slot_ms=60, queue_bytes=400_000),
+                       Way(delay_ms=5))),
+    Scenario("a policer", PATH,
+             link=Link(Way(delay_ms=10, police_mbit=10, police_bytes=30_000), Way(delay_ms=10))),
     *(Scenario(f"deep queue, {name}", PATH, bottleneck=DEEP, congestion=name)
       for name in _LOSS_BASED),
     Scenario("deep queue, offloads off", PATH, bottleneck=DEEP, offloads=False),
@@ -138,6 +152,11 @@ SCENARIOS = (
              prepare=acts.receive_memory(24_000), receiver=True),
     Scenario("receiver: small receive buffer, bbr", ("rx_autotune",), bottleneck=DEEP,
              rcvbuf=32_768, congestion="bbr", receiver=True, held_out=True),
+    Scenario("receiver: no window scaling", ("rx_autotune",), link=FAR, receiver=True,
+             prepare=acts.no_window_scaling, from_s=0.6),
+    Scenario("receiver: a path that serves in turns", ("rx_none",), receiver=True,
+             link=Link(Way(delay_ms=5, rate_mbit=30, slot_ms=60, queue_bytes=400_000),
+                       Way(delay_ms=5))),
     Scenario("receiver: one segment is missing", ("rx_reorder",), bottleneck=DEEP, offloads=False,
              disturb=acts.hole(100_000, 0.8), receiver=True),
     Scenario("receiver: deep queue", ("rx_none",), bottleneck=DEEP, receiver=True),

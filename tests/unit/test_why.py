@@ -511,6 +511,14 @@ def test_bloat() -> None:
     ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
       "snd_wnd_low_us": 3e6},
      ["100 % of the time limited by the receiver's window (at most 9.0 kB): the program"]),
+    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 65_535, "snd_wscale": 0},
+     ["100 % of the time limited by the receiver's window (at most 65.5 kB): no larger one can"]),
+    ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 65_535, "snd_wscale": 7},
+     ["100 % of the time limited by the receiver's window (at most 65.5 kB): raise net.ip"]),
+    ({"bytes_acked": 0, "bytes_received": 9, "limit_ns": {"idle": 8_000 * MS}, "rcv_wscale": 0,
+      "rcv_wnd_max": 6 << 20, "receiving_ns": {"rx_autotune": 8_000 * MS}},
+     ["this host receives: 100 % of the time its window (at most 65.5 kB) was full in each round "
+      "trip: no larger one can be told"]),
     # A dip of 0.4 ms in 8 s is nobody's fault.
     ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
       "snd_wnd_low_us": 400.0},

@@ -111,8 +111,10 @@ snd_wnd_min | int? | | min_win_adv_b2a | | the peer's window, without 0
 snd_wnd_max | int | | max_win_adv_b2a | s_win_max | the peer's window
 snd_wnd_fall | int | | | | by how much it fell below its largest so far: the peer had not read that
 snd_wnd_low_us | float | | | | time in which it was below half of its largest so far, or 0
+snd_wscale | int | snd_wscale | | | bits by which the peer scales its window; 0: at most 65535 bytes
 rcv_wnd_min | int? | | min_win_adv_a2b | | this host's, without 0
 rcv_wnd_max | int | | max_win_adv_a2b | c_win_max | this host's window
+rcv_wscale | int | rcv_wscale | | | bits by which this host scales its own
 rcvbuf | int | | | | receive buffer's largest limit
 sndbuf | int | | | | send buffer's largest limit
 reader_behind_max | int | | | | bytes that waited for the reader

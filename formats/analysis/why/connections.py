@@ -63,6 +63,8 @@ class Connection:
     snd_wnd_fall: int = 0
     snd_wnd_low_us: float = 0.0
     late_ack_us: float = 0.0
+    snd_wscale: int | None = None
+    rcv_wscale: int | None = None
     recoveries: int = 0
     rto_unanswered: int = 0
     rto_unanswered_us: float = 0.0
@@ -120,6 +122,7 @@ _SAME = (
 _OTHERS = {"segments_retransmitted": "retransmissions", "zero_windows": "zero_window_count"}
 _NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us", "retrans_ratio",
            "queue_p95_us")  # fmt: skip
+_WHOLE = ("snd_wscale", "rcv_wscale")
 
 
 def connection_of(table: dict[str, Array], at: int) -> Connection:
@@ -138,11 +141,15 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         return {name: round(us * 1000) for name, us in values.items() if not np.isnan(us)}
 
     limits = times(LIMITS)
+    scales: dict[str, Any] = {
+        name: None if (bits := number(name)) is None else int(bits) for name in _WHOLE
+    }
     handshake = number("handshake_us")
     return Connection(
         **{name: _plain(table[name][at]) for name in _SAME},
         **{name: _plain(table[other][at]) for name, other in _OTHERS.items()},
         **{name: number(name) for name in _NULLED},
+        **scales,
         snd_wnd_min=int(number("snd_wnd_min") or 0),
         pid=int(number("pid") or 0),
         comm=table["comm"][at] or "",

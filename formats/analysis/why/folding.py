@@ -30,7 +30,7 @@ _LARGEST = {
     "cwnd_max": "snd_cwnd_segs", "ssthresh_max": "snd_ssthresh", "snd_wnd_max": "snd_wnd",
     "rcv_wnd_max": "rcv_wnd", "rcvbuf": "sk_rcvbuf", "sndbuf": "sb_hiwat",
     "reader_behind_max": "rcv_sb_cc", "mss": "mss", "srtt_max_us": "srtt_us",
-    "reordering_max": "reordering",
+    "reordering_max": "reordering", "snd_wscale": "snd_wscale", "rcv_wscale": "rcv_wscale",
 }  # fmt: skip
 _SMALLEST = {
     "cwnd_min": "snd_cwnd_segs", "ssthresh_min": "snd_ssthresh", "snd_wnd_min": "snd_wnd",

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from formats.analysis.why.connections import Connection
+from formats.analysis.why.words import human_rate, human_time
 
 _TIMEOUTS = 3
 """Of the same segment: by chance, one of 1,000,000 on a path that loses 1 %."""
@@ -21,10 +22,10 @@ _STEADY = 0.6
 """The middle of the rates by the largest ones: a policer's bucket lets bursts through."""
 
 
-def named(one: Connection, seconds: str, rate: str) -> str:
-    """A sentence, or "". seconds: for how long nothing arrived; rate: the middle one."""
+def named(one: Connection) -> str:
+    """A sentence, or ""."""
     if one.rto_unanswered >= _TIMEOUTS:
-        return _unanswered(one, seconds)
+        return _unanswered(one)
     if (
         (one.retrans_ratio or 0) >= _LEAST_RATIO
         and one.recoveries >= _RECOVERIES
@@ -33,14 +34,14 @@ def named(one: Connection, seconds: str, rate: str) -> str:
         and one.goodput_p50 >= _STEADY * one.goodput_p99 > 0
     ):
         return (
-            f"losses come in bursts at a steady rate of {rate}, while round trips stay as short as "
-            "the path's: a policer drops what is above its rate. Send slower than it (pacing, a "
-            "shaper, bbr), or ask who runs it for a queue"
+            f"losses come in bursts at a steady rate of {human_rate(one.goodput_p50)}, while round "
+            "trips stay as short as the path's: a policer drops what is above its rate. Send "
+            "slower than it (pacing, a shaper, bbr), or ask who runs it for a queue"
         )
     return ""
 
 
-def _unanswered(one: Connection, seconds: str) -> str:
+def _unanswered(one: Connection) -> str:
     times = f"the same segment was sent again {one.rto_unanswered} times and never acknowledged"
     # One ACK that is of a whole segment or more: large ones went through.
     is_large = one.rto_bytes >= one.mss > 0 and one.acked_most < one.mss
@@ -57,7 +58,8 @@ def _unanswered(one: Connection, seconds: str) -> str:
     if hears:
         return ""
     return (
-        f"{times}, and for {seconds} nothing arrived: the peer is gone, or the path to it is"
+        f"{times}, and for {human_time(one.silent_us)} nothing arrived: the peer is gone, or the "
+        "path to it is"
     )
 
 

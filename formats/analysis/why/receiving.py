@@ -25,6 +25,8 @@ _SEGMENT_RECEIVED = 1
 _FULL = 0.6
 """Of the window, that arrives in a round trip: more is a window that limits. Autotuning, where it
 keeps up, makes the window twice what arrives."""
+MOST_UNSCALED = 65_535
+"""The largest window without a scale [bytes]."""
 _TICK_NS = 1_000_000
 """The kernel measures it by timestamps in milliseconds, and keeps the smaller ones."""
 _ROUND_TRIPS = 4
@@ -68,7 +70,10 @@ class Receiving:
         small = np.zeros(len(piece), np.bool_)
         at = np.flatnonzero(moved)
         arrived = _arrived(piece, before, _ROUND_TRIPS * rtt, at) / _ROUND_TRIPS
-        small[at] = arrived >= _FULL * window[at]
+        told = window[at]
+        if "rcv_wscale" in piece.columns:  # the kernel counts with more than it can tell
+            told = np.minimum(told, MOST_UNSCALED << piece["rcv_wscale"][at].astype(np.int64))
+        small[at] = arrived >= _FULL * told
         found: NDArray[np.int8] = np.select(
             [missing, behind, small], [np.int8(2), np.int8(0), np.int8(1)], np.int8(NOTHING)
         ).astype(np.int8)

@@ -37,7 +37,7 @@ OPTIONAL = (
     "pid", "comm", "ca_name", "netns", "family", "cgroup", "bytes_retrans", "dsack_dups",
     "reordering", "delivered", "delivered_ce", "rcv_ooopack", "segs_in", "segs_out",
     "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us", "bbr_mode",
-    "is_cwnd_limited", "rate_app_limited",
+    "is_cwnd_limited", "rate_app_limited", "snd_wscale", "rcv_wscale",
 )  # fmt: skip
 """What the table connections tells more of where a capture has it."""
 OF_RECEIVERS = ("rcv_rtt_us", "seg_seq")

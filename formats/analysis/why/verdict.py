@@ -9,47 +9,19 @@ from typing import Any
 from formats.analysis.why.connections import Connection
 from formats.analysis.why.limits import FAMILY, LIMITS
 from formats.analysis.why.naming import named
+from formats.analysis.why.receiving import MOST_UNSCALED
+from formats.analysis.why.words import endpoint, human_bytes, human_rate, human_time
 
 _LEAST_SHARE = 0.05
 _BLOAT_RTT_US = 1000
 _SHORT_S = 1.0
 _MANY = 10
 _LOW_SHARE = 0.1
+_NEAR = 0.9
 _SPARE = 8
 """A send buffer has at most some three times what is in flight: its overhead counts."""
 _PART_OF = {name: family for name, family in FAMILY.items() if name != "nagle"}
 """Parts that have no sentence of their own."""
-
-
-def human_bytes(number: float) -> str:
-    """65.5 kB, 2.4 MB; decimal."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            break
-        number /= 1000
-    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
-
-
-def human_rate(bytes_per_s: float) -> str:
-    """94 Mbit/s."""
-    bits = bytes_per_s * 8
-    for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"):
-        if bits < 1000 or unit == "Gbit/s":
-            break
-        bits /= 1000
-    return f"{bits:.0f} {unit}" if bits >= 100 else f"{bits:.1f} {unit}"
-
-
-def human_time(us: float) -> str:
-    """40 us, 4.7 ms, 1.2 s."""
-    if us < 1000:
-        return f"{us:.0f} us"
-    return f"{us / 1000:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
-
-
-def endpoint(address: str, port: int) -> str:
-    """10.0.0.1:80, [::1]:80."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def head(one: Connection) -> str:
@@ -75,7 +47,7 @@ def verdict(one: Connection) -> list[str]:
     texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
     if not one.sends:
         texts = [*_receiver(one), *texts]
-    if name := named(one, human_time(one.silent_us), human_rate(one.goodput_p50)):
+    if name := named(one):
         texts.insert(0, name)
     if bloat := _bloat(one):
         texts.append(bloat)
@@ -170,6 +142,8 @@ def _rwnd(one: Connection) -> str:
         )
     if _queue_stands(one):
         return text + _NO_LARGER
+    if _is_capped(one.snd_wnd_max, one.snd_wscale):
+        return text + _NOT_SCALED
     return text + "raise net.ipv4.tcp_rmem[2] or the application's SO_RCVBUF there"
 
 
@@ -177,6 +151,18 @@ def _reads_slowly(one: Connection, limited_us: float) -> bool:
     """Whether in much of this time the receiver's window was closed, all or by half: its program
     had not read that."""
     return one.snd_wnd_low_us > _LOW_SHARE * limited_us
+
+
+def _is_capped(window: int, scale: int | None) -> bool:
+    """Whether no larger window can be told, by the scale that both ends agreed on."""
+    return scale is not None and window > _NEAR * (MOST_UNSCALED << scale)
+
+
+_NOT_SCALED = (
+    "no larger one can be told with the window scale of this connection, so a larger buffer alone "
+    "does not help: look at net.ipv4.tcp_window_scaling at both ends, at boxes on the path that "
+    "take the option away, and at buffers that were small when it began"
+)
 
 
 def _late(one: Connection) -> float:
@@ -280,15 +266,22 @@ def _receiver(one: Connection) -> list[str]:
     return [f"this host receives{kept_up}: look at the sender, or capture there too"]
 
 
+def _window(one: Connection) -> str:
+    most = one.rcv_wnd_max
+    if one.rcv_wscale is not None:
+        most = min(most, MOST_UNSCALED << one.rcv_wscale)
+    text = f"its window (at most {human_bytes(most)}) was full in each round trip: "
+    if _is_capped(most, one.rcv_wscale):
+        return text + _NOT_SCALED
+    return text + "raise net.ipv4.tcp_rmem[2] here, or leave SO_RCVBUF to the kernel"
+
+
 _RECEIVING: dict[str, Callable[[Connection], str]] = {
     "rx_app": lambda one: (
         f"its reader was behind, by up to {human_bytes(one.reader_behind_max)} (receive buffer "
         f"{human_bytes(one.rcvbuf)}): the reading program is slow"
     ),
-    "rx_autotune": lambda one: (
-        f"its window (at most {human_bytes(one.rcv_wnd_max)}) was full in each round trip: raise "
-        "net.ipv4.tcp_rmem[2] here, or leave SO_RCVBUF to the kernel"
-    ),
+    "rx_autotune": _window,
     "rx_reorder": lambda one: (
         "data waited behind a segment that was missing: the path drops or reorders packets"
     ),
