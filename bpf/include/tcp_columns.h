@@ -327,6 +327,8 @@ static __always_inline void fill_socket(const int direct, const int watched, str
         HAS(bbr_mode))
         fill_bbr(direct, watched, icsk, mss, entry);
 #endif
+    SET(snd_wscale, BITFIELD_tcp_options_received_snd_wscale(&tp->rx_opt));
+    SET(rcv_wscale, BITFIELD_tcp_options_received_rcv_wscale(&tp->rx_opt));
     SET(advmss, GET(tp, advmss));
     SET(rcv_mss, GET(icsk, icsk_ack.rcv_mss));
     SET(retransmits, GET(icsk, icsk_retransmits));

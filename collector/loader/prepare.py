@@ -164,7 +164,7 @@ def wish_of(request: Request, transport: Transport) -> Wish:
     """What prepare() needs to know of a request."""
     return Wish(
         schemata=request.schemata,
-        columns=request.columns,
+        columns=request.stored_columns,
         locations=request.locations,
         watch=request.when_changed,
         existing=request.existing,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.tcp_meter import SYNCHRONIZED
+from collector.metrics.tcp_meter import SYNCHRONIZED, segments_of
 from formats.base.text import address_of, text_of
 
 MOST = 1 << 18
@@ -159,8 +159,10 @@ class Connections:
         ends: NDArray[Any], slots: NDArray[Any],
     ) -> None:  # fmt: skip
         """Add what the connections transferred: from the record before a batch to its last."""
-        again = entries["location"][order] == self._retransmit
-        sums = np.r_[0, np.cumsum(again)]
+        again = np.flatnonzero(entries["location"][order] == self._retransmit)
+        segments = np.zeros(len(order), np.int64)
+        segments[again] = segments_of(entries[order[again]])
+        sums = np.r_[0, np.cumsum(segments)]
         self._totals["retransmits"][slots] += sums[ends] - sums[starts]
         # The first and last record of each connection in which its counters mean something.
         means = np.isin(entries["state"][order], SYNCHRONIZED)

@@ -27,6 +27,16 @@ MOST = 1 << 17
 _ENDS = {"RESET_SENT": "reset sent", "RESET_RECEIVED": "reset received", "SOCKET_ERROR": "error"}
 
 
+def segments_of(again: NDArray[Any]) -> NDArray[np.int64]:
+    """(n,) the segments of records RETRANSMIT: the kernel may send several at once. Without the
+    columns seg_len and mss, 1 each."""
+    found = np.ones(len(again), np.int64)
+    if {"seg_len", "mss"} <= set(again.dtype.names or ()):
+        mss = np.maximum(again["mss"].astype(np.int64), 1)
+        found = np.maximum(-(-again["seg_len"].astype(np.int64) // mss), 1)
+    return found
+
+
 class TcpMeter:
     """The counts since it was made. locations: the schema's numbers by name.
 
@@ -96,11 +106,12 @@ class TcpMeter:
             return
         names = entries.dtype.names or ()
         if "ca_state" not in names or "state" not in names:
-            self._retransmits["unknown"] += len(again)
+            self._retransmits["unknown"] += int(segments_of(again).sum())
             return
+        segments = segments_of(again)
         syn = again["state"] == SYN_SENT
-        states = np.bincount(again["ca_state"][~syn], minlength=_LOSS + 1)
-        self._retransmits["syn"] += int(np.count_nonzero(syn))
+        states = np.bincount(again["ca_state"][~syn], segments[~syn], minlength=_LOSS + 1)
+        self._retransmits["syn"] += int(segments[syn].sum())
         self._retransmits["timeout"] += int(states[_LOSS])
         self._retransmits["recovery"] += int(states[_RECOVERY])
         self._retransmits["probe"] += int(states[:_RECOVERY].sum())

@@ -21,6 +21,7 @@ __all__ = [
     "schema_lint",
     "schema_sources",
     "tcp_codegen",
+    "trigger_values",
     "trigger_watch",
     "triggers",
 ]

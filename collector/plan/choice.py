@@ -78,5 +78,5 @@ def check_names(request: Request, find: Callable[..., tuple[Source, ...]] = find
         check_budget(chosen, layout)
     if has_tcp(sources):
         event = load_schema().event(EVENT)
-        choose_columns(event, request.columns)
+        choose_columns(event, request.stored_columns)
         choose_columns(event, ",".join(request.when_changed))

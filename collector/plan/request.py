@@ -13,6 +13,7 @@ from collector.plan.budget import Budget
 from collector.plan.filters import Filters
 from collector.plan.recorder import Recorder, check_recorder
 from collector.plan.rotation import Rotation, check_rotation
+from collector.plan.trigger_values import columns_for
 from formats.base.errors import UsageError
 from formats.registry import FILE_FORMATS, FileFormat
 
@@ -63,6 +64,13 @@ class Request:
     """The output is a folder of dumps."""
     budget: Budget | None = None
     """What it may cost; None: there is no limit."""
+
+    @property
+    def stored_columns(self) -> str:
+        """The columns, with what the recorder's triggers need."""
+        if self.recorder is None or self.file_format != "psc":
+            return self.columns
+        return columns_for(self.columns, self.recorder.triggers)
 
     @property
     def format(self) -> FileFormat:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -53,6 +54,10 @@ EXACT: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
 }  # fmt: skip
 STALL = "stall"
+STALL_COLUMNS = ("snd_una", "seg_ack")
+"""What a stall needs beside those: a segment is recorded before its ACK counts, and the last one
+of a quiet connection acknowledges all."""
+_SEGMENT_RECEIVED = 1
 WRONG = Value(lambda rows: np.zeros(len(rows), np.bool_), "wrong")
 
 
@@ -107,3 +112,16 @@ def is_stall(node: Node) -> bool:
         and isinstance(node.operands[0], Name)
         and node.operands[0].text == STALL
     )
+
+
+def columns_for(columns: str, texts: Sequence[str]) -> str:
+    """--columns, with those that these triggers need and nobody thinks of."""
+    stalls = any(re.search(rf"\b{STALL}\b", text) for text in texts)
+    return ",".join((columns, *STALL_COLUMNS)) if stalls else columns
+
+
+def is_waiting(rows: Rows) -> NDArray[np.bool_]:
+    """(n,) whether something is unacknowledged when the record's segment has counted."""
+    left = rows["snd_una"] + rows["snd_sb_cc"] - rows["seg_ack"]  # modulo 2^32
+    found: NDArray[np.bool_] = (rows["location"] != _SEGMENT_RECEIVED) | (left != 0)
+    return found

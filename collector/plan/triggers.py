@@ -22,6 +22,7 @@ from collector.plan.trigger_values import (
     EXACT,
     MOST_CONSTANT,
     STALL,
+    STALL_COLUMNS,
     WRONG,
     Rows,
     Value,
@@ -29,6 +30,7 @@ from collector.plan.trigger_values import (
     conjuncts,
     constant_of,
     is_stall,
+    is_waiting,
     same_scale,
 )
 from formats.base.control import EXISTING, FIRST_CONTROL
@@ -149,8 +151,9 @@ class TriggerScope:
                 self._add("an event does not last: leave out `for` and stall", parsed.for_at)
         else:
             for_ns = for_ns or 0
-            self._needs_states()
+            self._needs(STATE_COLUMNS if stall_ns is None else (*STATE_COLUMNS, *STALL_COLUMNS))
         get = value.get
+        stalls = stall_ns is not None and self._stored.issuperset(STALL_COLUMNS)
 
         def mask(rows: Rows) -> Mask:
             with np.errstate(all="ignore"):
@@ -158,6 +161,8 @@ class TriggerScope:
             if found.any():  # perhaps at control entries
                 location = rows["location"]
                 found = found & ((location < FIRST_CONTROL) | (location == EXISTING))
+                if stalls:
+                    found &= is_waiting(rows)
             return found
 
         restarts = stall_ns is not None
@@ -165,9 +170,8 @@ class TriggerScope:
             number, parsed.text, mask, for_ns, value.locations, restarts, parsed.all
         )
 
-    def _needs_states(self) -> None:
-        """This trigger follows connections."""
-        for name in STATE_COLUMNS:
+    def _needs(self, names: Sequence[str]) -> None:
+        for name in names:
             if name not in self._stored:
                 self._add(f"this trigger needs the column {name}: add it to --columns", 0)
 

@@ -70,7 +70,7 @@ def _settings(
         "filters": request.filters.describe(),
         "schemata": list(request.schemata),
         "data": request.data,
-        "columns": request.columns if tcp else None,
+        "columns": request.stored_columns if tcp else None,
         "locations": recorded,
         "missing_locations": missing,
         "unproven": {n: way for n, way in prepared.plan.unproven.items() if n in recorded},

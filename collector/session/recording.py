@@ -62,7 +62,7 @@ def _check(request: Request, texts: tuple[str, ...]) -> None:
     """TriggerError for triggers that this capture cannot have, before anything is prepared."""
     schema, tcp = load_schema(), None
     if "tcp" in request.schemata:
-        chosen = choose_columns(schema.event(EVENT), request.columns)
+        chosen = choose_columns(schema.event(EVENT), request.stored_columns)
         tcp = make_layout(schema, chosen, ())
     locations = choose_locations(schema, request.locations)
     if request.file_format == "psc":

@@ -12,7 +12,7 @@ record is at most HOLD records behind a later one. The example has HOLD = 2, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -25,11 +25,15 @@ HOLD = 4096
 """A record is at most so many records behind a later one of its log."""
 
 
+Note = Callable[[LogBatch], None]
+
+
 class _Source:
     """One log; `pending`: the records that were read but not returned yet."""
 
-    def __init__(self, reader: Source, records: int) -> None:
+    def __init__(self, reader: Source, records: int, note: Note) -> None:
         self._batches = reader.batches(records)
+        self._note = note
         self._most = 4 * max(records, HOLD)
         self.pending: LogBatch | None = None
         self.is_done = False
@@ -41,6 +45,7 @@ class _Source:
         if batch is None:
             self.is_done = True
         else:
+            self._note(batch)
             self.pending = batch if self.pending is None else join_batches([self.pending, batch])
 
     def safe_until(self) -> int | None:
@@ -69,15 +74,18 @@ class _Source:
         return batch.take(np.flatnonzero(early))
 
 
-def merge_logs(readers: Sequence[Source], records: int = BATCH_RECORDS) -> Iterator[LogBatch]:
+def merge_logs(
+    readers: Sequence[Source], records: int = BATCH_RECORDS, note: Note = lambda batch: None
+) -> Iterator[LogBatch]:
     """The records of all logs in time order; at the same time, in the order of `readers`.
 
-    A record more than HOLD records behind a later one of its log is returned late. Raises
-    UsageError for logs of different captures.
+    note: called with each batch of a log, in file order, before its records are returned. A record
+    more than HOLD records behind a later one of its log is returned late. Raises UsageError
+    for logs of different captures.
     """
     for reader in readers[1:]:
         check_alike(readers[0], reader)
-    sources = [_Source(reader, records) for reader in readers]
+    sources = [_Source(reader, records, note) for reader in readers]
     while any(source.pending is not None for source in sources):
         safe = {source: source.safe_until() for source in sources}
         limit = min((time for time in safe.values() if time is not None), default=None)

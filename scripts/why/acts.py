@@ -107,6 +107,33 @@ def ping_pong(pause_s: float = 0.0, parts: int = 1, size: int = 100) -> Act:
     return send
 
 
+def corked(size: int, pause_s: float, more: bool = False) -> Act:
+    """Requests of so many bytes whose end is corked: by TCP_CORK, or (more) by MSG_MORE."""
+
+    def send(pair: Pair, clock: Clock) -> None:
+        end = pair.client
+        if not more:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        while clock.goes_on:
+            end.send(bytes(size), socket.MSG_MORE if more else 0)
+            time.sleep(pause_s)
+
+    return send
+
+
+def asking(*sizes: int) -> Act:
+    """Requests in writes of so many bytes, each after the answer of 100 bytes to the last one."""
+
+    def send(pair: Pair, clock: Clock) -> None:
+        while clock.goes_on:
+            for size in sizes:
+                pair.client.sendall(bytes(size))
+            pair.client.recv(100)
+            clock.sharp_until = time.monotonic()
+
+    return send
+
+
 def computing(size: int, work_s: float) -> Act:
     """Computes for so long, then sends some bytes.
 
@@ -266,6 +293,16 @@ def locked_window(segments: int) -> Callable[[Lab], None]:
     return prepare
 
 
+def no_window_scaling(lab: Lab) -> None:
+    """The reader's host does not scale its window, so nobody does."""
+
+    def write() -> None:
+        with open("/proc/sys/net/ipv4/tcp_window_scaling", "w") as file:
+            file.write("0")
+
+    lab.b.run(write)
+
+
 def receive_memory(most: int) -> Callable[[Lab], None]:
     """net.ipv4.tcp_rmem of the reader: its buffer cannot grow beyond."""
 
@@ -275,6 +312,15 @@ def receive_memory(most: int) -> Callable[[Lab], None]:
                 file.write(f"4096 {most} {most}")
 
         lab.b.run(write)
+
+    return prepare
+
+
+def each_nth(number: int, of: int) -> Callable[[Lab], None]:
+    """Of each so many large segments in a row, this one does not arrive (from 0)."""
+
+    def prepare(lab: Lab) -> None:
+        lab.drop_all(f"meta l4proto tcp meta length > 200 numgen inc mod {of} == {number}")
 
     return prepare
 

@@ -42,6 +42,7 @@ class Scenario:
     opens: bool = False
     receiver: bool = False
     sched: bool = False
+    link: Link | None = None
 
 
 PATH = ("cwnd", "slow_start", "recovery", "rto_wait")
@@ -52,6 +53,7 @@ SHALLOW = Bottleneck(rate_mbit=40, queue_bytes=20_000)
 LOSSY = Bottleneck(rate_mbit=100, queue_bytes=200_000, loss_percent=2.0)
 SLOW = Bottleneck(rate_mbit=4, queue_bytes=400_000)
 FAR = Link(Way(rate_mbit=50, delay_ms=15, queue_bytes=150_000), Way(delay_ms=15))
+WIDE = Link(Way(delay_ms=15), Way(delay_ms=15))
 _ALGORITHMS = ("cubic", "reno", "bbr")
 _LOSS_BASED = ("cubic", "reno")
 
@@ -87,6 +89,17 @@ SCENARIOS = (
              read=acts.answer(200)),
     Scenario("requests in three writes, delayed ACKs", ("nagle",), send=acts.ping_pong(parts=3),
              read=acts.answer(300), held_out=True),
+    Scenario("the end of each message is corked", ("nagle",), send=acts.corked(15_000, 0.15)),
+    Scenario("each message has MSG_MORE", ("nagle",), send=acts.corked(200, 0.21, more=True)),
+    Scenario("the last segment of each message is lost", ("rto_wait", "recovery"), offloads=False,
+             send=acts.asking(14_480), read=acts.answer(14_480), prepare=acts.each_nth(9, 11)),
+    Scenario("small tcp_rmem, far away", WINDOW, link=WIDE, prepare=acts.receive_memory(24_000)),
+    Scenario("no window scaling", WINDOW, link=WIDE, prepare=acts.no_window_scaling),
+    Scenario("a path that serves in turns", PATH,
+             link=Link(Way(delay_ms=5, rate_mbit=5, slot_ms=60, queue_bytes=50_000),
+                       Way(delay_ms=5))),
+    Scenario("a policer", PATH,
+             link=Link(Way(delay_ms=10, police_mbit=10, police_bytes=30_000), Way(delay_ms=10))),
     *(Scenario(f"deep queue, {name}", PATH, bottleneck=DEEP, congestion=name)
       for name in _LOSS_BASED),
     Scenario("deep queue, offloads off", PATH, bottleneck=DEEP, offloads=False),
@@ -178,6 +191,11 @@ SCENARIOS = (
              prepare=acts.receive_memory(24_000), receiver=True),
     Scenario("receiver: small receive buffer, bbr", ("rx_autotune",), bottleneck=DEEP,
              rcvbuf=32_768, congestion="bbr", receiver=True, held_out=True),
+    Scenario("receiver: no window scaling", ("rx_autotune",), link=WIDE, receiver=True,
+             prepare=acts.no_window_scaling, from_s=0.6),
+    Scenario("receiver: a path that serves in turns", ("rx_none", "rx_reorder"), receiver=True,
+             link=Link(Way(delay_ms=5, rate_mbit=5, slot_ms=60, queue_bytes=50_000),
+                       Way(delay_ms=5))),
     Scenario("receiver: one segment is missing", ("rx_reorder",), bottleneck=DEEP, offloads=False,
              disturb=acts.hole(100_000, 0.8), receiver=True),
     Scenario("receiver: deep queue", ("rx_none",), bottleneck=DEEP, receiver=True),

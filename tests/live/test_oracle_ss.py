@@ -201,6 +201,8 @@ def told_of(end: socket.socket) -> dict[str, Any]:
         "snd_cwnd": info["snd_cwnd"] * info["snd_mss"],
         "snd_sb_cc": 0,
         "rcv_sb_cc": 0,
+        "snd_wscale": info["scales"] & 15,
+        "rcv_wscale": info["scales"] >> 4,
         "sb_hiwat": memory["tb"],
         "sk_rcvbuf": memory["rb"],
         "sk_rmem_bytes": memory["r"],

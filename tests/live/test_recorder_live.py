@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -258,3 +259,27 @@ def test_a_loss_in_the_window_is_told_and_one_before_it_is_not(tmp_path: Path) -
     assert report["window"][0].startswith("not complete from ")
     report = verify(second, 0)
     assert report["evicted"] > 1_000 and report["lost_total"] == 0
+
+
+def test_a_quiet_connection_does_not_stall(tmp_path: Path, lab: Lab) -> None:
+    """All that it sent is acknowledged. One whose peer cannot answer does stall."""
+    folder = tmp_path / "dumps"
+    options = ("--record-last", "2s", "--after", "100ms", "--on", "stall > 300ms")
+    with (
+        recorder(folder, *within(lab), *options).ready() as collector,
+        connected(lab) as quiet,
+        connected(lab) as other,
+    ):
+        port = other.client_port
+        quiet.exchange()
+        time.sleep(1.2)
+        assert not dumps(folder)
+        with losing(lab.b, "meta l4proto tcp"):
+            other.client.sendall(bytes(100))
+            (path,) = await_dumps(folder, 1)
+        assert collector.finish().code == 0
+    (trigger,) = triggers_of(path)
+    with formats.open(path) as capture:
+        columns = capture.columns(("conn_id", "lport"))
+    ports = columns["lport"][columns["conn_id"] == trigger.conn_id]
+    assert port in ports

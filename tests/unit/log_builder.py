@@ -56,7 +56,7 @@ class LogBuilder:
         """What stands at the beginning, and after a pause."""
         self.base("KLOGGER_START", kernel="6.18.0", buffer_bytes=4 << 20, low_water_percent=10)
         self.pair(0)
-        for name in ("SCHEDIN", "SCHEDOUT"):
+        for name in sorted({"SCHEDIN", "SCHEDOUT"} & self.numbers.keys()):
             self.base("LOGGING_EVENT", number=self.numbers[name], enabled=1, name=name)
         return self.end_dump()
 

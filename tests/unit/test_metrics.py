@@ -68,7 +68,8 @@ def test_a_connection_from_syn_to_close() -> None:
         {**state, "time_ns": 22 * MS, "state": 3, "callvalue": 1, "conn_id": 8},
         {"location": AT["RETRANSMIT"], "conn_id": 7, "state": 1, "ca_state": LOSS},
         {"location": AT["RETRANSMIT"], "conn_id": 7, "state": 1, "ca_state": RECOVERY},
-        {"location": AT["RETRANSMIT"], "conn_id": 7, "state": 1, "ca_state": RECOVERY},
+        {"location": AT["RETRANSMIT"], "conn_id": 7, "state": 1, "ca_state": RECOVERY,
+         "seg_len": 3000, "mss": 1448},
         {"location": AT["RETRANSMIT"], "conn_id": 7, "state": 1, "ca_state": 0},
         {"location": AT["RETRANSMIT_SYNACK"]},
         {"location": AT["ZERO_WINDOW_PROBE"], "conn_id": 7, "state": 1},
@@ -88,7 +89,7 @@ def test_a_connection_from_syn_to_close() -> None:
         meter.add(part, part["time_ns"].astype(np.int64))
     told = meter.told()
     assert told["retransmits"] == {
-        "syn": 1, "synack": 1, "timeout": 1, "recovery": 2, "probe": 1,
+        "syn": 1, "synack": 1, "timeout": 1, "recovery": 4, "probe": 1,
     }  # fmt: skip
     assert told["zero_window"] == {"segments": 1, "probes": 1}
     assert told["opened"] == {"client": 1, "server": 1}
@@ -121,10 +122,12 @@ def test_bytes_of_connections_across_batches_and_wraps() -> None:
                 moved[number][side] += step
             seen.add(number)
             again = dice.random() < 0.1
-            moved[number][2] += again
+            segments = dice.randrange(1, 4)
+            moved[number][2] += again * segments
             location = AT["RETRANSMIT"] if again else AT["SEGMENT_RECEIVED"]
             given.append({"location": location, "conn_id": number, "state": 1, "srtt_us": number,
-                          "snd_una": at[number][0], "rcv_nxt": at[number][1]})
+                          "snd_una": at[number][0], "rcv_nxt": at[number][1], "mss": 1448,
+                          "seg_len": 1448 * segments})
             if dice.random() < 0.01:
                 gone.add(number)
                 given.append({"location": AT["DESTROY"], "conn_id": number, "state": 7})

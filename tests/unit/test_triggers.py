@@ -13,12 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.plan.columns import EVENT, choose_columns, load_schema, locations_of, make_layout
+from collector.plan.trigger_values import columns_for
 from collector.plan.trigger_watch import SLOTS, Watch
-from collector.plan.triggers import Trigger, TriggerError, compile_triggers, explain
+from collector.plan.triggers import (
+    Trigger,
+    TriggerError,
+    compile_triggers,
+    explain,
+)
 from formats.base.expressions import Mistake, Name, Number, Operation, parse
 
 SCHEMA = load_schema()
-LAYOUT = make_layout(SCHEMA, choose_columns(SCHEMA.event(EVENT), "default"), ())
+LAYOUT = make_layout(SCHEMA, choose_columns(SCHEMA.event(EVENT), "default,seg_ack"), ())
 LOCATIONS = locations_of(SCHEMA)
 MS = 1_000_000
 
@@ -249,6 +255,7 @@ def test_states_fire_as_in_the_reference(
     rows = np.zeros(len(series), LAYOUT.dtype)
     for row, (conn, when, holds, end) in zip(rows, series, strict=True):
         row["conn_id"], row["time_ns"], row["packets_out"] = conn, when, holds
+        row["snd_sb_cc"] = holds
         row["location"] = LOCATIONS["DESTROY"] if end else 1
     watch, found = Watch([trigger]), []
     edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
@@ -278,12 +285,35 @@ def test_all_is_one_series() -> None:
     (own, together) = compiled("stall > 10ms", "all: stall > 10ms")
     watch = Watch([own, together])
     rows = records(
-        conn_id=[1, 2, 2, 2], packets_out=[1, 1, 1, 1], time_ns=[0, 6 * MS, 12 * MS, 18 * MS]
+        conn_id=[1, 2, 2, 2], packets_out=[1, 1, 1, 1], time_ns=[0, 6 * MS, 12 * MS, 18 * MS],
+        snd_sb_cc=[9, 9, 9, 9],
     )
     hits = watch.feed(rows, 0) + watch.tick(18 * MS)
     assert [(hit.number, hit.mono_ns, hit.conn_id) for hit in hits] == [(1, 10 * MS, 1)]
     hits = watch.tick(28 * MS)
     assert [(hit.number, hit.mono_ns) for hit in hits] == [(1, 28 * MS), (2, 28 * MS)]
+
+
+@pytest.mark.parametrize("location, acked, fires", [(1, 9, 0), (1, 8, 1), (14, 0, 1), (1, 0, 1)])
+def test_a_connection_whose_last_ack_is_of_all_does_not_stall(
+    location: int, acked: int, fires: int
+) -> None:
+    """A segment is recorded before its ACK counts; a timer's record has no segment."""
+    (trigger,) = compiled("stall > 10ms")
+    watch = Watch([trigger])
+    una = 2**32 - 4
+    rows = records(conn_id=[1], packets_out=[1], snd_sb_cc=[9], snd_una=[una], time_ns=[0],
+                   location=[location], seg_ack=[(una + acked) % 2**32])  # fmt: skip
+    assert len(watch.feed(rows, 0) + watch.tick(20 * MS)) == fires
+
+
+def test_a_stall_brings_its_columns() -> None:
+    stored = set(choose_columns(SCHEMA.event(EVENT), columns_for("default", ["stall > 1s"])))
+    assert {"seg_ack", "snd_una"} <= stored
+    assert columns_for("classic", ["rto", "state == 1"]) == "classic"
+    with pytest.raises(TriggerError, match="needs the column seg_ack"):
+        compile_triggers(["stall > 1s"], make_layout(SCHEMA, choose_columns(
+            SCHEMA.event(EVENT), "default"), ()), LOCATIONS)  # fmt: skip
 
 
 def test_a_later_connection_takes_the_slot() -> None:

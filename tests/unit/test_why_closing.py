@@ -17,7 +17,7 @@ def test_a_buffer_is_full_from_when_it_was_until_a_third_is_free() -> None:
     used = [70, 100, 90, 70, 66, 90, 100, 80]
     piece = snapshots(list(range(len(used))), snd_sb_cc=300, snd_una=1000, sb_hiwat=100_000,
                       sk_wmem_bytes=[1000 * one for one in used])  # fmt: skip
-    told = ["app"] * 7
+    told = ["nagle"] * 7  # less than a segment, for a while
     for full in (0, 1, 2, 5, 6):
         told[full] = "sndbuf"
     for size in (1, 3, 8):

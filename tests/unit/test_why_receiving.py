@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.analysis.why import RECEIVING, Cutter, Grouped, Snapshots, connection_of
+from formats.analysis.why import (
+    RECEIVING,
+    Cutter,
+    Grouped,
+    Snapshots,
+    connection_of,
+    verdict,
+)
 from formats.analysis.why.assemble import connections_table
 from formats.analysis.why.folding import fold
 from tests.unit.test_why import MS, columns, pieces
@@ -50,6 +57,16 @@ def test_a_window_that_is_full_in_each_round_trip(rate: int, told: str) -> None:
     """10 ms: 60 kB of a window of 60 kB, or 30 kB."""
     numbers = [at * rate for at in range(60)]
     assert receiving(snapshots(list(range(60)), rcv_nxt=numbers))[-10:] == [told] * 10
+
+
+@pytest.mark.parametrize("scale, told", [(0, "rx_autotune"), (7, "")])
+def test_a_window_that_cannot_be_told(scale: int, told: str) -> None:
+    """The kernel counts with 6 MB, and can tell 64 kB without a scale: those arrive each 10 ms."""
+    numbers = [at * 6_000 for at in range(60)]
+    whole = snapshots(list(range(60)), rcv_nxt=numbers, rcv_wnd=6 << 20, rcv_wscale=scale)
+    assert receiving(whole)[-10:] == [told] * 10
+    said = verdict(connection_of(connections_table(fold([whole])), 0))[0]
+    assert ("no larger one can be told" in said) == bool(told)
 
 
 def test_a_segment_that_is_missing() -> None:
@@ -118,7 +135,11 @@ def plain(whole: Snapshots, one: int) -> dict[str, int]:
 
 
 def test_a_capture_without_the_column_has_null() -> None:
-    whole = snapshots([0, 1], rcv_nxt=[0, 0])
+    """The window needs the receiver's measurement of the round trip, the reader does not."""
+    whole = snapshots([0, 1], rcv_nxt=[0, 1000], rcv_sb_cc=[0, 70_000])
     del whole.columns["rcv_rtt_us"]
+    table = connections_table(fold([whole]))
+    assert np.isnan(table["us_rx_autotune"]).all() and table["us_rx_app"].tolist() == [1000]
+    del whole.columns["seg_seq"]
     table = connections_table(fold([whole]))
     assert np.isnan(table["us_rx_app"]).all() and np.isnan(table["us_rx_reorder_max"]).all()

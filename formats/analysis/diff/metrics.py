@@ -36,7 +36,7 @@ METRICS = (
     Metric("min_rtt_us", TIME, 1, "least round-trip time"),
     Metric("srtt_p50_us", TIME, 1, "smoothed round-trip time, the middle of its records", True),
     Metric("srtt_p95_us", TIME, 1, "and their 95 %", True),
-    Metric("queue_p95_us", TIME, 1, "srtt_p95_us less min_rtt_us", True),
+    Metric("queue_p95_us", TIME, 1, "of round trips, what is beyond the least, 95 %", True),
     Metric("retrans_ratio", RATIO, 1, "bytes sent again by bytes sent", True),
     *(
         Metric(f"share_{name}", SHARE, int(name in ("recovery", "rto_wait")),

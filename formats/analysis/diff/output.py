@@ -25,7 +25,7 @@ from formats.analysis.diff.statistics import (
     change_text,
 )
 from formats.analysis.diff.units import CONNECTION
-from formats.analysis.why.verdict import human_rate
+from formats.analysis.why.words import human_rate
 from formats.analysis.why.writing import plain
 from formats.base.escape import for_terminal
 

@@ -43,7 +43,8 @@ def connections_table(
 ) -> Table:  # fmt: skip
     """The table connections. about: what of the capture is a column (host ...).
 
-    proven: the capture is not damaged. ended: its end is known. retransmits: it records RETRANSMIT.
+    proven: the capture is not damaged, and of all missing records is known where. ended: its end is
+    known. retransmits: it records RETRANSMIT.
     """
     count = len(found)
     values = {name: column[:count] for name, column in found.values.items()}
@@ -75,6 +76,8 @@ def connections_table(
         with np.errstate(invalid="ignore", divide="ignore"):
             made["delivered_ce_ratio"] = made["delivered_ce"] / delivered
     made["late_ack_us"] = get("late_ack_ns") / 1000
+    made["snd_wnd_low_us"] = get("low_ns") / 1000
+    made |= _silence(get)
     lost = get("lost_records")
     made["proven"] = (lost == 0) & proven & (get("destroyed", np.bool_) | ended)
     made["retransmissions"] = get("segments_retransmitted")
@@ -151,6 +154,17 @@ def _bytes(get: Callable[..., Array], counted: Array | None, retransmits: bool) 
     return found
 
 
+def _silence(get: Callable[..., Array]) -> Table:
+    """Of the end: the timeouts that nothing answered, and since when no segment arrived."""
+    runs = np.where(get("rto_una") == get("snd_una").astype(np.int64), get("rto_run"), 0)
+    end, heard = get("end_ns"), get("heard_ns")
+    return {
+        "rto_unanswered": runs,
+        "rto_unanswered_us": np.where(runs > 0, end - get("rto_since_ns"), 0) / 1000,
+        "silent_us": (end - np.where(heard > 0, heard, get("start_ns"))) / 1000,
+    }
+
+
 def _reasons(get: Callable[..., Array], made: Table) -> Array:
     errno, closed = get("errno"), get("closed_by")
     rules = (
@@ -173,14 +187,14 @@ def _rates(found: Fold, made: Table) -> Table:
     rates = found.rates.finish((made["duration_us"] * 1000).astype(np.int64), mean)
     told: Table = {f"goodput_{name}": values for name, values in rates.items()}
     told["goodput_mean"] = mean
+    low, high = (found.of(f"srtt_{end}_us")[:count] for end in ("min", "max"))
     for share in (50, 95, 99):
-        # The middle of a class can be beyond what was measured.
-        middle = found.srtt.percentile(share / 100, count)
-        told[f"srtt_p{share}_us"] = np.minimum(middle, found.of("srtt_max_us")[:count])
+        told[f"srtt_p{share}_us"] = found.srtt.percentile(share / 100, count, low, high)
     least = found.values.get("min_rtt_us", np.zeros(0))[:count].astype(np.float64)
     least[least == NONE_32] = np.nan
     p95 = told["srtt_p95_us"]
-    told["queue_p95_us"] = np.maximum(p95 - least, 0)
+    low, high, none = (found.of(f"queue_{name}")[:count] for name in ("min_us", "max_us", "none"))
+    told["queue_p95_us"] = found.queue.percentile(0.95, count, low, high, none)
     told["bloat"] = (p95 > 2 * least) & (p95 > _BLOAT_RTT_US)
     return told
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formats.analysis.why.limits import LIMITS
-from formats.analysis.why.receiving import NEEDS, RECEIVING
+from formats.analysis.why.receiving import NEEDS, RECEIVING, RTT
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,20 @@ srtt_p95_us | float? | | | | of its records, within 6 %
 srtt_p99_us | float? | | | | of its records, within 6 %
 srtt_max_us | int? | | | |
 late_ack_us | float | | | | time of ACKs that came 10 ms and more after what the path takes
-queue_p95_us | float? | | | | srtt_p95_us less min_rtt_us
+queue_p95_us | float? | | | | of its records, what srtt_us has more than min_rtt_us, within 6 %
 bloat | bool | | | | the p95 is above 1 ms and twice min_rtt_us
-retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | records RETRANSMIT of all causes
+retransmissions | int | | rexmt_data_pkts_a2b | c_pkts_retx | segments sent again, of all causes
 retrans_ratio | float? | | | | bytes_retrans by bytes_sent
-retrans_rto | int | | | c_pkts_rto | after a timeout
-retrans_fast | int | | | c_pkts_fs | in recovery
-retrans_tlp | int | | | | else: loss probes
+retrans_rto | int | | | c_pkts_rto | segments: after a timeout
+retrans_fast | int | | | c_pkts_fs | segments: in recovery
+retrans_tlp | int | | | | segments: else, by loss probes
 recoveries | int | | | | times that recovery began
 rto_count | int | | | | timeouts
+rto_unanswered | int | | | | timeouts in a row of what was never acknowledged, at the end
+rto_unanswered_us | float | | | | for how long, since the first of them
+rto_bytes | int | | | | segment that was last sent again after a timeout [bytes]
+acked_most | int | | | | most bytes that one ACK acknowledged
+silent_us | float | | | | from the last segment that arrived to the end
 loss_probes | int | | | | timers of the loss probe
 reo_timeouts | int | | | | timers of RACK's reordering
 zero_window_probes | int | | zwnd_probe_pkts_a2b | | timers of the window probe
@@ -105,8 +110,11 @@ ssthresh_max | int | | | | 2147483647: infinite
 snd_wnd_min | int? | | min_win_adv_b2a | | the peer's window, without 0
 snd_wnd_max | int | | max_win_adv_b2a | s_win_max | the peer's window
 snd_wnd_fall | int | | | | by how much it fell below its largest so far: the peer had not read that
+snd_wnd_low_us | float | | | | time in which it was below half of its largest so far, or 0
+snd_wscale | int | snd_wscale | | | bits by which the peer scales its window; 0: at most 65535 bytes
 rcv_wnd_min | int? | | min_win_adv_a2b | | this host's, without 0
 rcv_wnd_max | int | | max_win_adv_a2b | c_win_max | this host's window
+rcv_wscale | int | rcv_wscale | | | bits by which this host scales its own
 rcvbuf | int | | | | receive buffer's largest limit
 sndbuf | int | | | | send buffer's largest limit
 reader_behind_max | int | | | | bytes that waited for the reader
@@ -137,7 +145,7 @@ _RECEIVER = {
 
 def _limits() -> tuple[Column, ...]:
     told = {name: (f"time limited by {name}", "") for name in LIMITS}
-    told |= {name: (_RECEIVER[name], NEEDS) for name in RECEIVING}
+    told |= {name: (_RECEIVER[name], RTT if name == "rx_autotune" else NEEDS) for name in RECEIVING}
     found = []
     for name, (text, needs) in told.items():
         found.append(Column(f"us_{name}", "float", text, needs, bool(needs)))

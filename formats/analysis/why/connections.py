@@ -61,7 +61,19 @@ class Connection:
     snd_wnd_min: int = 0
     snd_wnd_max: int = 0
     snd_wnd_fall: int = 0
+    snd_wnd_low_us: float = 0.0
     late_ack_us: float = 0.0
+    snd_wscale: int | None = None
+    rcv_wscale: int | None = None
+    recoveries: int = 0
+    rto_unanswered: int = 0
+    rto_unanswered_us: float = 0.0
+    rto_bytes: int = 0
+    acked_most: int = 0
+    silent_us: float = 0.0
+    queue_p95_us: float | None = None
+    goodput_p50: float = 0.0
+    goodput_p99: float = 0.0
     rcv_wnd_max: int = 0
     rcvbuf: int = 0
     sndbuf: int = 0
@@ -103,10 +115,14 @@ _SAME = (
     "conn_id", "laddr", "lport", "raddr", "rport", "role", "end_reason", "start_ns", "end_ns",
     "records", "lost_records", "bytes_sent", "bytes_acked", "bytes_received", "rto_count",
     "loss_probes", "mss", "cwnd_max", "snd_wnd_max", "rcvbuf", "sndbuf", "reader_behind_max",
-    "rcv_wnd_max", "syn_retrans", "snd_wnd_fall", "late_ack_us",
+    "rcv_wnd_max", "syn_retrans", "snd_wnd_fall", "late_ack_us", "snd_wnd_low_us", "recoveries",
+    "rto_unanswered", "rto_unanswered_us", "rto_bytes", "acked_most", "silent_us", "goodput_p50",
+    "goodput_p99",
 )  # fmt: skip
 _OTHERS = {"segments_retransmitted": "retransmissions", "zero_windows": "zero_window_count"}
-_NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us", "retrans_ratio")
+_NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us", "retrans_ratio",
+           "queue_p95_us")  # fmt: skip
+_WHOLE = ("snd_wscale", "rcv_wscale")
 
 
 def connection_of(table: dict[str, Array], at: int) -> Connection:
@@ -125,11 +141,15 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         return {name: round(us * 1000) for name, us in values.items() if not np.isnan(us)}
 
     limits = times(LIMITS)
+    scales: dict[str, Any] = {
+        name: None if (bits := number(name)) is None else int(bits) for name in _WHOLE
+    }
     handshake = number("handshake_us")
     return Connection(
         **{name: _plain(table[name][at]) for name in _SAME},
         **{name: _plain(table[other][at]) for name, other in _OTHERS.items()},
         **{name: number(name) for name in _NULLED},
+        **scales,
         snd_wnd_min=int(number("snd_wnd_min") or 0),
         pid=int(number("pid") or 0),
         comm=table["comm"][at] or "",

@@ -15,6 +15,7 @@ _PARTS = 8
 """Classes to a power of two."""
 _CLASSES = 1 << 9
 _COMPACT_AT = 1 << 20
+_NO_LEAST = np.iinfo(np.int64).max
 BIN_NS = 100_000_000
 """Rates are those of such times, which begin with the connection."""
 
@@ -48,10 +49,13 @@ class Counts:
         firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
         self._keys, self._numbers = [keys[firsts]], [np.add.reduceat(numbers, firsts)]
 
-    def percentile(self, share: float, count: int, zeros: Array | None = None) -> Array:
+    def percentile(
+        self, share: float, count: int, least: Array, most: Array, zeros: Array | None = None
+    ) -> Array:
         """(count,) float64, the value of each connection that so many values do not exceed.
 
-        The middle of its class; NaN without values. zeros: (count,) how many values were 0.
+        The middle of its class; NaN without values. least, most: (count,) of the values that were
+        added: a middle may be beyond. zeros: (count,) how many values were 0.
         """
         found = np.full(count, np.nan)
         zeros = np.zeros(count, np.int64) if zeros is None else zeros
@@ -71,6 +75,7 @@ class Counts:
         at = np.flatnonzero(enough)
         mine, where = np.unique(places[at], return_index=True)
         values = 2 ** ((keys[at[where]] % _CLASSES + 0.5) / _PARTS)
+        values = np.clip(values, least[mine], most[mine])
         found[mine] = np.where(zeros[mine] >= np.ceil(share * totals[
             np.searchsorted(places[firsts], mine)]), 0.0, values)  # fmt: skip
         return found
@@ -94,7 +99,7 @@ class Rates:
         self._counts = Counts()
         self._bin = np.zeros(0, np.int64)
         self._sums = np.zeros((0, 2), np.int64)
-        self._most = np.zeros(0, np.int64)
+        self._least, self._most = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._busy = np.zeros(0, np.int64)
 
     def add(self, places: Array, since_ns: Array, acked: Array, received: Array) -> None:
@@ -104,7 +109,7 @@ class Rates:
         """
         count = int(places.max()) + 1 if len(places) else 0
         self._bin = grown(self._bin, count)
-        self._most, self._busy = grown(self._most, count), grown(self._busy, count)
+        self._grow(count)
         self._sums = np.column_stack([grown(self._sums[:, n], count) for n in (0, 1)])
         if not count:
             return
@@ -125,11 +130,16 @@ class Rates:
         self._close(place[done], sums[done])
         self._bin[mine], self._sums[mine] = number[lasts], sums[lasts]
 
+    def _grow(self, count: int) -> None:
+        self._most, self._busy = grown(self._most, count), grown(self._busy, count)
+        self._least = grown(self._least, count, _NO_LEAST)
+
     def _close(self, places: Array, sums: Array) -> None:
         rates = sums.max(axis=1) * (10**9 // BIN_NS) if len(sums) else np.zeros(0, np.int64)
         some = rates > 0
         places, rates = places[some], rates[some]
         self._counts.add(places, rates)
+        np.minimum.at(self._least, places, rates)
         np.maximum.at(self._most, places, rates)
         np.add.at(self._busy, places, 1)
 
@@ -143,17 +153,14 @@ class Rates:
         self._bin, self._sums = grown(self._bin, count), np.column_stack(
             [grown(self._sums[:, n], count) for n in (0, 1)]
         )  # fmt: skip
-        self._most, self._busy = grown(self._most, count), grown(self._busy, count)
+        self._grow(count)
         whole = np.flatnonzero(self._bin[:count] < bins)
         self._close(whole, self._sums[whole])
         zeros = np.maximum(bins - self._busy[:count], 0)
-        most = self._most[:count].astype(np.float64)
+        least, most = self._least[:count], self._most[:count]
         found = {
-            "p50": self._counts.percentile(0.50, count, zeros),
-            "p99": self._counts.percentile(0.99, count, zeros),
-            "max": most,
+            "p50": self._counts.percentile(0.50, count, least, most, zeros),
+            "p99": self._counts.percentile(0.99, count, least, most, zeros),
+            "max": most.astype(np.float64),
         }
-        return {
-            name: np.where(bins == 0, means, np.minimum(values, most))
-            for name, values in found.items()
-        }
+        return {name: np.where(bins == 0, means, values) for name, values in found.items()}

@@ -14,6 +14,7 @@ from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.intervals import Cutter, Steps, advance
 from formats.analysis.why.limits import LIMITS, NUMBER
 from formats.analysis.why.receiving import RECEIVING
+from formats.analysis.why.settling import Settling
 
 Array = NDArray[Any]
 NONE_32 = (1 << 32) - 1
@@ -23,12 +24,13 @@ _EVENTS = {
 }  # fmt: skip
 """Locations that are counted."""
 _RETRANSMIT, _STATE_CHANGE, _CONG_STATE, _ERROR = 2, 4, 5, 13
+_ARRIVED = (1, 21)
 _RESET_SENT, _RESET_RECEIVED, _DESTROY, _EXISTING = 7, 8, 11, 226
 _LARGEST = {
     "cwnd_max": "snd_cwnd_segs", "ssthresh_max": "snd_ssthresh", "snd_wnd_max": "snd_wnd",
     "rcv_wnd_max": "rcv_wnd", "rcvbuf": "sk_rcvbuf", "sndbuf": "sb_hiwat",
     "reader_behind_max": "rcv_sb_cc", "mss": "mss", "srtt_max_us": "srtt_us",
-    "reordering_max": "reordering",
+    "reordering_max": "reordering", "snd_wscale": "snd_wscale", "rcv_wscale": "rcv_wscale",
 }  # fmt: skip
 _SMALLEST = {
     "cwnd_min": "snd_cwnd_segs", "ssthresh_min": "snd_ssthresh", "snd_wnd_min": "snd_wnd",
@@ -60,7 +62,8 @@ class Fold:
         self._fills: dict[str, int] = {}
         self.names: set[str] = set()
         """The columns that the capture has."""
-        self.srtt, self.rates = Counts(), Rates()
+        self.srtt, self.queue, self.rates = Counts(), Counts(), Rates()
+        self._settling = Settling()
 
     def __len__(self) -> int:
         return len(self.places)
@@ -80,10 +83,11 @@ class Fold:
         self.names.update(piece.columns)
         self._add_bounds(grouped, piece)
         self._add_latest(grouped)
-        self._add_extremes(grouped)
+        low = self._add_extremes(grouped)
         self._add_events(grouped)
+        self._add_silence(grouped)
         rows, steps = self.cutter.add_grouped(grouped)
-        self._add_steps(grouped, steps)
+        self._add_steps(grouped, steps, low)
         self._add_times(rows)
         return rows
 
@@ -136,9 +140,10 @@ class Fold:
                 at = np.flatnonzero(is_told(values))
                 mine[piece.of_row[at]] = values[at]  # of several the last one stays
 
-    def _add_extremes(self, piece: Grouped) -> None:
+    def _add_extremes(self, piece: Grouped) -> Array:
+        """Returns (n,) whether the peer's window is below half of its largest so far."""
         places = piece.places
-        self._add_fall(piece)
+        low = self._add_fall(piece)
         for name, column in _LARGEST.items():
             if column in piece.columns:
                 found = np.maximum.reduceat(piece[column], piece.firsts)
@@ -151,12 +156,13 @@ class Fold:
             found = np.minimum.reduceat(values, piece.firsts)
             mine = self.of(name, np.int64, NONE_32)
             mine[places] = np.minimum(mine[places], found)
-        srtt = piece["srtt_us"]
+        srtt = np.where(self._settling.add(piece, len(self)), piece["srtt_us"], 0)
         told = np.flatnonzero(srtt)
         if len(told) == len(srtt):
             self.srtt.add(piece.of_row, srtt)
         else:
             self.srtt.add(piece.of_row[told], srtt[told])
+        self._add_queue(piece, srtt)
         shut = (piece["snd_wnd"] == 0) & (piece["state"] != 2) & (piece["state"] != 3)
         open_before = self.of("window_open", np.bool_)[places]
         was_open = np.empty(len(piece), np.bool_)
@@ -164,18 +170,35 @@ class Fold:
         was_open[piece.firsts] = open_before
         self._count("zero_window_count", piece.of_row[shut & was_open])
         self.values["window_open"][places] = piece["snd_wnd"][piece.lasts] > 0
+        return low
 
-    def _add_fall(self, piece: Grouped) -> None:
+    def _add_queue(self, piece: Grouped, srtt: Array) -> None:
+        """What round trips take beside the path. Of each record: a difference of percentiles has
+        the error of both, which can be more than it."""
+        least = piece["min_rtt_us"]
+        at = np.flatnonzero((srtt > 0) & (least > 0) & (least != NONE_32))
+        place = piece.of_row[at]
+        more = srtt[at].astype(np.int64) - least[at]
+        some = more > 0
+        np.add.at(self.of("queue_none"), place[~some], 1)
+        place, more = place[some], more[some]
+        self.queue.add(place, more)
+        np.minimum.at(self.of("queue_min_us", np.int64, NONE_32), place, more)
+        np.maximum.at(self.of("queue_max_us"), place, more)
+
+    def _add_fall(self, piece: Grouped) -> Array:
         """By how much the peer's window is below its largest so far: data that was not read."""
         window, places = piece["snd_wnd"].astype(np.int64), piece.places
         largest = self.of("snd_wnd_max")[places]
         rank = np.cumsum(piece.is_first, dtype=np.int64) << 32
         # The largest of a connection only: those of the next one have a larger rank.
         highest = np.maximum.accumulate(rank + window) - rank
-        fall = np.maximum.reduceat(np.maximum(highest, np.repeat(
-            largest, piece.lasts - piece.firsts + 1)) - window, piece.firsts)  # fmt: skip
+        highest = np.maximum(highest, np.repeat(largest, piece.lasts - piece.firsts + 1))
+        fall = np.maximum.reduceat(highest - window, piece.firsts)
         mine = self.of("snd_wnd_fall")
         mine[places] = np.maximum(mine[places], fall)
+        low: Array = 2 * window < highest
+        return low
 
     def _count(self, name: str, places: Array) -> None:
         np.add.at(self.of(name), places, 1)
@@ -193,11 +216,13 @@ class Fold:
             "syn_retrans": opening, "retrans_rto": ~opening & (ca_state == 4),
             "retrans_fast": ~opening & (ca_state == 3), "retrans_tlp": ~opening & (ca_state < 3),
         }  # fmt: skip
-        self._count("segments_retransmitted", place[again])
-        for name, mask in causes.items():
-            self._count(name, place[again & mask])
-        sizes = piece["seg_len"][at][again].astype(np.int64)
-        np.add.at(self.of("retrans_len"), place[again], sizes)
+        sizes = np.where(again, piece["seg_len"][at].astype(np.int64), 0)
+        # A record can be of several segments, which the kernel sent at once.
+        segments = np.maximum(-(-sizes // np.maximum(piece["mss"][at].astype(np.int64), 1)), 1)
+        for name, mask in {"segments_retransmitted": True, **causes}.items():
+            chosen = again & mask
+            np.add.at(self.of(name), place[chosen], segments[chosen])
+        np.add.at(self.of("retrans_len"), place, sizes)
         self._count("recoveries", place[(location == _CONG_STATE) & (callvalue == 3)])
         for name, number in (("rst_sent", _RESET_SENT), ("rst_received", _RESET_RECEIVED),
                              ("destroyed", _DESTROY)):  # fmt: skip
@@ -229,12 +254,31 @@ class Fold:
         ended[ended] = piece["rcv_nxt"][at[ended]] != self.values["fin_wait_rcv"][place[ended]]
         self.of("fin_received", np.bool_)[place[ended | (new == 8) | (new == 11)]] = True
 
-    def _add_steps(self, piece: Grouped, steps: Steps) -> None:
+    def _add_silence(self, piece: Grouped) -> None:
+        """Timeouts of the same data one after the other, and when the last segment arrived."""
+        arrived = np.flatnonzero(np.isin(piece["location"], _ARRIVED))
+        heard = self.of("heard_ns")
+        heard[piece.of_row[arrived]] = piece.times[arrived]
+        again = np.flatnonzero((piece["location"] == _RETRANSMIT) & (piece["ca_state"] == 4))
+        self.of("rto_bytes")[piece.of_row[again]] = piece["seg_len"][again]
+        una, run, since = self.of("rto_una"), self.of("rto_run"), self.of("rto_since_ns")
+        for at in np.flatnonzero(piece["location"] == _EVENTS["rto_count"]).tolist():
+            place, now = piece.of_row[at], int(piece["snd_una"][at])
+            if una[place] != now or not run[place]:
+                una[place], run[place], since[place] = now, 0, piece.times[at]
+            run[place] += 1
+
+    def _add_steps(self, piece: Grouped, steps: Steps, low: Array) -> None:
         moved = np.flatnonzero((steps.acked > 0) | (steps.received > 0))
         places = piece.of_row[moved]
         since = steps.end_ns[moved] - self.values["start_ns"][places]
         self.rates.add(places, since, steps.acked[moved], steps.received[moved])
         self._add_late(piece, steps)
+        most = self.of("acked_most")
+        most[piece.places] = np.maximum(most[piece.places],
+                                        np.maximum.reduceat(steps.acked, piece.firsts))
+        shut = np.where(low & (steps.lost == 0), steps.end_ns - steps.start_ns, 0)
+        self.of("low_ns")[piece.places] += np.add.reduceat(shut, piece.firsts)
         if steps.receiving is not None:
             spans = steps.end_ns - steps.start_ns
             for end, mine in (("ns", spans), ("certain_ns", np.where(steps.lost, 0, spans))):
@@ -245,7 +289,7 @@ class Fold:
     def _add_late(self, piece: Grouped, steps: Steps) -> None:
         """Times that a full window waited for an ACK, much longer than the path takes."""
         late = self.of("late_ack_ns")
-        at = np.flatnonzero(steps.end_ns - steps.start_ns > _LATE_NS)
+        at = np.flatnonzero((steps.end_ns - steps.start_ns > _LATE_NS) & (steps.lost == 0))
         at = at[np.isin(steps.limit[at], _BY_ACK) & (piece["location"][at] == 1)]
         spans = steps.end_ns[at] - steps.start_ns[at]
         least = piece["min_rtt_us"][at].astype(np.int64) * 1000

@@ -22,6 +22,7 @@ from formats.analysis.why import closing
 from formats.analysis.why.buffer import Full
 from formats.analysis.why.carrying import Carried
 from formats.analysis.why.grouping import Grouped, Places, grown
+from formats.analysis.why.holding import Probing, held_back
 from formats.analysis.why.limits import (
     ESTABLISHED,
     NUMBER,
@@ -93,6 +94,7 @@ class Cutter:
         self.places = Places() if places is None else places
         self._carried, self._receiving, self._quiet = Carried(_CARRIED), Receiving(), Quiet()
         self._full = Full()
+        self._probing = Probing()
         self._open = np.zeros(0, INTERVAL)
 
     def add(self, piece: Snapshots) -> Array:
@@ -136,6 +138,8 @@ class Cutter:
         limit[unseen.rows] = unseen.ended_by
         quiet = self._quiet.add(piece, limit, before, acked, count)
         limit[quiet] = NUMBER["idle"]
+        limit[held_back(piece, limit, before)] = NUMBER["nagle"]
+        limit[self._probing.add(piece, limit, len(self.places))] = NUMBER["recovery"]
         limit[no_step] = _NO_STEP
         end = np.maximum(now["time"], before["time"])
         receiving = None

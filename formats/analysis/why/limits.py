@@ -29,6 +29,8 @@ FAMILY = {"idle": "app", "nagle": "app", "zero_window": "rwnd", "slow_start": "c
 ESTABLISHED, SYN_SENT, SYN_RECV, CLOSE, CLOSE_WAIT = 1, 2, 3, 7, 8
 RECOVERY, LOSS = 3, 4
 RTO = 14
+LOSS_TIMERS = (RTO, 15, 20)
+"""And the loss probe, and RACK's reordering: what fires them is a loss that no ACK told."""
 _UNPACED = (1 << 64) - 1
 _BBR_STARTUP = 1
 DELAYED = 2
@@ -91,7 +93,7 @@ def classify(columns: Columns, was_full: Array | None = None) -> NDArray[np.int8
         was_full = was_full & (columns["sk_nospace"] > 0)
     rules = (
         ("opening", (state == SYN_SENT) | (state == SYN_RECV)),
-        ("rto_wait", columns["location"] == RTO),
+        ("rto_wait", np.isin(columns["location"], LOSS_TIMERS)),
         ("recovery", (columns["ca_state"] == RECOVERY) | (columns["ca_state"] == LOSS)),
         ("closing", (state != ESTABLISHED) & (state != CLOSE_WAIT) & (waiting == 0)),
         ("zero_window", (columns["snd_wnd"] == 0) & (waiting > 0)),
@@ -100,7 +102,7 @@ def classify(columns: Columns, was_full: Array | None = None) -> NDArray[np.int8
         ("idle", (waiting == 0) & (flight <= 0)),
         ("slow_start", by_cwnd & is_growing(columns, cwnd)),
         ("cwnd", by_cwnd),
-        ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight > 0) & (flight <= DELAYED)),
+        ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight <= DELAYED)),
         ("app", (waiting < mss) & ~full),
         ("app", waiting == 0),
         ("tsq", here | (may_send & may_be_throttled & ~may_be_paced)),

@@ -19,14 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.why.grouping import Grouped, grown
-from formats.analysis.why.limits import DELAYED, NUMBER, RTO, in_flight
+from formats.analysis.why.limits import DELAYED, LOSS_TIMERS, NUMBER, in_flight
 
 Array = NDArray[Any]
-_OVERDUE = (2, RTO, 15, 16, 20)
-"""A segment was sent again, or a timer fired: an ACK is missing, so it bounds nothing."""
+_OVERDUE = (2, 16)
+"""A segment was sent again, or a window probed: no ACK bounds when the application wrote."""
+_TIMER_NS = 250_000_000
+"""A timer that finds the first loss fires at most so long, and three round trips, after it."""
 _UNMEASURED_NS = 50_000_000
 """So much longer than a handshake's, a round trip of data may be: two segments at 0.5 Mbit/s."""
-_BY_ACK = np.array([NUMBER[name] for name in (
+BY_ACK = np.array([NUMBER[name] for name in (
     "sndbuf", "app", "rwnd", "slow_start", "cwnd", "pacing", "unknown")], np.int8)  # fmt: skip
 """An ACK ends these. It cannot end others: a window of 0, or data that has not left this host."""
 _FLIGHT = ("packets_out", "sacked_out", "lost_out", "retrans_out")
@@ -51,13 +53,15 @@ class Quiet:
         measured = self._is_measured(piece, acked, count, rows)
         round_trip = srtt + np.where(measured, 0, _UNMEASURED_NS)
         last = {name: piece[name][rows] for name in _FLIGHT}
+        by_timer = np.isin(piece["location"][rows], LOSS_TIMERS)
+        bound = np.where(by_timer, 3 * srtt + _TIMER_NS, round_trip)
+        by_ack = np.isin(limit[rows], BY_ACK) & (in_flight(last) > DELAYED)
+        by_ack &= ~np.isin(piece["location"][rows], _OVERDUE)
         found: NDArray[np.int64] = rows[
-            (piece.times[rows] - before["time"][rows] > 2 * round_trip)
+            (piece.times[rows] - before["time"][rows] > 2 * bound)
             & (srtt > 0)
             & ~before["unnumbered"][rows]
-            & (in_flight(last) > DELAYED)
-            & np.isin(limit[rows], _BY_ACK)
-            & ~np.isin(piece["location"][rows], _OVERDUE)
+            & (by_timer | by_ack)
         ]
         return found
 

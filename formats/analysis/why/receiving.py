@@ -19,12 +19,14 @@ from formats.analysis.why.snapshots import OF_RECEIVERS
 Array = NDArray[Any]
 RECEIVING = ("rx_app", "rx_autotune", "rx_reorder")
 """The names by number. Beside the limits of what a connection sends: both directions may wait."""
-NEEDS = OF_RECEIVERS[0]
+RTT, NEEDS = OF_RECEIVERS
 NOTHING = -1
 _SEGMENT_RECEIVED = 1
 _FULL = 0.6
 """Of the window, that arrives in a round trip: more is a window that limits. Autotuning, where it
 keeps up, makes the window twice what arrives."""
+MOST_UNSCALED = 65_535
+"""The largest window without a scale [bytes]."""
 _TICK_NS = 1_000_000
 """The kernel measures it by timestamps in milliseconds, and keeps the smaller ones."""
 _ROUND_TRIPS = 4
@@ -57,17 +59,21 @@ class Receiving:
         }  # fmt: skip
         before, _ = self._carried.before(piece, now, count)
         missing = now["hole"] | (before["hole"] & (before["rcv_nxt"] == now["rcv_nxt"]))
-        measured = piece[NEEDS].astype(np.int64) * 1000
+        # Without the receiver's own measurement: that of the handshake, and of what it sent.
+        measured = piece.columns.get(RTT, piece["srtt_us"]).astype(np.int64) * 1000
         rtt = np.where(measured > 0, measured + _TICK_NS // 2, 0)
         span = now["time"] - before["time"]
         was_full = (before["unread"] >= np.maximum(before["room"], 1))
         was_full &= span > 2 * rtt + _TICK_NS
         behind = (unread >= np.maximum(window, 1)) | was_full
-        moved = (now["rcv_nxt"] != before["rcv_nxt"]) & (rtt > 0)
+        moved = (now["rcv_nxt"] != before["rcv_nxt"]) & (rtt > 0) & (RTT in piece.columns)
         small = np.zeros(len(piece), np.bool_)
         at = np.flatnonzero(moved)
         arrived = _arrived(piece, before, _ROUND_TRIPS * rtt, at) / _ROUND_TRIPS
-        small[at] = arrived >= _FULL * window[at]
+        told = window[at]
+        if "rcv_wscale" in piece.columns:  # the kernel counts with more than it can tell
+            told = np.minimum(told, MOST_UNSCALED << piece["rcv_wscale"][at].astype(np.int64))
+        small[at] = arrived >= _FULL * told
         found: NDArray[np.int8] = np.select(
             [missing, behind, small], [np.int8(2), np.int8(0), np.int8(1)], np.int8(NOTHING)
         ).astype(np.int8)

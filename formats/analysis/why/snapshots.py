@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from formats.base.control import is_control
 from formats.base.errors import UsageError
 from formats.base.reader import Reader
+from formats.klogger import merge_logs
 from formats.klogger.batch import LogBatch
 from formats.klogger.logs import Logs
 from formats.psc.header import KIND_HOST
@@ -36,10 +37,11 @@ OPTIONAL = (
     "reordering", "delivered", "delivered_ce", "rcv_ooopack", "segs_in", "segs_out",
     "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us", "bbr_mode",
     "is_cwnd_limited", "rate_app_limited", "sk_nospace", "sk_tsq_flags", "sk_pacing_status",
+    "snd_wscale", "rcv_wscale",
 )  # fmt: skip
 """What the table connections tells more of where a capture has it."""
 OF_RECEIVERS = ("rcv_rtt_us", "seg_seq")
-"""What tells a receiver's side: the first one is not a default column."""
+"""What tells a receiver's side: the first one, which tells of its window, is no default column."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class Source:
         """The columns that are read."""
         self.known: set[str] = set()
         """Those that the capture has."""
+        self.placed = 0
+        """Missing records of which is known where; all are counted by reader.lost."""
         try:
             self._check()
         except BaseException:
@@ -126,7 +130,7 @@ class Source:
                 f"{' and more' if len(missing) > 5 else ''}",
                 "capture the schema tcp with --columns default, full or all",
             )
-        more = (*OPTIONAL, *OF_RECEIVERS) if known.issuperset(OF_RECEIVERS) else OPTIONAL
+        more = (*OPTIONAL, *OF_RECEIVERS)
         self.names = [*NEEDED, *(name for name in more if name in known)]
 
     def _settings(self) -> Any:
@@ -156,6 +160,7 @@ class Source:
 
     def read(self) -> Iterator[Snapshots]:
         """All snapshots with a connection, some ten thousand at a time."""
+        self.placed = 0
         if isinstance(self.reader, Capture):
             return self._read_capture(self.reader)
         assert isinstance(self.reader, Logs)
@@ -165,7 +170,7 @@ class Source:
         numbered = capture.seq_column
         wanted = [*self.names, "time_ns", *([numbered.name] if numbered is not None else ())]
         losses = capture.count_losses()
-        before, total = 0, 0
+        before = 0
         for piece in capture.chunks():
             columns = capture.columns(wanted, piece.start, piece.stop)
             if numbered is None or losses is None:
@@ -176,33 +181,30 @@ class Source:
                 numbers = _extend(raw, before) if numbered.length < 8 else raw.astype(np.int64)
             times = columns.pop("time_ns").astype(np.int64)
             steps = np.diff(numbers, prepend=before) - 1
-            lost = total + np.cumsum(np.maximum(steps, 0))
-            before, total = int(numbers[-1]), int(lost[-1])
+            lost = self.placed + np.cumsum(np.maximum(steps, 0))
+            before, self.placed = int(numbers[-1]), int(lost[-1])
             has_ports = (columns["lport"] | columns["rport"]) > 0
             is_record = _is_connection(columns) & (has_ports | ~is_control(columns["location"]))
             whole = Snapshots(columns, times, lost, numbers)
             yield whole if is_record.all() else whole.take(np.flatnonzero(is_record))
 
     def _read_logs(self, logs: Logs) -> Iterator[Snapshots]:
-        last: dict[int, int] = {}
-        total = 0
-        for _, stream in logs.streams():
-            for batch, _ in stream:
-                missing = _missing(batch, last)
-                lost = total + np.cumsum(missing)
-                total = int(lost[-1]) if len(lost) else total
-                at = batch.where(SNAPSHOT)
-                rows = batch.rows(SNAPSHOT, at)
-                columns = {
-                    name: np.ascontiguousarray(rows[name], rows[name].dtype.newbyteorder("="))
-                    for name in self.names
-                }
-                keep = np.flatnonzero(_is_connection(columns))
-                yield Snapshots(
-                    {name: values[keep] for name, values in columns.items()},
-                    batch.times_ns[at][keep].astype(np.int64),
-                    lost[at][keep],
-                )
+        gaps = _Gaps(len(logs.readers) > 1)
+        for batch in merge_logs(logs.readers, note=gaps.add):
+            lost = self.placed + np.cumsum(gaps.before(batch))
+            self.placed = int(lost[-1])
+            at = batch.where(SNAPSHOT)
+            rows = batch.rows(SNAPSHOT, at)
+            columns = {
+                name: np.ascontiguousarray(rows[name], rows[name].dtype.newbyteorder("="))
+                for name in self.names
+            }
+            keep = np.flatnonzero(_is_connection(columns))
+            yield Snapshots(
+                {name: values[keep] for name, values in columns.items()},
+                batch.times_ns[at][keep].astype(np.int64),
+                lost[at][keep],
+            )
 
 
 def _fits(name: str, length: int, is_number: bool) -> bool:
@@ -236,13 +238,41 @@ def _is_connection(columns: dict[str, Array]) -> NDArray[np.bool_]:
     return np.asarray((columns["conn_id"] != 0) & (state != _LISTEN) & ~closed)
 
 
-def _missing(batch: LogBatch, last: dict[int, int]) -> NDArray[np.int64]:
-    """(n,) how many serials of the same CPU are missing directly before each record."""
-    serials = batch.serials.astype(np.int64)
-    found = np.zeros(len(batch), np.int64)
-    for cpu in np.unique(batch.cpus).tolist():
-        at = np.flatnonzero(batch.cpus == cpu)
-        mine = serials[at]
-        found[at] = np.maximum(np.diff(mine, prepend=last.get(cpu, 0)) - 1, 0)
-        last[cpu] = int(mine[-1])
-    return found
+class _Gaps:
+    """Where serials are missing in logs, whose batches are added in file order.
+
+    Serials rise in a file, times do not: a record that is merged before an earlier one is no gap.
+    by_cpu: each file is of one CPU; else there is one file.
+    """
+
+    def __init__(self, by_cpu: bool) -> None:
+        self._by_cpu = by_cpu
+        self._last: dict[int, int] = {}
+        self._found: dict[int, list[Array]] = {}
+
+    def add(self, batch: LogBatch) -> None:
+        """The next records of a file."""
+        if not len(batch):
+            return
+        key, serials = self._key(batch.cpus[0]), batch.serials.astype(np.int64)
+        missing = np.diff(serials, prepend=self._last.get(key, 0)) - 1
+        self._last[key] = int(serials[-1])
+        at = np.flatnonzero(missing > 0)
+        if len(at):
+            some = np.stack([serials[at], missing[at]])
+            self._found[key] = [np.concatenate([*self._found.get(key, []), some], axis=1)]
+
+    def before(self, batch: LogBatch) -> NDArray[np.int64]:
+        """(n,) how many records of its file are missing directly before each merged one."""
+        found = np.zeros(len(batch), np.int64)
+        for key, (gaps,) in self._found.items():
+            at = np.arange(len(batch))
+            if self._by_cpu:
+                at = np.flatnonzero(batch.cpus == key)
+            serials = batch.serials[at].astype(np.int64)
+            place = np.minimum(np.searchsorted(gaps[0], serials), gaps.shape[1] - 1)
+            found[at] = np.where(gaps[0][place] == serials, gaps[1][place], 0)
+        return found
+
+    def _key(self, cpu: Any) -> int:
+        return int(cpu) if self._by_cpu else 0

@@ -51,7 +51,8 @@ def tables(capture: Capture, with_intervals: bool = True) -> tuple[Table, Table]
         found = fold(source.read(), rows.add if with_intervals else None)
         about = source.about()
         reader = source.reader
-        told = connections_table(found, about, not reader.damaged, reader.complete,
+        proven = not reader.damaged and reader.lost <= source.placed
+        told = connections_table(found, about, proven, reader.complete,
                                  retransmits=source.records("RETRANSMIT"))  # fmt: skip
     return told, rows.table()
 

@@ -8,46 +8,20 @@ from typing import Any
 
 from formats.analysis.why.connections import Connection
 from formats.analysis.why.limits import FAMILY, LIMITS
+from formats.analysis.why.naming import named
+from formats.analysis.why.receiving import MOST_UNSCALED
+from formats.analysis.why.words import endpoint, human_bytes, human_rate, human_time
 
 _LEAST_SHARE = 0.05
 _BLOAT_RTT_US = 1000
 _SHORT_S = 1.0
 _MANY = 10
+_LOW_SHARE = 0.1
+_NEAR = 0.9
 _SPARE = 8
 """A send buffer has at most some three times what is in flight: its overhead counts."""
 _PART_OF = {name: family for name, family in FAMILY.items() if name != "nagle"}
 """Parts that have no sentence of their own."""
-
-
-def human_bytes(number: float) -> str:
-    """65.5 kB, 2.4 MB; decimal."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            break
-        number /= 1000
-    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
-
-
-def human_rate(bytes_per_s: float) -> str:
-    """94 Mbit/s."""
-    bits = bytes_per_s * 8
-    for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"):
-        if bits < 1000 or unit == "Gbit/s":
-            break
-        bits /= 1000
-    return f"{bits:.0f} {unit}" if bits >= 100 else f"{bits:.1f} {unit}"
-
-
-def human_time(us: float) -> str:
-    """40 us, 4.7 ms, 1.2 s."""
-    if us < 1000:
-        return f"{us:.0f} us"
-    return f"{us / 1000:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
-
-
-def endpoint(address: str, port: int) -> str:
-    """10.0.0.1:80, [::1]:80."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def head(one: Connection) -> str:
@@ -66,13 +40,15 @@ def verdict(one: Connection) -> list[str]:
     total = sum(one.limit_ns.values())
     for name in dict.fromkeys(_PART_OF.get(name, name) for name in one.limit_ns):
         share = _sum(one.limit_ns, name) / total
-        if name == "app" and not one.sends:
-            continue  # it has nothing to send, and need not
+        if name in ("app", "closing") and not one.sends:
+            continue  # it has nothing to send, and need not; its end may be closed for long
         if share >= _LEAST_SHARE and name in _SENTENCES:
             found.append((share, f"{_percent(one, name)} of the time {_SENTENCES[name](one)}"))
     texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
     if not one.sends:
         texts = [*_receiver(one), *texts]
+    if name := named(one):
+        texts.insert(0, name)
     if bloat := _bloat(one):
         texts.append(bloat)
     if total and one.certain_ns < total:
@@ -164,19 +140,35 @@ def _rwnd(one: Connection) -> str:
     zero = one.share("zero_window")
     shut = f", {100 * zero:.0f} % with a window of 0" if zero >= 0.01 else ""
     text = f"limited by the receiver's window (at most {window}{shut}{more}): "
-    if _reads_slowly(one):
+    limited_us = _sum(one.limit_ns, "rwnd") / 1000
+    if _reads_slowly(one, limited_us):
         return text + (
             f"the program there reads too slowly, it was up to {human_bytes(one.snd_wnd_fall)} "
             "behind; a larger buffer only hides pauses"
         )
     if _queue_stands(one):
         return text + _NO_LARGER
+    if _is_capped(one.snd_wnd_max, one.snd_wscale):
+        return text + _NOT_SCALED
     return text + "raise net.ipv4.tcp_rmem[2] or the application's SO_RCVBUF there"
 
 
-def _reads_slowly(one: Connection) -> bool:
-    """Whether the receiver's window closed, all or by half: its program had not read that."""
-    return one.zero_windows > 0 or 2 * one.snd_wnd_fall > one.snd_wnd_max
+def _reads_slowly(one: Connection, limited_us: float) -> bool:
+    """Whether in much of this time the receiver's window was closed, all or by half: its program
+    had not read that."""
+    return one.snd_wnd_low_us > _LOW_SHARE * limited_us
+
+
+def _is_capped(window: int, scale: int | None) -> bool:
+    """Whether no larger window can be told, by the scale that both ends agreed on."""
+    return scale is not None and window > _NEAR * (MOST_UNSCALED << scale)
+
+
+_NOT_SCALED = (
+    "no larger one can be told with the window scale of this connection, so a larger buffer alone "
+    "does not help: look at net.ipv4.tcp_window_scaling at both ends, at boxes on the path that "
+    "take the option away, and at buffers that were small when it began"
+)
 
 
 def _late(one: Connection) -> float:
@@ -215,10 +207,12 @@ def _cwnd(one: Connection) -> str:
         f"{human_bytes(one.cwnd_max * one.mss)}{start}{again}): "
     )
     if _late(one) > 0.3:
-        why = "its program reads slowly, or it waits for a second segment"
-        if _reads_slowly(one):
-            why = f"its program reads slowly, it was up to {human_bytes(one.snd_wnd_fall)} behind"
-        return f"{text}ACKs came late for {100 * _late(one):.0f} %. The receiver delays them: {why}"
+        text += f"ACKs came late for {100 * _late(one):.0f} %. "
+        if _reads_slowly(one, one.late_ack_us):
+            return text + ("The receiver delays them: its program reads slowly, it was up to "
+                           f"{human_bytes(one.snd_wnd_fall)} behind")  # fmt: skip
+        return text + ("The path serves in turns, as Wi-Fi and mobile networks do, or the receiver "
+                       "delays them: capture there too")  # fmt: skip
     text += f"the path is the limit, as {one.ca_name or 'its congestion control'} sees it"
     if slow > 0.5 and not again and one.duration_s < _SHORT_S:
         text += "; a short transfer is faster on a connection that was used before"
@@ -267,20 +261,25 @@ def _receiver(one: Connection) -> list[str]:
         for name, ns in sorted(told.items(), key=lambda item: -item[1])
         if ns >= _LEAST_SHARE * total
     ]
-    behind = one.rcvbuf and one.reader_behind_max > one.rcvbuf // 4
     if found:
         return [f"this host receives: {found[0]}", *found[1:]]
-    if told:
+    if "rx_autotune" in told:
         certain = 100 * one.certain_ns / total
         when = f" in the {certain:.0f} % of the time that are certain" if certain < 100 else ""
         return [f"this host receives; its reader kept up and its window had room{when}: it waited "
                 "for the sender or the path, so capture there too"]  # fmt: skip
-    if behind and not told:
-        return [
-            f"this host receives, and its reader was up to {human_bytes(one.reader_behind_max)} "
-            f"behind (receive buffer {human_bytes(one.rcvbuf)}): the reading program is slow"
-        ]
-    return ["this host receives, and its reader kept up: look at the sender, or capture there too"]
+    kept_up = ", and its reader kept up" if told else ""
+    return [f"this host receives{kept_up}: look at the sender, or capture there too"]
+
+
+def _window(one: Connection) -> str:
+    most = one.rcv_wnd_max
+    if one.rcv_wscale is not None:
+        most = min(most, MOST_UNSCALED << one.rcv_wscale)
+    text = f"its window (at most {human_bytes(most)}) was full in each round trip: "
+    if _is_capped(most, one.rcv_wscale):
+        return text + _NOT_SCALED
+    return text + "raise net.ipv4.tcp_rmem[2] here, or leave SO_RCVBUF to the kernel"
 
 
 _RECEIVING: dict[str, Callable[[Connection], str]] = {
@@ -288,10 +287,7 @@ _RECEIVING: dict[str, Callable[[Connection], str]] = {
         f"its reader was behind, by up to {human_bytes(one.reader_behind_max)} (receive buffer "
         f"{human_bytes(one.rcvbuf)}): the reading program is slow"
     ),
-    "rx_autotune": lambda one: (
-        f"its window (at most {human_bytes(one.rcv_wnd_max)}) was full in each round trip: raise "
-        "net.ipv4.tcp_rmem[2] here, or leave SO_RCVBUF to the kernel"
-    ),
+    "rx_autotune": _window,
     "rx_reorder": lambda one: (
         "data waited behind a segment that was missing: the path drops or reorders packets"
     ),
@@ -306,8 +302,8 @@ _SENTENCES: dict[str, Callable[[Connection], str]] = {
         "waited for"
     ),
     "rto_wait": lambda one: (
-        f"it waited for a retransmission timeout ({one.rto_count} fired): whole flights or the "
-        "last segments were lost"
+        f"it waited for a timer that finds a loss ({one.rto_count} retransmission timeouts, "
+        f"{one.loss_probes} loss probes): whole flights or the last segments were lost"
     ),
     "recovery": lambda one: (
         f"it recovered from loss ({_again(one)}): the path drops or reorders packets"
@@ -316,8 +312,8 @@ _SENTENCES: dict[str, Callable[[Connection], str]] = {
     "app": _app,
     "nagle": lambda one: (
         "a piece smaller than a segment waited for the ACK of what was sent before (Nagle's "
-        "algorithm; the receiver may delay that ACK by 40 ms): write each message at once, or set "
-        "TCP_NODELAY"
+        "algorithm; the receiver may delay that ACK by 40 ms), or for the application (TCP_CORK, "
+        "MSG_MORE): write each message at once, set TCP_NODELAY, or uncork"
     ),
     "rwnd": _rwnd,
     "cwnd": _cwnd,

@@ -64,6 +64,9 @@ class Wait:
             "unknown": "while data and room were there",
             "reader": f"while data waited for it ({self.span_ns / 1e6:.0f} ms)",
         }[self.why]
+        if self.why == "reader" and 2 * self.did.get(CPU_WAIT, 0) > self.span_ns:
+            parts.append("it is starved: look at its CPU quota (cpu.max of its cgroup, "
+                         "nr_throttled in cpu.stat), and at what else runs there")  # fmt: skip
         owner = "reader" if self.why == "reader" else "sender"
         return f"the {owner}'s process {name}, {when}: {', '.join(parts)}"
 

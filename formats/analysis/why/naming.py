@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes that have a name, where the evidence is enough: a dead peer, an MTU black hole, a policer.
+
+    timeouts of one segment    no segment arrives       segments arrive, and small ones went through
+    in a row, unanswered       the peer is gone         large packets are dropped: an MTU black hole
+
+    bursts of losses, a steady rate, and round trips as short as the path's: a policer
+"""
+
+from __future__ import annotations
+
+from formats.analysis.why.connections import Connection
+from formats.analysis.why.words import human_rate, human_time
+
+_TIMEOUTS = 3
+"""Of the same segment: by chance, one of 1,000,000 on a path that loses 1 %."""
+_LEAST_RATIO = 0.005
+_BURST = 3
+"""Segments that are lost at once. Where each is lost by itself, it is the link."""
+_RECOVERIES = 3
+_STEADY = 0.6
+"""The middle of the rates by the largest ones: a policer's bucket lets bursts through."""
+
+
+def named(one: Connection) -> str:
+    """A sentence, or ""."""
+    if one.rto_unanswered >= _TIMEOUTS:
+        return _unanswered(one)
+    if (
+        (one.retrans_ratio or 0) >= _LEAST_RATIO
+        and one.recoveries >= _RECOVERIES
+        and one.segments_retransmitted >= _BURST * one.recoveries
+        and _has_no_queue(one)
+        and one.goodput_p50 >= _STEADY * one.goodput_p99 > 0
+    ):
+        return (
+            f"losses come in bursts at a steady rate of {human_rate(one.goodput_p50)}, while round "
+            "trips stay as short as the path's: a policer drops what is above its rate. Send "
+            "slower than it (pacing, a shaper, bbr), or ask who runs it for a queue"
+        )
+    return ""
+
+
+def _unanswered(one: Connection) -> str:
+    times = f"the same segment was sent again {one.rto_unanswered} times and never acknowledged"
+    # One ACK that is of a whole segment or more: large ones went through.
+    is_large = one.rto_bytes >= one.mss > 0 and one.acked_most < one.mss
+    hears = one.silent_us < one.rto_unanswered_us
+    if is_large:
+        hint = (
+            "no segment of that size was ever acknowledged: the path drops large packets and does "
+            "not say so (an MTU black hole). Lower the MTU or clamp the MSS, let ICMP through, or "
+            "set net.ipv4.tcp_mtu_probing=1"
+        )
+        return f"{times}, {'while segments arrive; ' if hears else ''}{hint}" + (
+            "" if hears else ". Or the peer is gone"
+        )
+    if hears:
+        return ""
+    return (
+        f"{times}, and for {human_time(one.silent_us)} nothing arrived: the peer is gone, or the "
+        "path to it is"
+    )
+
+
+def _has_no_queue(one: Connection) -> bool:
+    """Whether round trips are as short as the path's."""
+    if one.min_rtt_us is None or one.queue_p95_us is None:
+        return False
+    return one.queue_p95_us < max(one.min_rtt_us / 4, 1000)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Klogger log of the schema tcp lacks: all readers tell the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from formats.analysis.why import Source, connections
+from formats.commands import connections as command
+from formats.klogger.merge import HOLD
+from formats.registry import format_of
+from tests.unit.klogger_samples import ROOT
+from tests.unit.log_builder import LogBuilder
+from tests.unit.test_why import SENDING
+
+TCP = (ROOT / "bpf" / "schemata" / "tcp.conf").read_text()
+ADDRESS = b"\0" * 10 + b"\xff\xff\x0a\0\0\x01"
+
+
+def log_of(cpu: int) -> LogBuilder:
+    return LogBuilder(cpu, schema=TCP)
+
+
+def snapshot(log: LogBuilder, at_ns: int, **values: Any) -> None:
+    """A snapshot of the connection 1 at this time."""
+    log.log("SNAPSHOT", at_ns, **{**SENDING, "laddr": ADDRESS, "raddr": ADDRESS, **values})
+
+
+def folder_of(path: Path, *logs: LogBuilder) -> Path:
+    path.mkdir()
+    for cpu, log in enumerate(logs):
+        log.end_dump().finish().write(path / f"kernlog.dump.cpu{cpu}")
+    return path
+
+
+@pytest.fixture
+def out_of_order(tmp_path: Path) -> Path:
+    """Two CPUs; every second record of CPU 0 has a time before that of the one before it."""
+    logs = log_of(0), log_of(1)
+    for at in range(2 * HOLD):  # beyond what is merged at once
+        snapshot(logs[0], 1_000_000 + 1000 * at - 2500 * (at % 2))
+        snapshot(logs[1], 1_000_000 + 1000 * at + 300)
+    return folder_of(tmp_path / "log", *logs)
+
+
+def test_records_out_of_order_are_not_missing(out_of_order: Path) -> None:
+    assert not any(one.exit_code for one in format_of(out_of_order).verify(out_of_order))
+    table = connections(out_of_order)
+    assert table["records"].tolist() == [4 * HOLD]
+    assert (table["lost_records"].tolist(), table["proven"].tolist()) == ([0], [True])
+    assert not table["uncertain_us"].any()
+
+
+@pytest.mark.parametrize("cpu", [0, 1])
+def test_what_is_missing_is_counted_once_where_it_is(tmp_path: Path, cpu: int) -> None:
+    logs = log_of(0), log_of(1)
+    for at in range(40):
+        if at == 20:
+            logs[cpu].lose("ring_full", 7, "SNAPSHOT", location=1)
+        for log in logs:
+            snapshot(log, 1_000_000 + 1000 * at - 2500 * (at % 2))
+    folder = folder_of(tmp_path / "log", *logs)
+    with Source(folder) as source:
+        steps = np.concatenate([np.diff(piece.lost, prepend=0) for piece in source.read()])
+        assert (source.reader.lost, source.placed) == (7, 7)
+    assert steps[steps > 0].tolist() == [7]
+    table = connections(folder)
+    assert (table["lost_records"].tolist(), table["proven"].tolist()) == ([7], [False])
+
+
+def test_what_is_missing_nobody_knows_where_leaves_nothing_proven(tmp_path: Path) -> None:
+    """The kernel counted them, and gave them no numbers."""
+    log = log_of(0)
+    for at in range(4):
+        snapshot(log, 1_000_000 + 1000 * at)
+    log.lose("table_full", 3, "SNAPSHOT", location=1)
+    folder = folder_of(tmp_path / "log", log)
+    assert connections(folder)["proven"].tolist() == [False]
+    done = CliRunner().invoke(command.command, [str(folder)], standalone_mode=False)
+    assert done.return_value == 3
