@@ -113,18 +113,16 @@ def find_capture(
 ) -> list[Path]:
     """The segments of a folder from the first of its newest capture on; FileError without any.
 
-    Segments that are Parquet are left out; those that cannot be read are not. place_at: capture
-    and number of a segment, by its path; ("", 0) of one that cannot be read.
+    place_at: capture and number of a segment, by its path; ("", 0) of one that cannot be read.
     """
     try:
         found = [one for one in find_segments(folder) if one.suffix == suffix]
     except OSError as error:
         raise FileError(f"cannot read {folder}: {error.strerror}") from error
-    read = [one for one in found if one.archived != ".parquet"]
-    if not read:
-        why = "its segments are Parquet" if found else f"no segment in it ends in {suffix}"
+    if not found:
+        why = f"no segment in it ends in {suffix}"
         raise FileError(f"{folder} cannot be read as one capture: {why}", "name a file")
-    paths = [one.path(folder) for one in sorted(read, key=lambda one: (one.utc, one.number))]
+    paths = [one.path(folder) for one in sorted(found, key=lambda one: (one.utc, one.number))]
     newest = next(filter(None, (place_at(path)[0] for path in reversed(paths))), "")
     captures = [*takewhile(lambda each: each != newest, (place_at(path)[0] for path in paths))]
     before = max((at for at, each in enumerate(captures, 1) if each), default=0)

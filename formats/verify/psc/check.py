@@ -10,7 +10,7 @@ import numpy as np
 
 from formats.base import control
 from formats.base.causes import KILLED
-from formats.base.errors import DamagedError
+from formats.base.errors import DamagedError, UnprovenError
 from formats.base.limits import MOST_CPUS
 from formats.base.reconciled import Reconciled, What, from_words
 from formats.base.shedding import steps_of
@@ -38,6 +38,7 @@ from formats.verify.report import (
     DAMAGED,
     I64,
     LISTED_AT_ONCE,
+    LOSSES,
     NOT_CLOSED,
     Mask,
     Problems,
@@ -60,6 +61,8 @@ def verify_file(path: str | os.PathLike[str]) -> Report:
             return verify_capture(capture)
     except DamagedError as error:
         return Report(str(path), error=error.message.removeprefix(f"{path}: "))
+    except UnprovenError as error:
+        return Report(str(path), error=f"not proven: {error.message}", error_exit=LOSSES)
 
 
 def verify_capture(capture: Capture) -> Report:
