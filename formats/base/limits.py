@@ -53,6 +53,10 @@ MOST_NAME_CHARACTERS = 256
 
 MOST_INDEX_BYTES = 64 << 20
 """Of the index of a folder of segments."""
+MOST_INDEX_LINE = 1 << 16
+"""Bytes of a line of it."""
+MOST_INDEX_CAPTURES = 1 << 14
+"""Captures that it tells of."""
 
 # Records.
 MOST_PAYLOAD_BYTES = 1 << 16

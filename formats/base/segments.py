@@ -14,12 +14,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 from formats.base.errors import FileError, UsageError
-from formats.base.limits import MOST_INDEX_BYTES
+from formats.base.limits import MOST_INDEX_BYTES, MOST_INDEX_LINE
 
 INDEX = "index.jsonl"
 _NAME = re.compile(
@@ -219,7 +220,9 @@ def _read_from(path: Path, at: int) -> tuple[bytes, int]:
 
 
 def _lines(data: bytes) -> Iterator[dict[str, Any]]:
-    for line in data.splitlines():
+    for line in BytesIO(data):  # no list of all: they take twice their bytes
+        if len(line) > MOST_INDEX_LINE:
+            continue
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):

@@ -6,6 +6,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import numpy as np
+
 from formats.base import restore
 from formats.base.arrow import encode
 from formats.base.byteorder import Endian
@@ -16,8 +18,6 @@ from formats.psc.columns import Column
 from formats.psc.reader import Capture
 from formats.psc.tables import Snapshots
 
-_BLOCK_BYTES = 1 << 20
-
 
 def describe(capture: Capture, records: Snapshots) -> dict[bytes, bytes]:
     """The metadata for a capture of one file, whose rows `records` are.
@@ -25,24 +25,37 @@ def describe(capture: Capture, records: Snapshots) -> dict[bytes, bytes]:
     FileError for one that does not come out of Parquet again.
     """
     header, number = capture.header, capture.seq_column
-    if header.endian == Endian.PDP or number is None:
+    if header.endian == Endian.PDP or number is None or capture.is_cut:
         raise FileError(f"{capture.path} does not come out of Parquet again")
-    digest, size = hashlib.sha256(), 0
-    while block := capture.raw(size, _BLOCK_BYTES):
-        digest.update(block)
-        size += len(block)
+    first_bytes = capture.raw(0, capture.data_offset)
+    size = capture.data_offset + len(capture) * header.entry_size
     order = ">" if header.endian == Endian.BIG else "<"
     first = int(capture.column(number.name, 0, 1)[0]) if len(capture) else 0
     original = Original(
-        digest.hexdigest(), size, len(capture), header.entry_size, order,
+        _digest(capture, first_bytes), size, len(capture), header.entry_size, order,
         (number.name, number.offset, number.length), first,
         [_packed(capture, records, name, order) for name in records.names],
     )  # fmt: skip
     return {
         restore.CAPTURE: original.as_json().encode(),
-        restore.HEADER: restore.pack(capture.raw(0, capture.data_offset)),
+        restore.HEADER: restore.pack(first_bytes),
         restore.CONTROL: restore.pack(_controls(capture)),
     }
+
+
+def _digest(capture: Capture, header: bytes) -> str:
+    """Of the file, with zeros in the bytes of snapshots that belong to no column."""
+    digest = hashlib.sha256(header)
+    unused = np.ones(capture.header.entry_size, np.bool_)
+    for column in capture.columns_by_name.values():
+        unused[column.offset : column.offset + column.length] = False
+    for piece in capture.chunks():
+        rows = capture.rows(piece.start, piece.stop)
+        octets = rows.view(np.uint8).reshape(len(rows), -1)
+        if unused.any():
+            octets[np.ix_(~capture.control_of(rows), unused)] = 0
+        digest.update(octets.data)
+    return digest.hexdigest()
 
 
 def _controls(capture: Capture) -> bytes:

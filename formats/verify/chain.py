@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from formats.base.errors import FileError
-from formats.base.limits import MOST_PROBLEMS
+from formats.base.limits import MOST_INDEX_CAPTURES, MOST_PROBLEMS
 from formats.base.reconciled import WORDS as RECONCILED
 from formats.base.segments import INDEX, Segment, find_segments, parse_name, read_index
 from formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report, Row
@@ -22,7 +22,7 @@ from formats.verify.segment import UNKNOWN, Part
 Verify = Callable[[Path], list[Report]]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Capture:
     """One capture's segments that are in the folder, and what the index says of the others."""
 
@@ -86,11 +86,16 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
         else:
             capture.parts[report.part.number] = segment, report, report.part
     lines, has_all = read_index(folder)
+    left_out = False
     for line in lines:
         name, number = line.get("name"), line.get("number")
         if not isinstance(name, str) or not isinstance(number, int):
             continue
-        known = captures[str(line.get("capture"))]
+        capture_id = str(line.get("capture"))
+        if capture_id not in captures and len(captures) >= MOST_INDEX_CAPTURES:
+            left_out = True
+            continue
+        known = captures[capture_id]
         if not has_all:
             known.first_told = min(known.first_told or number, number)
         known.told(line, name, number, name in tables)
@@ -104,6 +109,9 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
             gone += capture.lost(here)
     if gone:
         reports.append(_without_parts(str(folder), gone, others))
+    if left_out:
+        what = f"{INDEX} tells of more than {MOST_INDEX_CAPTURES} captures"
+        reports.append(Report(str(folder), error=what))
     return reports
 
 
