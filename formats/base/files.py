@@ -16,7 +16,6 @@ from typing import BinaryIO
 
 from formats.base.closing import Closing
 from formats.base.errors import DamagedError, FileError
-from formats.base.limits import FEW_UNPACKED_BYTES, MOST_UNPACKED_BYTES, MOST_UNPACKED_TIMES
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 """With it begins what zstd compressed."""
@@ -111,6 +110,7 @@ def _open_regular(path: str | os.PathLike[str]) -> FileIO:
 def _unpack(file: FileIO, path: str | os.PathLike[str]) -> Iterator[bytes]:
     """What zstd compressed in a file, a block after the other."""
     from formats.base.arrow import import_pyarrow
+    from formats.base.restore import check_unpacked
 
     pyarrow = import_pyarrow()
     size, packed_bytes = 0, os.fstat(file.fileno()).st_size
@@ -124,13 +124,6 @@ def _unpack(file: FileIO, path: str | os.PathLike[str]) -> Iterator[bytes]:
         if isinstance(error, OSError) and error.errno:
             raise
         raise DamagedError(f"{path}: what zstd compressed is damaged") from error
-
-
-def check_unpacked(size: int, packed: int, path: object) -> None:
-    """DamagedError if an archive of `packed` bytes holds `size` bytes, more than it may."""
-    most = min(MOST_UNPACKED_BYTES, max(FEW_UNPACKED_BYTES, packed * MOST_UNPACKED_TIMES))
-    if size > most:
-        raise DamagedError(f"{path} has {packed} bytes, but holds more than {most}")
 
 
 def already_there(path: str | os.PathLike[str], hint: str = "--force overwrites it") -> FileError:

@@ -28,12 +28,14 @@ from numpy.typing import NDArray
 
 from formats.base.arrow import import_pyarrow
 from formats.base.errors import DamagedError, UnprovenError
-from formats.base.files import check_unpacked
 from formats.base.limits import (
+    FEW_UNPACKED_BYTES,
     MOST_COLUMNS,
     MOST_CONTROLS_BYTES,
     MOST_GROUP_ROWS,
     MOST_HEADER_BYTES,
+    MOST_UNPACKED_BYTES,
+    MOST_UNPACKED_TIMES,
 )
 
 CAPTURE, HEADER, CONTROL = b"tcpkmon.capture", b"tcpkmon.header", b"tcpkmon.control"
@@ -41,6 +43,7 @@ TIME, NUMBER, TEXT, ADDRESS, BYTES = "time", "number", "text", "address", "hex"
 _ROWS = 1 << 16
 _WIDTHS = {TIME: (8, 16), NUMBER: (1, 2, 4, 8), ADDRESS: (16,)}
 _MOST_ENTRY_BYTES = 1 << 16
+_METADATA = "the metadata of an archive are damaged"
 _WORDS = ("sha256", "order", "name", "form")
 
 
@@ -84,6 +87,13 @@ def pack(data: bytes) -> bytes:
     return base64.b64encode(zlib.compress(data, 9))
 
 
+def check_unpacked(size: int, packed: int, path: object) -> None:
+    """DamagedError if an archive of `packed` bytes holds `size` bytes, more than it may."""
+    most = min(MOST_UNPACKED_BYTES, max(FEW_UNPACKED_BYTES, packed * MOST_UNPACKED_TIMES))
+    if size > most:
+        raise DamagedError(f"{path} has {packed} bytes, but holds more than {most}")
+
+
 def header_of(file: FileIO, path: Any) -> bytes:
     """The header of the file that was archived. UnprovenError, DamagedError, OSError."""
     return _Parquet(file, path).header
@@ -98,14 +108,17 @@ def restore(file: FileIO, path: Any, out: FileIO) -> None:
     parquet = _Parquet(file, path)
     try:
         parquet.write(out)
-    except (*_ERRORS, OSError) as error:
+    except _errors() as error:
         if isinstance(error, OSError) and error.errno:
             raise
         raise DamagedError(f"{path}: the Parquet file is damaged: {error}") from error
 
 
-_ERRORS = (ValueError, TypeError, KeyError, IndexError, OverflowError, NotImplementedError)
-"""What pyarrow raises for a file that it cannot read; its own are among these, or an OSError."""
+def _errors() -> tuple[type[Exception], ...]:
+    """What comes of a file that pyarrow cannot read, or that has other columns than it tells."""
+    own: type[Exception] = import_pyarrow().ArrowException
+    return (own, OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError,
+            NotImplementedError, MemoryError)  # fmt: skip
 
 
 class _Parquet:
@@ -120,7 +133,7 @@ class _Parquet:
             size = os.fstat(file.fileno()).st_size
             self._file = parquet.ParquetFile(pyarrow.PythonFile(file, "r"))
             found = self._file.schema_arrow.metadata or {}
-        except (*_ERRORS, OSError) as error:
+        except _errors() as error:
             if isinstance(error, OSError) and error.errno:
                 raise
             raise DamagedError(f"{path}: not a whole Parquet file: {error}") from error
@@ -130,34 +143,53 @@ class _Parquet:
                 "in it",
                 "archives of earlier versions and exports are so",
             )
-        try:
-            self.original = _read(json.loads(found[CAPTURE]))
-            self.header = _unpack(found[HEADER], MOST_HEADER_BYTES)
-            self._control = _unpack(found[CONTROL], MOST_CONTROLS_BYTES)
-        except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
-            raise DamagedError(f"{path}: the metadata of an archive are damaged") from error
-        self._check(size)
+        self._size, self._packed = size, found
+        self.header = self._unpack(HEADER, MOST_HEADER_BYTES)
 
-    def _check(self, size: int) -> None:
-        one, told = self.original, self._file.metadata
-        controls, rest = divmod(len(self._control), one.entry_size)
+    def _unpack(self, name: bytes, most: int) -> bytes:
+        """One of the metadata, of at most so many bytes."""
+        unpacking = zlib.decompressobj()
+        try:
+            packed = base64.b64decode(self._packed[name], validate=True)
+            data = unpacking.decompress(packed, most)
+            if unpacking.eof:
+                return data
+        except (ValueError, KeyError, zlib.error) as error:
+            raise DamagedError(f"{self._path}: {_METADATA}") from error
+        raise DamagedError(f"{self._path}: {_METADATA}")
+
+    def _read(self) -> Original:
+        try:
+            text = self._packed[CAPTURE]
+            if len(text) <= MOST_HEADER_BYTES:
+                return _read(json.loads(text))
+        except (ValueError, TypeError, LookupError, RecursionError, AttributeError) as error:
+            raise DamagedError(f"{self._path}: {_METADATA}") from error
+        raise DamagedError(f"{self._path}: {_METADATA}")
+
+    def _check(self, one: Original, control: bytes) -> None:
+        told = self._file.metadata
+        controls, rest = divmod(len(control), one.entry_size)
         entries = told.num_rows + controls
         if rest or one.entries != entries:
             what = f"{told.num_rows} rows and {controls} entries, not {one.entries}"
             raise DamagedError(f"{self._path}: the archive has {what}")
         if one.bytes != len(self.header) + one.entries * one.entry_size:
             raise DamagedError(f"{self._path}: {one.entries} entries do not take {one.bytes} bytes")
-        check_unpacked(one.bytes, size, self._path)
+        check_unpacked(one.bytes, self._size, self._path)
         groups = [told.row_group(at).num_rows for at in range(told.num_row_groups)]
         if max(groups, default=0) > MOST_GROUP_ROWS:
             raise DamagedError(f"{self._path}: a row group has more than {MOST_GROUP_ROWS} rows")
 
     def write(self, out: FileIO) -> None:
         """See restore()."""
-        one, size = self.original, self.original.entry_size
-        os.ftruncate(out.fileno(), one.bytes)
+        one, found = self._read(), self._unpack(CONTROL, MOST_CONTROLS_BYTES)
+        self._check(one, found)
+        self.original, size = one, one.entry_size
+        # With all its room: a memory map of a file without it ends the process on a full disk.
+        os.posix_fallocate(out.fileno(), 0, max(one.bytes, 1))
         os.pwrite(out.fileno(), self.header, 0)
-        control = np.frombuffer(self._control, np.uint8).reshape(-1, size)
+        control = np.frombuffer(found, np.uint8).reshape(-1, size)
         name, offset, length = one.number
         mine = np.ascontiguousarray(control[:, offset : offset + length])
         numbers = [self._places(mine.view(f"{one.order}u{length}")[:, 0])]
@@ -220,7 +252,7 @@ def _from_text(column: Packed, text: str) -> bytes:
     if isinstance(value, int):
         return value.to_bytes(column.length, "little" if column.order == "<" else "big")
     data = guess(column.form, text, column.length) if value is None else bytes.fromhex(value)
-    if len(data) != column.length:
+    if type(value) not in (int, str, type(None)) or len(data) != column.length:
         raise ValueError(f"{column.name} {text!r:.40} has not {column.length} bytes")
     return data
 
@@ -232,14 +264,6 @@ def guess(form: str, text: str, length: int) -> bytes:
         is_v4 = isinstance(address, ipaddress.IPv4Address)
         return bytes(10) + b"\xff\xff" + address.packed if is_v4 else address.packed
     return bytes.fromhex(text) if form == BYTES else text.encode().ljust(length, b"\0")
-
-
-def _unpack(text: bytes, most: int) -> bytes:
-    unpacking = zlib.decompressobj()
-    data = unpacking.decompress(base64.b64decode(text, validate=True), most)
-    if not unpacking.eof:
-        raise ValueError
-    return data
 
 
 def _read(found: Any) -> Original:

@@ -17,9 +17,10 @@ import pytest
 
 import formats
 from formats.analysis import disk, open_log, queues
-from formats.base import cli, files, limits, restore, segments
+from formats.base import cli, limits, restore, segments
 from formats.base.errors import DamagedError, FileError, SchemaError, UsageError
-from formats.base.files import check_unpacked, open_plain, read_head
+from formats.base.files import open_plain, read_head
+from formats.base.restore import check_unpacked
 from formats.base.segments import parse_name
 from formats.commands import pmgraph as pmgraph_command
 from formats.export.table_file import write_parquet
@@ -314,8 +315,8 @@ def test_zstd_stops_at_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    monkeypatch.setattr(files, "FEW_UNPACKED_BYTES", 1 << 22)
-    monkeypatch.setattr(files, "MOST_UNPACKED_TIMES", 1)
+    monkeypatch.setattr(restore, "FEW_UNPACKED_BYTES", 1 << 22)
+    monkeypatch.setattr(restore, "MOST_UNPACKED_TIMES", 1)
     path = tmp_path / "x.pm.zst"
     with pyarrow.CompressedOutputStream(str(path), "zstd") as out:
         out.write(bytes((1 << 22) + more))

@@ -292,12 +292,8 @@ class _Run:
         report.notes += find_unseen(settings)
         mono_ns, realtime_ns, _ = self._reader.format.clock or (0, 0, 0)
         real_ns = realtime_ns - mono_ns
-        self._changes.conclude(
-            report,
-            self._events.text,
-            lambda ns: ns + real_ns,
-            steps_of(settings),
-        )
+        steps = steps_of(settings)
+        self._changes.conclude(report, self._events.text, lambda ns: ns + real_ns, steps)
         report.notes += self._pauses.notes()
         cpu = self._reader.cpu
         self._window.conclude(report, segment, cpu, lambda ns: ns + real_ns)
