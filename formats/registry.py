@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from formats.base.errors import TcpkmonError, UsageError
-from formats.base.files import ZSTD, open_plain
+from formats.base.files import read_head
 
 if TYPE_CHECKING:
     from formats.base.reader import Reader
@@ -66,11 +66,7 @@ def format_of(path: FilePath) -> FileFormat:
     head = b""
     try:
         if os.path.isfile(path):
-            with open(path, "rb") as file:
-                head = file.read(_HEAD_BYTES)
-            if head.startswith(ZSTD):
-                with open_plain(path) as file:
-                    head = file.read(_HEAD_BYTES)
+            head = read_head(path, _HEAD_BYTES)
     except (OSError, ValueError, TcpkmonError):
         pass
     *others, last = FILE_FORMATS.values()

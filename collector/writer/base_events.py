@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -125,15 +125,17 @@ def _address(packed: bytes, family: int) -> str:
     return address_of(packed) if family == 2 else str(ipaddress.IPv6Address(packed))
 
 
-def ledger_notes(books: Books, written: Written, final: bool) -> list[Note]:
-    """The ledger at this moment, for the file of each CPU."""
+def ledger_notes(
+    books: Books, written: Written, final: bool, cpus: Container[int] = ()
+) -> list[Note]:
+    """The ledger at this moment, for the file of each CPU. cpus: those that have a file."""
     notes = []
     for cpu, point in books.places(written):
         values: dict[str, Any] = {"number": point, "final": int(final), "shed": 0}
         values.update(books.kernel(cpu, point))
         values.update(books.collector(cpu, point, written))
         notes.append(Note("LEDGER", values, cpu))
-    for entry in books.cpus():
+    for entry in books.cpus(cpus):
         values = {**asdict(entry), "final": int(final)}
         del values["cpu"]
         notes.append(Note("CPU_LEDGER", values, entry.cpu))

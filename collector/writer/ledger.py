@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Container, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -160,8 +160,8 @@ class Books:
         dropped = {name: counts[place] for name, counts in written.drops.items()}
         return {"late": self.late.get(place, 0), **dropped, "in_file": written.in_file[place]}
 
-    def cpus(self) -> list[Cpu]:
-        """An entry for each CPU with a ring or any count."""
+    def cpus(self, files: Container[int] = ()) -> list[Cpu]:
+        """An entry for each CPU with a ring or any count, or with a file of its own."""
         late: dict[int, int] = {}
         for (cpu, _), count in self.late.items():
             late[cpu] = late.get(cpu, 0) + count
@@ -177,7 +177,7 @@ class Books:
                 ring_lost=min(self.ring_lost.get(cpu, 0), 0xFFFFFFFF),
             )
             for cpu, serials in enumerate(self.serials)
-            if serials or cpu in self.online or self.read.get(cpu)
+            if serials or cpu in self.online or self.read.get(cpu) or cpu in files
         ]
 
 

@@ -128,6 +128,8 @@ class LogDump(Dump):
     """The dump that is written now, with base events in place of control entries."""
 
     written: Written
+    cpus: Sequence[int] = ()
+    """Those that have a file from its beginning on."""
 
     def put_trigger(self, trigger: Trigger) -> None:
         if self._count(trigger):
@@ -135,7 +137,7 @@ class LogDump(Dump):
             self._spool.put_control(lambda _: [note], trigger.told_ns, always=True)
 
     def put_books(self, books: Books, mono_ns: int) -> None:
-        self._spool.put_control(lambda w: ledger_notes(books, w, final=False), mono_ns)
+        self._spool.put_control(lambda w: ledger_notes(books, w, False, self.cpus), mono_ns)
 
     def put_noted(self, noted: Noted) -> None:
         notes = [self._note(entry) for entry in noted.entries]
@@ -153,7 +155,7 @@ class LogDump(Dump):
         pair = clock_note(self._follow(clock))
 
         def notes(written: Written) -> list[Note]:
-            ledger = ledger_notes(books, written, final=final) if books is not None else ()
+            ledger = ledger_notes(books, written, final, self.cpus) if books is not None else ()
             return [*untold, *ledger, pair, finish_note(reason)]
 
         self._spool.put_control(notes, mono_ns, reserved=True)
@@ -244,12 +246,12 @@ class LogRecorderStream(Recorder, LogStream):
             "at_ns": dump.at_ns,
             "from_ns": block.from_ns,
         }
-        cpus = sorted({*online_cpus(), *block.released})
+        dump.cpus = cpus = sorted({*online_cpus(), *block.released})
         settings = {**self._settings(dump.number, cpus, previous_of(block)), "recorder": told}
         pair = Clock(block.mono_ns, block.realtime_ns, self._clocks.latest.uncertainty_ns, 0)
         begin, paused = block.logging
         off = [change_note(change) for change in block.off]
-        notes = [*begin, *ledger_notes(block.books, written, final=False), *off, *paused]
+        notes = [*begin, *ledger_notes(block.books, written, False, cpus), *off, *paused]
         beginning = Beginning(pair, settings, serials, notes)
         return First(beginning, written, block.realtime_ns, cpus)
 

@@ -238,13 +238,13 @@ class LogStream(Stream[LogBatch]):
             off.append(finish_note(DISABLED))
 
         def last(w: Written) -> list[Note]:
-            ledger = ledger_notes(books, w, final=False)
+            ledger = ledger_notes(books, w, False, self._writer.cpus)
             return [*ledger, clock_note(clock), finish_note(EndReason.ROTATED)]
 
         def first(w: Written) -> Callable[[int, FileSink], LogFile]:
             previous = segments.previous(w, released)
             settings = self._settings(w.segment + 1, self._writer.cpus, previous)
-            ledger = ledger_notes(books, w, final=False)
+            ledger = ledger_notes(books, w, False, self._writer.cpus)
             before = {cpu: serial for cpu, (serial, _) in released.items()}
             self._beginning = Beginning(clock, settings, before, [*notes, *ledger, *off])
             return self._next_file
@@ -261,7 +261,8 @@ class LogStream(Stream[LogBatch]):
 
     def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
         def notes(written: Written) -> list[Note]:
-            ledger = ledger_notes(books, written, final=True) if books is not None else ()
+            cpus = self._writer.cpus
+            ledger = ledger_notes(books, written, True, cpus) if books is not None else ()
             return [*ledger, clock_note(clock), finish_note(reason)]
 
         self._spool.put_control(notes, mono_ns, reserved=True)
@@ -273,7 +274,7 @@ class LogStream(Stream[LogBatch]):
         return [mark_note(mark.number, pid) for mark in marks]
 
     def _book_entries(self, books: Books, written: Written) -> Sequence[Note]:
-        return ledger_notes(books, written, final=False)
+        return ledger_notes(books, written, False, self._writer.cpus)
 
     def _note(self, notes: Sequence[Note]) -> None:
         # A full queue must not drop an event that says when logging was on.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -195,7 +195,7 @@ class LogWriter:
         return sinks, None
 
     @property
-    def cpus(self) -> Iterable[int]:
+    def cpus(self) -> Collection[int]:
         """Those that have a file."""
         return self._files.keys()
 

@@ -18,6 +18,7 @@ __all__ = [
     "limits",
     "reader",
     "reconciled",
+    "restore",
     "segments",
     "shedding",
     "tcp_info",

@@ -12,14 +12,15 @@ import weakref
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from formats.base.closing import Closing
 from formats.base.errors import DamagedError, FileError
-from formats.base.limits import MOST_UNPACKED_BYTES
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 """With it begins what zstd compressed."""
+PARQUET = b"PAR1"
+"""With it begins a Parquet file."""
 _BLOCK_BYTES = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -42,28 +43,24 @@ class InputFile(Closing):
 
 
 def open_plain(path: str | os.PathLike[str]) -> FileIO:
-    """A file, open for reading; one that zstd compressed as a file that has what is in it.
+    """A file, open for reading; one that was archived as a file that has what is in it.
 
-    That one is in the folder for temporary files, and has no name. OSError, FileError for what is
-    no regular file (a pipe is not waited for), DamagedError.
+    That one is in the folder for temporary files, and has no name but a number. OSError, FileError
+    for what is no regular file (a pipe is not waited for) or no archive, DamagedError.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise FileError(f"cannot read {os.fspath(path)}: not a regular file")
-    file = FileIO(path, "rb")
+    file = _open_regular(path)
     try:
-        if os.pread(file.fileno(), 4, 0) != ZSTD:
+        begin = os.pread(file.fileno(), 4, 0)
+        if begin not in (ZSTD, PARQUET):
             return file
-        from formats.base.arrow import import_pyarrow
-
-        pyarrow = import_pyarrow()
         plain = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - the caller closes it
         try:
-            size = 0
-            with pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd") as packed:
-                while block := _unpack(packed, path):
-                    size += len(block)
-                    if size > MOST_UNPACKED_BYTES:
-                        raise DamagedError(f"{path} has more than {MOST_UNPACKED_BYTES} bytes")
+            if begin == PARQUET:
+                from formats.base.restore import restore
+
+                restore(file, path, plain)
+            else:
+                for block in _unpack(file, path):
                     view = memoryview(block)
                     while view:
                         view = view[plain.write(view) or 0 :]
@@ -78,9 +75,51 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
         raise
 
 
-def _unpack(packed: Any, path: str | os.PathLike[str]) -> bytes:
+def is_unpacked(file: FileIO) -> bool:
+    """Whether open_plain() made this file: its name is not that of the archive."""
+    return isinstance(file.name, int)
+
+
+def read_head(path: str | os.PathLike[str], size: int) -> bytes:
+    """At most so many bytes from the beginning of what open_plain() opens; no more is unpacked.
+
+    Of a capture that is Parquet: of its header alone. OSError, FileError, DamagedError.
+    """
+    with _open_regular(path) as file:
+        begin = os.pread(file.fileno(), size, 0)
+        if begin[:4] == PARQUET:
+            from formats.base.restore import header_of
+
+            return header_of(file, path)[:size]
+        if begin[:4] != ZSTD:
+            return begin
+        data = b""
+        for block in _unpack(file, path):
+            data += block
+            if len(data) >= size:
+                break
+        return data[:size]
+
+
+def _open_regular(path: str | os.PathLike[str]) -> FileIO:
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise FileError(f"cannot read {os.fspath(path)}: not a regular file")
+    return FileIO(path, "rb")
+
+
+def _unpack(file: FileIO, path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """What zstd compressed in a file, a block after the other."""
+    from formats.base.arrow import import_pyarrow
+    from formats.base.restore import check_unpacked
+
+    pyarrow = import_pyarrow()
+    size, packed_bytes = 0, os.fstat(file.fileno()).st_size
     try:
-        return bytes(packed.read(_BLOCK_BYTES))
+        with pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd") as packed:
+            while block := packed.read(_BLOCK_BYTES):
+                size += len(block)
+                check_unpacked(size, packed_bytes, path)
+                yield bytes(block)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno:
             raise

@@ -21,8 +21,19 @@ MOST_CANDIDATES = 500
 MOST_SIMILAR_CHARACTERS = 40
 """Longer names are not suggested: comparing two names takes the product of their lengths."""
 
+# Files that were archived.
 MOST_UNPACKED_BYTES = 1 << 36
-"""Of a file that zstd compressed."""
+"""Of what is in one."""
+FEW_UNPACKED_BYTES = 1 << 26
+"""What one may hold whatever it takes itself; more is at most MOST_UNPACKED_TIMES of that."""
+MOST_UNPACKED_TIMES = 1000
+"""Bytes for each byte of the archive."""
+MOST_CONTROLS_BYTES = 1 << 28
+"""Control entries of a capture that is Parquet."""
+MOST_GROUP_ROWS = 1 << 20
+"""Of a row group of such a file."""
+MOST_STRANGE = 1 << 16
+"""Values of a column of such a file that its text does not tell."""
 
 # Headers of files.
 MOST_HEADER_BYTES = 16 << 20
@@ -42,6 +53,10 @@ MOST_NAME_CHARACTERS = 256
 
 MOST_INDEX_BYTES = 64 << 20
 """Of the index of a folder of segments."""
+MOST_INDEX_LINE = 1 << 16
+"""Bytes of a line of it."""
+MOST_INDEX_CAPTURES = 1 << 14
+"""Captures that it tells of."""
 
 # Records.
 MOST_PAYLOAD_BYTES = 1 << 16

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from formats.base.errors import DamagedError, LossError
+
 
 class Records(Protocol):
     """Some or all records of one or more files, read in bounded memory."""
@@ -25,6 +27,26 @@ class Records(Protocol):
 
     def write_text(self, form: str, out: BinaryIO) -> None:
         """Write the records as "csv", "json" or another form; UsageError if it lacks the form."""
+
+
+class Told(Protocol):
+    """What decides the exit code of who read it; see Reader."""
+
+    @property
+    def damaged(self) -> bool: ...
+
+    @property
+    def lost(self) -> int: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+
+def exit_code_of(read: Told) -> int:
+    """That of a command that read a file or folder to its end: 5, 3 or 0."""
+    if read.damaged:
+        return DamagedError.exit_code
+    return LossError.exit_code if read.lost or not read.complete else 0
 
 
 class Reader(Records, AbstractContextManager["Reader"], Protocol):

@@ -14,12 +14,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 from formats.base.errors import FileError, UsageError
-from formats.base.limits import MOST_INDEX_BYTES
+from formats.base.limits import MOST_INDEX_BYTES, MOST_INDEX_LINE
 
 INDEX = "index.jsonl"
 _NAME = re.compile(
@@ -113,18 +114,16 @@ def find_capture(
 ) -> list[Path]:
     """The segments of a folder from the first of its newest capture on; FileError without any.
 
-    Segments that are Parquet are left out; those that cannot be read are not. place_at: capture
-    and number of a segment, by its path; ("", 0) of one that cannot be read.
+    place_at: capture and number of a segment, by its path; ("", 0) of one that cannot be read.
     """
     try:
         found = [one for one in find_segments(folder) if one.suffix == suffix]
     except OSError as error:
         raise FileError(f"cannot read {folder}: {error.strerror}") from error
-    read = [one for one in found if one.archived != ".parquet"]
-    if not read:
-        why = "its segments are Parquet" if found else f"no segment in it ends in {suffix}"
+    if not found:
+        why = f"no segment in it ends in {suffix}"
         raise FileError(f"{folder} cannot be read as one capture: {why}", "name a file")
-    paths = [one.path(folder) for one in sorted(read, key=lambda one: (one.utc, one.number))]
+    paths = [one.path(folder) for one in sorted(found, key=lambda one: (one.utc, one.number))]
     newest = next(filter(None, (place_at(path)[0] for path in reversed(paths))), "")
     captures = [*takewhile(lambda each: each != newest, (place_at(path)[0] for path in paths))]
     before = max((at for at, each in enumerate(captures, 1) if each), default=0)
@@ -221,7 +220,9 @@ def _read_from(path: Path, at: int) -> tuple[bytes, int]:
 
 
 def _lines(data: bytes) -> Iterator[dict[str, Any]]:
-    for line in data.splitlines():
+    for line in BytesIO(data):  # no list of all: they take twice their bytes
+        if len(line) > MOST_INDEX_LINE:
+            continue
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ from formats.base.errors import DamagedError, FileError, UsageError
 from formats.base.escape import for_terminal
 
 FAILED = 6
-_ENDINGS = (".pm", ".pm.zst", ".klog")
+_ENDINGS = (".pm", ".pm.zst", ".pm.parquet", ".klog")
 """No assertion ends so."""
 
 

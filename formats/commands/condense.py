@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from formats.base.cli import say
-from formats.base.errors import DamagedError, LossError, UsageError
+from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
 from formats.base.files import create_file
+from formats.base.reader import exit_code_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +67,7 @@ def command(
     with open_log(*files) as log:
         report = condense(log, limits, slices, discard_lossy)
         problems = log.problems
-        lossy, damaged = log.lost > 0 or not log.complete, log.damaged
+        code = exit_code_of(log)
     if output is not None:
         from formats.analysis import draw_condensed
 
@@ -82,9 +83,7 @@ def command(
             out.write(page.export_html().encode())
     for text in problems:
         say(f"tcpkmon condense: {text}")
-    if damaged:
-        return DamagedError.exit_code
-    return LossError.exit_code if lossy else 0
+    return code
 
 
 def _parse_limits(text: str) -> tuple[float, float]:

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from formats.base.cli import say
-from formats.base.errors import DamagedError, LossError
 from formats.base.escape import for_terminal
+from formats.base.reader import exit_code_of
 
 _SHOWN = ("laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us", "bytes_sent",
           "bytes_received", "goodput_mean", "retransmissions", "srtt_p50_us", "main_limit",
@@ -85,9 +85,7 @@ def report(source: Any, name: str) -> int:
     reader = source.reader
     for text in reader.warnings:
         say(f"tcpkmon {name}: {reader.path}: {for_terminal(text)}")
-    if reader.damaged:
-        return DamagedError.exit_code
-    return LossError.exit_code if reader.lost or not reader.complete else 0
+    return exit_code_of(reader)
 
 
 def _list_columns() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from formats.base.cli import say
-from formats.base.errors import DamagedError, LossError, UsageError
+from formats.base.errors import UsageError
+from formats.base.reader import exit_code_of
 from formats.export.forms import ENDINGS, FORMS, TABLES
 
 
@@ -68,6 +69,4 @@ def command(
             say(f"tcpkmon export: {file}: {reader.lost:,} records were lost")
         if not reader.complete:
             say(f"tcpkmon export: {file}: the end is missing; what was lost there is unknown")
-        if reader.damaged:
-            return DamagedError.exit_code
-        return LossError.exit_code if reader.lost or not reader.complete else 0
+        return exit_code_of(reader)

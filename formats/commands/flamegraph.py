@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from formats.base.cli import say
-from formats.base.errors import DamagedError, LossError
+from formats.base.reader import exit_code_of
 
 
 @click.command("flamegraph")
@@ -38,8 +38,6 @@ def command(logs: tuple[Path, ...], idle: bool, shares: bool) -> int:  # fmt: sk
                 sys.stdout.write(f"{line} {count}\n")
         for text in log.problems:
             say(f"tcpkmon flamegraph: {text}")
-        if log.damaged:
-            return DamagedError.exit_code
-        if log.lost:
+        if log.lost and not log.damaged:
             say(f"tcpkmon flamegraph: {log.lost} events were lost")
-        return LossError.exit_code if log.lost or not log.complete else 0
+        return exit_code_of(log)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from formats.base.cli import say, use_colours
-from formats.base.errors import DamagedError, LossError, UsageError
+from formats.base.errors import UsageError
 from formats.base.files import already_there
+from formats.base.reader import exit_code_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,8 +96,7 @@ def command(
         summary = Summary(wanted, survey.begin_ns, slowest)
         _measure(latency, summary, table, force)
         report = make_report(latency, summary)
-        problems, damaged = log.problems, log.damaged
-        lossy = log.lost > 0 or not log.complete
+        problems, code = log.problems, exit_code_of(log)
     for path in outputs:
         if path != table:
             from formats.analysis.latency import draw_latency
@@ -110,9 +110,7 @@ def command(
         print_latency(report, _console(), most)
     for text in problems:
         say(f"tcpkmon latency: {text}")
-    if damaged:
-        return DamagedError.exit_code
-    return LossError.exit_code if lossy else 0
+    return code
 
 
 def _parse_ports(text: str) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from formats.base.control import Start
 from formats.base.errors import DamagedError, FileError, UsageError
 from formats.base.escape import for_terminal
 from formats.base.limits import MOST_LISTED
+from formats.base.reader import exit_code_of
 from formats.pmgraph import options
 from formats.pmgraph.options import PARAMETERS, Selection, parse_names, select
 
@@ -47,8 +48,8 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(
     "pmgraph",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-    epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 5 the file is damaged (what could be "
-    "read was shown).",
+    epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 3 of a capture in many files: records "
+    "are missing, or its end; 5 the file is damaged (what could be read was shown).",
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
                 type=click.Path(readable=False, path_type=Path))
@@ -99,9 +100,9 @@ def command(context: click.Context, /, files: tuple[Path, ...], **asked: Any) ->
             _describe(capture)
         _warn(capture)
         _show(capture, selection, asked)
-        if capture.damaged:
-            return DamagedError.exit_code
-    return 0
+        if len(files) > 1 or files[0].is_dir():
+            return exit_code_of(capture)
+        return DamagedError.exit_code if capture.damaged else 0
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from formats.base.cli import say
-from formats.base.errors import DamagedError, LossError
 from formats.base.escape import for_terminal
 from formats.base.files import create_file
+from formats.base.reader import exit_code_of
 
 if TYPE_CHECKING:
     from formats.analysis import Log
@@ -62,8 +62,6 @@ def command(
 def _report(log: Log) -> int:
     for text in log.problems:
         say(f"tcpkmon translate: {text}")
-    if log.damaged:
-        return DamagedError.exit_code
-    if log.lost:
+    if log.lost and not log.damaged:
         say(f"tcpkmon translate: {log.lost} events were lost; tcpkmon verify lists the causes")
-    return LossError.exit_code if log.lost or not log.complete else 0
+    return exit_code_of(log)

@@ -6,7 +6,7 @@ One thread makes the next table while another writes the table before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
@@ -20,13 +20,15 @@ _FEW = 128
 _SAMPLE_ROWS = 1024
 
 
-def write_parquet(records: Records, out: BinaryIO) -> None:
-    """Write the records as Parquet, one row group for each table."""
+def write_parquet(
+    records: Records, out: BinaryIO, metadata: Mapping[bytes, bytes] | None = None
+) -> None:
+    """Write the records as Parquet, one row group for each table, with these metadata."""
     from pyarrow import parquet
 
     def new_writer(sink: Any, table: Any) -> Any:
         options = encodings(table) | {"write_batch_size": BATCH_ROWS}
-        return parquet.ParquetWriter(sink, table.schema, **options)
+        return parquet.ParquetWriter(sink, table.schema.with_metadata(metadata), **options)
 
     _write(_ahead(records), new_writer, out)
 

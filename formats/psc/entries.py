@@ -100,6 +100,18 @@ class Entries(InputFile, Description):
     def __len__(self) -> int:
         return self._rows
 
+    @property
+    def data_offset(self) -> int:
+        """Where the entries of the (first) file begin."""
+        return self._data_offset
+
+    def raw(self, offset: int, size: int) -> bytes:
+        """Bytes of the (first) file; fewer at its end."""
+        try:
+            return os.pread(self._file.fileno(), size, offset)
+        except OSError as error:
+            raise FileError(f"cannot read {self.path}: {error.strerror}") from error
+
     @functools.cached_property
     def array(self) -> npt.NDArray[Any]:
         """The raw entries: a read-only memory map of entry_dtype(); a copy of several files'."""

@@ -13,13 +13,14 @@ from itertools import takewhile
 from pathlib import Path
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
-from formats.base.files import open_plain
+from formats.base.files import is_unpacked, open_plain, read_head
 from formats.base.limits import MOST_HEADER_BYTES
 from formats.base.segments import check_order, find_capture, place_of
 from formats.psc.header import KIND_SETTINGS, Header, decode_header
 
 SUFFIX = ".pm"
 _FIRST_BYTES = 1 << 18
+_ANY_BYTES = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def look(path: Path) -> Piece:
     """The header of a PSC file, and how many entries follow it. FileError, DamagedError."""
     try:
         file = open_plain(path)
-        with file if path.suffix != ".zst" else nullcontext():
+        with file if not is_unpacked(file) else nullcontext():
             size = os.fstat(file.fileno()).st_size
             try:
                 header, offset = decode_header(file.read(min(size, _FIRST_BYTES)), size)
@@ -90,8 +91,11 @@ def find_files(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> l
 def place_at(path: Path) -> tuple[str, int]:
     """Capture and number of a segment; ("", 0) for a file that is none."""
     try:
-        return capture_of(look(path).header)
-    except TcpkmonError:
+        try:
+            return capture_of(decode_header(read_head(path, _FIRST_BYTES), _ANY_BYTES)[0])
+        except DamagedError:
+            return capture_of(decode_header(read_head(path, MOST_HEADER_BYTES), _ANY_BYTES)[0])
+    except (TcpkmonError, OSError):
         return "", 0
 
 

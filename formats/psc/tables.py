@@ -104,14 +104,14 @@ class Snapshots:
         ]
         self._reader = capture.column_reader(dict.fromkeys([*self.names, *self._keys]))
         enums = self._find_enums()
-        self._texts = {name: self._text(name, enums.get(name)) for name in self.names}
-        texts = {name: text for name, text in self._texts.items() if text is not None}
+        self.texts = {name: self._text(name, enums.get(name)) for name in self.names}
+        texts = {name: text for name, text in self.texts.items() if text is not None}
         self._writers = {name: StringWriter(text) for name, text in texts.items()}
         self._plain_text = plain_text
 
     def write_text(self, form: str, out: BinaryIO) -> None:
         """Write "csv", "spreadsheet" or "json", in the order of the file; else UsageError."""
-        write_lines(self.capture, self._texts, form, out)
+        write_lines(self.capture, self.texts, form, out)
 
     def tables(self, reuse: bool = False, rows: int | None = None) -> Iterator[dict[str, Any]]:
         """Tables of at most `rows` snapshots, named SNAPSHOT.
@@ -129,7 +129,7 @@ class Snapshots:
                 if self.capture.columns_by_name[name].is_time:
                     found[name] //= 1000
             writers = self._writers if self._plain_text else None
-            yield {SNAPSHOT: _make_table(self.capture, found, self._texts, "us", writers)}
+            yield {SNAPSHOT: _make_table(self.capture, found, self.texts, "us", writers)}
 
     def _columns(
         self, piece: slice, buffer: _Buffer, losses: Losses | None

@@ -10,6 +10,8 @@
                    late       : the same by CPU and by point
     check_counts   in file    = the records that the file holds before the ledger
     check_rise     no counter is smaller than in the ledger before
+    check_before   serials before a segment = records in earlier files + losses, as its header and
+                   its first ledger tell them
     compare_rings  ring full  = what a CPU's ring itself counted; where not, a note and no problem
 
 Exactly so in the final ledger. Of an earlier one Ledger.slack says how far off each may be.
@@ -17,7 +19,7 @@ Exactly so in the final ledger. Of an earlier one Ledger.slack says how far off 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 import numpy as np
@@ -27,6 +29,7 @@ from formats.verify.ledger import (
     COLLECTED,
     CPU_COUNTERS,
     KERNEL,
+    LATE_STAGE,
     NUMBERED,
     Ledger,
     Table,
@@ -172,6 +175,24 @@ def _fallen(part: str, before: Ledger, after: Ledger) -> Iterator[tuple[int, str
         if found != last:
             yield found
         last = found
+
+
+def check_before(
+    problems: Problems, base: Ledger, serials: Mapping[int, int], lost: Mapping[int, int]
+) -> None:
+    """What the header says of earlier files is what the first ledger says.
+
+    serials: by CPU, the last one before the file; lost: how many of them were lost before the
+    writer had them.
+    """
+    points = base.points
+    cpus, held = by_cpu(points.keys, points.sum("in_file", *LATE_STAGE))
+    records = dict(zip(cpus.tolist(), held.tolist(), strict=True))
+    for cpu in sorted(records.keys() | serials.keys()):
+        found = serials.get(cpu, 0), records.get(cpu, 0), lost.get(cpu, 0)
+        if found[0] != found[1] + found[2]:
+            what = "{} serials before this file, but {} records of earlier files and {} lost"
+            problems.add(base.cpu_entry(cpu), f"CPU {cpu}: " + what.format(*found))
 
 
 def compare_rings(ledger: Ledger) -> list[str]:

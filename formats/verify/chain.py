@@ -4,37 +4,58 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import chain, islice, pairwise
 from pathlib import Path
+from typing import Any
 
 from formats.base.errors import FileError
-from formats.base.limits import MOST_PROBLEMS
+from formats.base.limits import MOST_INDEX_CAPTURES, MOST_PROBLEMS
 from formats.base.reconciled import WORDS as RECONCILED
-from formats.base.segments import INDEX, Segment, find_segments, read_index
-from formats.verify.report import DOES_NOT_ADD_UP, Problems, Report, Row
+from formats.base.segments import INDEX, Segment, find_segments, parse_name, read_index
+from formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report, Row
 from formats.verify.segment import UNKNOWN, Part
 
 Verify = Callable[[Path], list[Report]]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Capture:
     """One capture's segments that are in the folder, and what the index says of the others."""
 
     parts: dict[int, tuple[Segment, Report, Part]] = field(default_factory=dict)
     twice: list[str] = field(default_factory=list)
     sealed: dict[int, str] = field(default_factory=dict)
-    deleted: dict[int, str] = field(default_factory=dict)
+    deleted: set[int] = field(default_factory=set)
     tables: dict[int, str] = field(default_factory=dict)
-    """Those that are Parquet now."""
+    """Those that are Parquet without a proof."""
+    counts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Records in a segment, and how many were lost, as they were when it was sealed."""
     first_told: int = 0
     """Of an index that is too long: its end tells of the segments from this number on."""
 
+    def told(self, line: Mapping[str, Any], name: str, number: int, is_table: bool) -> None:
+        """A line of the index."""
+        what, original = line.get("what"), parse_name(name)
+        if what == "deleted":
+            self.deleted.add(number)
+        elif what in ("sealed", "repaired", "archived"):
+            self.deleted.discard(number)
+            self.sealed[number] = original.original if original is not None else name
+        if what == "archived" and is_table:
+            self.tables[number] = name
+        elif what == "repaired":
+            self.counts.pop(number, None)
+        elif what == "sealed" and type(records := line.get("records")) is int:
+            lost = line.get("lost")
+            self.counts[number] = records, lost if type(lost) is int else 0
+
     def lost(self, here: Set[str]) -> list[str]:
         """The names that were sealed and not deleted, of which no file is here."""
-        gone = self.sealed.keys() - self.deleted.keys() - self.tables.keys()
+        gone = self.sealed.keys() - self.deleted - self.tables.keys()
         return [self.sealed[number] for number in sorted(gone) if self.sealed[number] not in here]
 
 
@@ -49,17 +70,15 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
         raise FileError(f"cannot read {folder}: {error.strerror}") from error
     reports: list[Report] = []
     captures: defaultdict[str, _Capture] = defaultdict(_Capture)
-    tables = {one.name for one in segments if one.archived == ".parquet"}
+    tables: set[str] = set()
     for segment in segments:
-        if segment.name in tables:
-            continue
         *logs, report = _verify(segment, Path(folder), verify)
         reports += [*(log for log in logs if log.exit_code == DOES_NOT_ADD_UP), report]
         if report.part is not None and report.part.is_dump:
             continue
         report.brief = True
         if report.part is None:
-            others.append(segment.name)
+            (tables.add if report.error_exit == LOSSES else others.append)(segment.name)
             continue
         capture = captures[report.part.capture]
         if report.part.number in capture.parts:
@@ -67,27 +86,45 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
         else:
             capture.parts[report.part.number] = segment, report, report.part
     lines, has_all = read_index(folder)
+    left_out = False
     for line in lines:
-        name, number, what = line.get("name"), line.get("number"), line.get("what")
+        name, number = line.get("name"), line.get("number")
         if not isinstance(name, str) or not isinstance(number, int):
             continue
-        known = captures[str(line.get("capture"))]
+        capture_id = str(line.get("capture"))
+        if capture_id not in captures and len(captures) >= MOST_INDEX_CAPTURES:
+            left_out = True
+            continue
+        known = captures[capture_id]
         if not has_all:
             known.first_told = min(known.first_told or number, number)
-        if what == "archived" and name in tables:
-            known.tables[number] = name
-        if what in ("sealed", "deleted"):
-            (known.sealed if what == "sealed" else known.deleted)[number] = name
+        known.told(line, name, number, name in tables)
     here = {segment.original for segment in segments}
+    gone: list[str] = []
     for capture in captures.values():
-        if capture.parts or capture.tables or capture.lost(here):
-            reports.append(_Chain(str(folder), capture, others).check(here))
+        if capture.parts or capture.tables:
+            reports.append(_Chain(str(folder), capture, others).check())
             others = []
-    told = {name for capture in captures.values() for name in capture.tables.values()}
-    if unknown := sorted(tables - told):
-        what = f"cannot be checked, as Parquet that {INDEX} does not know: {_listed(unknown)}"
-        reports.append(Report(str(folder), error=what, error_exit=FileError.exit_code))
+        else:
+            gone += capture.lost(here)
+    if gone:
+        reports.append(_without_parts(str(folder), gone, others))
+    if left_out:
+        what = f"{INDEX} tells of more than {MOST_INDEX_CAPTURES} captures"
+        reports.append(Report(str(folder), error=what))
     return reports
+
+
+def _without_parts(folder: str, gone: list[str], others: list[str]) -> Report:
+    """Of captures without any segment here."""
+    report, problems = Report(folder, ledger=True, proven_end=True), Problems(0, 0)
+    if others:
+        report.notes.append(f"not of these captures: {_listed(others)}")
+    for name in gone[:MOST_PROBLEMS]:
+        problems.add_header(f"{name} is missing")
+    problems.count(len(gone[MOST_PROBLEMS:]))
+    report.problems, report.problems_total = problems.listed[::-1], problems.total
+    return report
 
 
 def _others(folder: str | os.PathLike[str]) -> list[str]:
@@ -115,17 +152,18 @@ class _Chain:
         if others:
             self._report.notes.append(f"not of this capture: {_listed(others)}")
 
-    def check(self, here: Set[str]) -> Report:
-        """here: the names of all segments in the folder, before they were archived."""
+    def check(self) -> Report:
         report, capture, problems = self._report, self._capture, self._problems
         numbers = sorted(capture.parts)
         if not numbers:
-            return self._without_parts(here)
+            report.error, report.error_exit = f"not proven: {self._about_tables()}", LOSSES
+            return report
         for name in capture.twice:
             problems.add_header(f"{name}: another segment has its number")
         for number in numbers:
             segment, found, part = capture.parts[number]
             self._add(found)
+            self._compare(segment, found, number)
             if segment.number != number:
                 problems.add_header(f"{segment.name}: it is number {number} of its capture")
             if number - 1 in capture.parts:
@@ -149,21 +187,24 @@ class _Chain:
         report.problems, report.problems_total = problems.listed[::-1], problems.total
         return report
 
-    def _without_parts(self, here: Set[str]) -> Report:
-        report, problems = self._report, self._problems
-        if self._capture.tables:
-            report.notes.append(self._about_tables())
-            report.unchecked.append("records (Parquet has no ledger)")
-        report.proven_end = True
-        for name in self._capture.lost(here)[:MOST_PROBLEMS]:
-            problems.add_header(f"{name} is missing")
-        report.problems, report.problems_total = problems.listed[::-1], problems.total
-        return report
+    def _compare(self, segment: Segment, found: Report, number: int) -> None:
+        """The segment has what the index counted when it was sealed."""
+        counts = self._capture.counts.get(number)
+        if counts is None or found.problems_total or not found.proven_end:
+            return
+        records, lost = counts
+        there = found.totals.in_file
+        if records != there:
+            what = f"{INDEX} counts {records} records in it, but {there} are there"
+            self._problems.add_header(f"{segment.name}: {what}")
+        if lost and not found.lost_total:
+            what = f"{INDEX} counts {lost} lost, but it says that none is"
+            self._problems.add_header(f"{segment.name}: {what}")
 
     def _about_tables(self) -> str:
         count, numbers = len(self._capture.tables), sorted(self._capture.tables)
-        what = f"{count} segment(s) are Parquet, verified before: {_ranges(numbers)}"
-        return f"{what}; not checked here"
+        what = f"{count} segment(s) are Parquet without a proof"
+        return f"{what}: {_ranges([(n, n) for n in numbers])}"
 
     def _add(self, found: Report) -> None:
         """Add a segment's numbers to those of the capture."""
@@ -220,28 +261,44 @@ class _Chain:
         highest = max([numbers[-1], *capture.sealed])
         if highest > numbers[-1] + (1 << 20):  # of a forged index
             highest = numbers[-1]
-        absent = [n for n in range(1, highest + 1) if n not in capture.parts]
         if capture.tables:
             self._report.notes.append(self._about_tables())
-            absent = [n for n in absent if n not in capture.tables]
-        taken = [n for n in absent if n in capture.deleted or n < capture.first_told]
+        known = capture.parts.keys() | capture.tables.keys()
+        absent = _gaps(sorted(n for n in known if n <= highest), 1, highest)
+        taken: list[tuple[int, int]] = []
+        gone: list[tuple[int, int]] = []
+        deleted = sorted(capture.deleted)
+        for first, last in absent:
+            begin = max(first, min(last + 1, capture.first_told))
+            taken += [(first, begin - 1)] if begin > first else []
+            inside = deleted[bisect_left(deleted, begin) : bisect_right(deleted, last)]
+            taken += [(n, n) for n in inside]
+            gone += _gaps(inside, begin, last)
         if taken:
-            what = f"{len(taken)} segment(s) were deleted, as {INDEX} says: {_ranges(taken)}"
+            count = sum(last - first + 1 for first, last in taken)
+            what = f"{count} segment(s) were deleted, as {INDEX} says: {_ranges(taken)}"
             self._report.notes.append(what)
-        gone = sorted({*absent} - {*taken})
-        for number in gone[:MOST_PROBLEMS]:
+        every = chain.from_iterable(range(first, last + 1) for first, last in gone)
+        for number in islice(every, MOST_PROBLEMS):
             name = capture.sealed.get(number, f"number {number}")
             self._problems.add_header(f"{name} is missing")
+        self._problems.count(max(0, sum(b - a + 1 for a, b in gone) - MOST_PROBLEMS))
 
 
-def _ranges(numbers: list[int]) -> str:
+def _gaps(numbers: list[int], first: int, last: int) -> list[tuple[int, int]]:
+    """The runs from first to last of what is not in the sorted numbers."""
+    bounds = pairwise([first - 1, *numbers, last + 1])
+    return [(a + 1, b - 1) for a, b in bounds if b > a + 1]
+
+
+def _ranges(found: list[tuple[int, int]]) -> str:
     """1-3, 7."""
     runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+    for first, last in found:
+        if runs and first == runs[-1][1] + 1:
+            runs[-1][1] = last
         else:
-            runs.append([number, number])
+            runs.append([first, last])
     shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:8]]
     return ", ".join(shown) + (" ..." if len(runs) > 8 else "")
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ COLLECTOR_CAUSES = tuple(causes.COLLECTOR_CAUSES.values())
 DAMAGED = "damaged"
 CAUSES = (*KERNEL_CAUSES, *COLLECTOR_CAUSES, causes.KILLED, DAMAGED)
 COUNTS = ("attempts", "filtered", "unchanged", "limited", "shed", "written", "in_file", "pending")
+NOT_CLOSED = "the end does not directly follow a ledger that was made for it"
+"""A note: entries may have been cut out before the end."""
 LISTED_AT_ONCE = 8
 """How many problems of one kind a piece of the file (a segment, a batch, a ledger) may list."""
 
@@ -212,6 +215,14 @@ class Report:
     format: str = "psc"
     words: Mapping[str, str] = field(default_factory=dict)
     """What a person knows as something else in this format: entry, location, checkpoint ..."""
+
+    def settle(self, problems: Problems) -> None:
+        """All problems are known. A window is complete only where nothing is wrong or missing."""
+        self.problems, self.problems_total = problems.listed, problems.total
+        self.suspects = problems.entries
+        if problems.total or self.lost_total or not self.proven_end:
+            self.window = [re.sub("^complete from ", "not complete from ", line)
+                           for line in self.window]  # fmt: skip
 
     @property
     def totals(self) -> Row:

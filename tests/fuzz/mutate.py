@@ -100,7 +100,7 @@ def _change_log_header(data: bytes, chance: random.Random) -> bytes:
         header = json.loads(data[_PREAMBLE:begin])
     except (ValueError, RecursionError):
         return data
-    _change_json(header, chance)
+    change_json(header, chance)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     preamble = MAGIC + struct.pack(order + "IIQ", len(text), zlib.crc32(text), 0)
@@ -121,7 +121,7 @@ def _change_magnet(
     if isinstance(parts[place], bytes):
         parts[place] = change(parts[place], others, chance)
     elif what < 0.7 or not place:
-        _change_json(parts[place], chance)
+        change_json(parts[place], chance)
     else:
         part = parts.pop(place)
         for _ in range(chance.randrange(3)):
@@ -171,7 +171,7 @@ def _parts_of_magnet(data: bytes) -> Iterator[Any]:
     yield data[begin * layout.size :]
 
 
-def _change_json(header: Any, chance: random.Random) -> None:
+def change_json(header: Any, chance: random.Random) -> None:
     """One value changed, copied or taken out."""
     where = chance.choice(_containers(header) or [[]])
     if where:

@@ -16,7 +16,7 @@ from pathlib import Path
 from formats.base.changes import ChangeKind
 from formats.base.control import Change
 from formats.schema import format_schema, load
-from tests.fuzz import segment_folders
+from tests.fuzz import folder_changes, segment_folders
 from tests.unit import psc_samples
 from tests.unit.captures import CaptureBuilder, classic_2000, clean_capture, full_capture
 from tests.unit.klogger_samples import BASE, ROOT, LogMaker, describe_events, write_big_endian
@@ -31,7 +31,7 @@ from tests.unit.why_capture import write_capture
 CORPUS = Path(__file__).parent / "corpus"
 KINDS = (
     "psc", "klogger", "magnet", "schema", "control", "trigger", "assertion", "fail-if", "lines",
-    "segments",
+    "segments", "folders", "archive", "index",
     "config", "daemon", "worker", "answer",
 )  # fmt: skip
 REQUESTS: tuple[object, ...] = (
@@ -100,6 +100,11 @@ def seeds(kind: str) -> dict[str, bytes]:
     made = {"psc": _psc, "klogger": _klogger, "magnet": _magnet}
     if kind == "segments":
         found = dict(segment_folders.seeds())
+    elif kind in ("archive", "index"):
+        archives, indexes = folder_changes.archives, folder_changes.indexes
+        found = dict(archives() if kind == "archive" else indexes())
+    elif kind == "folders":
+        found = {str(number): struct.pack("<Q", number) for number in range(8)}
     else:
         found = dict(_written(made[kind])) if kind in made else dict(_texts(kind))
     folder = CORPUS / kind

@@ -773,6 +773,27 @@ def segments(data: bytes) -> None:
     check(data, _folder(os.getpid()) / "segments")
 
 
+def folders(data: bytes) -> None:
+    """A folder whose segments somebody swapped, removed, cut: see folder_changes.py."""
+    from tests.fuzz.folder_changes import check_folder
+
+    check_folder(data, _folder(os.getpid()) / "folders")
+
+
+def archived(data: bytes) -> None:
+    """What Parquet and zstd hold."""
+    from tests.fuzz.folder_changes import check_archive
+
+    check_archive(data, _folder(os.getpid()) / "archive")
+
+
+def index(data: bytes) -> None:
+    """The index of a folder."""
+    from tests.fuzz.folder_changes import check_index
+
+    check_index(data, _folder(os.getpid()) / "index")
+
+
 TARGETS = {
     "detect-psc": Target("psc", 60, detect),
     "verify-psc": Target("psc", 80, verify),
@@ -829,4 +850,7 @@ TARGETS = {
     "diff-klogger": Target("klogger", 10, compared),
     "lines": Target("lines", 20, lines, in_c=True),
     "segments": Target("segments", 30, segments),
+    "folders": Target("folders", 20, folders),
+    "archive": Target("archive", 20, archived),
+    "index": Target("index", 10, index),
 }

@@ -19,7 +19,8 @@ from formats.base.segments import find_segments
 from formats.psc.reader import open_capture
 from formats.registry import format_of
 from formats.verify import verify_file
-from tests.unit.segment_maker import LOCATION, Maker
+from tests.unit.segment_maker import LOCATION, Maker, make
+from tests.unit.test_archive import archive
 
 PORT, CALLS = 45991, 20_011
 TRAFFIC = f"""
@@ -133,16 +134,36 @@ def test_files_of_the_caller_are_archived(tmp_path: Path, form: str) -> None:
     pytest.importorskip("pyarrow")
     folder = tmp_path / "out"
     environment = {**os.environ, "SUDO_UID": "65534", "SUDO_GID": "65534"}
-    told = collect(folder, "--rotate-size", "600K", "--archive", form, environment=environment)
+    told = collect(
+        folder, "--rotate-size", "600K", "--archive", form, "--columns", "full",
+        environment=environment,
+    )  # fmt: skip
     assert "not archived" not in told
     segments = find_segments(folder)
     assert {one.archived for one in segments} == {f".{form}"}
     found = {os.stat(one.path(folder)) for one in segments}
     assert {(one.st_uid, one.st_mode & 0o777) for one in found} == {(65534, 0o640)}
-    if form == "zst":
-        *_, chain = format_of(folder).verify(folder)
-        assert chain.exit_code == 0, chain.problems
-        assert sum(row.in_file for row in chain.rows if row.name == "SEND_CALL") == CALLS
+    *_, chain = format_of(folder).verify(folder)
+    assert chain.exit_code == 0, chain.problems
+    assert sum(row.in_file for row in chain.rows if row.name == "SEND_CALL") == CALLS
+
+
+def test_an_archive_that_finds_no_room_is_an_error_in_words(tmp_path: Path) -> None:
+    """It is made again through a memory map, and a full disk must not end the process."""
+    pytest.importorskip("pyarrow")
+    make(tmp_path / "out", 1, 10_000)
+    (name,) = archive(tmp_path / "out", "parquet")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
+    try:
+        done = subprocess.run(
+            [Path(sys.executable).parent / "tcpkmon", "verify", tmp_path / "out" / name],
+            env={**os.environ, "TMPDIR": str(disk)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert done.returncode == 1 and "No space left" in done.stderr, done.stderr
 
 
 def test_a_rotation_on_a_disk_of_any_fill_adds_up(tmp_path: Path) -> None:

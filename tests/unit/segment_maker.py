@@ -28,10 +28,12 @@ CPUS = 2
 class Maker:
     """Segments of a PSC capture; close() ends it."""
 
+    chosen = "default"
+
     def __init__(self, folder: Path, rotates: bool = True) -> None:
         self.folder = folder
         schema = load_schema()
-        layout = make_layout(schema, choose_columns(schema.event("SNAPSHOT"), "default"), ())
+        layout = make_layout(schema, choose_columns(schema.event("SNAPSHOT"), self.chosen), ())
         self.dtype = layout.dtype
         self.offset_ns = time.time_ns() - time.monotonic_ns()
         self.clock_ns = time.monotonic_ns()

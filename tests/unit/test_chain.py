@@ -275,13 +275,23 @@ def test_a_capture_of_which_no_file_is_left_is_missed(tmp_path: Path) -> None:
     assert [one.exit_code for one in format_of(folder).verify(folder)] == [0, 0, 0]
 
 
-def test_parquet_that_the_index_does_not_know_proves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["sealed", "repaired", "archived"])
+def test_a_segment_that_the_index_knows_is_missing(tmp_path: Path, how: str) -> None:
+    """The last one of a capture that was killed and repaired was never sealed."""
     folder = tmp_path / "out"
-    for path in make(folder, segments=2, count=10):
-        path.rename(f"{path}.parquet")
-    (folder / "index.jsonl").unlink()
-    (report,) = format_of(folder).verify(folder)
-    assert report.exit_code == 1 and "index.jsonl does not know" in report.verdict
+    paths = make(folder, segments=3)
+    index = folder / "index.jsonl"
+    lines = [json.loads(line) for line in index.read_text().splitlines()]
+    lines[-1]["what"] = how
+    lines[-1]["name"] += ".zst" if how == "archived" else ""
+    index.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert verify(folder)[0].exit_code == 0
+    paths[-1].unlink()
+    chain, _ = verify(folder)
+    assert chain.exit_code == 5 and f"{paths[-1].name} is missing" in whats(chain)
+    with index.open("a") as file:
+        file.write(json.dumps({**lines[-1], "what": "deleted"}) + "\n")
+    assert "is missing" not in whats(verify(folder)[0])
 
 
 def test_what_was_off_in_a_segment_is_said_of_the_chain(tmp_path: Path) -> None:

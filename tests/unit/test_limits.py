@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
+import time
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -15,9 +17,13 @@ import pytest
 
 import formats
 from formats.analysis import disk, open_log, queues
-from formats.base import cli, limits
+from formats.base import cli, limits, restore, segments
 from formats.base.errors import DamagedError, FileError, SchemaError, UsageError
+from formats.base.files import open_plain, read_head
+from formats.base.restore import check_unpacked
+from formats.base.segments import parse_name
 from formats.commands import pmgraph as pmgraph_command
+from formats.export.table_file import write_parquet
 from formats.klogger import LogReader
 from formats.klogger.encode import DUMP_HEAD, DUMP_MAGIC, HEAD_CRC_AT, encode_preamble
 from formats.klogger.table import LogFormat
@@ -27,12 +33,20 @@ from formats.pmgraph import pages as pages_module
 from formats.pmgraph.connections import find_connections
 from formats.pmgraph.options import Selection
 from formats.pmgraph.pages import build_pages
+from formats.psc import archive
+from formats.psc.archive import describe as describe_archive
 from formats.psc.header import decode_header
+from formats.psc.reader import open_capture
+from formats.registry import format_of
 from formats.schema import Suggestions, parse, suggest
+from formats.verify import Report, chain
 from formats.verify.report import Problems
+from formats.verify.segment import Part
+from tests.unit.captures import clean_capture
 from tests.unit.klogger_samples import LogMaker, sample_header
 from tests.unit.pmgraph_capture import Builder
 from tests.unit.psc_samples import END, describe, entry_size, record
+from tests.unit.segment_maker import make as make_segments
 from tests.unit.test_disk_analysis import write as write_disk_log
 
 DOCS = Path(__file__).parents[2] / "docs" / "limits.md"
@@ -282,3 +296,106 @@ def test_requests_in_a_rebuilt_queue(
                 list(queues(log))
         else:
             assert len(list(queues(log))) == 5
+
+
+def test_what_an_archive_holds() -> None:
+    few, times = limits.FEW_UNPACKED_BYTES, limits.MOST_UNPACKED_TIMES
+    check_unpacked(few, 1, "x")
+    check_unpacked(times << 20, 1 << 20, "x")
+    check_unpacked(limits.MOST_UNPACKED_BYTES, 1 << 30, "x")
+    for size, packed in (
+        (few + 1, 1), ((times << 20) + 1, 1 << 20), (limits.MOST_UNPACKED_BYTES + 1, 1 << 40),
+    ):  # fmt: skip
+        with pytest.raises(DamagedError, match="but holds more than"):
+            check_unpacked(size, packed, "x")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_zstd_stops_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    monkeypatch.setattr(restore, "FEW_UNPACKED_BYTES", 1 << 22)
+    monkeypatch.setattr(restore, "MOST_UNPACKED_TIMES", 1)
+    path = tmp_path / "x.pm.zst"
+    with pyarrow.CompressedOutputStream(str(path), "zstd") as out:
+        out.write(bytes((1 << 22) + more))
+    if not more:
+        open_plain(path).close()
+        return
+    with pytest.raises(DamagedError, match="but holds more than 4194304"):
+        open_plain(path)
+    assert read_head(path, 99) == bytes(99)  # no more is unpacked than it takes
+
+
+def test_rows_and_control_entries_of_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    path, packed = clean_capture(cpus=2).write(tmp_path / "in.pm"), tmp_path / "out.parquet"
+    with open_capture(path) as capture, packed.open("wb+") as out:
+        records = capture.for_export("parquet")
+        controls = int(capture.control().sum()) * capture.header.entry_size
+        plain = int((~capture.control()).sum())
+        write_parquet(records, out, describe_archive(capture, records))
+        monkeypatch.setattr(archive, "MOST_CONTROLS_BYTES", controls)
+        describe_archive(capture, records)
+        monkeypatch.setattr(archive, "MOST_CONTROLS_BYTES", controls - 1)
+        with pytest.raises(FileError, match="too many control entries"):
+            describe_archive(capture, records)
+    for name, most, what in (
+        ("MOST_CONTROLS_BYTES", controls, "metadata of an archive are damaged"),
+        ("MOST_GROUP_ROWS", plain, "a row group has more than"),
+    ):
+        monkeypatch.setattr(restore, name, most)
+        open_plain(packed).close()
+        monkeypatch.setattr(restore, name, most - 1)
+        with pytest.raises(DamagedError, match=what):
+            open_plain(packed)
+        monkeypatch.setattr(restore, name, most)
+
+
+def test_values_that_a_text_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    path = make_segments(tmp_path / "out", 1, 9)[0]
+    with open_capture(path) as capture:
+        records = capture.for_export("parquet")
+        most = max(len(one["values"]) for one in columns_of_archive(capture, records))
+        monkeypatch.setattr(archive, "MOST_STRANGE", most)
+        describe_archive(capture, records)
+        monkeypatch.setattr(archive, "MOST_STRANGE", most - 1)
+        with pytest.raises(FileError, match="does not come out of Parquet"):
+            describe_archive(capture, records)
+
+
+def columns_of_archive(capture: Any, records: Any) -> Any:
+    return json.loads(describe_archive(capture, records)[restore.CAPTURE])["columns"]
+
+
+def test_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_segments(tmp_path / "out", 1, 9)
+    index = tmp_path / "out" / segments.INDEX
+    line = json.loads(index.read_text())
+    text = json.dumps({**line, "why": ""})
+    for more, found in ((0, 1), (1, 0)):
+        rest = limits.MOST_INDEX_LINE - len(text) - 1 + more
+        index.write_text(json.dumps({**line, "why": "x" * rest}) + "\n")
+        assert len([*segments.read_index(index.parent)[0]]) == found
+    most = 5
+    monkeypatch.setattr(chain, "MOST_INDEX_CAPTURES", most)
+    for more, code in ((0, 0), (1, 5)):
+        others = [{**line, "what": "deleted", "capture": f"{n:032x}"} for n in range(most + more)]
+        index.write_text("".join(json.dumps(one) + "\n" for one in others[1:]))
+        reports = format_of(index.parent).verify(index.parent)
+        assert max(report.exit_code for report in reports) == code
+
+
+def test_a_number_of_a_segment_takes_no_time(tmp_path: Path) -> None:
+    """A header may tell any number: what is missing before it is counted, not listed."""
+    path = make_segments(tmp_path / "out", 1, 9)[0]
+    began = time.process_time()
+    report = chain._Capture()
+    part = Part("a" * 32, 1 << 60, None)
+    report.parts[1 << 60] = parse_name(path.name), Report(str(path)), part  # type: ignore[assignment]
+    found = chain._Chain("x", report, []).check()
+    assert found.problems_total > 1 << 59 and time.process_time() - began < 1

@@ -224,7 +224,7 @@ def test_what_was_evicted_is_checked(tmp_path: Path) -> None:
     change_header(path, lambda header: header["settings"]["segment"]["previous"]["serials"].update(
         {"0": 19}))  # fmt: skip
     (report,) = format_of(path).verify(path)
-    assert "serials before the window" in whats(report)
+    assert "serials before this file" in whats(report)
 
 
 @pytest.mark.parametrize("cpu", [0, 1])

@@ -250,7 +250,7 @@ def test_what_a_forged_dump_says_does_not_add_up(tmp_path: Path) -> None:
         header["settings"]["recorder"]["from_ns"] = "x"
 
     for change, what in (
-        (more, "serials before the window"),
+        (more, "serials before this file"),
         (no_time, "description of this dump cannot be read"),
     ):
         report = forge(path, change)

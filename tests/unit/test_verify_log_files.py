@@ -21,7 +21,7 @@ from formats.klogger.reader import LogReader
 from formats.klogger.walk import DumpWalk
 from formats.registry import format_of
 from formats.verify import repair_log, verify_folder, verify_log
-from formats.verify.report import Report
+from formats.verify.report import NOT_CLOSED, Report
 from tests.unit.log_builder import LOST_EACH, LogBuilder, clean_log, lossy_log
 from tests.unit.log_maker import make_logs
 
@@ -186,10 +186,11 @@ def test_after_an_error_the_final_ledger_may_be_missing(tmp_path: Path) -> None:
     assert (report.exit_code, report.end_reason, report.tail_unknown) == (3, "error", True)
 
 
-def test_a_cpu_on_which_nothing_ever_happened_needs_no_ledger(tmp_path: Path) -> None:
+def test_a_log_without_a_ledger_does_not_prove_its_end(tmp_path: Path) -> None:
     build = LogBuilder(1).base("KLOGGER_FINISH", reason=0).end_dump()
     report = check(build.data(), tmp_path / NAME)
-    assert (report.exit_code, report.rows) == (0, [])
+    assert (report.exit_code, report.rows, report.tail_unknown) == (3, [], True)
+    assert NOT_CLOSED in report.notes
 
 
 def test_records_after_the_end_are_found(tmp_path: Path) -> None:

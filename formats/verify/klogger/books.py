@@ -107,7 +107,7 @@ class Dump:
     """The dump that is being read: its index, its first record, what was read of it so far.
 
     size: bytes of its records; kernel: how many of them are the kernel's; told_bytes: what its
-    DUMP_FINISHes say; ledger: the records of the ledger in it.
+    DUMP_FINISHes say; ledger: the records of the ledger in it, and ledger_ns their time.
     """
 
     index: int
@@ -117,6 +117,15 @@ class Dump:
     kernel: int = 0
     told_bytes: list[int] = field(default_factory=list)
     ledger: Gathered | None = None
+    ledger_ns: int = -1
+
+    def closes(self, end_ns: int | None) -> bool:
+        """Whether it holds the ledger of the log's CPU that was made for the log's end: a final
+        one, or one of the time end_ns."""
+        ledger = self.ledger
+        if ledger is None or not len(ledger.cpu):
+            return False
+        return ledger.finals == {1} or self.ledger_ns == end_ns
 
 
 @dataclass

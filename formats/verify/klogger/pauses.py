@@ -16,14 +16,15 @@ ERROR, DISABLED = 4, 5
 
 
 class Pauses:
-    """Follows a log. begun: it begins with KLOGGER_START; end_reason, end_at: the KLOGGER_FINISH
-    that is no pause, by name, and which record it is; failed: its reason is an error.
+    """Follows a log. begun: it begins with KLOGGER_START; end_reason, end_at, end_ns: the
+    KLOGGER_FINISH that is no pause, by name, which record it is, its time; failed: its reason is
+    an error.
     """
 
     def __init__(self, log: LogFormat) -> None:
         self.begun = False
         self.end_reason: str | None = None
-        self.end_at = -1
+        self.end_at = self.end_ns = -1
         self.failed = False
         self.wrong: list[tuple[int, str]] = []
         event = log.find_event(FINISH)
@@ -70,7 +71,7 @@ class Pauses:
         if self.end_reason is not None:
             self.wrong.append((record, "a second KLOGGER_FINISH that ends the log"))
         self.end_reason = self._reasons.get(reason, str(reason)).lower().replace("_", " ")
-        self.end_at = record
+        self.end_at, self.end_ns = record, time_ns
         self.failed = reason == ERROR
 
     def _off(self, kernel: NDArray[np.int64], start: int, stop: int, first: int) -> None:

@@ -18,8 +18,8 @@ EARLY = (ROTATED, "dumped")
 
 
 class LogSegment:
-    """part: None for a log that is none. serial: the CPU's last one in earlier segments; base: the
-    first ledger, of what they held."""
+    """part: None for a log that is none. serial: the CPU's last one in earlier segments;
+    lost_early: how many of them no batch had; base: the first ledger, of what they held."""
 
     def __init__(self, reader: LogReader, problems: Problems) -> None:
         self.part: Part | None = None
@@ -29,6 +29,7 @@ class LogSegment:
             problems.add_header(str(error))
         previous = self.part.previous if self.part is not None else None
         self.serial = previous.serials.get(reader.cpu, 0) if previous is not None else 0
+        self.lost_early = previous.lost.get(reader.cpu, 0) if previous is not None else 0
         self.is_later = previous is not None
         self.base: LogLedger | None = None
 

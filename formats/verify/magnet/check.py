@@ -22,6 +22,7 @@ from formats.magnet.layout import CLOCK, FIRST_EVENT, LOST
 from formats.magnet.walk import Entry, Piece, Walk
 from formats.verify.balance import (
     build_rows,
+    check_before,
     check_counts,
     check_rise,
     check_sums,
@@ -34,7 +35,7 @@ from formats.verify.ledger import IN_FLIGHT, Tally
 from formats.verify.magnet.books import MagnetLedger
 from formats.verify.psc.dump import DumpCheck, Window
 from formats.verify.psc.landmarks import EARLY
-from formats.verify.report import Problems, Report, find_unproven, find_unseen
+from formats.verify.report import NOT_CLOSED, Problems, Report, find_unproven, find_unseen
 from formats.verify.segment import Part, Previous, find_part
 
 WORDS = {
@@ -78,6 +79,10 @@ class _Run:
         self._last: MagnetLedger | None = None
         self._programs: dict[str, int] = {}
         self._end: tuple[int, int] | None = None
+        self._is_closed = False
+        self._closed_at: int | None = None
+        """The record behind the last ledger."""
+        self._ledger_ns: int | None = None
         self._repaired = 0
         self._base: MagnetLedger | None = None
         """What earlier files held: the first ledger of a later segment."""
@@ -142,6 +147,8 @@ class _Run:
         values, at = entry.values, entry.start
         if entry.kind == LEDGER:
             self._ledger(entry)
+            self._closed_at = at + entry.count
+            self._ledger_ns = number(values, "time_ns", 1 << 62)
         elif entry.kind == CHANGE:
             self._changes.feed(at, _change_of(values))
         elif entry.kind == END:
@@ -150,10 +157,18 @@ class _Run:
                 raise DamagedError("END has no known reason")
             self._end = at, reason
             self._dump.end_ns = number(values, "time_ns", 1 << 62)
+            self._is_closed = self._follows_its_ledger(at, reason)
         elif entry.kind == TRIGGER:
             self._dump.fired(at, _trigger_of(values))
         elif entry.kind != CHECK:
             raise DamagedError(f"a control entry of unknown kind {entry.kind!r:.40}")
+
+    def _follows_its_ledger(self, at: int, reason: int) -> bool:
+        """Whether the entry before END is the ledger that was made for it."""
+        if self._last is None or self._last is self._base or at != self._closed_at:
+            return False
+        is_its_own = self._ledger_ns is not None and self._ledger_ns == self._dump.end_ns
+        return self._last.final or (reason in EARLY and is_its_own)
 
     def _ledger(self, entry: Entry) -> None:
         problems, before = self._problems, self._last
@@ -225,7 +240,9 @@ class _Run:
             final = last is not None and last.final
             is_rotated = reason in EARLY
             is_whole = walk.ended and not self._file.cut_bytes
-            report.proven_end = is_whole and (final or (is_rotated and last is not None))
+            report.proven_end = is_whole and self._is_closed
+            if not report.proven_end:
+                report.notes.append(NOT_CLOSED)
             if not final and reason not in (EndReason.ERROR, *EARLY):
                 problems.add(at, "END without a final ledger before it")
             if is_rotated and report.part is None:
@@ -247,6 +264,8 @@ class _Run:
         if self._end is not None and self._end[1] == EndReason.DUMPED:
             dumped_at = self._end[0]
         window = Window(self._before, self._base, dumped_at)
+        if self._base is not None:
+            check_before(problems, self._base, self._before.serials, self._before.lost)
         self._dump.conclude(report, window, lambda mono_ns: mono_ns + self._real_ns)
         before = int(last.counts.sum()) if last else 0
         report.after_checkpoint = int(self._tally.counts.sum()) - before
@@ -254,8 +273,7 @@ class _Run:
             problems.add(last.index, "records of events follow the final ledger")
         steps = steps_of(settings)
         self._changes.conclude(report, name, lambda mono_ns: mono_ns + self._real_ns, steps)
-        report.problems, report.problems_total = problems.listed, problems.total
-        report.suspects = problems.entries
+        report.settle(problems)
 
     def _name(self, code: int) -> str:
         return self._names.get(code, str(code))

@@ -10,13 +10,13 @@ import numpy as np
 
 from formats.base import control
 from formats.base.causes import KILLED
-from formats.base.errors import DamagedError
+from formats.base.errors import DamagedError, UnprovenError
 from formats.base.limits import MOST_CPUS
 from formats.base.reconciled import Reconciled, What, from_words
 from formats.base.shedding import steps_of
 from formats.psc.header import HEADER_DAMAGED
 from formats.psc.reader import Capture, open_capture
-from formats.verify.balance import build_rows, compare_rings, subtract
+from formats.verify.balance import build_rows, check_before, compare_rings, subtract
 from formats.verify.changes import ChangeCheck
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
@@ -38,6 +38,8 @@ from formats.verify.report import (
     DAMAGED,
     I64,
     LISTED_AT_ONCE,
+    LOSSES,
+    NOT_CLOSED,
     Mask,
     Problems,
     Report,
@@ -59,6 +61,8 @@ def verify_file(path: str | os.PathLike[str]) -> Report:
             return verify_capture(capture)
     except DamagedError as error:
         return Report(str(path), error=error.message.removeprefix(f"{path}: "))
+    except UnprovenError as error:
+        return Report(str(path), error=f"not proven: {error.message}", error_exit=LOSSES)
 
 
 def verify_capture(capture: Capture) -> Report:
@@ -93,8 +97,7 @@ def verify_capture(capture: Capture) -> Report:
     report.unproven = find_unproven(capture.settings)
     report.notes += find_unseen(capture.settings)
     report.unchecked += _unchecked(capture, report.ledger)
-    report.problems, report.problems_total = problems.listed, problems.total
-    report.suspects = problems.entries
+    report.settle(problems)
     report.notes.extend(text for text in capture.warnings if text != HEADER_DAMAGED)
     return report
 
@@ -278,14 +281,15 @@ class _LedgerRun:
             if entry != report.entries - 1:
                 problems.add(entry, "entries follow END")
             final = last is not None and last.final
-            report.proven_end = final and entry == report.entries - 1
+            report.proven_end = self._marks.is_closed and entry == report.entries - 1
             early = end.reason in (control.EndReason.ERROR, *EARLY)
             if not final and not early and not self._sums.unsure:
                 problems.add(entry, "END without a final checkpoint before it")
         rotated = self._marks.is_rotated
         if rotated and report.part is None:
             problems.add(report.entries - 1, "END says that another file follows this one")
-        report.proven_end |= rotated and last is not None and entry == report.entries - 1
+        if self._marks.end is not None and not report.proven_end:
+            report.notes.append(NOT_CLOSED)
         if self._has_serial:
             entries = max(report.entries - 1, 0)
             check_serials(problems, last, self._serials, self._sums, entries, rotated)
@@ -305,6 +309,9 @@ class _LedgerRun:
         marks = self._marks
         dumped = marks.end is not None and marks.end[1].reason == control.EndReason.DUMPED
         window = Window(marks.previous, marks.base, entry if dumped else None)
+        if marks.base is not None:
+            before = marks.previous
+            check_before(problems, marks.base, before.serials, before.lost)
         self._dump.conclude(report, window, lambda mono_ns: mono_ns + offset_ns)
         if report.part is not None:
             self._describe(report.part)

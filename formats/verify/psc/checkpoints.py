@@ -79,6 +79,8 @@ class Checkpoint(Ledger):
                 points[name][:] = table[name]
         parts = {control.NAMES[kind]: table for kind, table in rows.items()}
         super().__init__(index, head.number, head.final == 1, counts, points, rows[_CPU], parts)
+        self.stop = index + 1 + head.group
+        """The entry behind its group."""
         self.tables = rows
         self.cpu_rows = rows[_CPU]
         self._online = online

@@ -46,12 +46,26 @@ class Landmarks:
         self.cpu_limit = MOST_CPUS
         """CPUs that there can be, as START says."""
         self.checkpoint_at = -1
+        self._checkpoint_ns = self._end_ns = 0
         self.end: tuple[int, control.End] | None = None
 
     @property
     def is_rotated(self) -> bool:
         """Whether END says that another file follows, or that the flight recorder goes on."""
         return self.end is not None and self.end[1].reason in EARLY
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether END directly follows the last whole ledger, which is final; or, where the capture
+        goes on, was made for this end: it has its time, and is not the first one."""
+        if self.end is None or self.last is None or self.last is self.base:
+            return False
+        is_its_own = self.last.final or (
+            self.is_rotated and self._checkpoint_ns == self._end_ns != -1
+        )
+        return is_its_own and self.last.index == self.checkpoint_at and (
+            self.end[0] == self.last.stop
+        )
 
     @property
     def broken(self) -> int:
@@ -90,9 +104,11 @@ class Landmarks:
             before = self.previous.entries + entry
             missing = int(seq[entry - segment.start]) - 1 - before
             if isinstance(found, control.Checkpoint):
+                self._checkpoint_ns = segment.stamp_ns(entry)
                 self._checkpoint(entry, found, missing)
                 self._gather(segment, rows, in_group, claimed, unsure_at)
             elif isinstance(found, control.End):
+                self._end_ns = segment.stamp_ns(entry)
                 self._ends(entry, found, missing)
         self.tally.add(keys[done:])
         for at in np.flatnonzero(in_group & ~claimed)[:8]:

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command says the same of a folder in which a segment is missing or is not what it was."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from collector.commands.tcpkmon import command as tcpkmon
+from formats.base.cli import run
+from formats.commands.pmgraph import command as pmgraph
+from tests.unit.log_maker import make_logs
+from tests.unit.segment_maker import make
+from tests.unit.test_archive import archive
+from tests.unit.test_magnet_segments import build
+
+
+def _swap(paths: list[Path]) -> None:
+    paths[1].rename(paths[1].parent / "other")
+    paths[2].rename(paths[1])
+    (paths[1].parent / "other").rename(paths[2])
+
+
+def _foreign(paths: list[Path]) -> None:
+    other = make(paths[0].parent.parent / "other", 3)[1]
+    shutil.copy(other, paths[1])
+
+
+def _cut(paths: list[Path]) -> None:
+    paths[1].write_bytes(paths[1].read_bytes()[:100])
+
+
+CASES: dict[str, tuple[Callable[[list[Path]], object], int, int]] = {
+    # what is done; the exit code of verify, that of all who read
+    "whole": (lambda paths: None, 0, 0),
+    "middle missing": (lambda paths: paths[1].unlink(), 5, 3),
+    "last missing": (lambda paths: paths[-1].unlink(), 5, 3),
+    "unreadable": (_cut, 5, 5),
+    "empty": (lambda paths: paths[1].write_bytes(b""), 5, 5),
+    "doubled": (lambda paths: shutil.copy(
+        paths[1], paths[1].with_name(paths[1].name.replace("000002", "000009"))), 5, 3),
+    "swapped": (_swap, 5, 3),
+    "foreign": (_foreign, 5, 3),
+}  # fmt: skip
+READERS = ("connections", "why", "export", "pmgraph")
+
+
+def _codes(folder: Path, out: Path) -> dict[str, int]:
+    found = {}
+    for name in READERS:
+        if name == "pmgraph":
+            found[name] = run(pmgraph, ["-T", str(folder)], prog="pmgraph")
+            continue
+        more = ["--format", "csv"] if name == "export" else []
+        found[name] = run(tcpkmon, [name, str(folder), *more], prog="tcpkmon")
+    return found
+
+
+@pytest.mark.parametrize("form", ["", "zst", "parquet"])
+@pytest.mark.parametrize("case", CASES)
+def test_all_readers_give_one_answer(tmp_path: Path, case: str, form: str) -> None:
+    change, verified, read = CASES[case]
+    folder = tmp_path / "out"
+    paths = make(folder, 4, 20)
+    if form:
+        archive(folder, form)
+        paths = [Path(f"{path}.{form}") for path in paths]
+    if case == "foreign" and form:
+        pytest.skip("of another run: see test_archive.py")
+    change(paths)
+    assert run(tcpkmon, ["verify", str(folder)], prog="tcpkmon") == verified
+    assert _codes(folder, tmp_path) == dict.fromkeys(READERS, read)
+
+
+@pytest.mark.parametrize("write", [make_logs, build])
+def test_readers_of_events_too(tmp_path: Path, write: Callable[[Path], list[Path]]) -> None:
+    folder = tmp_path / "out"
+    paths = write(folder)
+    commands = ["decode", "export"]
+    for code in (0, 3):
+        found = {name: run(tcpkmon, [name, str(folder)], prog="tcpkmon") for name in commands}
+        assert found == dict.fromkeys(commands, code)
+        shutil.rmtree(paths[1]) if paths[1].is_dir() else paths[1].unlink(missing_ok=True)
+    assert run(tcpkmon, ["verify", str(folder)], prog="tcpkmon") == 5
