@@ -56,6 +56,8 @@ class Entrance:
         """
         if place == own_namespace():
             return _link(family, target, program)
+        if place not in self._paths:  # another process found it, which was killed
+            self.find()
         namespace = os.open(self._paths.get(place, ""), os.O_RDONLY | os.O_CLOEXEC)
         try:
             if os.fstat(namespace).st_ino != place:

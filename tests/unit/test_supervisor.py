@@ -190,11 +190,12 @@ def test_what_a_capture_writes_is_not_repaired(tmp_path: Path) -> None:
     link = maker.folder / ".a-20260101T000000Z-000001.pm.part"
     (tmp_path / "other").write_bytes(b"x" * 1000)
     link.symlink_to(tmp_path / "other")
-    words = ["collector.daemon.mending", str(maker.folder), live.name, link.name[1:-5]]
+    words = ["collector.daemon.repairing", str(maker.folder), live.name, link.name[1:-5]]
     done = subprocess.run(
         [sys.executable, "-m", *words], check=True, capture_output=True, text=True
     )
-    assert (done.stderr, live.path(maker.folder).exists()) == ("", True)
+    why = f"{link} cannot be repaired: {link.name} is a symbolic link"
+    assert (done.stderr, live.path(maker.folder).exists()) == (f"tcpkmon daemon: {why}\n", True)
     maker.close()
     assert [line["what"] for line in index_of(maker.folder)] == ["sealed"]
 
