@@ -19,13 +19,14 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from collector.linux.trusted_files import open_no_link
+from collector.writer.output_file import trusted_users
 from collector.writer.own_files import append_line, has_name, identity, open_own
 from collector.writer.segment_folder import LOG_SUFFIX, keep_from_repair, rename_new
 from formats.base.cli import say
 from formats.base.errors import FileError, TcpkmonError
 from formats.base.segments import Segment, find_segments, hidden, parse_name
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WORK, _MADE = ".{}.mending", ".{}.mended"
 
 
@@ -33,7 +34,7 @@ def mend(folder: Path, names: list[str]) -> None:
     """Repair these segments, and give them their names."""
     from collector.linux.privileges import settle
 
-    fd = os.open(folder, _FOLDER)
+    fd = open_no_link(os.fspath(folder), os.O_RDONLY | os.O_DIRECTORY, trusted_users())
     settle(("CAP_DAC_OVERRIDE", "CAP_CHOWN"), folders=[fd])
     _clear(fd)
     for one in find_segments(fd):

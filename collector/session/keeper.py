@@ -34,9 +34,12 @@ from collector.session.retention import Retention
 from collector.session.stop_signals import Stopping
 from collector.session.summary import say
 from collector.writer.base_stream import Stream
+from collector.writer.output_file import trusted_users
 from collector.writer.own_files import Identity as FileIdentity
+from collector.writer.own_files import others_may_write
 from collector.writer.segment_folder import Segments
 from formats.base.closing import Closing
+from formats.base.errors import FileError
 from formats.base.segments import hidden
 
 KEEPING = ("CAP_DAC_OVERRIDE", "CAP_CHOWN")
@@ -137,6 +140,14 @@ def keep(
         return None
     caller = None if request.as_root else find_caller()
     (folder,) = stream.folders()
+    status = os.fstat(folder)
+    by_root = rotation.on_rotate and caller is None and os.geteuid() == 0
+    if by_root and others_may_write(status, trusted_users()):
+        raise FileError(
+            f"the command of --on-rotate would be root's, and others may swap files in "
+            f"{request.output}",
+            f"chown root {request.output}; chmod go-w {request.output}",
+        )
     keeper = Keeper(rotation, folder, request.output, caller, lambda: stopping.hurry)
     stack.enter_context(keeper)
     segments.sealed = keeper.sealed

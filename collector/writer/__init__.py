@@ -10,6 +10,7 @@ __all__ = [
     "log_recorder",
     "log_tail",
     "magnet_recorder",
+    "output_file",
     "own_files",
     "record_printer",
     "recorder",

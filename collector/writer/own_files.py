@@ -11,10 +11,10 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from collector.writer.output_file import MODE, Owner, find_owner, give_to
+from collector.writer.output_file import MODE, Owner, give_to, trusted_users
 from formats.base.segments import INDEX
 
 Identity = tuple[int, int]
@@ -29,9 +29,9 @@ def identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
 
 
-def others_may_write(folder: os.stat_result) -> bool:
-    """Whether another user than root and this one may give names in a folder."""
-    return folder.st_uid not in (0, os.geteuid()) or bool(folder.st_mode & _OTHERS)
+def others_may_write(folder: os.stat_result, trusted: Iterable[int] = ()) -> bool:
+    """Whether another user than root, this one and those `trusted` may give names in a folder."""
+    return folder.st_uid not in {0, os.geteuid(), *trusted} or bool(folder.st_mode & _OTHERS)
 
 
 def is_own(found: os.stat_result, folder: os.stat_result) -> bool:
@@ -42,8 +42,7 @@ def is_own(found: os.stat_result, folder: os.stat_result) -> bool:
     """
     if not others_may_write(folder):
         return True
-    owner = find_owner()
-    if found.st_uid not in {os.geteuid(), owner.uid if owner is not None else os.geteuid()}:
+    if found.st_uid not in {os.geteuid(), *trusted_users()}:
         return False
     return not found.st_mode & _OTHERS if stat.S_ISDIR(found.st_mode) else found.st_nlink == 1
 
