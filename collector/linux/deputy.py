@@ -77,7 +77,7 @@ class Deputy(Closing):
 
     def open_file(self, number: int, data: bytes, fds: Sequence[int] = ()) -> int:
         """The descriptor that the deputy opened. FileError, from an OSError where that was why."""
-        for is_last in (False, True):
+        for is_last in (False, False, True):
             try:
                 return self._ask(number, data, fds)
             except _Ended as error:

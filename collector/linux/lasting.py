@@ -58,7 +58,7 @@ class Lasting(Closing):
                 settle()
                 self._guard(live, begin, confine)
             except Exception as error:
-                print(f"collect: {what}: {error}", file=sys.stderr, flush=True)
+                _tell(f"{what}: {error}")
             finally:
                 os._exit(0)
         os.close(alive)
@@ -81,8 +81,7 @@ class Lasting(Closing):
             deaths = 1 if time.monotonic() - began_s > STEADY_S else deaths + 1
             self._died[:] = (int.from_bytes(self._died[:], "little") + 1).to_bytes(8, "little")
             how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
-            why = f"{self.what} ended by {how}; another goes on"
-            print(f"collect: {why}", file=sys.stderr, flush=True)
+            _tell(f"{self.what} ended by {how}; another goes on")
             time.sleep(_WAITS_S[min(deaths, len(_WAITS_S)) - 1])
 
     def _work(self, live: Callable[[], None], confine: Callable[[], None]) -> None:
@@ -93,7 +92,7 @@ class Lasting(Closing):
             live()
             code = 0
         except Exception as error:
-            print(f"collect: {self.what}: {error}", file=sys.stderr)
+            _tell(f"{self.what}: {error}")
         finally:
             with suppress(OSError, ValueError):
                 sys.stderr.flush()
@@ -128,6 +127,11 @@ class Lasting(Closing):
             os.close(self._life)
             os.waitpid(self._pid, 0)
             self._pid = 0
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # nobody reads it any more
+        os.write(2, f"collect: {text}\n".encode())
 
 
 def isolate(keep: set[int]) -> None:
