@@ -14,13 +14,16 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 
 from collector.session.archive import Archive
 from collector.session.retention import Retention
-from collector.writer.segment_folder import append_line
+from collector.writer.output_file import Output
+from collector.writer.own_files import append_line
+from collector.writer.segment_folder import SegmentFolder
 from formats.base.errors import FileError
 from formats.base.segments import find_segments, hidden
 from tests.unit.log_maker import LogMaker
@@ -298,3 +301,48 @@ def test_a_killed_keepers_archives_are_removed(
         Archive("zst", fd).clear()
     left = {one.name for one in folder.iterdir()}
     assert left == {names["another's"], names["made now"], ".other.zst.part"}
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+def test_one_rule_for_links(folder: Path, tmp_path: Path, rotates: bool) -> None:
+    """None in the last place; above it none of another user's, nor in a folder that he may write.
+    """
+
+    def make_output(path: Path) -> str:
+        try:
+            made = SegmentFolder(path) if rotates else Output(path)
+        except FileError as error:
+            return error.message
+        made.discard()
+        return ""
+
+    target, own = tmp_path / "target", tmp_path / "own"
+    target.mkdir()
+    own.mkdir()
+    for place in (folder, own):
+        (place / "link").symlink_to(target)
+        (place / "last").symlink_to(target / "made")
+    assert make_output(own / "link" / "new") == ""
+    assert "link in a folder that others may write" in make_output(folder / "link" / "new")
+    for place in (folder, own):
+        (target / "made").mkdir(exist_ok=True)
+        assert "is a symbolic link" in make_output(place / "last")
+    own.chmod(0o1777)
+    assert make_output(own / "link" / "new") == ""
+    os.chown(own / "link", ATTACKER, ATTACKER, follow_symlinks=False)
+    assert "link in a folder that others may write" in make_output(own / "link" / "new")
+    os.symlink("..", folder / "up")
+    assert "link in a folder" in make_output(folder / "up" / "target" / "new")
+    assert not (target / "new").exists()
+
+
+def test_a_daemons_folder_is_no_link(tmp_path: Path) -> None:
+    from collector.daemon.worker import _new_file
+
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    request = SimpleNamespace(output=str(tmp_path / "link"), format=SimpleNamespace(suffix=".pm"))
+    with pytest.raises(FileError, match="is a symbolic link"):
+        _new_file(request)  # type: ignore[arg-type]
+    request.output = str(tmp_path / "real")
+    assert _new_file(request).startswith(str(tmp_path / "real"))  # type: ignore[arg-type]
