@@ -138,6 +138,7 @@ def _copy_log(left: _Left, path: str, made: str, folder: int) -> int:
     os.mkdir(made, 0o700, dir_fd=folder)
     fd = open_own(made, folder, is_folder=True)
     try:
+        keep_from_repair(fd)
         size = sum(_copy(f"{path}/{name}", name, fd, left.files[name]) for name in os.listdir(path))
         _give(fd, left.status)
     finally:
@@ -149,6 +150,7 @@ def _copy(path: str, name: str, folder: int, like: os.stat_result) -> int:
     """Copy a file, which gets `like`'s owner and mode; its bytes."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(path, "rb") as old, open(os.open(name, flags, 0o600, dir_fd=folder), "wb") as new:
+        keep_from_repair(new.fileno())
         shutil.copyfileobj(old, new, 1 << 20)
         new.flush()
         _give(new.fileno(), like)
@@ -175,9 +177,11 @@ def _clear(folder: int) -> None:
                 )
                 fd = open_own(name, folder, is_folder=is_folder)
                 try:
-                    if keep_from_repair(fd) and is_folder:
+                    if not keep_from_repair(fd):
+                        continue
+                    if is_folder:
                         shutil.rmtree(f"/proc/self/fd/{folder}/{name}")
-                    elif not is_folder:
+                    else:
                         os.unlink(name, dir_fd=folder)
                 finally:
                     os.close(fd)

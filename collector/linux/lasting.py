@@ -117,7 +117,8 @@ class Lasting(Closing):
                 raise KernelError(f"{self.what} was killed, and what would start it again")
             raise KernelError(f"what starts {self.what} again was killed")
         if self.died:
-            raise KernelError(f"{self.what} ended {self.died} times, and was started again")
+            times = "once" if self.died == 1 else f"{self.died} times"
+            raise KernelError(f"{self.what} was killed {times}, and started again")
 
     def close(self) -> None:
         """Wait for their end. They end when there is no work any more: see live()."""

@@ -112,7 +112,7 @@ class Keeper(Closing):
     def close(self) -> None:
         """Let them do what is left, and wait for it."""
         last = self._processes[-1:]
-        while self._waiting and not self._hurried() and not last[0].has_ended:
+        while self._waiting and last and not self._hurried() and not last[0].has_ended:
             self._hand_over()
             time.sleep(_WAIT_S if self._waiting else 0)
         self._names.close()
