@@ -62,7 +62,7 @@ class Deputy(Closing):
                 socket.send_fds(theirs, [b"!"], [ours.fileno()])
             return other.detach()
 
-        def live(fd: int, deaths: int) -> None:
+        def live(fd: int, deaths: int, busy: Callable[[bool], None]) -> None:
             theirs.close()
             with socket.socket(fileno=fd) as connection:
                 while _serve(connection, open_file):

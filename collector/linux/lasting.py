@@ -25,31 +25,36 @@ from formats.base.closing import Closing
 from formats.base.errors import KernelError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_WAITS_S = (0.0, 0.2, 1.0, 5.0)
+_WAITS_S = (0.0, 0.2, 1.0, 2.0)
 """How long to wait before the next worker, where they die one after the other."""
 STEADY_S = 60.0
+
+
+Live = Callable[[int, int, Callable[[bool], None]], None]
 
 
 class Lasting(Closing):
     """The processes, until close(). Make it while there is one thread alone.
 
-    live(fd, deaths): the work; it returns when there is none any more. deaths: so many workers
-    died one after the other. begin(): called by the guard before each worker; the descriptor for
-    that one. settle: called first, to give up what they do not need. confine: by the worker. keep:
-    the descriptors that they use; all others but stderr are closed. what: for people.
+    live(fd, deaths, busy): the work; it returns when there is none any more. It calls busy(True)
+    and busy(False) around each piece; deaths: so many workers died at the same one. begin():
+    called by the guard before each worker; the descriptor for that one. settle: called first, to
+    give up what they do not need. confine: by the worker. keep: the descriptors that they use; all
+    others but stderr are closed. what: for people.
     """
 
     def __init__(
         self,
         what: str,
-        live: Callable[[int, int], None],
+        live: Live,
         settle: Callable[[], None],
         keep: Iterable[int],
         begin: Callable[[], int] = lambda: -1,
         confine: Callable[[], None] = deny_calls,
     ) -> None:
         self.what = what
-        self._died = mmap.mmap(-1, 8)
+        self._shared = memoryview(mmap.mmap(-1, 24)).cast("Q")
+        """How many workers died, pieces that are done, whether one is under way."""
         self._life, alive = os.pipe()
         self._pid = os.fork()
         if not self._pid:
@@ -64,25 +69,31 @@ class Lasting(Closing):
         os.close(alive)
 
     def _guard(
-        self, live: Callable[[int, int], None], begin: Callable[[], int],
-        confine: Callable[[], None],
-    ) -> None:  # fmt: skip
-        deaths = 0
+        self, live: Live, begin: Callable[[], int], confine: Callable[[], None]
+    ) -> None:
+        deaths = row = done = 0
         while True:
             began_s, fd = time.monotonic(), begin()
             pid = os.fork()
             if not pid:
-                self._work(partial(live, fd, deaths), confine)
+                self._work(partial(live, fd, deaths, self._busy), confine)
             if fd >= 0:
                 os.close(fd)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if not status:
                 return
-            deaths = 1 if time.monotonic() - began_s > STEADY_S else deaths + 1
-            self._died[:] = (int.from_bytes(self._died[:], "little") + 1).to_bytes(8, "little")
+            row = 1 if time.monotonic() - began_s > STEADY_S else row + 1
+            before, done = done, self._shared[1]
+            deaths = 0 if not self._shared[2] else 1 if done > before else deaths + 1
+            self._shared[0] += 1
+            self._shared[2] = 0
             how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
             _tell(f"{self.what} ended by {how}; another goes on")
-            time.sleep(_WAITS_S[min(deaths, len(_WAITS_S)) - 1])
+            time.sleep(_WAITS_S[min(row, len(_WAITS_S)) - 1])
+
+    def _busy(self, is_busy: bool) -> None:
+        self._shared[1] += not is_busy
+        self._shared[2] = is_busy
 
     def _work(self, live: Callable[[], None], confine: Callable[[], None]) -> None:
         code = 1
@@ -101,7 +112,7 @@ class Lasting(Closing):
     @property
     def died(self) -> int:
         """How many workers died."""
-        return int.from_bytes(self._died[:], "little")
+        return self._shared[0]
 
     @property
     def has_ended(self) -> bool:

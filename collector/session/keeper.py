@@ -47,7 +47,7 @@ LOOK_S = 1.0
 """How often the free space and the age of segments are looked at."""
 _WAIT_S = 0.05
 _TRIES = 3
-"""After so many processes that ended, the file at which they did stays as it is."""
+"""After so many processes that ended at a file it stays as it is."""
 _MOST_BYTES = 1 << 16
 
 
@@ -158,7 +158,7 @@ def _tell_unsealed(segments: Segments, folder: str) -> None:
     """Say which files have their end, but not their name."""
     for name in segments.unsealed:
         part, new = Path(folder, hidden(name)), Path(folder, name)
-        say(f"{part} has not got its name; it is finished by: tcpkmon repair {part} {new}")
+        say(f"{part} has not got its name; it is finished by: tcpkmon repair {part} -o {new}")
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -186,7 +186,7 @@ def _give_up(form: str, folder: int) -> None:
 
 def _keep(
     rotation: Rotation, folder: int, waiting: socket.socket, done: socket.socket | None,
-    collector: int, _: int, deaths: int,
+    collector: int, _: int, deaths: int, busy: Callable[[bool], None],
 ) -> None:  # fmt: skip
     archive, retention = Archive(rotation.archive, folder), Retention(rotation, folder)
 
@@ -209,19 +209,23 @@ def _keep(
     old: set[str] = set()
     if deaths < _TRIES:
         for name in retention.sealed() if rotation.archive else ():
+            busy(True)
             if take(name, is_new=False) != name:
                 old.add(name)
+            busy(False)
             if select.select([collector], [], [], 0)[0]:
                 return
     while (message := _next(waiting, LOOK_S, collector)) is not None:
         if message:
+            busy(True)
             name, device, inode = message.split()
-            if deaths >= _TRIES:
+            if deaths >= 2 * _TRIES:  # they ended at those of the index before
                 _say(f"{name} stays as it is: {deaths} processes ended at it")
                 deaths = 0
             elif name not in old:
                 take(name, (int(device), int(inode)) if int(inode) else None)
             waiting.recv(_MOST_BYTES)
+            busy(False)
         else:
             retention.apply()
 
@@ -239,7 +243,7 @@ def _become(caller: Identity | None) -> None:
 
 def _run_commands(
     argv: tuple[str, ...], finished: socket.socket, path: str, caller: Identity | None,
-    collector: int, _: int, deaths: int,
+    collector: int, _: int, deaths: int, busy: Callable[[bool], None],
 ) -> None:  # fmt: skip
     environment = dict(os.environ)
     if caller is not None:

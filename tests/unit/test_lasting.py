@@ -234,7 +234,7 @@ def test_a_file_that_gets_no_name_is_told(
     said = capsys.readouterr().err
     (one,) = find_segments(tmp_path / "out")
     part, new = one.path(tmp_path / "out"), tmp_path / "out" / one.name
-    assert not one.sealed and f"tcpkmon repair {part} {new}" in said
+    assert not one.sealed and f"tcpkmon repair {part} -o {new}" in said
     from collector.commands.tcpkmon import main  # noqa: F401
     from formats.verify import repair_file
 
