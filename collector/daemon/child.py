@@ -79,7 +79,7 @@ class Child:
         self._failures = 0
         self._start_at_s = 0.0
         self._attached_s = 0.0
-        self._was_given = False
+        self._was_given = self._is_hurried = False
         self._given_up = 0
 
     @property
@@ -88,7 +88,8 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start its process, if it is time to."""
+        """Start its process, if it is time to. One that is not wanted any more has to finish what
+        another left that was killed: it goes on there, and ends in order."""
         if self.state is not State.WAITING or time.monotonic() < self._start_at_s:
             return
         ours, theirs = pair()
@@ -155,6 +156,8 @@ class Child:
             self.is_sure, self._left = bool(self._left), []
             if self.state is State.STARTING:
                 self.state = State.ATTACHED
+            if not self.wanted:
+                self.end()
         elif isinstance(told, Park) and not told.names:
             close_all(fds)
             self.held.close()
@@ -170,6 +173,12 @@ class Child:
     def _begin_anew(self, why: str) -> None:
         self.held.close()
         self.leave([])
+        if not self.wanted:  # it was to finish what was there
+            if self._process is not None:
+                self.state = State.ENDING
+                self._process.kill()
+            self.said.append(f"cannot finish where its process was killed: {why}")
+            return
         self.said.append(f"starts anew, not where its process was killed: {why}")
 
     def leave(self, names: Sequence[str]) -> None:
@@ -190,16 +199,18 @@ class Child:
         self._hang_up()
         self._process = None
         asked, was_attached = self.state is State.ENDING, self.state is State.ATTACHED
-        if asked or not (self.wanted and self.was_attached):
+        # Its rings may have records that are not in its file: the next one takes them.
+        unfinished = not self._is_hurried and (code < 0 if asked else not self.wanted)
+        if not (self.was_attached and ((self.wanted and not asked) or unfinished)):
             self.held.close()
         elif self.state is State.STARTING and self._was_given and self.held.fds:
             self._given_up += 1
             if self._given_up == TAKEOVERS:
                 self._begin_anew(f"{TAKEOVERS} processes could not take over")
         self.exit_code = 128 - code if code < 0 else code
-        self.state = State.WAITING if self.wanted else State.GONE
+        self.state = State.WAITING if self.wanted or self.held.fds else State.GONE
         self._start_at_s = time.monotonic()
-        if asked:
+        if asked and not self.held.fds:
             return ""
         if was_attached and time.monotonic() - self._attached_s > STEADY_S:
             self._failures = 0
@@ -215,13 +226,21 @@ class Child:
         return wait_s
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """End its process in order: it writes what its rings hold, and finishes its file."""
+        """End its process in order: it writes what its rings hold, and finishes its file.
+
+        Where it was killed, another goes on there first, if it is not wanted any more.
+        """
+        self._is_hurried = number != signal.SIGTERM
+        if self._is_hurried and not self.wanted:
+            self.held.close()
         if self._process is None:
-            self.state = State.WAITING if self.wanted else State.GONE
-            if not self.wanted:  # nobody goes on where it was killed
-                self.held.close()
+            self.state = State.WAITING if self.wanted or self.held.fds else State.GONE
+            self._start_at_s = min(self._start_at_s, time.monotonic())
+            if self.state is State.GONE:
                 self.leave([])
-        elif self.state is not State.ENDING or number != signal.SIGTERM:
+        elif self.state is State.STARTING and self._was_given and not self._is_hurried:
+            pass  # when it goes on
+        elif self.state is not State.ENDING or self._is_hurried:
             self.state = State.ENDING
             self._process.send_signal(number)
 

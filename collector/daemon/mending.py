@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs the segments that a killed capture left without their end.
-
-    isolated.py collector.daemon.mending FOLDER NAME...
-
-NAME: as the segment is called once it is sealed. It reads what may be damaged, so it is a process
-of its own that may write in that folder alone.
-"""
+"""Has the segments repaired that a killed capture left without their end: repairing.py does it."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ import fcntl
 import os
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,7 +14,6 @@ from pathlib import Path
 
 from collector.linux import isolated
 from formats.base.cli import say
-from formats.base.errors import TcpkmonError
 from formats.base.segments import Segment, find_segments
 
 QUIET_S = 10.0
@@ -49,7 +41,7 @@ class Mending:
     def start(self, folder: str, names: Sequence[str]) -> None:
         """Repair these segments."""
         if names:
-            words = isolated.command("collector.daemon.mending", folder, *names)
+            words = isolated.command("collector.daemon.repairing", folder, *names)
             try:
                 self._processes.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
             except OSError as error:  # the next daemon does it
@@ -90,7 +82,7 @@ def _unsealed(folder: str) -> list[Segment]:
 
 def _age_s(path: Path) -> float:
     try:
-        return time.time() - max(one.stat().st_mtime for one in (path, *_files_in(path)))
+        return time.time() - max(one.lstat().st_mtime for one in (path, *_files_in(path)))
     except OSError:
         return -1.0
 
@@ -119,46 +111,3 @@ def _is_nobodys(path: Path) -> bool:
         finally:
             os.close(fd)
     return True
-
-
-def mend(folder: Path, names: list[str]) -> None:
-    """Repair these segments, and give them their names."""
-    from collector.linux.privileges import settle
-    from collector.writer.segment_folder import append_line
-    from formats.registry import format_of
-
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    settle(("CAP_DAC_OVERRIDE",), folders=[fd])
-    for one in _unsealed(os.fspath(folder)):
-        if one.name not in names or not _is_nobodys(one.path(folder)):
-            continue
-        if not one.path(folder).stat().st_size:  # killed before it was begun
-            one.path(folder).unlink()
-            continue
-        try:
-            old, new = one.path(folder), folder / one.name
-            summary, report = format_of(old).repair(old, new)
-        except (TcpkmonError, OSError) as error:
-            say(f"tcpkmon daemon: {one.path(folder)} cannot be repaired: {error}")
-            continue
-        for each in _files_in(old):
-            each.unlink()
-        (old.rmdir if old.is_dir() else old.unlink)()
-        say(f"tcpkmon daemon: {folder / one.name}, of a capture that was killed: {summary}")
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "what": "repaired",
-            "name": one.name,
-            "capture": report.part.capture if report.part is not None else "",
-            "number": one.number,
-            "bytes": sum(each.stat().st_size for each in _files_in(new) or [new]),
-            "why": "its capture was killed",
-        }
-        append_line(fd, line)
-        if report.exit_code == 5:
-            say(f"tcpkmon daemon: {folder / one.name} does not add up: tcpkmon verify says why")
-
-
-def main() -> None:
-    """Entry point of the process."""
-    mend(Path(sys.argv[1]), sys.argv[2:])

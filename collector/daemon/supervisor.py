@@ -104,9 +104,10 @@ class Supervisor:
         return self._exit_code
 
     def _round(self, reader: socket.socket) -> None:
-        if self._end_by_s is None:
-            for child in self._children.values():
+        for child in self._all:
+            if self._end_by_s is None or not child.wanted:
                 child.start()
+        if self._end_by_s is None:
             self._metrics.look_after()
         self._mending.reap()
         self._wait(reader)
@@ -117,7 +118,7 @@ class Supervisor:
             _HANDLERS.get(self._signals.pop(0), _ignore)(self)
         for name in [*self._children]:
             self._look_after(name)
-        for child in self._leaving:
+        for child in [one for one in self._all if one not in self._children.values()]:
             self._reap(child)
             self._mend(child)
         self._leaving = [child for child in self._leaving if child.state is not State.GONE]
@@ -139,8 +140,6 @@ class Supervisor:
             if not self._is_ready and self._end_by_s is None:
                 self._exit_code = child.exit_code
                 self.end()
-        while child.said:
-            say(f"capture {name} {child.said.pop(0)}")
         self._mend(child)
         if child.relieves is not None and child.state is State.ATTACHED:
             self._dismiss(child.relieves)
@@ -157,13 +156,17 @@ class Supervisor:
         if how:
             say(f"capture {child.name} ended by {how}")
         folder = child.plan["folder"]
-        if child.exit_code and any(one.name == child.name for one in self._all if one != child):
+        if child.exit_code and child.held.fds:
+            child.leave(left_in(folder))
+        elif child.exit_code and any(one.name == child.name for one in self._all if one != child):
             self._mending.start_quiet(folder)
         elif child.exit_code:
             child.leave(left_in(folder))
         return bool(how)
 
     def _mend(self, child: Child) -> None:
+        while child.said:
+            say(f"capture {child.name} {child.said.pop(0)}")
         self._mending.start(child.plan["folder"], child.orphans)
         child.orphans = []
         if child.is_sure:

@@ -21,6 +21,7 @@ import click
 from collector.daemon.channel import Channel
 from collector.daemon.config import make_capture
 from collector.daemon.messages import MOST_WHY
+from collector.linux.trusted_files import open_no_link
 from collector.loader.parked import Parked
 from collector.plan.request import Request
 from collector.session import session
@@ -82,7 +83,11 @@ def _new_file(request: Request) -> str:
     folder = Path(request.output)
     try:
         folder.mkdir(0o750, parents=True, exist_ok=True)
+        os.close(open_no_link(str(folder), os.O_RDONLY | os.O_DIRECTORY))
     except OSError as error:
+        if folder.is_symlink():
+            why = f"{folder} is a symbolic link"
+            raise FileError(why, "name the folder itself") from error
         raise FileError(f"{folder}: {error.strerror}") from error
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     number = sum(1 for _ in folder.iterdir()) + 1

@@ -11,6 +11,7 @@ __all__ = [
     "kallsyms",
     "kernel_constants",
     "kprobe_events",
+    "lasting",
     "machine",
     "netns",
     "nf_hooks",

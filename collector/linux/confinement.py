@@ -64,15 +64,16 @@ _ALL_ACCESS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16
 _BIND_TCP_CONNECT_TCP, _SCOPE_ABSTRACT, _SCOPE_SIGNAL = 3, 1, 2
 
 
-def deny_calls(enters_namespaces: bool = False) -> None:
+def deny_calls(enters_namespaces: bool = False, forks: bool = False) -> None:
     """Make system calls fail (EPERM) that a capture that runs never makes: see _DENIED.
 
-    enters_namespaces: all but setns(), and a loaded program may be linked where it is then.
+    enters_namespaces: all but setns(), and a loaded program may be linked where it is then. forks:
+    all but new processes and pairs of sockets, for the guard of collector/linux/lasting.py.
 
     A thread may still start threads, but no process. Call it after forbid_new_privileges().
     KernelError where the kernel has no seccomp filters.
     """
-    code = ctypes.create_string_buffer(b"".join(_filter(enters_namespaces)))
+    code = ctypes.create_string_buffer(b"".join(_filter(enters_namespaces, forks)))
     program = struct.pack("=HxxxxxxQ", (len(code) - 1) // 8, address(code))
     try:
         buffer = ctypes.create_string_buffer(program, len(program))
@@ -81,7 +82,7 @@ def deny_calls(enters_namespaces: bool = False) -> None:
         raise KernelError(f"the kernel takes no seccomp filter: {error.strerror}") from error
 
 
-def _filter(enters_namespaces: bool) -> Iterable[bytes]:
+def _filter(enters_namespaces: bool, forks: bool) -> Iterable[bytes]:
     """The filter in classic BPF: struct sock_filter {u16 code; u8 jt, jf; u32 k}."""
 
     def step(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
@@ -96,8 +97,10 @@ def _filter(enters_namespaces: bool) -> Iterable[bytes]:
         yield step(_MORE, _X32, 0, 1)
         yield refuse
     commands = _BPF_COMMANDS + (_BPF_LINK_CREATE,) * enters_namespaces
+    allowed = {"setns"} if enters_namespaces else set()
+    allowed |= {"fork", "vfork", "socketpair"} if forks else set()
     for name, numbers in _DENIED.items():
-        if enters_namespaces and name == "setns":
+        if name in allowed:
             continue
         if (number := numbers[ARM64]) is not None:
             yield step(_EQUAL, number, 0, 1)
@@ -109,7 +112,7 @@ def _filter(enters_namespaces: bool) -> Iterable[bytes]:
     yield step(_LOAD, _ARGUMENT_AT)
     yield step(_SET, _CLONE_THREAD, 0, 1)
     yield allow
-    yield refuse
+    yield allow if forks else refuse
     yield step(_EQUAL, NR_BPF, 1)
     yield allow
     yield step(_LOAD, _ARGUMENT_AT)

@@ -12,12 +12,13 @@ that it is sent, and another when this process has ended.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
+from collector.linux.confinement import deny_calls
+from collector.linux.lasting import Lasting
 from formats.base.closing import Closing
 from formats.base.errors import FileError, TcpkmonError
 
@@ -27,16 +28,19 @@ _TEXT_BYTES = 4096
 _MOST_FDS = 4
 _MOST_BYTES = 1 << 26
 """Of a request: it may have the header of a file."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+ANSWER_S = 10.0
+"""In this time another deputy is there, where one was killed."""
 
 
 class Deputy(Closing):
     """The child process, until close(). Make it while there is one thread alone.
 
     open_file(number, bytes, *descriptors): returns a descriptor, which the deputy closes after
-    sending it, as it does those that came.
+    sending it, as it does those that came. Where the deputy is killed another is asked the same
+    again, so what was done must not be an error.
     at_end: called when this process closes the deputy, or has ended. settle: called first, to give
-    up what the two do not need. keep: the descriptors that they use; all others are closed.
+    up what the two do not need, but to make processes. keep: the descriptors that they use; all
+    others are closed. what: for people.
     """
 
     def __init__(
@@ -45,53 +49,78 @@ class Deputy(Closing):
         at_end: Callable[[], None],
         settle: Callable[[], None],
         keep: Iterable[int] = (),
+        what: str = "the process that opens files",
+        confine: Callable[[], None] = deny_calls,
     ) -> None:
-        self._socket, theirs = socket.socketpair()
+        self.what = what
+        self._socket: socket.socket | None = None
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._line.settimeout(ANSWER_S)
+
+        def begin() -> int:
+            """A connection for the next deputy; this process gets its other end."""
+            ours, other = socket.socketpair()
+            with ours, suppress(OSError):  # this process has ended
+                socket.send_fds(theirs, [b"!"], [ours.fileno()])
+            return other.detach()
+
+        def live(fd: int, deaths: int, busy: Callable[[bool], None]) -> None:
+            theirs.close()
+            with socket.socket(fileno=fd) as connection:
+                while _serve(connection, open_file):
+                    pass
+            at_end()
+
         with theirs:
-            self._pid = os.fork()
-            if not self._pid:
-                try:
-                    isolate({*keep, theirs.fileno()})
-                    settle()
-                    while _serve(theirs, open_file):
-                        pass
-                    at_end()
-                finally:
-                    os._exit(0)
+            keep = {*keep, theirs.fileno()}
+            self._process = Lasting(what, live, settle, keep, begin, confine)
+        self.check = self._process.check
+        """KernelError where it was killed."""
 
     def open_file(self, number: int, data: bytes, fds: Sequence[int] = ()) -> int:
         """The descriptor that the deputy opened. FileError, from an OSError where that was why."""
+        for is_last in (False, False, True):
+            try:
+                return self._ask(number, data, fds)
+            except _Ended as error:
+                if self._socket is not None:
+                    self._socket.close()
+                self._socket = None
+                if is_last:
+                    raise FileError(f"{self.what} has ended") from error
+        raise AssertionError
+
+    def _ask(self, number: int, data: bytes, fds: Sequence[int]) -> int:
         try:
+            if self._socket is None:
+                _, new, _, _ = socket.recv_fds(self._line, 1, 1)
+                if not new:
+                    raise _Ended
+                self._socket = socket.socket(fileno=new[0])
             socket.send_fds(self._socket, [_REQUEST.pack(number, len(data))], fds)
             self._socket.sendall(data)
-            answer, fds, _, _ = socket.recv_fds(self._socket, _ANSWER.size + _TEXT_BYTES, 1)
+            answer, given, _, _ = socket.recv_fds(self._socket, _ANSWER.size + _TEXT_BYTES, 1)
         except OSError as error:
-            raise FileError(f"the process that opens files has ended: {error.strerror}") from error
-        if fds:
-            return fds[0]
+            raise _Ended from error
+        if given:
+            return given[0]
         if len(answer) < _ANSWER.size:
-            raise FileError("the process that opens files has ended")
+            raise _Ended
         (code,) = _ANSWER.unpack_from(answer)
         message = answer[_ANSWER.size :].decode(errors="replace")
         raise FileError(message) from OSError(code, os.strerror(code))
 
     def close(self) -> None:
         """Let the deputy end, and wait for that."""
-        if self._pid:
+        if self._socket is not None:
             self._socket.close()
-            os.waitpid(self._pid, 0)
-            self._pid = 0
+            self._socket = None
+        self._line.close()
+        self._process.close()
 
 
-def isolate(keep: set[int]) -> None:
-    """Keep signals, terminals and open files of the parent away."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    os.setsid()
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            with suppress(OSError):  # that of the listing
-                os.close(int(name))
+class _Ended(Exception):
+    """The deputy has."""
 
 
 def _serve(connection: socket.socket, open_file: Callable[..., int]) -> bool:

@@ -77,6 +77,8 @@ class Entrance:
         """
         if place == own_namespace():
             return _link(family, target, program)
+        if place not in self._paths:  # another process found it, which was killed
+            self.find()
         return self._inside(place, lambda: _link(family, target, program))
 
     def _inside(self, place: int, call: Callable[[], int]) -> int:

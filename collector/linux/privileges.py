@@ -161,6 +161,7 @@ def settle(
     folders: Iterable[int] = (),
     signals: bool = False,
     enters_namespaces: bool = False,
+    forks: bool = False,
 ) -> None:
     """Give up, in the calling thread and for good, what is not named here. PrivilegeError.
 
@@ -168,7 +169,7 @@ def settle(
     removes files by name only below `folders` (descriptors), and makes no system call that a
     capture never makes. signals: it may send other processes signals. enters_namespaces: it may
     enter network namespaces, and attach loaded programs there. Then files' modes alone limit it:
-    Landlock would hide other processes' namespaces.
+    Landlock would hide other processes' namespaces. forks: it may make processes.
     """
     forbid_new_privileges()
     if not enters_namespaces:
@@ -176,7 +177,7 @@ def settle(
             limit_paths(folders, signals)
     drop_capabilities(keep, user)
     with suppress(KernelError):
-        deny_calls(enters_namespaces)
+        deny_calls(enters_namespaces, forks)
 
 
 def drop_capabilities(keep: Iterable[str] = KEPT, user: User | None = None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens files that nobody but root and this user can change.
+"""Opens files that nobody but root and this user can change, and folders that no other chose.
 
 The path is opened folder by folder, each below the descriptor of the one before, and each is
 checked by its descriptor. So what was checked is what is read.
@@ -11,12 +11,16 @@ import errno
 import os
 import pwd
 import stat
-from pathlib import Path
+from collections import deque
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path, PurePath
 
 from formats.base.errors import FileError, PrivilegeError
 
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_MOST_LINKS = 40
 
 RISK = "what it holds would run in the kernel"
 ELSEWHERE = "copy the schema to where only root writes, /etc/tcpkmon say"
@@ -80,3 +84,51 @@ def _user(number: int) -> str:
         return f"{pwd.getpwuid(number).pw_name} (user {number})"
     except KeyError:
         return f"user {number}"
+
+
+def open_folder(path: str, trusted: Iterable[int] = ()) -> int:
+    """A descriptor of a folder. OSError; FileError for a link that another user may have put there.
+
+    For root alone: a link is followed only where none but root and the users `trusted` may give
+    names. A sticky folder like /tmp has links of theirs.
+    """
+    if os.geteuid() != 0:
+        return os.open(path, _FOLDER)
+    names = deque(PurePath(path).parts)
+    users = {0, *trusted}
+    with ExitStack() as stack:
+        at = os.open("/" if path.startswith("/") else ".", _FOLDER)
+        stack.callback(lambda: os.close(at))
+        links = 0
+        while names:
+            name = names.popleft()
+            below = os.open(name, _LOOK, dir_fd=at)
+            link, above = os.fstat(below), os.fstat(at)
+            if stat.S_ISLNK(link.st_mode):
+                target = os.readlink("", dir_fd=below)
+                os.close(below)
+                others = above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+                may = above.st_uid in users and (
+                    not others or (above.st_mode & stat.S_ISVTX and link.st_uid in users)
+                )
+                if not may:
+                    why = f"{name} in {path} is a symbolic link in a folder that others may write"
+                    raise FileError(why, f"name the folder itself: {os.path.realpath(path)}")
+                if (links := links + 1) > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                names.extendleft(reversed(PurePath(target).parts))
+                continue
+            os.close(at)
+            at = below
+        return os.open(".", _FOLDER, dir_fd=at)
+
+
+def open_no_link(path: str, flags: int, trusted: Iterable[int] = ()) -> int:
+    """Open a file or folder that is no link, in a folder as open_folder() opens it. OSError,
+    FileError."""
+    above, name = os.path.split(path.rstrip("/") or "/.")
+    folder = open_folder(above or ".", trusted)
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        os.close(folder)

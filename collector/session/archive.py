@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns sealed segments into Parquet or compresses them. The original goes when the new file is
-verified and on the disk."""
+verified and on the disk.
+
+The segment is opened once, by open_own(): what is read, and whose owner and mode the archive gets,
+is that descriptor. So nobody can have a file read that he put in its place.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-import stat
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
-from pathlib import Path
 from typing import Any, BinaryIO
 
-from collector.writer.segment_folder import append_line, rename_new
+from collector.writer.own_files import Identity, append_line, has_name, identity, open_own
+from collector.writer.segment_folder import keep_from_repair, rename_new
 from formats.base.errors import TcpkmonError
-from formats.base.segments import hidden
+from formats.base.segments import hidden, parse_name
 
 BLOCK_BYTES = 1 << 20
 ENDINGS = {"parquet": ".parquet", "zst": ".zst"}
@@ -40,35 +44,74 @@ class Archive:
             import formats.psc.archive
             import formats.verify  # noqa: F401
 
-    def take(self, name: str) -> str:
-        """Archive a segment; the name that it has now: the old one where that failed."""
+    def take(self, name: str, known: Identity | None = None) -> str:
+        """Archive a segment; the name that it has now: the old one where that failed.
+
+        known: what was sealed; None: see open_own().
+        """
         if not self._form:
             return name
         new = name + ENDINGS[self._form]
         try:
-            before = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
-            with self._create(new, before) as out:
-                line = self._pack(name, out) if self._form == "zst" else self._export(name, out)
-            os.unlink(name, dir_fd=self._folder)
+            with os.fdopen(open_own(name, self._folder, known), "rb") as source:
+                before = os.fstat(source.fileno())
+                with self._create(new, before) as out:
+                    pack = self._pack if self._form == "zst" else self._export
+                    line = pack(source, out)
+                if has_name(name, self._folder, identity(before)):
+                    os.unlink(name, dir_fd=self._folder)
+        except BlockingIOError:
+            return name
         except (OSError, TcpkmonError) as error:
-            print(f"collect: {name} is not archived: {error}", file=sys.stderr, flush=True)
+            if isinstance(error, FileNotFoundError) and self._is_there(new):
+                return new  # a keeper that was killed then had done it
+            why = (isinstance(error, OSError) and error.strerror) or str(error)
+            print(f"collect: {name} is not archived: {why}", file=sys.stderr, flush=True)
             return name
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         with suppress(OSError):
             append_line(self._folder, {"time": now, "what": "archived", "name": new, **line})
         return new
 
+    def clear(self) -> None:
+        """Remove what keepers left that were killed."""
+        for part in os.listdir(self._folder) if self._form else []:
+            found = parse_name(part)
+            if found is not None and found.archived and not found.sealed:
+                with suppress(OSError):
+                    self._remove(part)
+
+    def _is_there(self, name: str) -> bool:
+        with suppress(OSError):
+            os.close(open_own(name, self._folder))
+            return True
+        return False
+
+    def _remove(self, name: str) -> None:
+        """Remove an archive that was not finished. OSError where another keeper makes it now, or
+        it is none of ours."""
+        fd = open_own(name, self._folder)
+        try:
+            if not keep_from_repair(fd):
+                raise BlockingIOError(errno.EAGAIN, "another process makes it now")
+            os.unlink(name, dir_fd=self._folder)
+        finally:
+            os.close(fd)
+
     @contextmanager
     def _create(self, name: str, like: os.stat_result) -> Iterator[BinaryIO]:
         """A new file, which gets its name when nothing went wrong; with `like`'s owner and mode."""
         part, folder = hidden(name), self._folder
-        with suppress(FileNotFoundError):  # of a keeper that was killed
-            os.unlink(part, dir_fd=folder)
+        for old in (part, name):  # of a keeper that was killed
+            with suppress(FileNotFoundError):
+                self._remove(old)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(part, flags, 0o600, dir_fd=folder)
+        made = identity(os.fstat(fd))
         try:
             with os.fdopen(fd, "wb+") as out:
-                os.fchmod(fd, stat.S_IMODE(like.st_mode))
+                keep_from_repair(fd)
+                os.fchmod(fd, like.st_mode & 0o777)
                 yield out
                 out.flush()
                 os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
@@ -76,25 +119,24 @@ class Archive:
                     # The last of these: without CAP_FOWNER the others need the own file.
                     os.fchown(fd, like.st_uid, like.st_gid)
                 os.fsync(fd)
-            rename_new(folder, part, name)
+                rename_new(folder, part, name)
+                if not has_name(name, folder, made):
+                    raise OSError(errno.EPERM, f"another file has the name {name} now")
             with suppress(OSError):
                 os.fsync(folder)
         except BaseException:
             with suppress(OSError):
-                os.unlink(part, dir_fd=folder)
+                if has_name(part, folder, made):
+                    os.unlink(part, dir_fd=folder)
             raise
 
-    def _open(self, name: str) -> BinaryIO:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
-        return os.fdopen(fd, "rb")
-
-    def _pack(self, name: str, out: BinaryIO) -> dict[str, Any]:
+    def _pack(self, source: BinaryIO, out: BinaryIO) -> dict[str, Any]:
         """Compress it, and compare what comes out again."""
         import pyarrow
 
         before, after = hashlib.sha256(), hashlib.sha256()
         file = pyarrow.PythonFile(_Open(out), "w")
-        with self._open(name) as source, pyarrow.CompressedOutputStream(file, "zstd") as packed:
+        with pyarrow.CompressedOutputStream(file, "zstd") as packed:
             while block := source.read(BLOCK_BYTES):
                 before.update(block)
                 packed.write(block)
@@ -108,7 +150,7 @@ class Archive:
             raise OSError("what was compressed does not come out again")
         return {"sha256": before.hexdigest(), "bytes": os.fstat(out.fileno()).st_size}
 
-    def _export(self, name: str, out: BinaryIO) -> dict[str, Any]:
+    def _export(self, source: BinaryIO, out: BinaryIO) -> dict[str, Any]:
         """Write its snapshots as Parquet, and make the file again of them. It is verified first."""
         from formats.base.restore import restore
         from formats.export.table_file import write_parquet
@@ -116,7 +158,7 @@ class Archive:
         from formats.psc.reader import open_capture
         from formats.verify import DOES_NOT_ADD_UP, verify_file
 
-        path = Path(f"/proc/self/fd/{self._folder}", name)
+        path = f"/proc/self/fd/{source.fileno()}"
         report = verify_file(path)
         if report.exit_code == DOES_NOT_ADD_UP:
             raise OSError("it does not add up, so it stays as it is")
@@ -124,18 +166,16 @@ class Archive:
             records = capture.for_export("parquet")
             metadata = describe(capture, records)
             write_parquet(records, out, metadata)
-        with self._nameless(name) as again, FileIO(out.fileno(), "rb", closefd=False) as file:
+        with self._nameless() as again, FileIO(out.fileno(), "rb", closefd=False) as file:
             restore(file, path, again)
         part = report.part.as_json() if report.part is not None else {}
         return {**part, "records": report.totals.in_file, "exit_code": report.exit_code,
                 "bytes": os.fstat(out.fileno()).st_size}  # fmt: skip
 
-    def _nameless(self, name: str) -> FileIO:
+    def _nameless(self) -> FileIO:
         """A new file in the folder that goes when it is closed: what comes out of an archive."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        name = f".{name}.again"
-        with suppress(FileNotFoundError):  # of a keeper that was killed
-            os.unlink(name, dir_fd=self._folder)
+        name = f".{os.getpid()}.again"
         fd = os.open(name, flags, 0o600, dir_fd=self._folder)
         os.unlink(name, dir_fd=self._folder)
         return FileIO(fd, "rb+")

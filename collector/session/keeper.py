@@ -4,7 +4,8 @@
     writing thread  --name-->  keeper: archives it, deletes what is too old
                                  --name-->  runner: runs the command of --on-rotate with it
 
-The keeper may write in the folder alone; the runner is the user who called sudo.
+The keeper may write in the folder alone; the runner is the user who called sudo. Each has a guard,
+which starts it again: collector/linux/lasting.py. A name leaves its socket when it is done with.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from collector.linux.deputy import isolate
+from collector.linux.lasting import Lasting
 from collector.linux.privileges import settle
 from collector.plan.request import Request
 from collector.plan.rotation import Rotation
@@ -29,18 +32,29 @@ from collector.session.archive import Archive
 from collector.session.command import Identity, find_caller
 from collector.session.retention import Retention
 from collector.session.stop_signals import Stopping
+from collector.session.summary import say
 from collector.writer.base_stream import Stream
+from collector.writer.output_file import trusted_users
+from collector.writer.own_files import Identity as FileIdentity
+from collector.writer.own_files import others_may_write
+from collector.writer.segment_folder import Segments
 from formats.base.closing import Closing
+from formats.base.errors import FileError
+from formats.base.segments import hidden
 
 KEEPING = ("CAP_DAC_OVERRIDE", "CAP_CHOWN")
 LOOK_S = 1.0
 """How often the free space and the age of segments are looked at."""
 _WAIT_S = 0.05
+_TRIES = 3
+"""After so many processes that ended at a file it stays as it is."""
+_MOST_BYTES = 1 << 16
 
 
 class Keeper(Closing):
     """The processes, until close(). Make it while there is one thread alone.
 
+    Where one is killed another goes on with what was waiting; the command is run once for a name.
     folder: a descriptor of the segments' folder; path: its name, for the command. caller: who runs
     the command; None: this process's user. hurried: whether close() may not wait for them.
     """
@@ -54,130 +68,198 @@ class Keeper(Closing):
         hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         self._hurried = hurried
-        self._processes: list[int] = []
-        waiting, self._names = os.pipe()
-        os.set_blocking(self._names, False)
-        finished = done = -1
+        self._waiting: deque[bytes] = deque()
+        self._processes: list[Lasting] = []
+        collector = os.pidfd_open(os.getpid())
+        waiting, self._names = _pair()
+        self._names.setblocking(False)
+        finished = done = None
         if rotation.on_rotate:
-            finished, done = os.pipe()
-            os.set_blocking(done, False)
-            run = partial(_run_commands, rotation.on_rotate, finished, path, caller, os.getpid())
-            self._fork(run, {finished, 0, 1, 2})
-            os.close(finished)
-        run = partial(_keep, rotation, folder, waiting, done, os.getpid())
-        self._fork(run, {folder, waiting, done, 2})
-        for fd in (waiting, done):
-            if fd >= 0:
-                os.close(fd)
+            finished, done = _pair()
+            done.setblocking(False)
+            run = partial(_run_commands, rotation.on_rotate, finished, path, caller, collector)
+            keep = {finished.fileno(), collector, 0, 1}
+            become = partial(_become, caller)
+            new = Lasting("the process of --on-rotate", run, become, keep, confine=lambda: None)
+            self._processes.append(new)
+            finished.close()
+        live = partial(_keep, rotation, folder, waiting, done, collector)
+        keep = {folder, waiting.fileno(), collector} | ({done.fileno()} if done else set())
+        give_up = partial(_give_up, rotation.archive, folder)
+        self._processes.append(Lasting("the process that keeps files", live, give_up, keep))
+        for each in (waiting, done):
+            if each is not None:
+                each.close()
+        os.close(collector)
 
-    def sealed(self, name: str) -> None:
+    def sealed(self, name: str, known: FileIdentity | None = None) -> None:
         """A segment has its name now. It returns at once."""
-        with suppress(OSError):  # the keeper has ended, or is 64 KiB of names behind
-            os.write(self._names, name.encode() + b"\n")
+        device, inode = known or (0, 0)
+        self._waiting.append(f"{name} {device} {inode}".encode())
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        with suppress(OSError):  # the keeper has ended, or has many names to go
+            while self._waiting:
+                self._names.send(self._waiting[0])
+                self._waiting.popleft()
+
+    def check(self) -> None:
+        """KernelError where one was killed."""
+        for one in self._processes:
+            one.check()
 
     def close(self) -> None:
         """Let them do what is left, and wait for it."""
-        if self._names < 0:
-            return
-        os.close(self._names)
-        self._names = -1
+        last = self._processes[-1:]
+        while self._waiting and last and not self._hurried() and not last[0].has_ended:
+            self._hand_over()
+            time.sleep(_WAIT_S if self._waiting else 0)
+        self._names.close()
         while self._processes:
-            left = [pid for pid in self._processes if os.waitpid(pid, os.WNOHANG) == (0, 0)]
+            left = [one for one in self._processes if not one.has_ended]
+            for one in self._processes:
+                if one not in left:
+                    one.close()
             self._processes = left
             if self._hurried():
                 return
             if left:
                 time.sleep(_WAIT_S)
 
-    def _fork(self, live: Callable[[], None], keep: set[int]) -> None:
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                isolate(keep)
-                live()
-                code = 0
-            except Exception as error:
-                print(f"collect: files: {error}", file=sys.stderr)
-            finally:
-                with suppress(OSError, ValueError):
-                    sys.stderr.flush()
-                os._exit(code)
-        self._processes.append(pid)
 
-
-def keep(stack: ExitStack, request: Request, stream: Stream[Any], stopping: Stopping) -> None:
+def keep(
+    stack: ExitStack, request: Request, stream: Stream[Any], stopping: Stopping
+) -> Keeper | None:
     """Start a keeper for the segments of a capture that rotates; `stack` ends it."""
     rotation, segments = request.rotation, stream.segments
     if rotation is None or segments is None:
-        return
+        return None
+    stack.callback(_tell_unsealed, segments, request.output)
     if rotation.keeps_all and not rotation.on_rotate and not rotation.archive:
-        return
+        return None
     caller = None if request.as_root else find_caller()
     (folder,) = stream.folders()
+    status = os.fstat(folder)
+    by_root = rotation.on_rotate and caller is None and os.geteuid() == 0
+    if by_root and others_may_write(status, trusted_users()):
+        raise FileError(
+            f"the command of --on-rotate would be root's, and others may swap files in "
+            f"{request.output}",
+            f"chown root {request.output}; chmod go-w {request.output}",
+        )
     keeper = Keeper(rotation, folder, request.output, caller, lambda: stopping.hurry)
     stack.enter_context(keeper)
     segments.sealed = keeper.sealed
+    return keeper
 
 
-def _lines(fd: int, pause_s: float | None, collector: int) -> list[str] | None:
-    """Names that came; none after pause_s; None at the end, or when the collector is gone."""
-    if not select.select([fd], [], [], pause_s)[0]:
-        return []
-    data = os.read(fd, 1 << 16)
-    while data and not data.endswith(b"\n"):
-        data += os.read(fd, 1 << 16)
-    return data.decode().split() if data and os.getppid() == collector else None
+def _tell_unsealed(segments: Segments, folder: str) -> None:
+    """Say which files have their end, but not their name."""
+    for name in segments.unsealed:
+        part, new = Path(folder, hidden(name)), Path(folder, name)
+        say(f"{part} has not got its name; it is finished by: tcpkmon repair {part} -o {new}")
 
 
-def _keep(rotation: Rotation, folder: int, waiting: int, done: int, collector: int) -> None:
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """A message stays at its end until it is taken, whoever looked at it before."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _next(connection: socket.socket, pause_s: float | None, collector: int) -> str | None:
+    """A message, which stays there; '' without one; None at the end, or where the collector, of
+    which this is a pidfd, is gone."""
+    ends: list[Any] = [connection, collector]
+    ready = select.select(ends, [], [], pause_s)[0]
+    if collector in ready:  # it did not want to wait, or was killed
+        return None
+    if not ready:
+        return ""
+    return connection.recv(_MOST_BYTES, socket.MSG_PEEK).decode() or None
+
+
+def _give_up(form: str, folder: int) -> None:
     os.nice(19)
-    archive = Archive(rotation.archive, folder)
-    settle(KEEPING, folders=[folder])
-    retention = Retention(rotation, folder)
+    Archive(form, folder)  # what it needs is imported
+    settle(KEEPING, folders=[folder], forks=True)
+
+
+def _keep(
+    rotation: Rotation, folder: int, waiting: socket.socket, done: socket.socket | None,
+    collector: int, _: int, deaths: int, busy: Callable[[bool], None],
+) -> None:  # fmt: skip
+    archive, retention = Archive(rotation.archive, folder), Retention(rotation, folder)
+
+    def take(name: str, known: FileIdentity | None = None, is_new: bool = True) -> str:
+        retention.told(name)
+        kept = archive.take(name, known)
+        retention.told(kept)
+        if done is not None and (kept != name or is_new):
+            try:
+                done.send(kept.encode())
+            except BlockingIOError:  # it hangs: what is too old is deleted all the same
+                _say(f"{kept} is not given to the command, which has too many to go")
+            except OSError:  # it has ended
+                pass
+        retention.apply()
+        return kept
+
     retention.apply()
-    while (names := _lines(waiting, LOOK_S, collector)) is not None:
-        for name in names:
-            if os.getppid() != collector:  # it did not want to wait
+    archive.clear()
+    old: set[str] = set()
+    if deaths < _TRIES:
+        for name in retention.sealed() if rotation.archive else ():
+            busy(True)
+            if take(name, is_new=False) != name:
+                old.add(name)
+            busy(False)
+            if select.select([collector], [], [], 0)[0]:
                 return
-            retention.told(name)
-            kept = archive.take(name)
-            retention.told(kept)
-            if done >= 0:
-                try:
-                    os.write(done, kept.encode() + b"\n")
-                except BlockingIOError:  # it hangs: what is too old is deleted all the same
-                    why = "the command is 64 KiB of names behind"
-                    what = f"collect: files: {kept} is not given to it: {why}"
-                    print(what, file=sys.stderr, flush=True)
-            retention.apply()
-        if not names:
+    while (message := _next(waiting, LOOK_S, collector)) is not None:
+        if message:
+            busy(True)
+            name, device, inode = message.split()
+            if deaths >= 2 * _TRIES:  # they ended at those of the index before
+                _say(f"{name} stays as it is: {deaths} processes ended at it")
+                deaths = 0
+            elif name not in old:
+                take(name, (int(device), int(inode)) if int(inode) else None)
+            waiting.recv(_MOST_BYTES)
+            busy(False)
+        else:
             retention.apply()
 
 
-def _run_commands(
-    argv: tuple[str, ...], finished: int, path: str, caller: Identity | None, collector: int
-) -> None:
-    environment = dict(os.environ)
+def _say(text: str) -> None:
+    print(f"collect: files: {text}", file=sys.stderr, flush=True)
+
+
+def _become(caller: Identity | None) -> None:
     if caller is not None:
         os.setgroups(caller.groups)
         os.setgid(caller.gid)
         os.setuid(caller.uid)
+
+
+def _run_commands(
+    argv: tuple[str, ...], finished: socket.socket, path: str, caller: Identity | None,
+    collector: int, _: int, deaths: int, busy: Callable[[bool], None],
+) -> None:  # fmt: skip
+    environment = dict(os.environ)
+    if caller is not None:
         environment = caller.environment(environment)
-    while (names := _lines(finished, None, collector)) is not None:
-        for name in names:
-            if os.getppid() != collector:
-                return
-            try:
-                subprocess.run(
-                    [*argv, str(Path(path, name))],
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                    check=False,
-                    preexec_fn=_restore_signals,
-                )
-            except OSError as error:
-                print(f"collect: {argv[0]} cannot be run: {error.strerror}", file=sys.stderr)
+    while (name := _next(finished, None, collector)) is not None:
+        finished.recv(_MOST_BYTES)
+        try:
+            subprocess.run(
+                [*argv, str(Path(path, name))],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                check=False,
+                preexec_fn=_restore_signals,
+            )
+        except OSError as error:
+            print(f"collect: {argv[0]} cannot be run: {error.strerror}", file=sys.stderr)
 
 
 def _restore_signals() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collector.plan.rotation import Rotation
-from collector.writer.segment_folder import append_line
+from collector.writer.own_files import append_line
 from formats.base.segments import Segment, find_segments, parse_name, read_more
 
 
@@ -51,6 +51,13 @@ class Retention:
     def told(self, name: str) -> None:
         """This segment was sealed by this capture."""
         self._own.setdefault(name, "")
+
+    def sealed(self) -> list[str]:
+        """The segments of its own that are there and not archived, sorted."""
+        self._read_index()
+        found = find_segments(self._folder)
+        return [one.name for one in found if one.name in self._own and one.sealed
+                and not one.archived]  # fmt: skip
 
     def _read_index(self) -> None:
         """What was added to it since the last time."""
@@ -126,8 +133,7 @@ class Retention:
         told = self._tell(line)
         try:
             if one.is_folder:
-                for inner, _ in _files_in(name, self._folder):
-                    _unlink_in(name, inner, self._folder)
+                _empty(name, self._folder)
                 os.rmdir(name, dir_fd=self._folder)
             else:
                 os.unlink(name, dir_fd=self._folder)
@@ -166,9 +172,12 @@ def _files_in(name: str, parent: int) -> list[tuple[str, os.stat_result]]:
         os.close(folder)
 
 
-def _unlink_in(name: str, inner: str, parent: int) -> None:
+def _empty(name: str, parent: int) -> None:
+    """Remove the plain files in a folder."""
     folder = _open_folder(name, parent)
     try:
-        os.unlink(inner, dir_fd=folder)
+        for inner in os.listdir(folder):
+            if stat.S_ISREG(os.stat(inner, dir_fd=folder, follow_symlinks=False).st_mode):
+                os.unlink(inner, dir_fd=folder)
     finally:
         os.close(folder)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from collector.control.access import (
     socket_path,
     status_path,
 )
+from collector.linux.confinement import deny_calls
 from collector.linux.deputy import Deputy
 from collector.linux.nf_hooks import Entrance, FarEntrance
 from collector.linux.privileges import (
@@ -64,6 +66,8 @@ class Rights:
         self, stack: ExitStack, stream: Stream[Any], has_command: bool, enters_namespaces: bool
     ) -> None:
         self.user = find_user()
+        self.checks: dict[str, Callable[[], None]] = {}
+        """By what a process does beside this one: KernelError where it was killed."""
         self._has_command = has_command
         self._folders = [*stream.folders()]
         with suppress(OSError, TcpkmonError):  # then there is no control socket
@@ -76,10 +80,11 @@ class Rights:
             deputy = Deputy(
                 stream.open_file,
                 at_end=partial(_remove, control, status_path(control), owner_path(control)),
-                settle=partial(settle, OPENING, folders=self._folders),
+                settle=partial(settle, OPENING, folders=self._folders, forks=True),
                 keep=self._folders,
             )
             stack.enter_context(deputy)
+            self.checks["the process that opens files"] = deputy.check
             stream.open_files_by(deputy.open_file)
             self._folders = []
         self.entrance: Entrance | None = None
@@ -87,9 +92,12 @@ class Rights:
             deputy = Deputy(
                 Entrance().answer,
                 at_end=lambda: None,
-                settle=partial(settle, ENTERING, self.user, enters_namespaces=True),
+                settle=partial(settle, ENTERING, self.user, enters_namespaces=True, forks=True),
+                what=(what := "the process that enters network namespaces"),
+                confine=partial(deny_calls, enters_namespaces=True),
             )
             stack.enter_context(deputy)
+            self.checks[what] = deputy.check
             self.entrance = FarEntrance(deputy.open_file)
 
     def begin_writing(self) -> None:

@@ -86,8 +86,10 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
             stopping.forward = command.forward
         with ExitStack() as capturing:
             kinds = {probe.kind for probe in prepared.plan.probes}
-            keep(capturing, request, stream, stopping)
+            keeper = keep(capturing, request, stream, stopping)
             rights = Rights(capturing, stream, command is not None, "nf" in kinds)
+            if keeper is not None:
+                rights.checks["the processes that keep files"] = keeper.check
             overseer = overseer or Overseer(request.ready_fd)
             takeover = capturing.enter_context(Takeover(overseer, request, prepared, stream))
             kernel = capturing.enter_context(Kernel(prepared, request.filters, takeover.parked))
@@ -261,6 +263,8 @@ class Session:
             optional("counters of new CPUs", lambda: self._counters.refresh(self._rings.cpus))
             optional("programs at new places", self._kernel.loaded.refresh)
             optional("parking", lambda: self._takeover.park(self._kernel, self._existing))
+            for what, check in self._rights.checks.items():
+                optional(what, check)
             self._failures.refused |= self._counts.refused()
             if (clock := self._clocks.check()) is not None:
                 self._stream.clock(clock)

@@ -10,6 +10,8 @@ __all__ = [
     "log_recorder",
     "log_tail",
     "magnet_recorder",
+    "output_file",
+    "own_files",
     "record_printer",
     "recorder",
     "recorder_stream",

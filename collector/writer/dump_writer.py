@@ -42,7 +42,7 @@ class DumpWriter:
         self._segments = segments
         self._make = make
         self._writer: Any = None
-        segments.sealed = self.names.append
+        segments.sealed = lambda name, _: self.names.append(name)
 
     def begin(self, first: Beginning) -> None:
         """Make the file of a dump."""

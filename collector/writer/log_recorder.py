@@ -71,7 +71,7 @@ class LogDumps:
         self._make = make
         self._writer: LogWriter | None = None
         self._closed_bytes = 0
-        segments.sealed = self.names.append
+        segments.sealed = lambda name, _: self.names.append(name)
 
     def begin(self, first: First) -> None:
         """Make the folder of a dump, with a file for each CPU."""

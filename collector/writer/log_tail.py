@@ -14,7 +14,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from collector.linux.trusted_files import open_no_link
 from collector.ring.log_notes import FileNote, LogNotes
+from collector.writer.output_file import trusted_users
+from collector.writer.own_files import is_own
 from collector.writer.segment_folder import LOG_NAME, LOG_SUFFIX, SegmentFolder, take_over_file
 from collector.writer.written import Place, Written
 from formats.base.errors import FileError
@@ -48,7 +51,7 @@ class LogTail:
 
 def open_log(path: str, notes: LogNotes) -> LogTail:
     """Of a log that does not rotate. FileError, OSError."""
-    folder = os.open(path, _FOLDER)
+    folder = open_no_link(path, _FOLDER, trusted_users())
     try:
         return _open(folder, path, notes)
     finally:
@@ -94,6 +97,8 @@ def _open(folder: int, path: str, notes: LogNotes) -> LogTail:
         for cpu, note in noted.items():
             fd = os.open(f"{LOG_NAME}{cpu}", _FILE, dir_fd=folder)
             undo.callback(os.close, fd)
+            if not is_own(os.fstat(fd), os.fstat(folder)):
+                raise FileError(f"{path}, CPU {cpu}: it is another user's, or has another name")
             _check(fd, note, f"{path}, CPU {cpu}")
             files[cpu] = fd, note
         undo.pop_all()

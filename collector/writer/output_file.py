@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.linux.machine import read_sudo
+from collector.linux.trusted_files import open_folder
 from collector.writer.file_sink import Calls
 from formats.base.errors import FileError
 
@@ -42,6 +43,12 @@ def find_owner(environment: Mapping[str, str] = os.environ) -> Owner | None:
     return Owner(ids[0], -1 if ids[1] is None else ids[1])
 
 
+def trusted_users() -> set[int]:
+    """Whose links root follows, beside its own: those of the user who called sudo."""
+    owner = find_owner()
+    return {owner.uid} if owner is not None else set()
+
+
 def give_to(fd: int, owner: Owner | None) -> None:
     """Change the owner of an open file or folder, where its file system allows that."""
     if owner is not None:
@@ -54,9 +61,10 @@ class Output:
 
     The constructor checks the name, so make an Output early. begin() writes the file's first
     bytes; then use its `fd`. Before begin(), nothing has the name, and discard() removes
-    everything. It never follows symbolic links. Only with `force` it replaces a file: the old one
-    is there until the new one has its first bytes. owner: to whom the file belongs, this process's
-    user without it. folder: a descriptor of the path's folder, which another user may replace.
+    everything. It follows no symbolic link but those of open_folder() above it. Only with `force`
+    it replaces a file: the old one is there until the new one has its first bytes. owner: to whom
+    the file belongs, this process's user without it. folder: a descriptor of the path's folder,
+    which another user may replace.
     """
 
     def __init__(
@@ -85,7 +93,7 @@ class Output:
             raise FileError(f"{self.path} is not the name of a file")
         try:
             self._directory = (
-                self._calls.open(above or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                open_folder(above or ".", trusted_users())
                 if folder is None
                 else os.dup(folder)
             )

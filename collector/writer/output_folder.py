@@ -9,7 +9,8 @@ import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from collector.writer.output_file import STDOUT, Owner, give_to
+from collector.linux.trusted_files import open_folder
+from collector.writer.output_file import STDOUT, Owner, give_to, trusted_users
 from formats.base.errors import FileError, UsageError
 
 MODE = 0o750
@@ -18,8 +19,9 @@ MODE = 0o750
 class OutputFolder:
     """Makes the folder if it does not exist; its parent must exist. FileError if it cannot.
 
-    It follows no symbolic links, and uses the same folder even if another user puts something else
-    in its place. owner: to whom the folder belongs if it is made. what: what it is for, for people.
+    It follows no symbolic link but those of open_folder() above it, and uses the same folder even
+    if another user puts something else in its place. owner: to whom the folder belongs if it is
+    made. what: what it is for, for people.
     """
 
     def __init__(self, path: str | Path, owner: Owner | None, what: str) -> None:
@@ -65,7 +67,10 @@ class OutputFolder:
     def _open(self, name: str, parent: int | None) -> int:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            fd = os.open(name, flags if parent is None else flags | os.O_NOFOLLOW, dir_fd=parent)
+            if parent is None:
+                fd = open_folder(name, trusted_users())
+            else:
+                fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
         except OSError as error:
             raise self._failed(error, name, parent) from error
         self._open_files.callback(os.close, fd)

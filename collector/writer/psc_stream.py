@@ -116,7 +116,7 @@ class PscStream(OneFileStream[Ordered]):
         os.lseek(tail.fd, 0, os.SEEK_END)
         clocks.resume(tail.offset_ns)
         if self.segments is not None:
-            self.segments.resume(tail.capture, tail.name, tail.before, tail.older)
+            self.segments.resume(tail.capture, tail.name, tail.before, tail.older, tail.fd)
         self._write_to(tail.fd, tail.written, clocks)
         tail.released.pop(self._states_cpu, None)
         self.order.resume(tail.released, tail.late)

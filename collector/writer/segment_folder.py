@@ -23,9 +23,10 @@ from typing import Any
 from collector.linux.syscalls import c_string, call_libc
 from collector.writer.output_file import MODE, Owner, give_to
 from collector.writer.output_folder import OutputFolder
+from collector.writer.own_files import Identity, append_line, identity
 from collector.writer.written import Written
 from formats.base.errors import FileError
-from formats.base.segments import INDEX, hidden, name_segment, parse_name
+from formats.base.segments import hidden, name_segment, parse_name
 
 OPEN, SEAL, DROP, FILE = range(4)
 """Requests: make a hidden segment, give it its name, remove it; make a file in one of a log."""
@@ -33,9 +34,6 @@ LOG_SUFFIX = ".klog"
 """A segment of this name is a folder."""
 LOG_NAME = "kernlog.dump.cpu"
 """The file of a CPU in it."""
-_APPEND = (
-    os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-)
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER_MODE = 0o750
@@ -104,7 +102,10 @@ class SegmentFolder(OutputFolder):
         if name.endswith(LOG_SUFFIX):
             with suppress(OSError), _inside(hidden(name), self.fd) as folder:
                 os.fsync(folder)
-        rename_new(self.fd, hidden(name), name)
+        try:
+            rename_new(self.fd, hidden(name), name)
+        except FileNotFoundError:  # the deputy before this one was killed when it had done that
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         with suppress(OSError):  # some file systems cannot sync a directory
             os.fsync(self.fd)
         with suppress(OSError):  # a full disk: the segment itself is whole
@@ -114,12 +115,15 @@ class SegmentFolder(OutputFolder):
 class Segments:
     """The segments of one capture, for its writing thread: names, and lines of the index.
 
-    ask: see SegmentFolder.answer(). sealed: called with the name of each segment that got it.
+    ask: see SegmentFolder.answer(). sealed: called with the name of each segment that got it, and
+    which file that was; None: not known.
     """
 
     def __init__(self, host: str, suffix: str, ask: Callable[[int, bytes], int]) -> None:
         self.ask = ask
-        self.sealed: Callable[[str], None] = lambda name: None
+        self.sealed: Callable[[str, Identity | None], None] = lambda name, known: None
+        self._made: dict[str, Identity] = {}
+        """Of the segments that are not sealed."""
         self.capture = secrets.token_hex(16)
         """What the segments of one capture have in common."""
         self.name = ""
@@ -132,11 +136,13 @@ class Segments:
         self._unsealed: list[Mapping[str, Any]] = []
 
     def resume(
-        self, capture: str, name: str, before: tuple[int, int], older: Sequence[str]
+        self, capture: str, name: str, before: tuple[int, int], older: Sequence[str], fd: int = -1
     ) -> None:
         """Go on with a capture's last segment. before: records, lost numbers in the earlier ones;
-        older: those of them that are to be sealed."""
+        older: those of them that are to be sealed; fd: of the segment."""
         self.capture, self.name, self._before = capture, name, before
+        if fd >= 0:
+            self._made[name] = identity(os.fstat(fd))
         for one in older:
             self._unsealed.append({**self._line(one), "why": "its process was killed"})
         found = parse_name(name)
@@ -153,7 +159,9 @@ class Segments:
         for _ in range(_TRIES):
             self.next = name_segment(self._host, self._latest_ns, number, self._suffix)
             try:
-                return self.ask(OPEN, self.next.encode())
+                fd = self.ask(OPEN, self.next.encode())
+                self._made[self.next] = identity(os.fstat(fd))
+                return fd
             except (FileError, FileExistsError) as error:
                 if not isinstance(error.__cause__ or error, FileExistsError):  # the deputy's words
                     raise
@@ -208,6 +216,7 @@ class Segments:
 
     def drop(self) -> None:
         """Remove the next segment: it was not begun."""
+        self._made.pop(self.next, None)
         with suppress(OSError, FileError):
             os.close(self.ask(DROP, self.next.encode()))
 
@@ -241,10 +250,15 @@ class Segments:
                 first = self._unsealed[0]
                 os.close(self.ask(SEAL, json.dumps(first).encode()))
                 self._unsealed.pop(0)
-                self.sealed(first["name"])
+                self.sealed(first["name"], self._made.pop(first["name"], None))
             written.rotation_error = None
         except (OSError, FileError) as error:
             written.rotation_error = error
+
+    @property
+    def unsealed(self) -> list[str]:
+        """Segments that have their end, but not their name."""
+        return [str(line["name"]) for line in self._unsealed]
 
     def _line(self, name: str) -> dict[str, Any]:
         """The beginning of a line in the index."""
@@ -269,7 +283,7 @@ def _inside(name: str, parent: int) -> Iterator[int]:
 
 
 def keep_from_repair(fd: int) -> bool:
-    """Until it is closed: see collector/daemon/mending.py. Some file systems have no locks.
+    """Until it is closed: see collector/daemon/repairing.py. Some file systems have no locks.
 
     False where another process still has it open to write: one that was killed does not end while
     a disk stands still.
@@ -313,18 +327,6 @@ def rename_new(folder: int, old: str, new: str) -> None:
             os.stat(new, dir_fd=folder, follow_symlinks=False)
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
         os.rename(old, new, src_dir_fd=folder, dst_dir_fd=folder)
-
-
-def append_line(folder: int, line: Mapping[str, Any], owner: Owner | None = None) -> None:
-    """Add a line to the folder's index. OSError."""
-    fd = os.open(INDEX, _APPEND, MODE, dir_fd=folder)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, f"{INDEX} is no ordinary file")
-        give_to(fd, owner)
-        os.write(fd, json.dumps(line).encode() + b"\n")
-    finally:
-        os.close(fd)
 
 
 def _check(name: str) -> str:

@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.linux.trusted_files import open_no_link
 from collector.ring.journal import Journal
 from collector.sequencer.ordered_batch import count_places
+from collector.writer.output_file import trusted_users
 from collector.writer.segment_folder import take_over_file
 from collector.writer.written import Place, Written
 from formats.base.control import (
@@ -90,7 +92,7 @@ class _Counts:
 
 def open_tail(path: str, dtype: np.dtype[Any], journal: Journal) -> Tail:
     """Of a file that is no segment. FileError, OSError."""
-    fd = os.open(path, _FLAGS)
+    fd = open_no_link(path, _FLAGS, trusted_users())
     try:
         return read_tail(fd, path, dtype, journal)
     except FileError:

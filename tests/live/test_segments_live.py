@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from formats.base.segments import find_segments
 from formats.psc.reader import open_capture
 from formats.registry import format_of
 from formats.verify import verify_file
+from tests.live.faults import TCPKMON, Collector
 from tests.unit.segment_maker import LOCATION, Maker, make
 from tests.unit.test_archive import archive
 
@@ -237,3 +241,58 @@ def fill(disk: Path, free: int) -> None:
     with (disk / "filler").open("wb") as file:
         left = max(0, room.f_bavail * room.f_frsize - free)
         os.posix_fallocate(file.fileno(), 0, max(1, left))
+
+
+def descendants(pid: int) -> list[tuple[int, int]]:
+    """The processes below one, with their depth."""
+    below = [
+        int(one)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for one in (task / "children").read_text().split()
+    ]
+    return [(one, 1) for one in below] + [
+        (each, depth + 1) for one in below for each, depth in descendants(one)
+    ]
+
+
+def test_killed_helpers_come_back(tmp_path: Path) -> None:
+    """The processes that make, name and archive files are killed while it rotates."""
+    folder = tmp_path / "out"
+    options = ["--ports", str(PORT), "-o", str(folder), "--rotate-every", "1s", "--archive", "zst"]
+    with Collector(*options) as running:
+        running.ready()
+        for _ in range(3):
+            time.sleep(1.5)
+            workers = [pid for pid, depth in descendants(running.pid) if depth == 2]
+            assert len(workers) == 2
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+        running.says("the process that keeps files ended by SIGKILL; another goes on")
+        time.sleep(1.5)
+        done = running.finish(signal.SIGTERM)
+        assert "the process that opens files" in done.stderr, done.stderr
+    segments = find_segments(folder)
+    assert len(segments) > 3 and {one.archived for one in segments} == {".zst"}, done.stderr
+    *_, chain = format_of(folder).verify(folder)
+    assert chain.exit_code == 0, chain.problems
+    lines = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
+    sealed = [line["name"] for line in lines if line["what"] == "sealed"]
+    assert sealed == [one.original for one in segments]
+
+
+def test_without_the_process_that_names_files(tmp_path: Path) -> None:
+    """It and its guard are killed: the last file is whole, and it is said how to finish it."""
+    folder = tmp_path / "out"
+    with Collector("--ports", str(PORT), "-o", str(folder), "--rotate-size", "100M") as running:
+        running.ready()
+        for pid, _ in descendants(running.pid):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(1.5)
+        done = running.finish(signal.SIGTERM)
+    (one,) = find_segments(folder)
+    part, new = one.path(folder), folder / one.name
+    assert not one.sealed
+    assert f"tcpkmon repair {part} -o {new}" in done.stderr, done.stderr
+    assert "the process that opens files was killed" in done.stderr, done.stderr
+    subprocess.run([TCPKMON, "repair", part, "-o", new], check=True, capture_output=True)
+    assert verify_file(new).exit_code == 0

@@ -211,3 +211,34 @@ def test_a_file_that_does_not_rotate_goes_on(
     numbers = calls_in_log(path) if is_log else calls_in([path])
     assert np.array_equal(np.sort(numbers[numbers >= 0]), np.arange(made))
     assert "SEND_CALL" not in {row.name for row in report.rows if row.in_file}
+
+
+@pytest.mark.parametrize("wait_s", [0.05, 0.3, 0.6, 1.0] if FULL else [0.3])
+def test_who_is_killed_while_another_relieves_it(
+    daemon: Daemon, space: Space, wait_s: float
+) -> None:
+    """What its rings hold is taken by another, which then ends."""
+    with Flood(space) as flood:
+        text = CAPTURE.format(space=space.path, port=flood.port)
+        daemon.configure(text + ROTATION.format(every="1h"))
+        daemon.start()
+        flood.begin(0, rate=10_000)
+        flood.advance(5_000)
+        pid = daemon.status()["calls"]["pid"]
+        more = text.replace('"cpu", "serial"', '"cpu", "serial", "mss"')
+        daemon.configure(more + ROTATION.format(every="1h"))
+        daemon.process.send_signal(signal.SIGHUP)
+        time.sleep(wait_s)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(
+            lambda: daemon.status()["calls"]["pid"] not in {pid, None}
+            and daemon.status()["calls"]["state"] == "is attached",
+            f"another relieves it: {daemon.stderr}", 40, 0.01,
+        )  # fmt: skip
+        flood.advance(5_000)
+        made = flood.halt()
+        assert daemon.finish().code == 0
+    folder = daemon.folder / "calls"
+    wait_until(lambda: all(one.sealed for one in find_segments(folder)), "all are sealed", 20)
+    numbers = np.unique(calls_in(daemon.files("calls")))
+    assert np.array_equal(numbers, np.arange(made)), (made - len(numbers), daemon.stderr)

@@ -38,7 +38,7 @@ def test_it_makes_the_files_of_a_log(tmp_path: Path) -> None:
         os.close(fd)
         with pytest.raises(FileError, match="exists"):
             deputy.open_file(3, first)
-        os.kill(deputy._pid, signal.SIGTERM)
+        os.kill(deputy._process._pid, signal.SIGTERM)
         os.close(deputy.open_file(4, b""))
         assert not ended.exists()
     assert ended.exists()

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 import formats
-from collector.daemon.mending import mend
+from collector.daemon.repairing import mend
 from formats.analysis import open_log
 from formats.base.cli import run
 from formats.base.errors import FileError

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -62,13 +63,16 @@ def run(supervisor: Supervisor, after_s: float = 0.2) -> None:
 def test_a_capture_that_waits_holds_nothing_when_it_is_removed(
     tmp_path: Path, supervisor: Supervisor
 ) -> None:
-    """It was killed, and waits to be started again. Links would stay attached."""
+    """It was killed, and waits to be started again. What its rings hold is finished first; where
+    that takes too long, links would stay attached."""
     waits = child(tmp_path, state=State.WAITING)
     reader, writer = os.pipe()
     waits.held.add({"path": "p"}, ["link/f/0"], [reader], trusted=True)
     waits.leave(["a-20260101T000000Z-000001.pm"])
     supervisor._children["calls"] = waits
     supervisor._drop(supervisor._children.pop("calls"))
+    assert (waits.state, waits.wanted, [*waits.held.fds]) == (State.WAITING, False, ["link/f/0"])
+    supervisor._kill_all()
     assert (waits.state, waits.held.fds) == (State.GONE, {})
     with pytest.raises(BrokenPipeError):
         os.write(writer, b"x")  # its only reader was closed
@@ -135,6 +139,52 @@ def test_what_a_capture_leaves_that_dies_while_it_is_relieved_is_repaired(
     assert [(line["what"], line["name"]) for line in index_of(folder)] == [("repaired", name)]
 
 
+@pytest.mark.parametrize("moment", ["while it is relieved", "at its end"])
+def test_who_was_killed_is_finished_before_it_is_let_go(
+    tmp_path: Path, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its rings have records that are in no file: another process takes them, and ends."""
+    takes = tmp_path / "takes"
+    code = f"""
+import json, signal, sys, time
+from collector.daemon.channel import Channel
+channel = Channel.of(int(sys.argv[2]))
+names = channel.receive().what["parked"]["names"]
+channel.send({{"what": "ready"}})
+signal.sigwait([signal.SIGTERM])
+open({str(takes)!r}, "w").write(json.dumps(names))
+"""
+    (tmp_path / "worker.py").write_text(
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n" + code
+    )
+    real = subprocess.Popen
+
+    def popen(words: list[str], **more: object) -> subprocess.Popen[bytes]:
+        if words[1:3] == ["-m", "collector.daemon.worker"]:
+            words = [words[0], str(tmp_path / "worker.py"), *words[3:]]
+        return real(words, **more)  # type: ignore[call-overload,no-any-return]
+
+    dies = "import os, signal, time; signal.signal(15, lambda *_: os.kill(os.getpid(), 9));"
+    old = child(tmp_path / "out", dies + "print(flush=True); time.sleep(60)")
+    old.held.add({"path": "p"}, ["map/m"], [os.open(os.devnull, os.O_RDONLY)], trusted=True)
+    other = child(tmp_path / "out", FINISHES + "print(flush=True); time.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.setattr("collector.daemon.child.subprocess.Popen", popen)
+    supervisor._children["calls"] = other
+    if moment == "at its end":
+        supervisor._dismiss(old)
+    else:
+        other.relieves, other.state = old, State.STARTING
+        assert old._process is not None
+        old._process.kill()
+        old._process.wait()
+        threading.Timer(0.5, setattr, (other, "state", State.ATTACHED)).start()
+    run(supervisor, 2.5)
+    assert takes.exists(), "nobody took what its rings hold"
+    assert json.loads(takes.read_text()) == ["map/m"]
+    assert old.state is State.GONE and not old.held.fds
+
+
 def test_what_is_gone_on_with_is_not_repaired(tmp_path: Path) -> None:
     killed = Killed(tmp_path / "made")
     killed.records(20)
@@ -190,11 +240,12 @@ def test_what_a_capture_writes_is_not_repaired(tmp_path: Path) -> None:
     link = maker.folder / ".a-20260101T000000Z-000001.pm.part"
     (tmp_path / "other").write_bytes(b"x" * 1000)
     link.symlink_to(tmp_path / "other")
-    words = ["collector.daemon.mending", str(maker.folder), live.name, link.name[1:-5]]
+    words = ["collector.daemon.repairing", str(maker.folder), live.name, link.name[1:-5]]
     done = subprocess.run(
         [sys.executable, "-m", *words], check=True, capture_output=True, text=True
     )
-    assert (done.stderr, live.path(maker.folder).exists()) == ("", True)
+    why = f"{link} cannot be repaired: {link.name} is a symbolic link"
+    assert (done.stderr, live.path(maker.folder).exists()) == (f"tcpkmon daemon: {why}\n", True)
     maker.close()
     assert [line["what"] for line in index_of(maker.folder)] == ["sealed"]
 

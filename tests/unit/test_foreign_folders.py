@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who owns the folder of root's capture reads by it no file that he could not read before."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+
+from collector.session.archive import Archive
+from collector.session.retention import Retention
+from collector.writer.output_file import Output
+from collector.writer.own_files import append_line
+from collector.writer.segment_folder import SegmentFolder
+from formats.base.errors import FileError
+from formats.base.segments import find_segments, hidden
+from tests.unit.log_maker import LogMaker
+from tests.unit.segment_maker import index_of, make
+from tests.unit.test_supervisor import killed_segment
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it needs a second user")
+
+ATTACKER = 64_321
+NAME = "a-20260101T000000Z-000001.pm"
+SWAPS = """
+import os, sys
+name, secret = sys.argv[1:]
+while True:
+    for step in (lambda: os.rename(name, ".kept"), lambda: os.symlink(secret, name),
+                 lambda: os.unlink(name), lambda: os.rename(".kept", name)):
+        try:
+            step()
+        except OSError:
+            pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The attacker's own, and root may write there."""
+    made = tmp_path / "out"
+    made.mkdir(mode=0o755)
+    os.chown(made, ATTACKER, ATTACKER)
+    for above in (tmp_path, *tmp_path.parents[:3]):
+        if above.stat().st_uid == 0 and above != Path("/tmp"):
+            above.chmod(above.stat().st_mode | 0o011)
+    return made
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A capture of root's that nobody else may read."""
+    (path,) = make(tmp_path / "root's", segments=1, count=30)
+    path.chmod(0o600)
+    return path
+
+
+class Swapper:
+    """A process of the attacker that puts a link to `secret` in a file's place, in a loop."""
+
+    def __init__(self, folder: Path, name: str, secret: Path) -> None:
+        def become() -> None:
+            os.setgroups([])
+            os.setgid(ATTACKER)
+            os.setuid(ATTACKER)
+
+        words = [sys.executable, "-c", SWAPS, name, str(secret)]
+        self._process = subprocess.Popen(words, cwd=folder, preexec_fn=become)  # noqa: PLW1509
+
+    def __enter__(self) -> Swapper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def put(content: bytes, path: Path) -> None:
+    """Make a file of root's."""
+    new = path.with_name(".new")
+    new.write_bytes(content)
+    new.chmod(0o640)
+    new.rename(path)
+
+
+@pytest.fixture
+def fd(folder: Path) -> Iterator[int]:
+    made = os.open(folder, os.O_RDONLY)
+    yield made
+    os.close(made)
+
+
+@pytest.mark.parametrize("form", ["zst", "parquet"])
+def test_no_archive_is_another_users_or_has_what_a_link_named(
+    folder: Path, secret: Path, tmp_path: Path, fd: int, form: str
+) -> None:
+    pytest.importorskip("pyarrow")
+    (path,) = make(tmp_path / "mine", segments=1, count=10)
+    content, archive = path.read_bytes(), Archive(form, fd)
+    secret_rows = 30 * 2
+    made = 0
+    until_s = time.monotonic() + 6
+    with Swapper(folder, NAME, secret):
+        while time.monotonic() < until_s:
+            put(content, folder / NAME)
+            new = folder / archive.take(NAME)
+            with suppress(OSError):
+                there = new.lstat()
+                if new.name == NAME or not stat.S_ISREG(there.st_mode):
+                    continue
+                made += 1
+                assert (there.st_uid, stat.S_IMODE(there.st_mode)) == (0, 0o640)
+                if form == "parquet":
+                    from pyarrow import parquet
+
+                    assert parquet.read_metadata(new).num_rows != secret_rows
+                new.unlink()
+    assert made, "nothing was archived at all"
+    assert secret.exists()
+
+
+@pytest.mark.parametrize("form", ["zst", "parquet"])
+@pytest.mark.parametrize("swap", ["hard link", "fifo", "link", "another's", "archive's name"])
+def test_nothing_else_is_archived(
+    folder: Path, secret: Path, tmp_path: Path, fd: int, swap: str, form: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("pyarrow")
+    before = secret.read_bytes()
+    place = folder / NAME
+    if swap == "hard link":
+        os.link(secret, place)
+    elif swap == "fifo":
+        os.mkfifo(place)
+    elif swap == "link":
+        place.symlink_to(secret)
+    elif swap == "another's":
+        put(before, place)
+        os.chown(place, ATTACKER + 1, ATTACKER + 1)
+    else:
+        put(before, place)
+        place.with_name(f"{NAME}.{form}").symlink_to(tmp_path / "victim")
+    signal.alarm(20)
+    assert Archive(form, fd).take(NAME) == NAME
+    signal.alarm(0)
+    assert "is not archived" in capfd.readouterr().err
+    assert place.lstat() and secret.read_bytes() == before
+    assert not (tmp_path / "victim").exists()
+    assert not [one for one in folder.iterdir() if one.is_file() and one.name.startswith(".")]
+
+
+def test_what_was_sealed_is_what_is_archived(
+    folder: Path, secret: Path, fd: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    put(secret.read_bytes(), folder / NAME)
+    status = (folder / NAME).stat()
+    known = status.st_dev, status.st_ino
+    put(secret.read_bytes(), folder / "other")
+    (folder / NAME).rename(folder / "kept")
+    (folder / "other").rename(folder / NAME)
+    assert Archive("zst", fd).take(NAME, known) == NAME
+    assert "another file has the name" in capfd.readouterr().err
+    (folder / "kept").rename(folder / NAME)
+    os.link(folder / NAME, folder / "a backup of it")
+    assert Archive("zst", fd).take(NAME, known) == f"{NAME}.zst"
+
+
+def repair(folder: Path, name: str) -> str:
+    """Repair as the daemon does; what it says."""
+    try:
+        import collector.daemon.repairing as module
+    except ImportError:
+        import collector.daemon.mending as module  # type: ignore[no-redef]
+    words = [sys.executable, "-m", module.__name__, str(folder), name]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("swap", ["hard link", "another's", "fifo"])
+def test_nothing_else_is_repaired(folder: Path, secret: Path, swap: str) -> None:
+    part = folder / hidden(NAME)
+    if swap == "hard link":
+        os.link(secret, part)
+    elif swap == "another's":
+        put(secret.read_bytes(), part)
+        os.chown(part, ATTACKER + 1, ATTACKER + 1)
+    else:
+        os.mkfifo(part)
+    assert "cannot be repaired" in repair(folder, NAME)
+    assert [one.name for one in folder.iterdir()] == [part.name] and secret.exists()
+
+
+def test_no_link_is_repaired_into_the_folder(folder: Path, secret: Path, tmp_path: Path) -> None:
+    """In a loop, in one process; the segment's own owner and mode stay."""
+    name = killed_segment(tmp_path / "mine")
+    content = (tmp_path / "mine" / hidden(name)).read_bytes()
+    try:
+        from collector.daemon.repairing import mend
+    except ImportError:
+        from collector.daemon.mending import mend  # type: ignore[attr-defined,no-redef]
+    from formats.verify import verify_file
+
+    known = verify_file(secret).part
+    made, until_s = 0, time.monotonic() + 8
+    with (
+        Swapper(folder, hidden(name), secret),
+        patch("collector.linux.privileges.settle"),
+        patch("collector.daemon.repairing.say", lambda text: None),
+    ):
+        while time.monotonic() < until_s:
+            put(content, folder / hidden(name))
+            with suppress(FileNotFoundError, FileError):
+                mend(folder, [name])
+            new = folder / name
+            if new.exists():
+                made += 1
+                assert new.stat().st_mode & 0o777 == 0o640 and new.stat().st_uid == 0
+                part = verify_file(new).part
+                assert part is None or known is None or part.capture != known.capture
+                new.unlink()
+    assert made, "nothing was repaired at all"
+
+
+def test_what_is_empty_is_removed_and_what_a_killed_repair_left(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    log = "a-20260101T000000Z-000001.klog"
+    (folder / hidden(log)).mkdir()
+    assert repair(folder, log) == "" and not list(folder.iterdir())
+    (folder / hidden(log)).mkdir()
+    (folder / hidden(log) / "kernlog.dump.cpu0").touch()
+    (folder / f".{NAME}.mending").mkdir()
+    (folder / f".{NAME}.mending" / NAME).touch()
+    (folder / f".{NAME}.mended").touch()
+    (folder / ".other.mended").touch()
+    assert repair(folder, log) == ""
+    assert [one.name for one in folder.iterdir()] == [".other.mended"]
+
+
+def test_a_log_with_an_empty_file_is_repaired(tmp_path: Path) -> None:
+    """Its capture was killed between the file of a CPU and its first bytes."""
+    maker = LogMaker(tmp_path / "live")
+    maker.records(10)
+    maker.checkpoint()
+    time.sleep(0.5)
+    (part,) = (tmp_path / "live").glob(".*.part")
+    folder = tmp_path / "out"
+    shutil.copytree(part, folder / part.name)
+    maker.close()
+    (folder / part.name / "kernlog.dump.cpu7").touch()
+    said = repair(folder, part.name[1:-5])
+    assert "of a capture that was killed" in said, said
+    assert [one.sealed for one in find_segments(folder)] == [True]
+    assert index_of(folder)[0]["what"] == "repaired"
+
+
+def test_the_index_is_no_other_file(folder: Path, secret: Path, fd: int) -> None:
+    before = secret.read_bytes()
+    os.link(secret, folder / "index.jsonl")
+    with pytest.raises(OSError, match="another name"):
+        append_line(fd, {"what": "sealed", "name": NAME})
+    assert secret.read_bytes() == before
+    (folder / "index.jsonl").unlink()
+    lines = secret.with_name("lines")
+    lines.write_text(json.dumps({"what": "sealed", "name": NAME}) + "\n")
+    (folder / "index.jsonl").symlink_to(lines)
+    with pytest.raises(OSError):
+        append_line(fd, {"what": "sealed", "name": NAME})
+    from collector.plan.rotation import Rotation
+
+    put(b"x", folder / NAME)
+    assert not Retention(Rotation(every_s=1, keep_bytes=0), fd).apply()
+
+
+def test_a_killed_keepers_archives_are_removed(
+    folder: Path, fd: int, tmp_path: Path
+) -> None:
+    import fcntl
+
+    names = {kind: f".a-20260101T000000Z-00000{number}.pm.zst.part"
+             for number, kind in enumerate(("ours", "another's", "made now"), 1)}  # fmt: skip
+    for name in (*names.values(), ".other.zst.part"):
+        (folder / name).write_bytes(b"x")
+    os.chown(folder / names["another's"], ATTACKER + 1, 0)
+    with (folder / names["made now"]).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        Archive("zst", fd).clear()
+    left = {one.name for one in folder.iterdir()}
+    assert left == {names["another's"], names["made now"], ".other.zst.part"}
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+def test_one_rule_for_links(folder: Path, tmp_path: Path, rotates: bool) -> None:
+    """None in the last place; above it none of another user's, nor in a folder that he may write.
+    """
+
+    def make_output(path: Path) -> str:
+        try:
+            made = SegmentFolder(path) if rotates else Output(path)
+        except FileError as error:
+            return error.message
+        made.discard()
+        return ""
+
+    target, own = tmp_path / "target", tmp_path / "own"
+    target.mkdir()
+    own.mkdir()
+    for place in (folder, own):
+        (place / "link").symlink_to(target)
+        (place / "last").symlink_to(target / "made")
+    assert make_output(own / "link" / "new") == ""
+    assert "link in a folder that others may write" in make_output(folder / "link" / "new")
+    for place in (folder, own):
+        (target / "made").mkdir(exist_ok=True)
+        assert "is a symbolic link" in make_output(place / "last")
+    own.chmod(0o1777)
+    assert make_output(own / "link" / "new") == ""
+    os.chown(own / "link", ATTACKER, ATTACKER, follow_symlinks=False)
+    assert "link in a folder that others may write" in make_output(own / "link" / "new")
+    os.symlink("..", folder / "up")
+    assert "link in a folder" in make_output(folder / "up" / "target" / "new")
+    assert not (target / "new").exists()
+
+
+def test_a_daemons_folder_is_no_link(tmp_path: Path) -> None:
+    from collector.daemon.worker import _new_file
+
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    request = SimpleNamespace(output=str(tmp_path / "link"), format=SimpleNamespace(suffix=".pm"))
+    with pytest.raises(FileError, match="is a symbolic link"):
+        _new_file(request)  # type: ignore[arg-type]
+    request.output = str(tmp_path / "real")
+    assert _new_file(request).startswith(str(tmp_path / "real"))  # type: ignore[arg-type]

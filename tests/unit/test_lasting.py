@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes beside a capture that are killed: others go on with what waited, and it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from collector.linux.deputy import Deputy
+from collector.linux.lasting import Lasting
+from collector.linux.privileges import settle
+from collector.plan.rotation import Rotation
+from collector.session.keeper import KEEPING, Keeper, keep
+from collector.session.rights import OPENING
+from collector.writer.psc_stream import PscStream
+from collector.writer.segment_folder import OPEN, SEAL, SegmentFolder
+from formats.base.errors import FileError, KernelError
+from formats.base.segments import find_segments, hidden, name_segment
+from tests.unit.segment_maker import Maker, index_of, make
+from tests.unit.test_foreign_folders import ATTACKER
+
+WAIT_S = 20.0
+
+
+def leaves(pid: int | None = None) -> set[int]:
+    """The processes below one that have no children of their own."""
+    below: set[int] = set()
+    with suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
+        for task in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
+            below |= {int(one) for one in (task / "children").read_text().split()}
+    return set().union(*map(leaves, below)) if below else {pid} if pid else set()
+
+
+def worker_of(process: Lasting) -> int:
+    """The one that does the work, once it is there."""
+    wait_for(lambda: leaves(process._pid) - {process._pid})
+    (worker,) = leaves(process._pid)
+    return worker
+
+
+def wait_for(what: object, seconds: float = WAIT_S) -> None:
+    until_s = time.monotonic() + seconds
+    while not what():  # type: ignore[operator]
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def test_a_killed_keeper_comes_back_with_what_was_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # they have descriptor 2 alone
+    pytest.importorskip("pyarrow")
+    seen = tmp_path / "seen"
+    code = f"import sys; open({str(seen)!r}, 'a').write(sys.argv[1] + chr(10))"
+    rotation = Rotation(every_s=1, archive="zst", on_rotate=(sys.executable, "-c", code))
+    paths = make(tmp_path / "out", segments=6, count=20)
+    lines = (tmp_path / "out" / "index.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "out" / "index.jsonl").unlink()
+    for path in paths:  # sealed while it runs
+        path.rename(tmp_path / path.name)
+    fd = os.open(tmp_path / "out", os.O_RDONLY)
+    before = leaves()
+    with Keeper(rotation, fd, str(tmp_path / "out"), None) as keeper:
+        for process in keeper._processes:
+            os.kill(worker_of(process), signal.SIGKILL)
+        for path in paths:
+            if path in paths[1::3]:
+                os.kill(worker_of(keeper._processes[-1]), signal.SIGKILL)
+            (tmp_path / path.name).rename(path)
+            with (tmp_path / "out" / "index.jsonl").open("a") as index:
+                index.write(lines.pop(0))
+            status = path.stat()
+            keeper.sealed(path.name, (status.st_dev, status.st_ino))
+        last = f"{paths[-1].name}.zst\n"
+        wait_for(lambda: seen.exists() and seen.read_text().endswith(last))
+        with pytest.raises(KernelError, match="started again"):
+            keeper.check()
+    os.close(fd)
+    said = capfd.readouterr().err
+    assert "ended by SIGKILL; another goes on" in said, said
+    names = [*dict.fromkeys(Path(one).name for one in seen.read_text().splitlines())]
+    assert names == [f"{path.name}.zst" for path in paths]
+    assert [one.archived for one in find_segments(tmp_path / "out")] == [".zst"] * len(paths)
+    assert leaves() == before
+
+
+def test_what_a_killed_capture_left_is_archived_by_the_next(tmp_path: Path) -> None:
+    """Names that waited in its keeper are in the index."""
+    pytest.importorskip("pyarrow")
+    paths = make(tmp_path / "out", segments=3, count=20)
+    (tmp_path / "out" / f".{paths[0].name}.zst.part").write_bytes(b"half")
+    stranger = tmp_path / "out" / name_segment("b", 0, 1, ".pm")
+    stranger.write_bytes(b"not in the index")
+    fd = os.open(tmp_path / "out", os.O_RDONLY)
+    Keeper(Rotation(every_s=1, archive="zst"), fd, str(tmp_path / "out"), None).close()
+    os.close(fd)
+    names = {one.name for one in (tmp_path / "out").iterdir()} - {"index.jsonl", stranger.name}
+    assert names == {f"{path.name}.zst" for path in paths}
+
+
+def test_a_file_at_which_keepers_end_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # they have descriptor 2 alone
+    from collector.session import keeper as module
+
+    paths = make(tmp_path / "out", segments=3, count=20)
+    (tmp_path / "out" / "index.jsonl").unlink()
+
+    class Fatal(module.Archive):
+        def take(self, name: str, known: tuple[int, int] | None = None) -> str:
+            if name == paths[0].name:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().take(name, known)
+
+    monkeypatch.setattr(module, "Archive", Fatal)
+    fd = os.open(tmp_path / "out", os.O_RDONLY)
+    with Keeper(Rotation(every_s=1, archive="zst"), fd, str(tmp_path / "out"), None) as keeper:
+        for path in paths:
+            keeper.sealed(path.name)
+    os.close(fd)
+    assert f"{paths[0].name} stays as it is" in capfd.readouterr().err
+    assert [one.archived for one in find_segments(tmp_path / "out")] == ["", ".zst", ".zst"]
+
+
+def test_a_killed_guard_is_told(tmp_path: Path) -> None:
+    make(tmp_path / "out", segments=1)
+    fd = os.open(tmp_path / "out", os.O_RDONLY)
+    with Keeper(Rotation(every_s=1, keep_files=1), fd, str(tmp_path / "out"), None) as keeper:
+        (process,) = keeper._processes
+        keeper.check()
+        worker = worker_of(process)
+        os.kill(process._pid, signal.SIGKILL)
+        wait_for(lambda: "Z" in Path(f"/proc/{process._pid}/stat").read_text().split(")")[1])
+        with pytest.raises(KernelError, match=r"what starts .* again was killed"):
+            keeper.check()
+        os.kill(worker, signal.SIGKILL)
+        wait_for(lambda: process.has_ended)
+        with pytest.raises(KernelError, match="was killed, and what would start it again"):
+            keeper.check()
+    os.close(fd)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it gives up root's privileges")
+def test_a_killed_deputy_comes_back_and_finishes(tmp_path: Path) -> None:
+    """It is killed between a segment's name and its line in the index."""
+    folder = SegmentFolder(tmp_path / "out")
+    name = name_segment("a", 0, 1, ".pm")
+    mark = tmp_path / "out" / "killed"
+
+    def answer(request: int, data: bytes) -> int:
+        if request == SEAL and not mark.exists():
+            mark.touch()
+            os.rename(hidden(name), name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return folder.answer(request, data)
+
+    ended = tmp_path / "out" / "ended"
+    give_up = partial(settle, OPENING, folders=[folder.fd], forks=True)
+    with Deputy(answer, ended.touch, give_up, keep=[folder.fd]) as deputy:
+        os.close(deputy.open_file(OPEN, name.encode()))
+        os.kill(worker_of(deputy._process), signal.SIGKILL)
+        os.close(deputy.open_file(SEAL, json.dumps({"what": "sealed", "name": name}).encode()))
+        with pytest.raises(KernelError, match="killed 2 times"):
+            deputy.check()
+    folder.discard()
+    assert ended.exists() and (tmp_path / "out" / name).exists()
+    assert [line["name"] for line in index_of(tmp_path / "out")] == [name]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it gives up root's privileges")
+def test_what_the_guard_may() -> None:
+    """Make processes, and pairs of sockets for them; the worker has no such right."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def status() -> dict[str, str]:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+    def attempt(what: object) -> bool:
+        try:
+            what()  # type: ignore[operator]
+        except PermissionError:
+            return False
+        return True
+
+    def give_up() -> None:
+        settle(KEEPING, forks=True)
+        may = [attempt(what) for what in (socket.socketpair, socket.socket)]
+        theirs.send(json.dumps([status()["CapEff"], status()["Seccomp"], may]).encode())
+
+    def live(number: int, data: bytes) -> int:
+        may = [attempt(what) for what in (os.fork, socket.socketpair, socket.socket)]
+        theirs.send(json.dumps([status()["CapEff"], may]).encode())
+        return os.open("/dev/null", os.O_RDONLY)
+
+    with Deputy(live, lambda: None, give_up, keep=[theirs.fileno()]) as deputy:
+        os.close(deputy.open_file(0, b""))
+    guard, worker = json.loads(ours.recv(4096)), json.loads(ours.recv(4096))
+    ours.close()
+    theirs.close()
+    assert int(guard[0], 16) == int(worker[0], 16) == 1 << 0 | 1 << 1  # CHOWN, DAC_OVERRIDE
+    assert guard[1:] == ["2", [True, False]]
+    assert worker[1] == [False, False, False]
+
+
+def test_a_file_that_gets_no_name_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its deputy everything is dead that could give it one."""
+    maker = Maker(tmp_path / "out")
+    maker.records(5)
+
+    def refuse(request: int, data: bytes) -> int:
+        raise FileError("the process that opens files has ended")
+
+    assert maker.stream.segments is not None
+    maker.stream.segments.ask = refuse
+    request = SimpleNamespace(rotation=Rotation(every_s=1), output=str(tmp_path / "out"))
+    with ExitStack() as stack:
+        assert isinstance(maker.stream, PscStream)
+        keep(stack, request, maker.stream, SimpleNamespace(hurry=False))  # type: ignore[arg-type]
+        maker.close()
+    said = capsys.readouterr().err
+    (one,) = find_segments(tmp_path / "out")
+    part, new = one.path(tmp_path / "out"), tmp_path / "out" / one.name
+    assert not one.sealed and f"tcpkmon repair {part} -o {new}" in said
+    from collector.commands.tcpkmon import main  # noqa: F401
+    from formats.verify import repair_file
+
+    assert repair_file(part, new).report.exit_code == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it is about root")
+def test_no_command_of_roots_gets_what_others_may_swap(tmp_path: Path) -> None:
+    stream = PscStream(tmp_path / "out", rotates=True)
+    os.chown(tmp_path / "out", ATTACKER, ATTACKER)
+    request = SimpleNamespace(rotation=Rotation(every_s=1, on_rotate=("true",)), as_root=True,
+                              output=str(tmp_path / "out"))  # fmt: skip
+    with ExitStack() as stack, pytest.raises(FileError, match="others may swap"):
+        keep(stack, request, stream, SimpleNamespace(hurry=False))  # type: ignore[arg-type]
+    stream.discard()
