@@ -28,7 +28,7 @@ from collector.lab.endpoint import can_use_congestion
 from collector.lab.lab import Bottleneck, Lab, check_root
 from collector.lab.traffic import Workload
 from collector.linux import isolated
-from collector.writer.output_file import find_owner
+from collector.linux.machine import read_sudo
 from formats.base.errors import TcpkmonError
 
 FIRST_PORT = 5001
@@ -200,7 +200,9 @@ def _transfer(lab: Lab, flows: dict[int, Workload], console: Console, seconds: f
 
 def _give_to_caller(*paths: Path) -> None:
     """Under sudo, give these files to the user who called it."""
-    if (owner := find_owner()) is not None:
-        for path in paths:
-            with suppress(FileNotFoundError):
-                os.chown(path, owner.uid, owner.gid, follow_symlinks=False)
+    with suppress(ValueError):
+        if (caller := read_sudo()) is not None:
+            uid, gid = caller
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    os.chown(path, uid, -1 if gid is None else gid, follow_symlinks=False)

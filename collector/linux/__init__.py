@@ -8,6 +8,7 @@ __all__ = [
     "confinement",
     "cpu_affinity",
     "deputy",
+    "isolated",
     "kallsyms",
     "kernel_constants",
     "kprobe_events",
