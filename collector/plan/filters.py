@@ -290,7 +290,7 @@ def _prefix_key(network: Network) -> bytes:
 
 def _check_pid(pid: int) -> int:
     if not 0 < pid < 1 << 31:
-        raise UsageError("--pid: this number is no process", "ps -e lists them")
+        raise UsageError("--pid: there is no process of this number", "ps -e lists them")
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
