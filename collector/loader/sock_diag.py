@@ -195,8 +195,7 @@ def _columns(connections: Sequence[Connection], mono_ns: int) -> Iterator[tuple[
     yield "ca_name", _rows([one.congestion for one in connections], 16).view("V16")[:, 0]
     yield "snd_cwnd", infos["snd_cwnd"] * infos["snd_mss"]
     yield "ecn_flags", sum(np.where(infos["options"] & bit, flag, 0) for bit, flag in ECN)
-    yield "snd_wscale", infos["wscales"] & 15
-    yield "rcv_wscale", infos["wscales"] >> 4
+    yield from (("snd_wscale", infos["wscales"] & 15), ("rcv_wscale", infos["wscales"] >> 4))
     for name, member in FROM_INFO.items():
         yield name, infos[member]
     for name, word in FROM_MEMORY.items():
