@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Namespaces, a bottleneck and counted traffic: for the demo, the benchmark and the tests."""
 
-__all__ = ["counters", "demo", "demo_report", "endpoint", "lab", "namespaces", "pair", "traffic"]
+__all__ = [
+    "counters", "demo", "demo_report", "endpoint", "lab", "link", "namespaces", "pair", "traffic",
+]  # fmt: skip

@@ -10,6 +10,9 @@ would see each drop at once (TCP small queues, local congestion). a and b have t
 
            a --veth0====left-- r --[tbf]right====veth0--[nftables drop] b
                                          <- netem delay, where the kernel has it
+
+Lab(link=Link(...)): in place of all that, tun devices of the same name, and a process between them
+that delays, loses and counts packets (link.py).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from collector.lab import namespaces
+from collector.lab.link import Link, Wire
 from collector.lab.namespaces import Side
 from formats.base.closing import Closing
 from formats.base.errors import KernelError, PrivilegeError
@@ -70,8 +74,11 @@ class Lab(Closing):
     router: Side | None = None
     """The namespace with the queue, if there is a bottleneck."""
 
-    def __init__(self, bottleneck: Bottleneck | None = None) -> None:
-        self.bottleneck = bottleneck
+    wire: Wire | None = None
+    """The link that runs, if there is one."""
+
+    def __init__(self, bottleneck: Bottleneck | None = None, link: Link | None = None) -> None:
+        self.bottleneck, self.link = bottleneck, link
         self.delay_ms = 0.0
         self._names: list[str] = []
         self._sides: list[Side] = []
@@ -99,6 +106,9 @@ class Lab(Closing):
 
     def close(self) -> None:
         """Remove the namespaces with all their devices. A second call does nothing."""
+        if self.wire is not None:
+            self.wire.close()
+            self.wire = None
         while self._sides:
             self._sides.pop().namespace.close()
         while self._names:
@@ -119,7 +129,12 @@ class Lab(Closing):
         return side
 
     def _connect(self) -> None:
-        if self.bottleneck is None:
+        ends: dict[Side, str] = {}
+        if self.link is not None:
+            self.wire = Wire(self.link, (self.a.name, self.b.name), DEVICE)
+            for side in (self.a, self.b):
+                _set_up(side, DEVICE, "lo", txqlen=10_000)
+        elif self.bottleneck is None:
             _join(self.a, DEVICE, self.b, DEVICE)
             ends = {self.a: _hardware(self.b, DEVICE), self.b: _hardware(self.a, DEVICE)}
         else:
@@ -138,7 +153,8 @@ class Lab(Closing):
                 index = _index(routes, DEVICE)
                 routes.addr("add", index=index, address=side.address4, prefixlen=24)
                 routes.addr("add", index=index, address=side.address6, prefixlen=64, flags=_NODAD)
-                _add_neighbours(routes, DEVICE, other, ends[side])
+                if self.link is None:
+                    _add_neighbours(routes, DEVICE, other, ends[side])
 
     def _narrow(self, router: IPRoute, wanted: Bottleneck) -> None:
         rate = int(wanted.rate_mbit * 1e6 / 8)
@@ -247,9 +263,13 @@ def _join(side: Side, device: str, other: Side, other_device: str) -> None:
         peer = {"ifname": other_device, "net_ns_fd": other.namespace.fd}
         routes.link("add", ifname=device, kind="veth", peer=peer)
     for place, name in ((side, device), (other, other_device)):
-        with place.routes() as routes:
-            for one in (name, "lo"):
-                routes.link("set", index=_index(routes, one), state="up")
+        _set_up(place, name, "lo")
+
+
+def _set_up(side: Side, *devices: str, **more: int) -> None:
+    with side.routes() as routes:
+        for one in devices:
+            routes.link("set", index=_index(routes, one), state="up", **more)
 
 
 def _hardware(side: Side, device: str) -> str:

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The test link does what it says: seen by UDP probes, TCP_INFO and the kernel's counters."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collector.lab.counters import counters
+from collector.lab.lab import DEVICE, Lab
+from collector.lab.link import FATES, Link, Way, Wire
+from collector.lab.pair import connected
+from formats.base.errors import KernelError
+
+_RCVBUFFORCE = 33
+Times = list[tuple[int, float, float]]
+"""Number, when it was sent, when it came (CLOCK_MONOTONIC, s)."""
+
+
+def probe(lab: Lab, count: int, size: int = 1000, every_s: float = 0.0) -> Times:
+    """UDP packets of so many bytes (IP) from a to b; those that came, in the order they came."""
+    receiver = lab.b.run(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    sender = lab.a.run(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    with receiver, sender:
+        receiver.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, 1 << 24)
+        receiver.bind((lab.b.address4, 9))
+        receiver.settimeout(1.0)
+        came: Times = []
+
+        def receive() -> None:
+            with suppress(TimeoutError):
+                while True:
+                    data, _, _, _ = receiver.recvmsg(2048)
+                    came.append((*struct.unpack("=Id", data[:12]), time.monotonic()))
+
+        thread = threading.Thread(target=receive)
+        thread.start()
+        begin = time.monotonic()
+        for number in range(count):
+            time.sleep(max(0.0, begin + number * every_s - time.monotonic()))
+            head = struct.pack("=Id", number, time.monotonic())
+            sender.sendto(head + bytes(size - 28 - len(head)), (lab.b.address4, 9))
+        thread.join()
+    return came
+
+
+@contextmanager
+def linked(there: Way, back: Way | None = None) -> Iterator[Lab]:
+    with Lab(link=Link(there, back or Way())) as lab:
+        yield lab
+
+
+def delays(came: Times) -> np.ndarray:
+    """[ms]"""
+    return np.array([1000 * (arrival - sent) for _, sent, arrival in came])
+
+
+def test_a_delay_is_exact() -> None:
+    with linked(Way(delay_ms=10), Way(delay_ms=5)) as lab:
+        found = delays(probe(lab, 100, every_s=0.004))
+        assert len(found) == 100
+        assert found.min() >= 10
+        assert np.median(found) < 10.3
+        with connected(lab) as pair:
+            pair.exchange()
+            info = pair.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+            min_rtt_ms = struct.unpack_from("I", info, 148)[0] / 1000
+        assert 15 <= min_rtt_ms < 15.6
+
+
+def test_jitter_keeps_the_order_unless_told() -> None:
+    for reorders in (False, True):
+        with linked(Way(delay_ms=2, jitter_ms=8, jitter_reorders=reorders)) as lab:
+            came = probe(lab, 200, every_s=0.001)
+            numbers = [number for number, _, _ in came]
+            assert (numbers != sorted(numbers)) == reorders
+            found = delays(came)
+            assert found.min() >= 2
+            assert 8 < np.percentile(found, 95) < 10.5
+
+
+def test_a_rate_and_its_queue() -> None:
+    """200 packets of 1000 bytes at once: 1 ms each at 8 Mbit/s, 50 of them fit."""
+    with linked(Way(rate_mbit=8, queue_bytes=50_000)) as lab:
+        came = probe(lab, 200)
+        told, _ = lab.wire.counters() if lab.wire else ({}, {})
+    assert 50 <= len(came) < 80
+    assert told["full"] == 200 - len(came)
+    assert told["queue_most"] == 50_000
+    times = np.array([arrival for _, _, arrival in came])
+    assert np.median(np.diff(times)) == pytest.approx(0.001, abs=0.0003)
+    assert times[-1] - times[0] == pytest.approx(0.001 * (len(came) - 1), abs=0.002)
+
+
+def test_losses_at_random_and_in_bursts() -> None:
+    with linked(Way(loss_percent=10)) as lab:
+        came = probe(lab, 3000, size=100)
+        assert 0.87 < len(came) / 3000 < 0.93
+    with linked(Way(burst_percent=1, burst_packets=10)) as lab:
+        numbers = [number for number, _, _ in probe(lab, 5000, size=100)]
+        gaps = np.diff(numbers) - 1
+        assert 6 < gaps[gaps > 0].mean() < 14
+        assert 0.05 < 1 - len(numbers) / 5000 < 0.15
+
+
+def test_a_policer_lets_a_burst_and_a_rate_through() -> None:
+    """800 kB in 0.8 s: of them 0.8 s at 2 Mbit/s, and the bucket."""
+    with linked(Way(police_mbit=2, police_bytes=20_000)) as lab:
+        came = probe(lab, 800, every_s=0.001)
+    assert 1000 * len(came) == pytest.approx(0.8 * 2e6 / 8 + 20_000, rel=0.05)
+    assert [number for number, _, _ in came][:20] == list(range(20))
+    assert delays(came).max() < 5
+
+
+def test_slots_serve_in_bursts() -> None:
+    """Packets of 1000 bytes each ms, one slot of 10 ms at 80 Mbit/s: ten at once."""
+    with linked(Way(slot_ms=10, rate_mbit=80)) as lab:
+        came = probe(lab, 300, every_s=0.001)
+    times = np.array([arrival for _, _, arrival in came])
+    starts = times[1:][np.diff(times) > 0.003]
+    assert 25 <= len(starts) <= 32
+    assert np.median(np.diff(starts)) == pytest.approx(0.01, abs=0.0003)
+    assert 0 < delays(came).min() < 1.5
+    assert 9 < delays(came).max() < 12
+
+
+def test_a_black_hole_and_an_icmp_message() -> None:
+    for icmp in (False, True):
+        with linked(Way(mtu=1200, icmp=icmp)) as lab, connected(lab) as pair:
+            pair.exchange(1000)
+            pair.client.sendall(bytes(8_000))
+            pair.server.settimeout(0.7)
+            got = 0
+            with suppress(TimeoutError):
+                while got < 8_000:
+                    got += len(pair.server.recv(1 << 20))
+            assert got == (8_000 if icmp else 0)
+            mtu = struct.unpack("I", pair.client.getsockopt(0, 14, 4))[0]  # IP_MTU
+            assert mtu == (1200 if icmp else 1500)
+
+
+def test_chosen_segments_are_lost_so_often() -> None:
+    """Of each answer of 10,000 bytes, the last segment, twice: the probe, then a timeout."""
+    with linked(Way(delay_ms=5, lose=(9_990, 10_000), lose_every=10_000, lose_times=2)) as lab:
+        with connected(lab) as pair:
+            for _ in range(2):
+                pair.client.sendall(bytes(10_000))
+                assert len(pair.server.recv(10_000, socket.MSG_WAITALL)) == 10_000
+        assert lab.wire is not None
+        assert lab.wire.counters()[0]["chosen"] == 4
+        trace = lab.wire.trace()
+        found = counters(lab.a)
+    lost = trace[trace["fate"] == FATES.index("chosen")]
+    assert set(lost["seq"] // 10_000) == {0, 1}
+    assert (found["TCPLossProbes"], found["RetransSegs"], found["TCPTimeouts"]) == (2, 4, 2)
+
+
+def test_lost_handshakes() -> None:
+    for there, back in ((Way(syn_loss=1), Way()), (Way(), Way(synack_loss=1))):
+        with linked(there, back) as lab:
+            begin = time.monotonic()
+            with connected(lab):
+                assert 1.0 <= time.monotonic() - begin < 1.3
+
+
+def test_codel_keeps_the_queue_short_by_marks_or_drops() -> None:
+    for ecn in (False, True):
+        with linked(Way(rate_mbit=20, codel_ms=5, ecn=ecn), Way(delay_ms=20)) as lab:
+            for side in (lab.a, lab.b):
+                side.run(lambda: Path("/proc/sys/net/ipv4/tcp_ecn").write_text("1"))
+            with connected(lab) as pair:
+                threading.Thread(target=receive_all, args=(pair.server,), daemon=True).start()
+                until = time.monotonic() + 2
+                while time.monotonic() < until:
+                    pair.client.send(bytes(1 << 16))
+            assert lab.wire is not None
+            told, trace = lab.wire.counters()[0], lab.wire.trace()
+        assert (told["marks"] > 0, told["codel"] > 0) == (ecn, not ecn)
+        late = trace[(trace["way"] == 0) & (trace["in_ns"] > trace["in_ns"][0] + 1e9)]
+        queued_ms = (late["out_ns"] - late["in_ns"].astype(np.int64)) / 1e6
+        assert 1 < np.median(queued_ms) < 15  # no bound: it would be 100 ms and more
+
+
+def receive_all(end: socket.socket) -> None:
+    with suppress(OSError):
+        while end.recv(1 << 20):
+            pass
+
+
+def test_what_changes_at_a_time() -> None:
+    """Nothing gets through from 0.2 s to 0.5 s; then held packets come together."""
+    with linked(Way(delay_ms=1)) as lab:
+        assert lab.wire is not None
+        begin = time.monotonic()
+        lab.wire.change(0, Way(down=True), after_s=0.2)
+        lab.wire.change(0, Way(held=True), after_s=0.5)
+        lab.wire.change(0, Way(), after_s=0.7)
+        came = probe(lab, 90, every_s=0.01)
+    sent = np.array([one for _, one, _ in came]) - begin
+    assert not np.any((sent > 0.201) & (sent < 0.499))
+    assert np.all(delays(came)[sent < 0.19] < 2.0)
+    held = (sent > 0.501) & (sent < 0.699)
+    arrivals = np.array([one for _, _, one in came])[held] - begin
+    assert len(arrivals) > 10
+    assert arrivals.min() >= 0.7 and arrivals.max() < 0.705
+
+
+def test_acks_are_thinned_and_counted() -> None:
+    with linked(Way(rate_mbit=50, queue_bytes=100_000), Way(slot_ms=10, ack_thin=True)) as lab:
+        with connected(lab) as pair:
+            threading.Thread(target=receive_all, args=(pair.server,), daemon=True).start()
+            pair.client.sendall(bytes(2_000_000))
+        assert lab.wire is not None
+        _, back = lab.wire.counters()
+    assert back["thinned"] > 5 * back["delivered"]
+
+
+def test_it_tells_when_it_cannot() -> None:
+    with Lab(link=Link()) as lab, pytest.raises(KernelError, match="busy"):
+        Wire(Link(), (lab.a.name, lab.b.name), DEVICE)
