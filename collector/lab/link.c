@@ -211,7 +211,7 @@ static u32 note(struct way *w, const struct seen *s, u32 size, u64 now) {
     notes[note_count] = (struct note){.in_ns = now,
                                       .size = size,
                                       .queue = w->queued,
-                                      .seq = s->tcp ? s->seq - w->first_seq - 1 : 0,
+                                      .seq = s->tcp ? s->seq - w->first_seq - !(s->flags & SYN) : 0,
                                       .data = s->data,
                                       .way = w->number,
                                       .fate = F_waiting,
