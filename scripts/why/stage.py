@@ -47,6 +47,7 @@ def run(lab: Lab, scenario: Scenario, seconds: float) -> Played:
         options.append((socket.SOL_SOCKET, _PACING, scenario.pacing))
     called = time.monotonic()
     with listening(lab.b, SERVER) as listener:
+        listener.setsockopt(*options[0])
         if scenario.rcvbuf:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, scenario.rcvbuf // 2)
         if scenario.dial is not None:
