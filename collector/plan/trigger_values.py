@@ -57,7 +57,7 @@ STALL = "stall"
 STALL_COLUMNS = ("snd_una", "seg_ack")
 """What a stall needs beside those: a segment is recorded before its ACK counts, and the last one
 of a quiet connection acknowledges all."""
-_SEGMENT_RECEIVED = 1
+_ARRIVED = (1, 21)
 WRONG = Value(lambda rows: np.zeros(len(rows), np.bool_), "wrong")
 
 
@@ -123,5 +123,5 @@ def columns_for(columns: str, texts: Sequence[str]) -> str:
 def is_waiting(rows: Rows) -> NDArray[np.bool_]:
     """(n,) whether something is unacknowledged when the record's segment has counted."""
     left = rows["snd_una"] + rows["snd_sb_cc"] - rows["seg_ack"]  # modulo 2^32
-    found: NDArray[np.bool_] = (rows["location"] != _SEGMENT_RECEIVED) | (left != 0)
+    found: NDArray[np.bool_] = ~np.isin(rows["location"], _ARRIVED) | (left != 0)
     return found

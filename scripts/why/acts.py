@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from collector.lab.lab import DEVICE, Lab
 from collector.lab.pair import Pair
@@ -24,16 +24,21 @@ _SNDBUFFORCE = 32
 _REPAIR, _REPAIR_QUEUE, _QUEUE_SEQ, _SEND_QUEUE = 19, 20, 21, 2
 
 
+Span = tuple[float, float, tuple[str, ...]]
+"""From when until when (CLOCK_MONOTONIC, s) which limits are true."""
+
+
 @dataclass
 class Clock:
     """until: when the scenario ends (time.monotonic). sharp_until: when its truth does, if before.
 
-    lab: where it is played.
+    lab: where it is played. spans: where its truth changes, what an act knows of it.
     """
 
     until: float
     lab: Lab
     sharp_until: float = float("inf")
+    spans: list[Span] = field(default_factory=list)
 
     @property
     def goes_on(self) -> bool:

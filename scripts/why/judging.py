@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +28,8 @@ from formats.analysis.why import (
     tables,
     waits,
 )
-from scripts.why.scenarios import SECONDS, Scenario
+from scripts.why.acts import Span
+from scripts.why.scenarios import Scenario
 from scripts.why.stage import CLIENT, SERVER, Played, run
 
 NOTES = ("ca_name", "bbr_mode", "is_cwnd_limited", "rate_app_limited")
@@ -40,7 +44,9 @@ _FLAGS = {
 }  # fmt: skip
 NOTED = (*_COUNTERS.values(), *(column for column, _ in _FLAGS.values()))
 """Columns by which the kernel itself says what limits."""
-COLUMNS = ",".join(dict.fromkeys(("default", "rcv_rtt_us", *NOTES, *NOTED)))
+COLUMNS = ",".join(dict.fromkeys(("default", "rcv_rtt_us", "rcv_wscale", *NOTES, *NOTED)))
+
+Part = tuple[Sequence[str], float, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,9 @@ class Judged:
     """shares: of the sharp time, by limit; more: the same with the columns NOTES; older: without
     NEW, as of older files. lost: records.
 
-    kernel: what the kernel itself noted, in shares of that time.
+    kernel: what the kernel itself noted, in shares of that time. parts: where the truth changes,
+    what was found in each part: its truths, its share of the time, the shares in it. said: the
+    verdict, where the scenario names what it must not say; wrong: what of that it says.
     """
 
     name: str
@@ -58,29 +66,38 @@ class Judged:
     lost: int
     more: dict[str, float] = field(default_factory=dict)
     kernel: dict[str, float] = field(default_factory=dict)
+    parts: Sequence[Part] = ()
+    more_parts: Sequence[Part] = ()
+    said: str = ""
+    wrong: Sequence[str] = ()
+    family: str = ""
     older: dict[str, float] = field(default_factory=dict)
+    older_parts: Sequence[Part] = ()
 
     @property
     def right(self) -> float:
         """In a limit that is true."""
-        return sum(self.shares.get(name, 0.0) for name in self.truth)
+        return _right(self.parts or [(self.truth, 1.0, self.shares)])
 
     @property
     def right_with_more(self) -> float:
-        return sum(self.more.get(name, 0.0) for name in self.truth)
+        return _right(self.more_parts or [(self.truth, 1.0, self.more)])
 
     @property
     def right_in_older(self) -> float:
-        return sum(self.older.get(name, 0.0) for name in self.truth)
+        return _right(self.older_parts or [(self.truth, 1.0, self.older)])
 
+
+def _right(parts: Sequence[Part]) -> float:
+    return sum(share * sum(found.get(name, 0.0) for name in truth) for truth, share, found in parts)
 
 def play(
-    scenario: Scenario, folder: Path, seconds: float = SECONDS, columns: str = COLUMNS
+    scenario: Scenario, folder: Path, seconds: float = 0.0, columns: str = COLUMNS
 ) -> Judged:
-    """One round. TcpkmonError, PrivilegeError."""
+    """One round; seconds: if not the scenario's own. TcpkmonError, PrivilegeError."""
     path = folder / ("why.log" if scenario.sched else "why.pm")
     with Lab(scenario.bottleneck, scenario.link) as lab:
-        side = lab.b if scenario.receiver else lab.a
+        side = lab.b if scenario.receiver or scenario.from_b else lab.a
         options = ["--netns", side.name, "--quiet", "--columns", columns]
         if scenario.sched:
             options[-1] += ",pid,comm"
@@ -90,35 +107,65 @@ def play(
             schemata = ["tcp"]
             options += ["--format", "psc"]
         with start(schemata, path, force=True, options=options, buffer_mb=32):
-            played = run(lab, scenario, seconds)
+            played = run(lab, scenario, seconds or scenario.seconds)
     return judge(scenario, path, played)
 
 
 def judge(scenario: Scenario, path: Path, played: Played) -> Judged:
     """What a capture tells of the connection that was played, in its sharp time."""
-    conn_id, sharp = _find(path, played.port), (played.begin, played.end)
-    found: list[dict[str, float]] = []
+    conn_id = _find(path, played.port)
+    spans = [*played.spans] or [(played.begin, played.end, scenario.truth)]
+    sharp = [(begin, end) for begin, end, _ in spans]
+    found: list[NDArray[Any]] = []
     for leave_out in (NOTES, (), (*NOTES, *NEW)):
         with Source(path) as source:
-            shares, kernel = _shares(source, scenario.receiver, conn_id, sharp, leave_out)
+            sums, kernel = _sums(source, scenario.receiver, conn_id, sharp, leave_out)
             lost = source.reader.lost
-        found.append(_resolved(shares, path, conn_id) if scenario.sched else shares)
+        found.append(sums)
+    names = (*RECEIVING, "rx_none") if scenario.receiver else LIMITS
+    shares, more, older = (_shares(names, sums.sum(0)) for sums in found)
     if scenario.sched:
         kernel["cpu"] = played.busy
-    return Judged(scenario.name, scenario.truth, scenario.held_out, found[0], lost, found[1],
-                  kernel, found[2])  # fmt: skip
+        shares, more, older = (_resolved(one, path, conn_id) for one in (shares, more, older))
+    parts, more_parts, older_parts = (
+        _parts(names, sums, spans) if played.spans else () for sums in found
+    )
+    said = _say(path) if scenario.unsaid else ""
+    wrong = [one for one in scenario.unsaid if re.search(one, said, re.IGNORECASE)]
+    return Judged(scenario.name, scenario.truth, scenario.held_out, shares, lost, more, kernel,
+                  parts, more_parts, said, wrong, scenario.family, older, older_parts)  # fmt: skip
 
 
-def _shares(
-    source: Source, receiver: bool, conn_id: int, sharp: tuple[float, float],
+def _parts(names: Sequence[str], sums: NDArray[Any], spans: Sequence[Span]) -> list[Part]:
+    """Spans of the same truth together."""
+    truths = list(dict.fromkeys(truth for _, _, truth in spans))
+    together = [sums[[truth == one for _, _, one in spans]].sum(0) for truth in truths]
+    total = max(float(sums.sum()), 1.0)
+    return [(truth, float(one.sum()) / total, _shares(names, one))
+            for truth, one in zip(truths, together, strict=True)]  # fmt: skip
+
+
+def _shares(names: Sequence[str], sums: NDArray[Any]) -> dict[str, float]:
+    total = max(float(sums.sum()), 1.0)
+    return {name: float(ns / total) for name, ns in zip(names, sums, strict=True) if ns}
+
+
+def _say(path: Path) -> str:
+    command = [Path(sys.executable).with_name("tcpkmon"), "why", "-n", "1", path]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _sums(
+    source: Source, receiver: bool, conn_id: int, sharp: Sequence[tuple[float, float]],
     leave_out: Sequence[str],
-) -> tuple[dict[str, float], dict[str, float]]:  # fmt: skip
-    """What `why` finds in that time without these columns, and what the kernel noted."""
+) -> tuple[NDArray[Any], dict[str, float]]:  # fmt: skip
+    """What `why` finds in each of these times without these columns [ns], (times, limits), and what
+    the kernel noted in all."""
     has_notes = source.known.issuperset(NOTED)
     source.names = list(dict.fromkeys([*source.names, *(NOTED if has_notes else ())]))
     cutter, noted = Cutter(), Noted()
     names = (*RECEIVING, "rx_none") if receiver else LIMITS
-    sums = np.zeros(len(names))
+    sums = np.zeros((len(sharp), len(names)))
     for piece in source.read():
         mine = piece.take(np.flatnonzero(piece["conn_id"] == conn_id))
         if not len(mine):
@@ -126,19 +173,21 @@ def _shares(
         kept = {name: values for name, values in mine.columns.items() if name not in leave_out}
         seen = Snapshots(kept, mine.times_ns, mine.lost)
         rows, steps = cutter.add_grouped(Grouped(seen, cutter.places))
-        spans = _clipped(steps.start_ns, steps.end_ns, sharp)
-        if has_notes:
-            noted.add(mine.columns, spans)
-        if receiver:
-            assert steps.receiving is not None
-            sums += np.bincount(steps.receiving % len(names), spans, len(names))  # -1: rx_none
-        else:
-            sums += _of_rows(rows, sharp)
+        for number, times in enumerate(sharp):
+            spans = _clipped(steps.start_ns, steps.end_ns, times)
+            if has_notes:
+                noted.add(mine.columns, spans)
+            if receiver:
+                assert steps.receiving is not None
+                known = steps.receiving % len(names)  # -1: rx_none
+                sums[number] += np.bincount(known, spans, len(names))
+            else:
+                sums[number] += _of_rows(rows, times)
     if not receiver:
-        sums += _of_rows(cutter.finish(), sharp)
-    total = max(float(sums.sum()), 1.0)
-    shares = {name: float(ns / total) for name, ns in zip(names, sums, strict=True) if ns}
-    return shares, noted.shares()
+        last = cutter.finish()
+        for number, times in enumerate(sharp):
+            sums[number] += _of_rows(last, times)
+    return sums, noted.shares()
 
 
 def _of_rows(rows: Any, sharp: tuple[float, float]) -> Any:

@@ -22,6 +22,7 @@ from scripts.why import transfers
 from scripts.why.judging import Judged, play
 from scripts.why.page import page
 from scripts.why.scenarios import SCENARIOS
+from scripts.why.unseen import UNSEEN
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "why.md"
 BEGIN, END = "<!-- made by scripts/why-scenarios -->", "<!-- end -->"
@@ -32,6 +33,8 @@ File = click.Path(dir_okay=False, path_type=Path)
 @click.option("--rounds", type=click.IntRange(0), default=3, show_default=True,
               help="Play each scenario so often.")
 @click.option("--only", default="", metavar="WORD", help="The scenarios with this in their names.")
+@click.option("--unseen", is_flag=True,
+              help="The scenarios over a test link alone, which no rule was made by.")
 @click.option("--part", default="1/1", show_default=True, metavar="K/N",
               help="Of the scenarios, each N-th one, from the K-th on.")
 @click.option("--minutes", type=click.FloatRange(0), metavar="N",
@@ -46,6 +49,7 @@ File = click.Path(dir_okay=False, path_type=Path)
 def command(
     rounds: int,
     only: str,
+    unseen: bool,
     part: str,
     minutes: float | None,
     earlier: tuple[Path, ...],
@@ -67,7 +71,9 @@ def command(
     which, _, of = part.partition("/")
     if not (which.isdecimal() and of.isdecimal() and 1 <= int(which) <= int(of)):
         raise UsageError(f"--part takes K/N, not {part!r}")
-    chosen = [one for one in SCENARIOS if only in one.name][int(which) - 1 :: int(of)]
+    known = [*UNSEEN] if unseen else [*SCENARIOS, *UNSEEN]
+    named = [one for one in known if only in one.name or only == one.family]
+    chosen = named[int(which) - 1 :: int(of)]
     if not chosen:
         raise UsageError(f"no scenario has {only!r} in its name")
     until = time.monotonic() + (60 * minutes if minutes is not None else 1e9)
@@ -78,6 +84,8 @@ def command(
             for scenario in chosen:
                 found.append(play(scenario, Path(folder)))
                 click.echo(f"{100 * found[-1].right:5.1f} %  {scenario.name}")
+                for words in found[-1].wrong:
+                    click.echo(f"         says {words!r}")
     if output is not None:
         told: dict[str, Any] = {"machine": machine, "rounds": [asdict(one) for one in found]}
         output.write_text(json.dumps(told))
@@ -85,7 +93,8 @@ def command(
     if not docs:
         click.echo(text)
         return 0
-    if missing := [one.name for one in SCENARIOS if all(one.name != got.name for got in found)]:
+    names = {one.name for one in found}
+    if missing := [one.name for one in (*SCENARIOS, *UNSEEN) if one.name not in names]:
         raise UsageError(f"the page needs all scenarios; these are missing: {', '.join(missing)}")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)

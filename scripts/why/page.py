@@ -21,7 +21,8 @@ def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
         by_name[one.name].append(one)
     rounds = [len(rows) for rows in by_name.values()]
     tuned = [one for one in found if not one.held_out]
-    held = [one for one in found if one.held_out]
+    held = [one for one in found if one.held_out and not one.family]
+    unseen = [one for one in found if one.family]
     many = f"{min(rounds)}" if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
     lines = [
         f"{machine['cpu']}, Linux {machine['kernel']}; {len(by_name)} scenarios, {many} rounds of "
@@ -31,8 +32,10 @@ def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
         "more | older files |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(_summary(name, rows) for name, rows in
-          (("tuned by", tuned), ("kept out of tuning (*)", held)) if rows),
+          (("tuned by", tuned), ("kept out of tuning (*)", held),
+           ("over a test link, truths written first (*)", unseen)) if rows),
         "",
+        *_families(unseen),
         *_worst(by_name),
         "",
         "| scenario | true | right, mean | worst | found, mean | the kernel noted |",
@@ -62,6 +65,24 @@ def _summary(name: str, rows: Sequence[Judged]) -> str:
     )
 
 
+def _families(unseen: Sequence[Judged]) -> list[str]:
+    """By family: how many, how often right, and how many verdicts point to the wrong place."""
+    if not unseen:
+        return []
+    lines = [
+        "| over a test link | scenarios | in a true limit | worst round | verdicts that mislead |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name in dict.fromkeys(one.family for one in unseen):
+        rows = [one for one in unseen if one.family == name]
+        worst, wrong = min(one.right for one in rows), sum(bool(one.wrong) for one in rows)
+        lines.append(
+            f"| {name} | {len({one.name for one in rows})} | {_percent(one.right for one in rows)} "
+            f"| {100 * worst:.1f} % | {wrong} of {len(rows)} |"
+        )
+    return [*lines, ""]
+
+
 def _worst(by_name: Mapping[str, Sequence[Judged]]) -> list[str]:
     low = {name: mean(one.right for one in rows) for name, rows in by_name.items()}
     missed = sorted((share, name) for name, share in low.items() if share < WANTED)
@@ -80,6 +101,7 @@ def _listed(rows: Sequence[Mapping[str, float]], least: float) -> str:
 
 def _matrix(found: Sequence[Judged]) -> list[str]:
     """Rows: the first true limit of a scenario. Columns: what was found, in % of the time."""
+    found = [one for one in found if not one.parts]  # where the truth changes, no row is right
     truths = list(dict.fromkeys(one.truth[0] for one in found))
     columns = [name for name in _NAMES if any(name in one.shares for one in found)]
     lines = [

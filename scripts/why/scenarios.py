@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from collector.lab.lab import Bottleneck, Lab
 from collector.lab.link import Link, Way
+from collector.lab.pair import Pair
 from scripts.why import acts
-from scripts.why.acts import Act, bulk, drain
+from scripts.why.acts import Act, Span, bulk, drain
 
 SECONDS = 1.2
 
@@ -19,9 +22,12 @@ class Scenario:
     """truth: the limits that are right, as `tcpkmon why` names them. held_out: not used for tuning.
 
     from_s: the truth is sharp from then on; before, the connection opens or grows. prepare: the
-    network, before the connection. link: in place of the bottleneck. disturb: when it is open,
-    before the first byte. opens: the truth is sharp while it opens, and only then. receiver: whose
-    side is judged. sched: schema sched is recorded too.
+    network, before the connection. disturb: when it is open, before the first byte. opens: the
+    truth is sharp while it opens, and only then. receiver: whose side is judged. sched: schema
+    sched is recorded too. link: a test link in place of the bottleneck. witness: tells the spans of
+    the truth from the link's trace, and when the connection was called. from_b: b sends, and is
+    judged as a sender. unsaid: what the verdict must not say, as regular expressions. dial: makes
+    the connection, in place of a plain connect.
     """
 
     name: str
@@ -43,6 +49,12 @@ class Scenario:
     receiver: bool = False
     sched: bool = False
     link: Link | None = None
+    witness: Callable[[Any, float], list[Span]] | None = None
+    from_b: bool = False
+    unsaid: tuple[str, ...] = ()
+    dial: Callable[[Lab, socket.socket], Pair] | None = None
+    seconds: float = SECONDS
+    family: str = ""
 
 
 PATH = ("cwnd", "slow_start", "recovery", "rto_wait")

@@ -6,14 +6,15 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from collector.lab.lab import Lab
 from collector.lab.pair import join, listening
-from scripts.why.acts import Act, Clock
-from scripts.why.scenarios import SECONDS, Scenario
+from scripts.why.acts import Act, Clock, Span
+from scripts.why.scenarios import Scenario
 
 CLIENT, SERVER = "10.77.0.1", "10.77.0.2"
 _PACING = 47  # SO_MAX_PACING_RATE
@@ -23,16 +24,17 @@ class Played(NamedTuple):
     """port: the client's. begin, end: from when until when the truth is sharp (CLOCK_MONOTONIC, s).
 
     busy: the share of its time in which the sender's thread ran or waited for a CPU, as the
-    scheduler counts it.
+    scheduler counts it. spans: the parts of that time, where the truth changes.
     """
 
     port: int
     begin: float
     end: float
     busy: float
+    spans: Sequence[Span] = ()
 
 
-def run(lab: Lab, scenario: Scenario, seconds: float = SECONDS) -> Played:
+def run(lab: Lab, scenario: Scenario, seconds: float) -> Played:
     """Plays it for so long."""
     if not scenario.offloads:
         lab.a.command(["ip", "link", "set", "dev", "veth0", "gso_max_segs", "1"])
@@ -45,9 +47,13 @@ def run(lab: Lab, scenario: Scenario, seconds: float = SECONDS) -> Played:
         options.append((socket.SOL_SOCKET, _PACING, scenario.pacing))
     called = time.monotonic()
     with listening(lab.b, SERVER) as listener:
+        listener.setsockopt(*options[0])
         if scenario.rcvbuf:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, scenario.rcvbuf // 2)
-        pair = join(lab.a, listener, SERVER, options)
+        if scenario.dial is not None:
+            pair = scenario.dial(lab, listener)
+        else:
+            pair = join(lab.a, listener, SERVER, options)
     port, start = pair.client_port, time.monotonic()
     clock = Clock(start + seconds, lab)
     if scenario.disturb is not None:
@@ -75,7 +81,12 @@ def run(lab: Lab, scenario: Scenario, seconds: float = SECONDS) -> Played:
     pair.close()
     if scenario.opens:
         return Played(port, called, start, busy.get(scenario.send, 0.0))
-    return Played(port, start + scenario.from_s, end, busy.get(scenario.send, 0.0))
+    spans = clock.spans
+    if scenario.witness is not None:
+        assert lab.wire is not None
+        spans = scenario.witness(lab.wire.trace(), called)
+    spans = [one for one in spans if one[0] < one[1]]
+    return Played(port, start + scenario.from_s, end, busy.get(scenario.send, 0.0), spans)
 
 
 def _on_a_cpu() -> int:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from formats.analysis.why.grouping import Grouped
 from formats.analysis.why.limits import (
+    ARRIVED,
     CLOSE_WAIT,
     ESTABLISHED,
     NUMBER,
@@ -35,8 +36,6 @@ Array = NDArray[Any]
 _SENDING = (4, CLOSE_WAIT, 9, 11)
 """FIN_WAIT1, CLOSE_WAIT, LAST_ACK, CLOSING: what is unsent is still sent."""
 _CONG_STATE = 5
-SEGMENTS = (1, 21)
-"""SEGMENT_RECEIVED, SEGMENT_CLOSING."""
 _HELD = np.arange(len(NUMBER), dtype=np.int8)
 _HELD[NUMBER["rto_wait"]] = NUMBER["recovery"]
 """By the limit that ended at a snapshot, the one that holds after it."""
@@ -71,7 +70,7 @@ def carry(piece: Grouped, state: Array, limit: Array) -> dict[str, Array]:
     holds[at] = np.where(lost, NUMBER["recovery"], over)
     return {
         "waiting": unsent(piece.columns), "after": state.astype(np.int64), "holds": holds,
-        "segment": np.isin(piece["location"], SEGMENTS),
+        "segment": np.isin(piece["location"], ARRIVED),
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from formats.analysis.why.counts import Counts, Rates
 from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.intervals import Cutter, Steps, advance
-from formats.analysis.why.limits import LIMITS, NUMBER
+from formats.analysis.why.limits import ARRIVED, LIMITS, NUMBER
 from formats.analysis.why.receiving import RECEIVING
 from formats.analysis.why.settling import Settling
 
@@ -24,7 +24,6 @@ _EVENTS = {
 }  # fmt: skip
 """Locations that are counted."""
 _RETRANSMIT, _STATE_CHANGE, _CONG_STATE, _ERROR = 2, 4, 5, 13
-_ARRIVED = (1, 21)
 _RESET_SENT, _RESET_RECEIVED, _DESTROY, _EXISTING = 7, 8, 11, 226
 _LARGEST = {
     "cwnd_max": "snd_cwnd_segs", "ssthresh_max": "snd_ssthresh", "snd_wnd_max": "snd_wnd",
@@ -256,7 +255,7 @@ class Fold:
 
     def _add_silence(self, piece: Grouped) -> None:
         """Timeouts of the same data one after the other, and when the last segment arrived."""
-        arrived = np.flatnonzero(np.isin(piece["location"], _ARRIVED))
+        arrived = np.flatnonzero(np.isin(piece["location"], ARRIVED))
         heard = self.of("heard_ns")
         heard[piece.of_row[arrived]] = piece.times[arrived]
         again = np.flatnonzero((piece["location"] == _RETRANSMIT) & (piece["ca_state"] == 4))

@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.why.grouping import Grouped, grown
-from formats.analysis.why.limits import NUMBER, unsent
+from formats.analysis.why.limits import ARRIVED, NUMBER, unsent
 from formats.analysis.why.quiet import BY_ACK
 
 Array = NDArray[Any]
 _LOSS_PROBE = 15
-_ARRIVED = (1, 21)
-"""Locations of segments that arrive."""
 _HELD_NS = 1_000_000
 """A writer that goes on does so sooner."""
 _LATE_ACK_NS = 50_000_000
@@ -81,6 +79,6 @@ def held_back(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> NDAr
         & (span[rows] > 2 * srtt + _LATE_ACK_NS)
         & ~before["unnumbered"][rows]
         & np.isin(limit[rows], BY_ACK)
-        & np.isin(piece["location"][rows], _ARRIVED)
+        & np.isin(piece["location"][rows], ARRIVED)
     ]
     return np.concatenate([stays, leaves])

@@ -29,6 +29,8 @@ FAMILY = {"idle": "app", "nagle": "app", "zero_window": "rwnd", "slow_start": "c
 ESTABLISHED, SYN_SENT, SYN_RECV, CLOSE, CLOSE_WAIT = 1, 2, 3, 7, 8
 RECOVERY, LOSS = 3, 4
 RTO = 14
+ARRIVED = (1, 21)
+"""Locations: SEGMENT_RECEIVED, SEGMENT_CLOSING."""
 LOSS_TIMERS = (RTO, 15, 20)
 """And the loss probe, and RACK's reordering: what fires them is a loss that no ACK told."""
 _UNPACED = (1 << 64) - 1

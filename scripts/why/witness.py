@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a link's trace (collector.lab.link.NOTE) tells of a connection: spans of known truth.
+
+What is near the border of two spans belongs to none: the link is exact to 0.3 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from scripts.why.acts import Span
+
+Trace = Any
+Witness = Callable[[Trace, float], list[Span]]
+EDGE_S, LEAST_S = 0.0003, 0.002
+REPAIR = ("recovery", "rto_wait")
+
+
+def inner(spans: list[Span]) -> list[Span]:
+    """Without their borders, and without what is too short to be sharp."""
+    return [
+        (begin + EDGE_S, end - EDGE_S, truth)
+        for begin, end, truth in spans if end - begin >= LEAST_S
+    ]  # fmt: skip
+
+
+def data_of(trace: Trace, way: int) -> Trace:
+    """The packets with data of one way."""
+    return trace[(trace["way"] == way) & (trace["data"] > 0)]
+
+
+def passes(trace: Trace, way: int, byte: int) -> float:
+    """When a segment with this byte first came to the link: TCP has sent it."""
+    data = data_of(trace, way)
+    return _first(data, (data["seq"] <= byte) & (data["seq"] + data["data"] > byte), "in_ns")
+
+
+def arrives(trace: Trace, way: int, byte: int) -> float:
+    """When this byte first came out of the link."""
+    data = data_of(trace, way)
+    got = (data["fate"] == 0) & (data["seq"] <= byte) & (data["seq"] + data["data"] > byte)
+    return _first(data, got, "out_ns")
+
+
+def heard(trace: Trace, way: int, after_s: float) -> float:
+    """When the sender of this way hears of what arrived then: the next packet from there."""
+    back = trace[trace["way"] != way]
+    return _first(back, (back["fate"] == 0) & (back["in_ns"] >= after_s * 1e9), "out_ns")
+
+
+def _first(packets: Trace, chosen: Any, column: str) -> float:
+    found = packets[column][chosen]
+    assert len(found), "the network did not do what was meant"
+    return float(found.min()) / 1e9
+
+
+def closes(size: int, truth: tuple[str, ...], from_s: float = 0.0, way: int = 0) -> Witness:
+    """Of so many bytes: truth until TCP has sent the last one, then it is closing, until all has
+    arrived and that is known. A loss in the last flight is repaired then: both are true."""
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        begin, sent = passes(trace, way, 0) + from_s, passes(trace, way, size - 1)
+        fins = trace[(trace["way"] == way) & (trace["flags"] & 1 > 0)]
+        came = _first(fins, fins["fate"] == 0, "out_ns")
+        end = heard(trace, way, max(came, arrives(trace, way, size - 1)))
+        data = data_of(trace, way)
+        again = data[(data["in_ns"] > sent * 1e9) & (data["seq"] < size - 1)]
+        after = ("closing", *REPAIR) if len(again) else ("closing",)
+        return inner([(begin, sent, truth), (sent, end, after)])
+
+    return tell
+
+
+def repairs(truth: tuple[str, ...] = REPAIR, way: int = 0) -> Witness:
+    """While a lost segment is not yet known to have come: from its loss on. Only that is judged."""
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        data, spans = data_of(trace, way), []
+        until = 0.0
+        for one in data[data["fate"] > 1]:
+            lost = float(one["in_ns"]) / 1e9
+            later = data[(data["fate"] == 0) & (data["seq"] <= one["seq"])
+                         & (data["seq"] + data["data"] > one["seq"])]  # fmt: skip
+            if lost < until or not len(later):
+                continue
+            until = heard(trace, way, float(later["out_ns"].min()) / 1e9)
+            spans.append((lost, until, truth))
+        return inner(spans)
+
+    return tell
+
+
+def resent(way: int = 0, truth: tuple[str, ...] = REPAIR) -> Witness:
+    """After the first segment that was sent again, until the last one."""
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        data = data_of(trace, way)
+        most = np.maximum.accumulate(np.concatenate([[-1], data["seq"].astype(np.int64)[:-1]]))
+        again = data["in_ns"][data["seq"] <= most]
+        assert len(again) > 1, "nothing was sent again"
+        return inner([(float(again[0]) / 1e9, float(again[-1]) / 1e9, truth)])
+
+    return tell
+
+
+def holes(way: int = 0, from_s: float = 0.0) -> Witness:
+    """For a receiver: rx_reorder while a byte is missing before what has arrived, else rx_none."""
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        data = data_of(trace, way)
+        data = data[data["fate"] == 0]
+        data = data[np.argsort(data["out_ns"], kind="stable")]
+        spans: list[Span] = []
+        reached, waiting = 0, dict[int, int]()
+        begin, missing = float(data["out_ns"][0]) / 1e9, False
+        for one in data:
+            waiting[int(one["seq"])] = int(one["seq"] + one["data"])
+            while starts := [low for low in waiting if low <= reached]:
+                reached = max(reached, *(waiting.pop(low) for low in starts))
+            if bool(waiting) != missing:
+                now = float(one["out_ns"]) / 1e9
+                spans.append((begin, now, ("rx_reorder",) if missing else ("rx_none",)))
+                begin, missing = now, not missing
+        spans.append((begin, float(data["out_ns"][-1]) / 1e9,
+                      ("rx_reorder",) if missing else ("rx_none",)))  # fmt: skip
+        first = float(data["out_ns"][0]) / 1e9 + from_s
+        return inner([(max(low, first), high, truth) for low, high, truth in spans])
+
+    return tell
+
+
+def answers(size: int, truth: tuple[str, ...], way: int = 0, skip: int = 1) -> Witness:
+    """Answers of so many bytes, one after another: truth from the first byte of each to the last,
+    then, until the next one begins, there is nothing to send. A loss belongs to neither."""
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        data, spans = data_of(trace, way), []
+        count = int((data["seq"].astype(np.int64) + data["data"]).max()) // size
+        for number in range(skip, count - 1):
+            begin, sent = (passes(trace, way, number * size + at) for at in (0, size - 1))
+            spans.append((begin, sent, truth))
+            lost = (data["fate"] > 1) & (data["seq"] >= number * size)
+            if not np.any(lost & (data["seq"] < (number + 1) * size)):
+                spans.append((sent, passes(trace, way, (number + 1) * size), ("app", "idle")))
+        return inner(spans)
+
+    return tell
+
+
+def kept_back(first: int, size: int) -> Witness:
+    """Messages of so many bytes of which the first segment goes out at once: the rest is kept back
+    until it is sent (nagle), then the answer is waited for (app)."""
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        data, spans = data_of(trace, 0), []
+        count = int((data["seq"].astype(np.int64) + data["data"]).max()) // size
+        for number in range(2, count - 1):
+            begin, rest, after = (
+                passes(trace, 0, number * size + at) for at in (0, first, size)
+            )  # fmt: skip
+            spans += [(begin, rest, ("nagle",)), (rest, after, ("app", "idle"))]
+        return inner(spans)
+
+    return tell
+
+
+def opens(truth: tuple[str, ...], until_byte: int) -> Witness:
+    """While it opens, from the first SYN on; then this truth, until the byte is sent."""
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        syns = trace[(trace["way"] == 0) & (trace["flags"] & 18 == 2)]
+        answered = trace[(trace["way"] == 1) & (trace["flags"] & 18 == 18)]
+        opened = _first(answered, answered["fate"] == 0, "out_ns")
+        begin = float(syns["in_ns"][0]) / 1e9
+        sent = passes(trace, 0, until_byte - 1)
+        return inner([(begin, opened, ("opening",)), (opened, sent, truth)])
+
+    return tell
