@@ -35,23 +35,25 @@ def mend(folder: Path, names: list[str]) -> None:
     from collector.linux.privileges import settle
 
     fd = open_no_link(os.fspath(folder), os.O_RDONLY | os.O_DIRECTORY, trusted_users())
-    settle(("CAP_DAC_OVERRIDE", "CAP_CHOWN"), folders=[fd])
-    _clear(fd)
-    for one in find_segments(fd):
-        if one.sealed or one.name not in names:
-            continue
-        with ExitStack() as stack, suppress(BlockingIOError):  # a capture writes it
-            try:
-                left = _Left(one, fd, stack)
-                if left.is_empty:
-                    left.remove()
-                else:
-                    _repair(left, fd, folder)
-            except BlockingIOError:
-                raise
-            except (TcpkmonError, OSError) as error:
-                why = (isinstance(error, OSError) and error.strerror) or str(error)
-                say(f"tcpkmon daemon: {one.path(folder)} cannot be repaired: {why}")
+    with ExitStack() as opened:
+        opened.callback(os.close, fd)
+        settle(("CAP_DAC_OVERRIDE", "CAP_CHOWN"), folders=[fd])
+        _clear(fd)
+        for one in find_segments(fd):
+            if one.sealed or one.name not in names:
+                continue
+            with ExitStack() as stack, suppress(BlockingIOError):  # a capture writes it
+                try:
+                    left = _Left(one, fd, stack)
+                    if left.is_empty:
+                        left.remove()
+                    else:
+                        _repair(left, fd, folder)
+                except BlockingIOError:
+                    raise
+                except (TcpkmonError, OSError) as error:
+                    why = (isinstance(error, OSError) and error.strerror) or str(error)
+                    say(f"tcpkmon daemon: {one.path(folder)} cannot be repaired: {why}")
 
 
 class _Left:

@@ -140,7 +140,7 @@ def _strange(table: Mapping[str, Any]) -> list[tuple[Keys, str]]:
         elif isinstance(value, list):
             waiting += [(keys, inner) for inner in value]
         elif isinstance(value, str) and "\0" in value:
-            found.append((keys, "a text with the character 0"))
+            found.append((keys, "a text with NUL, the character 0"))
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             found.append((keys, "a number of more than 64 bits"))
         elif isinstance(value, float) and not math.isfinite(value):

@@ -25,4 +25,5 @@ __all__ = [
     "system_settings",
     "trusted_files",
     "uprobes",
+    "waiting",
 ]

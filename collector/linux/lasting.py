@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import signal
 import sys
 import time
@@ -21,12 +20,15 @@ from contextlib import suppress
 from functools import partial
 
 from collector.linux.confinement import deny_calls
+from collector.linux.waiting import readable
 from formats.base.closing import Closing
 from formats.base.errors import KernelError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _WAITS_S = (0.0, 0.2, 1.0, 2.0)
 """How long to wait before the next worker, where they die one after the other."""
+_MOST_ROW = 20
+"""After so many without a piece of work done none is started: nobody waits for ever at the end."""
 STEADY_S = 60.0
 
 
@@ -88,6 +90,9 @@ class Lasting(Closing):
             self._shared[0] += 1
             self._shared[2] = 0
             how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+            if row > _MOST_ROW and done == before:
+                _tell(f"{self.what} ended by {how}, as {_MOST_ROW} before it; no other is started")
+                return
             _tell(f"{self.what} ended by {how}; another goes on")
             time.sleep(_WAITS_S[min(row, len(_WAITS_S)) - 1])
 
@@ -117,9 +122,7 @@ class Lasting(Closing):
     @property
     def has_ended(self) -> bool:
         """Whether guard and worker have."""
-        poll = select.poll()
-        poll.register(self._life, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(readable([self._life], 0))
 
     def check(self) -> None:
         """KernelError where something was killed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from collector.linux.isolated import PYTHON
 from collector.linux.machine import read_sudo
 from collector.linux.netns import enter
 from collector.linux.privileges import Limits
+from collector.linux.waiting import readable
 from collector.session.stop_signals import Stopping
 from collector.session.summary import say
 from formats.base.closing import Closing
@@ -207,8 +207,9 @@ class Command(Closing):
             )
 
     def _await_ready(self) -> None:
-        readable, _, _ = select.select([self._status], [], [], _START_S)
-        said = os.read(self._status, 4096).decode(errors="replace").strip() if readable else ""
+        said = ""
+        if readable([self._status], _START_S):
+            said = os.read(self._status, 4096).decode(errors="replace").strip()
         if said == "ready":
             return
         if said:

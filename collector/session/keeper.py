@@ -11,7 +11,6 @@ which starts it again: collector/linux/lasting.py. A name leaves its socket when
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from typing import Any
 
 from collector.linux.lasting import Lasting
 from collector.linux.privileges import settle
+from collector.linux.waiting import readable
 from collector.plan.request import Request
 from collector.plan.rotation import Rotation
 from collector.session.archive import Archive
@@ -169,8 +169,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 def _next(connection: socket.socket, pause_s: float | None, collector: int) -> str | None:
     """A message, which stays there; '' without one; None at the end, or where the collector, of
     which this is a pidfd, is gone."""
-    ends: list[Any] = [connection, collector]
-    ready = select.select(ends, [], [], pause_s)[0]
+    ready = readable((connection.fileno(), collector), pause_s)
     if collector in ready:  # it did not want to wait, or was killed
         return None
     if not ready:
@@ -213,7 +212,7 @@ def _keep(
             if take(name, is_new=False) != name:
                 old.add(name)
             busy(False)
-            if select.select([collector], [], [], 0)[0]:
+            if readable([collector], 0):
                 return
     while (message := _next(waiting, LOOK_S, collector)) is not None:
         if message:

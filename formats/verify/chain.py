@@ -34,6 +34,8 @@ class _Capture:
     """Those that are Parquet without a proof."""
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Records in a segment, and how many were lost, as they were when it was sealed."""
+    strangers: dict[str, str] = field(default_factory=dict)
+    """By name, those of which the index says that they are of another capture, and which."""
     first_told: int = 0
     """Of an index that is too long: its end tells of the segments from this number on."""
 
@@ -74,9 +76,7 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     for segment in segments:
         *logs, report = _verify(segment, Path(folder), verify)
         reports += [*(log for log in logs if log.exit_code == DOES_NOT_ADD_UP), report]
-        if report.part is not None and report.part.is_dump:
-            continue
-        report.brief = True
+        report.brief = report.part is None or not report.part.is_dump
         if report.part is None:
             (tables.add if report.error_exit == LOSSES else others.append)(segment.name)
             continue
@@ -87,6 +87,7 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
             capture.parts[report.part.number] = segment, report, report.part
     lines, has_all = read_index(folder)
     left_out = False
+    of_names: dict[str, str] = {}
     for line in lines:
         name, number = line.get("name"), line.get("number")
         if not isinstance(name, str) or not isinstance(number, int):
@@ -95,13 +96,20 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
         if capture_id not in captures and len(captures) >= MOST_INDEX_CAPTURES:
             left_out = True
             continue
+        if line.get("what") in ("sealed", "repaired"):
+            of_names[name] = capture_id
         known = captures[capture_id]
         if not has_all:
             known.first_told = min(known.first_told or number, number)
         known.told(line, name, number, name in tables)
     here = {segment.original for segment in segments}
     gone: list[str] = []
-    for capture in captures.values():
+    for capture_id, capture in captures.items():
+        capture.strangers = {
+            segment.name: told
+            for segment, _, _ in capture.parts.values()
+            if (told := of_names.get(segment.original, capture_id)) != capture_id
+        }
         if capture.parts or capture.tables:
             reports.append(_Chain(str(folder), capture, others).check())
             others = []
@@ -160,19 +168,27 @@ class _Chain:
             return report
         for name in capture.twice:
             problems.add_header(f"{name}: another segment has its number")
+        for name, other in capture.strangers.items():
+            problems.add_header(f"{name}: {INDEX} says that it is of the capture {other:.40}")
+        are_dumps = all(part.is_dump for _, _, part in capture.parts.values())
         for number in numbers:
             segment, found, part = capture.parts[number]
-            self._add(found)
+            if not are_dumps:  # records are in several
+                self._add(found)
             self._compare(segment, found, number)
             if segment.number != number:
                 problems.add_header(f"{segment.name}: it is number {number} of its capture")
-            if number - 1 in capture.parts:
+            if number - 1 in capture.parts and not are_dumps:
                 self._follows(segment, part, *capture.parts[number - 1])
         self._missing(numbers)
         last, found, part = capture.parts[numbers[-1]]
-        report.end_reason = found.end_reason
-        report.proven_end = found.proven_end and not part.goes_on
-        if part.goes_on:
+        if are_dumps:
+            ends = all(each.proven_end for _, each, _ in capture.parts.values())
+            report.proven_end, report.end_reason = ends, "each dump's own"
+        else:
+            report.end_reason = found.end_reason
+            report.proven_end = found.proven_end and not part.goes_on
+        if part.goes_on and not are_dumps:
             report.notes.append(f"{last.name} says that another file follows it; it is not here")
         if not last.sealed:
             report.notes.append(f"{last.name} is not sealed: it is being written, or was killed")
@@ -180,7 +196,8 @@ class _Chain:
             more = f"; {len(self._compared) - 1} comparison(s) before" if self._compared[1:] else ""
             report.notes.append(self._compared[-1] + more)
         count = len(numbers)
-        report.notes.insert(0, f"{count} segment(s), number {numbers[0]} to {numbers[-1]}")
+        what = "dump(s)" if are_dumps else "segment(s)"
+        report.notes.insert(0, f"{count} {what}, number {numbers[0]} to {numbers[-1]}")
         bad = sum(1 for _, one, _ in capture.parts.values() if one.problems_total)
         if bad:
             problems.add_header(f"{bad} segment(s) do not add up")

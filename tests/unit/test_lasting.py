@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from collector.linux import lasting
 from collector.linux.deputy import Deputy
 from collector.linux.lasting import Lasting
 from collector.linux.privileges import settle
@@ -250,3 +252,16 @@ def test_no_command_of_roots_gets_what_others_may_swap(tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(FileError, match="others may swap"):
         keep(stack, request, stream, SimpleNamespace(hurry=False))  # type: ignore[arg-type]
     stream.discard()
+
+
+def test_workers_that_do_nothing_are_not_started_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lasting, "_WAITS_S", (0.0,))
+
+    def live(fd: int, deaths: int, busy: Callable[[bool], None]) -> None:
+        raise ValueError("no way")
+
+    with lasting.Lasting("the test's process", live, lambda: None, [], confine=lambda: None):
+        pass  # close() waits for its end
+    assert "no other is started" in capfd.readouterr().err
