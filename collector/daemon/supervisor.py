@@ -43,11 +43,8 @@ def say(text: str) -> None:
 
 
 def run(config: Path) -> int:
-    """Run the captures until SIGTERM or SIGINT; the exit code.
-
-    It is that of a capture which could not be attached at the start, else 0. Refused where the
-    configuration has mistakes, UsageError where a daemon runs already.
-    """
+    """Run the captures until SIGTERM or SIGINT; the exit code: that of a capture which could not be
+    attached at the start, else 0. Refused where the configuration has mistakes; UsageError."""
     plan = read_plan(config)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for what the captures park

@@ -136,7 +136,8 @@ def _strange(table: Mapping[str, Any]) -> list[tuple[Keys, str]]:
         keys, value = waiting.pop()
         if isinstance(value, dict):
             waiting += [((*keys, key), inner) for key, inner in value.items()]
-            found += [((*keys, key), "a key with the character 0") for key in value if "\0" in key]
+            bad = [key for key in value if "\0" in key]
+            found += [((*keys, key), "a key with NUL, the character 0") for key in bad]
         elif isinstance(value, list):
             waiting += [(keys, inner) for inner in value]
         elif isinstance(value, str) and "\0" in value:

@@ -55,7 +55,7 @@ def exits(size: int) -> Act:
 
     def send(pair: Pair, clock: Clock) -> None:
         number = pair.client.fileno()
-        command = [sys.executable, "-c", _WRITER, str(number), str(size)]
+        command = [sys.executable, "-I", "-c", _WRITER, str(number), str(size)]
         with subprocess.Popen(command, pass_fds=[number]):
             pair.client.close()
 
@@ -176,7 +176,7 @@ def quota_reader(percent: float, work: int) -> Act:
     def read(pair: Pair, clock: Clock) -> None:
         with _quota(percent) as group:
             number = pair.server.fileno()
-            command = [sys.executable, "-c", _READER, str(number), str(work)]
+            command = [sys.executable, "-I", "-c", _READER, str(number), str(work)]
             with subprocess.Popen(command, pass_fds=[number]) as process:
                 time.sleep(0.1)  # it has started
                 (group / "tasks").write_text(str(process.pid))

@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import pytest
 
+from collector.linux import isolated
 from collector.session.archive import Archive
 from collector.session.retention import Retention
 from collector.writer.output_file import Output
@@ -180,11 +181,7 @@ def test_what_was_sealed_is_what_is_archived(
 
 def repair(folder: Path, name: str) -> str:
     """Repair as the daemon does; what it says."""
-    try:
-        import collector.daemon.repairing as module
-    except ImportError:
-        import collector.daemon.mending as module  # type: ignore[no-redef]
-    words = [sys.executable, "-m", module.__name__, str(folder), name]
+    words = isolated.command("collector.daemon.repairing", str(folder), name)
     done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stderr

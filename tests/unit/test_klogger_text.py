@@ -238,7 +238,7 @@ def test_a_table_without_pyarrow_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     log = LogMaker().add("EMPTY").write(tmp_path / "log")
     assert decode([log], "json", Choice(conditions=(parse_condition("text!=x"),))) == ""
-    with pytest.raises(UsageError, match=r"pip install 'tcpkmon\[export\]'"):
+    with pytest.raises(UsageError, match=r"scripts/setup"):
         FORMS["parquet"](Logs([LogReader(log)]), tmp_path / "tables", False)
 
 

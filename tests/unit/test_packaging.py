@@ -86,6 +86,8 @@ def clone(tmp_path: Path) -> Path:
     python = folder / "python"
     python.write_text('#!/bin/bash\necho "$*" >>"$(dirname "$0")/../../asked"\n')
     python.chmod(0o755)
+    for name in ("collect", "pmgraph", "tcpkmon"):
+        (folder / name).write_text(f"#!{python}\n")
     return tmp_path
 
 

@@ -24,6 +24,7 @@ from collector.daemon.held import Held
 from collector.daemon.mending import Mending
 from collector.daemon.supervisor import Supervisor
 from collector.daemon.systemd import Systemd
+from collector.linux import isolated
 from formats.base.segments import find_segments
 from tests.unit.segment_maker import Maker, index_of
 from tests.unit.test_takeover import Killed
@@ -160,8 +161,9 @@ open({str(takes)!r}, "w").write(json.dumps(names))
     real = subprocess.Popen
 
     def popen(words: list[str], **more: object) -> subprocess.Popen[bytes]:
-        if words[1:3] == ["-m", "collector.daemon.worker"]:
-            words = [words[0], str(tmp_path / "worker.py"), *words[3:]]
+        if "collector.daemon.worker" in words:
+            after = words[words.index("collector.daemon.worker") + 1 :]
+            words = [words[0], str(tmp_path / "worker.py"), *after]
         return real(words, **more)  # type: ignore[call-overload,no-any-return]
 
     dies = "import os, signal, time; signal.signal(15, lambda *_: os.kill(os.getpid(), 9));"
@@ -240,10 +242,10 @@ def test_what_a_capture_writes_is_not_repaired(tmp_path: Path) -> None:
     link = maker.folder / ".a-20260101T000000Z-000001.pm.part"
     (tmp_path / "other").write_bytes(b"x" * 1000)
     link.symlink_to(tmp_path / "other")
-    words = ["collector.daemon.repairing", str(maker.folder), live.name, link.name[1:-5]]
-    done = subprocess.run(
-        [sys.executable, "-m", *words], check=True, capture_output=True, text=True
+    words = isolated.command(
+        "collector.daemon.repairing", str(maker.folder), live.name, link.name[1:-5]
     )
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
     why = f"{link} cannot be repaired: {link.name} is a symbolic link"
     assert (done.stderr, live.path(maker.folder).exists()) == (f"tcpkmon daemon: {why}\n", True)
     maker.close()
@@ -256,7 +258,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(
     """The machine may have no memory or no process left."""
     waits = child(tmp_path, state=State.WAITING)
     fds = set(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    monkeypatch.setattr(isolated, "PYTHON", (str(tmp_path / "none"), "-I"))
     for wait_s in (0, 1):
         waits.start()
         assert waits.said.pop() == f"cannot be started: No such file or directory; " \
