@@ -50,7 +50,7 @@ CHECKPOINT_S = 1.0
 WAIT_S = 0.2
 HURRY_S = 0.3
 SWITCH_S = 0.0005
-"""How long the writing thread keeps Python's lock from the reader; in Python's 5 ms a ring fills."""
+"""The writing thread keeps Python's lock so long from the reader; in 5 ms a ring fills."""
 
 
 def run(request: Request, overseer: Overseer | None = None) -> int:
