@@ -181,10 +181,56 @@ def test_two_dumps_share_records(tmp_path: Path) -> None:
             seen.append(set(columns["serial"][mine].tolist()))
     assert seen[0] & seen[1] and max(seen[1]) > max(seen[0])
     reports = format_of(recording.folder).verify(recording.folder)
-    assert [report.exit_code for report in reports] == [0, 0]
-    assert all(report.window for report in reports)
+    assert [report.exit_code for report in reports] == [0, 0, 0]
+    assert all(report.window for report in reports[:2])
+    assert reports[2].notes[0] == "2 dump(s), number 1 to 2"
     (asked,) = [entry for entry in entries_of(second) if isinstance(entry, Trigger)]
     assert (asked.number, asked.pid) == (0, 99)
+
+
+def _copy(first: Path, second: Path, index: Path) -> None:
+    second.write_bytes(first.read_bytes())
+
+
+def _swap(first: Path, second: Path, index: Path) -> None:
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+
+
+def _count_more(first: Path, second: Path, index: Path) -> None:
+    lines = [json.loads(line) for line in index.read_text().splitlines()]
+    lines[0]["records"] += 4
+    index.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _of_another(first: Path, second: Path, index: Path) -> None:
+    lines = [json.loads(line) for line in index.read_text().splitlines()]
+    lines[0]["capture"] = "0" * 32
+    index.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _remove(first: Path, second: Path, index: Path) -> None:
+    """With its line: the numbers that are left tell."""
+    first.unlink()
+    lines = index.read_text().splitlines(keepends=True)
+    index.write_text("".join(line for line in lines if first.name not in line))
+
+
+@pytest.mark.parametrize("change", [_copy, _swap, _count_more, _of_another, _remove])
+def test_dumps_of_a_folder_are_checked_together(tmp_path: Path, change: Any) -> None:
+    recording = Recording(tmp_path / "d")
+    for _ in range(4):
+        recording.second(3)
+    for _ in range(2):
+        recording.stream.ask(9)
+        recording.second(2)
+        recording.advance()
+        recording.second(2)
+    first, second = recording.end()
+    change(first, second, recording.folder / "index.jsonl")
+    reports = format_of(recording.folder).verify(recording.folder)
+    assert reports[-1].exit_code == 5, reports[-1].notes
 
 
 def serials_of(folder: Path) -> list[list[int]]:
