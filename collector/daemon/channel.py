@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from collector.linux.syscalls import close_all
+from collector.linux.syscalls import close_aside
 from formats.base.closing import Closing
 
 _MOST_BYTES = 1 << 22
@@ -84,7 +84,7 @@ class Channel(Closing):
             pass
         if raw.line:
             return Message(json.loads(raw.line), raw.fds)
-        close_all(raw.fds)
+        close_aside(raw.fds)
         return None
 
     def next(
@@ -119,8 +119,8 @@ class Channel(Closing):
         return bool(poll.poll(1000 * wait_s))
 
     def close(self) -> None:
-        self._socket.close()
-        close_all(self._parts)
+        if (fd := self._socket.detach()) >= 0:
+            close_aside([fd, *self._parts])
         self._parts = []
 
 

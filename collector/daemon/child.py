@@ -17,7 +17,7 @@ from collector.daemon.channel import Channel, pair
 from collector.daemon.held import Held
 from collector.daemon.messages import Drained, Ear, Misbehaved, Park, Ready, Told, WentOn
 from collector.linux import isolated
-from collector.linux.syscalls import close_all
+from collector.linux.syscalls import close_aside
 from formats.base.errors import TcpkmonError
 
 BACK_OFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -159,7 +159,7 @@ class Child:
             if not self.wanted:
                 self.end()
         elif isinstance(told, Park) and not told.names:
-            close_all(fds)
+            close_aside(fds)
             self.held.close()
             self.said.append("starts anew if it is killed: the supervisor has too many files open")
         elif isinstance(told, Park):

@@ -17,6 +17,7 @@ from typing import Any
 
 from collector.daemon.messages import LATER
 from collector.daemon.systemd import Systemd
+from collector.linux.syscalls import close_aside
 from formats.base.closing import Closing
 
 _STATE = "state"
@@ -70,7 +71,7 @@ class Held(Closing):
             later = LATER.fullmatch(name)
             is_later = later is not None and f"link/{later[1]}/0" in self.fds
             if name in self.fds or not (trusted or is_later):
-                os.close(fd)
+                close_aside([fd])
             else:
                 self.fds[name] = fd
                 self._systemd.store(f"{self._prefix}/{name}", fd)
@@ -97,8 +98,8 @@ class Held(Closing):
         if self.state or self.fds:
             for name in (_STATE, *self.fds):
                 self._systemd.forget(f"{self._prefix}/{name}")
-        while self.fds:
-            os.close(self.fds.popitem()[1])
+        close_aside(self.fds.values())
+        self.fds.clear()
         self.state = {}
 
 

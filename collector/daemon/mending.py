@@ -88,13 +88,17 @@ def _age_s(path: Path) -> float:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Of the segment of a log, which is a folder."""
+    """Of the segment of a log, which is a folder. OSError."""
     return [*path.iterdir()] if path.is_dir() and not path.is_symlink() else []
 
 
 def _is_nobodys(path: Path) -> bool:
     """Whether it is a plain file, or a folder of such, which no capture has locked."""
-    for one in (path, *_files_in(path)):
+    try:
+        files = _files_in(path)
+    except OSError:  # it has gone meanwhile
+        return False
+    for one in (path, *files):
         try:
             fd = os.open(one, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collector.daemon.channel import Channel
-from collector.linux.syscalls import close_all
+from collector.linux.syscalls import close_aside
 
 MOST_BYTES = 1 << 18
 """Of a message; what a capture parks takes 20 KiB."""
@@ -146,6 +146,7 @@ class Ear:
 
     def __init__(self, trusted: bool = False, now_s: Callable[[], float] = time.monotonic) -> None:
         self._trusted, self._is_attached = trusted, False
+        self._has_begun = False
         self._now_s = now_s
         self._left, self._since_s = float(_BURST), now_s()
 
@@ -162,12 +163,15 @@ class Ear:
             if raw.too_long:
                 raise Misbehaved(f"a message of more than {MOST_BYTES >> 10} KiB")
             told = read(raw.line, raw.fds, self._trusted, raw.cut)
+            if isinstance(told, Anew | WentOn) and self._has_begun:
+                raise Misbehaved("twice how it begins")
             if self._is_attached and not isinstance(told, Drained | Park):
                 raise Misbehaved("what it may say before it is attached alone")
         except (EOFError, Misbehaved):
-            close_all(raw.fds if raw is not None else ())
+            close_aside(raw.fds if raw is not None else ())
             raise
         self._is_attached = self._is_attached or isinstance(told, Ready)
+        self._has_begun = self._has_begun or isinstance(told, Anew | WentOn)
         self._trusted = self._trusted and not isinstance(told, Ready | Park)
         return told, raw.fds
 

@@ -13,6 +13,7 @@ import errno
 import functools
 import os
 import platform
+import threading
 from collections.abc import Iterable
 
 from formats.base.errors import KernelError, PrivilegeError
@@ -103,6 +104,18 @@ def close_all(fds: Iterable[int]) -> None:
     """Close descriptors."""
     for fd in fds:
         os.close(fd)
+
+
+def close_aside(fds: Iterable[int], wait_s: float = 0.1) -> None:
+    """Close descriptors that another process sent, in a thread, which is waited for so long.
+
+    close() may stand still: at a socket with SO_LINGER, at a file of a file system that is away,
+    and at a Unix socket in which such are left.
+    """
+    if found := list(fds):
+        thread = threading.Thread(target=close_all, args=(found,), daemon=True)
+        thread.start()
+        thread.join(wait_s)
 
 
 def cpu_list(text: str) -> tuple[int, ...]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from collector.plan.rotation import Rotation
-from collector.writer.own_files import append_line
-from formats.base.segments import Segment, find_segments, parse_name, read_more
+from collector.writer.own_files import append_line, is_own, open_own
+from formats.base.cli import say
+from formats.base.segments import INDEX, Segment, find_segments, parse_name, read_more
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Retention:
     """Applies the limits of a Rotation to a folder, which it holds by a descriptor.
 
     It deletes sealed segments alone that its index or told() names, files and folders that are no
-    links, and nothing that has another name. free_bytes: of the folder's disk.
+    links, and nothing that has another name. Where others may write, their index tells it nothing,
+    and their files do not count. free_bytes: of the folder's disk.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Retention:
         self._own: dict[str, str] = {}
         """The captures of the segments that may be deleted, by name."""
         self._index_at = 0
+        self._has_refused = False
 
     def told(self, name: str) -> None:
         """This segment was sealed by this capture."""
@@ -61,7 +64,17 @@ class Retention:
 
     def _read_index(self) -> None:
         """What was added to it since the last time."""
-        lines, self._index_at = read_more(f"/proc/self/fd/{self._folder}", self._index_at)
+        try:
+            index = open_own(INDEX, self._folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if not self._has_refused:
+                why = error.strerror or error
+                say(f"collect: files: {why}: older captures are neither deleted nor archived")
+            self._has_refused = True
+            return
+        lines, self._index_at = read_more(index, self._index_at)
         for line in lines:
             if line.get("what") in ("sealed", "archived", "repaired"):
                 name = str(line.get("name"))
@@ -108,10 +121,13 @@ class Retention:
         return one.segment.sealed and one.segment.name in self._own
 
     def _find(self) -> Iterator[Kept]:
+        folder = os.fstat(self._folder)
         for segment in find_segments(self._folder):
             with suppress(OSError):
                 name = segment.path("").name
                 found = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+                if not is_own(found, folder):
+                    continue
                 if stat.S_ISREG(found.st_mode):
                     yield Kept(segment, found.st_size, found.st_mtime, False)
                 elif stat.S_ISDIR(found.st_mode):

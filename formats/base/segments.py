@@ -194,25 +194,29 @@ def suffix_of(folder: str | os.PathLike[str]) -> str:
 def read_index(folder: str | os.PathLike[str]) -> tuple[Iterator[dict[str, Any]], bool]:
     """The lines of a folder's index, and whether these are all; what is no JSON object is left out.
     """
-    data, start = _read_from(Path(folder, INDEX), 0)
+    try:
+        fd = os.open(Path(folder, INDEX), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return _lines(b""), True
+    data, start = _read_from(fd, 0)
     return _lines(data), not start
 
 
-def read_more(folder: str | os.PathLike[str], at: int) -> tuple[Iterator[dict[str, Any]], int]:
-    """As read_index(), the lines from this byte on; and where to read on later. No link is
-    followed: a capture deletes what it names."""
-    data, start = _read_from(Path(folder, INDEX), at, os.O_NOFOLLOW)
+def read_more(index: int, at: int) -> tuple[Iterator[dict[str, Any]], int]:
+    """As read_index(), the lines from this byte on; and where to read on later. index: a
+    descriptor, which it closes."""
+    data, start = _read_from(index, at)
     whole = data.rfind(b"\n") + 1
     return _lines(data[:whole]), start + whole
 
 
-def _read_from(path: Path, at: int, more: int = 0) -> tuple[bytes, int]:
+def _read_from(fd: int, at: int) -> tuple[bytes, int]:
     """The end of an index, from this byte on but at most MOST_INDEX_BYTES; where it begins.
 
     One that is shorter is another one: it is read from its beginning.
     """
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | more), "rb") as file:
+        with open(fd, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             start = file.seek(max(at if at <= size else 0, size - MOST_INDEX_BYTES))
             return file.read(MOST_INDEX_BYTES), start

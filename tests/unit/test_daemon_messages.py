@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,3 +176,44 @@ def test_who_is_attached_does_not_begin_again(heard: Heard) -> None:
     assert heard.child.channel is not None
     heard.says({"what": "anew", "why": "so"})
     assert heard.child.channel is None
+
+
+def lingering() -> tuple[socket.socket, socket.socket]:
+    """A socket whose close() waits for 5 s, and the other end, which reads nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 5))
+    near.setblocking(False)
+    with suppress(BlockingIOError):
+        while near.send(bytes(1 << 16)):
+            pass
+    return near, far
+
+
+@pytest.mark.parametrize("heard_first", (True, False))
+def test_a_socket_that_lingers_holds_nobody_up(heard: Heard, heard_first: bool) -> None:
+    """Refused, or left in the channel when that is closed."""
+    near, far = lingering()
+    line = json.dumps({"what": "park", "state": {}, "names": ["more/f/0"]}).encode()
+    socket.send_fds(heard.end, [line], [near.fileno()])
+    near.close()
+    began_s = time.monotonic()
+    assert heard.child.channel is not None
+    if heard_first:
+        heard.child.hear()
+        assert heard.child.cut_off == 1
+    else:
+        heard.child.channel.close()
+    assert time.monotonic() - began_s < 2
+    far.close()
+
+
+def test_it_begins_once(heard: Heard) -> None:
+    """Each time is a line in the journal."""
+    anew = {"what": "anew", "why": "x" * 1000}
+    for _ in range(3):
+        if heard.child.channel is not None:
+            heard.says(anew)
+    assert sum("starts anew" in line for line in heard.child.said) == 1
+    assert heard.child.cut_off == 1

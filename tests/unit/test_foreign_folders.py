@@ -343,3 +343,29 @@ def test_a_daemons_folder_is_no_link(tmp_path: Path) -> None:
         _new_file(request)  # type: ignore[arg-type]
     request.output = str(tmp_path / "real")
     assert _new_file(request).startswith(str(tmp_path / "real"))  # type: ignore[arg-type]
+
+
+def test_another_users_index_and_files_make_retention_delete_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder that all may write to, as /tmp."""
+    from collector.plan.rotation import Rotation
+
+    shared = tmp_path / "shared"
+    first, second = make(shared, segments=2, count=20)
+    shared.chmod(0o1777)
+    os.chown(shared / "index.jsonl", ATTACKER, ATTACKER)
+    fd = os.open(shared, os.O_RDONLY)
+    try:
+        assert not Retention(Rotation(every_s=1, keep_files=1), fd).apply()
+        assert "another user's" in capfd.readouterr().err
+        os.chown(shared / "index.jsonl", 0, 0)
+        huge = shared / NAME.replace("2026", "2099")
+        with huge.open("wb") as file:
+            file.truncate(1 << 40)
+        os.chown(huge, ATTACKER, ATTACKER)
+        assert not Retention(Rotation(every_s=1, keep_bytes=1 << 30), fd).apply()
+        assert Retention(Rotation(every_s=1, keep_files=1), fd).apply() == [first.name]
+    finally:
+        os.close(fd)
+    assert second.exists() and huge.exists()

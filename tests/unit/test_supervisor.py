@@ -300,3 +300,22 @@ def test_a_parked_name_cannot_tell_the_service_manager_more() -> None:
         fds = [os.open(os.devnull, os.O_RDONLY) for _ in names]
         held.add({}, names, fds, trusted=False)
         assert list(held.fds) == ["link/f/0", "more/f/0"]
+
+
+def test_a_log_that_goes_while_it_is_looked_at_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever owns the folder renames it between two calls."""
+    part = tmp_path / ".a-20260101T000000Z-000001.klog.part"
+    part.mkdir()
+    looked = Path.is_symlink
+
+    def rename_after(path: Path) -> bool:
+        found = looked(path)
+        if path == part and part.exists():
+            part.rename(tmp_path / "away")
+        return found
+
+    monkeypatch.setattr(Path, "is_symlink", rename_after)
+    Mending().start_quiet(str(tmp_path))
+    assert (tmp_path / "away").exists()
