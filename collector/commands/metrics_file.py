@@ -35,7 +35,7 @@ class TextFile(Closing):
             self._deputy = Deputy(
                 self._write,
                 at_end=lambda: None,
-                settle=partial(settle, user=owner, folders=[self._folder]),
+                settle=partial(settle, user=owner, folders=[self._folder], forks=True),
                 keep=[self._folder],
             )
 

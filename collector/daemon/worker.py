@@ -21,7 +21,7 @@ import click
 from collector.daemon.channel import Channel
 from collector.daemon.config import make_capture
 from collector.daemon.messages import MOST_WHY
-from collector.linux.trusted_files import open_no_link
+from collector.linux.trusted_files import open_folder, open_no_link
 from collector.loader.parked import Parked
 from collector.plan.request import Request
 from collector.session import session
@@ -82,6 +82,8 @@ def capture(channel: Channel) -> int:
 def _new_file(request: Request) -> str:
     folder = Path(request.output)
     try:
+        there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+        os.close(open_folder(str(there)))  # nothing is made behind another user's link
         folder.mkdir(0o750, parents=True, exist_ok=True)
         os.close(open_no_link(str(folder), os.O_RDONLY | os.O_DIRECTORY))
     except OSError as error:

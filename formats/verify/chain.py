@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from formats.base.errors import FileError
+from formats.base.errors import FileError, TcpkmonError
+from formats.base.files import open_plain
 from formats.base.limits import MOST_INDEX_CAPTURES, MOST_PROBLEMS
 from formats.base.reconciled import WORDS as RECONCILED
 from formats.base.segments import INDEX, Segment, find_segments, parse_name, read_index
@@ -34,6 +38,8 @@ class _Capture:
     """Those that are Parquet without a proof."""
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Records in a segment, and how many were lost, as they were when it was sealed."""
+    digests: dict[int, str] = field(default_factory=dict)
+    """SHA-256 of what was compressed."""
     strangers: dict[str, str] = field(default_factory=dict)
     """By name, those of which the index says that they are of another capture, and which."""
     first_told: int = 0
@@ -49,6 +55,8 @@ class _Capture:
             self.sealed[number] = original.original if original is not None else name
         if what == "archived" and is_table:
             self.tables[number] = name
+        elif what == "archived" and isinstance(digest := line.get("sha256"), str):
+            self.digests[number] = digest
         elif what == "repaired":
             self.counts.pop(number, None)
         elif what == "sealed" and type(records := line.get("records")) is int:
@@ -205,7 +213,14 @@ class _Chain:
         return report
 
     def _compare(self, segment: Segment, found: Report, number: int) -> None:
-        """The segment has what the index counted when it was sealed."""
+        """The segment has what the index counted when it was sealed, and digested when packed."""
+        digest = self._capture.digests.get(number)
+        if digest is not None and segment.archived == ".zst":
+            path = segment.path(self._report.path)
+            with suppress(OSError, TcpkmonError), open_plain(path) as file:
+                if _sha256(file) != digest:
+                    what = f"{INDEX} has another SHA-256 of what was compressed"
+                    self._problems.add_header(f"{segment.name}: {what}")
         counts = self._capture.counts.get(number)
         if counts is None or found.problems_total or not found.proven_end:
             return
@@ -300,6 +315,13 @@ class _Chain:
             name = capture.sealed.get(number, f"number {number}")
             self._problems.add_header(f"{name} is missing")
         self._problems.count(max(0, sum(b - a + 1 for a, b in gone) - MOST_PROBLEMS))
+
+
+def _sha256(file: FileIO) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def _gaps(numbers: list[int], first: int, last: int) -> list[tuple[int, int]]:

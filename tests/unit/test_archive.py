@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,17 @@ def archive(folder: Path, form: str) -> list[str]:
             keeper.sealed(name)
     os.close(fd)
     return sorted(name for name in os.listdir(folder) if name != "index.jsonl")
+
+
+def test_what_was_compressed_has_the_digest_of_the_index(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    make(folder, segments=2)
+    archive(folder, "zst")
+    assert format_of(folder).verify(folder)[-1].exit_code == 0
+    index = folder / "index.jsonl"
+    index.write_text(re.sub(r'"sha256": "..', '"sha256": "zz', index.read_text(), count=1))
+    chain = format_of(folder).verify(folder)[-1]
+    assert chain.exit_code == 5 and "SHA-256" in str(chain.problems)
 
 
 def test_compressed_segments_are_read_and_verified(tmp_path: Path) -> None:
