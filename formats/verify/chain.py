@@ -38,8 +38,8 @@ class _Capture:
     """Those that are Parquet without a proof."""
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Records in a segment, and how many were lost, as they were when it was sealed."""
-    digests: dict[int, str] = field(default_factory=dict)
-    """SHA-256 of what was compressed."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """By name, the SHA-256 of what was compressed."""
     strangers: dict[str, str] = field(default_factory=dict)
     """By name, those of which the index says that they are of another capture, and which."""
     first_told: int = 0
@@ -55,8 +55,6 @@ class _Capture:
             self.sealed[number] = original.original if original is not None else name
         if what == "archived" and is_table:
             self.tables[number] = name
-        elif what == "archived" and isinstance(digest := line.get("sha256"), str):
-            self.digests[number] = digest
         elif what == "repaired":
             self.counts.pop(number, None)
         elif what == "sealed" and type(records := line.get("records")) is int:
@@ -96,8 +94,11 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     lines, has_all = read_index(folder)
     left_out = False
     of_names: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for line in lines:
         name, number = line.get("name"), line.get("number")
+        if isinstance(name, str) and isinstance(digest := line.get("sha256"), str):
+            digests[name] = digest
         if not isinstance(name, str) or not isinstance(number, int):
             continue
         capture_id = str(line.get("capture"))
@@ -113,6 +114,7 @@ def verify_chain(folder: str | os.PathLike[str], verify: Verify) -> list[Report]
     here = {segment.original for segment in segments}
     gone: list[str] = []
     for capture_id, capture in captures.items():
+        capture.digests = digests
         capture.strangers = {
             segment.name: told
             for segment, _, _ in capture.parts.values()
@@ -214,7 +216,7 @@ class _Chain:
 
     def _compare(self, segment: Segment, found: Report, number: int) -> None:
         """The segment has what the index counted when it was sealed, and digested when packed."""
-        digest = self._capture.digests.get(number)
+        digest = self._capture.digests.get(segment.name)
         if digest is not None and segment.archived == ".zst":
             path = segment.path(self._report.path)
             with suppress(OSError, TcpkmonError), open_plain(path) as file:
