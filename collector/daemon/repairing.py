@@ -191,4 +191,10 @@ def _clear(folder: int) -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    mend(Path(sys.argv[1]), sys.argv[2:])
+    folder = Path(sys.argv[1])
+    try:
+        mend(folder, sys.argv[2:])
+    except (TcpkmonError, OSError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        say(f"tcpkmon daemon: {folder} is not repaired: {why}")
+        sys.exit(1)

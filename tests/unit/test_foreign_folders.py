@@ -369,3 +369,10 @@ def test_another_users_index_and_files_make_retention_delete_nothing(
     finally:
         os.close(fd)
     assert second.exists() and huge.exists()
+
+
+def test_a_folder_that_went_is_not_repaired_in_words(tmp_path: Path) -> None:
+    """Who owns what is above it removes it, or puts a link there."""
+    assert "is not repaired: No such file" in repair(tmp_path / "none", NAME)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert "is not repaired" in repair(tmp_path / "link", NAME)
