@@ -116,8 +116,11 @@ def open_folder(path: str, trusted: Iterable[int] = ()) -> int:
                     raise FileError(why, f"name the folder itself: {os.path.realpath(path)}")
                 if (links := links + 1) > _MOST_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                names.extendleft(reversed(PurePath(target).parts))
-                continue
+                if link.st_dev != os.stat("/proc").st_dev:
+                    names.extendleft(reversed(PurePath(target).parts))
+                    continue
+                # The kernel's own links: /proc/PID/fd/N may lead to another mount namespace.
+                below = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=at)
             os.close(at)
             at = below
         return os.open(".", _FOLDER, dir_fd=at)

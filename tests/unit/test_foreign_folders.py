@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import pytest
 
-from collector.linux import isolated
+from collector.linux import isolated, trusted_files
 from collector.session.archive import Archive
 from collector.session.retention import Retention
 from collector.writer.output_file import Output
@@ -376,3 +376,17 @@ def test_a_folder_that_went_is_not_repaired_in_words(tmp_path: Path) -> None:
     assert "is not repaired: No such file" in repair(tmp_path / "none", NAME)
     (tmp_path / "link").symlink_to(tmp_path)
     assert "is not repaired" in repair(tmp_path / "link", NAME)
+
+
+def test_a_descriptor_in_proc_leads_where_the_kernel_says(tmp_path: Path) -> None:
+    """The text of such a link may be a path of another mount namespace, or of a folder that went."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    fd = os.open(gone, os.O_RDONLY)
+    gone.rmdir()
+    gone.mkdir()
+    for path in (f"/proc/self/fd/{fd}", f"/proc/{os.getpid()}/fd/{fd}/"):
+        opened = trusted_files.open_folder(path)
+        assert os.path.samestat(os.fstat(opened), os.fstat(fd))
+        os.close(opened)
+    os.close(fd)
