@@ -36,6 +36,7 @@ GUEST_TESTS = (
     "tests/vm/test_vm_old.py",
     "tests/vm/test_vm_hotplug.py",
     "tests/vm/test_vm_ways.py",
+    "tests/vm/test_vm_closing.py",
     "tests/live/test_locations.py",
     "tests/vm/test_vm_functions.py",
     "tests/vm/test_vm_kprobes.py",

@@ -379,7 +379,7 @@ def test_a_folder_that_went_is_not_repaired_in_words(tmp_path: Path) -> None:
 
 
 def test_a_descriptor_in_proc_leads_where_the_kernel_says(tmp_path: Path) -> None:
-    """The text of such a link may be a path of another mount namespace, or of a folder that went."""
+    """Its text may be a path of another mount namespace, or of a folder that went."""
     gone = tmp_path / "gone"
     gone.mkdir()
     fd = os.open(gone, os.O_RDONLY)
