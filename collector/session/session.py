@@ -57,8 +57,7 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
     """Run the capture; returns the exit code: the command's own, or 0.
 
     LossError under fail_on_loss, FileError when a write failed. Errors of the preparation leave
-    no file and no program behind.
-    """
+    no file and no program behind."""
     check_privilege()
     check_request(request)
     limits = raise_limits()
@@ -236,6 +235,7 @@ class Session:
 
     def report(self) -> int:
         """Wait for the command, if it still runs, and report; returns the exit code."""
+        self._status.close()
         code = await_exit(self._command, self._stopping, self._request.quiet)
         report(
             self._request, self._totals, self._stream.written, self._connections,

@@ -48,6 +48,10 @@ class Status:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Erase the line: what is printed then has lines of its own."""
         live, self._live = self._live, None
         if live is not None:
             with suppress(OSError):

