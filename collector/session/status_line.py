@@ -66,7 +66,7 @@ class Status:
         try:
             self._live.update(Text(text), refresh=True)
         except OSError:  # the terminal is closed; the capture goes on
-            self._live = None
+            self.close()
 
     def update(
         self,

@@ -53,7 +53,9 @@ def run(command: click.Command, args: Sequence[str] | None = None, prog: str = "
         _silence_if_stuck(sys.stdout)
         return _report(FileError(_describe(error)), name)
     finally:
-        _silence_if_stuck(sys.__stderr__)  # a terminal that went: else the exit code is 120
+        # A terminal that went: else the exit code is 120.
+        for stream in (sys.stderr, sys.__stderr__, sys.__stdout__):
+            _silence_if_stuck(stream)
 
 
 def use_colours(stream: IO[str] | None = None) -> bool:
@@ -121,7 +123,10 @@ def _silence(stream: IO[str] | None) -> None:
     # Otherwise the interpreter fails again when it flushes the stream at exit.
     try:
         if stream is not None:
-            target = os.open(os.devnull, os.O_WRONLY)
+            try:
+                target = os.open(os.devnull, os.O_WRONLY)
+            except OSError:  # a capture has given up the right to open files
+                target = os.memfd_create("silence")
             os.dup2(target, stream.fileno())
             os.close(target)
     except (OSError, ValueError):  # not a real file: nothing is flushed at exit
