@@ -30,3 +30,18 @@ def lab() -> Iterator[Lab]:
 
     with Lab() as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_environment() -> Iterator[None]:
+    """A test that leaves a variable behind changes what those after it find."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    for variables in (before, after):
+        variables.pop("PYTEST_CURRENT_TEST", None)
+    if after != before:
+        os.environ.clear()
+        os.environ.update(before)
+        changed = sorted({name for name, _ in after.items() ^ before.items()})
+        pytest.fail(f"the test changed the environment: {', '.join(changed)}")

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.fuzz.coverage import atheris, instrumented
 
@@ -69,7 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked.found.mkdir(parents=True, exist_ok=True)
     if asked.job:
         worker.work(_sanitized_job(asked))
-    with tempfile.TemporaryDirectory(prefix="tcpkmon-fuzz-", dir=_memory_folder()) as folder:
+    with (
+        patch.dict(os.environ),  # tests call this, too
+        tempfile.TemporaryDirectory(prefix="tcpkmon-fuzz-", dir=_memory_folder()) as folder,
+    ):
         os.environ["TCPKMON_FUZZ_TMP"] = folder
         if asked.reproduce:
             return _reproduce(asked, Path(folder))

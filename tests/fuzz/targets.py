@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import click
 
@@ -634,8 +635,9 @@ def _requests(owner: int) -> Any:
     """The daemon's socket, whose reload refuses."""
     from collector.daemon.requests import Requests
 
-    os.environ["TCPKMON_RUN"] = os.fspath(_folder(owner) / "run")
-    return Requests()
+    # For this alone: the live tests run in the same process as those that play the corpus.
+    with patch.dict(os.environ, {"TCPKMON_RUN": os.fspath(_folder(owner) / "run")}):
+        return Requests()
 
 
 def daemon_request(data: bytes) -> None:
