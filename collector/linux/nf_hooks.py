@@ -11,7 +11,7 @@ import errno
 import os
 import struct
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from collector.linux import bpf
@@ -50,18 +50,21 @@ def expect_hook(target: str) -> str:
 
 class Entrance:
     """The way into other network namespaces, for a process with CAP_SYS_ADMIN and CAP_SYS_PTRACE.
+
+    asked: descriptors of namespaces that are entered also where they have no process and no name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Iterable[int] = ()) -> None:
+        self._asked = {os.fstat(fd).st_ino: f"/proc/self/fd/{fd}" for fd in asked}
         self._paths: dict[int, str] = {}
         self._scanned_s = -_SCAN_S
         self._last_pid = ""
 
     def find(self) -> Collection[int]:
-        """The inodes of all namespaces that have a process or a name."""
+        """The inodes of all namespaces that have a process or a name, or were asked for."""
         last_pid = _last_pid()
         if last_pid != self._last_pid or time.monotonic() - self._scanned_s >= _SCAN_S:
-            self._paths, self._last_pid = list_namespaces(), last_pid
+            self._paths, self._last_pid = list_namespaces() | self._asked, last_pid
             self._scanned_s = time.monotonic()
         return self._paths
 

@@ -101,6 +101,7 @@ class Kernel(Closing):
         """How many steps of the budget are in force."""
         take = None if parked is None else lambda name: parked.take(f"map/{name}")
         self.loaded = Loaded(prepared.image, prepared.btf, prepared.transport, take)
+        self.loaded.named = [one.fd for one in filters.namespaces]
         self._engine = EngineMaps(self.loaded.maps, prepared.image, prepared.engine.head)
         self.heads = self._engine.heads
         self.filters = filters

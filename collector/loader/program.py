@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from collector.linux import bpf
 from collector.linux.btf import Btf, Kind
+from collector.linux.nf_hooks import Entrance, NetfilterHook
 from collector.linux.perf_events import PerfEvent
 from collector.linux.probe_kinds import KINDS, Attachment
 from collector.linux.syscalls import close_all
@@ -69,15 +71,17 @@ class Program:
     def attached(self) -> bool:
         return self.attachment is not None and bool(self.attachment.fds)
 
-    def attach(self, at_once: bool) -> None:
+    def attach(self, at_once: bool, named: Sequence[int] = ()) -> None:
         """Attaches the first copy, and the second too unless it may wait (at_once: never, nor with
-        PREEMPT_RT)."""
+        PREEMPT_RT). named: descriptors of namespaces that count as places, whoever holds them."""
         kind = KINDS[self.spec.kind]
         copies = None if at_once or REALTIME or not kind.is_tracepoint else 1
         if copies is None:
             self.finish_loading()
         self.second = None
         self.attachment = kind.attach(self.spec.target, self.prog_fds[:copies])
+        if isinstance(self.attachment, NetfilterHook):
+            self.attachment.entrance = Entrance(named)
         self.attachment.refresh()
 
     def attach_second(self) -> None:

@@ -73,6 +73,8 @@ class Loaded(Closing):
         self._btf = btf
         self.programs: dict[str, Program] = {}
         self._next_look = self._next_namespaces = 0.0
+        self.named: list[int] = []
+        """Descriptors of network namespaces in which attach() attaches too, whoever holds them."""
         self.maps: dict[str, int] = {}
         self.refused: dict[str, TcpkmonError] = {}
         try:
@@ -160,7 +162,7 @@ class Loaded(Closing):
             spec = program.spec
             program.missed_before = program.read_missed()
             try:
-                program.attach(at_once)
+                program.attach(at_once, self.named)
             except TcpkmonError as error:
                 program.close()
                 del self.programs[spec.function]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ from collector.linux.privileges import (
     run_first,
     settle,
 )
+from collector.plan.probes import Chosen
+from collector.plan.request import Request
 from collector.session.summary import say
 from collector.writer.base_stream import Stream
 from formats.base.errors import TcpkmonError
@@ -58,17 +60,18 @@ class Rights:
     """The user and the privileges of a capture's threads. Make it while there is one thread alone.
 
     Root becomes a user who may write nothing; a deputy opens the files of CPUs that come online
-    later, and removes the control sockets. enters_namespaces: another deputy attaches programs in
-    network namespaces that appear later. `stack` closes what this opens.
+    later, and removes the control sockets. Where probes need it, another deputy attaches programs
+    in network namespaces that appear later, or that the request names. `stack` closes what this
+    opens.
     """
 
     def __init__(
-        self, stack: ExitStack, stream: Stream[Any], has_command: bool, enters_namespaces: bool
+        self, stack: ExitStack, stream: Stream[Any], request: Request, probes: Sequence[Chosen]
     ) -> None:
         self.user = find_user()
         self.checks: dict[str, Callable[[], None]] = {}
         """By what a process does beside this one: KernelError where it was killed."""
-        self._has_command = has_command
+        self._has_command = bool(request.command)
         self._folders = [*stream.folders()]
         with suppress(OSError, TcpkmonError):  # then there is no control socket
             prepare_folder(control_folder())
@@ -88,10 +91,12 @@ class Rights:
             stream.open_files_by(deputy.open_file)
             self._folders = []
         self.entrance: Entrance | None = None
-        if enters_namespaces and not lacking(ENTERING):
+        if any(probe.kind == "nf" for probe in probes) and not lacking(ENTERING):
+            named = [one.fd for one in request.filters.namespaces]
             deputy = Deputy(
-                Entrance().answer,
+                Entrance(named).answer,
                 at_end=lambda: None,
+                keep=named,
                 settle=partial(settle, ENTERING, self.user, enters_namespaces=True, forks=True),
                 what=(what := "the process that enters network namespaces"),
                 confine=partial(deny_calls, enters_namespaces=True),

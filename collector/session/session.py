@@ -83,9 +83,8 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
             )
             stopping.forward = command.forward
         with ExitStack() as capturing:
-            kinds = {probe.kind for probe in prepared.plan.probes}
             keeper = keep(capturing, request, stream, stopping)
-            rights = Rights(capturing, stream, command is not None, "nf" in kinds)
+            rights = Rights(capturing, stream, request, prepared.plan.probes)
             if keeper is not None:
                 rights.checks["the processes that keep files"] = keeper.check
             overseer = overseer or Overseer(request.ready_fd)

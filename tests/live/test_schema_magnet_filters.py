@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from collector.lab.lab import Lab
 from collector.plan.filters import find_cgroup
 from tests.live.capturing import Pair, connected, join, listening
+from tests.live.faults import Space
 from tests.live.schema_logs import Log, logging
 
 EVENTS = ("SOCK_SEND", "TCP_SEND", "IP_SEND", "DEV_SEND", "DEV_RECV", "IP_RECV", "SOCK_RECV")
@@ -128,3 +130,25 @@ def test_processes_and_cgroups(lab: Lab, tmp_path: Path, kind: str) -> None:
             child.communicate("end\n", timeout=60)
             group.rmdir()
     check(capture.finish(), {ports}, size=3 * 700)
+
+
+def test_a_namespace_that_only_a_descriptor_holds(tmp_path: Path) -> None:
+    """It has no process and no name; the user names it all the same."""
+
+    def talk() -> None:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.create_connection(listener.getsockname()) as client,
+            listener.accept()[0] as server,
+        ):
+            client.sendall(b"x" * 100)
+            assert len(server.recv(100)) == 100
+
+    with (
+        Space() as space,
+        logging(tmp_path / "log", "magnet", more=["--netns", space.path]) as capture,
+    ):
+        space.run(talk)
+        log = capture.finish()
+    for event in EVENTS:
+        assert log.of(event), event
