@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise, takewhile
@@ -28,6 +28,8 @@ _NAME = re.compile(
     r"(?P<suffix>\.pm|\.klog|\.magnet)(?P<archived>\.zst|\.parquet)?"
 )
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]")
+_MOST_AHEAD = 1 << 20
+"""An index that tells of segments so far behind the last one is forged."""
 
 
 @dataclass(frozen=True, order=True)
@@ -132,15 +134,16 @@ def find_capture(
 
 @dataclass(frozen=True)
 class Ordered:
-    """The segments of one capture. absent: first and last number of each run that is missing
-    between them. others: how many files are of other captures. unread: those of which nobody can
-    tell."""
+    """The segments of one capture. absent: first and last number of each run that is missing.
+    others: how many files are of other captures. strange: how many have a number that is not in
+    their name, or that another one has. unread: those of which nobody can tell."""
 
     paths: list[Path]
     numbers: list[int]
     absent: list[tuple[int, int]]
     others: int
     unread: list[Path]
+    strange: int = 0
 
     def describe(self) -> str:
         """What is missing or left out, for people."""
@@ -149,12 +152,21 @@ class Ordered:
         told = [f"segment {', '.join(runs[:8])}{more} is missing"] if runs else []
         if self.others:
             told.append(f"{self.others} file(s) of other captures are left out")
+        if self.strange:
+            told.append(f"{self.strange} file(s) are not the segment that their name says")
         return "; ".join(told)
 
 
-def order(paths: Iterable[Path], place_at: Callable[[Path], tuple[str, int]]) -> Ordered:
-    """The segments of the capture of the first path that has one, each number once, in their
-    order."""
+def order(
+    paths: Sequence[Path],
+    place_at: Callable[[Path], tuple[str, int]],
+    folder: str | os.PathLike[str] | None = None,
+) -> Ordered:
+    """The segments of the capture of the first path that has one, each number once, in their order.
+
+    folder: these are all that it has of the capture, so what its index does not call deleted is
+    missing before the first and after the last of them too.
+    """
     places = [(place_at(path), path) for path in paths]
     capture = next((name for (name, _), _ in places if name), "")
     mine: dict[int, Path] = {}
@@ -165,7 +177,45 @@ def order(paths: Iterable[Path], place_at: Callable[[Path], tuple[str, int]]) ->
     absent = [(a + 1, b - 1) for a, b in pairwise(numbers) if b > a + 1]
     others = sum(1 for (name, _), _ in places if name not in ("", capture))
     unread = [path for (name, _), path in places if not name] if capture else []
-    return Ordered([mine[number] for number in numbers], numbers, absent, others, unread)
+    strange = 0
+    if folder is not None and capture:
+        named = {one.number for path in unread if (one := parse_name(path.name)) is not None}
+        absent = _not_deleted(folder, capture, sorted({*numbers, *named}))
+        strange = sum(
+            1 for (name, number), path in places
+            if name == capture and (mine[number] != path or not _is_named(path, number))
+        )  # fmt: skip
+    return Ordered([mine[number] for number in numbers], numbers, absent, others, unread, strange)
+
+
+def _is_named(path: Path, number: int) -> bool:
+    found = parse_name(path.name)
+    return found is not None and found.number == number
+
+
+def _not_deleted(
+    folder: str | os.PathLike[str], capture: str, numbers: list[int]
+) -> list[tuple[int, int]]:
+    """Runs of numbers of a capture without a file, of which its index does not say that they were
+    deleted. numbers: sorted, of those that have a file."""
+    deleted: set[int] = set()
+    last, first_told = numbers[-1], 0
+    lines, has_all = read_index(folder)
+    for line in lines:
+        number = line.get("number")
+        if str(line.get("capture")) != capture or type(number) is not int:
+            continue
+        if not has_all:
+            first_told = min(first_told or number, number)
+        if line.get("what") == "deleted":
+            deleted.add(number)
+        elif number <= numbers[-1] + _MOST_AHEAD:
+            deleted.discard(number)
+            last = max(last, number)
+    known = sorted({*numbers, *(n for n in deleted if 0 < n <= last)})
+    begin = max(first_told, 1)
+    bounds = pairwise([begin - 1, *(n for n in known if n >= begin), last + 1])
+    return [(a + 1, b - 1) for a, b in bounds if b > a + 1]
 
 
 def check_order(paths: Sequence[Path], place_at: Callable[[Path], tuple[str, int]]) -> Ordered:

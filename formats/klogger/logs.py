@@ -98,7 +98,8 @@ def open_sources(*paths: str | os.PathLike[str]) -> list[Source]:
             stack.enter_context(LogReader(path, missing)) for path, missing in files
         ]
         if segments:
-            found += _chains((check_order if len(paths) > 1 else order)(segments, place_at))
+            one = order(segments, place_at, paths[0]) if len(paths) == 1 else None
+            found += _chains(one or check_order(segments, place_at))
         stack.pop_all()
         return found
 

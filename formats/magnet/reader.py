@@ -234,8 +234,8 @@ def open_segments(*paths: Path) -> Source:
     files: list[Path] = []
     for path in paths:
         files += find_capture(path, SEGMENT, place_at) if path.is_dir() else [path]
-    found = (check_order if len(paths) > 1 else order)(files, place_at)
     folder = paths[0] if len(paths) == 1 else paths[0].parent
+    found = order(files, place_at, folder) if len(paths) == 1 else check_order(files, place_at)
     every = [*found.unread, *found.paths]
     return Chain(folder, every, found.numbers, _Opener(found.paths), found.describe())
 

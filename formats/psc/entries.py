@@ -46,7 +46,7 @@ class Entries(InputFile, Description):
     def __init__(
         self, path: str | os.PathLike[str], *more: str | os.PathLike[str]
     ) -> None:
-        first, *later = find_files(path, *more)
+        (first, *later), missing = find_files(path, *more)
         InputFile.__init__(self, first)
         self._losses: Losses | None = None
         try:
@@ -61,6 +61,10 @@ class Entries(InputFile, Description):
         self.is_cut = bool(rest)
         """Whether the last entry is cut short."""
         self.damaged = self.is_cut or not header.is_intact
+        self.lacks_files = bool(missing)
+        """Whether segments of the capture are missing."""
+        if missing:
+            self.warnings.append(missing)
         if not header.is_intact:
             self.warnings.append(HEADER_DAMAGED)
         if rest:

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from io import FileIO
-from itertools import takewhile
 from pathlib import Path
 
 from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.base.files import is_unpacked, open_plain, read_head
 from formats.base.limits import MOST_HEADER_BYTES
-from formats.base.segments import check_order, find_capture, place_of
+from formats.base.segments import check_order, find_capture, order, place_of
 from formats.psc.header import KIND_SETTINGS, Header, decode_header
 
 SUFFIX = ".pm"
@@ -70,22 +69,28 @@ def look(path: Path) -> Piece:
     return Piece(path, header, offset, rows, rest, None if file.closed else file)
 
 
-def find_files(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> list[Path]:
+def find_files(
+    path: str | os.PathLike[str], *more: str | os.PathLike[str]
+) -> tuple[list[Path], str]:
     """The file itself, the PSC segments of a folder, from the first of its newest capture on, or
-    several segments of one capture in their order. The first one can be read if any can.
+    several segments of one capture in their order; and what is missing, for people. The first one
+    can be read if any can.
 
     FileError where there is none, UsageError for files of several captures.
     """
-    if not more and os.path.isdir(path):
-        found = find_capture(path, SUFFIX, place_at)
-        unread = [*takewhile(lambda each: not place_at(each)[0], found)]
-        return [*found[len(unread) :], *unread]
-    if not more:
-        return [Path(path)]
-    files: list[Path] = []
-    for each in (path, *more):
-        files += find_files(each)
-    return check_order(files, place_at).paths
+    if more:
+        found = check_order([each for one in (path, *more) for each in _in(one)], place_at)
+    elif os.path.isdir(path):
+        found = order(_in(path), place_at, path)
+    else:
+        return [Path(path)], ""
+    if not found.paths:  # none can be read, or they are no segments
+        return _in(path), ""
+    return [*found.paths, *found.unread], found.describe()
+
+
+def _in(path: str | os.PathLike[str]) -> list[Path]:
+    return find_capture(path, SUFFIX, place_at) if os.path.isdir(path) else [Path(path)]
 
 
 def place_at(path: Path) -> tuple[str, int]:
@@ -102,13 +107,12 @@ def place_at(path: Path) -> tuple[str, int]:
 def follow(
     first: Piece, paths: Iterable[Path], warnings: list[str]
 ) -> tuple[list[Piece], bool]:
-    """The first piece and those of the same capture among the paths, sorted by number; whether one
-    is damaged.
+    """The first piece and those of the same capture among the paths; whether one is damaged.
 
-    warnings: gets a line for each that is missing, or is left out.
+    warnings: gets a line for each that is left out.
     """
-    capture, number = capture_of(first.header)
-    pieces, others, last, damaged = [first], 0, number, False
+    capture, _ = capture_of(first.header)
+    pieces, damaged = [first], False
     for path in paths:
         try:
             piece = look(path)
@@ -116,20 +120,13 @@ def follow(
             warnings.append(f"left out: {error.message}")
             damaged |= isinstance(error, DamagedError)
             continue
-        other, number = capture_of(piece.header)
+        other, _ = capture_of(piece.header)
         if other != capture or piece.header.columns != first.header.columns:
-            others += 1
+            warnings.append(f"{path.name}: left out: it is of another capture")
             continue
-        if number != last + 1:
-            missing = f"{last + 1} to {number - 1}" if number > last + 2 else f"{last + 1}"
-            warnings.append(f"segment {missing} is missing before {path.name}")
         if piece.rest:
             warnings.append(f"{path.name}: its last entry is cut short; it is left out")
-        last = number
         pieces.append(piece)
-    if others:
-        what = f"{others} file(s) of other captures are left out"
-        warnings.append(f"{what}: name one of them to see its capture")
     return pieces, damaged or any(piece.rest for piece in pieces[:-1])
 
 

@@ -129,9 +129,9 @@ class Capture(Entries, Analysed):
     @functools.cached_property
     def complete(self) -> bool:
         """Whether the last entry is END, so that the capture ended in order. In a folder, and of
-        several files, it is not the END of a file that another one follows."""
+        several files, it is not the END of a file that another one follows, and none is missing."""
         last = [entry for _, entry in self.controls(max(self._rows - 1, 0))]
-        if self.damaged or not last or not isinstance(last[0], controls.End):
+        if self.damaged or self.lacks_files or not last or not isinstance(last[0], controls.End):
             return False
         of_many = len(self._pieces) > 1 or self.path.is_dir()
         return not of_many or last[0].reason != controls.EndReason.ROTATED

@@ -188,6 +188,8 @@ class _Chain:
             self._compare(segment, found, number)
             if segment.number != number:
                 problems.add_header(f"{segment.name}: it is number {number} of its capture")
+            elif capture.sealed.get(number, segment.original) != segment.original:
+                problems.add_header(f"{segment.name}: {INDEX} calls it {capture.sealed[number]}")
             if number - 1 in capture.parts and not are_dumps:
                 self._follows(segment, part, *capture.parts[number - 1])
         self._missing(numbers)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from collector.commands.tcpkmon import command as tcpkmon
 from formats.base.cli import run
+from formats.base.segments import INDEX
 from formats.commands.pmgraph import command as pmgraph
 from tests.unit.log_maker import make_logs
 from tests.unit.segment_maker import make
@@ -33,9 +35,27 @@ def _cut(paths: list[Path]) -> None:
     paths[1].write_bytes(paths[1].read_bytes()[:100])
 
 
+def _delete(paths: list[Path]) -> None:
+    """As retention does: the index says so."""
+    index = paths[0].with_name(INDEX)
+    told = json.loads(index.read_text().splitlines()[0])
+    with index.open("a") as lines:
+        lines.write(json.dumps({**told, "what": "deleted"}) + "\n")
+    paths[0].unlink()
+
+
+def _rename(paths: list[Path]) -> None:
+    """Nothing is lost, but the index calls it otherwise."""
+    paths[-1].rename(paths[-1].with_name(f"other-{paths[-1].name}"))
+
+
 CASES: dict[str, tuple[Callable[[list[Path]], object], int, int]] = {
     # what is done; the exit code of verify, that of all who read
     "whole": (lambda paths: None, 0, 0),
+    "first missing": (lambda paths: paths[0].unlink(), 5, 3),
+    "first is the last": (lambda paths: shutil.copy(paths[-1], paths[0]), 5, 3),
+    "first deleted": (_delete, 0, 0),
+    "last renamed": (_rename, 5, 0),
     "middle missing": (lambda paths: paths[1].unlink(), 5, 3),
     "last missing": (lambda paths: paths[-1].unlink(), 5, 3),
     "unreadable": (_cut, 5, 5),
@@ -80,8 +100,8 @@ def test_readers_of_events_too(tmp_path: Path, write: Callable[[Path], list[Path
     folder = tmp_path / "out"
     paths = write(folder)
     commands = ["decode", "export"]
-    for code in (0, 3):
+    for code, removed in ((0, paths[0]), (3, paths[1]), (3, paths[1])):
         found = {name: run(tcpkmon, [name, str(folder)], prog="tcpkmon") for name in commands}
         assert found == dict.fromkeys(commands, code)
-        shutil.rmtree(paths[1]) if paths[1].is_dir() else paths[1].unlink(missing_ok=True)
+        shutil.rmtree(removed) if removed.is_dir() else removed.unlink(missing_ok=True)
     assert run(tcpkmon, ["verify", str(folder)], prog="tcpkmon") == 5
