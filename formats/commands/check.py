@@ -11,6 +11,7 @@ import click
 from formats.base.cli import say
 from formats.base.errors import DamagedError, FileError, UsageError
 from formats.base.escape import for_terminal
+from formats.base.files import create_file
 
 FAILED = 6
 _ENDINGS = (".pm", ".pm.zst", ".pm.parquet", ".klog")
@@ -63,10 +64,8 @@ def command(
             for line in github_lines(capture, results):
                 click.echo(line)
     if junit is not None:
-        try:
-            junit.write_bytes(as_junit(found))
-        except OSError as error:
-            raise FileError(f"cannot write {junit}: {error.strerror}") from error
+        with create_file(junit, force=True) as out:
+            out.write(as_junit(found))
     code = 0
     if not unproven_ok and not all(capture.proven for capture, _ in found):
         code = DamagedError.exit_code

@@ -126,7 +126,7 @@ def check_counts(
     """The file holds what the ledger counts, of each point; less by what a repair left out."""
     keys, told = ledger.points.keys, ledger.points["in_file"].view(np.int64)
     if not has_cpu:
-        keys, told = _sum_by(keys & 0xFFFF, told)
+        keys, told = sum_by_point(keys, told)
     every = np.unique(np.concatenate((keys, counted_keys(ledger.counts))))
     if not len(every):
         return
@@ -147,8 +147,9 @@ def check_counts(
         problems.add(ledger.entry("in_file", key), text)
 
 
-def _sum_by(keys: I64, values: I64) -> tuple[I64, I64]:
-    different, place = np.unique(keys, return_inverse=True)
+def sum_by_point(keys: I64, values: I64) -> tuple[I64, I64]:
+    """Counts of all CPUs together: for a file that does not tell of which CPU a record is."""
+    different, place = np.unique(keys & 0xFFFF, return_inverse=True)
     sums = np.zeros(len(different), np.int64)
     np.add.at(sums, place, values)
     return different, sums

@@ -73,8 +73,10 @@ class Maker:
                 times.astype(np.uint64).view(np.uint8).reshape(count, 8)
             )
             rows["location"], rows["lport"], rows["rport"] = LOCATION, 1, 2
-            rows["cpu"], rows["serial"], rows["time_ns"] = cpu, serials, times
-            for name, values in self.columns.items() if not cpu else ():
+            own: dict[str, Any] = {"cpu": cpu, "serial": serials, "time_ns": times}
+            for name, values in (own | (self.columns if not cpu else {})).items():
+                if name in own and name not in (self.dtype.names or ()):
+                    continue  # classic
                 rows[name] = values
             batches.append(Batch(cpu, rows, 0))
             until = min(until, int(times[-1]) - keep * 100)
@@ -114,9 +116,11 @@ class Maker:
         return [segment.path(self.folder) for segment in find_segments(self.folder)]
 
 
-def make(folder: Path, segments: int = 4, count: int = 50, lose: int = 0) -> list[Path]:
+def make(
+    folder: Path, segments: int = 4, count: int = 50, lose: int = 0, kind: type[Maker] = Maker
+) -> list[Path]:
     """A finished capture of so many segments; their paths."""
-    maker = Maker(folder)
+    maker = kind(folder)
     for number in range(segments):
         if number:
             maker.rotate()

@@ -176,6 +176,16 @@ def test_a_folder_is_read_as_one_capture(tmp_path: Path) -> None:
         assert reader.lost > 4 * CPUS + 900
 
 
+class Classic(Maker):
+    chosen = "classic"
+
+
+def test_segments_without_the_cpus_column_add_up(tmp_path: Path) -> None:
+    make(tmp_path / "out", kind=Classic)
+    assert [one.exit_code for one in verify(tmp_path / "out")[1]] == [0, 0, 0, 0]
+    assert verify(tmp_path / "out")[0].exit_code == 0
+
+
 def test_the_newest_of_several_captures_is_read(tmp_path: Path) -> None:
     make(tmp_path / "out", segments=2, count=10)
     maker = Maker(tmp_path / "out")

@@ -199,6 +199,16 @@ def test_exit_codes_and_outputs(path: Path, tmp_path: Path) -> None:
     assert good.return_value == (0 if told["files"][0]["proven"] else 5)
 
 
+def test_the_report_goes_through_no_link(path: Path, tmp_path: Path) -> None:
+    """Nor a pipe or a device: a user may put them there for root."""
+    kept, link = tmp_path / "kept", tmp_path / "check.xml"
+    kept.write_text("kept")
+    link.symlink_to(kept)
+    assert run(command, [str(path), "count() == 4", "--junit", str(link)], prog="check") in (0, 5)
+    assert kept.read_text() == "kept" and not link.is_symlink()
+    assert ElementTree.parse(link).getroot().tag == "testsuites"
+
+
 def test_a_loss_is_not_proven(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write_capture(tmp_path / "lossy.pm", 500, 2, {100}))
     assert run(command, [path, "count() == 2"], prog="check") == 5

@@ -323,7 +323,7 @@ class _LedgerRun:
         marks, before = self._marks, self._marks.previous
         part.last_seq = self._sequence.last
         part.entries = before.entries + self._report.entries
-        part.goes_on, part.unsure = marks.is_rotated, bool(self._sums.unsure)
+        part.goes_on, part.unsure = marks.is_rotated, self._sums.unsure > 0 or not self._has_serial
         part.serials = {cpu: one.highest for cpu, one in self._serials.cpus.items()}
         part.first = marks.base.digest if marks.base is not None else ""
         part.last = marks.last.digest if marks.last is not None else ""

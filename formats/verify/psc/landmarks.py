@@ -7,7 +7,7 @@ import numpy as np
 
 from formats.base import control
 from formats.base.limits import MOST_CPUS
-from formats.verify.balance import check_counts, check_rise, check_sums
+from formats.verify.balance import check_counts, check_rise, check_sums, sum_by_point
 from formats.verify.ledger import POINTS, Tally
 from formats.verify.psc.checkpoints import GROUP_KINDS, Checkpoint, CheckpointReader
 from formats.verify.psc.entries import ControlRows, Segment
@@ -186,7 +186,8 @@ class Landmarks:
             self.base = self.last = shot
             if shot.index != 1:
                 self._problems.add(shot.index, "a segment begins with the ledger of those before")
-            self.tally.begin(shot.points.keys, shot.points["in_file"].view(np.int64))
+            keys, told = shot.points.keys, shot.points["in_file"].view(np.int64)
+            self.tally.begin(*((keys, told) if self._has_cpu else sum_by_point(keys, told)))
             self.existing_before = self.tally.of_point(control.EXISTING)
             shot.counts = self.tally.counts.copy()
             return
