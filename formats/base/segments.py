@@ -174,7 +174,7 @@ def order(
         if name == capture:
             mine.setdefault(number, path)
     numbers = sorted(mine)
-    absent = [(a + 1, b - 1) for a, b in pairwise(numbers) if b > a + 1]
+    absent = gaps(numbers[1:], numbers[0] + 1, numbers[-1]) if numbers else []
     others = sum(1 for (name, _), _ in places if name not in ("", capture))
     unread = [path for (name, _), path in places if not name] if capture else []
     strange = 0
@@ -214,7 +214,12 @@ def _not_deleted(
             last = max(last, number)
     known = sorted({*numbers, *(n for n in deleted if 0 < n <= last)})
     begin = max(first_told, 1)
-    bounds = pairwise([begin - 1, *(n for n in known if n >= begin), last + 1])
+    return gaps([number for number in known if number >= begin], begin, last)
+
+
+def gaps(numbers: Sequence[int], first: int, last: int) -> list[tuple[int, int]]:
+    """The runs from first to last of what is not in the sorted numbers."""
+    bounds = pairwise([first - 1, *numbers, last + 1])
     return [(a + 1, b - 1) for a, b in bounds if b > a + 1]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import FileIO
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from formats.base.errors import FileError, TcpkmonError
 from formats.base.files import open_plain
 from formats.base.limits import MOST_INDEX_CAPTURES, MOST_PROBLEMS
 from formats.base.reconciled import WORDS as RECONCILED
-from formats.base.segments import INDEX, Segment, find_segments, parse_name, read_index
+from formats.base.segments import INDEX, Segment, find_segments, gaps, parse_name, read_index
 from formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report, Row
 from formats.verify.segment import UNKNOWN, Part
 
@@ -214,6 +214,9 @@ class _Chain:
         if bad:
             problems.add_header(f"{bad} segment(s) do not add up")
         report.problems, report.problems_total = problems.listed[::-1], problems.total
+        lossy = sum(1 for _, one, _ in capture.parts.values() if one.exit_code == LOSSES)
+        if are_dumps and lossy and not problems.total:
+            report.error, report.error_exit = f"adds up: losses in {lossy} dump(s)", LOSSES
         return report
 
     def _compare(self, segment: Segment, found: Report, number: int) -> None:
@@ -300,7 +303,7 @@ class _Chain:
         if capture.tables:
             self._report.notes.append(self._about_tables())
         known = capture.parts.keys() | capture.tables.keys()
-        absent = _gaps(sorted(n for n in known if n <= highest), 1, highest)
+        absent = gaps(sorted(n for n in known if n <= highest), 1, highest)
         taken: list[tuple[int, int]] = []
         gone: list[tuple[int, int]] = []
         deleted = sorted(capture.deleted)
@@ -309,7 +312,7 @@ class _Chain:
             taken += [(first, begin - 1)] if begin > first else []
             inside = deleted[bisect_left(deleted, begin) : bisect_right(deleted, last)]
             taken += [(n, n) for n in inside]
-            gone += _gaps(inside, begin, last)
+            gone += gaps(inside, begin, last)
         if taken:
             count = sum(last - first + 1 for first, last in taken)
             what = f"{count} segment(s) were deleted, as {INDEX} says: {_ranges(taken)}"
@@ -326,12 +329,6 @@ def _sha256(file: FileIO) -> str:
     while block := file.read(1 << 20):
         digest.update(block)
     return digest.hexdigest()
-
-
-def _gaps(numbers: list[int], first: int, last: int) -> list[tuple[int, int]]:
-    """The runs from first to last of what is not in the sorted numbers."""
-    bounds = pairwise([first - 1, *numbers, last + 1])
-    return [(a + 1, b - 1) for a, b in bounds if b > a + 1]
 
 
 def _ranges(found: list[tuple[int, int]]) -> str:

@@ -233,6 +233,19 @@ def test_dumps_of_a_folder_are_checked_together(tmp_path: Path, change: Any) -> 
     assert reports[-1].exit_code == 5, reports[-1].notes
 
 
+def test_a_folder_says_that_a_dump_has_losses(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "d")
+    recording.second(lose=3)
+    recording.stream.ask(9)
+    recording.second(2)
+    recording.advance()
+    recording.second(2)
+    recording.end()
+    dump, folder = format_of(recording.folder).verify(recording.folder)
+    assert (dump.exit_code, folder.exit_code) == (3, 3)
+    assert folder.verdict == "adds up: losses in 1 dump(s)"
+
+
 def serials_of(folder: Path) -> list[list[int]]:
     """Those of each CPU, in the order in which a reader of the folder gives the records."""
     with formats.open(folder) as capture:
