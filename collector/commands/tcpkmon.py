@@ -18,12 +18,9 @@ from collector.commands import (
     dump,
     enable,
     events,
-    iscan,
     lowwater,
     mark,
     metrics,
-    monitor,
-    msmod,
     probe,
     reload,
     sampler_period,
@@ -33,6 +30,7 @@ from collector.commands import (
     top,
     triggers,
 )
+from collector.commands.history import iscan, monitor, msmod
 from formats.base.cli import run
 from formats.commands import (
     check,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from formats.analysis import Condensed, Group, Shares, Times
+    from formats.history import Condensed, Group, Shares, Times
 
 _WIDTH = 100
 _NONE = "n/a"
@@ -61,7 +61,8 @@ def command(
     by the CPU time that they used. A figure that was not recorded is n/a. Exit code 3: events were
     lost, or the end of a log is unknown; 5: a log is damaged.
     """
-    from formats.analysis import condense, open_log
+    from formats.analysis import open_log
+    from formats.history import condense
 
     limits = _parse_limits(classes)
     with open_log(*files) as log:
@@ -69,7 +70,7 @@ def command(
         problems = log.problems
         code = exit_code_of(log)
     if output is not None:
-        from formats.analysis import draw_condensed
+        from formats.history import draw_condensed
 
         draw_condensed(report, output, force)
     if as_json:
@@ -196,7 +197,7 @@ def _list_groups(title: str, groups: Sequence[Group]) -> Table:
 
 
 def _list_by_row(title: str, groups: Sequence[Group]) -> Table:
-    from formats.analysis import NO_USER
+    from formats.history import NO_USER
 
     table = _table(title, "Processes", "Response s", "Think s", "CPU ms", "I/O ms", "Physical",
                    "Virtual")  # fmt: skip

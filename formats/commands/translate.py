@@ -38,7 +38,8 @@ def command(
     """
     from importlib.metadata import version
 
-    from formats.analysis import Translator, open_log, write_records_1987
+    from formats.analysis import open_log
+    from formats.history import Translator, write_records_1987
 
     with open_log(*files) as log:
         theirs = log.format.header.get("tcpkmon")

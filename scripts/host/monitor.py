@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector import klogger
-from collector.commands.monitor import GROUPS
+from collector.commands.history.monitor import GROUPS
 from scripts.benchmark.tools import cpu_seconds
 
 ALL = tuple(GROUPS)

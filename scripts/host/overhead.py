@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from collector.commands.monitor import GROUPS
+from collector.commands.history.monitor import GROUPS
 from scripts.benchmark.context import Context
 from scripts.benchmark.results import Results
 from scripts.benchmark.stats import number

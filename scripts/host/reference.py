@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from formats.analysis import NO_USER, Event
+from formats.analysis import Event
+from formats.history import NO_USER
 
 Span = tuple[int, int]
 SWAP = 32

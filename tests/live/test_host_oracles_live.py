@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from collector import klogger
-from formats.analysis import condense, open_log
+from formats.analysis import open_log
+from formats.history import condense
 from formats.verify import verify_folder
 from tests.live.disk_workload import ROOT, Device, loop_device, read_blocks, slowed
 from tests.live.schema_logs import logging

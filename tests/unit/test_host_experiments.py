@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands.monitor import GROUPS
+from collector.commands.history.monitor import GROUPS
 from formats.analysis import open_log
 from formats.base.cli import run
 from formats.base.errors import UsageError

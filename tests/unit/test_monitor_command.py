@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from collector.commands import iscan, monitor, msmod, tcpkmon
+from collector.commands import tcpkmon
+from collector.commands.history import iscan, monitor, msmod
 from formats.base.errors import TcpkmonError, UsageError
 
 

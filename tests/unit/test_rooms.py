@@ -40,6 +40,7 @@ ROOMS = {
     ),
     "formats": (
         ("commands",),
+        ("history",),
         ("analysis", "export", "pmgraph"),
         ("registry",),
         ("verify",),

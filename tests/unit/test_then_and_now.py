@@ -12,7 +12,7 @@ import pytest
 
 from collector.commands import collect, tcpkmon
 from collector.plan.schema_sources import shipped_names
-from formats.klogger.names_1988 import NAMES
+from formats.history.names_1988 import NAMES
 from formats.schema import Schema, load
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from formats.analysis.log import Log
+from formats.analysis import Log
 from formats.base.escape import for_terminal
+from formats.history.names_1988 import NAMES
 from formats.klogger.batch import LogBatch
 from formats.klogger.clock import LogClock
-from formats.klogger.names_1988 import NAMES
 from formats.klogger.table import LogEvent
 
 _PACKED = {

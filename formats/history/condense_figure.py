@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from formats.analysis.condensed import Condensed
 from formats.drawing import PALETTE, check_output, new_figure, save_figure, styled
+from formats.history.condensed import Condensed
 
 _INCHES = (7.2, 5.2)
 

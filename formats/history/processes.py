@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.gather import EventTable
-from formats.analysis.spans import Spans
+from formats.history.spans import Spans
 
 Array = NDArray[Any]
 TASK = ("tid", "tgid", "uid", "cgroup", "cpu_time")

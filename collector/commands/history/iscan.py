@@ -23,7 +23,7 @@ def command(
     import time
 
     from collector.commands.collect import import_quietly, run
-    from collector.commands.measurements import choose
+    from collector.commands.history.measurements import choose
     from collector.plan.filters import parse
     from collector.plan.quantities import parse_duration
     from collector.plan.request import Request

@@ -10,7 +10,7 @@ from collector.commands.event_list import Listed, list_events
 from collector.plan.event_layout import lay_out_sources
 from collector.plan.schema_sources import BASE, TCP, find_sources, shipped_names
 from formats.base.errors import UsageError
-from formats.klogger.names_1988 import NAMES
+from formats.history.names_1988 import NAMES
 from formats.schema import suggest
 
 

@@ -16,7 +16,7 @@ from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
 
 if TYPE_CHECKING:
-    from collector.commands.measurements import Measurement
+    from collector.commands.history.measurements import Measurement
 
 
 @click.command("msmod", cls=SignedArguments, context_settings={"ignore_unknown_options": True})
@@ -29,7 +29,7 @@ def command(listed: bool, collector: int | None, ids: tuple[str, ...]) -> int:
     As in HP-UX: each measurement has an id and a line that describes its record, fields in order.
     Those that this kernel lacks follow, with the reason. An ID is an event's name, or that of 1988.
     """
-    from collector.commands.measurements import choose, list_measurements
+    from collector.commands.history.measurements import choose, list_measurements
 
     if listed:
         if ids:

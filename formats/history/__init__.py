@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the systems of 1987 and 1988 printed, from today's logs: condense, records, translate."""
+
+from formats.history.condense import condense
+from formats.history.condense_figure import draw_condensed
+from formats.history.condensed import Condensed, Device, Group, Shares, Slice, Times
+from formats.history.processes import NO_USER
+from formats.history.records_1987 import write_records_1987
+from formats.history.translate import Translator
+
+__all__ = [
+    "NO_USER",
+    "Condensed",
+    "Device",
+    "Group",
+    "Shares",
+    "Slice",
+    "Times",
+    "Translator",
+    "condense",
+    "draw_condensed",
+    "names_1988",
+    "write_records_1987",
+]
