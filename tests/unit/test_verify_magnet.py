@@ -187,6 +187,7 @@ def add(table: str, column: int, step: int) -> Edit:
         ("LEDGER", -1, put("programs", {"x": [1]}), "no good programs"),
         ("LEDGER", 0, put("programs", {"on_send": [5, 0]}), "falls from 5 to 0"),
         ("END", -1, put("reason", 77), "END has no known reason"),
+        ("END", -1, put("reason", 5), "END has no known reason"),
         ("END", -1, put("kind", "OTHER"), "unknown kind 'OTHER'"),
         ("LEDGER", -1, put("number", 7), "control entry 7 where 1 is due"),
         ("LEDGER", -1, put("records", 7), "7 records before a control entry are"),

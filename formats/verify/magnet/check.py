@@ -153,7 +153,7 @@ class _Run:
             self._changes.feed(at, _change_of(values))
         elif entry.kind == END:
             reason = number(values, "reason", max(EndReason))
-            if reason is None:
+            if reason is None or reason not in {*EndReason}:
                 raise DamagedError("END has no known reason")
             self._end = at, reason
             self._dump.end_ns = number(values, "time_ns", 1 << 62)
