@@ -32,10 +32,11 @@ while True:
     end.sendall(block)
 """
 _DRAINING = """
-import socket, sys
+import contextlib, socket, sys
 end = socket.socket(fileno=int(sys.argv[1]))
-while end.recv(1 << 20):
-    pass
+with contextlib.suppress(OSError):  # at the end it is reset
+    while end.recv(1 << 20):
+        pass
 """
 
 

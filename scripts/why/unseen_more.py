@@ -51,7 +51,7 @@ STREAMS = (
     # Two and a half writes are in flight at any time.
     _new("a shipper with a limit of its own, 500 kB/s, RTT 100 ms", APP, from_s=0.8, seconds=2.0,
          send=programs.timed(20_000, every_s=0.04), link=line(40, 100, 400_000), prepare=ROOMY,
-         unsaid=(NET, READER, SNDBUF)),
+         unsaid=(READER, SNDBUF)),
 )  # fmt: skip
 
 _GROWING = tuple(1000 << power for power in range(9))
@@ -130,12 +130,12 @@ CHANGES = (
 WINDOWS = (
     # The kernel raises the clamp again, but chose no scale by it: 64 kB in 40 ms, 13 of 50 Mbit/s.
     _new("TCP_WINDOW_CLAMP leaves no window scale", WINDOW, dial=programs.clamped(12_000),
-         link=line(50, 40, 200_000), from_s=0.5, unsaid=(SENDER, NET)),
+         link=line(50, 40, 200_000), from_s=0.5, unsaid=(SENDER,)),
     _new("receiver: TCP_WINDOW_CLAMP leaves no window scale", ("rx_autotune",), receiver=True,
          dial=programs.clamped(12_000), link=line(50, 40, 200_000), from_s=0.5,
          unsaid=(READER,)),
     _new("receive buffer of 40 kB, RTT 150 ms, reno", WINDOW, congestion="reno", rcvbuf=40_000,
-         link=line(20, 150, 400_000), from_s=0.6, seconds=2.4, unsaid=(SENDER, NET)),
+         link=line(20, 150, 400_000), from_s=0.6, seconds=2.4, unsaid=(SENDER,)),
     _new("receiver: receive buffer of 48 kB, RTT 120 ms", ("rx_autotune",), receiver=True,
          rcvbuf=48_000, link=line(20, 120, 400_000), from_s=0.8, seconds=2.4, unsaid=(READER,)),
     # It fills in some milliseconds; the rest of 350 is a zero window.
@@ -156,7 +156,7 @@ SENDERS = (
     _new("TCP_NOTSENT_LOWAT of 16 kB and poll()", PATH, send=programs.low_water(16_384),
          link=line(), unsaid=(SENDER, READER, SNDBUF)),
     _new("send buffer of 24 kB, RTT 90 ms", ("sndbuf",), sndbuf=24_576, offloads=False,
-         link=line(20, 90, 400_000), from_s=0.8, seconds=2.2, unsaid=(READER, NET)),
+         link=line(20, 90, 400_000), from_s=0.8, seconds=2.2, unsaid=(READER,)),
     _new("writes of 120 bytes, 4 Mbit/s", PATH, send=programs.small_writes(120),
          link=line(4, 20, 60_000), unsaid=(SENDER, READER)),
     _new("own TBF of 20 Mbit/s, the application needs 2", APP, send=acts.trickle(5_000, 0.02),
