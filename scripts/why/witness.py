@@ -270,6 +270,6 @@ def dies(alive: tuple[str, ...], way: int = 0, from_s: float = 0.1) -> Witness:
         down = data[data["fate"] == 2]
         assert len(down) > 1, "nothing was lost"
         begin, dead = passes(trace, way, 0) + from_s, float(down["in_ns"][0]) / 1e9
-        return inner([(begin, dead, alive), *resent(way)(down, called)])
+        return [*inner([(begin, dead, alive)]), *resent(way)(down, called)]
 
     return tell
