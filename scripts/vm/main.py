@@ -37,6 +37,7 @@ GUEST_TESTS = (
     "tests/vm/test_vm_hotplug.py",
     "tests/vm/test_vm_ways.py",
     "tests/vm/test_vm_closing.py",
+    "tests/vm/test_vm_why.py::test_a_limit_is_found",
     "tests/live/test_locations.py",
     "tests/vm/test_vm_functions.py",
     "tests/vm/test_vm_kprobes.py",
@@ -73,6 +74,7 @@ MORE_TESTS = (
     "tests/live/test_kernel_types_compile.py",
     "tests/live/test_oracle_ss.py",
     "tests/vm/test_vm_bbr.py",
+    "tests/vm/test_vm_why.py::test_more_limits_are_found",
 )
 """Left out with --ci."""
 CI_LAST_TESTS = (

@@ -22,10 +22,12 @@ from scripts.why import transfers
 from scripts.why.judging import Judged, play
 from scripts.why.page import page
 from scripts.why.scenarios import SCENARIOS
-from scripts.why.unseen import UNSEEN
+from scripts.why.unseen import UNSEEN as UNSEEN_FIRST
+from scripts.why.unseen_more import UNSEEN_MORE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "why.md"
 BEGIN, END = "<!-- made by scripts/why-scenarios -->", "<!-- end -->"
+UNSEEN = (*UNSEEN_FIRST, *UNSEEN_MORE)
 File = click.Path(dir_okay=False, path_type=Path)
 
 

@@ -179,3 +179,97 @@ def opens(truth: tuple[str, ...], until_byte: int) -> Witness:
         return inner([(begin, opened, ("opening",)), (opened, sent, truth)])
 
     return tell
+
+
+def of_the_last(tell: Witness) -> Witness:
+    """The same, of the last connection that was opened."""
+
+    def last(trace: Trace, called: float) -> list[Span]:
+        syns = trace[(trace["way"] == 0) & (trace["flags"] & 18 == 2)]
+        return tell(trace[trace["in_ns"] >= syns["in_ns"].max()], called)
+
+    return last
+
+
+def messages(
+    *sizes: int, truth: tuple[str, ...], skip: int = 1, least_s: float = 0.006, way: int = 0
+) -> Witness:
+    """Messages of these sizes in turn, each written in one call. As answers(); a message that went
+    out in less than least_s went at once: nothing bounded it, and that is no span."""
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        data, spans = data_of(trace, way), []
+        reached = int((data["seq"].astype(np.int64) + data["data"]).max())
+        low, number = 0, 0
+        while (high := low + sizes[number % len(sizes)]) < reached:
+            begin, sent, after = (passes(trace, way, at) for at in (low, high - 1, high))
+            if number >= skip:
+                if sent - begin >= least_s:
+                    spans.append((begin, sent, truth))
+                lost = (data["fate"] > 1) & (data["seq"] >= low) & (data["seq"] < high)
+                if not np.any(lost):
+                    spans.append((sent, after, ("app", "idle")))
+            low, number = high, number + 1
+        return inner(spans)
+
+    return tell
+
+
+def stalls(
+    stalled: tuple[str, ...], flows: tuple[str, ...] = (), least_s: float = 0.1,
+    margin_s: float = 0.08, way: int = 0, from_s: float = 0.2, received_s: float = 0.0,
+) -> Witness:  # fmt: skip
+    """While no data passes for so long, the one truth; between, without a margin, the other one.
+
+    received_s: judged is who receives; so long before new data comes, its reader went on.
+    """
+    seen_by = "out_ns" if received_s else "in_ns"
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        data, spans = data_of(trace, way), []
+        at = np.sort(data[seen_by][data["fate"] == 0]) / 1e9
+        begin = float(at[0]) + from_s
+        for number in np.flatnonzero(np.diff(at) > least_s):
+            low, high = float(at[number]), float(at[number + 1])
+            spans.append((begin, low - margin_s, flows))
+            spans.append((low + margin_s / 2, high - received_s, stalled))
+            begin = high + margin_s
+        assert spans, "nothing stalled"
+        spans.append((begin, float(at[-1]), flows))
+        return inner([one for one in spans if one[2]])
+
+    return tell
+
+
+def outage(flows: tuple[str, ...], way: int = 0, from_s: float = 0.1) -> Witness:
+    """The link drops everything for a while: from the last ACK of what came before until the sender
+    hears of what came after, it waits for a loss to be found and repaired."""
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        data = data_of(trace, way)
+        down = data[data["fate"] == 2]["in_ns"].astype(np.int64)
+        assert len(down), "nothing was lost"
+        after = data[(data["fate"] == 0) & (data["in_ns"] > down.max())]
+        end = heard(trace, way, float(after["out_ns"].min()) / 1e9)
+        back = trace[(trace["way"] != way) & (trace["fate"] == 0)]["out_ns"] / 1e9
+        last = float(back[back < end - 1e-6].max())
+        begin = passes(trace, way, 0) + from_s
+        return inner([(begin, last, flows), (last, end, REPAIR),
+                      (end, float(data["in_ns"].max()) / 1e9, flows)])  # fmt: skip
+
+    return tell
+
+
+def dies(alive: tuple[str, ...], way: int = 0, from_s: float = 0.1) -> Witness:
+    """Until the first segment that is dropped since the link is down: this; then nothing arrives
+    any more. From the first segment that is sent again on, it waits for a loss to be repaired;
+    before, it waits for that too, but the program for its next message as well."""
+
+    def tell(trace: Trace, called: float) -> list[Span]:
+        data = data_of(trace, way)
+        down = data[data["fate"] == 2]
+        assert len(down) > 1, "nothing was lost"
+        begin, dead = passes(trace, way, 0) + from_s, float(down["in_ns"][0]) / 1e9
+        return [*inner([(begin, dead, alive)]), *resent(way)(down, called)]
+
+    return tell
