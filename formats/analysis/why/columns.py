@@ -50,7 +50,6 @@ rport | int | | port_b | s_port | and port
 role | text | | | | active: it called connect; passive: it was accepted; existing: open before
 pid | int? | pid | | | process of the owner
 comm | text? | comm | | | and its name
-cgroup | int | cgroup | | | of the socket
 ca_name | text? | ca_name | | | congestion control
 start_ns | int | | first_packet | first | first record, CLOCK_MONOTONIC
 established_ns | int? | | | | when the handshake was over, in the capture

@@ -33,7 +33,7 @@ NEEDED = (
 )  # fmt: skip
 """What a capture must have. The default columns are enough."""
 OPTIONAL = (
-    "pid", "comm", "ca_name", "netns", "family", "cgroup", "bytes_retrans", "dsack_dups",
+    "pid", "comm", "ca_name", "netns", "family", "bytes_retrans", "dsack_dups",
     "reordering", "delivered", "delivered_ce", "rcv_ooopack", "segs_in", "segs_out",
     "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us", "bbr_mode",
     "is_cwnd_limited", "rate_app_limited", "sk_nospace", "sk_tsq_flags", "sk_pacing_status",
