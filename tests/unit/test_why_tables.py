@@ -284,6 +284,16 @@ def test_an_owner_that_nobody_knows_is_null(capsysbinary: pytest.CaptureFixture[
     ]  # fmt: skip
 
 
+def test_namespaces_have_the_names_that_the_header_has() -> None:
+    whole = snapshots([0, 1], location=[1, 1], state=[1, 1], netns=[7, 7])
+    for names, told in (({"7": "web"}, "web"), ({"8": "web"}, None), ({}, None)):
+        table = connections_table(fold((whole,)), {"netns_name": names})
+        assert (table["netns"].tolist(), table["netns_name"].tolist()) == ([7], [told])
+    bare = snapshots([0, 1], state=[1, 1])
+    without = connections_table(fold((bare,)), {"netns_name": {"0": "a"}})
+    assert without["netns_name"].tolist() == [None]
+
+
 def test_all_columns_that_others_need_exist() -> None:
     known = {field.name for field in load_schema().event(EVENT).fields}
     assert {column.needs for column in CONNECTIONS if column.needs} <= known

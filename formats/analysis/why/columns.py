@@ -42,6 +42,7 @@ capture_id | text? | | | | of the capture whose files were rotated
 segment | int? | | | | number of the file in it
 conn_id | int | | | | the connection's number in the capture
 netns | int | netns | | | cookie of the network namespace
+netns_name | text? | netns | | | its name at the start: `ip netns`, a process, or own: collect's
 family | int | family | | | 2: IPv4, 10: IPv6
 laddr | text | | host_a | c_ip | this host's address
 lport | int | | port_a | c_port | and port

@@ -154,8 +154,12 @@ class Source:
             host = self.reader.format.header.get("host")
         found = {"host": host, "boot_id": _part(settings, "system", "boot_id"),
                  "capture_id": _part(settings, "segment", "capture")}  # fmt: skip
-        told = {name: value for name, value in found.items() if isinstance(value, str) and value}
+        told: dict[str, Any] = {
+            name: value for name, value in found.items() if isinstance(value, str) and value
+        }
         number = _part(settings, "segment", "number")
+        if isinstance(spaces := settings.get("namespaces"), dict):
+            told["netns_name"] = {key: one for key, one in spaces.items() if isinstance(one, str)}
         return told | ({"segment": number} if isinstance(number, int) else {})
 
     def read(self) -> Iterator[Snapshots]:
