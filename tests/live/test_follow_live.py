@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from capturing import Outcome, capturing, read
 
 from collector.linux import bpf
 from collector.loader.capture_maps import Kernel
@@ -23,6 +22,7 @@ from collector.plan.filters import PIDS, parse
 from collector.plan.request import Request
 from collector.ring.rings import DEFAULT_TRANSPORT
 from formats.base.errors import UsageError
+from tests.live.capturing import Outcome, capturing, read
 from tests.live.faults import COLLECT, run
 
 LOCATIONS = ("--locations", "STATE_CHANGE,SEND_CALL,SEGMENT_RECEIVED,DESTROY")
@@ -120,10 +120,11 @@ def check_whole(outcome: Outcome, server: int, clients: set[int]) -> None:
         assert len(set(one["conn_id"].tolist())) == 1
 
 
-def test_workers_that_exist_and_those_that_come(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", ["", "raw,kprobe,iter"], ids=["typed", "untyped"])
+def test_workers_that_exist_and_those_that_come(tmp_path: Path, kinds: str) -> None:
     with (
         prefork(3, ROUNDS) as (master, port, _worker),
-        capturing(tmp_path / "a.pm", *OPTIONS, "--pid", str(master.pid)) as capture,
+        capturing(tmp_path / "a.pm", *OPTIONS, "--pid", str(master.pid), kinds=kinds) as capture,
     ):
         clients = {ask(port) for _ in range(ROUNDS)}
         go(master)
