@@ -37,7 +37,9 @@ pyarrow.Table of them, with nulls and whole numbers.
 connection. A time in which one is missing is not certain: `us_<limit>` takes it for what its end
 says, `us_<limit>_min` leaves out all such times, `us_<limit>_max` adds them all. `proven`: none is
 missing, the file is not damaged, and the connection's end or the capture's is in it. `tcpkmon
-verify` proves more: what the kernel could not record at all.
+verify` proves more: that the counts add up. Of an event that a program never saw, or for which a
+table had no room, nobody knows whose it was: then no connection is proven, and the exit code is 3,
+here as in all readers.
 
 Percentiles of round-trip times are over records, those of goodput over times of 100 ms since the
 connection's start, of both directions the larger; both are counted in classes, within 6 %. Bytes

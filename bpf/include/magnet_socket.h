@@ -126,14 +126,15 @@ static __always_inline void magnet_name(void *ctx, struct klogger_cpu *cpu, cons
             is_tcp ? READ(0, tp, rcv_nxt) : 0, is_tcp ? READ(0, tp, copied_seq) : 0);
 }
 
-/* Whether the filters leave a connection out. pid: of its owner, 0: unknown. */
+/* Whether the filters leave a connection out. followed: its owner is a process of --pid. */
 static __always_inline int magnet_leaves_out(const struct filter_settings *settings, u32 filters,
-                                             struct sock *sk, struct endpoints *ends, u32 pid) {
+                                             struct sock *sk, struct endpoints *ends,
+                                             int followed) {
     if (!filter_ports_of(filters, ends))
         return 1;
     if (!(filters & ~FILTER_ANY_PORTS))
         return 0;
-    return !filter_addresses_of(filters, ends) || ((filters & FILTER_PIDS) && !filter_pid(pid)) ||
+    return !filter_addresses_of(filters, ends) || ((filters & FILTER_PIDS) && !followed) ||
            ((filters & FILTER_CGROUPS) && (!sk || !in_cgroup(sk, settings->cgroup_level)));
 }
 
@@ -168,6 +169,7 @@ static __always_inline void magnet_identify(void *ctx, struct klogger_cpu *cpu, 
     struct endpoints ends = {};
     u32 zero = 0, filters, inode = 0, pid, ports;
     struct known *row;
+    int followed;
     u64 named;
 
     who->id = 0;
@@ -189,8 +191,10 @@ static __always_inline void magnet_identify(void *ctx, struct klogger_cpu *cpu, 
         if (connection && inode && connection->inode != inode)
             connection = new_identity(key, connection);
     }
-    pid = owner ? bpf_get_current_pid_tgid() >> 32 : connection ? connection->pid : 0;
-    if (filters && magnet_leaves_out(settings, filters, sk, packet ? packet : &ends, pid)) {
+    /* A connection has an owner only if that is followed: it may have ended meanwhile. */
+    pid = owner ? bpf_get_current_pid_tgid() >> 32 : 0;
+    followed = owner ? filter_pid(pid) : connection && connection->pid;
+    if (filters && magnet_leaves_out(settings, filters, sk, packet ? packet : &ends, followed)) {
         who->left_out = MAGNET_FILTERED;
         if (who->protocol == PROTOCOL_TCP && !(filters & FILTER_PIDS) && ends.rport &&
             acquire_row(row, number)) {

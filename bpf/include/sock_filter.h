@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* The filters: maps that collector/plan/filters.py fills, and the checks before a record is made.
  */
+#include "followed.h"
+
 #define FILTER_PORTS        1
 #define FILTER_LOCAL_PORTS  2
 #define FILTER_REMOTE_PORTS 4
@@ -45,7 +47,6 @@ BPF_HASH(filter_pairs, u32, u32, 1024);
 BPF_LPM_TRIE(filter_addresses, struct filter_address, u32, 1024);
 BPF_HASH(filter_netns, u64, u32, 64);
 BPF_HASH(filter_cgroups, u64, u32, 64);
-BPF_HASH(filter_pids, u32, u32, 1024);
 
 static __always_inline int filter_ports_of(u32 flags, const struct endpoints *ends) {
     u32 lport = ends->lport, rport = ends->rport;
@@ -76,10 +77,6 @@ static __always_inline int filter_address_of(u64 *address) {
 
 static __always_inline int filter_netns_of(u64 cookie) {
     return filter_netns.lookup(&cookie) != 0;
-}
-
-static __always_inline int filter_pid(u32 pid) {
-    return filter_pids.lookup(&pid) != 0;
 }
 
 static __always_inline int filter_cgroup(u64 id) {

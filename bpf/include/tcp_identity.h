@@ -21,6 +21,10 @@
 #define KLOGGER_INODES      16384
 #endif
 
+#ifndef KLOGGER_LISTENERS
+#define KLOGGER_LISTENERS 1
+#endif
+
 struct connection {
     u64 id;
     u64 named; /* the id that MAGNET_CONNECTION has named */
@@ -44,9 +48,8 @@ BPF_TABLE("hash", u64, struct connection, connections, KLOGGER_CONNECTIONS);
 BPF_ARRAY(next_connection, u64, 1);
 /* Always zero; it is too large for the stack. */
 BPF_ARRAY(blank_connection, struct connection, 1);
-/* Open sockets of the processes of --pid: inode -> pid. collector/loader/socket_iterator.py fills
- * it.
- */
+/* Open sockets of the processes of --pid: inode -> pid. collector/loader/following.py fills it. */
+#define SHARED_INODE 0x80000000u /* a process that is not followed has it too */
 BPF_HASH(existing_inodes, u64, u32, KLOGGER_INODES);
 
 /*
@@ -56,6 +59,17 @@ BPF_HASH(existing_inodes, u64, u32, KLOGGER_INODES);
  */
 static struct tcp_sock *(*as_tcp_sock)(struct sock *sk, u32 type) = (void *)137;
 #define AS_TCP(sk) as_tcp_sock(sk, 0x74637073)
+
+/* Where processes of --pid listen: the handshake and the first data of a connection come before
+ * anybody accepts it. The value counts the listeners: with SO_REUSEPORT there are several.
+ */
+struct listener {
+    u64 netns;
+    u64 laddr[2];
+    u64 lport;
+};
+
+BPF_HASH(followed_listeners, struct listener, u64, KLOGGER_LISTENERS);
 
 static __always_inline void map_v4(u64 *address, u32 v4) {
     address[0] = 0;
@@ -231,6 +245,42 @@ static __always_inline void end_identity(u64 key) {
     evict(key);
     if (row && *(volatile u32 *)&row->entered && !connections.delete(&key))
         __sync_fetch_and_add(&row->entered, -1);
+}
+
+static __always_inline struct listener listener_at(const struct endpoints *ends) {
+    return (struct listener){ends->netns, {ends->laddr[0], ends->laddr[1]}, ends->lport};
+}
+
+/* A socket of a process of --pid begins to listen. */
+static __always_inline void add_listener(const struct endpoints *ends) {
+    struct listener at = listener_at(ends);
+    u64 none = 0, *count;
+
+    count = followed_listeners.lookup_or_try_init(&at, &none);
+    if (count)
+        __sync_fetch_and_add(count, 1);
+}
+
+static __always_inline void remove_listener(const struct endpoints *ends) {
+    struct listener at = listener_at(ends);
+    u64 *count = followed_listeners.lookup(&at);
+
+    if (count && __sync_fetch_and_add(count, -1) == 1)
+        followed_listeners.delete(&at);
+}
+
+/* Whether the listener of a new connection is one of these: at its address, or at any. */
+static __always_inline int has_listener(const struct endpoints *ends) {
+    struct listener at = listener_at(ends);
+
+    if (followed_listeners.lookup(&at))
+        return 1;
+    at.laddr[0] = 0;
+    at.laddr[1] = MAPPED_PREFIX; /* 0.0.0.0 */
+    if (followed_listeners.lookup(&at))
+        return 1;
+    at.laddr[1] = 0; /* :: */
+    return followed_listeners.lookup(&at) != 0;
 }
 
 static __always_inline void remember_ends(struct connection *connection, struct endpoints *ends) {

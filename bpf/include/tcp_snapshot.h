@@ -89,6 +89,24 @@ static __always_inline int passes(const int direct, const struct filter_settings
 }
 
 /*
+ * With --pid, whether the connection is one of its processes': that is decided at the calls of its
+ * owner, and when it begins at a listener of theirs. Then it has an identity, which says so at all
+ * other events, also after the process has ended. connection: its row, or null.
+ */
+static __always_inline int is_followed(u64 key, const u32 flags, const struct endpoints *ends,
+                                       const struct connection *connection) {
+    if (flags & OWNER) {
+        if (filter_pid(bpf_get_current_pid_tgid() >> 32))
+            return 1;
+        /* Another process accepted it: until now it had no owner. */
+        if (connection && !connection->pid)
+            end_identity(key);
+        return 0;
+    }
+    return flags & FRESH ? has_listener(ends) : connection != 0;
+}
+
+/*
  * Finds or begins the identity of the connection. For a socket that is read directly it is stored
  * in who (other programs have no stack for that); found: its row in the map, if that was looked up;
  * watch: where the values of --when-changed are stored.
@@ -131,10 +149,11 @@ static __always_inline int identify(const int direct, const u32 location, u32 fi
     if ((!packet || sk) &&
         (!direct || location != LOCATION_STATE_CHANGE || *(volatile u32 *)&known->entered))
         connection = connections.lookup(&key);
-    if ((filters & FILTER_PIDS) && location != LOCATION_EXISTING) {
-        if ((flags & OWNER) ? !filter_pid(bpf_get_current_pid_tgid() >> 32)
-                            : !connection || !filter_pid(connection->pid))
+    if (KLOGGER_BY_INODE && location != LOCATION_EXISTING) {
+        if (!is_followed(key, flags, ends, connection))
             return LEFT_OUT;
+        if (flags & LISTENS)
+            add_listener(ends);
     }
     if (packet)
         connection = 0;
@@ -334,6 +353,32 @@ left_out:
         klogger_count(account->filtered);
     if (flags & (LAST | FRESH))
         end_identity((u64)sk);
+}
+
+/* A listener of a process of --pid, which was there before the capture. */
+static __always_inline void begin_listener(struct sock *sk) {
+    struct endpoints ends = {.lport = GET(sk, __sk_common.skc_num)};
+
+    read_ends(1, (struct sock_common *)sk, 0, &ends);
+    add_listener(&ends);
+}
+
+/* A socket listens no more. */
+static __always_inline void end_listener(const int direct, struct sock *sk) {
+    u64 common[(sizeof(struct sock_common) + 7) / 8], key = (u64)sk;
+    struct sock_common *skc = (struct sock_common *)sk;
+    struct endpoints ends = {};
+
+    if (!connections.lookup(&key))
+        return;
+    if (!direct) {
+        if (bpf_probe_read_kernel(common, sizeof(common), sk))
+            return;
+        skc = (struct sock_common *)common;
+    }
+    ends.lport = GET(skc, skc_num);
+    read_ends(direct, skc, 0, &ends);
+    remove_listener(&ends);
 }
 
 /*

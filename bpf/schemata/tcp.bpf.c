@@ -34,16 +34,17 @@ enum skb_drop_reason;
 #define SOCK_NOSPACE 2
 
 /* Flags of snapshot(). */
-#define SEGMENT   1   /* skb is a segment whose control block the kernel has filled in */
-#define PAYLOAD   2   /* callvalue is the segment's payload */
-#define SEQUENCE  4   /* callvalue is the segment's sequence number */
-#define OWNER     8   /* the current process is the connection's owner */
-#define FRESH     16  /* a connection begins: it gets a new identity, even if the socket has one */
-#define LAST      32  /* the connection ends: so does its identity */
-#define CHANGES   64  /* --when-changed applies */
-#define PACKET    128 /* the connection has no socket: its ends are in the packet */
-#define NO_RECORD 256 /* updates identity and owner, and records nothing */
-#define HANDSHAKE 512 /* seg_len is the data that the SYN carried */
+#define SEGMENT   1    /* skb is a segment whose control block the kernel has filled in */
+#define PAYLOAD   2    /* callvalue is the segment's payload */
+#define SEQUENCE  4    /* callvalue is the segment's sequence number */
+#define OWNER     8    /* the current process is the connection's owner */
+#define FRESH     16   /* a connection begins: it gets a new identity, even if the socket has one */
+#define LAST      32   /* the connection ends: so does its identity */
+#define CHANGES   64   /* --when-changed applies */
+#define PACKET    128  /* the connection has no socket: its ends are in the packet */
+#define NO_RECORD 256  /* updates identity and owner, and records nothing */
+#define HANDSHAKE 512  /* seg_len is the data that the SYN carried */
+#define LISTENS   1024 /* the socket begins to listen */
 
 #include "tcp_known.h"
 #include "tcp_identity.h"
@@ -148,11 +149,13 @@ PROBE(state_change, "STATE_CHANGE", "btf:inet_sock_set_state raw:inet_sock_set_s
     u32 flags = KLOGGER_ENABLED_STATE_CHANGE ? 0 : NO_RECORD;
 
     if (new == STATE_SYN_SENT || new == STATE_LISTEN)
-        flags |= FRESH | OWNER;
+        flags |= FRESH | OWNER | (new == STATE_LISTEN ? LISTENS : 0);
     else if (new == STATE_SYN_RECV && old == STATE_LISTEN)
         flags |= FRESH;
     else if (new == STATE_ESTABLISHED)
         flags |= HANDSHAKE;
+    if (KLOGGER_BY_INODE && old == STATE_LISTEN && new == STATE_CLOSE)
+        end_listener(DIRECT, sk);
     snapshot(ctx, cpu, DIRECT, LOCATION_STATE_CHANGE, sk, 0, new, flags);
 }
 #endif
@@ -398,7 +401,7 @@ PROBE(existing, "EXISTING", "iter:tcp")
     bpf_seq_write(*meta, &step, 1);
     state = GET(sk, __sk_common.skc_state);
     if (state == STATE_TIME_WAIT || state == STATE_NEW_SYN_RECV || state == STATE_CLOSE ||
-        state == STATE_LISTEN)
+        (!KLOGGER_BY_INODE && state == STATE_LISTEN))
         return;
     if (KLOGGER_BY_INODE) {
         struct socket *socket = READ(0, sk, sk_socket);
@@ -416,7 +419,12 @@ PROBE(existing, "EXISTING", "iter:tcp")
         if (!connection)
             connection = new_identity(key, 0);
         if (connection)
-            connection->pid = *pid;
+            connection->pid = *pid & ~SHARED_INODE;
+        if (state == STATE_LISTEN) {
+            if (connection && !(*pid & SHARED_INODE))
+                begin_listener(sk);
+            return;
+        }
     }
     snapshot(ctx, cpu, 1, LOCATION_EXISTING, sk, 0, 0, 0);
 }

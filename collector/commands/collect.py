@@ -52,7 +52,10 @@ def _was_given(parameter: str) -> bool:
 @click.option("-6", "only6", is_flag=True, help="IPv6 only.")
 @click.option("--netns", multiple=True, metavar="NAME|PID|PATH", help="A network namespace.")
 @click.option("--cgroup", multiple=True, metavar="PATH", help="A cgroup (v2), those below too.")
-@click.option("--pid", multiple=True, type=int, metavar="N", help="Connections of this process.")
+@click.option("--pid", multiple=True, type=int, metavar="N",
+              help="Connections of this process, and of those that it starts or has started.")
+@click.option("--follow", is_flag=True,
+              help="Only connections of COMMAND, and of the processes that it starts.")
 @click.option("--syscalls", metavar="NAME,...", help="Only these calls, in the schema syscall.")
 @click.option("-o", "--output", metavar="FILE", help="File to write; - is stdout.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -132,6 +135,7 @@ def command(
     netns: tuple[str, ...],
     cgroup: tuple[str, ...],
     pid: tuple[int, ...],
+    follow: bool,
     syscalls: str | None,
     output: str | None,
     duration: str | None,
@@ -176,6 +180,7 @@ def command(
         namespaces=netns,
         cgroups=cgroup,
         pids=pid,
+        follow=follow,
         syscalls=syscalls,
     )
     rotation = take_rotation(same, parse_duration)

@@ -54,10 +54,9 @@ def command(
 
     registry = make_registry()
     if once and not textfile:
-        from prometheus_client.openmetrics import exposition
+        from prometheus_client import generate_latest
 
-        text: bytes = exposition.generate_latest(registry)  # type: ignore[no-untyped-call]
-        click.echo(text, nl=False)
+        click.echo(generate_latest(registry), nl=False)
         return 0
     gid = find_gid(group)
     with ExitStack() as stack:

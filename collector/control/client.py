@@ -43,7 +43,7 @@ TIME_LIMIT_S = 30.0
 STRANGER = "another user listens there"
 _SHOWN_CHARACTERS = 60
 _RETRY_S = 0.02
-_HOW_TO_START = "start one: sudo collect -o FILE, or sudo collect --schema NAME -o FOLDER"
+_HOW_TO_START = "start one: sudo collect -o FILE; its help says what else can be recorded"
 ERRORS: dict[object, type[TcpkmonError]] = {
     error.exit_code: error for error in (UsageError, LossError, KernelError, DamagedError)
 }

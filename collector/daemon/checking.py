@@ -16,8 +16,9 @@ from typing import Any
 import click
 
 from collector.daemon.config import check
+from collector.daemon.metrics_process import lacking
 from collector.daemon.toml_files import CONFIG, read
-from formats.base.cli import run
+from formats.base.cli import run, say
 
 
 def plan_of(path: Path) -> dict[str, Any]:
@@ -48,9 +49,12 @@ def plan_of(path: Path) -> dict[str, Any]:
 
 def check_only(config: Path) -> int:
     """Tell the mistakes in a configuration. ConfigError with all of them."""
-    names = list(plan_of(config)["captures"])
+    plan = plan_of(config)
+    names = list(plan["captures"])
     many = "capture" if len(names) == 1 else "captures"
     print(f"{config}: {len(names)} {many}: {', '.join(names)}")
+    if warning := lacking(plan["metrics"], plan["group"]):
+        say(f"tcpkmon daemon: {warning}")
     return 0
 
 

@@ -15,6 +15,16 @@ RETRY_S = 10.0
 """After it ended, it is started again so much later."""
 
 
+def lacking(settings: Mapping[str, str] | None, group: str | None) -> str:
+    """What the metrics will not tell, and what to do; "" if there is nothing."""
+    if not settings or group is not None:
+        return ""
+    return (
+        "metrics: nothing of TCP will be told, as its process may not ask the captures; add a group"
+        " that may: [control] group = 'tcpkmon'"
+    )
+
+
 class MetricsProcess:
     """Runs while the configuration has a table `metrics`."""
 
@@ -29,6 +39,8 @@ class MetricsProcess:
         if words and group is not None:
             words.append(f"--group={group}")
         if words != self._words:
+            if warning := lacking(settings, group):
+                say(f"tcpkmon daemon: {warning}")
             self.end()
             self._words, self._start_at_s = words, 0.0
 

@@ -81,8 +81,8 @@ def capture(channel: Channel) -> int:
 
 def _new_file(request: Request) -> str:
     folder = Path(request.output)
+    there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
     try:
-        there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
         os.close(open_folder(str(there)))  # nothing is made behind another user's link
         folder.mkdir(0o750, parents=True, exist_ok=True)
         os.close(open_no_link(str(folder), os.O_RDONLY | os.O_DIRECTORY))
@@ -90,6 +90,8 @@ def _new_file(request: Request) -> str:
         if folder.is_symlink():
             why = f"{folder} is a symbolic link"
             raise FileError(why, "name the folder itself") from error
+        if isinstance(error, NotADirectoryError):
+            raise FileError(f"{there} is not a folder", "name another one: output") from error
         raise FileError(f"{folder}: {error.strerror}") from error
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     number = sum(1 for _ in folder.iterdir()) + 1

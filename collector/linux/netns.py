@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from formats.base.errors import KernelError, PrivilegeError, TcpkmonError, Usage
 T = TypeVar("T")
 
 NAMED = Path("/run/netns")  # the folder in which iproute2 keeps the named ones
+MOST_NAMED = 1024
 CLONE_NEWNET = 0x40000000
 SO_NETNS_COOKIE = 71  # asm-generic/socket.h, since Linux 5.14
 
@@ -64,6 +66,35 @@ def list_namespaces() -> dict[int, str]:
             if status.st_dev == own.st_dev:
                 found.setdefault(status.st_ino, path)
     return found
+
+
+def name_namespaces() -> dict[int, str]:
+    """By cookie, the name of each network namespace that list_namespaces() has: that of `ip netns`,
+    else number and name of a process in it; "own" is this thread's. At most MOST_NAMED.
+
+    Those that may not be entered, and that went meanwhile, are left out.
+    """
+    named: dict[int, str] = {}
+    with suppress(OSError):  # no namespace has a name
+        for path in sorted(NAMED.iterdir()):
+            with suppress(OSError):
+                named.setdefault(os.stat(path).st_ino, path.name)
+    found: dict[int, str] = {}
+    for inode, place in islice(list_namespaces().items(), MOST_NAMED):
+        with suppress(OSError, TcpkmonError):
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found[cookie_of(fd)] = named.get(inode) or _process_in(place)
+            finally:
+                os.close(fd)
+    return found
+
+
+def _process_in(place: str) -> str:
+    pid = place.split("/")[2]
+    if pid == "self":
+        return "own"
+    return f"{pid} {Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()}"
 
 
 def resolve(text: str) -> Namespace:

@@ -8,6 +8,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -17,15 +18,16 @@ from numpy.typing import NDArray
 from collector.linux import bpf
 from collector.linux.probe_kinds import KINDS
 from collector.loader.compiler import Image
+from collector.loader.following import Following
 from collector.loader.parked import Parked, adopt
 from collector.loader.prepare import Prepared
 from collector.loader.programs import Loaded, ProgramSpec
 from collector.loader.shedding import read_level, shed
-from collector.loader.socket_iterator import Walk, name_inodes
+from collector.loader.socket_iterator import Walk
 from collector.plan.budget import Step
 from collector.plan.engine_config import POINTS
 from collector.plan.filter_changes import check_change, steps
-from collector.plan.filters import FILTER_MAP, Filters
+from collector.plan.filters import FILTER_MAP, FOLLOWING, PIDS, Filters
 from formats.base.closing import Closing
 from formats.base.control import EXISTING, Program
 from formats.base.errors import UsageError
@@ -109,6 +111,7 @@ class Kernel(Closing):
             self._behind: dict[str, int] = {}
             maps = self.loaded.maps
             self._filter_entries = self._watched(filters)
+            self._following = Following(maps)
             if SELF in maps:
                 bpf.map_update(maps[SELF], _FIRST, _describe_self())
             if parked is not None:
@@ -117,9 +120,6 @@ class Kernel(Closing):
                 adopt(self.loaded, self._specs(), parked)
                 return
             filters.apply(maps)
-            if prepared.tcp is not None and filters.pids:
-                inodes = prepared.tcp.switches.inodes
-                name_inodes(maps["existing_inodes"], filters.pids, inodes)
             for name, limit in prepared.limits.items():
                 self._engine.limits[prepared.numbers[name]] = limit
             self._engine.enabled[list(prepared.numbers.values())] = True
@@ -132,7 +132,10 @@ class Kernel(Closing):
         return [
             (name, *row)
             for name, rows in filters.entries().items()
-            for row in (islice(rows, _WATCHED) if name in self.loaded.maps else ())
+            # Processes come and go.
+            for row in (
+                islice(rows, _WATCHED) if name in self.loaded.maps and name != PIDS else ()
+            )
         ]
 
     def set_filters(self, filters: Filters) -> None:
@@ -170,6 +173,13 @@ class Kernel(Closing):
         if self._parked is None:
             self.loaded.load(self._specs())
             self._prepared.btf.save()
+
+    def attach(self, at_once: bool = False) -> None:
+        """loaded.attach(). Then finds what the processes of the filter have started and opened:
+        TcpkmonError where one of them has ended."""
+        self.loaded.attach(at_once)
+        if self._parked is None and self.filters.pids:
+            self._following.begin(self.filters.pids)
 
     def _specs(self) -> Iterator[ProgramSpec]:
         for p in self._prepared.plan.probes:
@@ -290,7 +300,8 @@ class Kernel(Closing):
         again = heads["guards"]["again"].sum(axis=0, dtype=np.uint32)
         found = {}
         for index, probe in enumerate(self._prepared.plan.probes):
-            if probe.name not in missed or not probe.locations:
+            follows = probe.name in FOLLOWING
+            if probe.name not in missed or not (probe.locations or follows):
                 continue
             counts = missed[probe.name]
             lost = max(0, counts.first - int(again[index]))
@@ -300,8 +311,23 @@ class Kernel(Closing):
                 lost = self._behind.get(probe.name, 0)
                 lost = max(lost, behind) if behind < 1 << 31 else lost
                 self._behind[probe.name] = lost
-            point = self._prepared.numbers.get(probe.locations[0], EXISTING)
+            if probe.name == FOLLOWING[0]:
+                lost += self._following.unfollowed()
+            first = probe.locations[0] if probe.locations else ""
+            point = self._prepared.numbers.get(first, EXISTING)
             found[probe.name] = Program(
                 point, lost, counts.nmissed, counts.run_cnt, counts.run_ns
             )
-        return found
+        return _join_followers(found)
+
+
+def _join_followers(found: dict[str, Program]) -> dict[str, Program]:
+    """A process that is not followed begins connections that nobody records: what its programs
+    missed is missed where connections begin."""
+    if (begins := found.get("state_change")) is not None:
+        for name in FOLLOWING:
+            if (one := found.pop(name, None)) is not None:
+                missed, run_ns = begins.missed + one.missed, begins.run_ns + one.run_ns
+                begins = replace(begins, missed=missed, run_ns=run_ns)
+        found["state_change"] = begins
+    return found

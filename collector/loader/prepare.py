@@ -24,7 +24,7 @@ from collector.plan.choice import check_budget, check_limits, choose
 from collector.plan.columns import EVENT, Layout
 from collector.plan.engine_config import Engine, make_engine
 from collector.plan.event_layout import lay_out_sources, ring_dtype
-from collector.plan.filters import FILTER_MAP
+from collector.plan.filters import FILTER_MAP, FOLLOWING, Flag
 from collector.plan.probes import Plan, address_lines, find_probes, make_plan, require_any
 from collector.plan.request import Request
 from collector.plan.schema_lint import read_checked
@@ -168,7 +168,7 @@ def wish_of(request: Request, transport: Transport) -> Wish:
         locations=request.locations,
         watch=request.when_changed,
         existing=request.existing,
-        by_inode=bool(request.filters.pids),
+        by_inode=Flag.PID in request.filters.flags,
         connections=1 << (18 if request.reconcile else 17),
         kinds=request.kinds,
         klogger=request.format.holds_events,
@@ -274,7 +274,7 @@ def _plan(
         _numbers(tcp, events).keys() - missing.keys(),
         attach_trials.Probing(btf).can,
         btf,
-        always=tcp.always if tcp else (),
+        always=(*(tcp.always if tcp else ()), *(FOLLOWING if wish.by_inode else ())),
         kinds=wish.kinds,
     )
     plan = replace(plan, missing={**plan.missing, **missing})

@@ -27,7 +27,7 @@ from pyroute2.netlink.diag import SOCK_DIAG_BY_FAMILY, DiagSocket, inet_diag_req
 from pyroute2.netlink.exceptions import NetlinkError
 
 from collector.linux.netns import cookie_of, run_inside
-from collector.loader.socket_iterator import socket_inodes
+from collector.loader.following import descendants, sockets
 from collector.loader.tcp_info import ECN, FROM_MEMORY, MEMORY_WORDS, TCP_INFO
 from collector.plan.columns import Layout
 from collector.plan.filters import Address, Filters, Flag
@@ -127,7 +127,7 @@ def choose(
     every: bool = False,
 ) -> Iterator[dict[tuple[int, int], Connection]]:
     """The connections that pass, by namespace and cookie; answers: cookie, number, datagrams."""
-    pids = {inode: pid for pid in filters.pids for inode in socket_inodes(pid)}
+    pids = {inode: pid for pid in descendants(filters.pids) for inode in sockets(pid)}
     cgroups = cgroups_of(filters)
     wanted = {space.cookie for space in filters.namespaces}
     selective = bool(filters.flags & ~(Flag.NETNS | Flag.CGROUP | Flag.PID))

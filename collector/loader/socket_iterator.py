@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
-from collector.linux import bpf
 from collector.linux.netns import list_namespaces, run_inside
 from formats.base.errors import TcpkmonError
 
@@ -77,12 +75,3 @@ def socket_inodes(pid: int) -> set[int]:
         if found:
             inodes.add(int(found[1]))
     return inodes
-
-
-def name_inodes(fd: int, pids: Iterable[int], room: int) -> None:
-    """Enters the sockets of `pids` in the map existing_inodes (inode -> pid)."""
-    rows = [(inode, pid) for pid in pids for inode in socket_inodes(pid)]
-    if len(rows) > room:
-        raise TcpkmonError(f"--pid: {len(rows)} sockets are more than the {room} there is room for")
-    for inode, pid in rows:
-        bpf.map_update(fd, struct.pack("=Q", inode), struct.pack("=I", pid))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from collector.linux.probe_kinds import KINDS
+from collector.plan.filters import FOLLOWING, MOST_FOLLOWED
 from collector.plan.probes import Plan
 from collector.ring.points import ACCOUNT, ROWS
 from collector.ring.rings import DEFAULT_TRANSPORT
@@ -74,6 +75,8 @@ class Engine:
         ]
         if self.sheds:
             lines.append("#define KLOGGER_SHEDDING 1")
+        if any(probe.name in FOLLOWING for probe in plan.probes):
+            lines.append(f"#define KLOGGER_FOLLOWED {MOST_FOLLOWED}")
         for index, probe in enumerate(plan.probes):
             # compile_text() omits what another child compiles.
             lines += [f"#ifndef OMIT_{probe.name}", f"#define USE_{probe.name} 1", "#endif"]

@@ -21,9 +21,9 @@ Step = tuple[str, bytes, bytes | None]
 def check_change(old: Filters, new: Filters) -> None:
     """Raises UsageError for what cannot change: programs were compiled for it, or the capture has
     no right any more to find out."""
-    for name in ("pids", "syscalls"):
+    for name in ("pids", "follow", "syscalls"):
         if getattr(old, name) != getattr(new, name):
-            option = {"pids": "process", "syscalls": "system call"}[name]
+            option = "system call" if name == "syscalls" else "process"
             raise UsageError(f"the filter by {option} cannot change while a capture runs")
 
 

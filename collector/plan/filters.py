@@ -13,7 +13,7 @@ import re
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntFlag
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +34,13 @@ _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 FILTER_MAP = "filter_settings"
 """The BPF map that only the programs of schemata with filters have (sock_filter.h)."""
 
+
+PIDS = "filter_pids"
+"""The BPF map of the processes that live."""
+FOLLOWING = ("follow_fork", "follow_exit")
+"""The programs that keep the processes of --pid and --follow up to date (followed.h)."""
+MOST_FOLLOWED = 65536
+"""Processes that live at once; further ones are not followed, and counted as lost."""
 
 MOST = {"--pair": 1024, "--addr": 1024, "--netns": 64, "--cgroup": 64, "--pid": 1024}
 """What the maps of sock_filter.h have room for."""
@@ -74,6 +81,9 @@ class Filters:
     cgroups: tuple[Cgroup, ...] = ()
     """All of one level."""
     pids: tuple[int, ...] = ()
+    """With the processes that these start."""
+    follow: bool = False
+    """So it is with the command that collect runs: following() has its number."""
     syscalls: tuple[int, ...] = ()
     """Numbers of the calls to record; () for all. No filter of connections."""
 
@@ -82,7 +92,8 @@ class Filters:
         """The filters of connections in force."""
         given = (
             self.ports, self.local_ports, self.remote_ports, self.pairs, self.addresses,
-            self.family == 4, self.family == 6, self.namespaces, self.cgroups, self.pids,
+            self.family == 4, self.family == 6, self.namespaces, self.cgroups,
+            self.pids or self.follow,
         )  # fmt: skip
         return Flag(sum(flag for flag, value in zip(Flag, given, strict=True) if value))
 
@@ -104,7 +115,7 @@ class Filters:
             "filter_addresses": [(_prefix_key(network), one) for network in self.addresses],
             "filter_netns": [(struct.pack("=Q", space.cookie), one) for space in self.namespaces],
             "filter_cgroups": [(struct.pack("=Q", cgroup.id), one) for cgroup in self.cgroups],
-            "filter_pids": [(struct.pack("=I", pid), one) for pid in self.pids],
+            PIDS: [(struct.pack("=I", pid), one) for pid in self.pids],
             LEFT_OUT: left_out(self.syscalls),
             # Last: a filter is in force only when its values are in the maps.
             FILTER_MAP: [(struct.pack("=I", 0), struct.pack("=II", self.flags, level))],
@@ -138,6 +149,10 @@ class Filters:
         networks = [_mapped_network(network) for network in self.addresses]
         return not networks or any(end in network for end in ends for network in networks)
 
+    def following(self, pid: int) -> Filters:
+        """The same, and with `follow` the process of the command."""
+        return replace(self, pids=(*self.pids, pid)) if self.follow else self
+
     def describe(self) -> dict[str, Any]:
         """The filters in force, as plain values for the settings in a file's header."""
         values: dict[str, Any] = {
@@ -150,6 +165,7 @@ class Filters:
             "namespaces": [space.name for space in self.namespaces],
             "cgroups": [cgroup.path for cgroup in self.cgroups],
             "pids": list(self.pids),
+            "follow": self.follow,
             "syscalls": list(self.syscalls),
         }
         return {name: value for name, value in values.items() if value}
@@ -170,6 +186,7 @@ def parse(
     namespaces: Sequence[str] = (),
     cgroups: Sequence[str] = (),
     pids: Sequence[int] = (),
+    follow: bool = False,
     syscalls: str | None = None,
 ) -> Filters:
     """Makes Filters of the options' values.
@@ -192,6 +209,7 @@ def parse(
         family=family,
         cgroups=places,
         pids=tuple(dict.fromkeys(_check_pid(pid) for pid in _few("--pid", pids))),
+        follow=follow,
         syscalls=parse_syscalls(syscalls),
         # Last, so that no error leaves these open.
         namespaces=_resolve_all(_few("--netns", namespaces)),

@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TextIO
 
 from collector.plan.budget import Budget
-from collector.plan.filters import Filters
+from collector.plan.filters import Filters, Flag
 from collector.plan.recorder import Recorder, check_recorder
 from collector.plan.rotation import Rotation, check_rotation
 from collector.plan.trigger_values import columns_for
@@ -64,6 +64,10 @@ class Request:
     """The output is a folder of dumps."""
     budget: Budget | None = None
     """What it may cost; None: there is no limit."""
+
+    def following(self, pid: int) -> Request:
+        """The same with the process of the command, for --follow."""
+        return replace(self, filters=self.filters.following(pid))
 
     @property
     def stored_columns(self) -> str:
@@ -134,6 +138,10 @@ def check_request(request: Request) -> None:
         raise UsageError("--using chooses among the log levels of a schema", "name one: --schema")
     if request.data and not request.format.holds_events:
         raise UsageError("--data is for schemata other than tcp", "name one: --schema")
+    if request.filters.follow and not request.command:
+        raise UsageError(
+            "--follow is for a command", "collect --follow -- COMMAND, or --pid N of a process"
+        )
     if request.filters.syscalls and "syscall" not in request.schemata:
         raise UsageError("--syscalls is for the schema syscall", "add --schema syscall")
     if request.reconcile and request.file_format == "magnet":
@@ -148,8 +156,9 @@ def check_request(request: Request) -> None:
     if request.reconcile and not request.existing:
         what = "--reconcile compares with the open connections"
         raise UsageError(what, "leave out --no-existing")
-    if request.reconcile and (request.filters.pids or request.when_changed or request.recorder):
-        others = "--pid, --when-changed or --record-last"
+    by_process = Flag.PID in request.filters.flags
+    if request.reconcile and (by_process or request.when_changed or request.recorder):
+        others = "--pid, --follow, --when-changed or --record-last"
         raise UsageError(f"--reconcile: not with {others}", "leave one of them out")
     if request.ready_fd is not None:
         try:

@@ -45,6 +45,7 @@ def snapshot_lines(
         "KLOGGER_CONNECTIONS": switches.connections,
         "KLOGGER_INODES": switches.inodes,
         "KLOGGER_BY_INODE": int(switches.by_inode),
+        "KLOGGER_LISTENERS": 4096 if switches.by_inode else 1,
         **{f"KLOGGER_{name}": f"{address:#x}ull" for name, address in symbols.items()},
     }
     for member in layout.schema.enum(LOCATIONS).members:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from collector.linux.machine import describe_kernel, describe_machine
+from collector.linux.netns import name_namespaces
 from collector.linux.system_settings import read_system_settings
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared
@@ -61,6 +62,7 @@ def _settings(
 ) -> dict[str, Any]:
     """For the header, with what this kernel lacks and what it refused."""
     tcp = prepared.tcp
+    has_netns = tcp is not None and any(one.name == "netns" for one in tcp.layout.columns)
     return {
         "tcpkmon": version("tcpkmon"),
         "machine": describe_machine(),
@@ -68,6 +70,7 @@ def _settings(
         "command": list(request.arguments),
         "system": read_system_settings(),
         "filters": request.filters.describe(),
+        "namespaces": name_namespaces() if has_netns else {},
         "schemata": list(request.schemata),
         "data": request.data,
         "columns": request.stored_columns if tcp else None,

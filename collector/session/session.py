@@ -82,6 +82,7 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
                 Command(request.command, caller, to_stderr=request.output == "-", limits=limits)
             )
             stopping.forward = command.forward
+            request = request.following(command.pid)
         with ExitStack() as capturing:
             keeper = keep(capturing, request, stream, stopping)
             rights = Rights(capturing, stream, request, prepared.plan.probes)
@@ -90,16 +91,15 @@ def run(request: Request, overseer: Overseer | None = None) -> int:
             overseer = overseer or Overseer(request.ready_fd)
             takeover = capturing.enter_context(Takeover(overseer, request, prepared, stream))
             kernel = capturing.enter_context(Kernel(prepared, request.filters, takeover.parked))
-            session = Session(
-                request, prepared, kernel, stream, status, stopping, command, rights, takeover
-            )
+            session = Session(request, prepared, kernel, stream, status, stopping, command, rights,
+                              takeover)  # fmt: skip
             session.overseer = overseer
             with kernel.loading():
                 session.open(capturing)
             if stopping.due():
                 return stopping.exit_code
             # Events of other schemata often interrupt themselves (a wake-up in an interrupt).
-            kernel.loaded.attach(at_once=request.fail_on_loss or request.format.holds_events)
+            kernel.attach(at_once=request.fail_on_loss or request.format.holds_events)
             session.begin()
             gc.freeze()
             gc.enable()

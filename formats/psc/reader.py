@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -15,6 +15,7 @@ from formats.base import control as controls
 from formats.base.analysed import Analysed
 from formats.base.changes import Off, Switches
 from formats.base.errors import UsageError
+from formats.base.segments import has_earlier
 from formats.psc.columns import TIME
 from formats.psc.entries import READ_BYTES, Entries, is_control
 from formats.psc.sequence import Gap, Numbers
@@ -22,6 +23,7 @@ from formats.psc.tables import Snapshots, build_table
 from formats.psc.values import decode, words
 
 _COUNTED_ROWS = 1 << 14
+_PIECE_ROWS = 1 << 16
 
 
 def open_capture(path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Capture:
@@ -57,10 +59,47 @@ class Capture(Entries, Analysed):
 
     @property
     def lost(self) -> int:
-        """How many sequence numbers are missing between the entries of the file.
+        """How many sequence numbers are missing between the entries of the file, and `unplaced`.
 
         This reads the file, unless the counter of count_losses() has all sequence numbers already.
         """
+        return self._missing_numbers() + self.unplaced
+
+    @functools.cached_property
+    def unplaced(self) -> int:
+        """Lost events without a number, by the last ledger: those that the programs never saw, or
+        could not begin a record for. Nobody knows of which connections they are."""
+        first = self._counted([0], at_first=True) if self.controls_fit else {}
+        if not first:  # no ledger
+            return 0
+        last = self._counted(range(self._rows // _PIECE_ROWS * _PIECE_ROWS, -1, -_PIECE_ROWS))
+        before = first if has_earlier(self.settings) else {}
+        return sum(max(0, count - before.get(key, 0)) for key, count in last.items())
+
+    def _counted(
+        self, lows: Iterable[int], at_first: bool = False
+    ) -> dict[tuple[int, int, int], int]:
+        """Such events by the row of the ledger, as the first piece of rows says that has them: its
+        last count, or the first one. lows: where the pieces begin."""
+        for low in lows:
+            found: dict[tuple[int, int, int], int] = {}
+            # A checkpoint may begin in the piece before.
+            for _, entry in self.controls(max(low - _PIECE_ROWS, 0), low + _PIECE_ROWS):
+                if isinstance(entry, controls.Program):
+                    key, count = (entry.location, 0, entry.point), entry.missed
+                    count += entry.kprobe_missed
+                elif isinstance(entry, controls.Losses):
+                    key, count = (entry.location, entry.cpu, entry.point), entry.table_full
+                    count += entry.no_slot
+                else:
+                    continue
+                if not at_first or key not in found:
+                    found[key] = count
+            if found:
+                return found
+        return {}
+
+    def _missing_numbers(self) -> int:
         if self._losses is not None and self._losses.rows == len(self):
             return self._losses.lost
         column, losses = self.seq_column, self.count_losses()

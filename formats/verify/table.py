@@ -98,6 +98,7 @@ def _fitting_table(console: Console, report: Report) -> Table:
 def _ledger_table(report: Report, aside: tuple[str, ...]) -> Table:
     """`aside`: counts that get lines of their own below their row, as the causes do."""
     totals = report.totals
+    totals.pending += _counted_before(report)
     columns = [
         name
         for name in _COLUMNS
@@ -133,7 +134,13 @@ def _ledger_table(report: Report, aside: tuple[str, ...]) -> Table:
 def _value(row: Row, name: str) -> int:
     if name == "lost":
         return row.lost_total
-    return int(getattr(row, name.replace(" ", "_")))
+    count = int(getattr(row, name.replace(" ", "_")))
+    return max(0, count) if name == "pending" else count  # the rest: _counted_before()
+
+
+def _counted_before(report: Report) -> int:
+    """Records whose events the file before counts, where that was deleted: they were under way."""
+    return sum(-min(0, row.pending) for row in report.rows)
 
 
 def _remarks(report: Report) -> Iterable[str]:
@@ -142,6 +149,8 @@ def _remarks(report: Report) -> Iterable[str]:
     if totals.lost_total:
         causes = (f"{cause} {totals.lost[cause]}" for cause in CAUSES if totals.lost[cause])
         yield f"lost by cause: {', '.join(causes)}"
+    if (before := _counted_before(report)) and not report.problems_total:
+        yield f"in file are {before} whose events the file before these counted"
     if report.seq_gaps:
         yield f"{report.seq_gaps} gap(s) in the sequence, {report.seq_lost} numbers missing"
     for one in report.missed:

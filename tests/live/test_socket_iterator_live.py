@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from capturing import Outcome, Pair, capturing, join, listening, within
+from capturing import Outcome, Pair, capturing, capturing_each, join, listening, within
 
 from collector.lab.lab import Lab
 
@@ -96,31 +96,39 @@ with socket.create_connection(listener.getsockname()) as client:
 
 
 @contextmanager
-def holding_process(lab: Lab) -> Iterator[None]:
-    """Another process that has a connection open in b."""
+def holding_process(lab: Lab) -> Iterator[int]:
+    """Another process that has a connection open in b, and this one's child: its number."""
     held = lab.b.start(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         assert held.stdout is not None
         assert held.stdout.readline() == "held\n"
-        yield
+        yield held.pid
     finally:
         held.kill()
         held.communicate()
 
 
 def test_open_connections_of_one_process_are_recorded(tmp_path: Path, lab: Lab) -> None:
-    with holding_process(lab), open_connections(lab) as pairs:
+    with holding_process(lab) as held, open_connections(lab) as pairs:
         ends = ends_of(pairs)
-        options = (*CALLS, "--pid", str(os.getpid()), *within(lab))
-        with capturing(tmp_path / "a.pm", *options) as run:
+        options = {
+            "child": (*CALLS, "--pid", str(held), *within(lab)),
+            "all": (*CALLS, "--pid", str(os.getpid()), *within(lab)),
+        }
+        with capturing_each(tmp_path, options) as captures:
             for pair in pairs:
                 pair.exchange(1)
-            outcome = run.stop()
-        check_existing(outcome, ends)
-        assert set(outcome.records["pid"].tolist()) == {os.getpid()}
-        assert set(outcome.records["rport"].tolist()) == {port for port, _ in ends}
+            child, both = captures["child"].stop(), captures["all"].stop()
+    assert set(child.records["pid"].tolist()) == {held}
+    assert child.records.counts() == {"EXISTING": 2}
+    # The child's are its parent's too.
+    existing = both.records.at("EXISTING")
+    found = Counter(zip(existing["lport"].tolist(), existing["rport"].tolist(), strict=True))
+    held_ends = set(zip(child.records["lport"], child.records["rport"], strict=True))
+    assert found == ends + Counter(held_ends)
+    assert set(existing["pid"].tolist()) == {os.getpid(), held}
 
 
 def test_open_connections_can_be_left_out(tmp_path: Path, lab: Lab) -> None:

@@ -22,10 +22,11 @@ def write_runs(
     settings: dict[str, Any] | None = None,
     both_ends: bool = False,
     lose: bool = False,
+    missed: int = 0,
 ) -> Path:
     """connections: bytes a second and round-trip time [us] of each. both_ends: the receivers too.
 
-    lose: the ring was full once.
+    lose: the ring was full once. missed: so many events the program never saw.
     """
     build = CaptureBuilder(cpus=1, locations=(1,), further=DEFAULT, settings=settings or {})
     build.clock()
@@ -50,6 +51,7 @@ def write_runs(
                 row["sk_wmem_bytes"], row["sk_rcvbuf"] = 1 << 20, 131072
                 row["pacing_rate"] = (1 << 64) - 1
                 row["srtt_us"], row["min_rtt_us"] = int(rtt), 400
+    build.missed[1] = (missed, 0)
     if lose:
         build.lose("ring_full")
     build.end()

@@ -17,6 +17,7 @@ import pytest
 from collector.daemon.channel import pair
 from collector.daemon.child import STEADY_S, Child, State
 from collector.daemon.held import Held, Stored
+from collector.daemon.metrics_process import MetricsProcess
 from collector.daemon.systemd import Systemd
 from collector.linux.privileges import CAPABILITIES
 from collector.plan.quantities import parse_size
@@ -195,3 +196,16 @@ def test_a_capture_that_cannot_start_again_waits_longer_each_time() -> None:
         child._process.wait()
         waits.append(child.reap())
     assert waits == [f"exit code 1; it is started again in {s} s" for s in (0, 1, 2, 5)]
+
+
+def test_metrics_without_a_group_say_once_what_they_lack(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    metrics = MetricsProcess()
+    for _ in range(2):
+        metrics.adopt({"listen": "127.0.0.1:9633"}, None)
+    told = capsys.readouterr().err
+    assert told.count("nothing of TCP will be told") == told.count("\n") == 1
+    metrics.adopt({"listen": "127.0.0.1:9633"}, "root")
+    metrics.adopt(None, None)
+    assert capsys.readouterr().err == ""

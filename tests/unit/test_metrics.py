@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from collector.commands.metrics import open_listener
+from collector.commands import openmetrics
+from collector.commands.metrics import command, open_listener
 from collector.commands.openmetrics import make_metrics, name_of
 from collector.metrics.connections import Connections
 from collector.metrics.histogram import Histogram
@@ -294,6 +296,19 @@ def test_dashboard_and_rules_name_metrics_that_exist() -> None:
 def test_promtool_passes_the_rules(words: list[str]) -> None:
     done = subprocess.run(["promtool", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (prometheus)")
+def test_promtool_passes_what_once_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmetrics, "ask_all", lambda: ({"run.pm": answer()}, 1))
+    printed = CliRunner().invoke(command, ["--once"])
+    assert printed.exit_code == 0
+    assert "tcpkmon_tcp_rtt_seconds_bucket" in printed.stdout
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=printed.stdout, text=True, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:0", "192.0.2.1:9633", "[::]:0", "9633", "localhost:1",

@@ -16,6 +16,8 @@ from formats.base.cli import run
 from formats.commands.repair import command as repair
 from formats.commands.verify import command as verify
 from formats.psc.header import Header, encode_header
+from formats.verify.report import Report, Row
+from formats.verify.table import make_console, print_report
 from tests.unit.captures import CaptureBuilder, classic_2000, clean_capture, full_capture
 
 SCHEMA = """enum location {
@@ -52,6 +54,23 @@ def test_the_table_adds_up_and_stays_narrow(
     assert "\x1b" not in printed
     for cause in ("ring full", "no ring", "late", "damaged", "no slot"):
         assert cause in printed
+
+
+def test_what_was_under_way_at_the_beginning_is_told_in_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The file before, which counted these events, was deleted."""
+    counts = {"attempts": 10, "written": 10}
+    rows = [
+        Row(0, 1, "RTO", **counts, in_file=24, pending=-14),
+        Row(1, 1, "RTO", **counts, in_file=7, pending=3),
+    ]
+    print_report(make_console(False), Report("a.pm", ledger=True, proven_end=True, rows=rows))
+    told = capsys.readouterr().out
+    assert "-" not in told.split("cpu location")[1]
+    assert "in file are 14 whose events the file before these counted" in told
+    rows_told = [line.split()[-3:] for line in told.splitlines() if line.endswith(" 0")]
+    assert rows_told == [["24", "0", "0"], ["7", "3", "0"], ["31", "3", "0"]]
 
 
 def test_large_numbers_stay_narrow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

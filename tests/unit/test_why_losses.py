@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import formats
+from formats.analysis.check.capture import Capture
 from formats.analysis.why import Source, connections
 from formats.commands import connections as command
+from formats.commands import export, why
 from formats.klogger.merge import HOLD
 from formats.registry import format_of
+from tests.unit.captures import CaptureBuilder
+from tests.unit.diff_capture import write_runs
 from tests.unit.klogger_samples import ROOT
 from tests.unit.log_builder import LogBuilder
 from tests.unit.test_why import SENDING
@@ -71,6 +76,43 @@ def test_what_is_missing_is_counted_once_where_it_is(tmp_path: Path, cpu: int) -
     assert steps[steps > 0].tolist() == [7]
     table = connections(folder)
     assert (table["lost_records"].tolist(), table["proven"].tolist()) == ([7], [False])
+
+
+def test_what_programs_missed_is_lost_for_every_reader(tmp_path: Path) -> None:
+    path = write_runs(tmp_path / "run.pm", [(1e6, 500)], missed=3)
+    (report,) = format_of(path).verify(path)
+    with formats.open(path) as capture:
+        assert capture.lost == report.lost_total == 3
+    assert connections(path)["proven"].tolist() == [False]
+    assert Capture(path).lost == 3
+    for one, more in ((command, []), (why, []), (export, ["-o", str(tmp_path / "run.csv")])):
+        found = CliRunner().invoke(one.command, [str(path), *more], standalone_mode=False)
+        assert found.return_value == 3, (one, found.output)
+
+
+def test_what_found_no_room_in_a_table_is_lost_for_every_reader(tmp_path: Path) -> None:
+    build = CaptureBuilder()
+    build.snapshots(0, 1, 3)
+    build.lose("table_full", 0, 1, 2)
+    build.lose("no_slot", 0, 1, 3)
+    build.snapshots(0, 1, 3)
+    build.end()
+    path = build.write(tmp_path / "run.pm")
+    (report,) = format_of(path).verify(path)
+    with formats.open(path) as capture:
+        assert capture.lost == report.lost_total == 5
+
+
+def test_of_a_later_segment_only_its_own_is_missing(tmp_path: Path) -> None:
+    """Programs count from the capture's start."""
+    build = CaptureBuilder(settings={"segment": {"capture": "a", "number": 2, "previous": {}}})
+    build.missed[1] = (5, 1)
+    build.checkpoint()
+    build.snapshots(0, 1, 3)
+    build.missed[1] = (7, 1)
+    build.end()
+    with formats.open(build.write(tmp_path / "second.pm")) as capture:
+        assert capture.unplaced == 2
 
 
 def test_what_is_missing_nobody_knows_where_leaves_nothing_proven(tmp_path: Path) -> None:

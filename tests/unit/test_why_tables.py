@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import formats
+from collector.plan.columns import EVENT, load_schema
 from formats.analysis.why import (
     CONNECTIONS,
     FAMILY,
@@ -28,6 +29,7 @@ from formats.analysis.why import (
     grouping,
     intervals,
     tables,
+    write,
 )
 from formats.analysis.why.assemble import connections_table
 from formats.analysis.why.counts import BIN_NS, Counts
@@ -255,6 +257,46 @@ def test_sequence_numbers_before_the_handshake_are_no_bytes() -> None:
     assert (told["bytes_sent"], told["bytes_acked"], told["bytes_received"]) == (100, 100, 10)
     assert (told["role"], told["end_reason"]) == ("active", "fin_local")
     assert told["handshake_us"] == 1000
+
+
+def test_a_state_that_is_set_twice_ends_the_data_once() -> None:
+    """MPTCP's subflows: the FIN has a number when the state is set again."""
+    told = row_of(snapshots(
+        [0, 1, 2, 3, 4, 5],
+        location=[4, 1, 4, 4, 4, 4], state=[3, 1, 1, 8, 9, 9], callvalue=[1, 0, 8, 9, 9, 7],
+        snd_una=[501, 501, 501, 501, 501, 502], snd_max=[501, 501, 501, 501, 502, 502],
+        snd_sb_cc=[0, 0, 0, 0, 1, 0],
+        rcv_nxt=[901, 911, 912, 912, 912, 912],
+    ))  # fmt: skip
+    assert (told["bytes_sent"], told["bytes_acked"], told["bytes_received"]) == (0, 0, 10)
+
+
+def test_an_owner_that_nobody_knows_is_null(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    whole = snapshots([0, 1], location=[1, 1], state=[1, 1], pid=[0, 0])
+    whole.columns["comm"] = np.zeros(2, "S16")
+    told = row_of(whole)
+    assert (told["pid"], told["comm"]) == (None, None)
+    table = choose(connections_table(fold((whole,))), ["pid", "comm"])
+    write("connections", table, "csv", None)
+    write("connections", table, "table", None)
+    assert capsysbinary.readouterr().out.split(b"\n") == [
+        b"pid,comm", b",", b"pid  comm", b"  -  -", b""
+    ]  # fmt: skip
+
+
+def test_namespaces_have_the_names_that_the_header_has() -> None:
+    whole = snapshots([0, 1], location=[1, 1], state=[1, 1], netns=[7, 7])
+    for names, told in (({"7": "web"}, "web"), ({"8": "web"}, None), ({}, None)):
+        table = connections_table(fold((whole,)), {"netns_name": names})
+        assert (table["netns"].tolist(), table["netns_name"].tolist()) == ([7], [told])
+    bare = snapshots([0, 1], state=[1, 1])
+    without = connections_table(fold((bare,)), {"netns_name": {"0": "a"}})
+    assert without["netns_name"].tolist() == [None]
+
+
+def test_all_columns_that_others_need_exist() -> None:
+    known = {field.name for field in load_schema().event(EVENT).fields}
+    assert {column.needs for column in CONNECTIONS if column.needs} <= known
 
 
 def test_goodput_is_that_of_100_ms() -> None:

@@ -81,7 +81,9 @@ def connections_table(
     lost = get("lost_records")
     made["proven"] = (lost == 0) & proven & (get("destroyed", np.bool_) | ended)
     made["retransmissions"] = get("segments_retransmitted")
-    for name, value in (about or {}).items():
+    about = dict(about or {})
+    made["netns_name"] = _spaces(get("netns", np.uint64), about.pop("netns_name", {}))
+    for name, value in about.items():
         made[name] = np.full(count, value, object if isinstance(value, str) else np.float64)
     return {column.name: _column(column, made, get, found.names) for column in CONNECTIONS}
 
@@ -116,6 +118,13 @@ def _texts(raw: Array, text: Callable[[bytes], str | None]) -> Array:
     distinct, which = np.unique(raw, return_inverse=True)
     width = raw.dtype.itemsize  # of bytes, numpy leaves out zeros at the end
     told = np.array([text(one.tobytes().ljust(width, b"\0")) for one in distinct], object)
+    return told[which] if len(told) else np.zeros(0, object)
+
+
+def _spaces(cookies: Array, names: Mapping[str, str]) -> Array:
+    """The names of network namespaces; None where the capture does not say."""
+    distinct, which = np.unique(cookies, return_inverse=True)
+    told = np.array([names.get(str(one)) for one in distinct.tolist()], object)
     return told[which] if len(told) else np.zeros(0, object)
 
 

@@ -42,6 +42,7 @@ capture_id | text? | | | | of the capture whose files were rotated
 segment | int? | | | | number of the file in it
 conn_id | int | | | | the connection's number in the capture
 netns | int | netns | | | cookie of the network namespace
+netns_name | text? | netns | | | its name at the start: `ip netns`, a process, or own: collect's
 family | int | family | | | 2: IPv4, 10: IPv6
 laddr | text | | host_a | c_ip | this host's address
 lport | int | | port_a | c_port | and port
@@ -50,7 +51,6 @@ rport | int | | port_b | s_port | and port
 role | text | | | | active: it called connect; passive: it was accepted; existing: open before
 pid | int? | pid | | | process of the owner
 comm | text? | comm | | | and its name
-cgroup | int | cgroup | | | of the socket
 ca_name | text? | ca_name | | | congestion control
 start_ns | int | | first_packet | first | first record, CLOCK_MONOTONIC
 established_ns | int? | | | | when the handshake was over, in the capture

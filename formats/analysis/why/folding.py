@@ -42,7 +42,7 @@ GROWTHS = (
     "sndbuf_limited_us", "lost", "reord_seen",
 )  # fmt: skip
 """The kernel's counters: their growth from the first snapshot to the last."""
-_LATEST = ("lport", "rport", "pid", "netns", "cgroup", "family", "snd_una", "snd_max", "comm",
+_LATEST = ("lport", "rport", "pid", "netns", "family", "snd_una", "snd_max", "comm",
            "ca_name", "laddr", "raddr")  # fmt: skip
 """Of these the last value that is not 0 or empty."""
 _LATE_NS = 10_000_000
@@ -242,8 +242,8 @@ class Fold:
         closes = (old == 1) & ((new == 4) | (new == 8))
         by = np.where(new[closes] == 4, FIN_LOCAL, FIN_REMOTE)
         self.of("closed_by", np.int8)[place[closes]] = by
-        # Before the FIN is queued: the end of what the application wrote.
-        ends = (new == 4) | (new == 9)
+        # Before the FIN is queued: the end of what the application wrote. MPTCP sets a state twice.
+        ends = ((new == 4) | (new == 9)) & (new != old)
         data_end = piece["snd_una"][at] + piece["snd_sb_cc"][at].astype(np.uint32)
         self.of("data_end")[place[ends]] = data_end[ends]
         self.of("has_data_end", np.bool_)[place[ends]] = True

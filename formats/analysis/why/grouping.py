@@ -86,5 +86,7 @@ def grown(values: Array, size: int, fill: int | float | bytes = 0) -> Array:
     """The array with at least that many rows; the new ones hold `fill`."""
     if len(values) >= size:
         return values
-    more = np.full(max(size - len(values), len(values) // 2), fill, values.dtype)
+    more = np.zeros(max(size - len(values), len(values) // 2), values.dtype)
+    if fill:  # np.full() would write the character 0 into texts
+        more[:] = fill
     return np.concatenate([values, more])

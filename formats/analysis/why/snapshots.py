@@ -33,7 +33,7 @@ NEEDED = (
 )  # fmt: skip
 """What a capture must have. The default columns are enough."""
 OPTIONAL = (
-    "pid", "comm", "ca_name", "netns", "family", "cgroup", "bytes_retrans", "dsack_dups",
+    "pid", "comm", "ca_name", "netns", "family", "bytes_retrans", "dsack_dups",
     "reordering", "delivered", "delivered_ce", "rcv_ooopack", "segs_in", "segs_out",
     "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us", "bbr_mode",
     "is_cwnd_limited", "rate_app_limited", "sk_nospace", "sk_tsq_flags", "sk_pacing_status",
@@ -154,8 +154,12 @@ class Source:
             host = self.reader.format.header.get("host")
         found = {"host": host, "boot_id": _part(settings, "system", "boot_id"),
                  "capture_id": _part(settings, "segment", "capture")}  # fmt: skip
-        told = {name: value for name, value in found.items() if isinstance(value, str) and value}
+        told: dict[str, Any] = {
+            name: value for name, value in found.items() if isinstance(value, str) and value
+        }
         number = _part(settings, "segment", "number")
+        if isinstance(spaces := settings.get("namespaces"), dict):
+            told["netns_name"] = {key: one for key, one in spaces.items() if isinstance(one, str)}
         return told | ({"segment": number} if isinstance(number, int) else {})
 
     def read(self) -> Iterator[Snapshots]:

@@ -135,9 +135,9 @@ def _cell(value: Any, quote: bool = False) -> str:
 
 
 def _table(table: Table, names: str) -> Iterator[str]:
-    """Columns of equal width; numbers are on the right."""
+    """Columns of equal width; numbers are on the right, and null is "-"."""
     cells = [[renamed(one, names) for one in table]]
-    cells += [[_cell(value) for value in row.values()] for row in rows_of(table)]
+    cells += [[_cell(value) or "-" for value in row.values()] for row in rows_of(table)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right = [values.dtype != object for values in table.values()]
     for row in cells:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network namespaces have names in a capture's header: of ip netns, or of a process in them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from capturing import capturing, read, wait_until, within
+
+import formats
+from collector.lab.lab import Lab
+from collector.linux.netns import cookie_of, name_namespaces
+
+
+def test_names_of_namespaces(lab: Lab) -> None:
+    with subprocess.Popen(["unshare", "--net", "sleep", "60"]) as lonely:
+        try:
+            own = os.stat("/proc/self/ns/net").st_ino
+            place = f"/proc/{lonely.pid}/ns/net"
+            wait_until(lambda: os.stat(place).st_ino != own)
+            with open(place) as space:
+                cookie = cookie_of(space.fileno())
+            names = name_namespaces()
+        finally:
+            lonely.kill()
+    assert names[lab.a.namespace.cookie] == lab.a.name
+    assert names[cookie].split()[0] == str(lonely.pid)
+    with open("/proc/self/ns/net") as space:
+        assert names[cookie_of(space.fileno())] == "own"
+
+
+def test_a_capture_with_the_column_has_them(tmp_path: Path, lab: Lab) -> None:
+    for columns, has_names in (("default,netns", True), ("default", False)):
+        path = tmp_path / f"{columns}.pm"
+        with capturing(path, "--columns", columns, *within(lab)) as run:
+            run.stop()
+        read(path)
+        with formats.open(path) as capture:
+            spaces = capture.settings["namespaces"]
+        assert (spaces.get(str(lab.a.namespace.cookie)) == lab.a.name) == has_names
+        assert bool(spaces) == has_names
