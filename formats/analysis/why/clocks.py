@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times that TCP's own clocks tell: when the application wrote, and when TCP sent.
+
+    snapshots           s0 ................................................... s1
+    the application        all is acknowledged    writes   uncorks
+    TCP                    nothing in flight      | holds  | sends | a round trip |
+    busy_us                                       | counts .......................|
+    first_tx_us                                            ^
+
+A snapshot shows the end of its step. Where all that was written by s0 is acknowledged at s1, and
+nothing more, these columns tell when that ended: busy_us grows from the first byte in the empty
+buffer on, and first_tx_us is when the first segment left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.why.grouping import Grouped
+from formats.analysis.why.limits import LOSS_TIMERS, NUMBER
+from formats.analysis.why.parting import Cuts
+
+Array = NDArray[Any]
+FIRST_TX, _BUSY = CLOCKS = ("first_tx_us", "busy_us")
+_JIFFY_NS = 5_000_000
+"""busy_us counts in jiffies, on most kernels of 4 ms."""
+_HELD_NS = 1_000_000
+"""A piece that does not wait is sent sooner, when the ACK before it has come."""
+_NOTHING = np.array([NUMBER["app"], NUMBER["closing"]], np.int8)
+
+
+def age_ns(piece: Grouped, name: str, rows: Array | slice = slice(None)) -> Array:
+    """(k,) how long before these snapshots a clock of 32 bits in us stood there; below 0: after."""
+    now = piece.times[rows] // 1000
+    ahead = (now - piece[name][rows].astype(np.int64)) & 0xFFFFFFFF
+    found: Array = (ahead - (ahead >> 31 << 32)) * 1000
+    return found
+
+
+def paces(piece: Grouped) -> NDArray[np.bool_]:
+    """(n,) whether pacing lets nothing out at these snapshots."""
+    if "pace_next_us" not in piece.columns:
+        return np.zeros(len(piece), np.bool_)
+    return np.asarray(age_ns(piece, "pace_next_us") < 0)
+
+
+def quiet(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Array, Cuts]:
+    """The rows of which the clocks tell, and the cuts of their steps.
+
+    limit: (n,) of classify(). before: what the snapshots before had, with `written`, `snd_max`,
+    `time`, `lost`, `unnumbered` and `busy`.
+    """
+    if not piece.columns.keys() >= set(CLOCKS):
+        none = np.zeros(0, np.int64)
+        return none, Cuts.make(none, none, 0)
+    una, sent = piece["snd_una"], before["snd_max"]
+    nobody_paces = piece.columns.get("sk_pacing_status", np.zeros(len(piece), np.uint16)) == 0
+    ends = una == before["written"]
+    left = (before["written"] - sent).astype(np.uint32)
+    # A piece that was there when all before it was acknowledged, and less than a segment.
+    holds = (una == sent) & (left > 0) & (left < piece["mss"]) & nobody_paces
+    rows = np.flatnonzero(
+        (ends | holds)
+        & (piece["snd_sb_cc"] > 0)
+        & ~before["unnumbered"]
+        & (piece.lost == before["lost"])
+        & (limit != NUMBER["opening"])
+    )
+    end, start = piece.times[rows], before["time"][rows]
+    flies = piece["packets_out"][rows] > 0
+    sent_at = np.where(flies, end - age_ns(piece, FIRST_TX, rows), end)
+    told = (sent_at >= start) & (sent_at <= end)
+    rows, end, start, sent_at = rows[told], end[told], start[told], sent_at[told]
+    grown = (piece[_BUSY][rows].astype(np.int64) - before["busy"][rows]) * 1000
+    wrote = np.where(ends[rows], np.clip(end - grown, start, sent_at), start)
+    # Only corks hold back where nothing is in flight, the window is open and nobody paces.
+    corked = (piece["snd_wnd"][rows] > 0) & nobody_paces[rows]
+    held = np.where(ends[rows], _JIFFY_NS, _HELD_NS)
+    corked &= sent_at - wrote > held
+    wrote = np.where(corked | ~ends[rows], wrote, sent_at)
+    idles, holds_back = wrote > start, corked & (sent_at > wrote)
+    # What was acknowledged and arrived, was so at the beginning.
+    first = Cuts.make(rows[idles], wrote[idles], NUMBER["idle"], acked=1.0)
+    second = Cuts.make(rows[holds_back], sent_at[holds_back], NUMBER["nagle"],
+                       acked=np.where(idles[holds_back], 0.0, 1.0))  # fmt: skip
+    return rows, Cuts.join(first, second)
+
+
+def lost_tails(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Array, Cuts]:
+    """The rows whose steps wait for a loss that a timer finds later, and where that begins.
+
+    What that timer finds was sent after the newest segment that is acknowledged then. limit: (n,)
+    as found so far. Only within a piece: the time before it is told already.
+    """
+    none = np.zeros(0, np.int64)
+    is_timer = np.isin(piece["location"], LOSS_TIMERS)
+    if FIRST_TX not in piece.columns or not is_timer.any():
+        return none, Cuts.make(none, none, 0)
+    count = len(piece)
+    after = np.minimum.accumulate(np.where(is_timer, np.arange(count), count)[::-1])[::-1]
+    last = np.repeat(piece.lasts, piece.lasts - piece.firsts + 1)
+    rows = np.flatnonzero(
+        (after <= last) & ~is_timer & np.isin(limit, _NOTHING) & (piece["packets_out"] > 0)
+    )
+    timers = after[rows]
+    since = piece.times[timers] - age_ns(piece, FIRST_TX, timers)
+    chosen = (piece["snd_max"][timers] == piece["snd_max"][rows]) & (since < piece.times[rows])
+    rows, since = rows[chosen], since[chosen]
+    inside = since > before["time"][rows]
+    at = rows[inside]
+    return rows, Cuts.make(at, since[inside], limit[at], sent=1.0, acked=1.0)
