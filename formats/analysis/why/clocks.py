@@ -21,13 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.why.grouping import Grouped
-from formats.analysis.why.limits import LOSS_TIMERS, NUMBER
+from formats.analysis.why.limits import LOSS_TIMERS, NUMBER, is_paced
 from formats.analysis.why.parting import Cuts
 
 Array = NDArray[Any]
-FIRST_TX, _BUSY = CLOCKS = ("first_tx_us", "busy_us")
+FIRST_TX, NEXT_TX, _BUSY = CLOCKS = ("first_tx_us", "next_tx_us", "busy_us")
 _JIFFY_NS = 5_000_000
 """busy_us counts in jiffies, on most kernels of 4 ms."""
+_BURSTS = 3
+"""Fewer of them tell nothing of a rate."""
 _HELD_NS = 1_000_000
 """A piece that does not wait is sent sooner, when the ACK before it has come."""
 _NOTHING = np.array([NUMBER["app"], NUMBER["closing"]], np.int8)
@@ -43,9 +45,9 @@ def age_ns(piece: Grouped, name: str, rows: Array | slice = slice(None)) -> Arra
 
 def paces(piece: Grouped) -> NDArray[np.bool_]:
     """(n,) whether pacing lets nothing out at these snapshots."""
-    if "pace_next_us" not in piece.columns:
+    if NEXT_TX not in piece.columns:
         return np.zeros(len(piece), np.bool_)
-    return np.asarray(age_ns(piece, "pace_next_us") < 0)
+    return np.asarray(age_ns(piece, NEXT_TX) < 0)
 
 
 def quiet(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Array, Cuts]:
@@ -73,7 +75,7 @@ def quiet(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Ar
     end, start = piece.times[rows], before["time"][rows]
     flies = piece["packets_out"][rows] > 0
     sent_at = np.where(flies, end - age_ns(piece, FIRST_TX, rows), end)
-    told = (sent_at >= start) & (sent_at <= end)
+    told = np.flatnonzero((sent_at >= start) & (sent_at <= end))
     rows, end, start, sent_at = rows[told], end[told], start[told], sent_at[told]
     grown = (piece[_BUSY][rows].astype(np.int64) - before["busy"][rows]) * 1000
     wrote = np.where(ends[rows], np.clip(end - grown, start, sent_at), start)
@@ -87,7 +89,23 @@ def quiet(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Ar
     first = Cuts.make(rows[idles], wrote[idles], NUMBER["idle"], acked=1.0)
     second = Cuts.make(rows[holds_back], sent_at[holds_back], NUMBER["nagle"],
                        acked=np.where(idles[holds_back], 0.0, 1.0))  # fmt: skip
-    return rows, Cuts.join(first, second)
+    return rows, Cuts.join(first, second, _paced(piece, rows, limit, sent_at))
+
+
+def _paced(piece: Grouped, rows: Array, limit: Array, sent_at: Array) -> Cuts:
+    """Where pacing let out what is in flight at the end, although all of it has left by then: from
+    the first segment to the last one it took what the rate gives."""
+    size = (piece["snd_max"][rows] - piece["snd_una"][rows]).astype(np.uint32).astype(np.float64)
+    rate = np.maximum(piece["pacing_rate"][rows].astype(np.float64), 1.0)
+    burst = np.maximum(2.0 * piece["mss"][rows], rate / 1000)
+    ready = piece.times[rows] - age_ns(piece, NEXT_TX, rows)
+    paceable = rate * (ready - sent_at) / 1e9
+    paced = is_paced(size, paceable, rate, piece["mss"][rows]) & (size > _BURSTS * burst)
+    paced &= piece.columns.get("sk_pacing_status", piece["state"] * 0)[rows] > 0
+    at = np.flatnonzero(paced & (limit[rows] == NUMBER["app"]))
+    # The last burst left when the one before it had been paid for.
+    until = np.maximum(ready[at] - burst[at] / rate[at] * 1e9, sent_at[at]).astype(np.int64)
+    return Cuts.make(rows[at], np.minimum(until, piece.times[rows[at]]), NUMBER["pacing"], sent=1.0)
 
 
 def lost_tails(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Array, Cuts]:

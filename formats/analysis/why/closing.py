@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.clocks import FIRST_TX, age_ns
+from formats.analysis.why.clocks import FIRST_TX, NEXT_TX, age_ns
 from formats.analysis.why.grouping import Grouped, grown
 from formats.analysis.why.limits import (
     ARRIVED,
@@ -29,6 +29,7 @@ from formats.analysis.why.limits import (
     LOSS_TIMERS,
     NUMBER,
     RECOVERY,
+    Columns,
     is_growing,
     is_paced,
     tighter_window,
@@ -113,8 +114,12 @@ def find(
     dropped = (piece["packets_out"][rows] == 0) & (piece["snd_max"][rows] != piece["snd_una"][rows])
     last = {name: values[rows] for name, values in piece.columns.items()}
     # Other records than those of segments are made when an ACK has made room already.
-    between = (limit[rows] == NUMBER["unknown"]) & (now["waiting"][rows] > 0) & ~dropped
-    ended_by = np.where(between, tighter_window(last), limit[rows])
+    between = np.isin(limit[rows], (NUMBER["unknown"], NUMBER["pacing"])) & ~dropped
+    between &= now["waiting"][rows] > 0
+    span = now["time"][rows] - before["time"][rows]
+    ended_by = np.where(
+        between, _held(last, tighter_window(last), sent[rows], span), limit[rows]
+    )  # fmt: skip
     is_timer = np.isin(last["location"], LOSS_TIMERS)
     at = np.flatnonzero(
         ((now["waiting"][rows] == 0) | dropped | is_timer)
@@ -122,23 +127,23 @@ def find(
         & np.isin(before["holds"][rows], _GOES_ON)
     )
     carried = rows[at]
-    # When the newest segment was sent that is acknowledged; without that, a round trip ago.
+    # When the last segment was sent; without that, a round trip ago. What a timer finds lost was
+    # sent after the newest segment that is acknowledged.
     age = piece["srtt_us"][carried].astype(np.int64) * 1000
-    if FIRST_TX in piece.columns:
-        age = age_ns(piece, FIRST_TX, carried)
+    if piece.columns.keys() >= {FIRST_TX, NEXT_TX}:
+        by_timer = is_timer[at]
+        age = np.where(by_timer, age_ns(piece, FIRST_TX, carried), age_ns(piece, NEXT_TX, carried))
     start, end = before["time"][carried], now["time"][carried]
     cut = np.clip(end - np.where(dropped[at] & ~is_timer[at], 0, age), start, end)
-    held = _held(piece, carried, before["holds"][carried], sent[carried], cut - start)
+    there = {name: values[carried] for name, values in piece.columns.items()}
+    held = _held(there, before["holds"][carried], sent[carried], cut - start)
     # Nothing is sent in the rest. What arrives, does so all the time.
     share = (cut - start) / np.maximum(end - start, 1)
     return Unseen(rows, ended_by, Cuts.make(carried, cut, held, sent=1.0, acked=share))
 
 
-def _held(
-    piece: Grouped, rows: Array, holds: Array, sent: Array, span_ns: Array
-) -> NDArray[np.int8]:
-    """(k,) what held in such steps, by what held before them, and by their ends."""
-    there = {name: values[rows] for name, values in piece.columns.items()}
+def _held(there: Columns, holds: Array, sent: Array, span_ns: Array) -> NDArray[np.int8]:
+    """(k,) what held in such steps, by what held before them, and by their ends. sent: bytes."""
     cwnd = there["snd_cwnd_segs"].astype(np.int64)
     # Where slow start was over at the end, nobody knows for how long.
     over = ~is_growing(there, cwnd) & (holds == NUMBER["slow_start"])

@@ -144,6 +144,7 @@ class Cutter:
         unseen = closing.find(piece, limit, before, now, sent, acked)
         limit[unseen.rows] = unseen.ended_by
         told, quiet = clocks.quiet(piece, limit, before)
+        paces[quiet.rows[quiet.limit == NUMBER["pacing"]]] = True
         is_open = np.ones(len(piece), np.bool_)
         is_open[told] = False
         rows = self._quiet.add(piece, limit, before, acked, count)

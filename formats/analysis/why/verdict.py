@@ -14,6 +14,7 @@ from formats.analysis.why.words import endpoint, human_bytes, human_rate, human_
 
 _LEAST_SHARE = 0.05
 _BLOAT_RTT_US = 1000
+_MINOR = 0.2
 _SHORT_S = 1.0
 _MANY = 10
 _LOW_SHARE = 0.1
@@ -42,6 +43,8 @@ def verdict(one: Connection) -> list[str]:
         share = _sum(one.limit_ns, name) / total
         if name in ("app", "closing") and not one.sends:
             continue  # it has nothing to send, and need not; its end may be closed for long
+        if name == "app" and share < _MINOR and not _is_main(one, name):
+            continue  # as before the first write: that is no advice
         if share >= _LEAST_SHARE and name in _SENTENCES:
             found.append((share, f"{_percent(one, name)} of the time {_SENTENCES[name](one)}"))
     texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
@@ -69,6 +72,11 @@ def verdict(one: Connection) -> list[str]:
 def _sum(times: Mapping[str, int], name: str) -> int:
     """Of a limit with its parts."""
     return sum(ns for limit, ns in times.items() if _PART_OF.get(limit, limit) == name)
+
+
+def _is_main(one: Connection, name: str) -> bool:
+    """Whether no limit held for longer."""
+    return _sum(one.limit_ns, name) >= max(_sum(one.limit_ns, other) for other in one.limit_ns)
 
 
 def _percent(one: Connection, name: str) -> str:
@@ -126,7 +134,7 @@ def _app(one: Connection) -> str:
     text = "the application had nothing to send"
     if idle >= _LEAST_SHARE:
         text += f" ({100 * idle:.0f} % with nothing in flight)"
-    return text + ": look at the sender's program, not at the network"
+    return text + (": look at the sender's program, not at the network" * _is_main(one, "app"))
 
 
 def _rwnd(one: Connection) -> str:
