@@ -604,6 +604,9 @@ def test_bloat() -> None:
     )
     _, texts = sentence(limit_ns={"app": 8_000 * MS}, srtt_p95_us=80_500.0)
     assert texts[-1].endswith("queues on the path, or ACKs that the receiver delays")
+    # Who reads slowly acknowledges late.
+    _, texts = sentence(limit_ns={"rwnd": 8_000 * MS}, snd_wnd_low_us=3e6, srtt_p95_us=80_500.0)
+    assert texts[-1].endswith("queues on the path, or ACKs that the receiver delays")
 
 
 @pytest.mark.parametrize("values, words", [
@@ -612,6 +615,14 @@ def test_bloat() -> None:
       "25 % of the time the application had nothing to send"]),
     ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 100},
      ["100 % of the time limited by the receiver's window (at most 9.0 kB): raise net.ip"]),
+    # It grew to far more than the congestion window.
+    ({"limit_ns": {"cwnd": 7_000 * MS, "rwnd": 1_000 * MS}, "snd_wnd_max": 500_000,
+      "cwnd_max": 100, "mss": 1000, "snd_wnd_fall": 100},
+     ["88 % of the time limited by the congestion window",
+      "12 % of the time limited by the receiver's window (at most 500 kB): it had not grown yet"]),
+    # Before the first write: that is no advice.
+    ({"limit_ns": {"cwnd": 7_000 * MS, "idle": 1_000 * MS}, "cwnd_max": 100, "mss": 1000},
+     ["88 % of the time limited by the congestion window"]),
     ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
       "snd_wnd_low_us": 3e6},
      ["100 % of the time limited by the receiver's window (at most 9.0 kB): the program"]),

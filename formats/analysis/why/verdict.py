@@ -154,6 +154,8 @@ def _rwnd(one: Connection) -> str:
             f"the program there reads too slowly, it was up to {human_bytes(one.snd_wnd_fall)} "
             "behind; a larger buffer only hides pauses"
         )
+    if 2 * path < one.snd_wnd_max and not _is_main(one, "rwnd"):
+        return text + _GREW
     if _queue_stands(one):
         return text + _NO_LARGER
     if _is_capped(one.snd_wnd_max, one.snd_wscale):
@@ -193,6 +195,10 @@ def _queue_stands(one: Connection) -> bool:
     )
 
 
+_GREW = (
+    "it had not grown yet; later it was larger than all that the congestion window allowed, so a "
+    "larger buffer would not help"
+)
 _NO_LARGER = (
     "but what is in flight waits in a queue already, so a larger buffer would lengthen that, not "
     "speed it up"
@@ -252,7 +258,8 @@ def _bloat(one: Connection) -> str:
         f"round trips take {human_time(one.srtt_p95_us)} (95 %), the path alone "
         f"{human_time(one.min_rtt_us)}: "
     )
-    if one.share("app") + one.share("closing") > 0.5 or _late(one) > 0.3:
+    waits = one.share("app") + one.share("closing") > 0.5 or _late(one) > 0.3
+    if waits or _reads_slowly(one, max(_sum(one.limit_ns, "rwnd") / 1000, 1.0)):
         return text + "queues on the path, or ACKs that the receiver delays"
     queue = human_time(one.srtt_p95_us - one.min_rtt_us)
     where = "in this host's queue" if one.share("tsq") > 0.5 else "in queues on the path"
