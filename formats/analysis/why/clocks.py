@@ -21,13 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.why.grouping import Grouped
-from formats.analysis.why.limits import LOSS_TIMERS, NUMBER, is_paced
+from formats.analysis.why.limits import LOSS_TIMERS, NUMBER, RECOVERY, is_paced
 from formats.analysis.why.parting import Cuts
 
 Array = NDArray[Any]
 FIRST_TX, NEXT_TX, _BUSY = CLOCKS = ("first_tx_us", "next_tx_us", "busy_us")
 _JIFFY_NS = 5_000_000
 """busy_us counts in jiffies, on most kernels of 4 ms."""
+_CONG_STATE = 5
 _BURSTS = 3
 """Fewer of them tell nothing of a rate."""
 _HELD_NS = 1_000_000
@@ -108,6 +109,29 @@ def _paced(piece: Grouped, rows: Array, limit: Array, sent_at: Array) -> Cuts:
     return Cuts.make(rows[at], np.minimum(until, piece.times[rows[at]]), NUMBER["pacing"], sent=1.0)
 
 
+def lost_firsts(piece: Grouped, limit: Array) -> Array:
+    """The rows whose steps wait for a loss that ACKs tell later: nothing is unsent, nothing new is
+    sent until then, and what is lost is the first segment in flight. limit: as lost_tails()."""
+    tells = (piece["location"] == _CONG_STATE) & (piece["callvalue"] >= RECOVERY)
+    if FIRST_TX not in piece.columns or not tells.any():
+        return np.zeros(0, np.int64)
+    rows, told = _rows_before(piece, tells, limit)
+    same = [piece[name][told] == piece[name][rows] for name in ("snd_max", "snd_una")]
+    found: Array = rows[same[0] & same[1]]
+    return found
+
+
+def _rows_before(piece: Grouped, events: Array, limit: Array) -> tuple[Array, Array]:
+    """The rows in whose steps there was nothing to send, with data in flight, and the next one of
+    these events of the same connection."""
+    count = len(piece)
+    after = np.minimum.accumulate(np.where(events, np.arange(count), count)[::-1])[::-1]
+    last = np.repeat(piece.lasts, piece.lasts - piece.firsts + 1)
+    chosen = (after <= last) & np.isin(limit, _NOTHING) & (piece["packets_out"] > 0)
+    rows = np.flatnonzero(chosen)
+    return rows, after[rows]
+
+
 def lost_tails(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Array, Cuts]:
     """The rows whose steps wait for a loss that a timer finds later, and where that begins.
 
@@ -118,13 +142,7 @@ def lost_tails(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tup
     is_timer = np.isin(piece["location"], LOSS_TIMERS)
     if FIRST_TX not in piece.columns or not is_timer.any():
         return none, Cuts.make(none, none, 0)
-    count = len(piece)
-    after = np.minimum.accumulate(np.where(is_timer, np.arange(count), count)[::-1])[::-1]
-    last = np.repeat(piece.lasts, piece.lasts - piece.firsts + 1)
-    rows = np.flatnonzero(
-        (after <= last) & ~is_timer & np.isin(limit, _NOTHING) & (piece["packets_out"] > 0)
-    )
-    timers = after[rows]
+    rows, timers = _rows_before(piece, is_timer, limit)
     since = piece.times[timers] - age_ns(piece, FIRST_TX, timers)
     chosen = (piece["snd_max"][timers] == piece["snd_max"][rows]) & (since < piece.times[rows])
     rows, since = rows[chosen], since[chosen]

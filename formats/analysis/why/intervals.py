@@ -151,7 +151,8 @@ class Cutter:
         limit[rows[is_open[rows]]] = NUMBER["idle"]
         rows = held_back(piece, limit, before)
         limit[rows[is_open[rows]]] = NUMBER["nagle"]
-        limit[self._probing.add(piece, limit, len(self.places))] = NUMBER["recovery"]
+        limit[self._probing.add(piece, limit, before, count)] = NUMBER["recovery"]
+        limit[clocks.lost_firsts(piece, limit)] = NUMBER["recovery"]
         tails, tail = clocks.lost_tails(piece, limit, before)
         limit[tails] = NUMBER["rto_wait"]
         limit[no_step] = _NO_STEP
