@@ -101,12 +101,38 @@ def test_closing_begins_when_the_last_segment_leaves(values: dict[str, Any], wan
     assert told([0, 1, 101], *rows) == [*first, ("closing", 60.0)]
 
 
-def test_a_timer_that_finds_nothing_lost_changes_nothing_after_a_close() -> None:
-    """It fires at 51 ms; what is in flight then was sent 20 ms before."""
-    fires = {**CLOSES, "state": 4, "location": 15, "callvalue": 0, "snd_una": 51_000,
-             "snd_max": 151_000, "snd_sb_cc": 150_001, "first_tx_us": 20}  # fmt: skip
-    probe = {**fires, "location": 2, "callvalue": 51_000}
-    rows = [CLOSES, CLOSES, fires, probe, {**DONE, "next_tx_us": 10}]
+PROBE = {**CLOSES, "state": 4, "location": 15, "callvalue": 0, "first_tx_us": 20}
+
+
+def test_a_probe_that_finds_nothing_lost_changes_nothing_after_a_close() -> None:
+    """It fires at 51 ms. What was sent later is acknowledged, and TCP reduced no window."""
+    fires = {**PROBE, "snd_una": 51_000, "snd_max": 151_000, "snd_sb_cc": 150_001}
+    rows = [CLOSES, CLOSES, fires, {**fires, "location": 2}, {**DONE, "next_tx_us": 10}]
+    assert told([0, 1, 51, 51, 101], *rows) == [("cwnd", 91.0), ("closing", 10.0)]
+
+
+def test_a_tail_that_is_lost_after_a_close() -> None:
+    """The timer fires at 51 ms; what is in flight then was sent 20 ms before. The probe's ACK ends
+    the connection."""
+    fires = {**PROBE, "snd_una": 200_000, "snd_max": 201_001, "snd_sb_cc": 1001, "packets_out": 1}
+    rows = [CLOSES, CLOSES, fires, {**fires, "location": 2}, {**DONE, "next_tx_us": 10}]
     assert told([0, 1, 51, 51, 101], *rows) == [
-        ("cwnd", 31.0), ("rto_wait", 20.0), ("recovery", 0.0), ("cwnd", 40.0), ("closing", 10.0)
+        ("cwnd", 31.0), ("rto_wait", 20.0), ("recovery", 50.0)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reduces, limit", [(True, "rto_wait"), (False, "cwnd")])
+def test_a_probe_is_a_loss_where_tcp_reduces_its_window(reduces: bool, limit: str) -> None:
+    row = {"snd_una": 1000, "snd_max": 101_000, "snd_sb_cc": 200_000, "packets_out": 100}
+    after = {**row, "snd_una": 101_001, "snd_max": 201_000}
+    rows = [row, {**row, "location": 15, "first_tx_us": 30}, {**row, "location": 2},
+            {**after, "location": 5, "callvalue": 2 if reduces else 1}, after]  # fmt: skip
+    found = told([0, 50, 50, 70, 80], *rows)
+    assert found[0] == (limit, 50.0 if reduces else 80.0)
+
+
+def test_what_acks_tell_lost_was_lost_when_it_was_sent() -> None:
+    """Six segments left at 10 ms, the first one is lost. The other ACKs come from 40 ms on."""
+    sent = {**FREE, "snd_sb_cc": 6000, "snd_max": 7000, "packets_out": 6, "first_tx_us": 30}
+    tells = {**sent, "location": 5, "callvalue": 3, "sacked_out": 3, "first_tx_us": 32}
+    assert told([0, 40, 42], FREE, sent, tells) == [("idle", 10.0), ("recovery", 32.0)]

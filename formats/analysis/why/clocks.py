@@ -15,6 +15,7 @@ buffer on, and first_tx_us is when the first segment left.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,10 @@ Array = NDArray[Any]
 FIRST_TX, NEXT_TX, _BUSY = CLOCKS = ("first_tx_us", "next_tx_us", "busy_us")
 _JIFFY_NS = 5_000_000
 """busy_us counts in jiffies, on most kernels of 4 ms."""
-_CONG_STATE = 5
+_LOSS_PROBE, _CONG_STATE = 15, 5
+_DISORDER = 1
+FALSE_PROBE = 0
+_AHEAD = 1000
 _BURSTS = 3
 """Fewer of them tell nothing of a rate."""
 _HELD_NS = 1_000_000
@@ -49,6 +53,31 @@ def paces(piece: Grouped) -> NDArray[np.bool_]:
     if NEXT_TX not in piece.columns:
         return np.zeros(len(piece), np.bool_)
     return np.asarray(age_ns(piece, NEXT_TX) < 0)
+
+
+def without_false_probes(piece: Grouped) -> Grouped:
+    """The piece, with the location FALSE_PROBE where a loss probe's timer found no loss.
+
+    TCP reduces its window at the first ACK of data that was sent after the probe, unless the
+    receiver had both the probe and what it was for: then only the ACK was late. Where that ACK is
+    not among the next records of the piece, nobody knows.
+    """
+    probes = np.flatnonzero(piece["location"] == _LOSS_PROBE)
+    if FIRST_TX not in piece.columns or not len(probes):
+        return piece
+    una = piece["snd_una"].astype(np.uint32, copy=False)
+    last = np.repeat(piece.lasts, piece.lasts - piece.firsts + 1)
+    is_loss = (piece["location"] == _CONG_STATE) & (piece["callvalue"] > _DISORDER)
+    location = piece["location"].copy()
+    for at in probes.tolist():
+        rest = slice(at + 1, min(int(last[at]), at + _AHEAD) + 1)
+        beyond = (una[rest] - piece["snd_max"][at].astype(np.uint32)).view(np.int32) > 0
+        first = int(beyond.argmax()) if beyond.any() else -1
+        if first >= 0 and not is_loss[rest][: first + 1].any():
+            location[at] = FALSE_PROBE
+    found = copy(piece)
+    found.columns = {**piece.columns, "location": location}
+    return found
 
 
 def quiet(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Array, Cuts]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.clocks import FIRST_TX, NEXT_TX, age_ns
+from formats.analysis.why.clocks import FALSE_PROBE, FIRST_TX, NEXT_TX, age_ns
 from formats.analysis.why.grouping import Grouped, grown
 from formats.analysis.why.limits import (
     ARRIVED,
@@ -41,6 +41,7 @@ Array = NDArray[Any]
 _SENDING = (4, CLOSE_WAIT, 9, 11)
 """FIN_WAIT1, CLOSE_WAIT, LAST_ACK, CLOSING: what is unsent is still sent."""
 _CONG_STATE, _RETRANSMIT = 5, 2
+_TIMERS = (*LOSS_TIMERS, FALSE_PROBE)
 _HELD = np.arange(len(NUMBER), dtype=np.int8)
 _HELD[NUMBER["rto_wait"]] = NUMBER["recovery"]
 """By the limit that ended at a snapshot, the one that holds after it."""
@@ -86,7 +87,7 @@ class Closing:
     def _past_probes(self, piece: Grouped, holds: Array, count: int) -> Array:
         """A timer that finds no loss, and what it sends, change nothing: what held goes on."""
         self._holds = grown(self._holds, count)
-        is_probe = np.isin(piece["location"], (*LOSS_TIMERS, _RETRANSMIT))
+        is_probe = np.isin(piece["location"], (*_TIMERS, _RETRANSMIT))
         is_probe &= piece["ca_state"] < RECOVERY
         last = np.maximum.accumulate(np.where(is_probe, -1, np.arange(len(piece))))
         here = last >= np.repeat(piece.firsts, piece.lasts - piece.firsts + 1)
@@ -120,7 +121,7 @@ def find(
     ended_by = np.where(
         between, _held(last, tighter_window(last), sent[rows], span), limit[rows]
     )  # fmt: skip
-    is_timer = np.isin(last["location"], LOSS_TIMERS)
+    is_timer = np.isin(last["location"], _TIMERS)
     at = np.flatnonzero(
         ((now["waiting"][rows] == 0) | dropped | is_timer)
         & (before["waiting"][rows] > 1)

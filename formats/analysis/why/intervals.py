@@ -116,6 +116,7 @@ class Cutter:
         return _settle(rest)
 
     def _steps(self, piece: Grouped) -> Steps:
+        piece = clocks.without_false_probes(piece)
         now = {name: piece.columns[name] for name in ("snd_max", "snd_una", "rcv_nxt")}
         state = np.where(
             piece["location"] == _STATE_CHANGE, piece["callvalue"], piece["state"]
