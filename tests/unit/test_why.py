@@ -643,9 +643,9 @@ def test_bloat() -> None:
      ["100 % of the time limited by the congestion window (at most 4 segments, 5.8 kB): ACKs came "
       "late for 50 %. The path serves in turns"]),
     ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "srtt_p50_us": 3_000.0},
-     ["100 % of the time limited by the receiver's window (at most 9.0 kB): but what is"]),
+     ["100 % of the time limited by the receiver's window (at most 9.0 kB): but round trips"]),
     ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000, "srtt_p50_us": 3_000.0},
-     ["100 % of the time limited by the send buffer (9.0 kB): but what is in flight"]),
+     ["100 % of the time limited by the send buffer (9.0 kB): but round trips are"]),
     ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 40_000, "srtt_p50_us": 400.0},
      ["100 % of the time limited by the send buffer (40.0 kB): it is far larger than the path"]),
     ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000},

@@ -200,8 +200,8 @@ _GREW = (
     "larger buffer would not help"
 )
 _NO_LARGER = (
-    "but what is in flight waits in a queue already, so a larger buffer would lengthen that, not "
-    "speed it up"
+    "but round trips are much longer than the path already: by a queue, which a larger buffer only "
+    "lengthens, or by ACKs that the receiver delays: capture there too"
 )
 
 
