@@ -35,7 +35,7 @@ def talk(port, count=200):
         with socket.create_connection(("127.0.0.1", port)) as stream:
             for _ in range(count):
                 stream.sendall(bytes(1000))
-            # What a close leaves unsent is not certain, where the kernel does not show its segments.
+            # What a close leaves unsent is not certain where segments after it are not shown.
             while int.from_bytes(fcntl.ioctl(stream, SIOCOUTQ, bytes(4)), "little"):
                 time.sleep(0.001)
         thread.join()
