@@ -348,6 +348,9 @@ def closed_unseen(
                        "pacing", "unknown")  # fmt: skip
     if not is_over or left(whole, before) <= 1 or not goes_on:
         return True, "", limit
+    if held == "unknown":
+        now = {name: values[at : at + 1] for name, values in whole.columns.items()}
+        held = LIMITS[tighter_window(now)[0]]
     if held == "slow_start" and whole["snd_cwnd_segs"][at] >= whole["snd_ssthresh"][at]:
         held = "cwnd"  # it was over at the end
     if held in ("cwnd", "slow_start") and path > whole["snd_wnd"][at]:

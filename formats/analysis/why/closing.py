@@ -114,13 +114,11 @@ def find(
     rows = rows[(before["waiting"][rows] > 1) | wrote]
     dropped = (piece["packets_out"][rows] == 0) & (piece["snd_max"][rows] != piece["snd_una"][rows])
     last = {name: values[rows] for name, values in piece.columns.items()}
-    # Other records than those of segments are made when an ACK has made room already.
     between = np.isin(limit[rows], (NUMBER["unknown"], NUMBER["pacing"])) & ~dropped
     between &= now["waiting"][rows] > 0
     span = now["time"][rows] - before["time"][rows]
-    ended_by = np.where(
-        between, _held(last, tighter_window(last), sent[rows], span), limit[rows]
-    )  # fmt: skip
+    nobody_knows = np.full(len(rows), NUMBER["unknown"])
+    ended_by = np.where(between, _held(last, nobody_knows, sent[rows], span), limit[rows])
     is_timer = np.isin(last["location"], _TIMERS)
     at = np.flatnonzero(
         ((now["waiting"][rows] == 0) | dropped | is_timer)
@@ -146,6 +144,8 @@ def find(
 def _held(there: Columns, holds: Array, sent: Array, span_ns: Array) -> NDArray[np.int8]:
     """(k,) what held in such steps, by what held before them, and by their ends. sent: bytes."""
     cwnd = there["snd_cwnd_segs"].astype(np.int64)
+    # Other records than those of segments are made when an ACK has made room already.
+    holds = np.where(holds == NUMBER["unknown"], tighter_window(there), holds)
     # Where slow start was over at the end, nobody knows for how long.
     over = ~is_growing(there, cwnd) & (holds == NUMBER["slow_start"])
     held = np.where(over, NUMBER["cwnd"], holds)
