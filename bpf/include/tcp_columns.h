@@ -313,6 +313,9 @@ static __always_inline void fill_socket(const int direct, const int watched, str
     SET(rate_delivered, GET(tp, rate_delivered));
     SET(rate_interval_us, GET(tp, rate_interval_us));
     SET(sk_backlog_bytes, GET(sk, sk_backlog.len));
+    SET(first_tx_us, GET(tp, first_tx_mstamp));
+    if (HAS(next_tx_us))
+        SET(next_tx_us, GET(tp, tcp_wstamp_ns) / 1000);
     SET(sk_tsq_flags, GET(sk, sk_tsq_flags));
     SET(is_cwnd_limited, BITFIELD_tcp_sock_is_cwnd_limited(tp));
     SET(rate_app_limited, BITFIELD_tcp_sock_rate_app_limited(tp));

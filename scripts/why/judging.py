@@ -34,7 +34,7 @@ from scripts.why.stage import CLIENT, SERVER, Played, run
 
 NOTES = ("ca_name", "bbr_mode", "is_cwnd_limited", "rate_app_limited")
 """Columns beside the default ones that make `why` surer."""
-NEW = ("sk_nospace", "sk_tsq_flags", "sk_pacing_status")
+NEW = ("sk_nospace", "sk_tsq_flags", "sk_pacing_status", "first_tx_us", "next_tx_us", "busy_us")
 """Default columns that older files lack."""
 _COUNTERS = {"rwnd": "rwnd_limited_us", "sndbuf": "sndbuf_limited_us"}
 _FLAGS = {

@@ -20,8 +20,13 @@ def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
     for one in found:
         by_name[one.name].append(one)
     rounds = [len(rows) for rows in by_name.values()]
-    tuned = [one for one in found if not one.held_out]
-    held = [one for one in found if one.held_out and not one.family]
+    kinds = (
+        ("tuned by", False, False), ("kept out of tuning (*)", True, False),
+        ("over a test link, truths written first, tuned by since", False, True),
+        ("over a test link, truths written first (*)", True, True),
+    )  # fmt: skip
+    sorts = [(name, [one for one in found if (one.held_out, bool(one.family)) == (held, linked)])
+             for name, held, linked in kinds]  # fmt: skip
     unseen = [one for one in found if one.family]
     many = f"{min(rounds)}" if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
     lines = [
@@ -31,9 +36,7 @@ def page(found: Sequence[Judged], machine: Mapping[str, str]) -> list[str]:
         "| | scenarios | in a true limit | worst scenario | worst round | with four columns "
         "more | older files |",
         "| --- | --- | --- | --- | --- | --- | --- |",
-        *(_summary(name, rows) for name, rows in
-          (("tuned by", tuned), ("kept out of tuning (*)", held),
-           ("over a test link, truths written first (*)", unseen)) if rows),
+        *(_summary(name, rows) for name, rows in sorts if rows),
         "",
         *_families(unseen),
         *_worst(by_name),
@@ -100,21 +103,28 @@ def _listed(rows: Sequence[Mapping[str, float]], least: float) -> str:
 
 
 def _matrix(found: Sequence[Judged]) -> list[str]:
-    """Rows: the first true limit of a scenario. Columns: what was found, in % of the time."""
-    found = [one for one in found if not one.parts]  # where the truth changes, no row is right
-    truths = list(dict.fromkeys(one.truth[0] for one in found))
-    columns = [name for name in _NAMES if any(name in one.shares for one in found)]
+    """Rows: what was true. Columns: what was found, in % of the time; bold: what was not true."""
+    times: dict[Sequence[str], list[tuple[float, Mapping[str, float]]]] = defaultdict(list)
+    for one in found:
+        for truth, share, shares in one.parts or [(one.truth, 1.0, one.shares)]:
+            times[tuple(truth)].append((share, shares))
+    columns = [name for name in _NAMES if any(
+        name in shares for rows in times.values() for _, shares in rows)]  # fmt: skip
     lines = [
-        "Confusion: a row is what was made (the first of its true limits), a column what was "
-        "found, in % of the time.",
+        "Confusion: a row is what was true, a column what was found, in % of the time. What was "
+        "not true is bold.",
         "",
-        f"| made | {' | '.join(columns)} |",
+        f"| true | {' | '.join(columns)} |",
         f"| --- |{' --- |' * len(columns)}",
     ]
-    for truth in truths:
-        mine = [one for one in found if one.truth[0] == truth]
-        cells = [100 * mean(one.shares.get(name, 0.0) for one in mine) for name in columns]
-        lines.append(f"| {truth} | {' | '.join(f'{c:.1f}' if c >= 0.05 else '' for c in cells)} |")
+    for truth, rows in sorted(times.items(), key=lambda item: _NAMES.index(item[0][0])):
+        total = sum(share for share, _ in rows) or 1.0
+        cells = []
+        for name in columns:
+            held = 100 * sum(share * shares.get(name, 0.0) for share, shares in rows) / total
+            text = f"{held:.1f}" if held >= 0.05 else ""
+            cells.append(f"**{text}**" if text and name not in truth else text)
+        lines.append(f"| {', '.join(truth)} | {' | '.join(cells)} |")
     return lines
 
 

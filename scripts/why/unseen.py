@@ -2,7 +2,8 @@
 """Scenarios over a test link, with truths that were written down before any rule met them.
 
 They were made without knowledge of the rules, from what the network, the application and the
-kernel's settings do. None is used to tune a rule: whoever mends one by them holds out others.
+kernel's settings do. Rules were mended by the families TUNED since; none is used to tune a rule
+otherwise: whoever mends one by them names its family there, and holds out others.
 Where the truth changes over time, a witness tells when: the link's trace, or the application's
 clock. unsaid: what the verdict must not say, since it would send people to the wrong place.
 """
@@ -304,4 +305,8 @@ FAMILIES = {
     "AQM, ECN": ACTIVE, "handshakes": OPENINGS, "dead peers": DEAD, "readers": READERS,
     "no window scaling": UNSCALED, "both directions": DUPLEX, "long paths, ACKs": LONG,
 }  # fmt: skip
-UNSEEN = tuple(replace(one, family=name) for name, family in FAMILIES.items() for one in family)
+TUNED = ("closes", "lost tails", "kept connections", "corks, Nagle", "pacing")
+UNSEEN = tuple(
+    replace(one, family=name, held_out=name not in TUNED)
+    for name, family in FAMILIES.items() for one in family
+)  # fmt: skip

@@ -281,5 +281,5 @@ def test_every_column_says_what_the_application_is_told(tmp_path: Path, lab: Lab
         *("max_packets_out", "rate_delivered", "rate_interval_us", "sk_backlog_bytes"),
         *("sk_tsq_flags", "is_cwnd_limited", "rate_app_limited", "sk_pacing_status", "sk_err"),
         *("chrono_type", "bbr_bw", "bbr_min_rtt_us", "bbr_pacing_gain", "bbr_cwnd_gain"),
-        *("bbr_mode", "sk_nospace"),
+        *("bbr_mode", "sk_nospace", "first_tx_us", "next_tx_us"),
     }

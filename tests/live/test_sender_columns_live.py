@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from capturing import Records, capturing, join, listening, read, within
 from test_oracle_ss import EVERY, at_rest, us
 
 from collector.lab.lab import Bottleneck, Lab
+from collector.lab.link import Link, Way
 from scripts.why.judging import play
 from scripts.why.scenarios import SCENARIOS
 
@@ -80,3 +82,40 @@ def test_what_was_made_is_noted(tmp_path: Path, name: str, mostly: dict[str, int
     for column, wanted in mostly.items():
         assert (records[column] == wanted).mean() > 0.8, column
     assert (records["max_packets_out"] >= records["packets_out"]).mean() > 0.8
+
+
+def ago(records: Records, clock: str) -> np.ndarray:
+    """(n,) how long before each record a clock in us of 32 bits stood there [us]."""
+    behind = (records["time_ns"] // 1000 - records[clock].astype(np.uint64)) % 2**32
+    return np.asarray(behind.astype(np.uint32).view(np.int32))
+
+
+def test_clocks_say_when_data_was_sent(tmp_path: Path) -> None:
+    """Of each ACK: the segment left when the application wrote it, by the application's clock."""
+    sent = []
+    link = Link(Way(delay_ms=20), Way(delay_ms=20))
+    with Lab(link=link) as lab, capturing(tmp_path / "a.pm", *EVERY, *within(lab)) as run:
+        with listening(lab.b, "10.77.0.2") as listener:
+            pair = join(lab.a, listener, "10.77.0.2")
+        for _ in range(8):
+            sent.append(time.monotonic_ns() // 1000)
+            pair.client.sendall(bytes(1000))
+            pair.server.recv(1000, socket.MSG_WAITALL)
+            time.sleep(0.1)
+        records = run.stop().records.where(lport=pair.client_port).at("SEGMENT_RECEIVED")
+        pair.close()
+    assert len(records) == len(sent)
+    for clock in ("first_tx_us", "next_tx_us"):
+        left = records["time_ns"] // 1000 - ago(records, clock)
+        assert np.median(np.abs(left - np.array(sent))) < 3000, clock
+        assert (ago(records, clock) > 39_000).all(), "a round trip ago"
+    # In jiffies: a round trip each.
+    grown = np.diff(records["busy_us"].astype(np.int64))
+    assert ((grown >= 30_000) & (grown < 80_000)).mean() > 0.5
+
+
+def test_pacing_says_when_the_next_segment_leaves(tmp_path: Path) -> None:
+    records = of_sender(tmp_path, "socket paced at 5 MB/s")
+    assert (ago(records, "next_tx_us") < 0).mean() > 0.6
+    records = of_sender(tmp_path, "deep queue, cubic")
+    assert (ago(records, "next_tx_us") >= 0).all()

@@ -339,21 +339,30 @@ def closed_unseen(
     if left(whole, before) <= 1 and not (state == 8 and sent > 1):
         return False, "", limit
     dropped = whole["packets_out"][at] == 0 and whole["snd_max"][at] != whole["snd_una"][at]
-    if limit == "unknown" and left(whole, at) and not dropped:
+    path = int(whole["snd_cwnd_segs"][at]) * int(whole["mss"][at])
+    if limit in ("unknown", "pacing") and left(whole, at) and not dropped:
         now = {name: values[at : at + 1] for name, values in whole.columns.items()}
-        return True, "", LIMITS[tighter_window(now)[0]]
-    is_over = left(whole, at) == 0 or dropped
+        return True, "", "rwnd" if path > whole["snd_wnd"][at] else LIMITS[tighter_window(now)[0]]
+    is_over = left(whole, at) == 0 or dropped or whole["location"][at] in (14, 15, 20)
     goes_on = held in ("recovery", "zero_window", "rwnd", "slow_start", "cwnd", "tsq",
                        "pacing", "unknown")  # fmt: skip
     if not is_over or left(whole, before) <= 1 or not goes_on:
         return True, "", limit
+    if held == "unknown":
+        now = {name: values[at : at + 1] for name, values in whole.columns.items()}
+        held = LIMITS[tighter_window(now)[0]]
     if held == "slow_start" and whole["snd_cwnd_segs"][at] >= whole["snd_ssthresh"][at]:
         held = "cwnd"  # it was over at the end
+    if held in ("cwnd", "slow_start") and path > whole["snd_wnd"][at]:
+        held = "rwnd"
     return True, held, limit
 
 
-def holds_on(whole: Snapshots, at: int, limit: str) -> str:
-    """What holds after a snapshot: recovery ends, or begins, where the congestion state changes."""
+def holds_on(whole: Snapshots, at: int, limit: str, held: str) -> str:
+    """What holds after a snapshot: recovery ends, or begins, where the congestion state changes.
+    A timer that finds no loss, and what it sends again, change nothing."""
+    if whole["location"][at] in (2, 14, 15, 20) and whole["ca_state"][at] < 3:
+        return held
     limit = "recovery" if limit == "rto_wait" else limit
     if whole["location"][at] != 5 or after(whole, at) == 1:
         return limit
@@ -384,7 +393,8 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
             full.add(one)
         now = {name: values[at : at + 1] for name, values in whole.columns.items()}
         limit = LIMITS[classify(now, np.array([one in full]))[0]]
-        was_held, held[one] = held.get(one, ""), holds_on(whole, at, limit)
+        was_held = held.get(one, "opening")
+        held[one] = holds_on(whole, at, limit, was_held)
         if before is None:
             continue
         def step(name: str, before: int = before, at: int = at) -> int:
@@ -427,6 +437,7 @@ def plain_intervals(whole: Snapshots) -> list[dict[str, Any]]:
         parts = [(limit, start, end, acked, sent, int(whole.lost[at] - whole.lost[before]))]
         if first:
             dropped = whole["packets_out"][at] == 0 and whole["snd_max"][at] != whole["snd_una"][at]
+            dropped = dropped and whole["location"][at] not in (14, 15, 20)
             cut_ns = end if dropped else max(end - 1000 * int(whole["srtt_us"][at]), start)
             early = int((cut_ns - start) / max(end - start, 1) * acked)
             parts = [(first, start, cut_ns, early, sent, parts[0][5]),
@@ -596,13 +607,25 @@ def test_bloat() -> None:
     )
     _, texts = sentence(limit_ns={"app": 8_000 * MS}, srtt_p95_us=80_500.0)
     assert texts[-1].endswith("queues on the path, or ACKs that the receiver delays")
+    # Who reads slowly acknowledges late.
+    _, texts = sentence(limit_ns={"rwnd": 8_000 * MS}, snd_wnd_low_us=3e6, srtt_p95_us=80_500.0)
+    assert texts[-1].endswith("queues on the path, or ACKs that the receiver delays")
 
 
 @pytest.mark.parametrize("values, words", [
-    ({"limit_ns": {"nagle": 7_200 * MS, "app": 800 * MS}}, ["90 % of the time a piece smaller than",
-     "10 % of the time the application"]),
+    ({"limit_ns": {"nagle": 6_000 * MS, "app": 2_000 * MS}},
+     ["75 % of the time a piece smaller than",
+      "25 % of the time the application had nothing to send"]),
     ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 100},
      ["100 % of the time limited by the receiver's window (at most 9.0 kB): raise net.ip"]),
+    # It grew to far more than the congestion window.
+    ({"limit_ns": {"cwnd": 7_000 * MS, "rwnd": 1_000 * MS}, "snd_wnd_max": 500_000,
+      "cwnd_max": 100, "mss": 1000, "snd_wnd_fall": 100},
+     ["88 % of the time limited by the congestion window",
+      "12 % of the time limited by the receiver's window (at most 500 kB): it had not grown yet"]),
+    # Before the first write: that is no advice.
+    ({"limit_ns": {"cwnd": 7_000 * MS, "idle": 1_000 * MS}, "cwnd_max": 100, "mss": 1000},
+     ["88 % of the time limited by the congestion window"]),
     ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "snd_wnd_fall": 8000,
       "snd_wnd_low_us": 3e6},
      ["100 % of the time limited by the receiver's window (at most 9.0 kB): the program"]),
@@ -623,9 +646,9 @@ def test_bloat() -> None:
      ["100 % of the time limited by the congestion window (at most 4 segments, 5.8 kB): ACKs came "
       "late for 50 %. The path serves in turns"]),
     ({"limit_ns": {"rwnd": 8_000 * MS}, "snd_wnd_max": 9000, "srtt_p50_us": 3_000.0},
-     ["100 % of the time limited by the receiver's window (at most 9.0 kB): but what is"]),
+     ["100 % of the time limited by the receiver's window (at most 9.0 kB): but round trips"]),
     ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000, "srtt_p50_us": 3_000.0},
-     ["100 % of the time limited by the send buffer (9.0 kB): but what is in flight"]),
+     ["100 % of the time limited by the send buffer (9.0 kB): but round trips are"]),
     ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 40_000, "srtt_p50_us": 400.0},
      ["100 % of the time limited by the send buffer (40.0 kB): it is far larger than the path"]),
     ({"limit_ns": {"sndbuf": 8_000 * MS}, "sndbuf": 9000},

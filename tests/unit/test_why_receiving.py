@@ -74,7 +74,16 @@ def test_a_segment_that_is_missing() -> None:
         [0, 1, 2, 30, 31, 40], rcv_nxt=[0, 1000, 1000, 1000, 4000, 5000],
         seg_seq=[0, 2000, 3000, 1000, 4000, 5000],
     ))  # fmt: skip
-    assert told == ["", "rx_reorder", "rx_reorder", "rx_reorder", "", ""]
+    assert told == ["", "", "rx_reorder", "rx_reorder", "", ""]
+
+
+def test_a_hole_that_one_segment_does_not_fill() -> None:
+    """1000 and 3000 are missing; 1000 comes at 20 ms, 3000 at 30 ms."""
+    told = receiving(snapshots(
+        [0, 1, 2, 20, 25, 30, 31], rcv_nxt=[0, 1000, 1000, 1000, 3000, 3000, 5000],
+        seg_seq=[0, 2000, 4000, 1000, 2000, 3000, 5000],
+    ))  # fmt: skip
+    assert told == ["", "", *["rx_reorder"] * 4, ""]
 
 
 @settings(max_examples=60, deadline=None)
@@ -110,26 +119,29 @@ def plain(whole: Snapshots, one: int) -> dict[str, int]:
         ("rx_app", "rx_reorder", "rx_app.certain", "rx_reorder.certain", "unsure"), 0
     )
     before: dict[str, int] | None = None
+    beyond = 0
     for at in np.flatnonzero(whole["conn_id"] == one).tolist():
         now = {name: int(whole[name][at]) for name in
                ("location", "rcv_nxt", "seg_seq", "seg_len", "rcv_sb_cc", "rcv_wnd")}  # fmt: skip
         now |= {"time": int(whole.times_ns[at]), "lost": int(whole.lost[at])}
         is_ahead = now["location"] == 1 and now["seg_seq"] > now["rcv_nxt"]
         came = now["seg_len"] if now["location"] == 1 and now["seg_seq"] <= now["rcv_nxt"] else 0
-        now |= {"hole": is_ahead, "unread": now["rcv_sb_cc"] + came, "room": now["rcv_wnd"] - came}
+        now |= {"unread": now["rcv_sb_cc"] + came, "room": now["rcv_wnd"] - came}
         if before is not None:
             span = now["time"] - before["time"]
             sure = 0 if now["lost"] > before["lost"] else span
             found["unsure"] += span - sure
             full = before["unread"] >= max(before["room"], 1) and span > 21 * MS
             name = ""
-            if is_ahead or (before["hole"] and before["rcv_nxt"] == now["rcv_nxt"]):
+            if beyond > now["rcv_nxt"]:
                 name = "rx_reorder"
             elif now["rcv_sb_cc"] >= now["rcv_wnd"] or full:
                 name = "rx_app"
             if name:
                 found[name] += span
                 found[f"{name}.certain"] += sure
+        if is_ahead:
+            beyond = max(beyond, now["seg_seq"] + now["seg_len"])
         before = now
     return found
 

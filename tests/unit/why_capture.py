@@ -17,10 +17,13 @@ from tests.unit.captures import columns_for
 
 DEFAULT = {
     "seq": 8, "time_ns": 8, "serial": 8, "conn_id": 8, "laddr": 16, "raddr": 16, "pacing_rate": 8,
+    "busy_us": 8,
     "snd_una": 4, "rcv_nxt": 4, "snd_wnd": 4, "rcv_wnd": 4, "snd_ssthresh": 4, "snd_cwnd_segs": 4,
     "srtt_us": 4, "min_rtt_us": 4, "packets_out": 4, "retrans_out": 4, "sacked_out": 4,
     "lost_out": 4, "mss": 4, "sk_wmem_bytes": 4, "sk_rcvbuf": 4, "seg_seq": 4, "seg_len": 4,
-    "state": 4, "ca_state": 4, "family": 4, "sk_wmem_alloc": 4, "cpu": 2, "seg_flags": 2,
+    "state": 4, "ca_state": 4, "family": 4, "sk_wmem_alloc": 4, "first_tx_us": 4,
+    "next_tx_us": 4, "cpu": 2, "seg_flags": 2, "snd_wscale": 2, "sk_tsq_flags": 2,
+    "sk_pacing_status": 2, "sk_nospace": 2,
 }  # fmt: skip
 _ADDRESS = np.frombuffer(b"\0" * 10 + b"\xff\xff\x0a\0\0\x01", "V16")[0]
 _PIECE = 1 << 17
@@ -78,4 +81,6 @@ def _rows(at: NDArray[Any], flows: int, mean: int, dtype: np.dtype[Any]) -> NDAr
     rows["pacing_rate"] = (1 << 64) - 1
     rows["srtt_us"], rows["min_rtt_us"] = 1000 + at * 7919 % 500, 400
     rows["seg_len"] = 1448
+    rows["busy_us"], rows["snd_wscale"] = at, 7
+    rows["first_tx_us"] = rows["next_tx_us"] = np.maximum(at - 1000, 0)
     return rows

@@ -20,22 +20,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why.grouping import Grouped
+from formats.analysis.why.clocks import FALSE_PROBE, FIRST_TX, NEXT_TX, age_ns
+from formats.analysis.why.grouping import Grouped, grown
 from formats.analysis.why.limits import (
     ARRIVED,
     CLOSE_WAIT,
     ESTABLISHED,
+    LOSS_TIMERS,
     NUMBER,
     RECOVERY,
+    Columns,
     is_growing,
+    is_paced,
     tighter_window,
     unsent,
 )
+from formats.analysis.why.parting import Cuts
 
 Array = NDArray[Any]
 _SENDING = (4, CLOSE_WAIT, 9, 11)
 """FIN_WAIT1, CLOSE_WAIT, LAST_ACK, CLOSING: what is unsent is still sent."""
-_CONG_STATE = 5
+_CONG_STATE, _RETRANSMIT = 5, 2
+_TIMERS = (*LOSS_TIMERS, FALSE_PROBE)
 _HELD = np.arange(len(NUMBER), dtype=np.int8)
 _HELD[NUMBER["rto_wait"]] = NUMBER["recovery"]
 """By the limit that ended at a snapshot, the one that holds after it."""
@@ -48,30 +54,46 @@ CARRIED = {"waiting": np.int64, "after": np.int64, "segment": np.bool_, "holds":
 @dataclass(frozen=True)
 class Unseen:
     """rows: (k,) whose steps have segments that were not recorded; ended_by: (k,) their limits.
-    carried: (m,) those of them in which another limit held until cut_ns, (m,): limit, (m,)."""
+    cuts: of those of them in which another limit held before."""
 
     rows: Array
     ended_by: NDArray[np.int8]
-    carried: Array
-    cut_ns: Array
-    limit: NDArray[np.int8]
+    cuts: Cuts
 
 
-def carry(piece: Grouped, state: Array, limit: Array) -> dict[str, Array]:
-    """What the next snapshots need of these, by the names of CARRIED. state: after each one.
+class Closing:
+    """Tells what holds on, of snapshots that come piece by piece."""
 
-    limit: (n,) of classify().
-    """
-    holds = _HELD[limit]
-    at = np.flatnonzero((piece["location"] == _CONG_STATE) & (state != ESTABLISHED))
-    there = {name: values[at] for name, values in piece.columns.items()}
-    lost = there["callvalue"] >= RECOVERY
-    over = np.where(holds[at] == NUMBER["recovery"], tighter_window(there), holds[at])
-    holds[at] = np.where(lost, NUMBER["recovery"], over)
-    return {
-        "waiting": unsent(piece.columns), "after": state.astype(np.int64), "holds": holds,
-        "segment": np.isin(piece["location"], ARRIVED),
-    }  # fmt: skip
+    def __init__(self) -> None:
+        self._holds = np.zeros(0, np.int8)
+
+    def carry(self, piece: Grouped, state: Array, limit: Array, count: int) -> dict[str, Array]:
+        """What the next snapshots need of these, by the names of CARRIED. state: after each one.
+
+        limit: (n,) of classify(). count: of the connections so far.
+        """
+        holds = _HELD[limit]
+        at = np.flatnonzero((piece["location"] == _CONG_STATE) & (state != ESTABLISHED))
+        there = {name: values[at] for name, values in piece.columns.items()}
+        lost = there["callvalue"] >= RECOVERY
+        over = np.where(holds[at] == NUMBER["recovery"], tighter_window(there), holds[at])
+        holds[at] = np.where(lost, NUMBER["recovery"], over)
+        return {
+            "waiting": unsent(piece.columns), "after": state.astype(np.int64),
+            "holds": self._past_probes(piece, holds, count),
+            "segment": np.isin(piece["location"], ARRIVED),
+        }  # fmt: skip
+
+    def _past_probes(self, piece: Grouped, holds: Array, count: int) -> Array:
+        """A timer that finds no loss, and what it sends, change nothing: what held goes on."""
+        self._holds = grown(self._holds, count)
+        is_probe = np.isin(piece["location"], (*_TIMERS, _RETRANSMIT))
+        is_probe &= piece["ca_state"] < RECOVERY
+        last = np.maximum.accumulate(np.where(is_probe, -1, np.arange(len(piece))))
+        here = last >= np.repeat(piece.firsts, piece.lasts - piece.firsts + 1)
+        found: Array = np.where(here, holds[last], self._holds[piece.of_row])
+        self._holds[piece.places] = found[piece.lasts]
+        return found
 
 
 def find(
@@ -92,20 +114,47 @@ def find(
     rows = rows[(before["waiting"][rows] > 1) | wrote]
     dropped = (piece["packets_out"][rows] == 0) & (piece["snd_max"][rows] != piece["snd_una"][rows])
     last = {name: values[rows] for name, values in piece.columns.items()}
-    # Other records than those of segments are made when an ACK has made room already.
-    between = (limit[rows] == NUMBER["unknown"]) & (now["waiting"][rows] > 0) & ~dropped
-    ended_by = np.where(between, tighter_window(last), limit[rows])
-    holds = before["holds"][rows]
+    between = np.isin(limit[rows], (NUMBER["unknown"], NUMBER["pacing"])) & ~dropped
+    between &= now["waiting"][rows] > 0
+    span = now["time"][rows] - before["time"][rows]
+    nobody_knows = np.full(len(rows), NUMBER["unknown"])
+    ended_by = np.where(between, _held(last, nobody_knows, sent[rows], span), limit[rows])
+    is_timer = np.isin(last["location"], _TIMERS)
     at = np.flatnonzero(
-        ((now["waiting"][rows] == 0) | dropped)
+        ((now["waiting"][rows] == 0) | dropped | is_timer)
         & (before["waiting"][rows] > 1)
-        & np.isin(holds, _GOES_ON)
+        & np.isin(before["holds"][rows], _GOES_ON)
     )
     carried = rows[at]
-    # Where slow start was over at the end, nobody knows for how long.
+    # When the last segment was sent; without that, a round trip ago. What a timer finds lost was
+    # sent after the newest segment that is acknowledged.
+    age = piece["srtt_us"][carried].astype(np.int64) * 1000
+    if piece.columns.keys() >= {FIRST_TX, NEXT_TX}:
+        by_timer = is_timer[at]
+        age = np.where(by_timer, age_ns(piece, FIRST_TX, carried), age_ns(piece, NEXT_TX, carried))
+    start, end = before["time"][carried], now["time"][carried]
+    cut = np.clip(end - np.where(dropped[at] & ~is_timer[at], 0, age), start, end)
     there = {name: values[carried] for name, values in piece.columns.items()}
-    over = ~is_growing(there, there["snd_cwnd_segs"]) & (holds[at] == NUMBER["slow_start"])
-    held = np.where(over, np.int8(NUMBER["cwnd"]), holds[at])
-    round_trip = np.where(dropped[at], 0, piece["srtt_us"][carried].astype(np.int64) * 1000)
-    cut = np.maximum(now["time"][carried] - round_trip, before["time"][carried])
-    return Unseen(rows, ended_by, carried, cut, held)
+    held = _held(there, before["holds"][carried], sent[carried], cut - start)
+    # Nothing is sent in the rest. What arrives, does so all the time.
+    share = (cut - start) / np.maximum(end - start, 1)
+    return Unseen(rows, ended_by, Cuts.make(carried, cut, held, sent=1.0, acked=share))
+
+
+def _held(there: Columns, holds: Array, sent: Array, span_ns: Array) -> NDArray[np.int8]:
+    """(k,) what held in such steps, by what held before them, and by their ends. sent: bytes."""
+    cwnd = there["snd_cwnd_segs"].astype(np.int64)
+    # Other records than those of segments are made when an ACK has made room already.
+    holds = np.where(holds == NUMBER["unknown"], tighter_window(there), holds)
+    # Where slow start was over at the end, nobody knows for how long.
+    over = ~is_growing(there, cwnd) & (holds == NUMBER["slow_start"])
+    held = np.where(over, NUMBER["cwnd"], holds)
+    # A congestion window that is larger than the receiver's was no limit.
+    by_cwnd = np.isin(held, (NUMBER["cwnd"], NUMBER["slow_start"]))
+    larger = cwnd * there["mss"] > there["snd_wnd"]
+    held = np.where(by_cwnd & larger, NUMBER["rwnd"], held)
+    if "sk_pacing_status" in there:
+        rate = there["pacing_rate"].astype(np.float64)
+        paced = is_paced(sent, rate * span_ns / 1e9, rate, there["mss"])
+        held = np.where(paced & (there["sk_pacing_status"] > 0), NUMBER["pacing"], held)
+    return np.asarray(held.astype(np.int8))

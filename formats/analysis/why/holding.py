@@ -34,10 +34,12 @@ class Probing:
         self._una = np.zeros(0, np.uint32)
         self._probed = np.zeros(0, np.bool_)
 
-    def add(self, piece: Grouped, limit: Array, count: int) -> NDArray[np.int64]:
+    def add(
+        self, piece: Grouped, limit: Array, before: Mapping[str, Array], count: int
+    ) -> NDArray[np.int64]:
         """(k,) the rows whose step is in such a time. limit: (n,) as found so far.
 
-        count: of the connections so far.
+        before: what the snapshots before had, with `waiting`. count: of the connections so far.
         """
         self._una, self._probed = grown(self._una, count), grown(self._probed, count)
         is_probe = piece["location"] == _LOSS_PROBE
@@ -51,9 +53,15 @@ class Probing:
         # Its ACK is recorded before it counts: the one after that shows that more is acknowledged.
         flies = (here | self._probed[piece.of_row]) & (then == una)
         is_waiting = (piece["packets_out"] > 0) & ~is_probe
+        # After a close, its ACK may be recorded by what it changed: then it counts already.
+        flew = np.empty_like(flies)
+        flew[1:] = flies[:-1]
+        flew[piece.firsts] = self._probed[piece.places]
+        ends = flew & ~flies & (una == piece["snd_max"]) & (before["waiting"] <= 1)
+        ends &= ~np.isin(piece["location"], ARRIVED)
         self._una[piece.places], self._probed[piece.places] = then[piece.lasts], flies[piece.lasts]
         found: NDArray[np.int64] = np.flatnonzero(
-            flies & is_waiting & ~np.isin(limit, _NOT_PROBED)
+            ((flies & is_waiting) | ends) & ~np.isin(limit, _NOT_PROBED)
         )
         return found
 

@@ -12,13 +12,13 @@ the capture.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.why import closing
+from formats.analysis.why import clocks, closing
 from formats.analysis.why.buffer import Full
 from formats.analysis.why.carrying import Carried
 from formats.analysis.why.grouping import Grouped, Places, grown
@@ -33,6 +33,7 @@ from formats.analysis.why.limits import (
     runs_bbr,
     unsent,
 )
+from formats.analysis.why.parting import Cuts, part
 from formats.analysis.why.quiet import Quiet
 from formats.analysis.why.receiving import NEEDS, Receiving, ahead_of
 from formats.analysis.why.snapshots import Snapshots
@@ -61,7 +62,7 @@ _STATE_CHANGE = 4
 _CLOSE = 7
 _CARRIED = {
     "time": np.int64, "lost": np.int64, "snd_max": np.uint32, "snd_una": np.uint32,
-    "rcv_nxt": np.uint32, "unnumbered": np.bool_, "written": np.uint32,
+    "rcv_nxt": np.uint32, "unnumbered": np.bool_, "written": np.uint32, "busy": np.int64,
     **closing.CARRIED,
 }  # fmt: skip
 
@@ -73,7 +74,8 @@ class Steps:
     limit: a number of LIMITS, _NO_STEP for a connection's first snapshot. start_ns, end_ns.
     sent, acked, received: bytes. lost: records that are missing in the capture in that time.
     receiving: a number of RECEIVING or NOTHING; None where the capture lacks what tells it.
-    unseen: the steps of which segments were not recorded; limit is that of their ends.
+    unseen: (k,) the rows of those of which segments were not recorded. limit is that of their ends;
+    cuts: of those whose limit changes. paces: (n,) whether pacing lets nothing out at their ends.
     """
 
     limit: NDArray[np.int8]
@@ -84,7 +86,9 @@ class Steps:
     received: Array
     lost: Array
     receiving: NDArray[np.int8] | None
-    unseen: closing.Unseen
+    unseen: Array
+    cuts: Cuts
+    paces: NDArray[np.bool_]
 
 
 class Cutter:
@@ -94,7 +98,7 @@ class Cutter:
         self.places = Places() if places is None else places
         self._carried, self._receiving, self._quiet = Carried(_CARRIED), Receiving(), Quiet()
         self._full = Full()
-        self._probing = Probing()
+        self._probing, self._closing = Probing(), closing.Closing()
         self._open = np.zeros(0, INTERVAL)
 
     def add(self, piece: Snapshots) -> Array:
@@ -112,6 +116,7 @@ class Cutter:
         return _settle(rest)
 
     def _steps(self, piece: Grouped) -> Steps:
+        piece = clocks.without_false_probes(piece)
         now = {name: piece.columns[name] for name in ("snd_max", "snd_una", "rcv_nxt")}
         state = np.where(
             piece["location"] == _STATE_CHANGE, piece["callvalue"], piece["state"]
@@ -119,11 +124,14 @@ class Cutter:
         # Before the handshake is over, the sequence numbers are not chosen yet.
         unnumbered = (state == SYN_SENT) | (state == _CLOSE)
         written = (now["snd_una"] + piece["snd_sb_cc"]).astype(np.uint32, copy=False)
-        now |= {"time": piece.times, "lost": piece.lost, "unnumbered": unnumbered,
-                "written": written}  # fmt: skip
         count = len(self.places)
-        limit = classify(piece.columns, self._full.add(piece, count))
-        now |= closing.carry(piece, state, limit)
+        paces = clocks.paces(piece)
+        now |= {
+            "time": piece.times, "lost": piece.lost, "unnumbered": unnumbered, "written": written,
+            "busy": piece.columns.get("busy_us", unnumbered).astype(np.int64),
+        }  # fmt: skip
+        limit = classify(piece.columns, self._full.add(piece, count), paces)
+        now |= self._closing.carry(piece, state, limit, count)
         before, no_step = self._carried.before(piece, now, count)
         sent, acked, received = (
             advance(now[name], before[name]) for name in ("snd_max", "snd_una", "rcv_nxt")
@@ -136,17 +144,26 @@ class Cutter:
         sent[opens] = acked[opens] + advance(now["snd_max"][opens], now["snd_una"][opens])
         unseen = closing.find(piece, limit, before, now, sent, acked)
         limit[unseen.rows] = unseen.ended_by
-        quiet = self._quiet.add(piece, limit, before, acked, count)
-        limit[quiet] = NUMBER["idle"]
-        limit[held_back(piece, limit, before)] = NUMBER["nagle"]
-        limit[self._probing.add(piece, limit, len(self.places))] = NUMBER["recovery"]
+        told, quiet = clocks.quiet(piece, limit, before)
+        paces[quiet.rows[quiet.limit == NUMBER["pacing"]]] = True
+        is_open = np.ones(len(piece), np.bool_)
+        is_open[told] = False
+        rows = self._quiet.add(piece, limit, before, acked, count)
+        limit[rows[is_open[rows]]] = NUMBER["idle"]
+        rows = held_back(piece, limit, before)
+        limit[rows[is_open[rows]]] = NUMBER["nagle"]
+        limit[self._probing.add(piece, limit, before, count)] = NUMBER["recovery"]
+        limit[clocks.lost_firsts(piece, limit)] = NUMBER["recovery"]
+        tails, tail = clocks.lost_tails(piece, limit, before)
+        limit[tails] = NUMBER["rto_wait"]
         limit[no_step] = _NO_STEP
         end = np.maximum(now["time"], before["time"])
         receiving = None
         if NEEDS in piece.columns:
             receiving = self._receiving.add(piece, count)
         return Steps(limit, before["time"], end, sent, acked, received,
-                     now["lost"] - before["lost"], receiving, unseen)  # fmt: skip
+                     now["lost"] - before["lost"], receiving, unseen.rows,
+                     Cuts.join(quiet, tail, unseen.cuts), paces)  # fmt: skip
 
     def _join(self, rows: Array) -> Array:
         """The runs of a piece go on where those before them ended. The last ones stay open."""
@@ -178,26 +195,29 @@ def _pick(rows: Array, at: Array) -> Array:
 
 def _runs(piece: Grouped, steps: Steps) -> Array:
     """The runs of one limit in a piece, as rows of INTERVAL."""
-    of, steps = _parted(steps)
+    names = ("limit", "start_ns", "end_ns", "sent", "acked", "received", "lost")
+    of, parts = part(steps.cuts, {name: getattr(steps, name) for name in names})
+    limit = parts["limit"]
     begins = piece.is_first[of]
     begins[1:] &= of[1:] != of[:-1]
-    begins[1:] |= steps.limit[1:] != steps.limit[:-1]
+    begins[1:] |= limit[1:] != limit[:-1]
     starts = np.flatnonzero(begins)
     ends = np.append(starts[1:], len(begins)) - 1
-    is_run = steps.limit[starts] != _NO_STEP
+    is_run = limit[starts] != _NO_STEP
     unseen = np.zeros(len(piece), np.bool_)
-    unseen[steps.unseen.rows] = True
-    spans = np.where((steps.lost == 0) & ~unseen[of], steps.end_ns - steps.start_ns, 0)
+    unseen[steps.unseen] = True
+    spans = np.where((parts["lost"] == 0) & ~unseen[of], parts["end_ns"] - parts["start_ns"], 0)
     paceable = np.zeros(len(spans), np.int64)
-    at = np.flatnonzero(steps.limit == NUMBER["pacing"])
-    seconds = (steps.end_ns[at] - steps.start_ns[at]) / 1e9
+    at = np.flatnonzero(limit == NUMBER["pacing"])
+    seconds = (parts["end_ns"][at] - parts["start_ns"][at]) / 1e9
     paceable[at] = np.minimum(piece["pacing_rate"][of[at]].astype(np.float64) * seconds, 1 << 60)
     # BBR always paces, in bursts that can be long: nothing else holds back what has room.
-    is_bbr = at[runs_bbr(piece.columns, of[at])]
-    paceable[is_bbr] = steps.sent[is_bbr]
+    is_sure = at[runs_bbr(piece.columns, of[at]) | steps.paces[of[at]]]
+    paceable[is_sure] = parts["sent"][is_sure]
     sums = {
-        "bytes_sent": steps.sent, "bytes_acked": steps.acked, "bytes_received": steps.received,
-        "lost_records": steps.lost, "certain_ns": spans, "paceable": paceable,
+        "bytes_sent": parts["sent"], "bytes_acked": parts["acked"],
+        "bytes_received": parts["received"], "lost_records": parts["lost"], "certain_ns": spans,
+        "paceable": paceable,
     }  # fmt: skip
     rows = np.zeros(int(is_run.sum()), INTERVAL)
     for name, values in sums.items():
@@ -205,38 +225,14 @@ def _runs(piece: Grouped, steps: Steps) -> Array:
     starts, ends = starts[is_run], ends[is_run]
     last = {name: values[of[ends]] for name, values in piece.columns.items() if name in _AT_END}
     rows["conn_id"], rows["place"] = last["conn_id"], piece.of_row[of[ends]]
-    rows["limit"], rows["records"] = steps.limit[starts], ends - starts + 1
-    rows["start_ns"], rows["end_ns"] = steps.start_ns[starts], steps.end_ns[ends]
+    rows["limit"], rows["records"] = limit[starts], ends - starts + 1
+    rows["start_ns"], rows["end_ns"] = parts["start_ns"][starts], parts["end_ns"][ends]
     rows["cwnd_end"], rows["snd_wnd_end"] = last["snd_cwnd_segs"], last["snd_wnd"]
     rows["inflight_end"] = np.clip(in_flight(last), -(1 << 31), (1 << 31) - 1)
     rows["notsent_end"], rows["srtt_end_us"] = unsent(last), last["srtt_us"]
     rows["mss"], rows["pacing_rate"] = last["mss"], last["pacing_rate"]
     rows["ca_state"] = np.clip(last["ca_state"], 0, 127)
     return rows
-
-
-def _parted(steps: Steps) -> tuple[NDArray[np.int64], Steps]:
-    """The steps, those in two parts of which the limit changed. of: (m,) the row of each part."""
-    of = np.arange(len(steps.limit))
-    at = steps.unseen.carried
-    if not len(at):
-        return of, steps
-    behind = at + np.arange(len(at)) + 1
-    values: dict[str, Any] = {
-        name: np.insert(getattr(steps, name), at, getattr(steps, name)[at])
-        for name in ("limit", "start_ns", "end_ns", "sent", "acked", "received", "lost")
-    }
-    values["limit"][behind - 1] = steps.unseen.limit
-    values["end_ns"][behind - 1] = values["start_ns"][behind] = steps.unseen.cut_ns
-    # Nothing is sent in the last round trip. What arrives, does so all the time.
-    length = np.maximum(steps.end_ns[at] - steps.start_ns[at], 1)
-    share = (steps.unseen.cut_ns - steps.start_ns[at]) / length
-    for name in ("acked", "received"):
-        first = (share * getattr(steps, name)[at]).astype(np.int64)
-        values[name][behind - 1] = first
-        values[name][behind] -= first
-    values["sent"][behind] = values["lost"][behind] = 0
-    return np.insert(of, at, at), replace(steps, **values)
 
 
 _AT_END = {

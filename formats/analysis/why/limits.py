@@ -65,11 +65,14 @@ def in_flight(columns: Columns) -> Array:
     return found
 
 
-def classify(columns: Columns, was_full: Array | None = None) -> NDArray[np.int8]:
+def classify(
+    columns: Columns, was_full: Array | None = None, paces: Array | None = None
+) -> NDArray[np.int8]:
     """(n,) the number of the limit in the time before each snapshot.
 
-    columns: of the snapshots, see snapshots.NEEDED. pacing is a guess until is_paced() confirms it:
-    a single step is too short. was_full: (n,) see buffer.Full; None: only these rows tell it.
+    columns: of the snapshots, see snapshots.NEEDED. was_full: (n,) see buffer.Full; None: only
+    these rows tell it. paces: (n,) whether pacing lets nothing out just then. Where that is not
+    known, pacing is a guess until is_paced() confirms it: a single step is too short.
     """
     state = columns["state"]
     mss = np.maximum(columns["mss"].astype(np.int64), 1)
@@ -85,9 +88,12 @@ def classify(columns: Columns, was_full: Array | None = None) -> NDArray[np.int8
     full = flight >= cwnd
     may_send = ~full & (room >= mss) & (waiting >= mss)
     is_throttled, may_be_throttled = _throttled(columns, flight * mss, mss)
-    here = may_send & is_throttled
     may_be_paced = _may_be_paced(columns, cwnd * mss)
-    deferred &= ~here
+    if paces is None:
+        paces = np.zeros(len(state), np.bool_)
+    waits = may_send & may_be_paced & paces
+    here = may_send & is_throttled & ~waits
+    deferred &= ~here & ~waits
     by_cwnd = (full & (waiting > 0)) | (deferred & (free <= room))
     if was_full is None:
         was_full = is_full(columns)
@@ -107,6 +113,7 @@ def classify(columns: Columns, was_full: Array | None = None) -> NDArray[np.int8
         ("nagle", (waiting > 0) & (waiting < mss) & ~full & (flight <= DELAYED)),
         ("app", (waiting < mss) & ~full),
         ("app", waiting == 0),
+        ("pacing", waits),
         ("tsq", here | (may_send & may_be_throttled & ~may_be_paced)),
         ("pacing", may_be_paced),
         *_told_by_the_kernel(columns, waiting),

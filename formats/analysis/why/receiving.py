@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.why.carrying import Carried
-from formats.analysis.why.grouping import Grouped
+from formats.analysis.why.grouping import Grouped, grown
 from formats.analysis.why.snapshots import OF_RECEIVERS
 
 Array = NDArray[Any]
@@ -29,11 +29,11 @@ MOST_UNSCALED = 65_535
 """The largest window without a scale [bytes]."""
 _TICK_NS = 1_000_000
 """The kernel measures it by timestamps in milliseconds, and keeps the smaller ones."""
+_LOWEST = -(1 << 43)
 _ROUND_TRIPS = 4
 """What arrives is a mean of so many: it comes in bursts."""
 _CARRIED = {
     "time": np.int64, "rcv_nxt": np.uint32, "unread": np.int64, "room": np.int64,
-    "hole": np.bool_,
 }  # fmt: skip
 
 
@@ -42,6 +42,7 @@ class Receiving:
 
     def __init__(self) -> None:
         self._carried = Carried(_CARRIED)
+        self._beyond = np.zeros(0, np.int64)
 
     def add(self, piece: Grouped, count: int) -> NDArray[np.int8]:
         """(n,) the number in RECEIVING of the time before each snapshot, or NOTHING.
@@ -54,11 +55,11 @@ class Receiving:
         ahead = ahead_of(piece["seg_seq"], piece["rcv_nxt"]) > 0
         length = np.where(is_segment & ~ahead, piece["seg_len"], 0).astype(np.int64)
         now: dict[str, Array] = {
-            "time": piece.times, "rcv_nxt": piece["rcv_nxt"], "hole": is_segment & ahead,
-            "unread": unread + length, "room": window - length,
+            "time": piece.times, "rcv_nxt": piece["rcv_nxt"], "unread": unread + length,
+            "room": window - length,
         }  # fmt: skip
         before, _ = self._carried.before(piece, now, count)
-        missing = now["hole"] | (before["hole"] & (before["rcv_nxt"] == now["rcv_nxt"]))
+        missing = self._missing(piece, is_segment & ahead, before["rcv_nxt"], count)
         # Without the receiver's own measurement: that of the handshake, and of what it sent.
         measured = piece.columns.get(RTT, piece["srtt_us"]).astype(np.int64) * 1000
         rtt = np.where(measured > 0, measured + _TICK_NS // 2, 0)
@@ -78,6 +79,33 @@ class Receiving:
             [missing, behind, small], [np.int8(2), np.int8(0), np.int8(1)], np.int8(NOTHING)
         ).astype(np.int8)
         return found
+
+
+    def _missing(
+        self, piece: Grouped, is_ahead: Array, rcv_nxt: Array, count: int
+    ) -> NDArray[np.bool_]:
+        """(n,) whether data waited behind a segment that was missing, in the time before each row.
+
+        So it is while something has arrived that is beyond the next byte which is expected.
+        is_ahead: of segments behind a hole. rcv_nxt: of the snapshots before.
+        """
+        self._beyond = grown(self._beyond, count)
+        if not is_ahead.any() and not (self._beyond[piece.places] > 0).any():
+            return np.zeros(len(piece), np.bool_)
+        steps = ahead_of(piece["rcv_nxt"], rcv_nxt).astype(np.int64)
+        expected = np.cumsum(steps)
+        end = (piece["seg_seq"] + piece["seg_len"]).astype(np.uint32)
+        reached = np.where(is_ahead, expected + ahead_of(end, piece["rcv_nxt"]), _LOWEST)
+        until = np.empty_like(reached)  # by the rows before each one
+        until[1:] = reached[:-1]
+        until[piece.firsts] = (expected - steps)[piece.firsts] + self._beyond[piece.places]
+        rank = np.cumsum(piece.is_first, dtype=np.int64) << 44  # no connection's has the next one
+        until = np.maximum.accumulate(rank + np.maximum(until, _LOWEST)) - rank
+        last = piece.lasts
+        self._beyond[piece.places] = np.maximum(
+            np.maximum(until[last], reached[last]) - expected[last], 0
+        )
+        return np.asarray(until > expected)
 
 
 def ahead_of(now: Array, before: Array) -> NDArray[np.int32]:

@@ -37,7 +37,7 @@ OPTIONAL = (
     "reordering", "delivered", "delivered_ce", "rcv_ooopack", "segs_in", "segs_out",
     "data_segs_in", "data_segs_out", "busy_us", "rwnd_limited_us", "sndbuf_limited_us", "bbr_mode",
     "is_cwnd_limited", "rate_app_limited", "sk_nospace", "sk_tsq_flags", "sk_pacing_status",
-    "snd_wscale", "rcv_wscale",
+    "snd_wscale", "rcv_wscale", "first_tx_us", "next_tx_us",
 )  # fmt: skip
 """What the table connections tells more of where a capture has it."""
 OF_RECEIVERS = ("rcv_rtt_us", "seg_seq")

@@ -14,6 +14,7 @@ from formats.analysis.why.words import endpoint, human_bytes, human_rate, human_
 
 _LEAST_SHARE = 0.05
 _BLOAT_RTT_US = 1000
+_MINOR = 0.2
 _SHORT_S = 1.0
 _MANY = 10
 _LOW_SHARE = 0.1
@@ -42,6 +43,8 @@ def verdict(one: Connection) -> list[str]:
         share = _sum(one.limit_ns, name) / total
         if name in ("app", "closing") and not one.sends:
             continue  # it has nothing to send, and need not; its end may be closed for long
+        if name == "app" and share < _MINOR and not _is_main(one, name):
+            continue  # as before the first write: that is no advice
         if share >= _LEAST_SHARE and name in _SENTENCES:
             found.append((share, f"{_percent(one, name)} of the time {_SENTENCES[name](one)}"))
     texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
@@ -69,6 +72,11 @@ def verdict(one: Connection) -> list[str]:
 def _sum(times: Mapping[str, int], name: str) -> int:
     """Of a limit with its parts."""
     return sum(ns for limit, ns in times.items() if _PART_OF.get(limit, limit) == name)
+
+
+def _is_main(one: Connection, name: str) -> bool:
+    """Whether no limit held for longer."""
+    return _sum(one.limit_ns, name) >= max(_sum(one.limit_ns, other) for other in one.limit_ns)
 
 
 def _percent(one: Connection, name: str) -> str:
@@ -126,7 +134,7 @@ def _app(one: Connection) -> str:
     text = "the application had nothing to send"
     if idle >= _LEAST_SHARE:
         text += f" ({100 * idle:.0f} % with nothing in flight)"
-    return text + ": look at the sender's program, not at the network"
+    return text + (": look at the sender's program, not at the network" * _is_main(one, "app"))
 
 
 def _rwnd(one: Connection) -> str:
@@ -146,6 +154,8 @@ def _rwnd(one: Connection) -> str:
             f"the program there reads too slowly, it was up to {human_bytes(one.snd_wnd_fall)} "
             "behind; a larger buffer only hides pauses"
         )
+    if 2 * path < one.snd_wnd_max and not _is_main(one, "rwnd"):
+        return text + _GREW
     if _queue_stands(one):
         return text + _NO_LARGER
     if _is_capped(one.snd_wnd_max, one.snd_wscale):
@@ -185,9 +195,13 @@ def _queue_stands(one: Connection) -> bool:
     )
 
 
+_GREW = (
+    "it had not grown yet; later it was larger than all that the congestion window allowed, so a "
+    "larger buffer would not help"
+)
 _NO_LARGER = (
-    "but what is in flight waits in a queue already, so a larger buffer would lengthen that, not "
-    "speed it up"
+    "but round trips are much longer than the path already: by a queue, which a larger buffer only "
+    "lengthens, or by ACKs that the receiver delays: capture there too"
 )
 
 
@@ -244,7 +258,8 @@ def _bloat(one: Connection) -> str:
         f"round trips take {human_time(one.srtt_p95_us)} (95 %), the path alone "
         f"{human_time(one.min_rtt_us)}: "
     )
-    if one.share("app") + one.share("closing") > 0.5 or _late(one) > 0.3:
+    waits = one.share("app") + one.share("closing") > 0.5 or _late(one) > 0.3
+    if waits or _reads_slowly(one, max(_sum(one.limit_ns, "rwnd") / 1000, 1.0)):
         return text + "queues on the path, or ACKs that the receiver delays"
     queue = human_time(one.srtt_p95_us - one.min_rtt_us)
     where = "in this host's queue" if one.share("tsq") > 0.5 else "in queues on the path"

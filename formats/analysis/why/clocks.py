@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times that TCP's own clocks tell: when the application wrote, and when TCP sent.
+
+    snapshots           s0 ................................................... s1
+    the application        all is acknowledged    writes   uncorks
+    TCP                    nothing in flight      | holds  | sends | a round trip |
+    busy_us                                       | counts .......................|
+    first_tx_us                                            ^
+
+A snapshot shows the end of its step. Where all that was written by s0 is acknowledged at s1, and
+nothing more, these columns tell when that ended: busy_us grows from the first byte in the empty
+buffer on, and first_tx_us is when the first segment left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.why.grouping import Grouped
+from formats.analysis.why.limits import LOSS_TIMERS, NUMBER, RECOVERY, is_paced
+from formats.analysis.why.parting import Cuts
+
+Array = NDArray[Any]
+FIRST_TX, NEXT_TX, _BUSY = CLOCKS = ("first_tx_us", "next_tx_us", "busy_us")
+_JIFFY_NS = 5_000_000
+"""busy_us counts in jiffies, on most kernels of 4 ms."""
+_LOSS_PROBE, _CONG_STATE = 15, 5
+_DISORDER = 1
+FALSE_PROBE = 0
+_AHEAD = 1000
+_BURSTS = 3
+"""Fewer of them tell nothing of a rate."""
+_HELD_NS = 1_000_000
+"""A piece that does not wait is sent sooner, when the ACK before it has come."""
+_NOTHING = np.array([NUMBER["app"], NUMBER["closing"]], np.int8)
+
+
+def age_ns(piece: Grouped, name: str, rows: Array | slice = slice(None)) -> Array:
+    """(k,) how long before these snapshots a clock of 32 bits in us stood there; below 0: after."""
+    now = piece.times[rows] // 1000
+    ahead = (now - piece[name][rows].astype(np.int64)) & 0xFFFFFFFF
+    found: Array = (ahead - (ahead >> 31 << 32)) * 1000
+    return found
+
+
+def paces(piece: Grouped) -> NDArray[np.bool_]:
+    """(n,) whether pacing lets nothing out at these snapshots."""
+    if NEXT_TX not in piece.columns:
+        return np.zeros(len(piece), np.bool_)
+    return np.asarray(age_ns(piece, NEXT_TX) < 0)
+
+
+def without_false_probes(piece: Grouped) -> Grouped:
+    """The piece, with the location FALSE_PROBE where a loss probe's timer found no loss.
+
+    TCP reduces its window at the first ACK of data that was sent after the probe, unless the
+    receiver had both the probe and what it was for: then only the ACK was late. Where that ACK is
+    not among the next records of the piece, nobody knows.
+    """
+    probes = np.flatnonzero(piece["location"] == _LOSS_PROBE)
+    if FIRST_TX not in piece.columns or not len(probes):
+        return piece
+    una = piece["snd_una"].astype(np.uint32, copy=False)
+    last = np.repeat(piece.lasts, piece.lasts - piece.firsts + 1)
+    is_loss = (piece["location"] == _CONG_STATE) & (piece["callvalue"] > _DISORDER)
+    location = piece["location"].copy()
+    for at in probes.tolist():
+        rest = slice(at + 1, min(int(last[at]), at + _AHEAD) + 1)
+        beyond = (una[rest] - piece["snd_max"][at].astype(np.uint32)).view(np.int32) > 0
+        first = int(beyond.argmax()) if beyond.any() else -1
+        if first >= 0 and not is_loss[rest][: first + 1].any():
+            location[at] = FALSE_PROBE
+    found = copy(piece)
+    found.columns = {**piece.columns, "location": location}
+    return found
+
+
+def quiet(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Array, Cuts]:
+    """The rows of which the clocks tell, and the cuts of their steps.
+
+    limit: (n,) of classify(). before: what the snapshots before had, with `written`, `snd_max`,
+    `time`, `lost`, `unnumbered` and `busy`.
+    """
+    if not piece.columns.keys() >= set(CLOCKS):
+        none = np.zeros(0, np.int64)
+        return none, Cuts.make(none, none, 0)
+    una, sent = piece["snd_una"], before["snd_max"]
+    nobody_paces = piece.columns.get("sk_pacing_status", np.zeros(len(piece), np.uint16)) == 0
+    ends = una == before["written"]
+    left = (before["written"] - sent).astype(np.uint32)
+    # A piece that was there when all before it was acknowledged, and less than a segment.
+    holds = (una == sent) & (left > 0) & (left < piece["mss"]) & nobody_paces
+    rows = np.flatnonzero(
+        (ends | holds)
+        & (piece["snd_sb_cc"] > 0)
+        & ~before["unnumbered"]
+        & (piece.lost == before["lost"])
+        & (limit != NUMBER["opening"])
+    )
+    end, start = piece.times[rows], before["time"][rows]
+    flies = piece["packets_out"][rows] > 0
+    sent_at = np.where(flies, end - age_ns(piece, FIRST_TX, rows), end)
+    told = np.flatnonzero((sent_at >= start) & (sent_at <= end))
+    rows, end, start, sent_at = rows[told], end[told], start[told], sent_at[told]
+    grown = (piece[_BUSY][rows].astype(np.int64) - before["busy"][rows]) * 1000
+    wrote = np.where(ends[rows], np.clip(end - grown, start, sent_at), start)
+    # Only corks hold back where nothing is in flight, the window is open and nobody paces.
+    corked = (piece["snd_wnd"][rows] > 0) & nobody_paces[rows]
+    held = np.where(ends[rows], _JIFFY_NS, _HELD_NS)
+    corked &= sent_at - wrote > held
+    wrote = np.where(corked | ~ends[rows], wrote, sent_at)
+    idles, holds_back = wrote > start, corked & (sent_at > wrote)
+    # What was acknowledged and arrived, was so at the beginning.
+    first = Cuts.make(rows[idles], wrote[idles], NUMBER["idle"], acked=1.0)
+    second = Cuts.make(rows[holds_back], sent_at[holds_back], NUMBER["nagle"],
+                       acked=np.where(idles[holds_back], 0.0, 1.0))  # fmt: skip
+    return rows, Cuts.join(first, second, _paced(piece, rows, limit, sent_at))
+
+
+def _paced(piece: Grouped, rows: Array, limit: Array, sent_at: Array) -> Cuts:
+    """Where pacing let out what is in flight at the end, although all of it has left by then: from
+    the first segment to the last one it took what the rate gives."""
+    size = (piece["snd_max"][rows] - piece["snd_una"][rows]).astype(np.uint32).astype(np.float64)
+    rate = np.maximum(piece["pacing_rate"][rows].astype(np.float64), 1.0)
+    burst = np.maximum(2.0 * piece["mss"][rows], rate / 1000)
+    ready = piece.times[rows] - age_ns(piece, NEXT_TX, rows)
+    paceable = rate * (ready - sent_at) / 1e9
+    paced = is_paced(size, paceable, rate, piece["mss"][rows]) & (size > _BURSTS * burst)
+    paced &= piece.columns.get("sk_pacing_status", piece["state"] * 0)[rows] > 0
+    at = np.flatnonzero(paced & (limit[rows] == NUMBER["app"]))
+    # The last burst left when the one before it had been paid for.
+    until = np.maximum(ready[at] - burst[at] / rate[at] * 1e9, sent_at[at]).astype(np.int64)
+    return Cuts.make(rows[at], np.minimum(until, piece.times[rows[at]]), NUMBER["pacing"], sent=1.0)
+
+
+def lost_firsts(piece: Grouped, limit: Array) -> Array:
+    """The rows whose steps wait for a loss that ACKs tell later: nothing is unsent, nothing new is
+    sent until then, and what is lost is the first segment in flight. limit: as lost_tails()."""
+    tells = (piece["location"] == _CONG_STATE) & (piece["callvalue"] >= RECOVERY)
+    if FIRST_TX not in piece.columns or not tells.any():
+        return np.zeros(0, np.int64)
+    rows, told = _rows_before(piece, tells, limit)
+    same = [piece[name][told] == piece[name][rows] for name in ("snd_max", "snd_una")]
+    found: Array = rows[same[0] & same[1]]
+    return found
+
+
+def _rows_before(piece: Grouped, events: Array, limit: Array) -> tuple[Array, Array]:
+    """The rows in whose steps there was nothing to send, with data in flight, and the next one of
+    these events of the same connection."""
+    count = len(piece)
+    after = np.minimum.accumulate(np.where(events, np.arange(count), count)[::-1])[::-1]
+    last = np.repeat(piece.lasts, piece.lasts - piece.firsts + 1)
+    chosen = (after <= last) & np.isin(limit, _NOTHING) & (piece["packets_out"] > 0)
+    rows = np.flatnonzero(chosen)
+    return rows, after[rows]
+
+
+def lost_tails(piece: Grouped, limit: Array, before: Mapping[str, Array]) -> tuple[Array, Cuts]:
+    """The rows whose steps wait for a loss that a timer finds later, and where that begins.
+
+    What that timer finds was sent after the newest segment that is acknowledged then. limit: (n,)
+    as found so far. Only within a piece: the time before it is told already.
+    """
+    none = np.zeros(0, np.int64)
+    is_timer = np.isin(piece["location"], LOSS_TIMERS)
+    if FIRST_TX not in piece.columns or not is_timer.any():
+        return none, Cuts.make(none, none, 0)
+    rows, timers = _rows_before(piece, is_timer, limit)
+    since = piece.times[timers] - age_ns(piece, FIRST_TX, timers)
+    chosen = (piece["snd_max"][timers] == piece["snd_max"][rows]) & (since < piece.times[rows])
+    rows, since = rows[chosen], since[chosen]
+    inside = since > before["time"][rows]
+    at = rows[inside]
+    return rows, Cuts.make(at, since[inside], limit[at], sent=1.0, acked=1.0)
