@@ -703,7 +703,6 @@ def answer(data: bytes) -> None:
     from collector.commands import openmetrics, status
     from collector.commands.top_screen import Screen
     from collector.control.client import making_sense, parse_answer
-    from collector.metrics.watching import SORTS
 
     try:
         found = parse_answer(data)
@@ -715,7 +714,7 @@ def answer(data: bytes) -> None:
     console = Console(file=text, width=100, markup=False, highlight=False)
     with suppress(TcpkmonError), making_sense():
         console.print(status.draw(found))
-    screen = Screen(SORTS, "rate")
+    screen = Screen()
     with suppress(TcpkmonError), making_sense():
         screen.take(found)
         console.print(screen.draw(100, 30))
