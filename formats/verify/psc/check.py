@@ -21,6 +21,7 @@ from formats.verify.changes import ChangeCheck
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
+from formats.verify.psc.cuts import tell_cuts
 from formats.verify.psc.dump import DumpCheck, Window, tell_states
 from formats.verify.psc.entries import (
     NO_ROWS,
@@ -303,6 +304,7 @@ class _LedgerRun:
         report.after_checkpoint = snapshots - (int(last.counts.sum()) if last else 0)
         if last is not None:
             self._conclude(last)
+        tell_cuts(self._capture.settings, report, problems)
         name, offset_ns = self._capture.location_name, self._offset_ns
         steps = steps_of(self._capture.settings)
         self._changes.conclude(report, name, lambda mono_ns: mono_ns + offset_ns, steps)
