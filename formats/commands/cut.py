@@ -41,15 +41,17 @@ def command(
     its end is unknown; so has OUT.
     """
     from formats.psc.reader import Capture
-    from formats.registry import format_of
-    from formats.verify.psc.cut import cut_file
+    from formats.registry import kind_of
+    from formats.verify import cut_file
 
     if not (since or until or ports or where):
         raise UsageError("nothing to cut by", "give --since, --until, -p or --where")
     if output.exists() and file.exists() and output.samefile(file):
         raise UsageError(f"-o {output} is the capture itself", "choose another name")
     chosen = chooser(ports, where)
-    if format_of(file).name != "psc":
+    if kind_of(file) == "psc" and file.is_dir():
+        raise UsageError(f"{file} is a folder of segments", "cut each file by itself")
+    if kind_of(file) != "psc":
         raise UsageError(
             f"{file} is no PSC file, and others cannot be cut",
             "tcpkmon decode --since, --until, --where chooses among the events of a Klogger log",

@@ -46,7 +46,7 @@ from formats.verify.report import (
     Report,
     find_unproven,
     find_unseen,
-)
+)  # fmt: skip
 from formats.verify.segment import Part, Previous, find_part
 
 SEGMENT_ROWS = 1 << 16
