@@ -44,7 +44,8 @@ def write_capture(
     assert FLAG_INT_NET
     dtype = entry_dtype(columns, size, "<")
     header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
-                           clock=CLOCK, kernel="6.1.0 test", settings={"locations": [1]})  # fmt: skip
+                           clock=CLOCK, kernel="6.1.0 test",
+                           settings={"locations": [1]})  # fmt: skip
     with path.open("wb") as out:
         out.write(encode_header(header))
         out.write(control.encode_many([control.Start(0, 0, 1, 1, 2)], dtype).tobytes())
