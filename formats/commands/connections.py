@@ -88,10 +88,12 @@ def _read(files: tuple[Path, ...]) -> tuple[dict[str, Any], int]:
     return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}, code
 
 
+_IF_TOLD = ("start", "comm")
+
+
 def _is_told(name: str, table: dict[str, Any]) -> bool:
     """Whether a column says something: text that is null everywhere does not."""
-    values = table[name]
-    return values.dtype != object or any(value is not None for value in values)
+    return name not in _IF_TOLD or any(value is not None for value in table[name])
 
 
 def report(source: Any, name: str) -> int:
