@@ -203,6 +203,24 @@ def repair(data: bytes) -> None:
             assert not reader.damaged, f"repaired, but {list(reader.warnings)}"
 
 
+def cut(data: bytes) -> None:
+    """What is cut out of a file that verify passes is proven as that is; others are refused."""
+    import numpy as np
+
+    from formats.psc.reader import open_capture
+    from formats.verify import cut_file, verify_file
+
+    path, new = _stored(data), _fresh()
+    try:
+        with open_capture(path) as capture:
+            report = cut_file(capture, new, lambda a, b: np.arange(a, b) % 3 == 0, {})
+    except (DamagedError, UsageError):
+        assert not new.exists()
+        return
+    assert path.read_bytes() == data
+    assert report.exit_code == verify_file(path).exit_code
+
+
 def export(path: Path, form: str) -> Answer:
     from formats.commands.export import command
 
@@ -799,6 +817,7 @@ TARGETS = {
     "detect-psc": Target("psc", 60, detect),
     "verify-psc": Target("psc", 80, verify),
     "repair-psc": Target("psc", 20, repair),
+    "cut-psc": Target("psc", 20, cut),
     "csv-psc": Target("psc", 20, exporting("csv"), in_c=True),
     "json-psc": Target("psc", 20, exporting("json"), in_c=True),
     "spreadsheet": Target("psc", 10, exporting("spreadsheet"), in_c=True),

@@ -11,6 +11,7 @@ the others close up. What was lost stays counted, and in its place. The header s
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -203,7 +204,7 @@ class _Cut:
 
     def _header(self, what: Mapping[str, Any]) -> Any:
         header = self._capture.header
-        settings = json.loads(header.text(KIND_SETTINGS) or "{}")
+        settings = copy.deepcopy(dict(self._capture.settings))
         settings["cut"] = [*cuts_in(settings), {k: v for k, v in what.items() if v is not None}]
         if described(header):
             self._cut_states(settings["segment"]["states"])
