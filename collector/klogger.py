@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from collector.control import client
+from collector.control import choosing, client
 from collector.linux import isolated
 from formats.base.errors import TcpkmonError, UsageError
 
@@ -61,12 +61,12 @@ class Control:
         self._client().set_low_water(percent)
 
     def _client(self) -> client.Client:
-        return client.Client(client.choose(self.pid))
+        return client.Client(choosing.choose(self.pid))
 
 
-def attach(pid: int | None = None) -> Control:
-    """The capture of that PID, or the only one. UsageError when there is none, or several."""
-    return Control(client.choose(pid).pid)
+def attach(which: int | str | None = None) -> Control:
+    """The capture of that PID or name, or the only one. UsageError: there is none, or several."""
+    return Control(choosing.choose(which).pid)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ _HEAD = """<!-- SPDX-License-Identifier: Apache-2.0 -->
 
     tcpkmon connections run.pm
     tcpkmon connections run.pm --sort=-bytes_sent --columns laddr,lport,bytes_sent,main_limit
+    tcpkmon connections run.pm --where 'rport == 443 and main_limit == "rwnd"'
     tcpkmon connections run.pm --names tcptrace --format csv
     tcpkmon connections *.pm -o connections.parquet
     tcpkmon why --intervals -o intervals.parquet run.pm

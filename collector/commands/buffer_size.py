@@ -19,7 +19,7 @@ def describe(buffer_bytes: int) -> str:
 @click.command("buffer-size")
 @click.argument("megabytes", metavar="[MB]", required=False, type=click.FloatRange(0.008, 1024))
 @collector_option
-def command(megabytes: float | None, collector: int | None) -> int:
+def command(megabytes: float | None, collector: str | None) -> int:
     """Print the size of each CPU's ring, or set it to MB.
 
     Set it only while logging is off (`tcpkmon disable`).

@@ -17,13 +17,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def collector_option(function: _Function) -> _Function:
     """Add --collector, which the command gets as `collector`."""
     option = click.option(
-        "--collector", type=click.IntRange(1), metavar="PID", help="Which one, when several run."
-    )
+        "--collector", metavar="NAME|PID",
+        help="Which one, when several run: the name in the daemon's configuration, or that of its "
+        "output without the folder, or its process.",
+    )  # fmt: skip
     return option(function)
 
 
-def ask(pid: int | None) -> Client:
-    """A client of the collector of that PID, or of the only one. UsageError: see choose()."""
-    from collector.control.client import Client, choose
+def ask(which: str | None) -> Client:
+    """A client of the collector of that name or PID, or of the only one. UsageError: see choose().
+    """
+    from collector.control.choosing import choose
+    from collector.control.client import Client
 
-    return Client(choose(pid))
+    return Client(choose(which))

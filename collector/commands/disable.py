@@ -11,7 +11,7 @@ from collector.commands.collector_option import ask, collector_option
 @click.command("disable")
 @click.argument("events", metavar="[EVENT]...", nargs=-1)
 @collector_option
-def command(events: tuple[str, ...], collector: int | None) -> int:
+def command(events: tuple[str, ...], collector: str | None) -> int:
     """Switch these events of a running collector off. Without EVENT: switch logging off.
 
     The programs stay attached, so `tcpkmon enable` works at once. `tcpkmon benchmark` measures

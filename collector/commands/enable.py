@@ -11,7 +11,7 @@ from collector.commands.collector_option import ask, collector_option
 @click.command("enable")
 @click.argument("events", metavar="[EVENT]...", nargs=-1)
 @collector_option
-def command(events: tuple[str, ...], collector: int | None) -> int:
+def command(events: tuple[str, ...], collector: str | None) -> int:
     """Switch these events of a running collector on. Without EVENT: switch logging on.
 
     An event is logged while both the event and logging are on.

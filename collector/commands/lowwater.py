@@ -12,7 +12,7 @@ from formats.base.errors import TcpkmonError
 @click.command("lowwater")
 @click.argument("percent", metavar="[PERCENT]", required=False, type=click.IntRange(1, 99))
 @collector_option
-def command(percent: int | None, collector: int | None) -> int:
+def command(percent: int | None, collector: str | None) -> int:
     """Print or set the low-water mark: the free share of a ring below which it is drained.
 
     While records come slowly it is half a ring. Set it only while logging is off

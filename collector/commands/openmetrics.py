@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -19,6 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from collector.control.choosing import name_in
 from collector.control.client import Client, find_collectors, making_sense
 from formats.base.causes import KERNEL_CAUSES
 from formats.base.errors import PrivilegeError, TcpkmonError
@@ -68,27 +68,17 @@ def ask_all() -> tuple[dict[str, Answer], int]:
         except TcpkmonError:
             silent += 1
             continue
-        name = own = name_of(answer)
-        count = 1
-        while name in found:
-            count += 1
-            name = f"{own}-{count}"
-        found[name] = answer
+        found[name_in(answer, found)] = answer
     return found, silent
 
 
 def check(answer: Answer) -> None:
     """TcpkmonError where it makes no metrics: those of the other captures go on."""
     with making_sense():
-        for metric in make_metrics({name_of(answer): answer}, 0):
+        for metric in make_metrics({name_in(answer): answer}, 0):
             for sample in metric.samples:
                 float(sample.value)
                 "".join(sample.labels.values())
-
-
-def name_of(answer: Answer) -> str:
-    """The capture's own name, else that of its output without the folder."""
-    return str(answer.get("name") or Path(str(answer.get("output") or "capture")).name)
 
 
 class Captures(Collector):

@@ -33,7 +33,7 @@ def describe_period(period_ns: int) -> str:
 @click.command("sampler-period")
 @click.argument("period", metavar="[PERIOD]", required=False)
 @collector_option
-def command(period: str | None, collector: int | None) -> int:
+def command(period: str | None, collector: str | None) -> int:
     """Print the time from sample to sample of a capture with the schema sampler, or set it.
 
     PERIOD is a time like 10ms, 250us or 1s; 100us at least. Each SAMPLE has the period in force.

@@ -31,7 +31,7 @@ WATCH_S = 1.0
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--watch", is_flag=True, help="Show it again each second, until Ctrl-C.")
 @collector_option
-def command(as_json: bool, watch: bool, collector: int | None) -> int:
+def command(as_json: bool, watch: bool, collector: str | None) -> int:
     """Show what a running collector records, how much it recorded and what it lost.
 
     Every user may ask; those who may not control it get settings and counts alone. Rates, ring
@@ -39,10 +39,12 @@ def command(as_json: bool, watch: bool, collector: int | None) -> int:
     """
     if as_json and watch:
         raise UsageError("--watch is a screen, and --json is not", "choose one of them")
+    from collector.control.choosing import name_of
     from collector.control.client import making_sense
 
     client = ask(collector)
-    answer = client.status()
+    name = {"name": name_of(client.collector)}
+    answer = client.status() | name
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return 0
@@ -61,7 +63,7 @@ def command(as_json: bool, watch: bool, collector: int | None) -> int:
                 else:
                     live.update(draw(answer), refresh=True)
             sleep(WATCH_S)
-            answer = client.status()
+            answer = client.status() | name
 
 
 def draw(answer: dict[str, Any]) -> Group:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from collector.commands.collector_option import ask
-from collector.commands.top_screen import Screen
+from collector.commands.collector_option import ask, collector_option
+from collector.commands.top_screen import Screen, sorts_of
+from collector.metrics.words import GROUPS, MOST_WANTED
 from formats.base.errors import TcpkmonError, UsageError
 
 if TYPE_CHECKING:
@@ -28,29 +29,34 @@ if TYPE_CHECKING:
 REFRESH_S = 1.0
 _LOOK_S = 0.1
 ASKED = 200
-"""Connections that one question asks for: the filter chooses among these."""
+"""Connections or groups that one question asks for."""
 
 
 @click.command("top")
+@click.option("--by", type=click.Choice(GROUPS), default=None,
+              help="Groups of connections in place of connections: by the port that was called, "
+              "the peer's address, or the process.")
 @click.option("--sort", default="rate", show_default=True, metavar="KEY",
-              help="rate, acked, received, retransmits, srtt_us, min_rtt_us or snd_cwnd_segs.")
+              help="rate, acked, received, retransmits, srtt_us, min_rtt_us or snd_cwnd_segs; of "
+              "groups also opened, closed or open.")
 @click.option("--filter", "wanted", default="", metavar="TEXT",
-              help="Only connections whose line has this text.")
-@click.argument("collector", type=click.IntRange(1), metavar="[PID]", required=False)
-def command(sort: str, wanted: str, collector: int | None) -> int:
+              help="Only connections with this text in their addresses, ports, state or owner.")
+@collector_option
+def command(by: str | None, sort: str, wanted: str, collector: str | None) -> int:
     """Show the connections of a running capture, each second: rates, round trips, windows.
 
-    PID is that of collect, when several run. Needs root or the control group. Keys: < and > choose
-    the column to sort by, / filters, space pauses, q quits. A connection appears with its first
-    record after top began.
+    Needs root or the control group. Keys: < and > choose the column to sort by, g the groups, /
+    filters, space pauses, q quits. A connection appears with its first record after top began; one
+    that ended is shown once more.
     """
-    from collector.metrics.watching import SORTS
-
-    if sort not in SORTS:
-        raise UsageError(f"--sort: there is no {sort!r}", f"choose {', '.join(SORTS)}")
+    sorts = sorts_of(by or "")
+    if sort not in sorts:
+        raise UsageError(f"--sort: there is no {sort!r}", f"choose {', '.join(sorts)}")
+    if len(wanted) > MOST_WANTED:
+        raise UsageError(f"--filter: at most {MOST_WANTED} characters")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("top needs a terminal", "tcpkmon metrics --once prints counts")
-    show(ask(collector), Screen(SORTS, sort, wanted))
+    show(ask(collector), Screen(sort, by or "", wanted))
     return 0
 
 
@@ -59,9 +65,11 @@ def show(client: Client, screen: Screen) -> None:
     from rich.console import Console
     from rich.live import Live
 
+    from collector.control.choosing import name_of
     from collector.control.client import making_sense
 
-    screen.take(client.top(screen.sort, ASKED))
+    screen.name = name_of(client.collector)
+    _ask(client, screen)
     console = Console(markup=False, highlight=False)
     with _keys() as stdin, Live(console=console, screen=True, auto_refresh=False) as live:
         asked_s = time.monotonic()
@@ -79,7 +87,11 @@ def show(client: Client, screen: Screen) -> None:
                 asked_s = time.monotonic()
                 continue
             asked_s = time.monotonic()
-            screen.take(client.top(screen.sort, ASKED))
+            _ask(client, screen)
+
+
+def _ask(client: Client, screen: Screen) -> None:
+    screen.take(client.top(screen.sort, ASKED, screen.by, screen.filter))
 
 
 @contextmanager
@@ -117,8 +129,6 @@ def _watch(collector: int) -> int:
     """The screen's process: root with the right to end the capture, and no other."""
     from collector.control.client import Client, find_collectors
     from collector.linux.privileges import drop_capabilities
-    from collector.metrics.watching import SORTS
-
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         drop_capabilities(("CAP_KILL",))
@@ -126,7 +136,7 @@ def _watch(collector: int) -> int:
             mine = [one for one in find_collectors() if one.pid == collector]
             if mine:
                 with suppress(TcpkmonError):  # the capture is over
-                    show(Client(mine[0]), Screen(SORTS, "rate"))
+                    show(Client(mine[0]), Screen())
                     os.kill(collector, signal.SIGINT)
                 break
             time.sleep(_LOOK_S)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The screen of tcpkmon top: its keys, and its lines, for a terminal of any width from 76 on.
 
-    tcpkmon top of 4711   12 connections   by rate   /5201   paused
+    tcpkmon top of web   12 connections   +200/s -199/s   sort rate   /5201   paused
     LOCAL   REMOTE            STATE  SENT/s RECV/s SRTTms  MINms CWND  RTX  OWNER
     :5201   192.0.2.7:41022   ESTAB   1.2M   310K    12.4   11.9   34    2  nginx
+
+    PORT                      OPEN  OPENED/s CLOSED/s SENT/s RECV/s SRTTms RTX/s
+    local 5201                  12       200      199   1.2M   310K   12.4     2
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +18,21 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from collector.metrics.words import GROUP_SORTS, GROUPS, MOST_WANTED, SORTS, STATES
 from formats.base.escape import for_terminal
 
 WIDE = 110
 """From this width on, the local address is shown, not only its port."""
-_STATES = ("", "ESTAB", "SYN-S", "SYN-R", "FIN1", "FIN2", "TIMEW", "CLOSE", "CLOSEW", "LASTA",
-           "LISTEN", "CLOSNG")  # fmt: skip
 _NO_MIN_RTT = 0xFFFFFFFF
 _HEADS = {
     "acked": "SENT/s", "received": "RECV/s", "srtt_us": "SRTTms", "min_rtt_us": "MINms",
     "snd_cwnd_segs": "CWND", "retransmits": "RTX",
 }  # fmt: skip
-_HELP = "< > sort   / filter   space pause   q quit"
+_GROUP_HEADS = {
+    "open": "OPEN", "opened": "OPENED/s", "closed": "CLOSED/s", "acked": "SENT/s",
+    "received": "RECV/s", "srtt_us": "SRTTms", "retransmits": "RTX/s",
+}  # fmt: skip
+_HELP = "< > sort   g groups   / filter   space pause   q quit"
 _ESCAPE, _ENTER, _DELETE = "\x1b", "\r\n", "\x7f\b"
 _FIXED = 46
 """Columns of the terminal that all but the addresses and the owner take."""
@@ -35,11 +40,13 @@ _FIXED = 46
 
 @dataclass
 class Screen:
-    """The state of the screen. sorts: the keys there are; wanted: the filter's text."""
+    """The state of the screen. sort, by, wanted: what it asks for, see Watching.top(); name: of the
+    capture."""
 
-    sorts: Sequence[str]
-    sort: str
+    sort: str = SORTS[0]
+    by: str = ""
     wanted: str = ""
+    name: str = "?"
     paused: bool = False
     stale: bool = False
     """Whether a key asks for other rows."""
@@ -62,7 +69,8 @@ class Screen:
             elif key in _DELETE:
                 self.typing = self.typing[:-1]
             elif key.isprintable():
-                self.typing += key
+                self.typing = (self.typing + key)[:MOST_WANTED]
+            self.stale = True
         elif key == "q":
             return False
         elif key in " p":
@@ -70,16 +78,34 @@ class Screen:
             self.stale = not self.paused
         elif key == "/":
             self.typing = ""
+        elif key == "g":
+            choices = ["", *(by for by in GROUPS if by in self.answer.get("groups", ()))]
+            self.by = choices[(choices.index(self.by) + 1) % len(choices)]
+            self.sort = SORTS[0]
+            self.stale = True
         elif key in "<>":
             step = 1 if key == ">" else -1
-            place = (self.sorts.index(self.sort) + step) % len(self.sorts)
-            self.sort = self.sorts[place]
+            sorts = sorts_of(self.by)
+            self.sort = sorts[(sorts.index(self.sort) + step) % len(sorts)]
             self.stale = True
         return True
 
+    @property
+    def filter(self) -> str:
+        """The text that connections must have, also while it is typed."""
+        return self.wanted if self.typing is None else self.typing
+
     def draw(self, width: int, height: int) -> Group:
         """The screen's lines."""
-        rows = [row for row in self._rows(width) if self._is_wanted(row)]
+        columns = self.answer.get("rows", {})
+        count = len(next(iter(columns.values()), ()))
+        rows = ({n: c[at] for n, c in columns.items()} for at in range(count))
+        shown = [row for row, _ in zip(rows, range(max(0, height - 3)), strict=False)]
+        is_grouped = bool(self.answer.get("by"))
+        table = self._groups(shown, width) if is_grouped else self._connections(shown, width)
+        return Group(Text(self._title()[:width]), table, Text(_HELP[:width], style="dim"))
+
+    def _connections(self, rows: list[dict[str, Any]], width: int) -> Table:
         has_owner = "comm" in self.answer.get("rows", {})
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), width=width)
         owner = (10 if width < WIDE else 20) if has_owner else 0
@@ -88,20 +114,40 @@ class Screen:
         table.add_column("REMOTE", width=room, no_wrap=True)
         table.add_column("STATE", width=6, no_wrap=True)
         for name, head in _HEADS.items():
-            style = "reverse" if name == self.sort else ""
-            narrow = 4 if head in ("CWND", "RTX") else 6
-            table.add_column(head, width=narrow, justify="right", no_wrap=True, header_style=style)
+            self._add_number(table, name, head, 4 if head in ("CWND", "RTX") else 6)
         if has_owner:
             table.add_column("OWNER", width=owner - 1, no_wrap=True)
-        for row in rows[: max(0, height - 3)]:
+        for one in rows:
+            row = self._row(one, width)
             row[1] = _cut(row[1], room)
             table.add_row(*map(Text, row))
-        return Group(Text(self._title()[:width]), table, Text(_HELP[:width], style="dim"))
+        return table
+
+    def _groups(self, rows: list[dict[str, Any]], width: int) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        widths = {head: max(6, len(head)) for head in _GROUP_HEADS.values()}
+        room = max(16, min(46, width - sum(widths.values()) - len(widths) - 1))
+        table.add_column(str(self.answer["by"]).upper(), width=room, no_wrap=True)
+        for name, head in _GROUP_HEADS.items():
+            self._add_number(table, name, head, widths[head])
+        for one in rows:
+            cells = [
+                milliseconds(round(one[name]) or None) if name == "srtt_us"
+                else short(one[name if name == "open" else f"{name}_rate"])
+                for name in _GROUP_HEADS
+            ]  # fmt: skip
+            table.add_row(*map(Text, (_cut(for_terminal(one["group"]), room), *cells)))
+        return table
+
+    def _add_number(self, table: Table, name: str, head: str, width: int) -> None:
+        style = "reverse" if name == self.sort else ""
+        table.add_column(head, width=width, justify="right", no_wrap=True, header_style=style)
 
     def _title(self) -> str:
         count = self.answer.get("connections", 0)
-        parts = [f"tcpkmon top of {self.answer.get('pid', '?')}", f"{count:,} connections"]
-        parts.append(f"by {self.sort}")
+        opened, closed = (short(self.answer.get(f"{n}_rate", 0.0)) for n in ("opened", "closed"))
+        parts = [f"tcpkmon top of {self.name}", f"{count:,} connections"]
+        parts += [f"+{opened}/s -{closed}/s", f"sort {self.sort}"]
         if self.typing is not None:
             parts.append(f"filter: {self.typing}_")
         elif self.wanted:
@@ -109,15 +155,6 @@ class Screen:
         if self.paused:
             parts.append("paused")
         return for_terminal("   ".join(parts))
-
-    def _is_wanted(self, row: list[str]) -> bool:
-        wanted = self.wanted if self.typing is None else self.typing
-        return wanted.lower() in " ".join(row).lower()
-
-    def _rows(self, width: int) -> list[list[str]]:
-        columns = self.answer.get("rows", {})
-        count = len(columns.get("id", ()))
-        return [self._row({n: c[at] for n, c in columns.items()}, width) for at in range(count)]
 
     def _row(self, one: dict[str, Any], width: int) -> list[str]:
         local = f":{one.get('lport', '?')}"
@@ -127,7 +164,7 @@ class Screen:
         row = [
             local,
             f"{one.get('raddr', '')}:{one.get('rport', '?')}",
-            _STATES[state] if state < len(_STATES) else str(state),
+            STATES[state] if state < len(STATES) else str(state),
             short(one["acked_rate"]),
             short(one["received_rate"]),
             milliseconds(one.get("srtt_us") or None),
@@ -139,6 +176,11 @@ class Screen:
             owner = one["comm"] or "-"
             row.append(f"{owner}/{one['pid']}" if one.get("pid") and width >= WIDE else owner)
         return [for_terminal(cell) for cell in row]
+
+
+def sorts_of(by: str) -> tuple[str, ...]:
+    """The keys to sort by."""
+    return GROUP_SORTS if by else SORTS
 
 
 def short(number: float) -> str:

@@ -41,9 +41,7 @@ from formats.base.errors import (
 ANSWER_BYTES = 4 << 20
 TIME_LIMIT_S = 30.0
 STRANGER = "another user listens there"
-_SHOWN_CHARACTERS = 60
 _RETRY_S = 0.02
-_HOW_TO_START = "start one: sudo collect -o FILE; its help says what else can be recorded"
 ERRORS: dict[object, type[TcpkmonError]] = {
     error.exit_code: error for error in (UsageError, LossError, KernelError, DamagedError)
 }
@@ -56,14 +54,6 @@ class Collector:
 
     pid: int
     path: Path
-
-    def command_line(self) -> str:
-        """Its command line, shortened, "" if it cannot be read; not escaped for a terminal."""
-        with suppress(OSError):
-            words = Path("/proc", str(self.pid), "cmdline").read_bytes().split(b"\0")
-            text = " ".join(os.fsdecode(word) for word in words if word)
-            return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-        return ""
 
 
 def find_collectors(folder: Path | None = None) -> tuple[Collector, ...]:
@@ -79,24 +69,6 @@ def find_collectors(folder: Path | None = None) -> tuple[Collector, ...]:
         if pid is not None and exists(pid) and _listens(folder / name):
             found.append(Collector(pid, folder / name))
     return tuple(sorted(found, key=lambda collector: collector.pid))
-
-
-def choose(pid: int | None = None, folder: Path | None = None) -> Collector:
-    """The collector of that PID, or the only one. UsageError when there is none, or several."""
-    running = find_collectors(folder)
-    if pid is not None:
-        for collector in running:
-            if collector.pid == pid:
-                return collector
-    if not running:
-        which = "no collector runs here" if pid is None else f"no collector runs as process {pid}"
-        raise UsageError(which, _HOW_TO_START)
-    if pid is None and len(running) == 1:
-        return running[0]
-    listed = ", ".join(f"{one.pid} ({one.command_line()})" for one in running)
-    if pid is not None:
-        raise UsageError(f"no collector runs as process {pid}", f"these run: {listed}")
-    raise UsageError(f"{len(running)} collectors run here: {listed}", "add --collector PID")
 
 
 class Client:
@@ -124,9 +96,9 @@ class Client:
         """Its counts; those of TCP begin with the first such question."""
         return self.ask({"op": "metrics"})
 
-    def top(self, sort: str, most: int) -> dict[str, Any]:
-        """The first connections by a key of collector.metrics.watching.SORTS."""
-        return self.ask({"op": "top", "sort": sort, "most": most})
+    def top(self, sort: str, most: int, by: str = "", wanted: str = "") -> dict[str, Any]:
+        """The first connections that have a text, or groups of them: see Watching.top()."""
+        return self.ask({"op": "top", "sort": sort, "most": most, "by": by, "wanted": wanted})
 
     def enable(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Switch these events on; None: switch logging on."""

@@ -148,9 +148,9 @@ class Handlers:
         }
         return {**self.status(), "outcomes": outcomes, "tcp": self._watching.metrics()}
 
-    def top(self, sort: str, most: int) -> dict[str, Any]:
-        """The first connections, with their addresses."""
-        return {"pid": os.getpid(), **self._watching.top(sort, most)}
+    def top(self, sort: str, most: int, by: str = "", wanted: str = "") -> dict[str, Any]:
+        """The first connections, with their addresses, or groups of them."""
+        return {"pid": os.getpid(), **self._watching.top(sort, most, by, wanted)}
 
     def set_enabled(self, names: Sequence[str] | None, on: bool) -> dict[str, Any]:
         """Switch these events; None: switch logging."""

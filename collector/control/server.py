@@ -33,7 +33,8 @@ from collector.control.lines import Client, Lines
 from collector.control.onlookers import Onlookers
 from collector.control.values import is_filters, is_limits
 from collector.linux.privileges import User, settle
-from collector.metrics.watching import MOST_ROWS, SORTS
+from collector.metrics.watching import MOST_ROWS
+from collector.metrics.words import GROUP_SORTS, GROUPS, MOST_WANTED, SORTS
 from formats.base.closing import Closing
 from formats.base.errors import PrivilegeError, TcpkmonError, UsageError
 
@@ -220,14 +221,25 @@ def _within(least: int, most: int) -> Callable[[object], bool]:
     return lambda value: type(value) is int and least <= value <= most
 
 
+def _one_of(*values: object) -> Callable[[object], bool]:
+    return lambda value: value in values
+
+
+def _is_short_text(value: object) -> bool:
+    return value is None or (isinstance(value, str) and len(value) <= MOST_WANTED)
+
+
 _Values = dict[str, Callable[[object], bool]]
 _Call = Callable[["Handlers", dict[str, Any], Peer], dict[str, Any]]
 _REQUESTS: dict[str, tuple[_Values, _Call]] = {
     "status": ({}, lambda to, r, peer: to.status()),
     "metrics": ({}, lambda to, r, peer: to.metrics()),
     "top": (
-        {"sort": lambda value: value in SORTS, "most": _within(1, MOST_ROWS)},
-        lambda to, r, peer: to.top(r["sort"], r["most"]),
+        {
+            "sort": _one_of(*SORTS, *GROUP_SORTS), "most": _within(1, MOST_ROWS),
+            "by": _one_of(None, "", *GROUPS), "wanted": _is_short_text,
+        },
+        lambda to, r, peer: to.top(r["sort"], r["most"], r.get("by") or "", r.get("wanted") or ""),
     ),
     "enable": ({"events": _is_names}, lambda to, r, peer: to.set_enabled(r.get("events"), True)),
     "disable": ({"events": _is_names}, lambda to, r, peer: to.set_enabled(r.get("events"), False)),

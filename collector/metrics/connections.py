@@ -8,14 +8,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.tcp_meter import SYNCHRONIZED, segments_of
-from formats.base.text import address_of, text_of
+from collector.metrics.shown import SHOWN
+from collector.metrics.tcp_meter import ESTABLISHED, SYN_SENT, SYNCHRONIZED, segments_of
 
 MOST = 1 << 18
 """Connections in the table. When it is full, the eighth goes whose last record is the oldest: that
@@ -29,25 +30,25 @@ _COUNTERS = (
     ("received", "bytes_received", "rcv_nxt"),
     *((name, column, "") for name, column in LIMITED.items()),
 )
+_RATED = ("acked", "received", "retransmits", "opened", "closed")
 _TOTALS = np.dtype(
-    [(name, "=i8") for name in ("id", "acked", "received", "retransmits")]
-    + [(f"{name}_before", "=i8") for name in ("acked", "received", "retransmits")]
-    + [(f"{name}_rate", "=f8") for name in ("acked", "received", "retransmits")]
-    + [("known", "?")]
+    [("id", "=i8")]
+    + [(name, "=i8") for name in _RATED]
+    + [(f"{name}_before", "=i8") for name in _RATED]
+    + [(f"{name}_rate", "=f8") for name in _RATED]
+    + [("known", "?"), ("role", "i1")]
 )
-SHOWN = (
-    "state", "srtt_us", "min_rtt_us", "snd_cwnd_segs", "mss", "retrans_out", "lport", "rport",
-    "pid",
-)  # fmt: skip
-"""Columns that rows() tells as they are, if the capture stores them."""
+"""opened: 1 once the handshake was over; closed: 1 at the end. role: 1 it called, -1 it was called,
+0 unknown."""
 _KEPT = frozenset((
     *SHOWN, *(name for counter in _COUNTERS for name in counter[1:]), "comm", "laddr", "raddr",
     "netns", "conn_id", "location", "callvalue", "time_ns", "seg_ack", "seg_seq", "seg_len",
     "total_retrans",
 ))  # fmt: skip
-SORTS = ("rate", "acked", "received", "retransmits", "srtt_us", "min_rtt_us", "snd_cwnd_segs", "id")
 RATE_S = 0.5
 """Rates are over at least this time."""
+HELD_S = 5.0
+"""Connections that ended stay for the next rates, unless nobody asked for rates for so long."""
 
 
 class Connections:
@@ -55,6 +56,7 @@ class Connections:
 
     def __init__(self, dtype: np.dtype[Any], locations: Mapping[str, int], now_s: float) -> None:
         self._retransmit, self._destroy = locations["RETRANSMIT"], locations["DESTROY"]
+        self._state_change = locations["STATE_CHANGE"]
         names = dtype.names or ()
         self._counters = [
             (total, column if column in names else other, column in names)
@@ -68,6 +70,9 @@ class Connections:
         self._slots: dict[int, int] = {}
         self._free = list(range(_ROOM))
         self._held: list[int] | None = None
+        self._ended: list[int] = []
+        """Slots of connections that ended; the first `_told` of them have their rates."""
+        self._told = 0
         self._rated_s = now_s
         self.is_whole = True
         """Whether it has all connections that are open, as far as the records tell."""
@@ -88,6 +93,8 @@ class Connections:
         if not len(starts):
             return
         ends = np.r_[starts[1:], len(ids)]
+        if len(self._slots) + len(self._ended) + len(starts) > MOST:
+            self._free_ended(len(self._ended))
         if len(self._slots) + len(starts) > MOST:
             self._evict()
         slots = np.array([self._slot(number) for number in ids[starts].tolist()], np.int64)
@@ -97,7 +104,9 @@ class Connections:
         self._count(entries, order, starts, ends, slots)
         for name in self.names:
             self._rows[name][slots] = entries[name][last]
-        gone = entries["conn_id"][last[entries["location"][last] == self._destroy]].tolist()
+        ends_now = entries["location"][last] == self._destroy
+        self._totals["closed"][slots[ends_now]] = 1
+        gone = entries["conn_id"][last[ends_now]].tolist()
         if self._held is None:
             self._remove(gone)
         else:
@@ -122,37 +131,19 @@ class Connections:
         span_s = now_s - self._rated_s
         if span_s < RATE_S:
             return
+        self._free_ended(self._told)
+        self._told = len(self._ended)
         self._rated_s = now_s
         totals = self._totals
-        for name in ("acked", "received", "retransmits"):
+        for name in _RATED:
             totals[f"{name}_rate"] = (totals[name] - totals[f"{name}_before"]) / span_s
             totals[f"{name}_before"] = totals[name]
 
-    def rows(self, sort: str, most: int) -> dict[str, list[Any]]:
-        """The first connections by a key of SORTS, the largest first: a list for each column."""
-        slots = self.slots()
-        totals, rows = self._totals[slots], self._rows[slots]
-        names = rows.dtype.names or ()
-        if sort == "rate":
-            keys = totals["acked_rate"] + totals["received_rate"]
-        elif sort in (_TOTALS.names or ()):
-            keys = totals[sort]
-        else:
-            keys = rows[sort] if sort in names else totals["id"]
-        chosen = np.argsort(-keys.astype(np.float64), kind="stable")[:most]
-        totals, rows = totals[chosen], rows[chosen]
-        found = {
-            name: totals[name].tolist()
-            for name in _TOTALS.names or ()
-            if not name.endswith(("_before", "known"))
-        }
-        found |= {name: rows[name].tolist() for name in SHOWN if name in names}
-        for name in ("laddr", "raddr"):
-            if name in names:
-                found[name] = [address_of(bytes(one)) for one in rows[name].tolist()]
-        if "comm" in names:
-            found["comm"] = [text_of(bytes(one)) for one in rows["comm"].tolist()]
-        return found
+    def shown(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_]]:
+        """Totals, last records, and whether it is open: of each open connection, and of those that
+        ended before the last rate()."""
+        slots = np.r_[self.slots(), np.array(self._ended[: self._told], np.int64)]
+        return self._totals[slots], self._rows[slots], np.arange(len(slots)) < len(self._slots)
 
     def _count(
         self, entries: NDArray[Any], order: NDArray[Any], starts: NDArray[Any],
@@ -164,6 +155,7 @@ class Connections:
         segments[again] = segments_of(entries[order[again]])
         sums = np.r_[0, np.cumsum(segments)]
         self._totals["retransmits"][slots] += sums[ends] - sums[starts]
+        self._count_opened(entries, order, starts, ends, slots)
         # The first and last record of each connection in which its counters mean something.
         means = np.isin(entries["state"][order], SYNCHRONIZED)
         places = np.flatnonzero(means)
@@ -181,6 +173,20 @@ class Connections:
             self.sums[total] += int(grown.sum(dtype=np.int64))
         self._totals["known"][slots] = True
 
+    def _count_opened(
+        self, entries: NDArray[Any], order: NDArray[Any], starts: NDArray[Any],
+        ends: NDArray[Any], slots: NDArray[Any],
+    ) -> None:  # fmt: skip
+        """Note which connections were established in a batch, and by whom."""
+        turns = entries["location"] == self._state_change
+        at = np.flatnonzero((turns & (entries["callvalue"] == ESTABLISHED))[order])
+        place = np.searchsorted(starts, at, "right") - 1
+        ours = (place >= 0) & (at < ends[place]) if len(ends) else np.zeros(len(at), bool)
+        chosen = slots[place[ours]]
+        self._totals["opened"][chosen] = 1
+        called = entries["state"][order[at[ours]]] == SYN_SENT
+        self._totals["role"][chosen] = np.where(called, 1, -1)
+
     def _evict(self) -> None:
         """Forget the eighth of MOST that had no record for the longest time."""
         self.is_whole = False
@@ -195,7 +201,15 @@ class Connections:
     def _remove(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             if (slot := self._slots.pop(number, None)) is not None:
-                self._free.append(slot)
+                self._ended.append(slot)
+        if time.monotonic() - self._rated_s > HELD_S:
+            self._free_ended(len(self._ended))
+
+    def _free_ended(self, count: int) -> None:
+        """Forget the first connections that ended."""
+        self._free += self._ended[:count]
+        del self._ended[:count]
+        self._told = max(0, self._told - count)
 
     def _slot(self, number: int) -> int:
         """The connection's slot, a new one for a new connection; -1: there is no room."""

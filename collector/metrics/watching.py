@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metrics.connections import LIMITED, SORTS, Connections
+from collector.metrics import shown
+from collector.metrics.connections import LIMITED, Connections
 from collector.metrics.tcp_meter import TcpMeter
 from collector.plan.columns import Layout, locations_of
 from formats.base.control import EXISTING
@@ -24,7 +25,7 @@ _MOST_LOCATION = 31
 _TIME = np.dtype("=i8")
 _TIME_OFFSET = 4
 """Of the time in a record of a ring."""
-__all__ = ["MOST_ROWS", "SORTS", "Connections", "Watching", "watch"]
+__all__ = ["MOST_ROWS", "Connections", "Watching", "watch"]
 
 
 def watch(
@@ -97,8 +98,12 @@ class Watching:
             told["connections"] = len(self._table)
         return {**told, "counting_s": self._spent_ns / 1e9, "error": self._error}
 
-    def top(self, sort: str, most: int) -> dict[str, Any]:
-        """The connections with a record since somebody first asked. TcpkmonError without tcp."""
+    def top(self, sort: str, most: int, by: str = "", wanted: str = "") -> dict[str, Any]:
+        """The first connections, or groups of them, among those with a record since somebody first
+        asked and with the text `wanted`. Those that ended since the last question are there too.
+
+        sort: of SORTS, with `by` of GROUP_SORTS. TcpkmonError without tcp, or what groups need.
+        """
         if not self._has_connections:
             raise TcpkmonError(
                 "the capture does not tell connections apart",
@@ -108,7 +113,20 @@ class Watching:
         if self._table is None:
             raise TcpkmonError(f"counting failed: {self._error}", "report it")
         self._table.rate(time.monotonic())
-        return {"connections": len(self._table), "rows": self._table.rows(sort, most)}
+        totals, rows, is_open = self._table.shown()
+        if wanted:
+            chosen = shown.wanted(rows, wanted)
+            totals, rows, is_open = totals[chosen], rows[chosen], is_open[chosen]
+        found = {
+            "connections": int(is_open.sum()),
+            "opened_rate": float(totals["opened_rate"].sum()),
+            "closed_rate": float(totals["closed_rate"].sum()),
+            "by": by,
+            "groups": shown.groupings(rows),
+        }
+        if by:
+            return {**found, "rows": shown.groups(totals, rows, is_open, by, sort, most)}
+        return {**found, "rows": shown.first(totals, rows, sort, most)}
 
     def table(self) -> Connections:
         """The connections that are counted. TcpkmonError where there are none."""

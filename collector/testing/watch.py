@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collector.control.client import Client, find_collectors
+from collector.control.choosing import named
+from collector.control.client import Client
 from collector.plan import filters
 from collector.testing.options import arguments_of
 from formats.base.errors import PrivilegeError, TcpkmonError
@@ -70,14 +71,13 @@ class Watch:
     def choose(cls, wanted: str | None) -> Watch:
         """The only one, or that of this PID or name. PrivilegeError where there is none."""
         found, refused = [], []
-        for collector in find_collectors():
+        for name, collector in named().items():
             client = Client(collector)
             try:
                 told = client.ask({"op": "status"})
             except TcpkmonError as error:
                 refused.append(error.message)
                 continue
-            name = told.get("name") or str(collector.pid)
             if wanted is not None and wanted not in (name, str(collector.pid)):
                 continue
             why = _unusable(told)

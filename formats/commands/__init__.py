@@ -3,7 +3,7 @@
 
 __all__ = [
     "check",
-    "condense", "connections", "decode",
+    "condense", "connections", "cut", "decode",
     "diff",
     "export", "flamegraph", "latency", "magnet_parse",
     "repair", "translate", "verify", "why",

@@ -11,8 +11,10 @@ import click
 from formats.base.cli import say
 from formats.base.escape import for_terminal
 from formats.base.reader import exit_code_of
+from formats.commands.choosing import chooser, choosing_options
 
-_SHOWN = ("laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us", "bytes_sent",
+_SHOWN = ("start", "laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us",
+          "bytes_sent",
           "bytes_received", "goodput_mean", "retransmissions", "srtt_p50_us", "main_limit",
           "main_share", "proven")  # fmt: skip
 
@@ -20,6 +22,7 @@ _SHOWN = ("laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us
 @click.command("connections")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
                 type=click.Path(readable=False, path_type=Path))
+@choosing_options
 @click.option("--sort", metavar="COL", default="",
               help="Sort by this column; -COL: the largest first. Default: as they were seen.")
 @click.option("--columns", metavar="NAME,...",
@@ -33,6 +36,8 @@ _SHOWN = ("laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(
     files: tuple[Path, ...],
+    ports: tuple[str, ...],
+    where: str | None,
     sort: str,
     columns: str | None,
     names: str | None,
@@ -53,10 +58,13 @@ def command(
         _list_columns()
         return 0
     form = form_of(form, output)
+    chosen = chooser(ports, where)
     table, code = _read(files)
+    table = chosen(table)
     wanted = [name.strip() for name in (columns or "").split(",") if name.strip()]
     if not wanted and form == "table" and output is None:
-        wanted = [name for name in ("file", *_SHOWN) if name in table]
+        shown = ("file", *_SHOWN[:5], "comm", *_SHOWN[5:])
+        wanted = [name for name in shown if name in table and _is_told(name, table)]
     write("connections", choose(table, [] if wanted == ["all"] else wanted, sort), form, output,
           force, names or "")  # fmt: skip
     return code
@@ -78,6 +86,14 @@ def _read(files: tuple[Path, ...]) -> tuple[dict[str, Any], int]:
             table = {"file": np.full(len(table["conn_id"]), str(paths[0]), object), **table}
         tables.append(table)
     return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}, code
+
+
+_IF_TOLD = ("start", "comm")
+
+
+def _is_told(name: str, table: dict[str, Any]) -> bool:
+    """Whether a column says something: text that is null everywhere does not."""
+    return name not in _IF_TOLD or any(value is not None for value in table[name])
 
 
 def report(source: Any, name: str) -> int:

@@ -65,12 +65,13 @@ def command(
         _list_metrics()
         return 0
     from formats.analysis import diff
+    from formats.analysis.check import parse_where
 
     errors = Errors()
     with errors.caught():
         parsed = diff.parse_conditions(conditions)
     with errors.caught():
-        chosen = None if where is None else diff.parse_where(where)
+        chosen = None if where is None else parse_where(where)
     with errors.caught():
         wanted = _metrics(metrics)
     with errors.caught():

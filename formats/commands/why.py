@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import click
 
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
+from formats.commands.choosing import chooser, choosing_options
 from formats.commands.connections import report
 
 if TYPE_CHECKING:
@@ -24,8 +26,12 @@ _INTERVALS_SHOWN = 40
 @click.command("why")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
                 type=click.Path(readable=False, path_type=Path))
+@choosing_options
+@click.option("--sort", metavar="COL", default="",
+              help="Sort by this column of tcpkmon connections; -COL: the largest first. Default: "
+              "most bytes first.")
 @click.option("-n", "most", type=click.IntRange(1), default=20, show_default=True, metavar="N",
-              help="The N connections with most bytes.")
+              help="The first N connections.")
 @click.option("-v", "--verbose", is_flag=True,
               help="Also the intervals: from when until when each limit held, and the values that "
               "decided.")
@@ -38,6 +44,9 @@ _INTERVALS_SHOWN = 40
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def command(
     files: tuple[Path, ...],
+    ports: tuple[str, ...],
+    where: str | None,
+    sort: str,
     most: int,
     verbose: bool,
     as_json: bool,
@@ -55,6 +64,7 @@ def command(
 
     from formats.analysis.why import (
         Source,
+        choose,
         connection_of,
         cross_check,
         has_waits,
@@ -66,8 +76,11 @@ def command(
     )
     from formats.registry import group
 
+    chosen = chooser(ports, where)
     if intervals:
-        return _write_intervals(files, output, as_json, force)
+        if sort:
+            raise UsageError("--sort is for connections", "leave it out with --intervals")
+        return _write_intervals(files, chosen, output, as_json, force)
     if output is not None:
         raise UsageError("-o is for --intervals", "tcpkmon connections -o writes connections")
     told: list[dict[str, Any]] = []
@@ -77,12 +90,13 @@ def command(
             resolved = has_waits(source)
             table, runs = tables(source, with_intervals=verbose or resolved)
             codes.append(report(source, "why"))
+        table = choose(chosen(table), sort=sort)
         found = waits(paths, table, runs) if resolved else []
         lines: dict[int, list[str]] = {}
         for one in found:
             lines.setdefault(one.conn_id, []).append(str(one))
         bytes_of = np.maximum(table["bytes_acked"], table["bytes_received"])
-        order = np.argsort(-bytes_of, kind="stable")
+        order = np.arange(len(bytes_of)) if sort else np.argsort(-bytes_of, kind="stable")
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
             told += [
@@ -106,9 +120,12 @@ def command(
 
 
 def _write_intervals(
-    files: tuple[Path, ...], output: Path | None, as_json: bool, force: bool
-) -> int:
-    from formats.analysis.why import Source, intervals, write
+    files: tuple[Path, ...], chosen: Callable[[dict[str, Any]], dict[str, Any]],
+    output: Path | None, as_json: bool, force: bool,
+) -> int:  # fmt: skip
+    import numpy as np
+
+    from formats.analysis.why import Source, tables, write
     from formats.analysis.why.writing import form_of
     from formats.registry import group
 
@@ -116,8 +133,10 @@ def _write_intervals(
         raise UsageError("--intervals takes one capture", "write a file for each")
     form = form_of("json" if as_json else None, output)
     with Source(*files) as source:
-        table = intervals(source)
+        connections, table = tables(source, with_intervals=True)
         code = report(source, "why")
+    kept = np.isin(table["conn_id"], chosen(connections)["conn_id"])
+    table = {name: values[kept] for name, values in table.items()}
     write("intervals", table, form, output, force)
     return code
 
@@ -125,7 +144,9 @@ def _write_intervals(
 def _print(row: Connection, runs: dict[str, Any], more: list[str]) -> None:
     from formats.analysis.why import head, verdict
 
-    click.echo(for_terminal(head(row)))
+    owner = f", {row.comm} ({row.pid})" if row.comm else ""
+    began = f", since {row.start}" if row.start else ""
+    click.echo(for_terminal(f"{head(row)}{owner}{began}"))
     for text in (*verdict(row), *more):
         click.echo(for_terminal(f"    {text}"))
     if runs:

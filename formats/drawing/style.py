@@ -51,6 +51,8 @@ _STYLE = {
     "axes.formatter.useoffset": False,
 }
 _DPI = 160
+_DECADES = 4
+"""Numbers at most on a logarithmic axis: so many fit beside each other."""
 NO_DATES: dict[str, dict[str, None]] = {
     ".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}
 }  # fmt: skip
@@ -92,9 +94,10 @@ def _dpi(figure: Figure) -> int:
 def scale_log(axis: Any) -> None:
     """Make an axis (axes.xaxis, axes.yaxis) logarithmic. Its labels are numbers, not formulas: see
     text.parse_math."""
-    from matplotlib.ticker import LogFormatter
+    from matplotlib.ticker import LogFormatter, LogLocator
 
     getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+    axis.set_major_locator(LogLocator(numticks=_DECADES))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(LogFormatter())
 

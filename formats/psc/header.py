@@ -137,18 +137,18 @@ def writer_header(
     extras: dict[int, list[bytes]] = {}
     for kind, text in ((KIND_HOST, host), (KIND_KERNEL, kernel)):
         if text:
-            extras[kind] = _text_data(text)
+            extras[kind] = text_data(text)
     if clock is not None:
         extras[KIND_CLOCK] = [_CLOCK.pack(*(min(max(ns, 0), _U64_MAX) for ns in clock))]
     if schema:
-        extras[KIND_SCHEMA] = _text_data(schema)
+        extras[KIND_SCHEMA] = text_data(schema)
     if settings:
-        extras[KIND_SETTINGS] = _text_data(json.dumps(settings, ensure_ascii=False))
+        extras[KIND_SETTINGS] = text_data(json.dumps(settings, ensure_ascii=False))
     endian = Endian.LITTLE if sys.byteorder == "little" else Endian.BIG
     return Header(mods, version, entry_size, tuple(columns), endian, mclsize, extras, True)
 
 
-def _text_data(text: str) -> list[bytes]:
+def text_data(text: str) -> list[bytes]:
     """The text in pieces that fit into a record, NUL padded to a word."""
     data = text.encode("utf-8", "replace")
     data += b"\0" * (-len(data) % 4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves from a capture file alone what is in it and what is missing; repairs a damaged one."""
+"""Proves from a capture file alone what is in it and what is missing; repairs and cuts files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from formats.verify.klogger.repair import repair_folder, repair_log
 from formats.verify.magnet.check import verify_magnet
 from formats.verify.magnet.repair import repair_magnet
 from formats.verify.psc.check import verify_capture, verify_file
+from formats.verify.psc.cut import cut_file
 from formats.verify.psc.repair import repair_file
 from formats.verify.report import DOES_NOT_ADD_UP, Missed, Problem, Report, Row
 from formats.verify.table import make_console, print_report
@@ -20,6 +21,7 @@ __all__ = [
     "Problem",
     "Report",
     "Row",
+    "cut_file",
     "make_console",
     "print_report",
     "repair_file",

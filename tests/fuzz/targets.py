@@ -203,6 +203,24 @@ def repair(data: bytes) -> None:
             assert not reader.damaged, f"repaired, but {list(reader.warnings)}"
 
 
+def cut(data: bytes) -> None:
+    """What is cut out of a file that verify passes is proven as that is; others are refused."""
+    import numpy as np
+
+    from formats.psc.reader import open_capture
+    from formats.verify import cut_file, verify_file
+
+    path, new = _stored(data), _fresh()
+    try:
+        with open_capture(path) as capture:
+            report = cut_file(capture, new, lambda a, b: np.arange(a, b) % 3 == 0, {})
+    except (DamagedError, UsageError):
+        assert not new.exists()
+        return
+    assert path.read_bytes() == data
+    assert report.exit_code == verify_file(path).exit_code
+
+
 def export(path: Path, form: str) -> Answer:
     from formats.commands.export import command
 
@@ -703,7 +721,6 @@ def answer(data: bytes) -> None:
     from collector.commands import openmetrics, status
     from collector.commands.top_screen import Screen
     from collector.control.client import making_sense, parse_answer
-    from collector.metrics.watching import SORTS
 
     try:
         found = parse_answer(data)
@@ -715,7 +732,7 @@ def answer(data: bytes) -> None:
     console = Console(file=text, width=100, markup=False, highlight=False)
     with suppress(TcpkmonError), making_sense():
         console.print(status.draw(found))
-    screen = Screen(SORTS, "rate")
+    screen = Screen()
     with suppress(TcpkmonError), making_sense():
         screen.take(found)
         console.print(screen.draw(100, 30))
@@ -800,6 +817,7 @@ TARGETS = {
     "detect-psc": Target("psc", 60, detect),
     "verify-psc": Target("psc", 80, verify),
     "repair-psc": Target("psc", 20, repair),
+    "cut-psc": Target("psc", 20, cut),
     "csv-psc": Target("psc", 20, exporting("csv"), in_c=True),
     "json-psc": Target("psc", 20, exporting("json"), in_c=True),
     "spreadsheet": Target("psc", 10, exporting("spreadsheet"), in_c=True),

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import formats
-from collector.control.client import Client, choose
+from collector.control.choosing import choose
+from collector.control.client import Client
 from collector.loader.prepare import Wish, decide
 from collector.plan.budget import is_in_sample
 from formats.base.changes import ChangeKind

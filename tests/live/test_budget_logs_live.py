@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 import formats
-from collector.control.client import Client, choose
+from collector.control.choosing import choose
+from collector.control.client import Client
 from collector.plan.budget import is_in_sample
 from formats.base.changes import ChangeKind
 from formats.base.control import Change

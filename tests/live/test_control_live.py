@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from collector.control.access import group_name
-from collector.control.client import Client, choose
+from collector.control.choosing import choose
+from collector.control.client import Client
 from collector.control.server import ControlServer
 from collector.linux.privileges import capability_sets
 from formats.base.errors import TcpkmonError, UsageError

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from collector.control.client import Client, choose
+from collector.control.choosing import choose
+from collector.control.client import Client
 from tests.live.capturing import ROOT, Running, capturing, wait_until
 from tests.live.test_control_live import GROUP, as_user, group_name
 from tests.unit.test_metrics import expressions

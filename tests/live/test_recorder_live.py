@@ -174,7 +174,7 @@ def test_dumps_that_are_asked_for_and_the_limit(lab: Lab, tmp_path: Path) -> Non
         keeping.send(signal.SIGUSR2)
         await_dumps(folder, 2)
         done = subprocess.run(
-            [TCPKMON, "dump", str(keeping.pid)],
+            [TCPKMON, "dump", "--collector", str(keeping.pid)],
             env=environment(), text=True, capture_output=True, check=True,
         )  # fmt: skip
         assert "dump 3 in " in done.stdout

@@ -146,16 +146,20 @@ def test_top_shows_rates_sorts_filters_pauses_and_quits(
             terminal = Terminal(TOP, "top")
             check_rates(terminal, client, server)
             terminal.press(">")
-            terminal.until(lambda lines: "by acked" in lines[0])
+            terminal.until(lambda lines: "sort acked" in lines[0])
             terminal.until(lambda lines: list(rows_of(lines)) == [str(client), str(server)])
             terminal.press(">")
-            terminal.until(lambda lines: "by received" in lines[0])
+            terminal.until(lambda lines: "sort received" in lines[0])
             terminal.until(lambda lines: list(rows_of(lines)) == [str(server), str(client)])
             terminal.press(f"/:{client}\r")
             terminal.until(lambda lines: f"/:{client}" in lines[0])
             assert len(rows_of(terminal.read())) == 2, "a line has it as local or remote"
             terminal.press("/none\r")
             terminal.until(lambda lines: not rows_of(lines))
+            terminal.press("/\rg")
+            terminal.until(lambda lines: any(f"remote {server}" in line for line in lines))
+            terminal.press("gg")
+            terminal.until(lambda lines: lines[1].startswith("LOCAL") and rows_of(lines))
             terminal.press("/\r ")
             before = terminal.until(lambda lines: "paused" in lines[0] and rows_of(lines))
             until_s = time.monotonic() + 1.5
@@ -163,6 +167,41 @@ def test_top_shows_rates_sorts_filters_pauses_and_quits(
                 assert rows_of(terminal.read()) == before
             terminal.press("q")
             assert terminal.end() == 0
+            running.interrupt()
+            running.stop().check_complete()
+
+
+def test_connections_that_end_within_the_second_are_counted_in_groups(
+    folder: Path, tmp_path: Path  # noqa: F811
+) -> None:
+    """50 connections a second: the groups count their ends, at this host and at the peer's."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        server = listener.getsockname()[1]
+
+        def exchange() -> None:
+            while not over.wait(0.02):
+                with socket.create_connection(("127.0.0.1", server)):
+                    listener.accept()[0].close()
+
+        thread = threading.Thread(target=exchange)
+        with capturing(tmp_path / "run.pm", "--ports", str(server)) as running:
+            thread.start()
+            terminal = Terminal(TOP, "top", "--by", "port", "--collector", "run.pm")
+
+            def counted(lines: list[str]) -> bool:
+                found = {" ".join(line.split()[:2]): line.split()[3:5] for line in lines[2:4]}
+                return all(
+                    20 < int(rate) <= 55
+                    for side in ("local", "remote")
+                    for rate in found.get(f"{side} {server}", ("0",))
+                )
+
+            terminal.until(counted)
+            terminal.press("q")
+            assert terminal.end() == 0
+            over.set()
+            thread.join()
             running.interrupt()
             running.stop().check_complete()
 

@@ -15,7 +15,8 @@ import pytest
 
 from collector.commands import status
 from collector.commands.tcpkmon import command
-from collector.control.client import Client, choose, find_collectors
+from collector.control.choosing import choose, name_in, named
+from collector.control.client import Client, find_collectors
 from collector.control.server import ControlServer
 from formats.base.cli import run
 from formats.base.errors import KernelError, TcpkmonError, UsageError
@@ -159,7 +160,7 @@ def test_lowwater(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_status(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     assert tcpkmon("status", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == STATUS
+    assert json.loads(capsys.readouterr().out) == {**STATUS, "name": "capture"}
     assert tcpkmon("status") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["buffer", "4MB/CPU"] in lines
@@ -224,16 +225,32 @@ def test_several_collectors(session: Session, capsys: pytest.CaptureFixture[str]
         listener.listen()
         assert tcpkmon("enable") == UsageError.exit_code
         error = capsys.readouterr().err
-        assert "2 collectors run here" in error
-        assert f"{os.getppid()} (" in error
-        assert f"{os.getpid()} (" in error
-        assert "add --collector PID" in error
+        assert "2 captures run here" in error
+        assert f"({os.getppid()})" in error and f" ({os.getpid()})" in error
+        assert "add --collector NAME" in error
         assert choose(os.getpid()).path == session.server.path
-        with pytest.raises(UsageError, match="as process 999999999") as caught:
+        with pytest.raises(UsageError, match="runs as 999999999") as caught:
             choose(999999999)
-        assert f"{os.getpid()} (" in caught.value.hint
+        assert f"({os.getpid()})" in caught.value.hint
     assert tcpkmon("enable") == 0, "the other one is dead now, and its socket passed over"
     assert other.exists()
+
+
+def test_a_capture_has_one_name(
+    folder: Path, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the daemon or of its output: status tells it, and --collector takes it."""
+    session.told["output"] = "/var/captures/run.pm"
+    assert choose("run.pm").pid == choose(str(os.getpid())).pid == os.getpid()
+    with pytest.raises(UsageError, match="runs as web") as caught:
+        choose("web")
+    assert caught.value.hint == f"these run: run.pm ({os.getpid()})"
+    assert tcpkmon("status", "--json", "--collector", "run.pm") == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "run.pm"
+    session.told["name"] = "web"
+    assert list(named()) == ["web"]
+    assert tcpkmon("disable", "--collector", "web") == 0
+    assert name_in({"output": "/other/run.pm"}, ["run.pm", "run.pm-2"]) == "run.pm-3"
 
 
 def test_what_is_no_socket_is_passed_over(folder: Path, session: Session) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import combinations
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from formats.analysis.check import parse_where
 from formats.analysis.diff import (
     BY_NAME,
     METRICS,
@@ -19,7 +21,6 @@ from formats.analysis.diff import (
     judge,
     parse_conditions,
     parse_sides,
-    parse_where,
     read_run,
 )
 from formats.analysis.diff.courses import courses_of
@@ -519,3 +520,41 @@ def test_a_logarithmic_scale_has_numbers_and_no_formulas(tmp_path: Path) -> None
     out = tmp_path / "diff.svg"
     assert run(*sides, "--metrics", "goodput_mean,srtt_p50_us,duration_us", "-o", out) == 0
     assert "mathdefault" not in out.read_text()
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.6, 1.6, 4.0])
+@pytest.mark.parametrize("metrics", ["goodput_mean,srtt_p50_us,duration_us", ""])
+def test_panels_and_numbers_do_not_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: str, spread: float
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    chance = np.random.default_rng(7)
+    sides = [
+        write_runs(tmp_path / name, [
+            (1e6 * rate, 1000 * rtt) for rate, rtt in chance.lognormal(0, spread, (24, 2))
+        ], {"system": {}, "columns": "default"})
+        for name in ("a.pm", "b.pm")
+    ]  # fmt: skip
+    boxes: list[tuple[str, Any]] = []
+
+    def measure(figure: Any, path: Path, force: bool) -> None:
+        FigureCanvasAgg(figure).draw()
+        for panel in figure.axes:
+            boxes.append((panel.get_title("left"), panel.get_tightbbox()))
+            for axis in (panel.xaxis, panel.yaxis):
+                low, high = axis.get_view_interval()
+                ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+                texts = [one.label1 for one in ticks if low <= one.get_loc() <= high]
+                shown = [one for one in texts if one.get_text() and one.get_visible()]
+                for one, other in combinations(shown, 2):
+                    overlap = one.get_window_extent().overlaps(other.get_window_extent())
+                    assert not overlap, (panel.get_title("left"), one, other)
+
+    monkeypatch.setattr("formats.analysis.diff.picture.save_figure", measure)
+    words = ("--metrics", metrics) if metrics else ()
+    assert run(*sides, *words, "-o", tmp_path / "diff.png") == 0
+    assert len(boxes) >= 7
+    for (name, one), (other_name, other) in combinations(boxes, 2):
+        assert not one.overlaps(other), (name, other_name)

@@ -19,9 +19,11 @@ from click.testing import CliRunner
 
 from collector.commands import openmetrics
 from collector.commands.metrics import command, open_listener
-from collector.commands.openmetrics import make_metrics, name_of
+from collector.commands.openmetrics import make_metrics
+from collector.control.choosing import name_in
 from collector.metrics.connections import Connections
 from collector.metrics.histogram import Histogram
+from collector.metrics.shown import first
 from collector.metrics.tcp_meter import TcpMeter
 from collector.metrics.watching import Watching, watch
 from collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
@@ -137,7 +139,7 @@ def test_bytes_of_connections_across_batches_and_wraps() -> None:
         table.add(rows(*given))
     left = sorted(seen - gone)
     assert gone and len(table) == len(left) > 256, "the table grew"
-    told = table.rows("id", 1000)
+    told = first(*table.shown()[:2], "id", 1000)
     assert told["id"] == left[::-1]
     for column, name in enumerate(("acked", "received", "retransmits")):
         assert told[name] == [moved[number][column] for number in told["id"]]
@@ -151,11 +153,69 @@ def test_rates_are_between_two_questions() -> None:
     one = {"location": AT["SEGMENT_RECEIVED"], "conn_id": 7, "state": 1}
     table.add(rows({**one, "snd_una": 100}, {**one, "snd_una": 5100}))
     table.rate(0.1)
-    assert table.rows("rate", 5)["acked_rate"] == [0], "too soon"
+    assert first(*table.shown()[:2], "rate", 5)["acked_rate"] == [0], "too soon"
     table.rate(2.0)
-    assert table.rows("rate", 5)["acked_rate"] == [2500]
+    assert first(*table.shown()[:2], "rate", 5)["acked_rate"] == [2500]
     table.rate(4.0)
-    assert table.rows("rate", 5)["acked_rate"] == [0]
+    assert first(*table.shown()[:2], "rate", 5)["acked_rate"] == [0]
+
+
+def short_connections(table: Watching, layout: Any, first: int, count: int) -> None:
+    """Connections of port 5201 that came, got 2000 bytes and went: both of their ends."""
+    for number in range(first, first + count):
+        made = np.zeros(6, layout.dtype)
+        caller, called = made[:3], made[3:]
+        for end, ports, old in ((caller, (40000, 5201), 2), (called, (5201, 40000), 3)):
+            end["conn_id"] = 2 * number + (old == 3)
+            end["lport"], end["rport"] = ports
+            end["location"] = [AT["STATE_CHANGE"], AT["SEGMENT_RECEIVED"], AT["DESTROY"]]
+            end["callvalue"], end["state"] = [1, 0, 0], [old, 1, 7]
+            end["comm"] = b"client" if old == 2 else b"server"
+        caller["rcv_nxt"], called["snd_una"] = [0, 0, 2000], [0, 0, 2000]
+        made["state"][[2, 5]] = 4
+        table.add(made)
+
+
+def test_connections_shorter_than_a_second_are_shown_once_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), "default,comm"), ())
+    table = Watching(layout.dtype, AT)
+    now_s = [1000.0]
+    for name in ("watching", "connections"):
+        monkeypatch.setattr(f"collector.metrics.{name}.time.monotonic", lambda: now_s[0])
+    table.top("rate", 5)
+    now_s[0] += 1
+    short_connections(table, layout, 1, 300)
+    found = table.top("rate", 200)
+    assert (found["connections"], found["opened_rate"], found["closed_rate"]) == (0, 600, 600)
+    assert len(found["rows"]["id"]) == 200
+    chosen = table.top("rate", 200, wanted="SERVER")
+    assert chosen["opened_rate"] == 300 and set(chosen["rows"]["comm"]) == {"server"}
+    assert table.top("rate", 5, wanted=":40001")["rows"]["id"] == []
+    ports = table.top("opened", 5, "port")["rows"]
+    assert sorted(ports["group"]) == ["local 5201", "remote 5201"], "never the caller's own port"
+    at = ports["group"].index("local 5201")
+    assert (ports["opened_rate"][at], ports["closed_rate"][at], ports["open"][at]) == (300, 300, 0)
+    processes = table.top("acked", 5, "process")["rows"]
+    assert processes["group"] == ["server", "client"]
+    assert len(table.top("rate", 5, "peer")["rows"]["group"]) == 1
+    assert found["groups"] == ["port", "peer", "process"]
+    now_s[0] += 1
+    short_connections(table, layout, 1000, 10)
+    found = table.top("rate", 200)
+    assert found["opened_rate"] == 20 and len(found["rows"]["id"]) == 20, "once, and no more"
+    now_s[0] += 60  # nobody asks any more
+    short_connections(table, layout, 2000, 10)
+    assert table.top("rate", 200)["rows"]["id"] == []
+
+
+def test_groups_need_their_columns() -> None:
+    table = Watching(LAYOUT.dtype, AT)
+    assert table.top("rate", 5)["groups"] == ["port", "peer"]
+    with pytest.raises(TcpkmonError, match="need the column comm") as caught:
+        table.top("rate", 5, "process")
+    assert "default,pid,comm" in caught.value.hint
 
 
 def test_what_limited_the_senders() -> None:
@@ -235,7 +295,7 @@ def answer() -> dict[str, Any]:
 
 def names_of(*answers: dict[str, Any]) -> set[str]:
     found = set()
-    for metric in make_metrics({name_of(one): one for one in answers}, 0):
+    for metric in make_metrics({name_in(one): one for one in answers}, 0):
         assert metric.documentation
         found.update(sample.name for sample in metric.samples)
     return found
@@ -347,14 +407,14 @@ def test_connections_whose_end_was_lost_make_room(
     monkeypatch.setattr("collector.metrics.connections.MOST", 1024)
     layout = make_layout(SCHEMA, choose_columns(SCHEMA.event("SNAPSHOT"), columns), ())
     table = Connections(layout.dtype, AT, 0.0)
-    for first in range(1, 2001, 100):
+    for low in range(1, 2001, 100):
         entries = np.zeros(101, layout.dtype)
-        entries["conn_id"] = [*range(first, first + 100), 1]  # 1 stays in use
+        entries["conn_id"] = [*range(low, low + 100), 1]  # 1 stays in use
         entries["state"], entries["location"] = 1, AT["SEGMENT_RECEIVED"]
         if "time_ns" in (layout.dtype.names or ()):
-            entries["time_ns"] = first * 1000 + np.arange(101)
+            entries["time_ns"] = low * 1000 + np.arange(101)
         table.add(entries)
-    found = table.rows("id", 5000)["id"]
+    found = first(*table.shown()[:2], "id", 5000)["id"]
     assert 800 < len(found) <= 1024 and not table.is_whole
     assert found[:100] == [*range(2000, 1900, -1)] and 1 in found
     assert len(set(found)) == len(found)

@@ -63,7 +63,7 @@ def test_lists_of_numbers_need_no_quotes() -> None:
 def test_signed_ids_are_no_options(ids: list[str]) -> None:
     with msmod.command.make_context("msmod", ["--collector", "7", *ids]) as context:
         assert context.params["ids"] == tuple(ids)
-        assert context.params["collector"] == 7
+        assert context.params["collector"] == "7"
         assert context.params["listed"] is False
 
 

@@ -11,13 +11,14 @@ from rich.console import Console
 
 from collector.commands.tcpkmon import command
 from collector.commands.top_screen import Screen, milliseconds, short
-from collector.metrics.watching import SORTS
+from collector.metrics.words import SORTS
 from formats.base.cli import run
 from formats.base.errors import UsageError
 
 ANSWER: dict[str, Any] = {
     "pid": 4711,
-    "connections": 1234,
+    "connections": 1234, "opened_rate": 204.0, "closed_rate": 1999.6,
+    "groups": ["port", "peer"],
     "rows": {
         "id": [7, 8], "laddr": ["192.168.100.200", "2001:db8:0:1:1:1:1:1"], "lport": [5201, 65535],
         "raddr": ["192.0.2.7", "2001:db8:0:1:1:1:1:2"], "rport": [41022, 65534],
@@ -36,7 +37,7 @@ def draw(screen: Screen, width: int, height: int = 24) -> list[str]:
 
 
 def make(**values: Any) -> Screen:
-    screen = Screen(SORTS, "rate", **values)
+    screen = Screen(name="web", **values)
     screen.take(ANSWER)
     return screen
 
@@ -56,7 +57,7 @@ def test_a_connection_has_one_line_of_any_width(width: int) -> None:
 
 def test_80_columns_show_whole_ipv4_addresses_and_the_owner() -> None:
     lines = draw(make(), 80)
-    assert lines[0].startswith("tcpkmon top of 4711   1,234 connections   by rate")
+    assert lines[0].startswith("tcpkmon top of web   1,234 connections   +204/s -2.0K/s   sort")
     assert lines[2].split()[1] == "192.0.2.7:41022"
     assert lines[2].split()[-1] == "nginx"
     assert lines[3].split()[1].endswith("1:2:65534"), "of a longer one its end"
@@ -80,19 +81,42 @@ def test_keys() -> None:
     screen.press(" ")
     assert not screen.paused and screen.stale
     for key in "/ngiq\x7fn":
+        screen.take(ANSWER)
         assert screen.press(key), "q is a letter of the filter"
     assert "filter: ngin_" in draw(screen, 100)[0]
-    assert len(draw(screen, 80)) == 4, "one connection has it"
+    assert screen.filter == "ngin" and screen.stale, "it asks for what has it while it is typed"
     screen.press("\r")
     assert screen.wanted == "ngin"
     for key in "/x\x1b":
         screen.press(key)
-    assert screen.wanted == "ngin", "given up"
+    assert screen.wanted == screen.filter == "ngin", "given up"
 
 
-def test_filter_looks_at_the_whole_line() -> None:
-    for text, count in (("41022", 1), ("ESTAB", 1), ("estab", 1), ("nothing", 0), ("", 2)):
-        assert len(draw(make(wanted=text), 80)) == 3 + count
+def test_the_key_g_goes_through_the_groups_that_there_are() -> None:
+    screen = make(sort="srtt_us")
+    seen = []
+    for _ in range(3):
+        screen.press("g")
+        seen.append((screen.by, screen.sort))
+        screen.press(">")
+        screen.take(ANSWER)
+    assert seen == [("port", "rate"), ("peer", "rate"), ("", "rate")]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_group_has_one_line(width: int) -> None:
+    names = ("open", "acked_rate", "received_rate", "opened_rate", "closed_rate",
+             "retransmits_rate", "srtt_us")  # fmt: skip
+    columns = {name: [12.0, 1234567.0] for name in names}
+    groups = ["2001:db8:0:1:1:1:1:1", "a\x1b[31mb"]
+    screen = make(by="peer", sort="opened")
+    screen.take({**ANSWER, "by": "peer", "rows": {"group": groups, **columns}})
+    lines = draw(screen, width)
+    assert len(lines) == 5 and all(len(line) <= width for line in lines)
+    assert lines[1].split()[:4] == ["PEER", "OPEN", "OPENED/s", "CLOSED/s"]
+    assert lines[2].split() == [groups[0], *["12"] * 5, "0.012", "12"]
+    assert lines[3].split()[1:] == [*["1.2M"] * 5, "1235", "1.2M"]
+    assert "\x1b" not in "".join(lines)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from formats.analysis.why.counts import BIN_NS, Counts
 from formats.analysis.why.folding import fold
 from formats.analysis.why.grouping import Places
 from formats.base.errors import UsageError
+from formats.base.expressions import ExpressionError
 from formats.commands import connections as command
 from formats.commands import why
 from tests.unit.test_why import columns, pieces, plain_intervals
@@ -426,6 +427,32 @@ def test_a_loss_gives_bounds_in_text_and_json(capture: Path) -> None:
         assert sum(row["least_ns"].values()) == row["certain_ns"]
         assert all(row[f"us_{name}_min"] <= row[f"us_{name}"] <= row[f"us_{name}_max"]
                    for name in LIMITS)  # fmt: skip
+
+
+def test_p_where_and_sort_choose_in_all_forms(capture: Path) -> None:
+    def ports(*options: str) -> list[int]:
+        done = run(capture, "--format", "json", *options)
+        return [row["lport"] for row in json.loads(done.stdout)["connections"]]
+
+    table = connections(capture)
+    pair = [f"{table['lport'][at]}.{table['rport'][at]}" for at in (1, 2)]
+    assert ports("-p", pair[0]) == [5002] and ports("-p", pair[0], "-p", pair[1]) == [5002, 5003]
+    assert ports("--where", "lport != 5002 and bytes_acked > 0") == [5001, 5003]
+    assert ports("--where", "lport > 5001", "-p", pair[1]) == [5003]
+    with pytest.raises(ExpressionError, match="no column 'port'"):
+        raise run(capture, "--where", "port > 1").exception
+    said = CliRunner().invoke(why.command, [str(capture), "--sort=-lport", "-n", "2"]).output
+    heads = [line for line in said.splitlines() if " since 20" in line]
+    assert [":5003" in heads[0], ":5002" in heads[1], len(heads)] == [True, True, 2]
+    told = CliRunner().invoke(why.command, [str(capture), "--json", "--where", "lport == 5002"])
+    (row,) = json.loads(told.stdout)["connections"]
+    assert row["lport"] == 5002
+    runs = CliRunner().invoke(why.command, [str(capture), "--intervals", "--json", "-p", pair[1]])
+    assert {one["conn_id"] for one in json.loads(runs.stdout)["intervals"]} == {3}
+    began = np.datetime64(row["start"].removesuffix("Z"), "us").astype(int)
+    with formats.open(capture) as reader:
+        clock = reader.clock
+    assert began == (row["start_ns"] + clock[1] - clock[0]) // 1000
 
 
 def test_pandas(capture: Path) -> None:

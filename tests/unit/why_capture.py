@@ -27,6 +27,7 @@ DEFAULT = {
 }  # fmt: skip
 _ADDRESS = np.frombuffer(b"\0" * 10 + b"\xff\xff\x0a\0\0\x01", "V16")[0]
 _PIECE = 1 << 17
+CLOCK = (1_000_000, 1_700_000_000_000_000_000, 0)
 
 
 def write_capture(
@@ -46,7 +47,8 @@ def write_capture(
     assert FLAG_INT_NET
     dtype = entry_dtype(columns, size, "<")
     header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
-                           kernel="6.1.0 test", settings={"locations": [1]})  # fmt: skip
+                           clock=CLOCK, kernel="6.1.0 test",
+                           settings={"locations": [1]})  # fmt: skip
     with path.open("wb") as out:
         out.write(encode_header(header))
         out.write(control.encode_many([control.Start(0, 0, 1, 1, 2)], dtype).tobytes())

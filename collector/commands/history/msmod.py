@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("-l", "listed", is_flag=True, help="List the measurements that this kernel has.")
 @collector_option
 @click.argument("ids", metavar="[+ID|-ID]...", nargs=-1, type=click.UNPROCESSED)
-def command(listed: bool, collector: int | None, ids: tuple[str, ...]) -> int:
+def command(listed: bool, collector: str | None, ids: tuple[str, ...]) -> int:
     """List what can be measured (-l), or switch measurements of a running capture: +ID, -ID.
 
     As in HP-UX: each measurement has an id and a line that describes its record, fields in order.

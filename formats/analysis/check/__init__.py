@@ -5,6 +5,7 @@ from formats.analysis.check.capture import Capture
 from formats.analysis.check.checking import Result, check, compile_assertions, measure
 from formats.analysis.check.output import as_dict, as_junit, as_lines, github_lines
 from formats.analysis.check.span import Proof, Span, find_span, write_span
+from formats.analysis.check.where import choose, fulfil, parse_where
 
 __all__ = [
     "Capture",
@@ -15,9 +16,12 @@ __all__ = [
     "as_junit",
     "as_lines",
     "check",
+    "choose",
     "compile_assertions",
     "find_span",
+    "fulfil",
     "github_lines",
     "measure",
+    "parse_where",
     "write_span",
 ]

@@ -128,10 +128,14 @@ class Capture:
         return self._kept(whole)
 
     def _share(self, limit: str) -> Array:
-        table = self.connections
-        times = {name: table[f"us_{name}"].astype(np.float64) for name in why.LIMITS}
-        total = np.sum(list(times.values()), axis=0)
-        mine = [us for name, us in times.items() if limit in (name, why.FAMILY.get(name))]
-        with np.errstate(all="ignore"):
-            share: Array = np.where(total > 0, np.sum(mine, axis=0) / total, np.nan)
-        return share
+        return share_of(self.connections, limit)
+
+
+def share_of(table: why.Table, limit: str) -> Array:
+    """(n,) the share of a limit, with its parts, in each connection's time; NaN without time."""
+    times = {name: table[f"us_{name}"].astype(np.float64) for name in why.LIMITS}
+    total = np.sum(list(times.values()), axis=0)
+    mine = [us for name, us in times.items() if limit in (name, why.FAMILY.get(name))]
+    with np.errstate(all="ignore"):
+        share: Array = np.where(total > 0, np.sum(mine, axis=0) / total, np.nan)
+    return share

@@ -17,7 +17,7 @@ from formats.analysis.diff.picture import draw_diff
 from formats.analysis.diff.report import Report, make_report
 from formats.analysis.diff.sides import Run, Side, parse_sides, read_run, refuse_unproven
 from formats.analysis.diff.statistics import ALPHA, Compared, compare
-from formats.analysis.diff.units import CONNECTION, RUN, parse_where
+from formats.analysis.diff.units import CONNECTION, RUN
 
 __all__ = [
     "ALPHA",
@@ -39,7 +39,6 @@ __all__ = [
     "make_report",
     "parse_conditions",
     "parse_sides",
-    "parse_where",
     "print_diff",
     "read_run",
     "refuse_unproven",

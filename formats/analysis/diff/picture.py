@@ -29,6 +29,8 @@ _MOST_PANELS = 6
 _COLUMNS = 3
 _LINES: tuple[Any, ...] = ("-", (0, (4, 1.4)))
 _MOST_COURSES = 12
+_NUMBERS = 4
+"""Steps at most on a panel's axis: longer numbers fit beside each other."""
 _WIDTH, _PANEL_HEIGHT, _COURSE_HEIGHT = 8.6, 2.1, 2.0
 _UNITS = {
     RATE: ((1e9 / 8, "Gbit/s"), (1e6 / 8, "Mbit/s"), (1e3 / 8, "kbit/s"), (1 / 8, "bit/s")),
@@ -92,6 +94,8 @@ def _draw_distribution(axes: Axes, one: Compared, report: Report, first: bool) -
     low, high = (f(np.concatenate(both)) / scale for f in (np.min, np.max))
     if low > 0 and high / low > 30:
         scale_log(axes.xaxis)
+    else:
+        axes.locator_params(axis="x", nbins=_NUMBERS)
     axes.set_ylim(0, 1.02)
     axes.set_yticks((0, 0.5, 1), ("0", "50 %", "100 %") if first else ("", "", ""))
     axes.set_xlabel(unit)

@@ -14,33 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.check.mistakes import Checker
-from formats.analysis.check.values import Table as Rows
+from formats.analysis.check import fulfil
 from formats.analysis.diff.metrics import BY_NAME, METRICS, SHARED
 from formats.analysis.why.assemble import Table
-from formats.analysis.why.columns import CONNECTIONS
 from formats.analysis.why.limits import FAMILY, LIMITS
 from formats.base.errors import UsageError
-from formats.base.expressions import Assertion, ExpressionError, Mistake, parse_assertion
+from formats.base.expressions import Assertion
 
 Array = NDArray[Any]
 Flows = dict[str, Array]
 """Columns latency_*_us by name, and `bytes`, a row for each flow."""
 CONNECTION, RUN = "connection", "run"
-_KINDS = {"int": "number", "float": "number", "text": "text", "bool": "bool"}
-
-
-def parse_where(text: str) -> Assertion:
-    """A condition on columns of connections, as in `tcpkmon check`. ExpressionError."""
-    try:
-        parsed = parse_assertion(text)
-    except Mistake as mistake:
-        raise ExpressionError([(text, mistake)]) from mistake
-    checker = Checker({one.name: _KINDS[one.kind] for one in CONNECTIONS}, {}, CONNECTION)
-    checker.check(parsed)
-    if checker.mistakes:
-        raise ExpressionError([(text, mistake) for mistake in checker.mistakes])
-    return parsed
 
 
 def choose_connections(table: Table, where: Assertion | None = None) -> tuple[Table, int]:
@@ -50,19 +34,12 @@ def choose_connections(table: Table, where: Assertion | None = None) -> tuple[Ta
     """
     chosen = (table["bytes_acked"] + table["bytes_received"]) > 0
     if where is not None:
-        chosen &= _fulfil(table, where)
+        chosen &= fulfil(table, where)
     counts = np.ones(len(chosen), np.bool_)
     first_of = _second_ends(table)
     counts[[*first_of]] = False
     others = sum(chosen[second] and not chosen[first] for second, first in first_of.items())
     return _take(table, chosen & counts), int(others)
-
-
-def _fulfil(table: Table, where: Assertion) -> Array:
-    count = len(table["conn_id"])
-    rows = Rows(CONNECTION, table, count, 0, {}, lambda limit: share_of(table, limit), {}, {})
-    found = rows.value(where.node)
-    return np.broadcast_to(np.logical_and(found.data, found.has), count)
 
 
 def _take(table: Table, kept: Array) -> Table:

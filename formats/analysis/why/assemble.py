@@ -41,7 +41,8 @@ def connections_table(
     found: Fold, about: Mapping[str, Any] | None = None, proven: bool = False, ended: bool = False,
     retransmits: bool = True,
 ) -> Table:  # fmt: skip
-    """The table connections. about: what of the capture is a column (host ...).
+    """The table connections. about: what of the capture is a column (host ...), and ahead_ns: the
+    time of day less CLOCK_MONOTONIC.
 
     proven: the capture is not damaged, and of all missing records is known where. ended: its end is
     known. retransmits: it records RETRANSMIT.
@@ -81,9 +82,11 @@ def connections_table(
     lost = get("lost_records")
     made["proven"] = (lost == 0) & proven & (get("destroyed", np.bool_) | ended)
     made["retransmissions"] = get("segments_retransmitted")
-    about = dict(about or {})
-    made["netns_name"] = _spaces(get("netns", np.uint64), about.pop("netns_name", {}))
-    for name, value in about.items():
+    told = dict(about or {})
+    made["netns_name"] = _spaces(get("netns", np.uint64), told.pop("netns_name", {}))
+    if (ahead_ns := told.pop("ahead_ns", None)) is not None:
+        made["start"] = _times_of_day(get("start_ns").astype(np.int64) + np.int64(ahead_ns))
+    for name, value in told.items():
         made[name] = np.full(count, value, object if isinstance(value, str) else np.float64)
     return {column.name: _column(column, made, get, found.names) for column in CONNECTIONS}
 
@@ -108,7 +111,7 @@ def _column(
     return values
 
 
-_UNKNOWN = {"host", "boot_id", "capture_id", "segment", "delivered_ce_ratio"}
+_UNKNOWN = {"start", "host", "boot_id", "capture_id", "segment", "delivered_ce_ratio"}
 """Null where the capture does not say."""
 
 
@@ -126,6 +129,11 @@ def _spaces(cookies: Array, names: Mapping[str, str]) -> Array:
     distinct, which = np.unique(cookies, return_inverse=True)
     told = np.array([names.get(str(one)) for one in distinct.tolist()], object)
     return told[which] if len(told) else np.zeros(0, object)
+
+
+def _times_of_day(epoch_ns: Array) -> Array:
+    texts = np.datetime_as_string(epoch_ns.astype("datetime64[ns]"), unit="us")
+    return np.array([f"{text}Z" for text in texts.tolist()], object)
 
 
 def _named(numbers: Array, names: Mapping[int, str]) -> Array:

@@ -52,6 +52,7 @@ role | text | | | | active: it called connect; passive: it was accepted; existin
 pid | int? | pid | | | process of the owner
 comm | text? | comm | | | and its name
 ca_name | text? | ca_name | | | congestion control
+start | text? | | | | first record, as time of day (UTC)
 start_ns | int | | first_packet | first | first record, CLOCK_MONOTONIC
 established_ns | int? | | | | when the handshake was over, in the capture
 end_ns | int | | last_packet | last | last record

@@ -39,6 +39,7 @@ class Connection:
     ca_name: str = ""
     role: str = "existing"
     end_reason: str = "open"
+    start: str | None = None
     start_ns: int = 0
     end_ns: int = 0
     handshake_ns: int | None = None
@@ -153,6 +154,7 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         snd_wnd_min=int(number("snd_wnd_min") or 0),
         pid=int(number("pid") or 0),
         comm=table["comm"][at] or "",
+        start=table["start"][at],
         ca_name=table["ca_name"][at] or "",
         handshake_ns=None if handshake is None else round(handshake * 1000),
         limit_ns=limits,

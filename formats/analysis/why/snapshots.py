@@ -149,14 +149,16 @@ class Source:
         """What the headers tell of the capture: columns of the table connections."""
         settings = self._settings()
         if isinstance(self.reader, Capture):
-            host = self.reader.header.text(KIND_HOST)
+            host, clock = self.reader.header.text(KIND_HOST), self.reader.clock
         else:
-            host = self.reader.format.header.get("host")
+            host, clock = self.reader.format.header.get("host"), self.reader.format.clock
         found = {"host": host, "boot_id": _part(settings, "system", "boot_id"),
                  "capture_id": _part(settings, "segment", "capture")}  # fmt: skip
         told: dict[str, Any] = {
             name: value for name, value in found.items() if isinstance(value, str) and value
         }
+        if clock is not None and max(clock[:2]) < 1 << 62:
+            told["ahead_ns"] = clock[1] - clock[0]
         number = _part(settings, "segment", "number")
         if isinstance(spaces := settings.get("namespaces"), dict):
             told["netns_name"] = {key: one for key, one in spaces.items() if isinstance(one, str)}

@@ -21,6 +21,7 @@ from formats.verify.changes import ChangeCheck
 from formats.verify.ledger import POINTS
 from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
+from formats.verify.psc.cuts import tell_cuts
 from formats.verify.psc.dump import DumpCheck, Window, tell_states
 from formats.verify.psc.entries import (
     NO_ROWS,
@@ -45,7 +46,7 @@ from formats.verify.report import (
     Report,
     find_unproven,
     find_unseen,
-)
+)  # fmt: skip
 from formats.verify.segment import Part, Previous, find_part
 
 SEGMENT_ROWS = 1 << 16
@@ -270,7 +271,7 @@ class _LedgerRun:
                 self._serials.mark()
 
     def _finish(self) -> None:
-        report, problems = self._report, self._problems
+        report, problems, marks = self._report, self._problems, self._marks
         self._marks.finish()
         self._clock.finish()
         last, entry = self._marks.last, -1
@@ -303,15 +304,14 @@ class _LedgerRun:
         report.after_checkpoint = snapshots - (int(last.counts.sum()) if last else 0)
         if last is not None:
             self._conclude(last)
+        tell_cuts(self._capture.settings, report, problems)
         name, offset_ns = self._capture.location_name, self._offset_ns
         steps = steps_of(self._capture.settings)
         self._changes.conclude(report, name, lambda mono_ns: mono_ns + offset_ns, steps)
-        marks = self._marks
         dumped = marks.end is not None and marks.end[1].reason == control.EndReason.DUMPED
         window = Window(marks.previous, marks.base, entry if dumped else None)
         if marks.base is not None:
-            before = marks.previous
-            check_before(problems, marks.base, before.serials, before.lost)
+            check_before(problems, marks.base, marks.previous.serials, marks.previous.lost)
         self._dump.conclude(report, window, lambda mono_ns: mono_ns + offset_ns)
         if report.part is not None:
             self._describe(report.part)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses among the collectors that run: each capture has one name, the same in all commands.
+
+It is the name that the daemon gave it, else that of its output without the folder. Of several with
+one name, the later processes have -2, -3 ... behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from collector.control.client import Client, Collector, find_collectors
+from formats.base.errors import TcpkmonError, UsageError
+
+_HOW_TO_START = "start one: sudo collect -o FILE; its help says what else can be recorded"
+_ASK_S = 2.0
+
+
+def name_in(answer: dict[str, Any], taken: Collection[str] = ()) -> str:
+    """The name of a capture that gave this status, other than those of captures before it. Public
+    statuses tell none: capture."""
+    own = str(answer.get("name") or Path(str(answer.get("output") or "capture")).name)
+    name, count = own, 1
+    while name in taken:
+        count += 1
+        name = f"{own}-{count}"
+    return name
+
+
+def named(folder: Path | None = None) -> dict[str, Collector]:
+    """The collectors that run here by name, in the order of their processes."""
+    found: dict[str, Collector] = {}
+    for collector in find_collectors(folder):
+        answer: dict[str, Any] = {}
+        with suppress(TcpkmonError):
+            answer = Client(collector, _ASK_S).status()
+        found[name_in(answer, found)] = collector
+    return found
+
+
+def choose(which: str | int | None = None, folder: Path | None = None) -> Collector:
+    """The collector of that PID or name, or the only one. UsageError: there is none, or several."""
+    running = find_collectors(folder)
+    if not running:
+        what = "no collector runs here" if which is None else f"no collector runs as {which}"
+        raise UsageError(what, _HOW_TO_START)
+    if which is None and len(running) == 1:
+        return running[0]
+    for collector in running:
+        if str(collector.pid) == str(which):
+            return collector
+    names = named(folder)
+    if (found := names.get(str(which))) is not None:
+        return found
+    listed = ", ".join(f"{name} ({one.pid})" for name, one in names.items())
+    if which is not None:
+        raise UsageError(f"no collector runs as {which}", f"these run: {listed}")
+    raise UsageError(f"{len(running)} captures run here: {listed}", "add --collector NAME")
+
+
+def name_of(collector: Collector) -> str:
+    """The name of a collector's capture; its process where it has ended meanwhile."""
+    folder = collector.path.parent
+    return next((n for n, one in named(folder).items() if one == collector), str(collector.pid))

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tcpkmon top shows of the connections: those that have a text, alone or in groups, the first
+by a key.
+
+A port's group is that of the side that was called: of this host where it accepted, else of the
+peer. Where neither is known, as of connections that were open before, it is the smaller one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.metrics.words import GROUP_SORTS, STATES
+from formats.base.errors import TcpkmonError
+from formats.base.text import address_of, text_of
+
+SHOWN = (
+    "state", "srtt_us", "min_rtt_us", "snd_cwnd_segs", "mss", "retrans_out", "lport", "rport",
+    "pid",
+)  # fmt: skip
+"""Columns that are told as they are, if the capture stores them."""
+_RATES = ("acked_rate", "received_rate", "retransmits_rate", "opened_rate", "closed_rate")
+_TOLD = ("id", "acked", "received", "retransmits", *_RATES)
+_NEEDED = {"port": ("lport", "rport"), "peer": ("raddr",), "process": ("comm",)}
+_LOCAL = 1 << 16
+Rows = NDArray[Any]
+
+
+def groupings(rows: Rows) -> list[str]:
+    """The groups that the stored columns allow."""
+    names = set(rows.dtype.names or ())
+    return [by for by, needed in _NEEDED.items() if names.issuperset(needed)]
+
+
+def wanted(rows: Rows, text: str) -> NDArray[np.bool_]:
+    """(n,) which rows have this text in their addresses, ports, state or owner."""
+    names, text = rows.dtype.names or (), text.lower()
+    cells = [_ends(rows, side) for side in "lr" if f"{side}port" in names]
+    if "state" in names:
+        states = rows["state"].tolist()
+        cells.append([STATES[one] if one < len(STATES) else str(one) for one in states])
+    if "comm" in names:
+        cells.append(_owners(rows))
+    found = np.zeros(len(rows), np.bool_)
+    for texts in cells:
+        having = {one for one in set(texts) if text in one.lower()}
+        found |= np.fromiter((one in having for one in texts), np.bool_, len(rows))
+    return found
+
+
+def first(totals: Rows, rows: Rows, sort: str, most: int) -> dict[str, list[Any]]:
+    """The first connections by a key of SORTS, the largest first: a list for each column."""
+    names = rows.dtype.names or ()
+    keys = _keys(totals, sort) if sort not in names else rows[sort]
+    chosen = np.argsort(-keys.astype(np.float64), kind="stable")[:most]
+    totals, rows = totals[chosen], rows[chosen]
+    found = {name: totals[name].tolist() for name in _TOLD}
+    found |= {name: rows[name].tolist() for name in SHOWN if name in names}
+    found |= {name: _texts(rows[name], address_of) for name in ("laddr", "raddr") if name in names}
+    if "comm" in names:
+        found["comm"] = _texts(rows["comm"], text_of)
+    return found
+
+
+def groups(
+    totals: Rows, rows: Rows, is_open: NDArray[np.bool_], by: str, sort: str, most: int
+) -> dict[str, list[Any]]:
+    """The first groups by a key of GROUP_SORTS, the largest first: a list for each column.
+
+    is_open: (n,) of the connections. TcpkmonError where a column is missing.
+    """
+    if by not in groupings(rows):
+        lacking = " and ".join(_NEEDED[by])
+        raise TcpkmonError(
+            f"groups by {by} need the column {lacking}", "collect --columns default,pid,comm"
+        )
+    keys = _keys_of(totals, rows, by)
+    _, firsts, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    count = len(firsts)
+    found = np.zeros(count, [(name, "=f8") for name in (*_TOLD[1:], "open", "srtt_us")])
+    for name in _TOLD[1:]:
+        found[name] = np.bincount(inverse, totals[name], count)
+    found["open"] = np.bincount(inverse, is_open, count)
+    if "srtt_us" in (rows.dtype.names or ()):
+        measured = rows["srtt_us"] > 0
+        sums = np.bincount(inverse, rows["srtt_us"], count)
+        found["srtt_us"] = sums / np.maximum(np.bincount(inverse, measured, count), 1)
+    values = _keys(found, sort if sort in GROUP_SORTS else "rate")
+    chosen = np.argsort(-values, kind="stable")[:most]
+    told = {name: found[name][chosen].tolist() for name in found.dtype.names or ()}
+    at = firsts[chosen]
+    return {"group": _labels(keys[at], rows[at], by), **told}
+
+
+def _keys(totals: Rows, sort: str) -> NDArray[Any]:
+    if sort == "rate":
+        rates: NDArray[Any] = totals["acked_rate"] + totals["received_rate"]
+        return rates
+    names = totals.dtype.names or ()
+    name = f"{sort}_rate" if sort in ("opened", "closed") else sort
+    values: NDArray[Any] = totals[name if name in names else names[0]]
+    return values
+
+
+def _keys_of(totals: Rows, rows: Rows, by: str) -> Rows:
+    """(n,) a value for each row: rows of one group have the same."""
+    if by == "peer":
+        return _opaque(rows["raddr"])
+    if by == "process":
+        names = [name for name in ("pid", "comm") if name in (rows.dtype.names or ())]
+        packed = np.zeros(len(rows), [(name, rows.dtype[name]) for name in names])
+        for name in names:
+            packed[name] = rows[name]
+        return _opaque(packed)
+    local, remote = rows["lport"].astype(np.int64), rows["rport"].astype(np.int64)
+    role = totals["role"]
+    is_local = (role < 0) | ((role == 0) & (local <= remote))
+    return np.where(is_local, local | _LOCAL, remote)
+
+
+def _labels(keys: Rows, rows: Rows, by: str) -> list[str]:
+    if by == "peer":
+        return _texts(rows["raddr"], address_of)
+    if by == "process":
+        return _owners(rows)
+    return [f"{'local' if key & _LOCAL else 'remote'} {key % _LOCAL}" for key in keys.tolist()]
+
+
+def _opaque(values: Rows) -> Rows:
+    return np.ascontiguousarray(values).view(f"V{values.dtype.itemsize}")
+
+
+def _texts(values: Rows, text: Any) -> list[str]:
+    """The text of each value; each value that occurs is made once."""
+    listed = [bytes(one) for one in values.tolist()]
+    known = {one: str(text(one)) for one in set(listed)}
+    return [known[one] for one in listed]
+
+
+def _ends(rows: Rows, side: str) -> list[str]:
+    ports = rows[f"{side}port"].tolist()
+    if f"{side}addr" not in (rows.dtype.names or ()):
+        return [f":{port}" for port in ports]
+    texts = _texts(rows[f"{side}addr"], address_of)
+    return [f"{text}:{port}" for text, port in zip(texts, ports, strict=True)]
+
+
+def _owners(rows: Rows) -> list[str]:
+    names = _texts(rows["comm"], text_of)
+    if "pid" not in (rows.dtype.names or ()):
+        return [name or "-" for name in names]
+    pids = rows["pid"].tolist()
+    return [f"{name}/{pid}" if pid else name or "-" for name, pid in zip(names, pids, strict=True)]

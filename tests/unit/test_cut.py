@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon cut: what is left is proven, and all of it; what was cut is said and counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from formats.base import cli
+from formats.base.errors import DamagedError, FileError, UsageError
+from formats.commands.cut import command
+from formats.psc.header import KIND_SETTINGS, encode_header, text_data
+from formats.psc.reader import Capture
+from formats.verify.psc.check import verify_file
+from formats.verify.psc.cut import cut_file
+from tests.fuzz.seeds import dumps
+from tests.unit.captures import FURTHER, CaptureBuilder, clean_capture, full_capture
+from tests.unit.log_maker import make_logs
+from tests.unit.segment_maker import make
+from tests.unit.why_capture import write_capture
+
+ASKED = {"where": "lport == 1"}
+
+
+def pick(capture: Capture, share: float) -> Callable[[int, int], Any]:
+    """Each record stays with this chance, the same in each call."""
+    kept = np.random.default_rng(3).random(len(capture)) < share
+    return lambda start, stop: kept[start:stop]
+
+
+def records_of(capture: Capture, keep: Callable[[int, int], Any]) -> Any:
+    """The raw snapshots that stay, without what a cut numbers anew."""
+    rows = capture.rows()
+    kept = ~capture.control_of(rows) & keep(0, len(rows))
+    for name in ("seq", "seq_no", "serial"):
+        if name in rows.dtype.names:
+            rows[name] = 0
+    return rows.view(f"V{rows.itemsize}")[kept].tobytes()
+
+
+def check(path: Path, out: Path, share: float) -> None:
+    before = verify_file(path)
+    with Capture(path) as capture:
+        keep = pick(capture, share)
+        after = cut_file(capture, out, keep, ASKED)
+        wanted = records_of(capture, keep)
+    assert not after.problems and after.exit_code == before.exit_code, after.problems
+    assert after.verdict == before.verdict
+    old, new = before.totals, after.totals
+    cut = old.in_file - new.in_file
+    assert new.attempts == old.attempts and after.lost_total == before.lost_total
+    assert new.filtered == old.filtered + cut
+    with Capture(out) as capture:
+        assert records_of(capture, lambda start, stop: np.ones(stop - start, bool)) == wanted
+        assert capture.settings["cut"] == [{**ASKED, "records": cut}]
+        assert cut > 0 or share == 1
+    assert any(f"{cut:,} records were cut out" in note for note in after.notes)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("options", [
+    {}, {"big_endian": True}, {"further": {n: s for n, s in FURTHER.items() if n != "seq"}},
+], ids=["little", "big", "seq_no alone"])  # fmt: skip
+def test_what_is_left_is_proven(
+    tmp_path: Path, options: dict[str, Any], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("formats.verify.psc.cut._BLOCK_ROWS", 37)  # groups cross the blocks
+    for name, made in (("full", full_capture), ("clean", clean_capture)):
+        path = made(**options).write(tmp_path / f"{name}.pm")
+        check(path, tmp_path / f"{name}-cut.pm", share)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_segments_and_dumps(tmp_path: Path, share: float) -> None:
+    paths = [*make(tmp_path / "made", 3, lose=5), *dumps(tmp_path / "dumps")]
+    assert len(paths) > 4
+    for number, path in enumerate(paths):
+        check(path, tmp_path / f"{number}.pm", share)
+
+
+def test_checkpoints_without_a_record_between_them_go(tmp_path: Path) -> None:
+    build = CaptureBuilder()
+    for _ in range(50):
+        build.snapshots(0, 1, 3)
+        build.checkpoint()
+    build.end()
+    path = build.write(tmp_path / "run.pm")
+    with Capture(path) as capture:
+        last = len(capture) - 1
+        cut_file(capture, tmp_path / "cut.pm", lambda a, b: np.arange(a, b) > last, ASKED)
+    assert verify_file(path).checkpoints == 51
+    report = verify_file(tmp_path / "cut.pm")
+    assert report.checkpoints == 2 and report.exit_code == 0, "the first and the final one"
+    assert (tmp_path / "cut.pm").stat().st_size < path.stat().st_size / 5
+
+
+def test_a_cut_is_cut_again_and_a_false_count_is_found(tmp_path: Path) -> None:
+    check(full_capture().write(tmp_path / "run.pm"), tmp_path / "one.pm", 0.5)
+    with Capture(tmp_path / "one.pm") as capture:
+        cut_file(capture, tmp_path / "two.pm", pick(capture, 0.5), {"since": "1"})
+    with Capture(tmp_path / "two.pm") as capture:
+        header, rows = capture.header, capture.rows()
+        assert [sorted(one) for one in capture.settings["cut"]] == [
+            ["records", "where"], ["records", "since"]
+        ]  # fmt: skip
+    settings = json.loads(header.text(KIND_SETTINGS) or "")
+    for false, what in ((10**6, "more records cut"), ("x", "cannot be read")):
+        settings["cut"][0]["records"] = false
+        extras = {**header.extras, KIND_SETTINGS: text_data(json.dumps(settings))}
+        wrong = tmp_path / "wrong.pm"
+        wrong.write_bytes(encode_header(replace(header, extras=extras)) + rows.tobytes())
+        report = verify_file(wrong)
+        assert report.exit_code == DamagedError.exit_code
+        assert any(what in str(one) for one in report.problems)
+
+
+def run(*arguments: object) -> int:
+    return cli.run(command, [str(one) for one in arguments], "cut")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = full_capture().write(tmp_path / "run.pm"), tmp_path / "some.pm"
+    with Capture(path) as capture:
+        times = np.sort(capture.column("time_ns")[capture.column("location") < 32])
+    middle = times[len(times) // 2]
+    code = verify_file(path).exit_code
+    assert run(path, "-o", out, "--since", middle) == code
+    with Capture(out) as capture:
+        left = capture.column("time_ns")[capture.column("location") < 32]
+    assert np.array_equal(np.sort(left), times[times >= middle]) and 0 < len(left) < len(times)
+    assert f"{len(left)} records left" in capsys.readouterr().err
+    assert run(path, "-o", out, "--until", middle) == FileError.exit_code, "OUT is there"
+    assert run(path, "-o", path, "--until", middle) == UsageError.exit_code
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = write_capture(tmp_path / "run.pm", 300, 5), tmp_path / "some.pm"
+    folder = make(tmp_path / "made", 2)[0].parent
+    log = make_logs(tmp_path / "logs", 1)[0]
+    for words, what, error in (
+        ((path,), "nothing to cut by", UsageError),
+        ((path, "-p", "7"), "not a connection", UsageError),
+        ((path, "-p", "7.8"), "no such connection", UsageError),
+        ((path, "--where", "nope > 1"), "no column 'nope'", UsageError),
+        ((path, "--since", "noon"), "no time", UsageError),
+        ((path, "--since", "5"), "does not add up", DamagedError),
+        ((folder, "--since", "5"), "cut each file by itself", UsageError),
+        ((log, "--since", "5"), "no PSC file", UsageError),
+    ):
+        assert run(*words, "-o", out) == error.exit_code, words
+        assert what in capsys.readouterr().err
+        assert not out.exists()
