@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of exchanges of a capture."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.requests.columns import EXCHANGES
+from formats.analysis.requests.exchanges import EXCHANGE, NULL, Exchanges, exchanges
+from formats.analysis.requests.streams import NEEDED, OPTIONAL, Streams
+from formats.analysis.why import Source, Table
+from formats.base.arrow import import_pyarrow
+from formats.base.errors import UsageError
+from formats.base.reader import Reader
+from formats.base.text import address_of, text_of
+
+Array = NDArray[Any]
+Capture = str | os.PathLike[str] | Reader | Source
+_TEXTS = {"laddr": address_of, "raddr": address_of, "comm": lambda data: text_of(data) or None}
+_NONE = {"pid": 0, "netns": 0}
+"""The value of a snapshot that stands for null."""
+
+
+def requests(capture: Capture) -> Table:
+    """A row for each exchange of each recorded end of a connection, by connection and number.
+
+    columns.EXCHANGES says what each column is. UsageError where the capture lacks what is needed;
+    else as why.Source.
+    """
+    is_source = isinstance(capture, Source)
+    opened: AbstractContextManager[Source] = nullcontext(capture) if is_source else Source(capture)
+    with opened as source:
+        source.names = _names(source)
+        has_calls, at_entry = _calls(source)
+        cutter = Exchanges(has_calls, at_entry)
+        parts = [rows for rows in exchanges(source.read(), cutter) if len(rows)]
+    rows = np.concatenate(parts) if parts else np.zeros(0, EXCHANGE)
+    parts.clear()
+    rows = rows[np.argsort(rows["place"], kind="stable")]
+    return _table(rows, cutter.streams)
+
+
+def _names(source: Source) -> list[str]:
+    missing = [name for name in NEEDED if name not in source.known]
+    if missing:
+        raise UsageError(
+            f"{source.reader.path} lacks what tells requests: {', '.join(missing)}",
+            "capture the schema tcp with --requests, or with --columns default",
+        )
+    return [*NEEDED, *(name for name in OPTIONAL if name in source.known)]
+
+
+def _calls(source: Source) -> tuple[bool, bool]:
+    """Whether calls were recorded, both to send and to receive; and whether as they began."""
+    names = ("SEND_CALL", "RECEIVE_CALL")
+    ways = source.locations()
+    if ways is None:
+        return False, False
+    return all(name in ways for name in names), any(
+        str(ways.get(name, "")).startswith("kprobe") for name in names
+    )  # fmt: skip
+
+
+def _table(rows: Array, streams: Streams) -> Table:
+    place = rows["place"]
+    found: Table = {}
+    for column in EXCHANGES:
+        name = column.name
+        if name in _TEXTS:
+            found[name] = _texts(streams.latest.get(name), _TEXTS[name], place)
+        elif name == "side":
+            found[name] = np.array(["server", "client"], object)[rows["is_client"].astype(int)]
+        elif name in streams.latest or name in _NONE:
+            values = streams.latest.get(name)
+            whole = np.zeros(len(rows)) if values is None else values[place]
+            if column.null:
+                whole = whole.astype(np.float64)
+                whole[whole == _NONE[name]] = np.nan
+                found[name] = whole
+            else:
+                found[name] = whole.astype(np.int64)
+        elif column.null:
+            values = rows[name].astype(np.float64)
+            values[rows[name] == NULL] = np.nan
+            found[name] = values
+        else:
+            found[name] = np.ascontiguousarray(rows[name])
+    return found
+
+
+def _texts(raw: Array | None, text: Any, place: Array) -> Array:
+    """A text for each row; each distinct value is decoded once."""
+    if raw is None or not len(place):
+        return np.full(len(place), None)
+    some, which = np.unique(place, return_inverse=True)
+    distinct, of = np.unique(raw[some], return_inverse=True)
+    width = raw.dtype.itemsize  # of bytes, numpy leaves out zeros at the end
+    told = np.array([text(one.tobytes().ljust(width, b"\0")) for one in distinct], object)
+    found: Array = told[of][which]
+    return found
+
+
+def as_arrow(table: Table) -> Any:
+    """A pyarrow.Table: null is null, a number int64. UsageError without pyarrow."""
+    pyarrow = import_pyarrow()
+    arrays = []
+    for column in EXCHANGES:
+        values = table[column.name]
+        if values.dtype == object:
+            arrays.append(pyarrow.array(values, pyarrow.string()))
+        elif column.kind == "int" and column.null:
+            void = np.isnan(values)
+            arrays.append(pyarrow.array(np.where(void, 0, values).astype(np.int64), mask=void))
+        else:
+            arrays.append(pyarrow.array(values))
+    return pyarrow.table(arrays, [column.name for column in EXCHANGES])
