@@ -108,7 +108,7 @@ def _was_given(parameter: str) -> bool:
 @click.option("--why", is_flag=True,
               help="At the end print what limited each connection, as tcpkmon why does.")
 @click.option("--requests", is_flag=True,
-              help="Record what tcpkmon requests needs for exact times: the calls of both ends, and "
+              help="Record what tcpkmon requests needs for exact times: the calls of both ends and "
               "their processes. Short for --locations default,SEND_CALL,RECEIVE_CALL --columns "
               "default,pid,comm,netns, which more of both adds to.")
 @click.option("--metrics", is_flag=True,

@@ -39,9 +39,9 @@ comm | text? | and its name
 side | text | client: this end sent the request; server: it received it
 number | int | of the exchange in its connection, from 0
 start_ns | int | its first byte, CLOCK_MONOTONIC
-wait_ns | int? | from the end of the exchange before it (or the handshake's) to the request's first byte
+wait_ns | int? | from the end of the one before it, or of the handshake, to its first byte
 request_ns | int | first to last byte of the request: written (client), arrived (server)
-think_ns | int? | from there to the answer's first byte: arrived, less network_ns (client), written (server)
+think_ns | int? | from there to the answer's first byte: arrived, less network_ns, or written
 network_ns | int? | client: the path's round trip, by its smallest one
 response_ns | int? | first to last byte of the answer: arrived (client), written and sent (server)
 read_ns | int? | client: from there until its process had read it

@@ -25,8 +25,8 @@ from formats.analysis.why.grouping import grown
 Array = NDArray[Any]
 EXCHANGE = np.dtype(
     [
-        ("place", "i8"), ("number", "i8"), ("is_client", "?"), ("start_ns", "i8"), ("wait_ns", "i8"),
-        ("request_ns", "i8"), ("think_ns", "i8"), ("network_ns", "i8"), ("response_ns", "i8"),
+        ("place", "i8"), ("number", "i8"), ("is_client", "?"), ("start_ns", "i8"),
+        ("wait_ns", "i8"), ("request_ns", "i8"), ("think_ns", "i8"), ("network_ns", "i8"), ("response_ns", "i8"),
         ("read_ns", "i8"), ("total_ns", "i8"), ("request_bytes", "i8"), ("response_bytes", "i8"),
         ("exact", "?"), ("uncertain_ns", "i8"), ("certain", "?"), ("lost_records", "i8"),
         ("pipelined", "?"), ("retransmits", "i8"),
@@ -203,7 +203,7 @@ class _Cut:
         self.over = self.closed & (self.is_settled | self._over[self.group])
         # The last ones, of which the exchange goes on or is not read, stay.
         upto = np.full(len(self._places), -1, np.int64)
-        upto[:] = np.where(len(new) > 0, asked[self._places], asked[self._places])
+        upto[:] = asked[self._places]
         if len(new):
             upto[self.group] = self.end_q  # of several the last one stays
         self._upto = np.maximum(upto, 0)

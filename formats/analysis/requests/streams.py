@@ -242,8 +242,8 @@ def _positions(rows: Grouped, is_new: Array, before: dict[str, Array]) -> dict[s
     closed, receives = rows["state"] == _CLOSE, rows["location"] == RECEIVE
     bases = _bases(rows, firsts)
     found = {}
-    for name, values in raw.items():
-        values = values.astype(np.uint32, copy=False)
+    for name, numbers in raw.items():
+        values = numbers.astype(np.uint32, copy=False)
         steps = np.zeros(len(values), np.int64)
         steps[1:] = (values[1:] - values[:-1]).view(np.int32)
         # A socket that is closed may have been disconnected, which takes new numbers.

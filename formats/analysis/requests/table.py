@@ -32,8 +32,9 @@ def requests(capture: Capture) -> Table:
     columns.EXCHANGES says what each column is. UsageError where the capture lacks what is needed;
     else as why.Source.
     """
-    is_source = isinstance(capture, Source)
-    opened: AbstractContextManager[Source] = nullcontext(capture) if is_source else Source(capture)
+    opened: AbstractContextManager[Source] = (
+        nullcontext(capture) if isinstance(capture, Source) else Source(capture)
+    )
     with opened as source:
         source.names = _names(source)
         has_calls, at_entry = _calls(source)
@@ -105,7 +106,7 @@ def _texts(raw: Array | None, text: Any, place: Array) -> Array:
     return found
 
 
-def as_arrow(table: Table) -> Any:
+def as_arrow(table: Table, _: str = "") -> Any:
     """A pyarrow.Table: null is null, a number int64. UsageError without pyarrow."""
     pyarrow = import_pyarrow()
     arrays = []
