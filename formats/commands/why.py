@@ -16,6 +16,7 @@ from formats.base.escape import for_terminal
 from formats.commands.connections import report
 
 if TYPE_CHECKING:
+    from formats.analysis.requests import Waited
     from formats.analysis.why import Connection
 
 _INTERVALS_SHOWN = 40
@@ -53,6 +54,7 @@ def command(
     """
     import numpy as np
 
+    from formats.analysis.requests import Waiting
     from formats.analysis.why import (
         Source,
         connection_of,
@@ -75,7 +77,12 @@ def command(
     for paths in group(files):
         with Source(*paths) as source:
             resolved = has_waits(source)
-            table, runs = tables(source, with_intervals=verbose or resolved)
+            waiting = Waiting(source)
+            table, runs = tables(source, with_intervals=verbose or resolved, see=waiting.add)
+            asked = waiting.finish(*(
+                dict(zip(table["conn_id"].tolist(), table[name].tolist(), strict=True))
+                for name in ("end_ns", "start_ns")
+            ))  # fmt: skip
             codes.append(report(source, "why"))
         found = waits(paths, table, runs) if resolved else []
         lines: dict[int, list[str]] = {}
@@ -86,12 +93,13 @@ def command(
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
             told += [
-                _as_dict(connection_of(table, at)) | row | {"waits": lines.get(row["conn_id"], [])}
+                {**_as_dict(_with(connection_of(table, at), asked)), **row,
+                 "waits": lines.get(row["conn_id"], [])}
                 for at, row in zip(order.tolist(), rows, strict=True)
             ]
             continue
         for at in order[:most].tolist():
-            row = connection_of(table, at)
+            row = _with(connection_of(table, at), asked)
             more = lines.get(row.conn_id, [])
             if verbose and (check := cross_check(row_of(table, at))):
                 more = [*more, check]
@@ -156,6 +164,13 @@ def _print_intervals(row: Connection, runs: dict[str, Any]) -> None:
     console.print(table)
     if len(mine) > _INTERVALS_SHOWN:
         click.echo(f"    and {len(mine) - _INTERVALS_SHOWN} more intervals")
+
+
+def _with(row: Connection, asked: dict[int, Waited]) -> Connection:
+    """With what its requests say."""
+    if (one := asked.get(row.conn_id)) is None:
+        return row
+    return dataclasses.replace(row, requests=one.sentences, requests_share=one.share)
 
 
 def _as_dict(row: Connection) -> dict[str, Any]:

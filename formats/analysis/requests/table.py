@@ -36,9 +36,12 @@ def requests(capture: Capture) -> Table:
         nullcontext(capture) if isinstance(capture, Source) else Source(capture)
     )
     with opened as source:
-        source.names = _names(source)
-        has_calls, at_entry = _calls(source)
-        cutter = Exchanges(has_calls, at_entry)
+        if (cutter := make_cutter(source)) is None:
+            raise UsageError(
+                f"{source.reader.path} lacks what tells requests: {', '.join(_missing(source))}",
+                "capture the schema tcp with --requests, or with --columns default",
+            )
+        source.names = [*NEEDED, *(name for name in OPTIONAL if name in source.known)]
         parts = [rows for rows in exchanges(source.read(), cutter) if len(rows)]
     rows = np.concatenate(parts) if parts else np.zeros(0, EXCHANGE)
     parts.clear()
@@ -46,14 +49,13 @@ def requests(capture: Capture) -> Table:
     return _table(rows, cutter.streams)
 
 
-def _names(source: Source) -> list[str]:
-    missing = [name for name in NEEDED if name not in source.known]
-    if missing:
-        raise UsageError(
-            f"{source.reader.path} lacks what tells requests: {', '.join(missing)}",
-            "capture the schema tcp with --requests, or with --columns default",
-        )
-    return [*NEEDED, *(name for name in OPTIONAL if name in source.known)]
+def make_cutter(source: Source) -> Exchanges | None:
+    """What cuts its snapshots; None where it lacks a column that this needs."""
+    return None if _missing(source) else Exchanges(*_calls(source))
+
+
+def _missing(source: Source) -> list[str]:
+    return [name for name in NEEDED if name not in source.known]
 
 
 def _calls(source: Source) -> tuple[bool, bool]:
