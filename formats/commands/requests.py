@@ -57,7 +57,7 @@ def command(
     until the other side sends, and that answer. Exit code 3: records were lost, or the end is
     unknown; the column certain says of which exchanges.
     """
-    from formats.analysis.requests import did_meanwhile, requests
+    from formats.analysis.exchanges import did_meanwhile, exchanges
     from formats.analysis.why import Source, has_waits, rows_of
     from formats.registry import group
 
@@ -70,7 +70,7 @@ def command(
     for paths in captures:
         with Source(*paths) as source:
             resolved = has_waits(source)
-            table = requests(source)
+            table = exchanges(source)
             code = max(code, report(source, "requests"))
         if pairs:
             table = _choose(table, pairs)
@@ -117,13 +117,13 @@ def _choose(table: Table, pairs: list[tuple[int, int]]) -> Table:
 
 def _write(table: Table, path: Path, force: bool) -> None:
     if path.suffix.lower() in _TABLES:
-        from formats.analysis.requests import as_arrow
+        from formats.analysis.exchanges import as_arrow
         from formats.analysis.why import write
         from formats.analysis.why.writing import form_of
 
         write("requests", table, form_of(None, path), path, force, make=as_arrow)
     else:
-        from formats.analysis.requests import draw_requests
+        from formats.analysis.exchanges import draw_requests
 
         draw_requests(table, path, force)
 
@@ -133,8 +133,8 @@ def _print(
 ) -> None:
     import numpy as np
 
-    from formats.analysis.requests import head, slowest_of, story, summarize
-    from formats.analysis.requests.story import ends
+    from formats.analysis.exchanges import head, slowest_of, story, summarize
+    from formats.analysis.exchanges.story import ends
     from formats.analysis.why import row_of
 
     if not len(table["conn_id"]):
@@ -179,7 +179,7 @@ def _print_parts(summary: Any, side: str) -> None:
     from rich.console import Console
     from rich.table import Table as Lines
 
-    from formats.analysis.requests.story import NAMES
+    from formats.analysis.exchanges.story import NAMES
     from formats.analysis.why.words import human_time
 
     lines = Lines(box=None, pad_edge=False)

@@ -16,7 +16,7 @@ from formats.base.escape import for_terminal
 from formats.commands.connections import report
 
 if TYPE_CHECKING:
-    from formats.analysis.requests import Waited
+    from formats.analysis.exchanges import Waited
     from formats.analysis.why import Connection
 
 _INTERVALS_SHOWN = 40
@@ -54,7 +54,7 @@ def command(
     """
     import numpy as np
 
-    from formats.analysis.requests import Waiting
+    from formats.analysis.exchanges import Waiting
     from formats.analysis.why import (
         Source,
         connection_of,

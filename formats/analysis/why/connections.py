@@ -26,7 +26,7 @@ class Connection:
     least_ns: that by name. receiving_ns: for how long it waited as a receiver, by name of
     RECEIVING; empty where the capture does not tell. receiving_least_ns: of that, what is certain.
     Round-trip times are None where none was measured. role: active, passive or existing.
-    end_reason: see the table's columns. requests: what formats.analysis.requests says of it;
+    end_reason: see the table's columns. requests: what formats.analysis.exchanges says of it;
     requests_share: of its time, what one end waited for the other's program, or its own.
     """
 

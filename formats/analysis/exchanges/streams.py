@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.requests.advances import (
+from formats.analysis.exchanges.advances import (
     ESTABLISHED,
     RECEIVE,
     SEGMENTS,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from formats.analysis.requests.summary import Summary
+from formats.analysis.exchanges.summary import Summary
 from formats.analysis.why.words import endpoint, human_bytes, human_time
 
 _LEAST = 0.05

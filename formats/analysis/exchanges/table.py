@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.requests.columns import EXCHANGES
-from formats.analysis.requests.exchanges import EXCHANGE, NULL, Exchanges, exchanges
-from formats.analysis.requests.streams import NEEDED, OPTIONAL, Streams
+from formats.analysis.exchanges.columns import EXCHANGES
+from formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
+from formats.analysis.exchanges.streams import NEEDED, OPTIONAL, Streams
 from formats.analysis.why import Source, Table
 from formats.base.arrow import import_pyarrow
 from formats.base.errors import UsageError
@@ -26,7 +26,7 @@ _NONE = {"pid": 0, "netns": 0}
 """The value of a snapshot that stands for null."""
 
 
-def requests(capture: Capture) -> Table:
+def exchanges(capture: Capture) -> Table:
     """A row for each exchange of each recorded end of a connection, by connection and number.
 
     columns.EXCHANGES says what each column is. UsageError where the capture lacks what is needed;
@@ -42,7 +42,7 @@ def requests(capture: Capture) -> Table:
                 "capture the schema tcp with --requests, or with --columns default",
             )
         source.names = [*NEEDED, *(name for name in OPTIONAL if name in source.known)]
-        parts = [rows for rows in exchanges(source.read(), cutter) if len(rows)]
+        parts = [rows for rows in cut(source.read(), cutter) if len(rows)]
     rows = np.concatenate(parts) if parts else np.zeros(0, EXCHANGE)
     parts.clear()
     rows = rows[np.argsort(rows["place"], kind="stable")]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.requests.columns import PARTS
+from formats.analysis.exchanges.columns import PARTS
 from formats.analysis.why import Table
 
 Array = NDArray[Any]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from formats.analysis.doing import DOING, Doing
+from formats.analysis.exchanges.summary import slowest
 from formats.analysis.gather import gather
 from formats.analysis.log import open_log
-from formats.analysis.requests.summary import slowest
 from formats.analysis.why import Table
 from formats.analysis.why.waits import said_of
 

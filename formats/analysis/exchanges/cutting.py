@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.requests.streams import CLIENT, MOST, Events, Streams
+from formats.analysis.exchanges.streams import CLIENT, MOST, Events, Streams
 from formats.analysis.why import Snapshots
 from formats.analysis.why.grouping import grown
 
@@ -26,8 +26,8 @@ Array = NDArray[Any]
 EXCHANGE = np.dtype(
     [
         ("place", "i8"), ("number", "i8"), ("is_client", "?"), ("start_ns", "i8"),
-        ("wait_ns", "i8"), ("request_ns", "i8"), ("think_ns", "i8"), ("network_ns", "i8"), ("response_ns", "i8"),
-        ("read_ns", "i8"), ("total_ns", "i8"), ("request_bytes", "i8"), ("response_bytes", "i8"),
+        ("wait_ns", "i8"), ("request_ns", "i8"), ("think_ns", "i8"), ("network_ns", "i8"),
+        ("response_ns", "i8"), ("read_ns", "i8"), ("total_ns", "i8"), ("request_bytes", "i8"), ("response_bytes", "i8"),
         ("exact", "?"), ("uncertain_ns", "i8"), ("certain", "?"), ("lost_records", "i8"),
         ("pipelined", "?"), ("retransmits", "i8"),
     ]
@@ -330,7 +330,7 @@ def _sum_of(events: Events, parts: Iterable[tuple[Array, str, Any]]) -> Array:
     return np.asarray(found, np.int64)
 
 
-def exchanges(pieces: Iterable[Snapshots], cutter: Exchanges) -> Iterator[Array]:
+def cut(pieces: Iterable[Snapshots], cutter: Exchanges) -> Iterator[Array]:
     """All exchanges of a capture, as arrays of EXCHANGE; those of a connection in order."""
     for piece in pieces:
         yield cutter.add(piece)

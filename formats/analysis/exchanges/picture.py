@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.requests.columns import PARTS
-from formats.analysis.requests.story import NAMES
+from formats.analysis.exchanges.columns import PARTS
+from formats.analysis.exchanges.story import NAMES
 from formats.analysis.why import Table
 from formats.drawing import PALETTE, Axes, new_figure, save_figure, scale_log, styled
 

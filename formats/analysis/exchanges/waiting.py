@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.analysis.requests.exchanges import NULL, Exchanges
-from formats.analysis.requests.streams import CLIENT
-from formats.analysis.requests.table import make_cutter
+from formats.analysis.exchanges.cutting import NULL, Exchanges
+from formats.analysis.exchanges.streams import CLIENT
+from formats.analysis.exchanges.table import make_cutter
 from formats.analysis.why import Snapshots, Source
 from formats.analysis.why.grouping import grown
 from formats.analysis.why.words import human_time
@@ -106,8 +106,8 @@ def _waited(one: dict[str, int], is_client: bool, duration: int, rest: int) -> W
         ]  # fmt: skip
     told = sorted((item for item in texts if item[0] >= _LEAST * duration), key=lambda one: -one[0])
     sentences = [
-        f"{text}, {min(100 * ns / duration, 100):.0f} % of the time{unsure if think in text else ''}"
-        for ns, text in told
-    ]
+        f"{text}, {min(100 * ns / duration, 100):.0f} % of the time"
+        + (unsure if ns == one["think_ns"] else "") for ns, text in told
+    ]  # fmt: skip
     share = (one["think_ns"] + one["network_ns"] + pause + unanswered) / duration
     return Waited(sentences, min(share, 1.0))
