@@ -53,8 +53,8 @@ def compile_assertions(
     """Each assertion, and what its rows are. ExpressionError for all mistakes at once.
 
     records: the columns of the capture's records. An assertion is about intervals if it names one
-    of their columns, about requests likewise, about connections if all its columns are theirs, else about records. wanted:
-    bool, or number for expressions that are one number.
+    of their columns, about requests likewise, about connections if all its columns are theirs,
+    else about records. wanted: bool, or number for expressions that are one number.
     """
     found, mistakes = [], []
     for text in texts:

@@ -88,7 +88,7 @@ class Advances:
         trip = self._round_trip() * 1000
         acks = after(self._at["acked"], rows) > self._at["acked"]
         tells = np.isin(self._location, SEGMENTS) & acks & self._whole & ~is_call & (trip > 0)
-        tells &= (self._at["acked"] == self._last) & (self._came_from != STATE_CHANGE)
+        tells &= (self._at["acked"] == self._last)
         tells |= self._begins  # data of a SYN
         width = np.where(tells & (width > 0), np.minimum(_SAMPLE_NS, self._gap), width)
         time = np.where(tells, self._time - trip, time)

@@ -27,7 +27,8 @@ EXCHANGE = np.dtype(
     [
         ("place", "i8"), ("number", "i8"), ("is_client", "?"), ("start_ns", "i8"),
         ("wait_ns", "i8"), ("request_ns", "i8"), ("think_ns", "i8"), ("network_ns", "i8"),
-        ("response_ns", "i8"), ("read_ns", "i8"), ("total_ns", "i8"), ("request_bytes", "i8"), ("response_bytes", "i8"),
+        ("response_ns", "i8"), ("read_ns", "i8"), ("total_ns", "i8"), ("request_bytes", "i8"),
+        ("response_bytes", "i8"),
         ("exact", "?"), ("uncertain_ns", "i8"), ("certain", "?"), ("lost_records", "i8"),
         ("pipelined", "?"), ("retransmits", "i8"),
     ]
