@@ -29,7 +29,7 @@ FORMATS = [FILE_FORMATS[name] for name in STREAMS]
 """The first is the default."""
 
 
-_OF_REQUESTS = {"locations": "SEND_CALL,RECEIVE_CALL", "columns": "default,pid,comm,netns"}
+_OF_REQUESTS = {"locations": "SEND_CALL,RECEIVE_CALL", "columns": "pid,comm,netns,seg_ack"}
 """What --requests adds."""
 
 
@@ -110,7 +110,7 @@ def _was_given(parameter: str) -> bool:
 @click.option("--requests", is_flag=True,
               help="Record what tcpkmon requests needs for exact times: the calls of both ends and "
               "their processes. Short for --locations default,SEND_CALL,RECEIVE_CALL --columns "
-              "default,pid,comm,netns, which more of both adds to.")
+              "default,pid,comm,netns,seg_ack, which more of both adds to.")
 @click.option("--metrics", is_flag=True,
               help="Count for tcpkmon metrics from the start, not from its first question on.")
 @click.option("--top", is_flag=True,

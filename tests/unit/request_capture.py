@@ -68,7 +68,8 @@ class Socket:
                 srtt_us: int = 0, **values: Any) -> None:  # fmt: skip
         """One arrives: nbytes in order (ahead: from so far beyond), and acknowledges all that was
         written, or `ack` bytes less."""
-        self.put(ms, 1, seg_seq=(self.arrived + ahead) & MASK, seg_len=nbytes, **values)
+        self.put(ms, 1, seg_seq=(self.arrived + ahead) & MASK, seg_len=nbytes,
+                 seg_ack=(self.written - (ack or 0)) & MASK, **values)  # fmt: skip
         if not ahead:
             self.arrived = (self.arrived + nbytes) & MASK
         self.acked = (self.written - (ack or 0)) & MASK
@@ -90,12 +91,12 @@ class Socket:
         self.put(ms + 3, 11)
 
 
-def snapshots(*sockets: Socket) -> Snapshots:
-    """All of them as one piece, in time order."""
+def snapshots(*sockets: Socket, acks: bool = False) -> Snapshots:
+    """All of them as one piece, in time order. acks: with the column seg_ack."""
     rows = sorted((row for one in sockets for row in one.rows), key=lambda row: row["time_ns"])
     names = {name for row in rows for name in row} | {"callvalue", "seg_seq", "seg_len"}
     columns: dict[str, Any] = {}
-    for name in names - {"time_ns", "lost"}:
+    for name in names - {"time_ns", "lost"} - ({"seg_ack"} if not acks else set()):
         kind = {"conn_id": np.uint64, "lport": np.uint16, "rport": np.uint16,
                 "pacing_rate": np.uint64}.get(name, np.uint32)  # fmt: skip
         columns[name] = np.array([row.get(name, 0) & (1 << 64) - 1 for row in rows], np.uint64)

@@ -19,9 +19,12 @@ from formats.commands.requests import command
 from tests.unit.request_capture import MS, Socket, snapshots, write_requests
 
 
-def cut(*sockets: Socket, calls: bool = True, size: int = 1 << 20, at_entry: bool = False) -> Any:
+def cut(
+    *sockets: Socket, calls: bool = True, size: int = 1 << 20, at_entry: bool = False,
+    acks: bool = False,
+) -> Any:  # fmt: skip
     """The exchanges, of pieces of this size, by connection and number."""
-    piece, found = snapshots(*sockets), Exchanges(calls, at_entry)
+    piece, found = snapshots(*sockets, acks=acks), Exchanges(calls, at_entry)
     parts = [found.add(piece.take(np.arange(low, min(low + size, len(piece)))))
              for low in range(0, len(piece), size)]  # fmt: skip
     rows = np.concatenate([*parts, found.finish()])
@@ -86,10 +89,24 @@ def test_a_server_thinks() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("calls", [True, False])
-def test_pieces_change_nothing(size: int, calls: bool) -> None:
+@pytest.mark.parametrize("acks", [True, False])
+def test_pieces_change_nothing(size: int, calls: bool, acks: bool) -> None:
     sockets = client(3), server(5), pipelined()
     whole = cut(*sockets, calls=calls)
-    assert (cut(*sockets, calls=calls, size=size) == whole).all()
+    assert (cut(*sockets, calls=calls, size=size, acks=acks) == whole).all()
+
+
+def test_a_call_that_is_recorded_while_a_segment_is_under_way() -> None:
+    """On another CPU, before the segment's ACK counts: the column seg_ack tells it all the same."""
+    one = Socket().open(1, active=True)
+    for at in (5, 25):
+        one.write(45)
+        one.put(at, 1, seg_seq=one.arrived, seg_len=5, seg_ack=one.written)
+        one.put(at + 0.00003, 9, callvalue=45)
+        one.arrived, one.acked = one.arrived + 5, one.written
+        one.receive(at + 1, 5)
+    rows = cut(one, acks=True)
+    assert rows[["request_bytes", "response_bytes", "pipelined"]].tolist() == [(45, 5, False)] * 2
 
 
 @pytest.mark.parametrize("iss, irs", [(2**32 - 60, 2**32 - 10), (2**32 - 2, 2**31 - 1)])

@@ -58,8 +58,7 @@ class Advances:
             time, width = getattr(self, f"_{name}")(found)
             found[f"time_{name}"] = np.clip(time, self._before - self._early(), self._time)
             found[f"width_{name}"] = width
-        acked = after(at["acked"], rows)
-        acked[rows.lasts] = at["sent"][rows.lasts]
+        acked = self._acked()
         least = rows["min_rtt_us"].astype(np.int64)
         rtt = np.where((least > 0) & (least < _NO_RTT), least, rows["srtt_us"])
         return found | {
@@ -68,6 +67,22 @@ class Advances:
             "acked": np.minimum(acked, at["top_written"]), "brings": at["brings"],
             "unread": at["top_read"] < at["top_known"], "moved": moved,
         }  # fmt: skip
+
+    def _acked(self) -> Array:
+        """How far the written stream is acknowledged, by each row's segment too.
+
+        Without the column seg_ack that is what the next row has. A call can be recorded while a
+        segment is under way on another CPU, before it counts; so captures of calls need the column.
+        """
+        rows, at = self._rows, self._at
+        if "seg_ack" not in rows.columns:
+            found = after(at["acked"], rows)
+            found[rows.lasts] = at["sent"][rows.lasts]
+            return found
+        ahead = (rows["seg_ack"] - rows["snd_una"]).astype(np.uint32).view(np.int32)
+        is_segment = np.isin(self._location, SEGMENTS)
+        told: Array = at["acked"] + np.where(is_segment, np.maximum(ahead, 0), 0)
+        return np.minimum(told, at["sent"])
 
     def _early(self) -> Array:
         """How long before a connection's first row its data can be: a SYN's, a round trip."""

@@ -37,7 +37,8 @@ NEEDED = (
     "snd_max", "snd_sb_cc", "rcv_nxt", "rcv_sb_cc", "seg_seq", "seg_len", "srtt_us", "min_rtt_us",
     "sk_wmem_bytes", "sb_hiwat",
 )  # fmt: skip
-OPTIONAL = ("pid", "comm", "netns")
+OWNER = ("pid", "comm", "netns")
+OPTIONAL = (*OWNER, "seg_ack")
 _RETRANSMIT, _DESTROY, _DROPPED = 2, 11, 12
 _SYN_RECV, _CLOSE = 3, 7
 _DATA = (1, 3, 4, 5, 8, 9, 11)
@@ -136,7 +137,7 @@ class Streams:
 
     def _note(self, rows: Grouped, is_new: Array) -> None:
         """Who opened each connection, when, whether it ended, and what names it."""
-        for name in ("conn_id", "lport", "rport", "laddr", "raddr", *OPTIONAL):
+        for name in ("conn_id", "lport", "rport", "laddr", "raddr", *OWNER):
             if name in rows.columns:
                 values = rows[name]
                 nothing = np.zeros(1, values.dtype)[0]

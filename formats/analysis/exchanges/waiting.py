@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.analysis.exchanges.cutting import NULL, Exchanges
-from formats.analysis.exchanges.streams import CLIENT
+from formats.analysis.exchanges.streams import CLIENT, NEEDED, OPTIONAL
 from formats.analysis.exchanges.table import make_cutter
 from formats.analysis.why import Snapshots, Source
 from formats.analysis.why.grouping import grown
@@ -36,6 +36,9 @@ class Waiting:
 
     def __init__(self, source: Source) -> None:
         self._cutter: Exchanges | None = make_cutter(source)
+        if self._cutter is not None:
+            more = (name for name in (*NEEDED, *OPTIONAL) if name in source.known)
+            source.names = [*dict.fromkeys((*source.names, *more))]
         self._sums: dict[str, Array] = {
             name: np.zeros(0, np.int64) for name in (*_SUMS, "count", "end_ns", "asked_ns")
         }
