@@ -118,7 +118,7 @@ def test_a_server_thinks_between_both_directions(tmp_path: Path) -> None:
     for at, lo in ((3000, 500), (5660, 600)):
         log.put("TCP_SEND", at + 10, B, lo, lo + 100)
         log.put("SOCK_SEND", at + 76, B, lo, lo + 100, entered=at)
-    flows = as_json(measure(log.write(tmp_path)))["flows"]
+    flows = as_json(measure(write_folder(tmp_path, log)))["flows"]
     thought = {flow["sender"]: flow["server_thinking"] for flow in flows}
     assert thought[A] is None
     assert thought[B] == {"answers": 2, "p50": 1170.0, "p95": 1773.0, "p99": 1826.6, "max_ns": 1840}
