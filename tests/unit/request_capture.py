@@ -91,6 +91,34 @@ class Socket:
         self.put(ms + 3, 11)
 
 
+def client(think: float = 400, count: int = 3, **values: Any) -> Socket:
+    """Asks 120 bytes, gets 4000 in two segments after `think` ms, reads them, pauses 10 ms."""
+    one, now = Socket(**values).open(1, active=True), 5.0
+    for _ in range(count):
+        one.send(now, 120)
+        one.segment(now + think + 0.1, 1448)
+        one.segment(now + think + 0.6, 2552)
+        one.receive(now + think + 1.1, 4000)
+        now += think + 11.1
+    one.close(now)
+    return one
+
+
+def server(think: float = 400, count: int = 3, **values: Any) -> Socket:
+    one = Socket(conn_id=2, lport=80, rport=40000, **values).open(1, active=False)
+    now = 5.0
+    for _ in range(count):
+        one.segment(now, 120)
+        one.receive(now + 0.1, 120)
+        one.send(now + think, 4000)
+        one.segment(now + think + 1)
+        now += think + 11
+    one.segment(now)
+    one.put(now, 4, callvalue=8)
+    one.arrived += 1
+    return one
+
+
 def snapshots(*sockets: Socket, acks: bool = False) -> Snapshots:
     """All of them as one piece, in time order. acks: with the column seg_ack."""
     rows = sorted((row for one in sockets for row in one.rows), key=lambda row: row["time_ns"])
@@ -106,8 +134,8 @@ def snapshots(*sockets: Socket, acks: bool = False) -> Snapshots:
                      np.array([row["lost"] for row in rows], np.int64))  # fmt: skip
 
 
-def write_requests(path: Path, *sockets: Socket, locations: Any = None) -> Path:
-    """A PSC file of the default columns. locations: as its header has them; CALLS."""
+def entries_of(*sockets: Socket) -> tuple[Any, Any, int]:
+    """Entries of the default columns, their columns and their size."""
     piece = snapshots(*sockets)
     columns, size = columns_for(DEFAULT)
     columns = tuple(
@@ -115,18 +143,24 @@ def write_requests(path: Path, *sockets: Socket, locations: Any = None) -> Path:
                flags=one.flags if one.name not in ("laddr", "raddr") else 0)
         for one in columns
     )  # fmt: skip
-    dtype = entry_dtype(columns, size, "<")
-    header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
-                           kernel="6.1.0 test",
-                           settings={"locations": locations or CALLS})  # fmt: skip
-    rows = np.zeros(len(piece), dtype)
+    rows = np.zeros(len(piece), entry_dtype(columns, size, "<"))
     for name in rows.dtype.names or ():
         if name in piece.columns:
             rows[name] = piece[name]
     rows["seq"] = rows["seq_no"] = np.arange(len(rows)) + 2 + piece.lost
     rows["time_ns"] = piece.times_ns
-    end = control.encode_many([control.End(0, len(rows), int(piece.lost[-1]), 0)], dtype)
-    end["seq"], end["time_ns"] = rows["seq"][-1] + 1, piece.times_ns[-1] + 1
-    start = control.encode_many([control.Start(0, 0, 1, 1, 2)], dtype)
+    return rows, columns, size
+
+
+def write_requests(path: Path, *sockets: Socket, locations: Any = None) -> Path:
+    """A PSC file of them. locations: as its header has them; CALLS."""
+    rows, columns, size = entries_of(*sockets)
+    header = writer_header(columns, size, mods=3, version="tcpkmon", mclsize=4096, host="unit",
+                           kernel="6.1.0 test",
+                           settings={"locations": locations or CALLS})  # fmt: skip
+    lost = int(rows["seq"][-1]) - len(rows) - 1
+    end = control.encode_many([control.End(0, len(rows), lost, 0)], rows.dtype)
+    end["seq"], end["time_ns"] = rows["seq"][-1] + 1, rows["time_ns"][-1] + 1
+    start = control.encode_many([control.Start(0, 0, 1, 1, 2)], rows.dtype)
     path.write_bytes(encode_header(header) + start.tobytes() + rows.tobytes() + end.tobytes())
     return path

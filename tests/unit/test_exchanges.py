@@ -16,7 +16,14 @@ from formats.analysis.exchanges.cutting import NULL
 from formats.base.cli import run
 from formats.commands import check, why
 from formats.commands.requests import command
-from tests.unit.request_capture import MS, Socket, snapshots, write_requests
+from tests.unit.request_capture import (
+    MS,
+    Socket,
+    client,
+    server,
+    snapshots,
+    write_requests,
+)
 
 
 def cut(
@@ -30,34 +37,6 @@ def cut(
     rows = np.concatenate([*parts, found.finish()])
     assert rows.dtype == EXCHANGE
     return rows[np.lexsort((rows["number"], rows["place"]))]
-
-
-def client(think: float = 400, count: int = 3, **values: Any) -> Socket:
-    """Asks 120 bytes, gets 4000 in two segments after `think` ms, reads them, pauses 10 ms."""
-    one, now = Socket(**values).open(1, active=True), 5.0
-    for _ in range(count):
-        one.send(now, 120)
-        one.segment(now + think + 0.1, 1448)
-        one.segment(now + think + 0.6, 2552)
-        one.receive(now + think + 1.1, 4000)
-        now += think + 11.1
-    one.close(now)
-    return one
-
-
-def server(think: float = 400, count: int = 3, **values: Any) -> Socket:
-    one = Socket(conn_id=2, lport=80, rport=40000, **values).open(1, active=False)
-    now = 5.0
-    for _ in range(count):
-        one.segment(now, 120)
-        one.receive(now + 0.1, 120)
-        one.send(now + think, 4000)
-        one.segment(now + think + 1)
-        now += think + 11
-    one.segment(now)
-    one.put(now, 4, callvalue=8)
-    one.arrived += 1
-    return one
 
 
 def test_a_client_waits_for_the_server() -> None:
