@@ -101,7 +101,11 @@ class Streams:
     def add(self, piece: Snapshots) -> Events:
         """The advances that the piece shows. Of each connection the last snapshot waits: the next
         one says what its segment acknowledged."""
-        piece = piece.take(np.flatnonzero(_is_wanted(piece)))
+        wanted = _is_wanted(piece)
+        names = [name for name in (*NEEDED, *OPTIONAL) if name in piece.columns]
+        piece = Snapshots({name: piece[name] for name in names}, piece.times_ns, piece.lost)
+        if not wanted.all():
+            piece = piece.take(np.flatnonzero(wanted))
         return self._read(piece if self._held is None else _join(self._held, piece), False)
 
     def finish(self) -> Events:

@@ -43,7 +43,7 @@ def verdict(one: Connection) -> list[str]:
         share = _sum(one.limit_ns, name) / total
         if name in ("app", "closing") and not one.sends:
             continue  # it has nothing to send, and need not; its end may be closed for long
-        if name == "app" and _is_of_requests(one):
+        if name == "app" and one.requests and share <= one.requests_share + _LEAST_SHARE:
             continue  # they say which end's program it was
         if share >= _LEAST_SHARE and name in _SENTENCES:
             found.append((share, f"{_percent(one, name)} of the time {_SENTENCES[name](one)}"))
