@@ -51,8 +51,8 @@ json.dump(log, open(out, "w"))
 
 def capture(folder: Path, port: int, *options: str) -> tuple[Path, list[list[int]]]:
     out, log = folder / "run.pm", folder / "log.json"
-    command = [_TOOL / "collect", "-q", "--as-root", "--ports", str(port), "-o", out, *options, "--",
-               sys.executable, "-c", _TRAFFIC, str(port), log]  # fmt: skip
+    command = [_TOOL / "collect", "-q", "--as-root", "--ports", str(port), "-o", out, *options,
+               "--", sys.executable, "-c", _TRAFFIC, str(port), log]  # fmt: skip
     subprocess.run(command, check=True, cwd=ROOT, timeout=600)
     return out, json.loads(log.read_text())
 

@@ -390,6 +390,27 @@ def test_why_says_whose_program_it_was(tmp_path: Path) -> None:
     assert "capture there too" not in done.output
 
 
+def test_why_says_nothing_of_requests_where_one_side_sends(tmp_path: Path) -> None:
+    one = Socket().open(1, active=True)
+    for at in (5, 100, 300):
+        one.send(at, 1000)
+        one.segment(at + 1)
+    path = write_requests(tmp_path / "a.pm", one)
+    done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
+    assert "answer" not in done.output and "the application had nothing to send" in done.output
+
+
+def test_why_says_who_read_late(tmp_path: Path) -> None:
+    one = Socket().open(1, active=True)
+    one.send(5, 100)
+    one.segment(6, 500)
+    one.receive(96, 500)
+    one.close(100)
+    path = write_requests(tmp_path / "a.pm", one)
+    done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
+    assert "its own program read the answers 90 ms late, together, 88 % of the time" in done.output
+
+
 def test_assertions_on_requests(tmp_path: Path) -> None:
     path = str(write_requests(tmp_path / "a.pm", client(), server()))
     for text, code in (

@@ -18,14 +18,17 @@ from formats.analysis.why.grouping import grown
 from formats.analysis.why.words import human_time
 
 Array = NDArray[Any]
-_SUMS = ("wait_ns", "think_ns", "network_ns", "uncertain_ns", "pipelined")
+_SUMS = ("wait_ns", "think_ns", "network_ns", "read_ns", "uncertain_ns", "pipelined")
 _LEAST = 0.05
 
 
 @dataclass(frozen=True)
 class Waited:
-    """Of one end of a connection: sentences, the most important first, and the share of its time
-    in which it waited for a program, its own or the peer's, 0 to 1."""
+    """Of one end of a connection that asked or answered.
+
+    sentences: the most important first. share: of its time, 0 to 1, in which it waited for a
+    program, its own or the peer's.
+    """
 
     sentences: list[str]
     share: float
@@ -57,7 +60,7 @@ class Waiting:
         for name in _SUMS:
             known = np.where(rows[name] == NULL, 0, rows[name])
             np.add.at(sums[name], place, known)
-        np.add.at(sums["count"], place, answered)
+        np.add.at(sums["count"], place, answered & (rows["request_bytes"] > 0))
         end = rows["start_ns"] + np.where(answered, rows["total_ns"], rows["request_ns"])
         sums["end_ns"][place] = end  # of several the last one stays
         sums["asked_ns"][place] = np.where(answered, 0, end)
@@ -74,7 +77,8 @@ class Waiting:
             one = {name: int(values[place]) for name, values in sums.items()}
             duration = end_ns.get(conn_id, 0) - start_ns.get(conn_id, 0)
             rest = max(end_ns.get(conn_id, 0) - one["end_ns"], 0)
-            if duration > 0:
+            # What only one side sends is no request.
+            if duration > 0 and one["count"]:
                 is_client = streams.side[place] == CLIENT
                 found[conn_id] = _waited(one, bool(is_client), duration, rest)
         return found
@@ -91,9 +95,11 @@ def _waited(one: dict[str, int], is_client: bool, duration: int, rest: int) -> W
         unsure += " (several at once, which the byte streams do not tell apart)"
     think = human_time(one["think_ns"] / 1000)
     if is_client:
+        read = human_time(one["read_ns"] / 1000)
         texts = [
             (one["think_ns"], f"waited {think} for the server's answer{many}"),
             (pause, f"its own program paused {human_time(pause / 1000)} before the next request"),
+            (one["read_ns"], f"its own program read the answers {read} late, together"),
             (one["network_ns"],
              f"waited {human_time(one['network_ns'] / 1000)} for the path's round trips"),
             (unanswered, f"waited {human_time(unanswered / 1000)} at its end for an answer that "
@@ -112,5 +118,5 @@ def _waited(one: dict[str, int], is_client: bool, duration: int, rest: int) -> W
         f"{text}, {min(100 * ns / duration, 100):.0f} % of the time"
         + (unsure if ns == one["think_ns"] else "") for ns, text in told
     ]  # fmt: skip
-    share = (one["think_ns"] + one["network_ns"] + pause + unanswered) / duration
+    share = sum(ns for ns, _ in texts) / duration
     return Waited(sentences, min(share, 1.0))
