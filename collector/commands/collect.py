@@ -29,6 +29,10 @@ FORMATS = [FILE_FORMATS[name] for name in STREAMS]
 """The first is the default."""
 
 
+_OF_REQUESTS = {"locations": "SEND_CALL,RECEIVE_CALL", "columns": "pid,comm,netns,seg_ack"}
+"""What --requests adds."""
+
+
 def default_name(file_format: FileFormat, is_folder: bool = False) -> str:
     """The name of the output without -o, with the local time."""
     return time.strftime("tcpkmon-%Y%m%d-%H%M%S") + ("" if is_folder else file_format.suffix)
@@ -106,6 +110,10 @@ def _was_given(parameter: str) -> bool:
               "Without --schema: that of magnet with its log level driver.")
 @click.option("--why", is_flag=True,
               help="At the end print what limited each connection, as tcpkmon why does.")
+@click.option("--requests", is_flag=True,
+              help="Record what tcpkmon requests needs for exact times: the calls of both ends and "
+              "their processes. Short for --locations default,SEND_CALL,RECEIVE_CALL --columns "
+              "default,pid,comm,netns,seg_ack, which more of both adds to.")
 @click.option("--metrics", is_flag=True,
               help="Count for tcpkmon metrics from the start, not from its first question on.")
 @click.option("--top", is_flag=True,
@@ -148,6 +156,7 @@ def command(
     no_existing: bool,
     latency: bool,
     why: bool,
+    requests: bool,
     top: bool,
     **same: Any,
 ) -> int:
@@ -170,6 +179,9 @@ def command(
 
     if only4 and only6:
         raise UsageError("-4 and -6 together leave nothing to record")
+    if requests:
+        for key, more in _OF_REQUESTS.items():
+            same[key] = f"{same[key] or 'default'},{more}"
     filters = parse(
         ports=ports,
         local_ports=local_ports,

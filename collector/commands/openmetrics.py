@@ -228,7 +228,23 @@ def _tcp(answers: dict[str, Answer]) -> Iterator[Metric]:
             for label, count in tcp.get(key, {}).items():
                 family.add_metric([capture, label], count)
         counting.add_metric([capture], tcp["counting_s"])
+    yield from _requests(counted)
     yield from (duration, opened, closed, again, zero, transferred, limited, counting)
+
+
+def _requests(counted: dict[str, Answer]) -> Iterator[Metric]:
+    """Of the captures that record calls."""
+    for name, text in (
+        ("think", "From a request's last byte to its answer's first, without the path"),
+        ("duration", "From a request's first byte until its answer was read, or sent"),
+    ):
+        family = HistogramMetricFamily(
+            f"tcpkmon_request_{name}_seconds", text, labels=["capture", "side"]
+        )
+        for capture, tcp in counted.items():
+            for side, told in tcp.get("requests", {}).get(name, {}).items():
+                _add(family, [capture, side], told)
+        yield family
 
 
 def _label(text: str) -> str:

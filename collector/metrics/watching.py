@@ -22,6 +22,8 @@ from formats.base.errors import TcpkmonError
 
 MOST_ROWS = 1000
 _MOST_LOCATION = 31
+_CALLS = (9, 10)
+"""SEND_CALL, RECEIVE_CALL."""
 _TIME = np.dtype("=i8")
 _TIME_OFFSET = 4
 """Of the time in a record of a ring."""
@@ -65,6 +67,7 @@ class Watching:
         self._show = show
         self._meter: TcpMeter | None = None
         self._table: Connections | None = None
+        self._requests: Any = None
         self._spent_ns = 0
         self._error = ""
         if at_once:
@@ -80,9 +83,11 @@ class Watching:
         before_ns = time.perf_counter_ns()
         try:
             self._add(entries, self._meter)
-        except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+        except (
+            ValueError, TypeError, KeyError, IndexError, OverflowError, ImportError,
+        ) as error:  # fmt: skip
             self._error = repr(error)
-            self._meter = self._table = None
+            self._meter = self._table = self._requests = None
         self._spent_ns += time.perf_counter_ns() - before_ns
 
     def metrics(self) -> dict[str, Any]:
@@ -91,6 +96,8 @@ class Watching:
             return {}
         self._begin()
         told = {} if self._meter is None else self._meter.told()
+        if self._requests is not None:
+            told["requests"] = self._requests.told()
         if self._table is not None:
             sums = self._table.sums
             told["bytes"] = {"sent": sums.get("acked", 0), "received": sums.get("received", 0)}
@@ -151,6 +158,19 @@ class Watching:
             meter.add(entries, _times_ns(entries))
             if self._table is not None:
                 self._table.add(entries)
+            self._add_requests(entries)
+
+    def _add_requests(self, entries: NDArray[Any]) -> None:
+        """Of a capture that records calls; imported only then."""
+        if self._requests is None:
+            if not np.isin(_CALLS, entries["location"]).any():
+                return
+            from collector.metrics.request_meter import RequestMeter
+
+            if not RequestMeter.can_count(set(entries.dtype.names or ())):
+                return
+            self._requests = RequestMeter()
+        self._requests.add(entries, _times_ns(entries))
 
 
 def _raw(dtype: np.dtype[Any]) -> np.dtype[Any]:

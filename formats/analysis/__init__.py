@@ -37,6 +37,7 @@ __all__ = [
     "device_name",
     "diff",
     "disk",
+    "exchanges",
     "find_stalls",
     "gather",
     "latencies",

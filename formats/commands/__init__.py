@@ -6,5 +6,5 @@ __all__ = [
     "condense", "connections", "cut", "decode",
     "diff",
     "export", "flamegraph", "latency", "magnet_parse",
-    "repair", "translate", "verify", "why",
+    "repair", "requests", "translate", "verify", "why",
 ]  # fmt: skip

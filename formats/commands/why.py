@@ -18,6 +18,7 @@ from formats.commands.choosing import chooser, choosing_options
 from formats.commands.connections import report
 
 if TYPE_CHECKING:
+    from formats.analysis.exchanges import Waited
     from formats.analysis.why import Connection
 
 _INTERVALS_SHOWN = 40
@@ -62,6 +63,7 @@ def command(
     """
     import numpy as np
 
+    from formats.analysis.exchanges import Waiting
     from formats.analysis.why import (
         Source,
         choose,
@@ -88,7 +90,12 @@ def command(
     for paths in group(files):
         with Source(*paths) as source:
             resolved = has_waits(source)
-            table, runs = tables(source, with_intervals=verbose or resolved)
+            waiting = Waiting(source)
+            table, runs = tables(source, with_intervals=verbose or resolved, see=waiting.add)
+            asked = waiting.finish(*(
+                dict(zip(table["conn_id"].tolist(), table[name].tolist(), strict=True))
+                for name in ("end_ns", "start_ns")
+            ))  # fmt: skip
             codes.append(report(source, "why"))
         table = choose(chosen(table), sort=sort)
         found = waits(paths, table, runs) if resolved else []
@@ -100,12 +107,13 @@ def command(
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
             told += [
-                _as_dict(connection_of(table, at)) | row | {"waits": lines.get(row["conn_id"], [])}
+                {**_as_dict(_with(connection_of(table, at), asked)), **row,
+                 "waits": lines.get(row["conn_id"], [])}
                 for at, row in zip(order.tolist(), rows, strict=True)
             ]
             continue
         for at in order[:most].tolist():
-            row = connection_of(table, at)
+            row = _with(connection_of(table, at), asked)
             more = lines.get(row.conn_id, [])
             if verbose and (check := cross_check(row_of(table, at))):
                 more = [*more, check]
@@ -177,6 +185,13 @@ def _print_intervals(row: Connection, runs: dict[str, Any]) -> None:
     console.print(table)
     if len(mine) > _INTERVALS_SHOWN:
         click.echo(f"    and {len(mine) - _INTERVALS_SHOWN} more intervals")
+
+
+def _with(row: Connection, asked: dict[int, Waited]) -> Connection:
+    """With what its requests say."""
+    if (one := asked.get(row.conn_id)) is None:
+        return row
+    return dataclasses.replace(row, requests=one.sentences, requests_share=one.share)
 
 
 def _as_dict(row: Connection) -> dict[str, Any]:

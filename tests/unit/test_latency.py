@@ -109,6 +109,21 @@ def test_both_ends(tmp_path: Path) -> None:
     assert (slow.seq_lo, slow.seq_hi, slow.whole_ns) == (FIRST, FIRST + 100, 360)
 
 
+def test_a_server_thinks_between_both_directions(tmp_path: Path) -> None:
+    """100 bytes arrive until 1160 and 5160; the server writes its answers at 3000 and 5660."""
+    log = begin()
+    transfer(log)
+    second = transfer(log, at=5000, lo=FIRST + 100)
+    assert second == FIRST + 200
+    for at, lo in ((3000, 500), (5660, 600)):
+        log.put("TCP_SEND", at + 10, B, lo, lo + 100)
+        log.put("SOCK_SEND", at + 76, B, lo, lo + 100, entered=at)
+    flows = as_json(measure(write_folder(tmp_path, log)))["flows"]
+    thought = {flow["sender"]: flow["server_thinking"] for flow in flows}
+    assert thought[A] is None
+    assert thought[B] == {"answers": 2, "p50": 1170.0, "p95": 1773.0, "p99": 1826.6, "max_ns": 1840}
+
+
 def test_only_the_sender_halves_the_round_trip(tmp_path: Path) -> None:
     log = begin(ends=(A,))
     transfer(log, ends=(A,))

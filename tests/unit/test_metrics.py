@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from collector.metrics.tcp_meter import TcpMeter
 from collector.metrics.watching import Watching, watch
 from collector.plan.columns import choose_columns, load_schema, locations_of, make_layout
 from formats.base.errors import TcpkmonError, UsageError
+from tests.unit.request_capture import client, entries_of, server
 
 ROOT = Path(__file__).resolve().parents[2]
 METRICS = ROOT / "collector" / "metrics"
@@ -418,3 +420,26 @@ def test_connections_whose_end_was_lost_make_room(
     assert 800 < len(found) <= 1024 and not table.is_whole
     assert found[:100] == [*range(2000, 1900, -1)] and 1 in found
     assert len(set(found)) == len(found)
+
+
+def test_requests_are_counted_where_calls_are_recorded() -> None:
+    entries, _, _ = entries_of(client(think=400), server(think=400))
+    quiet = Watching(entries.dtype, AT)
+    quiet.add(entries)  # nobody asked
+    assert "requests" not in quiet.metrics()
+    watching = Watching(entries.dtype, AT, at_once=True)
+    for one in np.array_split(entries, 5):
+        watching.add(one)
+        time.sleep(0.06)
+    told = watching.metrics()
+    assert told["error"] == ""
+    for side, count in (("client", 3), ("server", 2)):  # the last one of the server may go on
+        think = told["requests"]["think"][side]
+        assert sum(think["counts"]) == count
+        assert think["sum_us"] == count * 400_000
+    families = [family.name for family in openmetrics._requests({"run.pm": told})]
+    assert families == ["tcpkmon_request_think_seconds", "tcpkmon_request_duration_seconds"]
+    without = entries[~np.isin(entries["location"], (9, 10))]
+    plain = Watching(entries.dtype, AT, at_once=True)
+    plain.add(without)
+    assert "requests" not in plain.metrics()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.analysis import why
-from formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER
+from formats.analysis import exchanges, why
+from formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER, REQUEST
 from formats.analysis.check.span import Proof
 from formats.analysis.check.values import Array, Table
 from formats.registry import format_of
@@ -20,6 +20,14 @@ _KINDS = {"int": "number", "float": "number", "text": "text", "bool": "bool"}
 CONNECTION_KINDS = {column.name: _KINDS[column.kind] for column in why.CONNECTIONS}
 INTERVAL_KINDS = {f"{INTERVAL}{column.name}": _KINDS[column.kind] for column in why.INTERVALS} | {
     f"{INTERVAL}duration_us": "number"
+}
+_IN_MS = {
+    column.name: f"{REQUEST}{column.name.removesuffix('_ns')}_ms"
+    for column in exchanges.EXCHANGES if column.name.endswith("_ns") and column.name != "start_ns"
+}  # fmt: skip
+REQUEST_KINDS = {
+    _IN_MS.get(column.name, f"{REQUEST}{column.name}"): _KINDS[column.kind]
+    for column in exchanges.EXCHANGES
 }
 _ALWAYS = ("conn_id", "location", "lport", "rport", "state")
 """What Source needs to tell the records of connections."""
@@ -64,6 +72,11 @@ class Capture:
         """The table intervals."""
         return self._kept(why.intervals(self.path))
 
+    @cached_property
+    def requests(self) -> why.Table:
+        """The table of exchanges."""
+        return self._kept(exchanges.exchanges(self.path))
+
     def _kept(self, table: dict[str, Array]) -> dict[str, Array]:
         """The rows of the connections that it is about."""
         if self.keep is None:
@@ -91,8 +104,10 @@ class Capture:
         """The rows of one kind, with these columns and those that name a row."""
         if what == "connection":
             columns = self.connections
+        elif what == "record":
+            columns = self._records(names)
         else:
-            columns = self._records(names) if what == "record" else self._intervals(names)
+            columns = self._intervals(names) if what == "interval" else self._requests(names)
         aliases = COLUMN_OF if what == "record" else {}
         holds = dict(zip(LEDGER, (self._whole, self.proven), strict=True))
         count = len(columns["conn_id"])
@@ -103,12 +118,24 @@ class Capture:
         made = {f"{INTERVAL}{name}": values for name, values in self.intervals.items()}
         duration = self.intervals["end_ns"] - self.intervals["start_ns"]
         made[f"{INTERVAL}duration_us"] = duration / 1e3
+        return made | self._joined(self.intervals["conn_id"], names)
+
+    def _requests(self, names: Collection[str]) -> dict[str, Array]:
+        """Columns of exchanges, and of the connection of each."""
+        made = {
+            _IN_MS.get(name, f"{REQUEST}{name}"): values / 1e6 if name in _IN_MS else values
+            for name, values in self.requests.items()
+        }
+        return made | self._joined(self.requests["conn_id"], names)
+
+    def _joined(self, of: Array, names: Collection[str]) -> dict[str, Array]:
+        """These columns of the connections with these ids."""
         ids = self.connections["conn_id"]
         order = np.argsort(ids, kind="stable")
-        found = np.searchsorted(ids[order], self.intervals["conn_id"])
+        found = np.searchsorted(ids[order], of)
         place = order[np.minimum(found, len(ids) - 1)]
         joined = {name for name in names if name in self.connections} | {"conn_id"}
-        return made | {name: self.connections[name][place] for name in joined}
+        return {name: self.connections[name][place] for name in joined}
 
     def _records(self, names: Collection[str]) -> dict[str, Array]:
         names = sorted({COLUMN_OF.get(n, n) if n not in self.record_kinds else n for n in names})

@@ -10,9 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from formats.analysis.check.capture import CONNECTION_KINDS, INTERVAL_KINDS, Capture
+from formats.analysis.check.capture import (
+    CONNECTION_KINDS,
+    INTERVAL_KINDS,
+    REQUEST_KINDS,
+    Capture,
+)
 from formats.analysis.check.mistakes import Checker, names_in
-from formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER
+from formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER, REQUEST
 from formats.analysis.check.values import Array, NoDataError, Table
 from formats.base.expressions import (
     COMPARISONS,
@@ -28,7 +33,7 @@ _WORST = 5
 
 @dataclass(frozen=True)
 class Result:
-    """Whether an assertion holds. what: connection, record or interval; rows: of how many.
+    """Whether an assertion holds. what: connection, record, interval or request; rows: of how many.
 
     seen: the value that decided, for people. failed: how many rows break it; worst: some of them.
     """
@@ -48,8 +53,8 @@ def compile_assertions(
     """Each assertion, and what its rows are. ExpressionError for all mistakes at once.
 
     records: the columns of the capture's records. An assertion is about intervals if it names one
-    of their columns, about connections if all its columns are theirs, else about records. wanted:
-    bool, or number for expressions that are one number.
+    of their columns, about requests likewise, about connections if all its columns are theirs,
+    else about records. wanted: bool, or number for expressions that are one number.
     """
     found, mistakes = [], []
     for text in texts:
@@ -63,6 +68,8 @@ def compile_assertions(
         aliases: Mapping[str, str] = {}
         if any(name.startswith(INTERVAL) for name in names):
             what, kinds = "interval", CONNECTION_KINDS | INTERVAL_KINDS
+        elif any(name.startswith(REQUEST) for name in names):
+            what, kinds = "request", CONNECTION_KINDS | REQUEST_KINDS
         elif any(name in records or COLUMN_OF.get(name) in records for name in others):
             what, kinds = "record", dict(records)
             aliases = {name: column for name, column in COLUMN_OF.items() if column in records}
@@ -184,6 +191,12 @@ def _row(table: Table, at: int) -> str:
         )
         lasted = f"{limit} for {duration / 1e3:.3f} ms"
         return f"connection {columns['conn_id'][at]} at {begin / 1e9:.6f} s, {lasted}"
+    if table.what == "request":
+        number, begin, total = (
+            columns[f"{REQUEST}{name}"][at] for name in ("number", "start_ns", "total_ms")
+        )
+        return (f"connection {columns['conn_id'][at]}, request {number} at {begin / 1e9:.6f} s, "
+                f"{total:.3f} ms")  # fmt: skip
     ends = "{}:{} -> {}:{}".format(
         *(columns[name][at] for name in ("laddr", "lport", "raddr", "rport"))
     )

@@ -20,6 +20,8 @@ CONSTANTS = {
 """The kernel's names of values of ca_state and state (linux/tcp.h, net/tcp_states.h)."""
 INTERVAL = "interval."
 """What the names of columns of intervals begin with."""
+REQUEST = "request."
+"""And those of exchanges, whose times are in ms."""
 COLUMN_OF = {member: column for column, member in FROM_INFO.items()}
 """The column that holds a member of struct tcp_info."""
 

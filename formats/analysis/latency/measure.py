@@ -15,6 +15,7 @@ from formats.analysis.latency.parts import Measured, find_links, measure
 from formats.analysis.latency.records import PIECE, Events, Records, join_events
 from formats.analysis.latency.stages import Stage
 from formats.analysis.latency.survey import LONG_CALL_NS, make_survey
+from formats.analysis.latency.thinking import Thinking
 from formats.analysis.log import Log
 from formats.base.limits import MOST_OPEN
 
@@ -34,6 +35,7 @@ class Latency:
         self.survey = make_survey(log.readers)
         self.links = find_links(self.survey)
         self.records = Records(log.readers, self.survey, piece)
+        self.thinking = Thinking(self.survey)
         self._most_open = min(MOST_OPEN, 4 * piece)
         self._flows = Flows(len(self.survey.sender))
         self._over = np.full(len(self.survey.sender), -1, np.int64)
@@ -42,6 +44,7 @@ class Latency:
         """The ranges, each once, by flow and number within a piece."""
         open_: list[Events] = []
         for new, limit_ns in self.records:
+            self.thinking.add(new, limit_ns)
             given = join_events([*open_, new])
             given = given.take(np.argsort(given.time, kind="stable"))
             if not len(given):
@@ -50,6 +53,7 @@ class Latency:
             open_ = [events]
             if len(measured):
                 yield measured
+        self.thinking.finish()
         if open_ and len(open_[0]):
             given = open_[0].take(np.argsort(open_[0].time, kind="stable"))
             measured, _ = self._step(given, NEVER, to_end=True)

@@ -14,6 +14,7 @@ from formats.analysis.latency.measure import Latency
 from formats.analysis.latency.stages import EVENTS, ROUND_TRIP, TIMES, Chain, Stage, State
 from formats.analysis.latency.summary import COLUMNS, QUANTILES, Spread, Summary
 from formats.analysis.latency.survey import Survey
+from formats.analysis.latency.thinking import SHARES, Thought
 from formats.base.text import address_of, text_of
 
 SIDES = {Chain.BOTH: "both ends", Chain.SENDER: "sender's end", Chain.RECEIVER: "receiver's end"}
@@ -39,7 +40,7 @@ class Flow:
 
     number: of the flow. connections: sender's and receiver's id, None: not recorded. sizes: bytes
     by State. once, again: spreads by part and of the `whole`, of bytes that were sent once, and of
-    those that were sent again; empty if there are none.
+    those that were sent again; empty if there are none. thought: of a server's answers.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Flow:
     once: dict[str, Spread]
     again: dict[str, Spread]
     slowest: list[Slow]
+    thought: Thought | None = None
 
     @property
     def size(self) -> int:
@@ -87,6 +89,7 @@ def make_report(latency: Latency, summary: Summary) -> Report:
     """The report, after the summary has all ranges."""
     survey = latency.survey
     spreads = summary.spreads()
+    thoughts = latency.thinking.of_connections()
     stories: dict[int, list[Slow]] = {}
     for row in summary.stories:
         stories.setdefault(int(row["flow"]), []).append(_slow(row, survey.begin_ns))
@@ -104,7 +107,10 @@ def make_report(latency: Latency, summary: Summary) -> Report:
         ends = _connections(survey, flow)
         slowest = stories.get(flow, [])
         twice = int(summary.again[flow])
-        flows.append(Flow(flow, name, owner, side, ends, sizes, twice, once, again, slowest))
+        thought = thoughts.get(int(survey.sender[flow]))
+        flows.append(
+            Flow(flow, name, owner, side, ends, sizes, twice, once, again, slowest, thought)
+        )
     flows.sort(key=lambda one: (-one.size, one.number))
     left = latency.records.left
     left_out = {
@@ -224,6 +230,7 @@ def _flow_json(flow: Flow) -> dict[str, Any]:
         "bytes_unknown": flow.unknown,
         "once": _spreads_json(flow.once),
         "sent_again": _spreads_json(flow.again),
+        "server_thinking": _thought_json(flow.thought),
         "slowest": [
             {
                 "seq_lo": slow.seq_lo, "seq_hi": slow.seq_hi, "bytes": slow.size,
@@ -232,6 +239,13 @@ def _flow_json(flow: Flow) -> dict[str, Any]:
             for slow in flow.slowest
         ],
     }  # fmt: skip
+
+
+def _thought_json(thought: Thought | None) -> dict[str, Any] | None:
+    if thought is None:
+        return None
+    shares = {f"p{share}": ns for share, ns in zip(SHARES, thought.percentiles_ns, strict=True)}
+    return {"answers": thought.count, **shares, "max_ns": thought.most_ns}
 
 
 def _spreads_json(spreads: dict[str, Spread]) -> dict[str, Any]:

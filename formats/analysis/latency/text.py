@@ -13,6 +13,7 @@ from rich.text import Text
 from formats.analysis.latency.report import SIDES, Flow, Report, Slow, share
 from formats.analysis.latency.stages import Chain, State
 from formats.analysis.latency.summary import QUANTILES, Spread, middle_of
+from formats.analysis.latency.thinking import SHARES
 from formats.base.escape import for_terminal
 
 _WHY = {
@@ -71,6 +72,11 @@ def _print_flow(flow: Flow, console: Console) -> None:
     for spreads, title in ((flow.once, "part"), (flow.again, "sent again")):
         if spreads:
             console.print(_table(spreads, title, flow.side, console))
+    if flow.thought is not None:
+        shares = zip(SHARES, flow.thought.percentiles_ns, strict=True)
+        told = ", ".join(f"p{share} {format_time(ns)}" for share, ns in shares)
+        _say(console, f"the server's thinking before {flow.thought.count:,} answers: {told}, "
+             f"max {format_time(flow.thought.most_ns)}")  # fmt: skip
     if flow.slowest:
         _say(console, "slowest:")
     for slow in flow.slowest:

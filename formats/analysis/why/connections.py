@@ -26,7 +26,8 @@ class Connection:
     least_ns: that by name. receiving_ns: for how long it waited as a receiver, by name of
     RECEIVING; empty where the capture does not tell. receiving_least_ns: of that, what is certain.
     Round-trip times are None where none was measured. role: active, passive or existing.
-    end_reason: see the table's columns.
+    end_reason: see the table's columns. requests: what formats.analysis.exchanges says of it;
+    requests_share: of its time, what one end waited for the other's program, or its own.
     """
 
     conn_id: int
@@ -85,6 +86,8 @@ class Connection:
     least_ns: dict[str, int] = field(default_factory=dict)
     receiving_ns: dict[str, int] = field(default_factory=dict)
     receiving_least_ns: dict[str, int] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    requests_share: float = 0.0
 
     @property
     def duration_s(self) -> float:

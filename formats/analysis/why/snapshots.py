@@ -142,8 +142,13 @@ class Source:
 
     def records(self, location: str) -> bool:
         """Whether the capture records this location; also where its header does not say."""
+        recorded = self.locations()
+        return recorded is None or location in recorded
+
+    def locations(self) -> dict[str, Any] | None:
+        """The locations that the capture records, and how each is attached, as its header says."""
         recorded = self._settings().get("locations")
-        return not isinstance(recorded, dict) or location in recorded
+        return recorded if isinstance(recorded, dict) else None
 
     def about(self) -> dict[str, Any]:
         """What the headers tell of the capture: columns of the table connections."""

@@ -18,6 +18,7 @@ _MINOR = 0.2
 _SHORT_S = 1.0
 _MANY = 10
 _LOW_SHARE = 0.1
+_MOST = 0.5
 _NEAR = 0.9
 _SPARE = 8
 """A send buffer has at most some three times what is in flight: its overhead counts."""
@@ -45,11 +46,14 @@ def verdict(one: Connection) -> list[str]:
             continue  # it has nothing to send, and need not; its end may be closed for long
         if name == "app" and share < _MINOR and not _is_main(one, name):
             continue  # as before the first write: that is no advice
+        if name == "app" and one.requests and share <= one.requests_share + _LEAST_SHARE:
+            continue  # they say which end's program it was
         if share >= _LEAST_SHARE and name in _SENTENCES:
             found.append((share, f"{_percent(one, name)} of the time {_SENTENCES[name](one)}"))
     texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
     if not one.sends:
         texts = [*_receiver(one), *texts]
+    texts = [*one.requests, *texts]
     if name := named(one):
         texts.insert(0, name)
     if bloat := _bloat(one):
@@ -67,6 +71,11 @@ def verdict(one: Connection) -> list[str]:
             "in brackets"
         )
     return texts or ["too short to tell"]
+
+
+def _is_of_requests(one: Connection) -> bool:
+    """Whether requests and answers tell most of its time."""
+    return one.requests_share >= _MOST and bool(one.requests)
 
 
 def _sum(times: Mapping[str, int], name: str) -> int:
@@ -278,6 +287,8 @@ def _receiver(one: Connection) -> list[str]:
     ]
     if found:
         return [f"this host receives: {found[0]}", *found[1:]]
+    if _is_of_requests(one):
+        return []
     if "rx_autotune" in told:
         certain = 100 * one.certain_ns / total
         when = f" in the {certain:.0f} % of the time that are certain" if certain < 100 else ""

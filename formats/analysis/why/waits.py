@@ -54,11 +54,7 @@ class Wait:
 
     def __str__(self) -> str:
         name = f"{self.comm} ({self.pid})".strip()
-        parts = [
-            f"{_SAID.get(what, what)} {100 * ns / self.span_ns:.0f} % of that time"
-            for what, ns in sorted(self.did.items(), key=lambda item: -item[1])
-            if ns >= _LEAST_SHARE * self.span_ns
-        ]
+        parts = [said_of(self.did, self.span_ns)]
         when = {
             "app": "while there was nothing to send",
             "unknown": "while data and room were there",
@@ -69,6 +65,15 @@ class Wait:
                          "nr_throttled in cpu.stat), and at what else runs there")  # fmt: skip
         owner = "reader" if self.why == "reader" else "sender"
         return f"the {owner}'s process {name}, {when}: {', '.join(parts)}"
+
+
+def said_of(did: Mapping[str, int], span_ns: int) -> str:
+    """What a thread did in a time, most first: for how long it did what [ns]."""
+    return ", ".join(
+        f"{_SAID.get(what, what)} {100 * ns / span_ns:.0f} % of that time"
+        for what, ns in sorted(did.items(), key=lambda item: -item[1])
+        if ns >= _LEAST_SHARE * span_ns
+    )
 
 
 def has_waits(source: Source) -> bool:

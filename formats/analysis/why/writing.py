@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,15 +37,17 @@ def form_of(form: str | None, output: Path | None) -> str:
 
 
 def write(
-    name: str, table: Table, form: str, output: Path | None, force: bool = False, names: str = ""
-) -> None:
+    name: str, table: Table, form: str, output: Path | None, force: bool = False, names: str = "",
+    make: Callable[[Table, str], Any] = as_arrow,
+) -> None:  # fmt: skip
     """Write a table. name: of the table, the key in JSON. names: whose names the columns get.
+    make: makes an Arrow table of it, as as_arrow() does.
 
     Without an output file it goes to stdout. UsageError, FileError.
     """
     if form in BINARY:
         assert output is not None
-        _write_binary(as_arrow(table, names), form, output, force)
+        _write_binary(make(table, names), form, output, force)
         return
     with _text_file(output, force) as out:
         if form == "csv":

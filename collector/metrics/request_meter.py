@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Histograms of requests, for captures that record the application's calls (collect --requests)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.metrics.histogram import Histogram
+from collector.metrics.tcp_meter import MOST
+from formats.analysis.exchanges import NEEDED, NULL, OPTIONAL, Exchanges
+from formats.analysis.why import Snapshots
+
+_LISTEN = 10
+_ROWS = 4096
+_LATEST_S = 0.05
+"""Cutting costs a millisecond a time, so at high rates many records are cut together."""
+
+
+class RequestMeter:
+    """Counts exchanges that are over: when the next one of their connection begins, or it ends."""
+
+    def __init__(self) -> None:
+        sides = ("client", "server")
+        self._think = {side: Histogram(4, 28) for side in sides}
+        self._duration = {side: Histogram(4, 28) for side in sides}
+        self._cutter = Exchanges(has_calls=True)
+        self._waiting: list[Snapshots] = []
+        self._rows = 0
+        self._cut_s = 0.0
+
+    @staticmethod
+    def can_count(names: set[str]) -> bool:
+        """Whether a capture with these columns has what it needs."""
+        return {*NEEDED} <= names
+
+    def add(self, entries: NDArray[Any], times_ns: NDArray[np.int64]) -> None:
+        """Count snapshots, (n,) rows in order; times_ns: their CLOCK_MONOTONIC."""
+        known = np.flatnonzero((entries["conn_id"] != 0) & (entries["state"] != _LISTEN))
+        names = entries.dtype.names or ()
+        columns = {
+            name: np.ascontiguousarray(entries[name][known], entries.dtype[name].newbyteorder("="))
+            for name in (*NEEDED, *OPTIONAL) if name in names
+        }  # fmt: skip
+        self._waiting.append(Snapshots(columns, times_ns[known], np.zeros(len(known), np.int64)))
+        self._rows += len(known)
+        now_s = time.monotonic()
+        if self._rows < _ROWS and now_s < self._cut_s + _LATEST_S:
+            return
+        self._cut_s, self._rows = now_s, 0
+        waiting, self._waiting = self._waiting, []
+        if len(self._cutter.streams.places) > MOST:
+            self._cutter = Exchanges(has_calls=True)
+        self._count(self._cutter.add(_join(waiting)))
+
+    def _count(self, rows: NDArray[Any]) -> None:
+        good = rows[(rows["think_ns"] != NULL) & rows["certain"]]
+        for side, is_client in (("client", True), ("server", False)):
+            mine = good[good["is_client"] == is_client]
+            self._think[side].add(mine["think_ns"] // 1000)
+            self._duration[side].add(mine["total_ns"] // 1000)
+
+    def told(self) -> dict[str, Any]:
+        """The counts for JSON."""
+        return {
+            "think": {side: one.told() for side, one in self._think.items()},
+            "duration": {side: one.told() for side, one in self._duration.items()},
+        }
+
+
+def _join(parts: list[Snapshots]) -> Snapshots:
+    if len(parts) == 1:
+        return parts[0]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
+    return Snapshots(columns, np.concatenate([part.times_ns for part in parts]),
+                     np.concatenate([part.lost for part in parts]))  # fmt: skip

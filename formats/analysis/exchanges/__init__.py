@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests and answers of connections: who waited for whom, and for how long.
+
+streams, advances   how far both byte streams have come at each snapshot, and since when
+cutting             cuts them into requests and answers, piece by piece
+table, columns      the table of them
+summary, story, picture, waiting, meanwhile   for people
+"""
+
+from formats.analysis.exchanges.columns import EXCHANGES, PARTS, Column
+from formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
+from formats.analysis.exchanges.meanwhile import did_meanwhile
+from formats.analysis.exchanges.picture import draw_requests
+from formats.analysis.exchanges.story import head, story
+from formats.analysis.exchanges.streams import NEEDED, OPTIONAL
+from formats.analysis.exchanges.summary import Summary, summarize
+from formats.analysis.exchanges.summary import slowest as slowest_of
+from formats.analysis.exchanges.table import as_arrow, exchanges
+from formats.analysis.exchanges.waiting import Waited, Waiting
+
+__all__ = [
+    "EXCHANGE", "EXCHANGES", "NEEDED", "NULL", "OPTIONAL", "PARTS", "Column", "Exchanges",
+    "Summary", "Waited", "Waiting", "as_arrow", "cut", "did_meanwhile", "draw_requests",
+    "exchanges", "head", "slowest_of", "story", "summarize",
+]  # fmt: skip

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When each stream came so far, and within which bounds.
+
+What a call wrote or read is recorded at the call's end, what a segment brings when it arrives. An
+ACK tells too: the change of the smoothed round-trip time is an eighth of this ACK's own, so the
+byte that it acknowledges first was sent that long before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.why.grouping import Grouped
+
+Array = NDArray[Any]
+SEGMENTS = (1, 21)
+STATE_CHANGE, SEND, RECEIVE = 4, 9, 10
+ESTABLISHED, SYN_SENT = 1, 2
+_SAMPLE_NS = 16_000
+"""The mean is known in us: its change to 2 us, the round trip to eight times that."""
+_NO_RTT = (1 << 32) - 1
+
+
+class Advances:
+    """at: positions by name, as of Streams. is_new: not a row that was read before. has_calls,
+    at_entry: see Streams."""
+
+    def __init__(
+        self, rows: Grouped, at: dict[str, Array], is_new: Array, has_calls: bool, at_entry: bool
+    ) -> None:
+        self._rows, self._at = rows, at
+        self._has_calls, self._at_entry = has_calls, at_entry
+        self._begins = np.zeros(len(rows), np.bool_)
+        self._begins[rows.firsts] = is_new[rows.firsts]
+        self._before = before(rows.times, rows)
+        self._time = np.maximum(rows.times, self._before)
+        self._gap = self._time - self._before
+        self._lost_before = before(rows.lost, rows)
+        self._whole = rows.lost == self._lost_before
+        self._location = rows["location"]
+        self._came_from = before(self._location, rows)
+
+    def columns(self) -> dict[str, Array]:
+        """The columns of Events, and `moved`: whether a stream advanced."""
+        rows, at = self._rows, self._at
+        found: dict[str, Array] = {}
+        moved = np.zeros(len(rows), np.bool_)
+        for name in ("written", "arrived", "read", "sent"):
+            top = at[f"top_{name}"]
+            last = np.where(self._begins, 0, before(top, rows))
+            advanced = top > last
+            moved |= advanced
+            found[name] = top
+            self._last, self._advanced = last, advanced
+            time, width = getattr(self, f"_{name}")(found)
+            found[f"time_{name}"] = np.clip(time, self._before - self._early(), self._time)
+            found[f"width_{name}"] = width
+        acked = self._acked()
+        least = rows["min_rtt_us"].astype(np.int64)
+        rtt = np.where((least > 0) & (least < _NO_RTT), least, rows["srtt_us"])
+        return found | {
+            "place": rows.of_row, "time": self._time, "lost": rows.lost, "again": at["again"],
+            "lost_before": self._lost_before, "rtt": rtt * 1000, "known": at["top_known"],
+            "acked": np.minimum(acked, at["top_written"]), "brings": at["brings"],
+            "unread": at["top_read"] < at["top_known"], "moved": moved,
+        }  # fmt: skip
+
+    def _acked(self) -> Array:
+        """How far the written stream is acknowledged, by each row's segment too.
+
+        Without the column seg_ack that is what the next row has. A call can be recorded while a
+        segment is under way on another CPU, before it counts; so captures of calls need the column.
+        """
+        rows, at = self._rows, self._at
+        if "seg_ack" not in rows.columns:
+            found = after(at["acked"], rows)
+            found[rows.lasts] = at["sent"][rows.lasts]
+            return found
+        ahead = (rows["seg_ack"] - rows["snd_una"]).astype(np.uint32).view(np.int32)
+        is_segment = np.isin(self._location, SEGMENTS)
+        told: Array = at["acked"] + np.where(is_segment, np.maximum(ahead, 0), 0)
+        return np.minimum(told, at["sent"])
+
+    def _early(self) -> Array:
+        """How long before a connection's first row its data can be: a SYN's, a round trip."""
+        return np.where(self._begins, self._rows["srtt_us"].astype(np.int64) * 1000, 0)
+
+    def _written(self, _: dict[str, Array]) -> tuple[Array, Array]:
+        rows = self._rows
+        has_room = rows["sk_wmem_bytes"].astype(np.int64) < rows["sb_hiwat"].astype(np.int64)
+        called = self._has_calls & self._whole
+        time, width = self._time, np.where(called & has_room, 0, self._gap)
+        if self._at_entry:
+            entered = called & (self._came_from == SEND)
+            time, width = np.where(entered, self._before, time), np.where(entered, 0, width)
+            is_call = np.zeros(len(rows), np.bool_)
+        else:
+            is_call = called & (self._location == SEND)
+            width = np.where(is_call, 0, width)
+        trip = self._round_trip() * 1000
+        acks = after(self._at["acked"], rows) > self._at["acked"]
+        tells = np.isin(self._location, SEGMENTS) & acks & self._whole & ~is_call & (trip > 0)
+        tells &= (self._at["acked"] == self._last)
+        tells |= self._begins  # data of a SYN
+        width = np.where(tells & (width > 0), np.minimum(_SAMPLE_NS, self._gap), width)
+        time = np.where(tells, self._time - trip, time)
+        return np.where(self._begins, self._time - self._early(), time), width
+
+    def _round_trip(self) -> Array:
+        """What the ACK of each row measured [us]."""
+        mean = self._rows["srtt_us"].astype(np.int64)
+        then = after(mean, self._rows)
+        found: Array = np.where(mean > 0, mean + 8 * (then - mean), then)
+        return found
+
+    def _arrived(self, _: dict[str, Array]) -> tuple[Array, Array]:
+        came = np.isin(self._came_from, (*SEGMENTS, STATE_CHANGE)) & self._whole
+        brings = self._at["brings"]
+        time = np.where(brings, self._time, self._before)
+        width = np.where(brings | came, 0, self._gap)
+        return np.where(self._begins & ~brings, self._time - self._early(), time), width
+
+    def _read(self, _: dict[str, Array]) -> tuple[Array, Array]:
+        called = self._has_calls & self._whole & (not self._at_entry)
+        return np.where(called, self._time, self._before), np.where(called, 0, self._gap)
+
+    def _sent(self, found: dict[str, Array]) -> tuple[Array, Array]:
+        """With what was written; else an ACK, or the window that it opened, let it go."""
+        rows = self._rows
+        wrote = found["written"] > np.where(self._begins, 0, before(found["written"], rows))
+        is_call = self._has_calls & (self._location == SEND)
+        time = np.where(is_call, self._time, self._before)
+        width = np.where(self._has_calls & self._whole, 0, self._gap)
+        return (np.where(wrote, found["time_written"], time),
+                np.where(wrote, found["width_written"], width))  # fmt: skip
+
+
+def before(values: Array, rows: Grouped) -> Array:
+    """The value of the row before; of each connection's first row its own."""
+    found = np.empty_like(values)
+    found[1:] = values[:-1]
+    found[rows.firsts] = values[rows.firsts]
+    return found
+
+
+def after(values: Array, rows: Grouped) -> Array:
+    """The value of the row after; of each connection's last row its own."""
+    found = np.empty_like(values)
+    found[:-1] = values[1:]
+    found[rows.lasts] = values[rows.lasts]
+    return found

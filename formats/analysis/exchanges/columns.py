@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The columns of the table of exchanges, with their meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Column:
+    """kind: int, text or bool. null: whether it can be null.
+
+    In memory a number that can be null is float64, null is NaN; text is an object, null is None.
+    """
+
+    name: str
+    kind: str
+    text: str
+    null: bool = False
+
+
+def _columns(lines: str) -> tuple[Column, ...]:
+    found = []
+    for line in lines.strip().splitlines():
+        name, kind, text = (part.strip() for part in line.split("|"))
+        found.append(Column(name, kind.rstrip("?"), text, kind.endswith("?")))
+    return tuple(found)
+
+
+EXCHANGES = _columns("""
+conn_id | int | the connection in this capture
+netns | int? | cookie of its network namespace, where the capture has it
+laddr | text | local address
+lport | int | local port
+raddr | text | remote address
+rport | int | remote port
+pid | int? | process that owns this end, where the capture has it
+comm | text? | and its name
+side | text | client: this end sent the request; server: it received it
+number | int | of the exchange in its connection, from 0
+start_ns | int | its first byte, CLOCK_MONOTONIC
+wait_ns | int? | from the end of the one before it, or of the handshake, to its first byte
+request_ns | int | first to last byte of the request: written (client), arrived (server)
+think_ns | int? | from there to the answer's first byte: arrived, less network_ns, or written
+network_ns | int? | client: the path's round trip, by its smallest one
+response_ns | int? | first to last byte of the answer: arrived (client), written and sent (server)
+read_ns | int? | client: from there until its process had read it
+total_ns | int? | from start_ns to the end of the last part
+request_bytes | int | of the request
+response_bytes | int | of the answer; 0: there was none
+exact | bool | all of these times are from calls and segments that were recorded
+uncertain_ns | int | sum of the widths of the bounds of these times
+certain | bool | no record is missing from its beginning to its end, and it began in the capture
+lost_records | int | missing in the capture in that time
+pipelined | bool | more of the requests was sent before this answer had ended
+retransmits | int | records of segments that this end sent again in that time
+""")
+PARTS = ("wait", "request", "think", "network", "response", "read")
+"""The parts of an exchange, in their order; columns have _ns behind."""

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from formats.analysis.exchanges.summary import Summary
+from formats.analysis.why.words import endpoint, human_bytes, human_time
+
+_LEAST = 0.05
+_SAID = {
+    "client": {
+        "request": "it wrote the request for {}", "think": "it waited {} for the server's answer",
+        "network": "{} are the path's round trip", "response": "the answer arrived for {}",
+        "read": "its process read it {} later",
+    },
+    "server": {
+        "request": "the request arrived for {}", "think": "its own program took {} to answer",
+        "response": "it sent the answer for {}",
+    },
+}  # fmt: skip
+NAMES = {
+    "client": {"wait": "own pause", "request": "writing", "think": "server's thinking",
+               "network": "round trip", "response": "answer", "read": "reading", "total": "all"},
+    "server": {"wait": "waiting for it", "request": "arrival", "think": "own thinking",
+               "response": "answer", "total": "all"},
+}  # fmt: skip
+"""What a part is for each side."""
+
+
+def ends(row: Mapping[str, Any]) -> str:
+    """From the client to the server."""
+    here, there = endpoint(row["laddr"], row["lport"]), endpoint(row["raddr"], row["rport"])
+    return f"{here} -> {there}" if row["side"] == "client" else f"{there} -> {here}"
+
+
+def story(row: Mapping[str, Any], origin_ns: int) -> str:
+    """One sentence about one exchange. row: as rows_of() gives it. origin_ns: where time begins."""
+    total = row["total_ns"] or 0
+    parts = {name: row[f"{name}_ns"] for name in _SAID[row["side"]] if row[f"{name}_ns"]}
+    told = sorted(parts.items(), key=lambda item: -item[1])
+    texts = [_SAID[row["side"]][name].format(human_time(ns / 1000)) for name, ns in told
+             if total and ns >= _LEAST * total]  # fmt: skip
+    if told and total:
+        texts[0] += f", {100 * told[0][1] / total:.0f} % of the time"
+    if row["retransmits"]:
+        texts.append(f"segments were sent again {row['retransmits']} times meanwhile")
+    if row["pipelined"]:
+        texts.append("more was asked before this answer had ended, so this may be several requests")
+    if not row["certain"]:
+        lost = row["lost_records"]
+        texts.append(f"{lost} records are missing meanwhile" if lost
+                     else "it may have begun before the capture")  # fmt: skip
+    if row["uncertain_ns"]:
+        texts.append(f"its times are uncertain by up to {human_time(row['uncertain_ns'] / 1000)}")
+    who = f" ({row['comm']})" if row["comm"] else ""
+    asked, answered = human_bytes(row["request_bytes"]), human_bytes(row["response_bytes"])
+    return (
+        f"{ends(row)}, {row['side']}{who}: request {row['number']} at "
+        f"{(row['start_ns'] - origin_ns) / 1e9:.6f} s, {asked} for {answered}, took "
+        f"{human_time(total / 1000)}: {'; '.join(texts) or 'nothing was waited for'}"
+    )
+
+
+def head(summary: Summary, side: str) -> str:
+    """How many exchanges, and what most of their time was."""
+    text = f"{summary.count} exchange{'s' * (summary.count != 1)}"
+    if largest := summary.largest:
+        text += f", {100 * summary.share[largest]:.0f} % of their time is {NAMES[side][largest]}"
+    for count, what in (
+        (summary.unanswered, "without an answer"), (summary.pipelined, "pipelined"),
+        (summary.inexact, "not exact"), (summary.uncertain, "not certain"),
+    ):  # fmt: skip
+        if count:
+            text += f"; {count} {what}"
+    return text

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the byte streams of both directions have come at each snapshot, and since when.
+
+    snapshot      write_seq   snd_nxt   snd_una   rcv_nxt   copied_seq     of the kernel
+    Streams       written     sent      acked     arrived   read           bytes since the handshake
+
+Numbers are unwrapped; SYN and FIN, which have one too, do not count. A snapshot of a segment is
+made before the segment counts: what it brings has arrived then. Each advance has a time and the
+width of its bounds: a call is recorded at its end, a segment when it arrives, and of what neither
+shows is known that it was between two snapshots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.analysis.exchanges.advances import (
+    ESTABLISHED,
+    RECEIVE,
+    SEGMENTS,
+    STATE_CHANGE,
+    SYN_SENT,
+    Advances,
+    after,
+)
+from formats.analysis.why import Snapshots
+from formats.analysis.why.grouping import Grouped, Places, grown
+
+Array = NDArray[Any]
+UNKNOWN, CLIENT, SERVER = 0, 1, 2
+NEEDED = (
+    "conn_id", "location", "callvalue", "lport", "rport", "laddr", "raddr", "state", "snd_una",
+    "snd_max", "snd_sb_cc", "rcv_nxt", "rcv_sb_cc", "seg_seq", "seg_len", "srtt_us", "min_rtt_us",
+    "sk_wmem_bytes", "sb_hiwat",
+)  # fmt: skip
+OWNER = ("pid", "comm", "netns")
+OPTIONAL = (*OWNER, "seg_ack")
+_RETRANSMIT, _DESTROY, _DROPPED = 2, 11, 12
+_SYN_RECV, _CLOSE = 3, 7
+_DATA = (1, 3, 4, 5, 8, 9, 11)
+"""States in which both streams are numbered."""
+_WROTE_FIN = (4, 5, 7, 9, 11)
+_READ_FIN = (6, 7, 8, 9, 11)
+"""States in which the streams have a FIN at their end; CLOSE may have none, and has no data."""
+MOST = 1 << 43
+"""Positions are below this."""
+_RAW = ("written", "sent", "acked", "known", "read")
+_TOPS = ("top_written", "top_sent", "top_arrived", "top_known", "top_read")
+_CARRIED = (*_RAW, *_TOPS, "again")
+
+
+@dataclass
+class Events:
+    """n snapshots at which a stream advanced, those of a connection together and in time order.
+
+    place: of the connection. time: [ns]. lost, lost_before: records that are missing in the capture
+    up to it, and up to the connection's snapshot before it. acked: what the peer had of the
+    written stream when it sent the segment. known: what had arrived before the segment.
+    written, arrived, read, sent: how far they came; time_X, width_X: when X came so far, and within
+    which bounds [ns]. unread: whether some of what had arrived was not read. again: records of
+    segments sent again so far. rtt: the path's round trip [ns], 0: unknown.
+    """
+
+    columns: dict[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.columns["place"])
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def take(self, at: Array) -> Events:
+        """Those at these places."""
+        return Events({name: values[at] for name, values in self.columns.items()})
+
+
+class Streams:
+    """Reads pieces of snapshots. has_calls: the capture has SEND_CALL and RECEIVE_CALL; at_entry:
+    as a call begins, not as it ends.
+
+    side: by place, of CLIENT and SERVER. since: by place, when the handshake was over [ns]; -1: the
+    connection is older than the capture. ended: by place. latest: by name and place, what names it.
+    """
+
+    def __init__(self, has_calls: bool, at_entry: bool = False) -> None:
+        self.places = Places()
+        self.side = np.zeros(0, np.int8)
+        self.since = np.zeros(0, np.int64)
+        self.ended = np.zeros(0, np.bool_)
+        self.latest: dict[str, Array] = {}
+        self._has_calls, self._at_entry = has_calls, at_entry
+        self._at = {name: np.zeros(0, np.int64) for name in _CARRIED}
+        self._seen = np.zeros(0, np.bool_)
+        self._held: Snapshots | None = None
+        self._servers: set[int] = set()
+
+    def add(self, piece: Snapshots) -> Events:
+        """The advances that the piece shows. Of each connection the last snapshot waits: the next
+        one says what its segment acknowledged."""
+        wanted = _is_wanted(piece)
+        names = [name for name in (*NEEDED, *OPTIONAL) if name in piece.columns]
+        piece = Snapshots({name: piece[name] for name in names}, piece.times_ns, piece.lost)
+        if not wanted.all():
+            piece = piece.take(np.flatnonzero(wanted))
+        return self._read(piece if self._held is None else _join(self._held, piece), False)
+
+    def finish(self) -> Events:
+        """The advances of the snapshots that waited."""
+        return _nothing() if self._held is None else self._read(self._held, True)
+
+    def _read(self, piece: Snapshots, to_end: bool) -> Events:
+        self._held = None
+        if not len(piece):
+            return _nothing()
+        rows = Grouped(piece, self.places)
+        count = len(self.places)
+        self.side, self.ended = grown(self.side, count), grown(self.ended, count)
+        self.since, self._seen = grown(self.since, count, -1), grown(self._seen, count)
+        self._at = {name: grown(values, count) for name, values in self._at.items()}
+        # The first row of a connection that was seen is its last one that was read: a context.
+        is_new = np.ones(len(rows), np.bool_)
+        is_new[rows.firsts] = ~self._seen[rows.places]
+        goes_on = (rows["location"][rows.lasts] != _DESTROY) & (not to_end)
+        is_read = is_new.copy()
+        is_read[rows.lasts[goes_on]] = False
+        self._note(rows, is_new)
+        events = self._events(rows, is_new, is_read)
+        if not to_end:
+            many = goes_on & (rows.lasts > rows.firsts)
+            self._seen[rows.places[many]] = True
+            kept = np.sort(np.concatenate([rows.lasts[goes_on], rows.lasts[many] - 1]))
+            self._held = Snapshots(
+                {name: values[kept] for name, values in rows.columns.items()},
+                rows.times[kept], rows.lost[kept],
+            )  # fmt: skip
+        return events
+
+    def _note(self, rows: Grouped, is_new: Array) -> None:
+        """Who opened each connection, when, whether it ended, and what names it."""
+        for name in ("conn_id", "lport", "rport", "laddr", "raddr", *OWNER):
+            if name in rows.columns:
+                values = rows[name]
+                nothing = np.zeros(1, values.dtype)[0]
+                mine = self.latest.get(name, np.zeros(0, values.dtype))
+                mine = self.latest[name] = grown(mine, len(self.places), nothing)
+                last = values[rows.lasts]
+                told = last != nothing
+                mine[rows.places[told]] = last[told]
+        opens = np.flatnonzero(_opens(rows) & is_new)
+        active = rows["state"][opens] == SYN_SENT
+        place = rows.of_row[opens]
+        self.side[place] = np.where(active, CLIENT, SERVER)
+        self.since[place] = rows.times[opens]
+        self._servers.update(rows["rport"][opens[active]].tolist())
+        self._servers.update(rows["lport"][opens[~active]].tolist())
+        self.ended[rows.of_row[rows["location"] == _DESTROY]] = True
+
+    def _events(self, rows: Grouped, is_new: Array, is_read: Array) -> Events:
+        at = _positions(rows, is_new, self._at)
+        at["again"] = _summed((rows["location"] == _RETRANSMIT) & is_new, rows, self._at["again"])
+        at |= _tops(rows, at, self._at)
+        # The first row of a piece is only looked at, as the last one.
+        last = np.where(is_read[rows.lasts], rows.lasts, rows.lasts - 1)
+        some = last >= rows.firsts
+        for name, values in self._at.items():
+            values[rows.places[some]] = at[name][last[some]]
+        found = Advances(rows, at, is_new, self._has_calls, self._at_entry).columns()
+        keep = np.flatnonzero(is_read & found.pop("moved"))
+        return Events({name: values[keep] for name, values in found.items()})
+
+    def tell_sides(self, events: Events) -> None:
+        """Of connections that are older than the capture: by a port on which others were accepted,
+        else who speaks first is the client. events: of each place in time order."""
+        place = events["place"]
+        at = np.flatnonzero(self.side[place] == UNKNOWN)
+        mine, firsts = np.unique(place[at], return_index=True)
+        for row, one in zip(at[firsts].tolist(), mine.tolist(), strict=True):
+            local = int(self.latest["lport"][one]) in self._servers
+            remote = int(self.latest["rport"][one]) in self._servers
+            speaks = events["written"][row] > 0
+            is_client = remote if local != remote else speaks
+            self.side[one] = CLIENT if is_client else SERVER
+
+
+def _join(one: Snapshots, other: Snapshots) -> Snapshots:
+    columns = {
+        name: np.concatenate([values, other[name]]) for name, values in one.columns.items()
+    }  # fmt: skip
+    return Snapshots(columns, np.concatenate([one.times_ns, other.times_ns]),
+                     np.concatenate([one.lost, other.lost]))  # fmt: skip
+
+
+def _nothing() -> Events:
+    names = ("place", "time", "lost", "lost_before", "acked", "known", "unread", "again", "rtt",
+             "brings")  # fmt: skip
+    more = [f"{what}{name}" for name in ("written", "arrived", "read", "sent")
+            for what in ("", "time_", "width_")]  # fmt: skip
+    return Events({name: np.zeros(0, np.int64) for name in (*names, *more)})
+
+
+def _opens(rows: Grouped | Snapshots) -> NDArray[np.bool_]:
+    """(n,) whether it is the change of the state that ends a handshake."""
+    found: NDArray[np.bool_] = (rows["location"] == STATE_CHANGE) & (
+        rows["callvalue"] == ESTABLISHED
+    )
+    return found
+
+
+def _is_wanted(piece: Snapshots) -> NDArray[np.bool_]:
+    """Snapshots of which the streams have numbers; of closed sockets, which may be read on, those
+    of calls and of the end."""
+    location = piece["location"]
+    closed = (piece["state"] == _CLOSE) & ((location == RECEIVE) | (location == _DESTROY))
+    found: NDArray[np.bool_] = np.isin(piece["state"], _DATA) | _opens(piece) | closed
+    return found
+
+
+def _summed(steps: Array, rows: Grouped, before: Array) -> Array:
+    """Running sums of each connection, which go on from `before` (by place)."""
+    sums = np.cumsum(steps, dtype=np.int64)
+    base = before[rows.places] - sums[rows.firsts] + steps[rows.firsts]
+    found: Array = sums + np.repeat(base, rows.lasts - rows.firsts + 1)
+    return found
+
+
+def _highest(values: Array, rows: Grouped, before: Array) -> Array:
+    """Running maxima of each connection, which are not below `before` (by place)."""
+    values = np.clip(values, 0, MOST - 1)
+    values[rows.firsts] = np.maximum(values[rows.firsts], before[rows.places])
+    rank = np.cumsum(rows.is_first, dtype=np.int64) * MOST
+    found: Array = np.maximum.accumulate(values + rank) - rank
+    return found
+
+
+def _positions(rows: Grouped, is_new: Array, before: dict[str, Array]) -> dict[str, Array]:
+    """How far each stream has come at each row, a FIN with it."""
+    una, arrived = rows["snd_una"], rows["rcv_nxt"]
+    raw = {
+        "written": una + rows["snd_sb_cc"], "sent": rows["snd_max"], "acked": una,
+        "known": arrived, "read": arrived - rows["rcv_sb_cc"],
+    }  # fmt: skip
+    firsts, begins = rows.firsts, is_new[rows.firsts]
+    closed, receives = rows["state"] == _CLOSE, rows["location"] == RECEIVE
+    bases = _bases(rows, firsts)
+    found = {}
+    for name, numbers in raw.items():
+        values = numbers.astype(np.uint32, copy=False)
+        steps = np.zeros(len(values), np.int64)
+        steps[1:] = (values[1:] - values[:-1]).view(np.int32)
+        # A socket that is closed may have been disconnected, which takes new numbers.
+        steps[closed & ~(receives & (name == "read"))] = 0
+        steps[firsts] = 0
+        base = np.where(begins, bases[name], before[name][rows.places])
+        sums = np.cumsum(steps)
+        found[name] = sums + np.repeat(base - sums[firsts], rows.lasts - firsts + 1)
+    return found
+
+
+def _bases(rows: Grouped, at: Array) -> dict[str, Array]:
+    """Where the streams are at the first row of a connection: TCP Fast Open has data already.
+
+    What was written, or arrived, before the capture does not count.
+    """
+    first = {name: rows[name][at] for name in (
+        "state", "location", "callvalue", "snd_una", "snd_max", "snd_sb_cc", "rcv_sb_cc",
+        "seg_len")}  # fmt: skip
+    opens = _opens(rows)[at]
+    active = opens & (first["state"] == SYN_SENT)
+    early = first["state"] == _SYN_RECV
+    of_syn = first["seg_len"].astype(np.int64)
+    flying = (first["snd_max"] - first["snd_una"]).astype(np.uint32).view(np.int32)
+    waiting, unread = first["snd_sb_cc"].astype(np.int64), first["rcv_sb_cc"].astype(np.int64)
+    acked = np.where(active, of_syn, np.where(early, 0, -waiting))
+    returned = first["callvalue"].astype(np.uint32).view(np.int32).astype(np.int64)
+    got = np.where(first["location"] == RECEIVE, np.maximum(returned, 0), 0)
+    known = np.where(active, 0, np.where(opens, of_syn, np.where(early, unread + got, 0)))
+    return {"acked": acked, "written": acked + waiting, "sent": acked + flying, "known": known,
+            "read": known - unread}  # fmt: skip
+
+
+def _tops(rows: Grouped, at: dict[str, Array], before: dict[str, Array]) -> dict[str, Array]:
+    """How far each stream had come at most, in bytes of data."""
+    state = rows["state"]
+    now = np.where(rows["location"] == STATE_CHANGE, rows["callvalue"], 0)
+    wrote_fin = np.isin(state, _WROTE_FIN)
+    has_fin = np.isin(state, _READ_FIN) | np.isin(now, _READ_FIN)
+    known = at["known"] - has_fin
+    found = {"top_known": _highest(known, rows, before["top_known"])}
+    ahead = (rows["seg_seq"] - rows["rcv_nxt"]).astype(np.uint32).view(np.int32).astype(np.int64)
+    end = ahead + rows["seg_len"].astype(np.int64)
+    dropped = after(rows["location"], rows) == _DROPPED
+    brings = _is_segment(rows) & (ahead <= 0) & (end > 0) & ~has_fin & ~dropped
+    at["brings"] = brings
+    arrived = np.where(brings, at["known"] + end, known)
+    found["top_arrived"] = _highest(arrived, rows, before["top_arrived"])
+    found["top_written"] = _highest(at["written"] - wrote_fin, rows, before["top_written"])
+    sent = np.minimum(at["sent"], found["top_written"])
+    found["top_sent"] = _highest(sent, rows, before["top_sent"])
+    read = np.minimum(at["read"], found["top_arrived"])
+    found["top_read"] = _highest(read, rows, before["top_read"])
+    return found
+
+
+def _is_segment(rows: Grouped) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.isin(rows["location"], SEGMENTS)
+    return found

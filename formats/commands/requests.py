@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tcpkmon requests FILE...`: the exchanges of requests and answers, and who was waited for."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from formats.base.cli import say
+from formats.base.errors import UsageError
+from formats.base.escape import for_terminal
+from formats.base.files import already_there
+from formats.commands.connections import report
+
+if TYPE_CHECKING:
+    from formats.analysis.why import Table
+
+_TABLES = (".parquet", ".arrow", ".csv", ".json")
+
+
+@click.command("requests")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True,
+                type=click.Path(readable=False, path_type=Path))
+@click.option("-p", "--connection", "ports", metavar="LPORT.RPORT", multiple=True,
+              help="Only this connection, of both its ends; more with more -p.")
+@click.option("-n", "most", type=click.IntRange(1), default=10, show_default=True, metavar="N",
+              help="The N connections that were waited for longest.")
+@click.option("--slowest", type=click.IntRange(0), default=5, show_default=True, metavar="N",
+              help="Tell of the N exchanges that took longest.")
+@click.option("-v", "--verbose", is_flag=True,
+              help="Percentiles of each connection too, not only of all.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object a line for each exchange.")
+@click.option("-o", "--output", "outputs", multiple=True, metavar="OUT",
+              type=click.Path(readable=False, path_type=Path),
+              help="Write a row for each exchange (.parquet, .arrow, .csv, .json), or draw a "
+              "picture (.png, .svg, .pdf). Also several.")
+@click.option("--force", is_flag=True, help="Replace OUT if it is there.")
+def command(
+    files: tuple[Path, ...],
+    ports: tuple[str, ...],
+    most: int,
+    slowest: int,
+    verbose: bool,
+    as_json: bool,
+    outputs: tuple[Path, ...],
+    force: bool,
+) -> int:
+    """Say where the time of each request went: the client's pause, the path, the server's thinking.
+
+    FILE is a PSC file, a Klogger log or a folder of them, of the schema tcp; collect --requests
+    records what makes times exact, other captures give bounds. An exchange is what one side sent
+    until the other side sends, and that answer. Exit code 3: records were lost, or the end is
+    unknown; the column certain says of which exchanges.
+    """
+    from formats.analysis.exchanges import did_meanwhile, exchanges
+    from formats.analysis.why import Source, has_waits, rows_of
+    from formats.registry import group
+
+    pairs = [_parse_ports(text) for text in ports]
+    captures = group(files)
+    _check(outputs, files, force)
+    if outputs and len(captures) > 1:
+        raise UsageError("-o takes one capture", "write a file for each")
+    code = 0
+    for paths in captures:
+        with Source(*paths) as source:
+            resolved = has_waits(source)
+            table = exchanges(source)
+            code = max(code, report(source, "requests"))
+        if pairs:
+            table = _choose(table, pairs)
+        for path in outputs:
+            _write(table, path, force)
+        if as_json:
+            for row in rows_of(table):
+                click.echo(json.dumps(row))
+        else:
+            meanwhile = did_meanwhile(paths, table, slowest) if resolved else {}
+            _print(table, most, slowest, verbose, meanwhile)
+    return code
+
+
+def _parse_ports(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})\.(\d{1,5})", text, re.ASCII)
+    if match is None:
+        raise UsageError(f"-p {text}: not two ports", "write LPORT.RPORT, 40000.80")
+    return int(match[1]), int(match[2])
+
+
+def _check(outputs: tuple[Path, ...], files: tuple[Path, ...], force: bool) -> None:
+    for path in outputs:
+        if path.exists() and any(path.samefile(file) for file in files if file.exists()):
+            raise UsageError(f"-o {path} is the capture itself", "choose another name")
+        if path.exists() and not force:
+            raise already_there(path)
+        if path.suffix.lower() not in _TABLES:
+            from formats.drawing import check_output
+
+            check_output(path)
+
+
+def _choose(table: Table, pairs: list[tuple[int, int]]) -> Table:
+    import numpy as np
+
+    wanted = {*pairs, *((remote, local) for local, remote in pairs)}
+    keep = np.array([pair in wanted for pair in zip(
+        table["lport"].tolist(), table["rport"].tolist(), strict=True)], np.bool_)  # fmt: skip
+    if not keep.any():
+        raise UsageError("no exchange of such a connection", "leave out -p to see all")
+    return {name: values[keep] for name, values in table.items()}
+
+
+def _write(table: Table, path: Path, force: bool) -> None:
+    if path.suffix.lower() in _TABLES:
+        from formats.analysis.exchanges import as_arrow
+        from formats.analysis.why import write
+        from formats.analysis.why.writing import form_of
+
+        write("requests", table, form_of(None, path), path, force, make=as_arrow)
+    else:
+        from formats.analysis.exchanges import draw_requests
+
+        draw_requests(table, path, force)
+
+
+def _print(
+    table: Table, most: int, slowest: int, verbose: bool, meanwhile: dict[int, str]
+) -> None:
+    import numpy as np
+
+    from formats.analysis.exchanges import head, slowest_of, story, summarize
+    from formats.analysis.exchanges.story import ends
+    from formats.analysis.why import row_of
+
+    if not len(table["conn_id"]):
+        click.echo("no exchange in this capture: nobody sent anything, or only one side did")
+        return
+    for side in ("client", "server"):
+        at = np.flatnonzero(table["side"] == side)
+        if len(at):
+            summary = summarize(table, at)
+            click.echo(f"all, as {side}: {head(summary, side)}")
+            _print_parts(summary, side)
+    ids, first = np.unique(table["conn_id"], return_index=True)
+    spent = np.zeros(len(ids))
+    np.add.at(spent, np.searchsorted(ids, table["conn_id"]), np.nan_to_num(
+        table["total_ns"].astype(np.float64)))  # fmt: skip
+    order = np.argsort(-spent, kind="stable")
+    for one in order[:most].tolist():
+        at = np.flatnonzero(table["conn_id"] == ids[one])
+        row = row_of(table, int(first[one]))
+        who = f" ({row['comm']})" if row["comm"] else ""
+        summary = summarize(table, at)
+        text = f"{ends(row)}, {row['side']}{who}: {head(summary, row['side'])}"
+        click.echo(for_terminal(text))
+        if verbose:
+            _print_parts(summary, row["side"])
+    if len(order) > most:
+        click.echo(f"{len(order) - most} more ends of connections: -n shows more")
+    slow = slowest_of(table, slowest)
+    if len(slow):
+        click.echo("the slowest:")
+        origin = int(table["start_ns"].min())
+        for at in slow.tolist():
+            click.echo(for_terminal(f"    {story(row_of(table, at), origin)}"))
+            if at in meanwhile:
+                click.echo(for_terminal(f"        {meanwhile[at]}"))
+    if table["pipelined"].any():
+        say("tcpkmon requests: pipelined requests, or several at once on one connection as in "
+            "HTTP/2: the byte streams alone do not tell single ones apart")  # fmt: skip
+
+
+def _print_parts(summary: Any, side: str) -> None:
+    from rich.console import Console
+    from rich.table import Table as Lines
+
+    from formats.analysis.exchanges.story import NAMES
+    from formats.analysis.why.words import human_time
+
+    lines = Lines(box=None, pad_edge=False)
+    for name in ("", "p50", "p95", "p99", "max", "share"):
+        lines.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for name, part in summary.parts.items():
+        if name in NAMES[side]:
+            share = f"{100 * summary.share[name]:.0f} %" if name in summary.share else ""
+            times = (human_time(ns / 1000) for ns in (*part.percentiles, part.most))
+            lines.add_row(f"  {NAMES[side][name]}", *times, share)
+    console = Console(file=sys.stdout, markup=False, highlight=False,
+                      width=None if sys.stdout.isatty() else 110)  # fmt: skip
+    console.print(lines)

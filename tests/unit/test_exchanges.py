@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests and answers: what cuts them, when each part was, and what cannot be known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from formats.analysis.exchanges import EXCHANGE, Exchanges, exchanges
+from formats.analysis.exchanges.cutting import NULL
+from formats.base.cli import run
+from formats.commands import check, why
+from formats.commands.requests import command
+from tests.unit.request_capture import (
+    MS,
+    Socket,
+    client,
+    server,
+    snapshots,
+    write_requests,
+)
+
+
+def cut(
+    *sockets: Socket, calls: bool = True, size: int = 1 << 20, at_entry: bool = False,
+    acks: bool = False,
+) -> Any:  # fmt: skip
+    """The exchanges, of pieces of this size, by connection and number."""
+    piece, found = snapshots(*sockets, acks=acks), Exchanges(calls, at_entry)
+    parts = [found.add(piece.take(np.arange(low, min(low + size, len(piece)))))
+             for low in range(0, len(piece), size)]  # fmt: skip
+    rows = np.concatenate([*parts, found.finish()])
+    assert rows.dtype == EXCHANGE
+    return rows[np.lexsort((rows["number"], rows["place"]))]
+
+
+def test_a_client_waits_for_the_server() -> None:
+    rows = cut(client())
+    assert rows["number"].tolist() == [0, 1, 2]
+    assert rows["request_bytes"].tolist() == [120] * 3
+    assert rows["response_bytes"].tolist() == [4000] * 3
+    first = rows[0]
+    assert (first["start_ns"], first["wait_ns"]) == (5 * MS, 4 * MS)
+    assert first["request_ns"] == 0
+    assert first["network_ns"] == 0.1 * MS  # the smallest round trip
+    assert first["think_ns"] == 400 * MS
+    assert first["response_ns"] == 0.5 * MS
+    assert first["read_ns"] == 0.5 * MS
+    assert first["total_ns"] == 401.1 * MS
+    assert rows["wait_ns"][1:].tolist() == [10 * MS] * 2
+    assert rows["exact"].all() and rows["certain"].all() and not rows["pipelined"].any()
+
+
+def test_a_server_thinks() -> None:
+    rows = cut(server())
+    assert len(rows) == 3
+    assert not rows["is_client"].any()
+    assert rows["think_ns"].tolist() == [400 * MS] * 3
+    assert rows["wait_ns"].tolist() == [4 * MS, 11 * MS, 11 * MS]
+    assert (rows["network_ns"] == NULL).all() and (rows["read_ns"] == NULL).all()
+    assert rows["exact"].all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("calls", [True, False])
+@pytest.mark.parametrize("acks", [True, False])
+def test_pieces_change_nothing(size: int, calls: bool, acks: bool) -> None:
+    sockets = client(3), server(5), pipelined()
+    whole = cut(*sockets, calls=calls)
+    assert (cut(*sockets, calls=calls, size=size, acks=acks) == whole).all()
+
+
+def test_a_call_that_is_recorded_while_a_segment_is_under_way() -> None:
+    """On another CPU, before the segment's ACK counts: the column seg_ack tells it all the same."""
+    one = Socket().open(1, active=True)
+    for at in (5, 25):
+        one.write(45)
+        one.put(at, 1, seg_seq=one.arrived, seg_len=5, seg_ack=one.written)
+        one.put(at + 0.00003, 9, callvalue=45)
+        one.arrived, one.acked = one.arrived + 5, one.written
+        one.receive(at + 1, 5)
+    rows = cut(one, acks=True)
+    assert rows[["request_bytes", "response_bytes", "pipelined"]].tolist() == [(45, 5, False)] * 2
+
+
+@pytest.mark.parametrize("iss, irs", [(2**32 - 60, 2**32 - 10), (2**32 - 2, 2**31 - 1)])
+def test_sequence_numbers_wrap(iss: int, irs: int) -> None:
+    for one, other in ((client(iss=iss, irs=irs), client()), (server(iss=iss, irs=irs), server())):
+        assert (cut(one) == cut(other)).all()
+
+
+def test_a_fin_is_no_request_and_a_keepalive_is_none() -> None:
+    one = Socket().open(1, active=True)
+    one.send(5, 10)
+    one.segment(6, 10)
+    one.receive(7, 10)
+    one.put(500, 1, seg_seq=one.arrived - 1, seg_len=1)  # a keepalive with a byte that was there
+    one.put(501, 1, seg_seq=one.arrived, seg_len=0, snd_wnd=1000)  # a window update
+    one.close(600)
+    assert cut(one)[["request_bytes", "response_bytes"]].tolist() == [(10, 10)]
+
+
+def test_a_segment_that_comes_again_begins_nothing() -> None:
+    one = Socket(lport=80, rport=40000).open(1, active=False)
+    one.segment(5, 100)
+    one.receive(6, 100)
+    one.send(7, 100)
+    one.put(20, 1, seg_seq=one.arrived - 100, seg_len=100)  # the request again: its ACK was lost
+    one.put(21, 2, callvalue=one.acked, seg_len=100)  # and the answer is sent again
+    one.segment(30)
+    rows = cut(one)
+    assert rows[["request_bytes", "response_bytes", "think_ns"]].tolist() == [(100, 100, 2 * MS)]
+
+
+def test_a_client_counts_what_it_sent_again() -> None:
+    one = Socket().open(1, active=True)
+    one.send(5, 100)
+    one.put(205, 2, callvalue=one.acked, seg_len=100)
+    one.segment(206, 100)
+    rows = cut(one)
+    assert rows["retransmits"].tolist() == [1]
+
+
+def test_segments_out_of_order_have_arrived_when_the_hole_is_filled() -> None:
+    one = Socket().open(1, active=True)
+    one.send(5, 100)
+    one.segment(105, 1448, ahead=1448)
+    one.segment(150, 1448)
+    one.arrived += 1448
+    one.receive(151, 2896)
+    (row,) = cut(one)
+    assert row["response_bytes"] == 2896
+    assert row["think_ns"] + row["network_ns"] == 145 * MS
+    assert row["response_ns"] == 0 and row["read_ns"] == 1 * MS
+
+
+def test_a_server_that_speaks_first_answers_nothing() -> None:
+    """SMTP, MySQL: the greeting is a row without a request."""
+    for one, waited in ((greeted(), 49), (greeting(), 49)):
+        rows = cut(one)
+        assert rows["request_bytes"].tolist() == [0, 30]
+        assert rows["response_bytes"].tolist() == [80, 20]
+        assert rows["think_ns"].tolist()[0] == NULL
+        assert rows["wait_ns"][0] == waited * MS
+        assert rows["think_ns"][1] >= 4.9 * MS
+
+
+def greeted() -> Socket:
+    one = Socket().open(1, active=True)
+    one.segment(50, 80)
+    one.receive(51, 80)
+    one.send(60, 30)
+    one.segment(65, 20)
+    one.receive(66, 20)
+    return one
+
+
+def greeting() -> Socket:
+    one = Socket(lport=25, rport=40000).open(1, active=False)
+    one.send(50, 80)
+    one.segment(60, 30)
+    one.receive(61, 30)
+    one.send(65, 20)
+    return one
+
+
+def pipelined() -> Socket:
+    """Three requests at once, of which the server has two when it answers."""
+    one = Socket(conn_id=3).open(1, active=True)
+    for at in (5, 5.1, 5.2):
+        one.send(at, 100)
+    one.segment(7, 50, ack=100)
+    one.segment(8, 50, ack=100)
+    one.segment(20, 50)
+    one.receive(21, 150)
+    return one
+
+
+def test_pipelined_requests_say_so() -> None:
+    rows = cut(pipelined())
+    assert rows["request_bytes"].tolist() == [200, 100]
+    assert rows["response_bytes"].tolist() == [100, 50]
+    assert rows["pipelined"].tolist() == [True, False]
+    # The third was written at 5.2 and answered at 20, less the round trip of 0.1 ms.
+    assert rows["think_ns"].tolist()[1] == 14.7 * MS
+
+
+def test_a_server_that_has_not_read_all_says_so() -> None:
+    one = Socket(lport=80, rport=40000).open(1, active=False)
+    one.segment(5, 100)
+    one.segment(5.1, 100)
+    one.receive(6, 100)
+    one.send(7, 50)
+    one.receive(8, 100)
+    one.send(9, 50)
+    rows = cut(one)
+    assert rows[["request_bytes", "response_bytes", "pipelined"]].tolist() == [(200, 100, True)]
+
+
+def test_a_request_that_crosses_an_answer_says_so() -> None:
+    """A segment with a new request that does not acknowledge all of the answer."""
+    one = Socket(lport=80, rport=40000).open(1, active=False)
+    one.segment(5, 100)
+    one.receive(6, 100)
+    one.send(7, 50)
+    one.segment(7.2, 100, ack=50)
+    one.receive(8, 100)
+    one.send(9, 50)
+    rows = cut(one)
+    assert rows["pipelined"].tolist() == [True, False]
+    assert rows["request_bytes"].tolist() == [100, 100]
+
+
+def test_a_request_without_an_answer_is_told() -> None:
+    one = Socket().open(1, active=True)
+    one.send(5, 100)
+    one.segment(6)
+    (row,) = cut(one)
+    assert (row["request_bytes"], row["response_bytes"]) == (100, 0)
+    assert row["think_ns"] == row["total_ns"] == NULL
+
+
+def test_half_close() -> None:
+    """The client shuts down its side after the request, and reads on when the socket is closed."""
+    one = Socket().open(1, active=True)
+    one.send(5, 100)
+    one.put(6, 4, callvalue=4)
+    one.state = 4
+    one.write(1)
+    one.put(7, 21, seg_seq=one.arrived)
+    one.acked = one.written
+    one.put(7, 4, callvalue=5)
+    one.state = 5
+    one.put(50, 21, seg_seq=one.arrived, seg_len=700)
+    one.arrived += 701
+    one.put(50, 4, callvalue=7)
+    one.state = 7
+    one.receive(60, 700)
+    one.put(70, 11)
+    (row,) = cut(one)
+    assert (row["request_bytes"], row["response_bytes"]) == (100, 700)
+    assert row["think_ns"] + row["network_ns"] == 45 * MS
+    assert row["read_ns"] == 10 * MS
+
+
+def test_fast_open() -> None:
+    """The request is in the SYN, so it was written a round trip before the handshake ended."""
+    one = Socket()
+    one.written = one.sent = one.acked = one.acked + 100
+    one.srtt_us = 2000
+    one.open(10, active=True, seg_len=100)
+    one.segment(30, 50)
+    one.receive(31, 50)
+    other = Socket(conn_id=2, lport=80, rport=40000)
+    other.arrived += 100
+    other.srtt_us = 2000
+    other.open(10, active=False, seg_len=100)
+    other.receive(11, 100)
+    other.send(15, 50)
+    mine, theirs = cut(one, other)
+    assert mine["request_bytes"] == theirs["request_bytes"] == 100
+    assert mine["start_ns"] == theirs["start_ns"] == 8 * MS
+    assert mine["think_ns"] + mine["network_ns"] == 22 * MS
+    assert theirs["think_ns"] == 7 * MS
+
+
+def test_a_connection_from_before_the_capture() -> None:
+    """Its first exchange may have begun before: not certain. Ports that others use tell sides."""
+    one = Socket(conn_id=1, lport=80, rport=40000)
+    one.put(1, 226)
+    one.send(5, 50)  # a server's answer to what was asked before
+    one.segment(10, 100)
+    one.receive(11, 100)
+    one.send(12, 50)
+    other = server(3, 1)
+    other.conn_id = 2
+    rows = cut(other, one)
+    mine = rows[~rows["is_client"] & (rows["response_bytes"] == 50)]
+    assert mine["request_bytes"].tolist() == [0, 100]
+    assert mine["certain"].tolist() == [False, True]
+    assert mine["wait_ns"][0] == NULL
+    alone = Socket()
+    alone.put(1, 226)
+    alone.send(5, 50)
+    alone.segment(6, 10)
+    assert cut(alone)["is_client"].tolist() == [True]
+
+
+def test_lost_records_are_bounds_and_no_guess() -> None:
+    one = Socket().open(1, active=True)
+    one.send(5, 100)
+    one.lost = 3
+    one.arrived += 50
+    one.acked = one.written
+    one.put(105, 5)
+    one.receive(106, 50)
+    (row,) = cut(one)
+    assert not row["certain"] and not row["exact"]
+    assert row["lost_records"] == 3
+    # The answer arrived after 5 and before 105 ms.
+    assert row["uncertain_ns"] >= 100 * MS
+    low = row["start_ns"] + row["request_ns"] + row["think_ns"] + row["network_ns"]
+    assert 5 * MS <= low <= 105 * MS
+
+
+def test_without_calls_an_ack_tells_when_a_request_was_sent() -> None:
+    """At 50 ms 120 bytes are sent, at 450 ms their answer comes, with the ACK: the mean of 200 us
+    grows by an eighth of 400 ms less 200 us. Nothing was recorded between."""
+    one = Socket().open(1, active=True)
+    one.write(120)
+    one.segment(450, 500, srtt_us=200 + (400_000 - 200) // 8)
+    one.read += 500
+    one.put(460, 5)
+    (row,) = cut(one, calls=False)
+    assert not row["exact"]
+    assert abs(row["start_ns"] - 50 * MS) < 16_000
+    assert abs(row["think_ns"] + row["network_ns"] - 400 * MS) < 16_000
+    assert 16_000 <= row["uncertain_ns"] <= 10 * MS + 32_000  # it read within the last 10 ms
+
+
+def test_calls_that_are_recorded_as_they_begin() -> None:
+    """A kprobe: the bytes are there after it."""
+    one = Socket().open(1, active=True)
+    one.put(5, 9, callvalue=120)
+    one.write(120)
+    one.segment(405.1, 50)
+    (row,) = cut(one, at_entry=True)
+    assert row["start_ns"] == 5 * MS
+    assert row["think_ns"] == 400 * MS
+
+
+def test_an_answer_larger_than_the_buffer_has_its_first_byte_at_its_first_ack() -> None:
+    """The call blocks: it is recorded seconds after its first byte."""
+    one = Socket(lport=80, rport=40000).open(1, active=False)
+    one.segment(5, 100)
+    one.receive(6, 100)
+    full = {"sk_wmem_bytes": 1 << 20}
+    one.write(1 << 20)
+    one.segment(106, ack=1 << 19, srtt_us=200 + (1000 - 200) // 8, **full)  # sent at 105
+    one.write(1 << 20)
+    one.segment(1000, ack=1 << 19, **full)
+    one.send(3000, 0)
+    (row,) = cut(one)
+    assert row["response_bytes"] == 2 << 20
+    assert abs(row["think_ns"] - 100 * MS) < 32_000
+
+
+def test_rows_of_a_file_and_the_command(tmp_path: Path) -> None:
+    path = write_requests(tmp_path / "a.pm", client(), server())
+    table = exchanges(path)
+    assert table["side"].tolist() == ["client"] * 3 + ["server"] * 3
+    assert table["laddr"].tolist() == ["10.0.0.1"] * 6
+    assert np.isnan(table["pid"]).all() and table["comm"].tolist() == [None] * 6
+    done = CliRunner().invoke(command, [str(path), "--json"], standalone_mode=False)
+    rows = [json.loads(line) for line in done.output.splitlines()]
+    assert len(rows) == 6
+    assert rows[0]["think_ns"] == 400 * MS and rows[3]["network_ns"] is None
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out, picture = tmp_path / "a.parquet", tmp_path / "a.png"
+    done = CliRunner().invoke(command, [str(path), "-v", "-o", str(out), "-o", str(picture)],
+                              standalone_mode=False)  # fmt: skip
+    assert "it waited 400 ms for the server's answer, 100 % of the time" in done.output
+    assert "its own program took 400 ms to answer" in done.output
+    read = parquet.read_table(out)
+    assert read.column_names == list(rows[0])
+    assert [row["think_ns"] for row in read.to_pylist()] == [400 * MS] * 6
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_connection_can_be_chosen(tmp_path: Path) -> None:
+    path = write_requests(tmp_path / "a.pm", client(), client(conn_id=9, lport=41000))
+    done = CliRunner().invoke(command, [str(path), "--json", "-p", "41000.80"],
+                              standalone_mode=False)  # fmt: skip
+    assert {json.loads(line)["lport"] for line in done.output.splitlines()} == {41000}
+    assert run(command, [str(path), "-p", "1.2"], "x") == 2
+    assert run(command, [str(path), "-o", str(path)], "x") == 2
+
+
+def test_why_says_whose_program_it_was(tmp_path: Path) -> None:
+    path = write_requests(tmp_path / "a.pm", client(count=1), server(count=1))
+    done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
+    assert "waited 400 ms for the server's answer, 96 % of the time" in done.output
+    assert "its own program took 400 ms to answer, 96 % of the time" in done.output
+    assert "look at the sender" not in done.output
+    assert "capture there too" not in done.output
+
+
+def test_why_says_nothing_of_requests_where_one_side_sends(tmp_path: Path) -> None:
+    one = Socket().open(1, active=True)
+    for at in (5, 100, 300):
+        one.send(at, 1000)
+        one.segment(at + 1)
+    path = write_requests(tmp_path / "a.pm", one)
+    done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
+    assert "answer" not in done.output and "the application had nothing to send" in done.output
+
+
+def test_why_says_who_read_late(tmp_path: Path) -> None:
+    one = Socket().open(1, active=True)
+    one.send(5, 100)
+    one.segment(6, 500)
+    one.receive(96, 500)
+    one.close(100)
+    path = write_requests(tmp_path / "a.pm", one)
+    done = CliRunner().invoke(why.command, [str(path)], standalone_mode=False)
+    assert "its own program read the answers 90 ms late, together, 88 % of the time" in done.output
+
+
+def test_assertions_on_requests(tmp_path: Path) -> None:
+    path = str(write_requests(tmp_path / "a.pm", client(), server()))
+    for text, code in (
+        ("p99(request.think_ms) < 500", 0), ("p99(request.think_ms) < 50", 6),
+        ("request.think_ms < 0.3s", 6), ('request.read_ms < 1 where request.side == "client"', 0),
+        ("not any(request.pipelined)", 0), ("count() == 6 where request.number >= 0", 0),
+        ("request.nothing < 1", 2), ("request.think_ms < 1s and rport == 80", 6),
+    ):  # fmt: skip
+        assert run(check.command, ["--unproven-ok", path, text], "x") == code, text
