@@ -27,7 +27,8 @@ def resp(data: bytes) -> int:
     head, found, _ = data.partition(b"\r\n")
     if not found:
         return 0
-    return len(head) + 2 + (int(head[1:]) + 2 if head[:1] == b"$" else 0)
+    body = int(head[1:]) if head[:1] == b"$" else -1  # -1: no such key
+    return len(head) + 2 + (body + 2 if body >= 0 else 0)
 
 
 def http(data: bytes) -> int:

@@ -78,7 +78,7 @@ def play(case: Case, folder: Path) -> Judged:
 
 def tell(*words: object) -> str:
     """What a command of tcpkmon prints."""
-    command = [BIN / "tcpkmon", *map(str, words)]
+    command = [str(BIN / "tcpkmon"), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 3):
         raise TcpkmonError(f"tcpkmon {words[0]} ends with {done.returncode}: {done.stderr}")

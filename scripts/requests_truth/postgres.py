@@ -222,8 +222,8 @@ def pgbench(stage: Stage, count: int = 100_000) -> Found:
     most = defaultdict(list)
     for path in stage.folder.glob("latency.*"):
         for line in path.read_text().splitlines():
-            client, _, us, *_ = map(int, line.split())
-            most[client].append(1000 * us)
+            number, _, us, *_ = map(int, line.split())
+            most[number].append(1000 * us)
     found: Found = []
     for port, took in read_log(log).items():
         found.append(Exchange(port, PORT))
