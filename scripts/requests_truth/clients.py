@@ -84,6 +84,7 @@ class Talk:
         for number, part in enumerate(parts):
             if number:
                 time.sleep(pause_s)
+            one.final = clock()
             self.end.sendall(part)
         one.sent = clock()
         if ends:
@@ -183,6 +184,7 @@ class _Line:
             self._ended = True
             return
         one = Exchange(*self._ports, send=clock(), asked=len(request))
+        one.final = one.send
         self.end.sendall(request)
         one.sent = clock()
         self.found.append(one)

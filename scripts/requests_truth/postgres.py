@@ -86,7 +86,7 @@ class Session:
         else:
             self._link.execute(statement, values)
         one.last = one.first = clock()
-        one.sent = one.send  # the call is libpq's: nobody knows when it had sent
+        one.sent = one.final = one.send  # the call is libpq's: nobody knows when it had sent
         self.found.append(one)
         chain(self.found[-2:])
 
@@ -154,7 +154,7 @@ def extended(stage: Stage) -> Found:
 
 
 def large(stage: Stage) -> Found:
-    """Answers of 4 MB."""
+    """Answers of 4 MB, whose begin is sent before the statement has ended."""
 
     def play() -> Found:
         session = Session(stage)
@@ -165,7 +165,9 @@ def large(stage: Stage) -> Found:
     with server(stage) as log:
         with stage.capturing():
             found = stage.client(play)
-        return with_log(found, log)
+        for one in with_log(found, log):
+            one.serving, one.think = (one.think, one.last - one.send) if one.last else None, 0
+        return found
 
 
 def lock(stage: Stage) -> Found:
@@ -201,8 +203,8 @@ def _pgbench(stage: Stage, *options: str) -> Path:
     """Captures pgbench with these options; the server's log."""
     home = stage.folder / "postgres"
     with server(stage) as log:
-        common = ["-p", str(PORT), "-U", "postgres", "-q", "postgres"]
-        stage.run(["pgbench", "-h", str(home), "-i", *common])
+        common = ["-p", str(PORT), "-U", "postgres", "postgres"]
+        stage.run(["pgbench", "-h", str(home), "-i", "-q", *common])
         plain = {**os.environ, "PGSSLMODE": "disable", "PGGSSENCMODE": "disable"}
         with stage.capturing():
             stage.run(["pgbench", "-h", stage.address, "-n", *options, *common], env=plain)

@@ -192,7 +192,7 @@ def _ask_in_frames(address: str, count: int) -> Found:
                 asked = answering.REQUEST.pack(number, int(chance.uniform(1000, 30000)), size)
                 one = Exchange(*ports, send=clock(), asked=len(asked))
                 end.sendall(asked)
-                one.sent, one.answered = clock(), 0
+                one.sent, one.final, one.answered = clock(), one.send, 0
                 found.append(one)
                 missing[number] = size
                 if chance.random() < 0.3:

@@ -18,7 +18,7 @@ Bounds = dict[str, tuple[int, int]]
 class Exchange:
     """One request and its answer. Times are CLOCK_MONOTONIC in ns; 0: nobody noted it.
 
-    client, server: ports. send: before the first send call; sent: after the last one. first, last:
+    client, server: ports. send, final: before the first and the last send call; sent: after that. first, last:
     after the first and the last receive call that returned bytes of the answer. asked, answered:
     bytes, -1 where encryption hides them. think: what the server needed at least, by its own log;
     think_most: at most, where the client's clock does not say. read: how long the answer lay
@@ -29,6 +29,7 @@ class Exchange:
     client: int
     server: int
     send: int = 0
+    final: int = 0
     sent: int = 0
     first: int = 0
     last: int = 0
@@ -55,7 +56,7 @@ def bounds(one: Exchange, before: Exchange | None, side: str, rtt_ns: int) -> Bo
     """
     found: Bounds = {}
     late = one.read[0] if one.read is not None else 0
-    think_most = one.first - one.send - rtt_ns - late if one.first else one.think_most
+    think_most = one.first - one.final - rtt_ns - late if one.first else one.think_most
     if think_most:
         found["think_ns"] = (min(one.think, think_most), think_most)
     if not one.last:
@@ -64,7 +65,10 @@ def bounds(one: Exchange, before: Exchange | None, side: str, rtt_ns: int) -> Bo
     found["request_ns"] = (writing, writing)
     if side == "client":
         found["total_ns"] = (total, total)
-        found["answer"] = (one.last - one.first, max(0, one.last - one.sent - one.think))
+        found["answer"] = (
+            one.last - one.first,
+            max(one.last - one.first, one.last - one.final - one.think),
+        )
         found["network_ns"] = (rtt_ns, min(rtt_ns + TOLERANCE_NS, one.first - one.send))
         if one.read is not None:
             found["read_ns"] = one.read
@@ -77,7 +81,7 @@ def bounds(one: Exchange, before: Exchange | None, side: str, rtt_ns: int) -> Bo
             found["request_ns"] = (writing, max(writing, one.first - one.send - one.think))
         found["total_ns"] = one.serving or (min(total, writing + one.think), total + rtt_ns)
         if one.idle >= 0 and before is not None:
-            found["wait_ns"] = (one.idle, one.idle + before.last - before.sent - before.think)
+            found["wait_ns"] = (one.idle, one.idle + before.last - before.final - before.think)
     return found
 
 
