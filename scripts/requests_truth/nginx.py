@@ -115,9 +115,10 @@ def _run(stage: Stage, paths: list[str], slow: bool = False, **how: object) -> F
         time.sleep(0.05)  # nginx logs after the last byte
         with_log(found, log, slow)
         if upstream_log is not None:
-            for port, needed in python.read_log(upstream_log).items():
-                found += [Exchange(port, UPSTREAM, think=one, think_most=one + 2 * _MS)
-                          for one in needed]  # fmt: skip
+            # One request at a time, so both have them in the same order.
+            outer = [one.first - one.send for one in found if one.last]
+            found += [Exchange(port, UPSTREAM, think=ns, think_most=most) for (port, ns), most
+                      in zip(python.read_log(upstream_log), outer, strict=True)]  # fmt: skip
         return found
 
 

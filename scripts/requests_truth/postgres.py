@@ -26,7 +26,7 @@ from scripts.requests_truth.truth import Exchange, chain
 PORT = 5433
 _LINE = re.compile(r"TRUTH \S+\((\d+)\) .*?duration: ([\d.]+) ms(?:  (\w+))?")
 _OPENED = re.compile(r"TRUTH \S+\((\d+)\) .*connection authorized")
-_BESIDE_NS = 2_000_000
+_BESIDE_NS = 5_000_000
 """What a busy server may take beside the statement, where no client tells."""
 _CLIENT = re.compile(r"latency_of_client\((\d+)\)")
 Found = list[Exchange]

@@ -32,18 +32,17 @@ def server(stage: Stage, kind: str, port: int = PORT, address: str = "") -> Iter
         yield log
 
 
-def read_log(log: Path) -> dict[int, list[int]]:
-    """What the server needed for each request of a client's port [ns]."""
-    needed = defaultdict(list)
-    for line in log.read_text().splitlines():
-        port, there, written = map(int, line.split())
-        needed[port].append(written - there)
-    return needed
+def read_log(log: Path) -> list[tuple[int, int]]:
+    """Of each request the client's port, and what the server needed [ns]."""
+    rows = (map(int, line.split()) for line in log.read_text().splitlines())
+    return [(port, written - there) for port, there, written in rows]
 
 
 def with_log(found: Found, log: Path) -> Found:
     """The exchanges with the server's times."""
-    needed = read_log(log)
+    needed = defaultdict(list)
+    for port, ns in read_log(log):
+        needed[port].append(ns)
     for (client, _), each in by_connection(found).items():
         for one, think in zip(each, needed[client], strict=True):
             one.think = think

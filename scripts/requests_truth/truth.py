@@ -63,7 +63,9 @@ def bounds(one: Exchange, before: Exchange | None, side: str, rtt_ns: int) -> Bo
     if not one.last:
         return found
     total, writing = one.last - one.send, one.sent - one.send
-    found["request_ns"] = (writing, writing)
+    large = one.asked > _BUFFERED
+    # What one call writes needs no time of its own, but the caller may lose its CPU there.
+    found["request_ns"] = (writing if large or one.final > one.send else 0, writing)
     if side == "client":
         found["total_ns"] = (total, total)
         found["answer"] = (
@@ -78,7 +80,7 @@ def bounds(one: Exchange, before: Exchange | None, side: str, rtt_ns: int) -> Bo
         if one.idle >= 0:
             found["wait_ns"] = (one.idle, one.idle)
     else:
-        if one.asked > _BUFFERED:  # what is written may arrive later
+        if large:  # what is written may arrive later
             found["request_ns"] = (writing, max(writing, one.first - one.send - one.think))
         found["total_ns"] = one.serving or (min(total, writing + one.think), total + rtt_ns)
         if one.idle >= 0 and before is not None:
@@ -91,9 +93,12 @@ def largest(one: Exchange, rtt_ns: int) -> str | None:
     if not one.last:
         return None
     parts = {
-        "wait": max(0, one.idle), "request": one.sent - one.send, "network": rtt_ns,
-        "think": one.think, "answer": one.last - one.first,
-    }  # fmt: skip
+        "wait": max(0, one.idle),
+        "request": bounds(one, None, "client", rtt_ns)["request_ns"][0],
+        "network": rtt_ns,
+        "think": one.think,
+        "answer": one.last - one.first,
+    }
     if one.read is not None:
         parts["read"] = one.read[0]
     first, second = sorted(parts.values(), reverse=True)[:2]
