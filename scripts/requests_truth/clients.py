@@ -54,13 +54,17 @@ def get(path: str, close: bool = False) -> bytes:
 
 
 class Talk:
-    """A connection on which one request follows the other; found: what it noted."""
+    """A connection on which one request follows the other; found: what it noted.
+
+    since: from when on it may ask, 0: unknown.
+    """
 
     def __init__(self, address: str, port: int, tls: bool = False) -> None:
         self.end = socket.create_connection((address, port))
         self.end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.ports = (self.end.getsockname()[1], port)
         self.found: list[Exchange] = []
+        self.since = clock()
         self._tls = tls
         if tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -70,6 +74,7 @@ class Talk:
             # The hello and its answer; the client's Finished and the server's tickets.
             self.found += [Exchange(*self.ports), Exchange(*self.ports)]
             time.sleep(0.02)
+            self.since = 0  # nobody has read the tickets yet
 
     def ask(
         self, *parts: bytes, size: Size = resp, pause_s: float = 0.0, late_s: float = 0.0,
@@ -111,8 +116,9 @@ class Talk:
             one.read = (asleep - there, one.last - there)
         if not self._tls:
             one.asked, one.answered = sum(map(len, parts)), got
+        one.idle = one.send - self.since if self.since else -1
+        self.since = one.last
         self.found.append(one)
-        chain(self.found[-2:])
         return one
 
     def _wait_until_there(self) -> None:

@@ -67,6 +67,7 @@ def _talk(stage: Stage, kind: str, count: int, **how: object) -> Found:
         talk = Talk(stage.address, PORT)
         if kind == "greeting":
             talk.end.recv(100)
+            talk.since = clock()
         for _ in range(count):
             time.sleep(some(pauses) / 1000)
             one = request(int(str(how.get("size", 100))), some(think),

@@ -22,8 +22,8 @@ class Exchange:
     first, last: after the first and the last receive call that returned bytes of the answer.
     asked, answered: bytes, -1 where encryption hides them. think: what the server needed at least,
     by its own log; think_most: at most, where the client's clock does not say. read: how long the
-    answer lay there, complete, before the client read it. idle: from the last answer to this
-    request, -1: it is the connection's first. serving: what the server's log gives for the whole,
+    answer lay there, complete, before the client read it. idle: from the last answer, or the
+    connection's begin, to this request, -1: unknown. serving: what the server's log gives for the whole,
     least and most.
     """
 
