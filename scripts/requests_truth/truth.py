@@ -23,8 +23,8 @@ class Exchange:
     asked, answered: bytes, -1 where encryption hides them. think: what the server needed at least,
     by its own log; think_most: at most, where the client's clock does not say. read: how long the
     answer lay there, complete, before the client read it. idle: from the last answer, or the
-    connection's begin, to this request, -1: unknown. serving: what the server's log gives for the whole,
-    least and most.
+    connection's begin, to this request, -1: unknown. serving: what the server's log gives for
+    the whole, least and most.
     """
 
     client: int
