@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Judged:
 
 
 def play(case: Case, folder: Path) -> Judged:
-    """One round; the capture stays in the folder. TcpkmonError, PrivilegeError."""
+    """One round; capture and truth stay in the folder. TcpkmonError, PrivilegeError."""
     if not (shutil.which(case.program) or shutil.which(case.program, path="/usr/sbin")):
         raise TcpkmonError(f"{case.program} is missing; try: apt-get install {case.program}")
     shutil.rmtree(folder, ignore_errors=True)
@@ -73,6 +73,7 @@ def play(case: Case, folder: Path) -> Judged:
     with Lab(link=case.link) as lab:
         stage = Stage(lab, folder, bool(case.rtt_ms), case.pinned, case.options)
         found = case.play(stage)
+    (folder / "truth.json").write_text(json.dumps([asdict(one) for one in found]))
     return judge(case, stage.path, found)
 
 
