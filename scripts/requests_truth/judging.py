@@ -20,7 +20,7 @@ from formats.base.errors import TcpkmonError
 from scripts.requests_truth.cases import Case
 from scripts.requests_truth.clients import by_connection
 from scripts.requests_truth.stage import BIN, Stage
-from scripts.requests_truth.truth import SHARE, TOLERANCE_NS, Exchange, bounds, largest
+from scripts.requests_truth.truth import TOLERANCE_NS, Exchange, bounds, enough, largest
 
 Row = dict[str, Any]
 SIDES = ("client", "server")
@@ -59,7 +59,7 @@ class Judged:
         good = sum(0 <= one <= TOLERANCE_NS for one in errors)
         self.right[what] = (good, len(errors))
         self.errors[what] = int(np.percentile([one if one >= 0 else 10**12 for one in errors], 99))
-        if good < SHARE * len(errors):
+        if not enough(good, len(errors)):
             self.wrong.append(f"{what} is right in {good} of {len(errors)} rows, "
                               f"99 % within {self.errors[what] / 1e6:.3f} ms")  # fmt: skip
 
@@ -111,7 +111,7 @@ def judge(case: Case, path: Path, found: Sequence[Exchange]) -> Judged:
     judged.flagged = sum(row["pipelined"] for row in mine)
     judged.uncertain_ns = int(np.median([row["uncertain_ns"] or 0 for row in mine] or [0]))
     vague = [row for row in mine if row["certain"] and row["uncertain_ns"] > TOLERANCE_NS]
-    if case.options and len(vague) > (1 - SHARE) * len(mine):
+    if case.options and not enough(len(mine) - len(vague), len(mine)):
         judged.wrong.append(f"{len(vague)} rows are not exact to the millisecond")
     if not case.options and any(row["exact"] for row in mine):
         judged.wrong.append(f"{sum(row['exact'] for row in mine)} rows are exact without calls")
@@ -182,7 +182,7 @@ def _compare_told(
         judged.wrong.append(f"{judged.lost} exchanges are lost, {judged.invented} are invented")
     if bytes_wrong:
         judged.wrong.append(f"{bytes_wrong} numbers of bytes are wrong")
-    if parts[0] < SHARE * parts[1]:
+    if not enough(*parts):
         judged.wrong.append(f"the largest part is right in {parts[0]} of {parts[1]} rows")
     if judged.flagged:
         judged.wrong.append(f"{judged.flagged} rows say that requests cannot be told apart")

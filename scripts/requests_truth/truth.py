@@ -9,9 +9,13 @@ from itertools import pairwise
 
 TOLERANCE_NS = 1_000_000
 SHARE = 0.99
-"""So many of the rows must be right within TOLERANCE_NS."""
+"""So many of the rows must be right within TOLERANCE_NS; of less than a hundred all but one."""
 _CLEAR_NS, _CLEAR, _BUFFERED = 2_000_000, 1.5, 65536
 Bounds = dict[str, tuple[int, int]]
+
+
+def enough(right: int, of: int) -> bool:
+    return of - right <= max(1, (1 - SHARE) * of)
 
 
 @dataclass
