@@ -171,8 +171,8 @@ def _compare_told(
                     bytes_wrong += row["request_bytes"] != one.asked
                 if one.answered >= 0:
                     bytes_wrong += row["response_bytes"] != one.answered
-                clear = largest(one, rtt_ns)
-                if side == "client" and clear is not None:
+                clear, clear_ns = largest(one, rtt_ns)
+                if side == "client" and clear and row["uncertain_ns"] <= clear_ns // 2:
                     parts[0] += _largest(row, one.read is not None) == clear
                     parts[1] += 1
     judged.largest = (parts[0], parts[1])

@@ -92,10 +92,10 @@ def bounds(one: Exchange, before: Exchange | None, side: str, rtt_ns: int) -> Bo
     return found
 
 
-def largest(one: Exchange, rtt_ns: int) -> str | None:
-    """The part that took longest at the client, if that is clear."""
+def largest(one: Exchange, rtt_ns: int) -> tuple[str, int]:
+    """The part that took longest at the client, and its time; "": that is not clear."""
     if not one.last:
-        return None
+        return "", 0
     parts = {
         "wait": max(0, one.idle),
         "request": bounds(one, None, "client", rtt_ns)["request_ns"][0],
@@ -108,5 +108,5 @@ def largest(one: Exchange, rtt_ns: int) -> str | None:
     first, second = sorted(parts.values(), reverse=True)[:2]
     unknown = one.first - one.sent - rtt_ns - one.think - parts.get("read", 0)
     if first < max(_CLEAR_NS, _CLEAR * second, 2 * unknown):
-        return None
-    return max(parts, key=lambda name: parts[name])
+        return "", 0
+    return max(parts, key=lambda name: parts[name]), first

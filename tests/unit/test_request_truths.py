@@ -97,4 +97,4 @@ def test_bounds_of_a_late_reader() -> None:
     found = bounds(one, None, "client", 0)
     assert found["think_ns"] == (10 * MS, 11 * MS)
     assert found["read_ns"] == (29 * MS, 30 * MS)
-    assert largest(one, 0) == "read"
+    assert largest(one, 0) == ("read", 29 * MS)
