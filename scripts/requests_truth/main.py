@@ -32,6 +32,14 @@ BEGIN, END = "<!-- made by scripts/request-truths -->", "<!-- end -->"
     help="Keep the captures and the servers' logs there.",
 )
 @click.option(
+    "--read",
+    "earlier",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Add what --json wrote; cases that are played replace theirs.",
+)
+@click.option(
     "--json",
     "output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -39,30 +47,38 @@ BEGIN, END = "<!-- made by scripts/request-truths -->", "<!-- end -->"
     help="Write all that was found.",
 )
 @click.option("--docs", is_flag=True, help="Write the table into docs/requests.md.")
-def command(only: str, keep: Path | None, output: Path | None, docs: bool) -> int:
+def command(
+    only: str, keep: Path | None, earlier: tuple[Path, ...], output: Path | None, docs: bool
+) -> int:
     """Compare `tcpkmon requests` with what clients and servers note themselves."""
     chosen = [case for case in CASES if only in case.name]
     if not chosen:
         raise UsageError(f"no case has {only!r} in its name")
-    if docs and only:
-        raise UsageError("the page needs all cases; leave out --only")
     machine = {"cpu": describe_machine()["cpu_model"], "kernel": platform.release()}
-    found: list[Judged] = []
+    found: dict[str, Judged] = {}
+    for path in earlier:
+        read = json.loads(path.read_text())
+        if read["machine"] != machine:
+            raise UsageError(f"{path} is of another machine: {read['machine']}")
+        found |= {one["name"]: Judged(**one) for one in read["cases"]}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # postgres is another user
         for number, case in enumerate(chosen):
             home = keep / f"{number}" if keep is not None else Path(folder) / "case"
-            found.append(play(case, home))
-            click.echo(f"{'wrong' if found[-1].wrong else 'right'}  {case.name}")
-            for words in found[-1].wrong:
+            judged = found[case.name] = play(case, home)
+            click.echo(f"{'wrong' if judged.wrong else 'right'}  {case.name}")
+            for words in judged.wrong:
                 click.echo(f"         {words}")
     if output is not None:
-        told = {"machine": machine, "cases": [asdict(one) for one in found]}
+        told = {"machine": machine, "cases": [asdict(one) for one in found.values()]}
         output.write_text(json.dumps(told, indent=1))
-    text = "\n".join(page(found, machine))
+    ordered = [found[case.name] for case in CASES if case.name in found]
+    text = "\n".join(page(ordered, machine))
     if not docs:
         click.echo(text)
         return 0
+    if len(ordered) < len(CASES):
+        raise UsageError("the page needs all cases: play them, or --read what --json wrote")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
