@@ -14,7 +14,7 @@ import click
 
 from collector.linux.machine import describe_machine
 from formats.base.cli import run
-from formats.base.errors import UsageError
+from formats.base.errors import TcpkmonError, UsageError
 from scripts.requests_truth.cases import CASES
 from scripts.requests_truth.judging import Judged, play
 from scripts.requests_truth.page import page
@@ -65,7 +65,11 @@ def command(
         Path(folder).chmod(0o755)  # postgres is another user
         for number, case in enumerate(chosen):
             home = keep / f"{number}" if keep is not None else Path(folder) / "case"
-            judged = found[case.name] = play(case, home)
+            try:
+                judged = play(case, home)
+            except TcpkmonError as error:
+                judged = Judged(case.name, wrong=[str(error)])
+            found[case.name] = judged
             click.echo(f"{'wrong' if judged.wrong else 'right'}  {case.name}")
             for words in judged.wrong:
                 click.echo(f"         {words}")

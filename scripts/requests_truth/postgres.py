@@ -60,6 +60,10 @@ def server(stage: Stage) -> Iterator[Path]:
     words = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
     with stage.serving([*as_owner, str(programs() / "postgres"), "-D", str(home / "data"), *words],
                        PORT):  # fmt: skip
+        ready = [str(programs() / "pg_isready"), "-q", "-h", str(home), "-p", str(PORT)]
+        until = time.monotonic() + 30
+        while subprocess.run(ready, check=False).returncode and time.monotonic() < until:
+            time.sleep(0.05)
         yield stage.folder / "server.err"
 
 
