@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests whose times the ends know: what `tcpkmon requests` says of them."""

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cases: what is played, and what must be found. Written before any result was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from collector.lab.link import Link, Way
+from scripts.requests_truth import nginx, postgres, python, redis
+from scripts.requests_truth.stage import Stage
+from scripts.requests_truth.truth import Exchange
+
+EXACT, DEFAULT = ("--requests",), ()
+AT_SERVER = (r"waited [^\n]*for the server's answer", r"its own program took [^\n]*to answer")
+"""What `tcpkmon why` must say where the server thinks: of the client's end, of the server's."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """program: what must be installed. largest: the part that takes most of the time at the client.
+
+    told: each request has its row; else bytes cannot tell them apart, and that must be said.
+    unanswered: requests without an answer on each connection. options: of collect. says: what
+    `tcpkmon why` must say. rtt_ms: the server is behind such a path.
+    """
+
+    name: str
+    program: str
+    play: Callable[[Stage], list[Exchange]]
+    largest: str = ""
+    told: bool = True
+    unanswered: int = 0
+    options: Sequence[str] = EXACT
+    pinned: bool = False
+    says: Sequence[str] = ()
+    rtt_ms: float = 0.0
+
+    @property
+    def link(self) -> Link | None:
+        one_way = Way(delay_ms=self.rtt_ms / 2)
+        return Link(one_way, one_way, 7) if self.rtt_ms else None
+
+
+REDIS, NGINX, POSTGRES, PYTHON = "redis-server", "nginx", "pgbench", "python3"
+_EACH = (
+    Case("redis: DEBUG SLEEP", REDIS, redis.sleeps, "think", says=AT_SERVER),
+    Case("redis: DEBUG SLEEP 0.4", REDIS, redis.long_sleeps, "think", says=AT_SERVER),
+    Case("redis: open before the capture", REDIS, redis.open_before, "think"),
+    Case("redis: one sleeps, fifteen wait", REDIS, redis.one_blocks, "think"),
+    Case("redis: 100,000 GET and SET", REDIS, redis.get_set),
+    Case("redis: batches of 50", REDIS, redis.batches),
+    Case("redis: batches in which it sleeps", REDIS, redis.sleeping_batches, "think"),
+    Case("redis: eight at a time", REDIS, redis.many_at_a_time, told=False),
+    Case("redis: answers of 8 MB", REDIS, redis.large_answers),
+    Case("redis: answers of 8 MB, slow reader", REDIS, redis.slow_reader, "answer"),
+    Case("redis: requests of 8 MB", REDIS, redis.large_requests),
+    Case("nginx: 4 kB", NGINX, nginx.small, "wait"),
+    Case("nginx: 4 kB, a connection each", NGINX, nginx.small_close),
+    Case("nginx: 5 MB", NGINX, nginx.large),
+    Case("nginx: 5 MB, slow client", NGINX, nginx.slow_client, "answer"),
+    Case("nginx: slow upstream", NGINX, nginx.upstream, "think", says=AT_SERVER),
+    Case("nginx: slow upstream, a connection each", NGINX, nginx.upstream_close, "think"),
+    Case("nginx: slow upstream, TLS", NGINX, nginx.upstream_tls, "think"),
+    Case("nginx: 5 MB, TLS", NGINX, nginx.tls_large),
+    Case("nginx: 100,000 of 4 kB", NGINX, nginx.many),
+    Case("nginx: HTTP/2", NGINX, nginx.http2, told=False),
+    Case("postgres: pg_sleep, simple protocol", POSTGRES, postgres.simple, "think", unanswered=1,
+         says=AT_SERVER),
+    Case("postgres: pg_sleep, extended protocol", POSTGRES, postgres.extended, "think",
+         unanswered=1),
+    Case("postgres: a lock", POSTGRES, postgres.lock, unanswered=1),
+    Case("postgres: answers of 4 MB", POSTGRES, postgres.large, unanswered=1),
+    Case("postgres: 100,000 of pgbench", POSTGRES, postgres.pgbench, unanswered=1),
+    Case("postgres: pgbench that writes", POSTGRES, postgres.pgbench_writes, unanswered=1),
+    Case("postgres: pgbench, extended protocol", POSTGRES, postgres.pgbench_extended, unanswered=1),
+    Case("client pauses", PYTHON, python.client_pauses, "wait"),
+    Case("server thinks", PYTHON, python.server_thinks, "think", says=AT_SERVER),
+    Case("request in two parts", PYTHON, python.request_in_parts, "request"),
+    Case("answer in two halves", PYTHON, python.answer_in_halves, "answer"),
+    Case("answer is read late", PYTHON, python.late_reader, "read"),
+    Case("requests of 8 MB", PYTHON, python.large_upload),
+    Case("answers of 5 MB, slow reader", PYTHON, python.slow_reader, "answer"),
+    Case("server behind a path of 24 ms", PYTHON, python.far, "network", rtt_ms=24),
+    Case("server sends first", PYTHON, python.greeting, "think"),
+    Case("server sends more behind its answer", PYTHON, python.pushing),
+    Case("half-closing client", PYTHON, python.half_closing, "think"),
+    Case("sixteen connections", PYTHON, python.crowd, "think"),
+    Case("four at a time, in order", PYTHON, python.in_order, told=False),
+    Case("frames of eight at a time", PYTHON, python.frames, told=False),
+)  # fmt: skip
+_PINNED = ("redis: DEBUG SLEEP", "redis: 100,000 GET and SET", "redis: batches of 50",
+           "nginx: slow upstream", "nginx: 100,000 of 4 kB", "postgres: 100,000 of pgbench",
+           "server thinks", "answer is read late")  # fmt: skip
+_DEFAULT = ("redis: DEBUG SLEEP", "redis: DEBUG SLEEP 0.4", "redis: 100,000 GET and SET",
+            "redis: batches of 50", "redis: eight at a time", "redis: answers of 8 MB, slow reader",
+            "nginx: slow upstream", "nginx: slow upstream, TLS", "nginx: 5 MB, slow client",
+            "nginx: HTTP/2", "postgres: pg_sleep, simple protocol", "postgres: a lock",
+            "client pauses", "server thinks", "request in two parts", "answer in two halves",
+            "answer is read late", "server behind a path of 24 ms", "server sends first",
+            "half-closing client", "four at a time, in order",
+            "frames of eight at a time")  # fmt: skip
+CASES = (
+    *_EACH,
+    *(replace(one, name=f"{one.name}, pinned", pinned=True) for one in _EACH
+      if one.name in _PINNED),
+    *(replace(one, name=f"{one.name}, default locations", options=DEFAULT) for one in _EACH
+      if one.name in _DEFAULT),
+)  # fmt: skip

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a case is played: namespaces, processors, and a capture of what happens there."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from collector.lab.lab import Lab
+from formats.base.errors import TcpkmonError
+
+BIN = Path(sys.executable).parent
+_WAIT_S = 90.0
+T = TypeVar("T")
+
+
+@dataclass
+class Stage:
+    """far: the server is in the other namespace, behind the link. pinned: a CPU for each side.
+
+    path: the capture's file. options: of the capture.
+    """
+
+    lab: Lab
+    folder: Path
+    far: bool = False
+    pinned: bool = False
+    options: Sequence[str] = ("--requests",)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "run.pm"
+
+    @property
+    def address(self) -> str:
+        return str(self.lab.b.address4) if self.far else "127.0.0.1"
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """A program on the server's side."""
+        side = self.lab.b if self.far else self.lab.a
+        pin = ["taskset", "-c", "0"] if self.pinned else []
+        given = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **options}
+        return side.start([*pin, *command], **given)
+
+    def client(self, call: Callable[[], T]) -> T:
+        """Calls it on the client's side."""
+
+        def pinned() -> T:
+            # This thread alone. Where others are busy too, it would wait between clock and call.
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+            if self.pinned:
+                os.sched_setaffinity(0, {1})
+            return call()
+
+        return self.lab.a.run(pinned)
+
+    def run(self, command: Sequence[str], **options: Any) -> str:
+        """A program on the client's side, to its end; what it printed."""
+        pin = ["taskset", "-c", "1"] if self.pinned else []
+        with self.lab.a.start([*pin, *command], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, **options) as process:  # fmt: skip
+            said, _ = process.communicate(timeout=600)
+        if process.returncode:
+            raise TcpkmonError(f"{command[0]} failed: {said.strip()[-300:]}")
+        return said
+
+    @contextmanager
+    def serving(self, command: Sequence[str], port: int) -> Iterator[subprocess.Popen[str]]:
+        """A server, from when it listens; then it is told to end."""
+        said = self.folder / "server.err"
+        with said.open("w") as errors, self.start(command, stderr=errors) as process:
+            try:
+                side = self.lab.b if self.far else self.lab.a
+                until = time.monotonic() + 30
+                while f":{port} " not in side.command(["ss", "-Hltn"]):
+                    if process.poll() is not None or time.monotonic() > until:
+                        raise TcpkmonError(f"{command[0]} does not listen: {said.read_text()}")
+                    time.sleep(0.02)
+                yield process
+            finally:
+                process.send_signal(signal.SIGINT)
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Captures both namespaces meanwhile."""
+        ready, told = os.pipe()
+        command = [str(BIN / "collect"), *self.options, "--netns", self.lab.a.name, "--netns",
+                   self.lab.b.name, "--buffer-size", "64", "--force", "-o", str(self.path),
+                   "--ready-fd", str(told)]  # fmt: skip
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True, pass_fds=(told,))  # fmt: skip
+        os.close(told)
+        try:
+            if not select.select([ready], [], [], _WAIT_S)[0] or not os.read(ready, 1):
+                process.kill()
+                raise TcpkmonError(f"collect did not start: {process.communicate()[1]}")
+            yield
+            time.sleep(0.1)  # the last segments of a close
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=_WAIT_S)
+            if process.returncode:
+                raise TcpkmonError(f"collect failed: {errors}")
+        finally:
+            os.close(ready)
+            if process.poll() is None:
+                process.kill()
+                process.communicate()

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcpkmon requests beside redis's own log; all cases of scripts/request-truths with --full."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from scripts.requests_truth import redis
+from scripts.requests_truth.cases import CASES, Case
+from scripts.requests_truth.judging import play
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+def check(case: Case) -> None:
+    if not shutil.which(case.program, path="/usr/bin:/usr/sbin:/bin"):
+        pytest.skip(f"{case.program} is missing")
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # postgres is another user
+        judged = play(case, Path(folder) / "case")
+    assert judged.made
+    assert judged.wrong == []
+
+
+@pytest.mark.parametrize("name", ["redis: DEBUG SLEEP", "redis: DEBUG SLEEP, default locations"])
+def test_redis_slept_and_that_is_said(name: str) -> None:
+    check(replace(BY_NAME[name], play=partial(redis.sleeps, count=15)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", BY_NAME)
+def test_all_cases(name: str) -> None:
+    check(BY_NAME[name])
