@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from collector.linux.probe_kinds import KINDS
 from collector.plan import counter_names
 from collector.plan.columns import LOCATIONS, SCHEMATA
 from collector.plan.probes import PROBE, SERVES
 from collector.plan.schema_sources import (
+    INCLUDES,
     LITERAL,
     Source,
     blank_comments,
@@ -89,8 +91,9 @@ def check_probes(schema: Schema, text: str) -> list[Problem]:
             file = re.sub(r"\\(.)", r"\1", mark["file"])
             line, start = int(mark["line"]), mark.end() + 1
         elif mark["probe"]:
+            logs = Path(file).parent != INCLUDES  # what schemata share keeps maps
             for offset, message in _check_probe(
-                code, mark.start(), events, locations, suggestions
+                code, mark.start(), events, locations, suggestions, logs
             ):
                 if len(found) == MOST_SCHEMA_PROBLEMS:
                     return found
@@ -105,6 +108,7 @@ def _check_probe(
     events: Collection[str],
     locations: Collection[str],
     suggestions: Suggestions,
+    logs: bool,
 ) -> Iterator[tuple[int, str]]:
     """The mistakes in the PROBE() at an offset: the offset of each, and what was expected."""
     probe = PROBE.match(code, start)
@@ -116,7 +120,7 @@ def _check_probe(
         if word not in events and word not in locations:
             yield offset, (f"expected the name of an event, found unknown '{_short(word)}'"
                            f"{suggestions.suggest(word, events)}")  # fmt: skip
-    if not probe[2].split() and not locations:
+    if logs and not probe[2].split() and not locations:
         yield probe.start(2) - 1, "expected the events that the probe logs, found none"
     for word, offset in _words(probe, 3):
         kind, _, target = word.partition(":")

@@ -37,6 +37,7 @@ GUEST_TESTS = (
     "tests/vm/test_vm_hotplug.py",
     "tests/vm/test_vm_ways.py",
     "tests/vm/test_vm_closing.py",
+    "tests/vm/test_vm_follow.py",
     "tests/vm/test_vm_why.py::test_a_limit_is_found",
     "tests/live/test_locations.py",
     "tests/vm/test_vm_functions.py",

@@ -168,12 +168,14 @@ def test_losses_are_counted_while_the_file_is_read(tmp_path, monkeypatch):
         with formats.open(path) as found:
             assert len(read(Snapshots(found, ["lport"], True), rows=rows)) > 0
             assert wanted == sum(gap.missing for gap in found.gaps())
+            assert not found.unplaced
             monkeypatch.setattr(found, "columns", None)  # they are not read again
             assert found.lost == wanted
     monkeypatch.setattr(lines, "_PAGE_BYTES", 1000)
     for form in ("csv", "json"):
         with formats.open(path) as found:
             found.write_text(form, io.BytesIO())
+            assert not found.unplaced
             monkeypatch.setattr(found, "columns", None)
             assert found.lost == wanted
     assert wanted > 70_000

@@ -298,7 +298,7 @@ def test_includes_are_put_in_place_once(tmp_path: Path) -> None:
     }
     assert text.startswith(f'#line 1 "{ENGINE}"\n')
     assert text.count(ENGINE.read_text()) == 1
-    assert text.count((ENGINE.parent / "sock_filter.h").read_text()) == 1
+    assert text.count((ENGINE.parent / "sock_filter.h").read_text().partition("#include")[0]) == 1
     assert "#include <mine.h>" in text
     assert '#include "nowhere.h"' in text
 
