@@ -35,7 +35,9 @@ pyarrow.Table of them, with nulls and whole numbers.
 ## How sure it is
 
 `lost_records` are those that are missing in the capture while the connection was open, of whatever
-connection. A time in which one is missing is not certain: `us_<limit>` takes it for what its end
+connection. It may have been open, too, before its first record, unless that is its opening, and behind its
+last one, unless that is DESTROY: what is missing there is in `lost_before` and `lost_after`. What is missing
+nobody knows where counts for each connection. A time in which one is missing is not certain: `us_<limit>` takes it for what its end
 says, `us_<limit>_min` leaves out all such times, `us_<limit>_max` adds them all. `proven`: none is
 missing, the file is not damaged, and the connection's end or the capture's is in it. `tcpkmon
 verify` proves more: that the counts add up. Of an event that a program never saw, or for which a

@@ -39,13 +39,14 @@ _NONE = {
 
 def connections_table(
     found: Fold, about: Mapping[str, Any] | None = None, proven: bool = False, ended: bool = False,
-    retransmits: bool = True,
+    retransmits: bool = True, lost: tuple[int, int] = (0, 0),
 ) -> Table:  # fmt: skip
     """The table connections. about: what of the capture is a column (host ...), and ahead_ns: the
     time of day less CLOCK_MONOTONIC.
 
     proven: the capture is not damaged, and of all missing records is known where. ended: its end is
-    known. retransmits: it records RETRANSMIT.
+    known. retransmits: it records RETRANSMIT. lost: records that are missing in the capture, of which
+    is known where, and others.
     """
     count = len(found)
     values = {name: column[:count] for name, column in found.values.items()}
@@ -79,8 +80,8 @@ def connections_table(
     made["late_ack_us"] = get("late_ack_ns") / 1000
     made["snd_wnd_low_us"] = get("low_ns") / 1000
     made |= _silence(get)
-    lost = get("lost_records")
-    made["proven"] = (lost == 0) & proven & (get("destroyed", np.bool_) | ended)
+    made |= _missing(get, *lost)
+    made["proven"] = (made["lost_records"] == 0) & proven & (get("destroyed", np.bool_) | ended)
     made["retransmissions"] = get("segments_retransmitted")
     told = dict(about or {})
     made["netns_name"] = _spaces(get("netns", np.uint64), told.pop("netns_name", {}))
@@ -169,6 +170,14 @@ def _bytes(get: Callable[..., Array], counted: Array | None, retransmits: bool) 
             found["bytes_sent"] > 0, found["bytes_sent"], np.nan
         )
     return found
+
+
+def _missing(get: Callable[..., Array], placed: int, others: int) -> Table:
+    """Records that may be its own: also those before its first one, unless it began with that, and
+    behind its last one, unless it ended with that."""
+    after = np.where(get("destroyed", np.bool_), 0, np.maximum(placed - get("lost_until"), 0))
+    return {"lost_records": get("lost_records") + get("lost_before") + after + others,
+            "lost_after": after}  # fmt: skip
 
 
 def _silence(get: Callable[..., Array]) -> Table:

@@ -130,7 +130,9 @@ rwnd_limited_us | int | rwnd_limited_us | | | and the peer's window was full
 sndbuf_limited_us | int | sndbuf_limited_us | | | and the send buffer was full
 disagreement_us | float | rwnd_limited_us | | | largest difference between the kernel's two and ours
 records | int | | | | of the connection in the capture
-lost_records | int | | | | missing in the capture while it was open
+lost_records | int | | | | missing in the capture while it was open, or may have been
+lost_before | int | | | | of these, before its first record: it may have begun earlier
+lost_after | int | | | | of these, behind its last record: it may have gone on
 proven | bool | | | | no record is missing in its time, and its end is known
 first_seq | int? | | | | sequence number of its first record; null in Klogger logs
 last_seq | int? | | | | and of its last

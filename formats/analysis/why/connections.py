@@ -46,6 +46,8 @@ class Connection:
     handshake_ns: int | None = None
     records: int = 0
     lost_records: int = 0
+    lost_before: int = 0
+    lost_after: int = 0
     bytes_sent: int = 0
     bytes_acked: int = 0
     bytes_received: int = 0
@@ -117,8 +119,8 @@ class Connection:
 
 _SAME = (
     "conn_id", "laddr", "lport", "raddr", "rport", "role", "end_reason", "start_ns", "end_ns",
-    "records", "lost_records", "bytes_sent", "bytes_acked", "bytes_received", "rto_count",
-    "loss_probes", "mss", "cwnd_max", "snd_wnd_max", "rcvbuf", "sndbuf", "reader_behind_max",
+    "records", "lost_records", "lost_before", "lost_after", "bytes_sent", "bytes_acked",
+    "bytes_received", "rto_count", "loss_probes", "mss", "cwnd_max", "snd_wnd_max", "rcvbuf", "sndbuf", "reader_behind_max",
     "rcv_wnd_max", "syn_retrans", "snd_wnd_fall", "late_ack_us", "snd_wnd_low_us", "recoveries",
     "rto_unanswered", "rto_unanswered_us", "rto_bytes", "acked_most", "silent_us", "goodput_p50",
     "goodput_p99",

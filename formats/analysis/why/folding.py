@@ -105,7 +105,11 @@ class Fold:
         at = firsts[~seen]
         self.of("conn_id", np.uint64)[new] = piece["conn_id"][at]
         self.of("start_ns")[new] = piece.times[at]
-        self.of("first_location")[new] = piece["location"][at]
+        changes = piece["location"][at] == _STATE_CHANGE
+        old, to = piece["state"][at], piece["callvalue"][at]
+        begins = changes & ((to == 2) | (to == 3) | ((to == 1) & (old == 3)))
+        self.of("lost_before")[new] = np.where(begins, 0, piece.lost[at])
+        self.of("lost_until")[places] = piece.lost[lasts]
         ends = self.of("end_ns")
         ends[places] = np.maximum(ends[places], piece.times[lasts])
         self.values["records"][places] += lasts - firsts + 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from formats.analysis.why.connections import Connection
+from formats.analysis.why.ending import outside
 from formats.analysis.why.limits import FAMILY, LIMITS
 from formats.analysis.why.naming import named
 from formats.analysis.why.receiving import MOST_UNSCALED
@@ -61,8 +62,8 @@ def verdict(one: Connection) -> list[str]:
     if total and one.certain_ns < total:
         doubt = 100 * (1 - one.certain_ns / total)
         why = (
-            f"{one.lost_records} records of the capture are missing there"
-            if one.lost_records
+            f"{within} records of the capture are missing there"
+            if (within := one.lost_records - one.lost_before - one.lost_after)
             else "its segments were not recorded after one end closed, and what held then is "
             "taken to have held on"
         )
@@ -70,7 +71,7 @@ def verdict(one: Connection) -> list[str]:
             f"{doubt:.1f} % of the time is not certain: {why}, so shares are between the bounds "
             "in brackets"
         )
-    return texts or ["too short to tell"]
+    return [*(texts or ["too short to tell"]), *outside(one)]
 
 
 def _is_of_requests(one: Connection) -> bool:
