@@ -607,10 +607,10 @@ def test_bloat() -> None:
         "round trips take 80.5 ms (95 %), the path alone 500 us: 80 ms in queues on the path"
     )
     _, texts = sentence(limit_ns={"app": 8_000 * MS}, srtt_p95_us=80_500.0)
-    assert texts[-1].endswith("queues on the path, or ACKs that the receiver delays")
+    assert texts[-1].endswith("ACKs that the receiver delays, or queues on the path")
     # Who reads slowly acknowledges late.
     _, texts = sentence(limit_ns={"rwnd": 8_000 * MS}, snd_wnd_low_us=3e6, srtt_p95_us=80_500.0)
-    assert texts[-1].endswith("queues on the path, or ACKs that the receiver delays")
+    assert texts[-1].endswith("ACKs that the receiver delays, or queues on the path")
 
 
 @pytest.mark.parametrize("values, words", [

@@ -138,7 +138,7 @@ def test_what_is_lost_behind_an_open_connections_last_record_may_be_its_own(tmp_
     assert table["lost_records"].tolist() == table["lost_after"].tolist() == [10, 10, 10]
     assert not table["proven"].any()
     assert not table["uncertain_us"].any()  # of its time until then nothing is missing
-    done = CliRunner().invoke(why.command, [str(tmp_path / "a.pm")], standalone_mode=False)
+    done = CliRunner().invoke(why.command, [str(tmp_path / "a.pm"), "-v"], standalone_mode=False)
     assert done.return_value == 3
     assert "10 records were lost" in done.stderr
     assert done.stdout.count("10 records of the capture are missing behind its last one") == 3

@@ -446,7 +446,7 @@ def test_p_where_and_sort_choose_in_all_forms(capture: Path) -> None:
     assert ports("--where", "lport > 5001", "-p", pair[1]) == [5003]
     with pytest.raises(ExpressionError, match="no column 'port'"):
         raise run(capture, "--where", "port > 1").exception
-    said = CliRunner().invoke(why.command, [str(capture), "--sort=-lport", "-n", "2"]).output
+    said = CliRunner().invoke(why.command, [str(capture), "--sort=-lport", "-n", "2", "-v"]).output
     heads = [line for line in said.splitlines() if " since 20" in line]
     assert [":5003" in heads[0], ":5002" in heads[1], len(heads)] == [True, True, 2]
     told = CliRunner().invoke(why.command, [str(capture), "--json", "--where", "lport == 5002"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.analysis.why.arrivals import QUIET_NS
 from formats.analysis.why.columns import CONNECTIONS, INTERVALS, Column
 from formats.analysis.why.folding import (
     ACTIVE,
@@ -45,8 +46,8 @@ def connections_table(
     time of day less CLOCK_MONOTONIC.
 
     proven: the capture is not damaged, and of all missing records is known where. ended: its end is
-    known. retransmits: it records RETRANSMIT. lost: records that are missing in the capture, of which
-    is known where, and others.
+    known. retransmits: it records RETRANSMIT. lost: how many records are missing in the capture,
+    those of which is known where, and others.
     """
     count = len(found)
     values = {name: column[:count] for name, column in found.values.items()}
@@ -161,7 +162,8 @@ def _bytes(get: Callable[..., Array], counted: Array | None, retransmits: bool) 
         name: get(name) - (told & (get(column).astype(np.uint32) == fin))
         for name, column in (("bytes_sent", "snd_max"), ("bytes_acked", "snd_una"))
     }
-    found["bytes_received"] = get("bytes_received") - get("fin_received", np.bool_)
+    received = get("bytes_received") + get("arriving")
+    found["bytes_received"] = received - get("fin_received", np.bool_)
     again = get("retrans_len") if counted is None else counted
     is_known = counted is not None or retransmits
     found["bytes_retrans"] = again if is_known else np.full(len(again), np.nan)
@@ -184,9 +186,13 @@ def _silence(get: Callable[..., Array]) -> Table:
     """Of the end: the timeouts that nothing answered, and since when no segment arrived."""
     runs = np.where(get("rto_una") == get("snd_una").astype(np.int64), get("rto_run"), 0)
     end, heard = get("end_ns"), get("heard_ns")
+    data = get("data_ns")
+    rest = end - np.where(data > 0, data, get("start_ns"))
+    quiet = get("quiet_ns") + np.where(rest > QUIET_NS, rest, 0)
     return {
         "rto_unanswered": runs,
         "rto_unanswered_us": np.where(runs > 0, end - get("rto_since_ns"), 0) / 1000,
+        "quiet_us": quiet / 1000,
         "silent_us": (end - np.where(heard > 0, heard, get("start_ns"))) / 1000,
     }
 

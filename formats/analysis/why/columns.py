@@ -60,7 +60,7 @@ duration_us | float | | elapsed_time | durat | between them
 handshake_us | float? | | | | of role active: from SYN_SENT to ESTABLISHED
 syn_retrans | int | | | | SYN that were sent again
 end_reason | text | | | | fin_local, fin_remote, rst_sent, rst_received, timeout, error, open
-errno | int? | | | | the last error that the application was told
+errno | int? | | | | the last error of the socket
 bytes_sent | int | | unique_bytes_sent_a2b | c_bytes_uniq | new data
 bytes_acked | int | | | | data that the peer acknowledged
 bytes_received | int | | unique_bytes_sent_b2a | s_bytes_uniq | in order
@@ -95,6 +95,7 @@ rto_unanswered_us | float | | | | for how long, since the first of them
 rto_bytes | int | | | | segment that was last sent again after a timeout [bytes]
 acked_most | int | | | | most bytes that one ACK acknowledged
 silent_us | float | | | | from the last segment that arrived to the end
+quiet_us | float | | | | times of 200 ms (or four round trips) and more without data
 loss_probes | int | | | | timers of the loss probe
 reo_timeouts | int | | | | timers of RACK's reordering
 zero_window_probes | int | | zwnd_probe_pkts_a2b | | timers of the window probe
