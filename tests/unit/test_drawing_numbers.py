@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from formats.drawing import fit_numbers, new_figure, styled
@@ -24,5 +26,5 @@ def test_numbers_do_not_run_into_each_other(low: float, high: float) -> None:
         left, right = axes.bbox.x0 - 1, axes.bbox.x1 + 1
         inside = [box for box in boxes if left <= (box.x0 + box.x1) / 2 <= right]
         assert len(inside) >= 2
-        for one, other in zip(inside, inside[1:], strict=False):
+        for one, other in itertools.pairwise(inside):
             assert other.x0 > one.x1 + 3, [label.get_text() for label in labels]
