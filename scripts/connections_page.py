@@ -35,17 +35,23 @@ pyarrow.Table of them, with nulls and whole numbers.
 ## How sure it is
 
 `lost_records` are those that are missing in the capture while the connection was open, of whatever
-connection. A time in which one is missing is not certain: `us_<limit>` takes it for what its end
+connection. It may have been open, too, before its first record, unless that is its opening, and
+behind its last one, unless that is DESTROY: what is missing there is in `lost_before` and
+`lost_after`. A time in which one is missing is not certain: `us_<limit>` takes it for what its end
 says, `us_<limit>_min` leaves out all such times, `us_<limit>_max` adds them all. `proven`: none is
 missing, the file is not damaged, and the connection's end or the capture's is in it. `tcpkmon
 verify` proves more: that the counts add up. Of an event that a program never saw, or for which a
-table had no room, nobody knows whose it was: then no connection is proven, and the exit code is 3,
-here as in all readers.
+table had no room, nobody knows whose it was: it counts for each connection, none is proven, and
+the exit code is 3, here as in all readers.
 
 Percentiles of round-trip times are over records, those of goodput over times of 100 ms since the
 connection's start, of both directions the larger; both are counted in classes, within 6 %. Bytes
-are those of data, without SYN and FIN. A record is made before its segment counts, so of a
-connection that is still open, what its last segment brought is not in it.
+are those of data, without SYN and FIN. A record is made before its segment counts: of a connection
+that is still open, `bytes_received` has what its last segment brings, by `seg_seq`, and
+`bytes_acked` lacks it.
+
+`errno` is the last error of the socket. After a close with SO_LINGER 0 that is 104 (rst_sent),
+which no program was told, as it had closed.
 """
 
 

@@ -174,7 +174,7 @@ class Handlers:
                     "tcpkmon status lists them",
                 )
             if states[name][1] < 0:
-                raise TcpkmonError(f"this kernel has no place to log {name}", "tcpkmon doctor")
+                raise TcpkmonError(f"this kernel has no place to log {name}", "run tcpkmon doctor")
         if self._was_off and on:  # then it was each event
             self._was_off, self.enabled = False, True
             self._on = dict.fromkeys(self._on, False)

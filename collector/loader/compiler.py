@@ -48,6 +48,13 @@ _ERROR = re.compile(
 _DIRECTIVE = re.compile(r"^error: <inline asm>:\d+:\d+: (.*)$", re.M)
 
 
+_IS_BYTES = "member reference base type 'u8["
+_NAME_THE_TYPE = (
+    "a type inside another is only bytes until the schema names it: add it, as in "
+    "`struct sock_common;`"
+)
+
+
 class CompileError(KernelError):
     """A shipped program did not compile; `diagnostics` is clang's whole output."""
 
@@ -62,8 +69,8 @@ class UserCompileError(CompileError):
     exit_code = 2
 
     def lines(self) -> tuple[str, ...]:
-        """One line for each of clang's errors."""
-        return tuple(self.message.split("\n"))
+        """One line for each of clang's errors, and what to try."""
+        return (*self.message.split("\n"), *([self.hint] if self.hint else []))
 
 
 @dataclass(frozen=True)
@@ -274,7 +281,8 @@ def _error_of(kind: str, detail: str, said: str, user_schema: bool) -> KernelErr
         )
     )
     if errors and user_schema:
-        return UserCompileError("\n".join(errors), diagnostics=said)
+        hint = _NAME_THE_TYPE if any(_IS_BYTES in error for error in errors) else ""
+        return UserCompileError("\n".join(errors), hint, diagnostics=said)
     if errors:
         return CompileError(f"the program does not compile: {'; '.join(errors)}", diagnostics=said)
     last = (said.strip().splitlines() or ["it gave no reason"])[-1]

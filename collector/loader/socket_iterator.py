@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from collector.linux.netns import list_namespaces, run_inside
-from formats.base.errors import TcpkmonError
+from formats.base.errors import TcpkmonError, UsageError
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
@@ -61,10 +61,13 @@ def find_namespaces() -> Iterator[int]:
 
 
 def socket_inodes(pid: int) -> set[int]:
-    """Inodes of the sockets that a process has open. TcpkmonError where there is no process."""
+    """Inodes of the sockets that a process has open. UsageError where there is no process,
+    TcpkmonError where it may not be looked at."""
     inodes = set()
     try:
         names = os.listdir(f"/proc/{pid}/fd")
+    except (FileNotFoundError, ProcessLookupError):
+        raise UsageError(f"--pid: there is no process {pid}", "ps -e lists them") from None
     except OSError as error:
         raise TcpkmonError(f"process {pid}: {error.strerror}", "is it still there?") from error
     for name in names:

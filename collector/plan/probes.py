@@ -187,4 +187,5 @@ def require_any(plan: Plan, asked: Collection[str]) -> None:
     """Raises KernelError where nothing that was asked for can be recorded on this kernel."""
     if asked and set(asked) <= set(plan.missing):
         reasons = "; ".join(f"{name}: {why}" for name, why in plan.missing.items())
-        raise KernelError(f"nothing that was asked for exists here: {reasons}", "tcpkmon doctor")
+        text = f"nothing that was asked for exists here: {reasons}"
+        raise KernelError(text, "run tcpkmon doctor")

@@ -49,7 +49,8 @@ def choose_transport(name: str | None = None) -> tuple[Transport, tuple[str, ...
             refused.append(f"this kernel refuses {transport.name} rings: {error.message}")
         else:
             return transport, tuple(refused)
-    raise KernelError("; ".join(refused), "tcpkmon doctor" if name is None else "leave out --rings")
+    hint = "run tcpkmon doctor" if name is None else "leave out --rings"
+    raise KernelError("; ".join(refused), hint)
 
 
 class Rings(Closing):

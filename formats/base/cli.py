@@ -71,6 +71,8 @@ def _invoke(command: click.Command, args: list[str], name: str) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except SystemExit as leave:
+        if isinstance(leave.__context__, BrokenPipeError):  # rich leaves with 1
+            raise leave.__context__ from None
         if leave.code is None or isinstance(leave.code, int):
             return leave.code or 0
         raise TcpkmonError(str(leave.code)) from leave

@@ -49,6 +49,16 @@ def exit_code_of(read: Told) -> int:
     return LossError.exit_code if read.lost or not read.complete else 0
 
 
+def complaints_of(reader: Reader) -> list[str]:
+    """What a command says of what it read: nothing that exit_code_of() tells is without a word."""
+    found = list(reader.warnings)
+    if reader.lost:
+        found.append(f"{reader.lost:,} records were lost")
+    if not reader.complete:
+        found.append("the end is missing; what was lost there is unknown")
+    return found
+
+
 class Reader(Records, AbstractContextManager["Reader"], Protocol):
     """An open file of records, or a folder of such files: the result of formats.open().
 

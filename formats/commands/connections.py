@@ -10,7 +10,7 @@ import click
 
 from formats.base.cli import say
 from formats.base.escape import for_terminal
-from formats.base.reader import exit_code_of
+from formats.base.reader import complaints_of, exit_code_of
 from formats.commands.choosing import chooser, choosing_options
 
 _SHOWN = ("start", "laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us",
@@ -97,9 +97,9 @@ def _is_told(name: str, table: dict[str, Any]) -> bool:
 
 
 def report(source: Any, name: str) -> int:
-    """Print the warnings of what was read; returns the exit code."""
+    """Print what is wrong with what was read; returns the exit code."""
     reader = source.reader
-    for text in reader.warnings:
+    for text in complaints_of(reader):
         say(f"tcpkmon {name}: {reader.path}: {for_terminal(text)}")
     return exit_code_of(reader)
 

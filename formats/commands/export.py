@@ -9,7 +9,7 @@ import click
 
 from formats.base.cli import say
 from formats.base.errors import UsageError
-from formats.base.reader import exit_code_of
+from formats.base.reader import complaints_of, exit_code_of
 from formats.export.forms import ENDINGS, FORMS, TABLES
 
 
@@ -63,10 +63,6 @@ def command(
         if output is not None and output.exists() and any(map(output.samefile, files)):
             raise UsageError(f"-o {output} is the capture itself", "choose another name")
         FORMS[form](records, output, force)
-        for warning in reader.warnings:
-            say(f"tcpkmon export: {file}: {warning}")
-        if reader.lost:
-            say(f"tcpkmon export: {file}: {reader.lost:,} records were lost")
-        if not reader.complete:
-            say(f"tcpkmon export: {file}: the end is missing; what was lost there is unknown")
+        for text in complaints_of(reader):
+            say(f"tcpkmon export: {file}: {text}")
         return exit_code_of(reader)

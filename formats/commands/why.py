@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from formats.analysis.why import Connection
 
 _INTERVALS_SHOWN = 40
+_NUMBERS = re.compile(r"\S*\d\S*( (%|[kMG]?B|[um]?s|[kMG]?bit/s)(?![A-Za-z]))?")
 
 
 @click.command("why")
@@ -65,6 +67,7 @@ def command(
 
     from formats.analysis.exchanges import Waiting
     from formats.analysis.why import (
+        Peers,
         Source,
         choose,
         connection_of,
@@ -74,6 +77,7 @@ def command(
         rows_of,
         tables,
         together,
+        verdict,
         waits,
     )
     from formats.registry import group
@@ -85,6 +89,12 @@ def command(
         return _write_intervals(files, chosen, output, as_json, force)
     if output is not None:
         raise UsageError("-o is for --intervals", "tcpkmon connections -o writes connections")
+
+    def pair_of(at: int) -> tuple[Connection, Connection | None]:
+        one = _with(connection_of(table, at), asked)
+        other = peers.of(one.conn_id)
+        return one, None if other is None else connection_of(whole, other)
+
     told: list[dict[str, Any]] = []
     codes = [0]
     for paths in group(files):
@@ -97,6 +107,7 @@ def command(
                 for name in ("end_ns", "start_ns")
             ))  # fmt: skip
             codes.append(report(source, "why"))
+        whole, peers = table, Peers(table)
         table = choose(chosen(table), sort=sort)
         found = waits(paths, table, runs) if resolved else []
         lines: dict[int, list[str]] = {}
@@ -107,17 +118,19 @@ def command(
         if as_json:
             rows = rows_of({name: values[order] for name, values in table.items()})
             told += [
-                {**_as_dict(_with(connection_of(table, at), asked)), **row,
-                 "waits": lines.get(row["conn_id"], [])}
+                {**_as_dict(*pair_of(at)), **row, "waits": lines.get(row["conn_id"], [])}
                 for at, row in zip(order.tolist(), rows, strict=True)
             ]
             continue
+        blocks: dict[object, list[_Block]] = {}
         for at in order[:most].tolist():
-            row = _with(connection_of(table, at), asked)
-            more = lines.get(row.conn_id, [])
+            row, other = pair_of(at)
+            block = _Block(row, [*verdict(row, other), *lines.get(row.conn_id, [])])
+            blocks.setdefault(at if verbose else block.kind, []).append(block)
             if verbose and (check := cross_check(row_of(table, at))):
-                more = [*more, check]
-            _print(row, runs if verbose else {}, more)
+                block.texts.append(check)
+        for same in blocks.values():
+            _print(same, runs if verbose else {})
         if len(order) > most:
             click.echo(for_terminal(together(table, len(order) - most)))
         if not len(order):
@@ -149,14 +162,42 @@ def _write_intervals(
     return code
 
 
-def _print(row: Connection, runs: dict[str, Any], more: list[str]) -> None:
-    from formats.analysis.why import head, verdict
+@dataclasses.dataclass
+class _Block:
+    """A connection, and what is said of it."""
 
+    row: Connection
+    texts: list[str]
+
+    @property
+    def kind(self) -> object:
+        """What equal connections of one server have in common: its address and port, and what is
+        said of them without its numbers."""
+        row = self.row
+        passive = row.role == "passive" or (row.role == "existing" and row.lport < row.rport)
+        server = (row.laddr, row.lport) if passive else (row.raddr, row.rport)
+        return passive, server, row.sends, *(_NUMBERS.sub("#", text) for text in self.texts)
+
+
+def _print(same: list[_Block], runs: dict[str, Any]) -> None:
+    """The one with most bytes, and how many more are as it is."""
+    from formats.analysis.why import head
+    from formats.analysis.why.words import human_bytes, human_time
+
+    row = same[0].row
     owner = f", {row.comm} ({row.pid})" if row.comm else ""
     began = f", since {row.start}" if row.start else ""
     click.echo(for_terminal(f"{head(row)}{owner}{began}"))
-    for text in (*verdict(row), *more):
+    for text in same[0].texts:
         click.echo(for_terminal(f"    {text}"))
+    if others := [block.row for block in same[1:]]:
+        times = sorted(1e6 * one.duration_s for one in others)
+        nbytes = sum(max(one.bytes_acked, one.bytes_received) for one in others)
+        click.echo(
+            f"    and {len(others)} more of the same server of which the same is true, with other "
+            f"numbers: {human_time(times[0])} to {human_time(times[-1])}, {human_bytes(nbytes)} "
+            "in all; -v shows each"
+        )
     if runs:
         _print_intervals(row, runs)
 
@@ -194,8 +235,9 @@ def _with(row: Connection, asked: dict[int, Waited]) -> Connection:
     return dataclasses.replace(row, requests=one.sentences, requests_share=one.share)
 
 
-def _as_dict(row: Connection) -> dict[str, Any]:
+def _as_dict(row: Connection, peer: Connection | None) -> dict[str, Any]:
     from formats.analysis.why import verdict
 
     found = dataclasses.asdict(row)
-    return {**found, "duration_s": row.duration_s, "goodput": row.goodput, "verdict": verdict(row)}
+    found |= {"duration_s": row.duration_s, "goodput": row.goodput}
+    return found | {"verdict": verdict(row, peer)}

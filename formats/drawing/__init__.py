@@ -9,6 +9,7 @@ from formats.drawing.style import (
     Axes,
     Figure,
     check_output,
+    fit_numbers,
     import_matplotlib,
     new_figure,
     save_figure,
@@ -18,6 +19,6 @@ from formats.drawing.style import (
 )
 
 __all__ = [
-    "DASHES", "NO_DATES", "PALETTE", "SUFFIXES", "Axes", "Figure", "check_output",
+    "DASHES", "NO_DATES", "PALETTE", "SUFFIXES", "Axes", "Figure", "check_output", "fit_numbers",
     "import_matplotlib", "new_figure", "save_figure", "scale_log", "styled", "write_figure",
 ]  # fmt: skip

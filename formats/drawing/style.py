@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -89,6 +90,18 @@ def write_figure(figure: Figure, kind: str, out: BinaryIO) -> None:
 def _dpi(figure: Figure) -> int:
     # Agg takes at most 2^16 pixels in each direction.
     return min(_DPI, int(60000 / max(figure.get_size_inches())))
+
+
+def fit_numbers(axes: Axes, low: float, high: float, room: int) -> None:
+    """Have so few numbers on the x axis from low to high that they do not run into each other.
+
+    room: the characters that fit.
+    """
+    step = max(high - low, 1e-12) / 5
+    decimals = max(0, -math.floor(math.log10(step)))
+    decimals += decimals > 0  # a step of 2.5 has one more
+    width = len(f"{max(abs(low), abs(high)):.{decimals}f}") + 2
+    axes.locator_params(axis="x", nbins=max(2, min(room // width, 10)))
 
 
 def scale_log(axis: Any) -> None:

@@ -17,6 +17,7 @@ from formats.drawing import (
     PALETTE,
     Axes,
     Figure,
+    fit_numbers,
     import_matplotlib,
     new_figure,
     scale_log,
@@ -30,6 +31,8 @@ BINS = 2000
 """Pixel columns for which curves are thinned: more than any output has."""
 
 _WIDTH_INCHES = 7.2
+_CHARACTERS = 50
+"""That fit below a panel."""
 _FIRST_PANEL_INCHES = 2.7
 _PANEL_INCHES = 1.55
 _TITLE_INCHES = 0.55
@@ -122,6 +125,7 @@ def _draw_page(part: Any, page: Page) -> None:
     begin, end = page.limits
     margin = (end - begin) * 0.015 or 0.5
     rows[0].set_xlim(begin - margin, end + margin)
+    fit_numbers(rows[-1], begin, end, _CHARACTERS)
     for axes, panel in zip(rows, page.panels, strict=True):
         _add_legend(axes, panel)
 

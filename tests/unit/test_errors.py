@@ -191,8 +191,9 @@ def script(body: str) -> list[str]:
     return [sys.executable, "-c", lines + "sys.exit(run(main, [], 'prog'))"]
 
 
-def test_broken_pipe_is_silent() -> None:
-    body = " while True:\n  click.echo('x' * 1000)"
+@pytest.mark.parametrize("printing", ["click.echo('x' * 1000)", "console.print('x' * 1000)"])
+def test_broken_pipe_is_silent(printing: str) -> None:
+    body = f" from rich.console import Console\n console = Console()\n while True:\n  {printing}"
     with subprocess.Popen(
         script(body), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

@@ -22,6 +22,7 @@ from tests.unit.diff_capture import write_runs
 from tests.unit.klogger_samples import ROOT
 from tests.unit.log_builder import LogBuilder
 from tests.unit.test_why import SENDING
+from tests.unit.why_capture import write_capture
 
 TCP = (ROOT / "bpf" / "schemata" / "tcp.conf").read_text()
 ADDRESS = b"\0" * 10 + b"\xff\xff\x0a\0\0\x01"
@@ -125,3 +126,60 @@ def test_what_is_missing_nobody_knows_where_leaves_nothing_proven(tmp_path: Path
     assert connections(folder)["proven"].tolist() == [False]
     done = CliRunner().invoke(command.command, [str(folder)], standalone_mode=False)
     assert done.return_value == 3
+
+
+def psc_of(path: Path, lose: set[int]) -> Path:
+    return write_capture(path, records=300, flows=3, lose=lose)
+
+
+def test_what_is_lost_behind_an_open_connections_last_record_may_be_its_own(tmp_path: Path) -> None:
+    """A full disk: nothing of what came last is in the file, and no connection had ended."""
+    table = connections(psc_of(tmp_path / "a.pm", set(range(290, 300))))
+    assert table["lost_records"].tolist() == table["lost_after"].tolist() == [10, 10, 10]
+    assert not table["proven"].any()
+    assert not table["uncertain_us"].any()  # of its time until then nothing is missing
+    done = CliRunner().invoke(why.command, [str(tmp_path / "a.pm"), "-v"], standalone_mode=False)
+    assert done.return_value == 3
+    assert "10 records were lost" in done.stderr
+    assert done.stdout.count("10 records of the capture are missing behind its last one") == 3
+
+
+def test_what_is_lost_before_a_connections_first_record_may_be_its_own(tmp_path: Path) -> None:
+    """None of these began in the capture."""
+    table = connections(psc_of(tmp_path / "a.pm", set(range(10))))
+    assert table["lost_records"].tolist() == table["lost_before"].tolist() == [10, 10, 10]
+    assert not table["proven"].any()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_connection_that_ended_lost_nothing_afterwards(tmp_path: Path, ends: bool) -> None:
+    log = log_of(0)
+    for at in range(4):
+        snapshot(log, 1_000_000 + 1000 * at, location=4 if not at else 1, callvalue=2)
+    snapshot(log, 1_010_000, location=11 if ends else 1)
+    log.lose("ring_full", 3, "SNAPSHOT", location=1)
+    snapshot(log, 1_020_000, conn_id=99)
+    table = connections(folder_of(tmp_path / "log", log))
+    own, other = range(2)
+    assert table["lost_records"].tolist() == [0 if ends else 3, 3]
+    assert table["lost_after"][own] == (0 if ends else 3) and table["lost_before"][other] == 3
+    assert table["proven"].tolist() == [ends, False]
+
+
+def test_what_nobody_knows_the_place_of_may_be_of_each(tmp_path: Path) -> None:
+    log = log_of(0)
+    snapshot(log, 1_000_000)
+    log.lose("table_full", 3, "SNAPSHOT", location=1)
+    assert connections(folder_of(tmp_path / "log", log))["lost_records"].tolist() == [3]
+
+
+def test_a_later_segment_lacks_nothing_before_its_first_number(tmp_path: Path) -> None:
+    """Its numbers go on from those of the segments before it."""
+    path = psc_of(tmp_path / "a.pm", set())
+    with formats.open(path) as capture:
+        size = capture.header.entry_size
+        skip = len(path.read_bytes()) - len(capture) * size
+    data = path.read_bytes()
+    path.write_bytes(data[:skip] + data[skip + 100 * size :])
+    table = connections(path)
+    assert not table["lost_records"].any() and table["proven"].all()

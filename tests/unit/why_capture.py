@@ -51,7 +51,9 @@ def write_capture(
                            settings={"locations": [1]})  # fmt: skip
     with path.open("wb") as out:
         out.write(encode_header(header))
-        out.write(control.encode_many([control.Start(0, 0, 1, 1, 2)], dtype).tobytes())
+        start = control.encode_many([control.Start(0, 0, 1, 1, 2)], dtype)
+        start["seq"] = 1
+        out.write(start.tobytes())
         for low in range(0, records, _PIECE):
             rows = _rows(np.arange(low, min(low + _PIECE, records)), flows, mean, dtype)
             if receiver:

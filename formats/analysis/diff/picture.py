@@ -84,7 +84,7 @@ def _draw_distribution(axes: Axes, one: Compared, report: Report, first: bool) -
     """For each value, the share of the units that have at most it."""
     metric = one.metric
     both = [side[metric.name] for side in report.values]
-    scale, unit = _unit(metric, float(np.median(np.concatenate(both))))
+    scale, unit = _unit(metric, float(np.max(np.concatenate(both))))
     for values, colour, style in zip(both, PALETTE, _LINES, strict=False):
         ordered = np.sort(values) / scale
         shares = np.arange(1, len(ordered) + 1) / len(ordered)

@@ -7,6 +7,7 @@ from formats.analysis.why.connections import Connection, connection_of, tally
 from formats.analysis.why.grouping import Grouped
 from formats.analysis.why.intervals import INTERVAL, Cutter, cut
 from formats.analysis.why.limits import FAMILY, LIMITS, classify
+from formats.analysis.why.peers import Peers
 from formats.analysis.why.receiving import RECEIVING
 from formats.analysis.why.snapshots import NEEDED, Snapshots, Source
 from formats.analysis.why.tables import (
@@ -18,7 +19,8 @@ from formats.analysis.why.tables import (
     renamed,
     tables,
 )
-from formats.analysis.why.verdict import cross_check, head, together, verdict
+from formats.analysis.why.together import together
+from formats.analysis.why.verdict import cross_check, head, verdict
 from formats.analysis.why.waits import Wait, has_waits, waits
 from formats.analysis.why.writing import row_of, rows_of, write
 
@@ -35,6 +37,7 @@ __all__ = [
     "Connection",
     "Cutter",
     "Grouped",
+    "Peers",
     "Snapshots",
     "Source",
     "Table",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.analysis.why.arrivals import QUIET_NS
 from formats.analysis.why.columns import CONNECTIONS, INTERVALS, Column
 from formats.analysis.why.folding import (
     ACTIVE,
@@ -39,13 +40,14 @@ _NONE = {
 
 def connections_table(
     found: Fold, about: Mapping[str, Any] | None = None, proven: bool = False, ended: bool = False,
-    retransmits: bool = True,
+    retransmits: bool = True, lost: tuple[int, int] = (0, 0),
 ) -> Table:  # fmt: skip
     """The table connections. about: what of the capture is a column (host ...), and ahead_ns: the
     time of day less CLOCK_MONOTONIC.
 
     proven: the capture is not damaged, and of all missing records is known where. ended: its end is
-    known. retransmits: it records RETRANSMIT.
+    known. retransmits: it records RETRANSMIT. lost: how many records are missing in the capture,
+    those of which is known where, and others.
     """
     count = len(found)
     values = {name: column[:count] for name, column in found.values.items()}
@@ -79,8 +81,8 @@ def connections_table(
     made["late_ack_us"] = get("late_ack_ns") / 1000
     made["snd_wnd_low_us"] = get("low_ns") / 1000
     made |= _silence(get)
-    lost = get("lost_records")
-    made["proven"] = (lost == 0) & proven & (get("destroyed", np.bool_) | ended)
+    made |= _missing(get, *lost)
+    made["proven"] = (made["lost_records"] == 0) & proven & (get("destroyed", np.bool_) | ended)
     made["retransmissions"] = get("segments_retransmitted")
     told = dict(about or {})
     made["netns_name"] = _spaces(get("netns", np.uint64), told.pop("netns_name", {}))
@@ -160,7 +162,8 @@ def _bytes(get: Callable[..., Array], counted: Array | None, retransmits: bool) 
         name: get(name) - (told & (get(column).astype(np.uint32) == fin))
         for name, column in (("bytes_sent", "snd_max"), ("bytes_acked", "snd_una"))
     }
-    found["bytes_received"] = get("bytes_received") - get("fin_received", np.bool_)
+    received = get("bytes_received") + get("arriving")
+    found["bytes_received"] = received - get("fin_received", np.bool_)
     again = get("retrans_len") if counted is None else counted
     is_known = counted is not None or retransmits
     found["bytes_retrans"] = again if is_known else np.full(len(again), np.nan)
@@ -171,13 +174,25 @@ def _bytes(get: Callable[..., Array], counted: Array | None, retransmits: bool) 
     return found
 
 
+def _missing(get: Callable[..., Array], placed: int, others: int) -> Table:
+    """Records that may be its own: also those before its first one, unless it began with that, and
+    behind its last one, unless it ended with that."""
+    after = np.where(get("destroyed", np.bool_), 0, np.maximum(placed - get("lost_until"), 0))
+    return {"lost_records": get("lost_records") + get("lost_before") + after + others,
+            "lost_after": after}  # fmt: skip
+
+
 def _silence(get: Callable[..., Array]) -> Table:
     """Of the end: the timeouts that nothing answered, and since when no segment arrived."""
     runs = np.where(get("rto_una") == get("snd_una").astype(np.int64), get("rto_run"), 0)
     end, heard = get("end_ns"), get("heard_ns")
+    data = get("data_ns")
+    rest = end - np.where(data > 0, data, get("start_ns"))
+    quiet = get("quiet_ns") + np.where(rest > QUIET_NS, rest, 0)
     return {
         "rto_unanswered": runs,
         "rto_unanswered_us": np.where(runs > 0, end - get("rto_since_ns"), 0) / 1000,
+        "quiet_us": quiet / 1000,
         "silent_us": (end - np.where(heard > 0, heard, get("start_ns"))) / 1000,
     }
 

@@ -60,7 +60,7 @@ duration_us | float | | elapsed_time | durat | between them
 handshake_us | float? | | | | of role active: from SYN_SENT to ESTABLISHED
 syn_retrans | int | | | | SYN that were sent again
 end_reason | text | | | | fin_local, fin_remote, rst_sent, rst_received, timeout, error, open
-errno | int? | | | | the last error that the application was told
+errno | int? | | | | the last error of the socket
 bytes_sent | int | | unique_bytes_sent_a2b | c_bytes_uniq | new data
 bytes_acked | int | | | | data that the peer acknowledged
 bytes_received | int | | unique_bytes_sent_b2a | s_bytes_uniq | in order
@@ -95,6 +95,7 @@ rto_unanswered_us | float | | | | for how long, since the first of them
 rto_bytes | int | | | | segment that was last sent again after a timeout [bytes]
 acked_most | int | | | | most bytes that one ACK acknowledged
 silent_us | float | | | | from the last segment that arrived to the end
+quiet_us | float | | | | times of 200 ms (or four round trips) and more without data
 loss_probes | int | | | | timers of the loss probe
 reo_timeouts | int | | | | timers of RACK's reordering
 zero_window_probes | int | | zwnd_probe_pkts_a2b | | timers of the window probe
@@ -130,7 +131,9 @@ rwnd_limited_us | int | rwnd_limited_us | | | and the peer's window was full
 sndbuf_limited_us | int | sndbuf_limited_us | | | and the send buffer was full
 disagreement_us | float | rwnd_limited_us | | | largest difference between the kernel's two and ours
 records | int | | | | of the connection in the capture
-lost_records | int | | | | missing in the capture while it was open
+lost_records | int | | | | missing in the capture while it was open, or may have been
+lost_before | int | | | | of these, before its first record: it may have begun earlier
+lost_after | int | | | | of these, behind its last record: it may have gone on
 proven | bool | | | | no record is missing in its time, and its end is known
 first_seq | int? | | | | sequence number of its first record; null in Klogger logs
 last_seq | int? | | | | and of its last

@@ -26,7 +26,8 @@ class Connection:
     least_ns: that by name. receiving_ns: for how long it waited as a receiver, by name of
     RECEIVING; empty where the capture does not tell. receiving_least_ns: of that, what is certain.
     Round-trip times are None where none was measured. role: active, passive or existing.
-    end_reason: see the table's columns. requests: what formats.analysis.exchanges says of it;
+    end_reason: see the table's columns. errno: 0 for none. established: whether its handshake was
+    over, or it was open before. requests: what formats.analysis.exchanges says of it;
     requests_share: of its time, what one end waited for the other's program, or its own.
     """
 
@@ -40,12 +41,16 @@ class Connection:
     ca_name: str = ""
     role: str = "existing"
     end_reason: str = "open"
+    errno: int = 0
+    established: bool = True
     start: str | None = None
     start_ns: int = 0
     end_ns: int = 0
     handshake_ns: int | None = None
     records: int = 0
     lost_records: int = 0
+    lost_before: int = 0
+    lost_after: int = 0
     bytes_sent: int = 0
     bytes_acked: int = 0
     bytes_received: int = 0
@@ -73,6 +78,7 @@ class Connection:
     rto_bytes: int = 0
     acked_most: int = 0
     silent_us: float = 0.0
+    quiet_us: float = 0.0
     queue_p95_us: float | None = None
     goodput_p50: float = 0.0
     goodput_p99: float = 0.0
@@ -117,11 +123,11 @@ class Connection:
 
 _SAME = (
     "conn_id", "laddr", "lport", "raddr", "rport", "role", "end_reason", "start_ns", "end_ns",
-    "records", "lost_records", "bytes_sent", "bytes_acked", "bytes_received", "rto_count",
-    "loss_probes", "mss", "cwnd_max", "snd_wnd_max", "rcvbuf", "sndbuf", "reader_behind_max",
-    "rcv_wnd_max", "syn_retrans", "snd_wnd_fall", "late_ack_us", "snd_wnd_low_us", "recoveries",
-    "rto_unanswered", "rto_unanswered_us", "rto_bytes", "acked_most", "silent_us", "goodput_p50",
-    "goodput_p99",
+    "records", "lost_records", "lost_before", "lost_after", "bytes_sent", "bytes_acked",
+    "bytes_received", "rto_count", "loss_probes", "mss", "cwnd_max", "snd_wnd_max", "rcvbuf",
+    "sndbuf", "reader_behind_max", "rcv_wnd_max", "syn_retrans", "snd_wnd_fall", "late_ack_us",
+    "snd_wnd_low_us", "recoveries", "rto_unanswered", "rto_unanswered_us", "rto_bytes",
+    "acked_most", "silent_us", "quiet_us", "goodput_p50", "goodput_p99",
 )  # fmt: skip
 _OTHERS = {"segments_retransmitted": "retransmissions", "zero_windows": "zero_window_count"}
 _NULLED = ("min_rtt_us", "srtt_p50_us", "srtt_p95_us", "srtt_max_us", "retrans_ratio",
@@ -156,6 +162,8 @@ def connection_of(table: dict[str, Array], at: int) -> Connection:
         **scales,
         snd_wnd_min=int(number("snd_wnd_min") or 0),
         pid=int(number("pid") or 0),
+        errno=int(number("errno") or 0),
+        established=table["role"][at] == "existing" or number("established_ns") is not None,
         comm=table["comm"][at] or "",
         start=table["start"][at],
         ca_name=table["ca_name"][at] or "",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.analysis.why import arrivals
 from formats.analysis.why.counts import Counts, Rates
 from formats.analysis.why.grouping import Grouped, Places, grown
 from formats.analysis.why.intervals import Cutter, Steps, advance
@@ -105,7 +106,11 @@ class Fold:
         at = firsts[~seen]
         self.of("conn_id", np.uint64)[new] = piece["conn_id"][at]
         self.of("start_ns")[new] = piece.times[at]
-        self.of("first_location")[new] = piece["location"][at]
+        changes = piece["location"][at] == _STATE_CHANGE
+        old, to = piece["state"][at], piece["callvalue"][at]
+        begins = changes & ((to == 2) | (to == 3) | ((to == 1) & (old == 3)))
+        self.of("lost_before")[new] = np.where(begins, 0, piece.lost[at])
+        self.of("lost_until")[places] = piece.lost[lasts]
         ends = self.of("end_ns")
         ends[places] = np.maximum(ends[places], piece.times[lasts])
         self.values["records"][places] += lasts - firsts + 1
@@ -115,6 +120,7 @@ class Fold:
         place = piece.of_row[opens]
         self.of("bytes_received")[place] += piece["seg_len"][opens]
         self.of("bytes_sent")[place] += advance(piece["snd_max"][opens], piece["snd_una"][opens])
+        arrivals.add_last(self.of, piece)
         if raw.seq is not None:
             seq = raw.seq if piece.order is None else raw.seq[piece.order]
             self.of("first_seq")[new] = seq[at]
@@ -258,6 +264,7 @@ class Fold:
         arrived = np.flatnonzero(np.isin(piece["location"], ARRIVED))
         heard = self.of("heard_ns")
         heard[piece.of_row[arrived]] = piece.times[arrived]
+        arrivals.add_quiet(self.of, piece, arrived[piece["seg_len"][arrived] > 0])
         again = np.flatnonzero((piece["location"] == _RETRANSMIT) & (piece["ca_state"] == 4))
         self.of("rto_bytes")[piece.of_row[again]] = piece["seg_len"][again]
         una, run, since = self.of("rto_una"), self.of("rto_run"), self.of("rto_since_ns")

@@ -103,7 +103,8 @@ def classify(
         ("opening", (state == SYN_SENT) | (state == SYN_RECV)),
         ("rto_wait", np.isin(columns["location"], LOSS_TIMERS)),
         ("recovery", (columns["ca_state"] == RECOVERY) | (columns["ca_state"] == LOSS)),
-        ("closing", (state != ESTABLISHED) & (state != CLOSE_WAIT) & (waiting == 0)),
+        ("closing", (state != ESTABLISHED) & (state != CLOSE_WAIT)
+                    & ((waiting == 0) | (state == CLOSE))),
         ("zero_window", (columns["snd_wnd"] == 0) & (waiting > 0)),
         ("rwnd", (waiting > 0) & (room < np.minimum(mss, waiting)) | (deferred & (room < free))),
         ("sndbuf", (waiting < mss) & was_full),

@@ -181,7 +181,7 @@ class Source:
         numbered = capture.seq_column
         wanted = [*self.names, "time_ns", *([numbered.name] if numbered is not None else ())]
         losses = capture.count_losses()
-        before = 0
+        before = int(capture.seq(0, 1)[0]) - 1 if len(capture) else 0
         for piece in capture.chunks():
             columns = capture.columns(wanted, piece.start, piece.stop)
             if numbered is None or losses is None:

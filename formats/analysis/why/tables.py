@@ -55,9 +55,12 @@ def tables(
         found = fold(pieces, rows.add if with_intervals else None)
         about = source.about()
         reader = source.reader
-        proven = not reader.damaged and reader.lost <= source.placed
-        told = connections_table(found, about, proven, reader.complete,
-                                 retransmits=source.records("RETRANSMIT"))  # fmt: skip
+        others = max(reader.lost - source.placed, 0)
+        proven = not reader.damaged and not others
+        told = connections_table(
+            found, about, proven, reader.complete, source.records("RETRANSMIT"),
+            (source.placed, others),
+        )  # fmt: skip
     return told, rows.table()
 
 

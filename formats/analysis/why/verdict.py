@@ -7,22 +7,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from formats.analysis.why.connections import Connection
-from formats.analysis.why.limits import FAMILY, LIMITS
+from formats.analysis.why.ending import ending, outside
+from formats.analysis.why.limits import FAMILY
 from formats.analysis.why.naming import named
+from formats.analysis.why.peers import is_local, quiet_words, sender_words
 from formats.analysis.why.receiving import MOST_UNSCALED
 from formats.analysis.why.words import endpoint, human_bytes, human_rate, human_time
 
-_LEAST_SHARE = 0.05
+LEAST_SHARE = 0.05
 _BLOAT_RTT_US = 1000
 _MINOR = 0.2
 _SHORT_S = 1.0
-_MANY = 10
 _LOW_SHARE = 0.1
 _MOST = 0.5
 _NEAR = 0.9
 _SPARE = 8
 """A send buffer has at most some three times what is in flight: its overhead counts."""
-_PART_OF = {name: family for name, family in FAMILY.items() if name != "nagle"}
+PART_OF = {name: family for name, family in FAMILY.items() if name != "nagle"}
 """Parts that have no sentence of their own."""
 
 
@@ -36,33 +37,38 @@ def head(one: Connection) -> str:
     )
 
 
-def verdict(one: Connection) -> list[str]:
-    """Sentences, the most important first; each limit with its evidence and what would help."""
+def verdict(one: Connection, peer: Connection | None = None) -> list[str]:
+    """Sentences, the most important first; each limit with its evidence and what would help.
+
+    peer: its other end, where the same capture has that.
+    """
     found: list[tuple[float, str]] = []
     total = sum(one.limit_ns.values())
-    for name in dict.fromkeys(_PART_OF.get(name, name) for name in one.limit_ns):
+    for name in dict.fromkeys(PART_OF.get(name, name) for name in one.limit_ns):
         share = _sum(one.limit_ns, name) / total
-        if name in ("app", "closing") and not one.sends:
+        if name in ("app", "closing") and not (one.sends and one.established):
             continue  # it has nothing to send, and need not; its end may be closed for long
         if name == "app" and share < _MINOR and not _is_main(one, name):
             continue  # as before the first write: that is no advice
-        if name == "app" and one.requests and share <= one.requests_share + _LEAST_SHARE:
+        if name == "app" and one.requests and share <= one.requests_share + LEAST_SHARE:
             continue  # they say which end's program it was
-        if share >= _LEAST_SHARE and name in _SENTENCES:
+        if share >= LEAST_SHARE and name in _SENTENCES:
             found.append((share, f"{_percent(one, name)} of the time {_SENTENCES[name](one)}"))
     texts = [text for _, text in sorted(found, key=lambda item: -item[0])]
     if not one.sends:
-        texts = [*_receiver(one), *texts]
+        texts = [*_receiver(one, peer), *texts]
     texts = [*one.requests, *texts]
     if name := named(one):
         texts.insert(0, name)
+    if end := ending(one):
+        texts.insert(0, end)
     if bloat := _bloat(one):
         texts.append(bloat)
     if total and one.certain_ns < total:
         doubt = 100 * (1 - one.certain_ns / total)
         why = (
-            f"{one.lost_records} records of the capture are missing there"
-            if one.lost_records
+            f"{within} records of the capture are missing there"
+            if (within := one.lost_records - one.lost_before - one.lost_after)
             else "its segments were not recorded after one end closed, and what held then is "
             "taken to have held on"
         )
@@ -70,7 +76,7 @@ def verdict(one: Connection) -> list[str]:
             f"{doubt:.1f} % of the time is not certain: {why}, so shares are between the bounds "
             "in brackets"
         )
-    return texts or ["too short to tell"]
+    return [*(texts or ["too short to tell"]), *outside(one)]
 
 
 def _is_of_requests(one: Connection) -> bool:
@@ -80,7 +86,7 @@ def _is_of_requests(one: Connection) -> bool:
 
 def _sum(times: Mapping[str, int], name: str) -> int:
     """Of a limit with its parts."""
-    return sum(ns for limit, ns in times.items() if _PART_OF.get(limit, limit) == name)
+    return sum(ns for limit, ns in times.items() if PART_OF.get(limit, limit) == name)
 
 
 def _is_main(one: Connection, name: str) -> bool:
@@ -119,29 +125,10 @@ def cross_check(row: Mapping[str, Any]) -> str:
     )
 
 
-def together(table: Mapping[str, Any], left_out: int) -> str:
-    """A line on the connections of which no verdict was told; where they are many, on all."""
-    more = f"{left_out} more connection{'s' * (left_out > 1)} with fewer bytes: -n shows more"
-    if left_out < _MANY:
-        return more
-    sums: dict[str, float] = {}
-    for name in LIMITS:
-        said = _PART_OF.get(name, name)
-        sums[said] = sums.get(said, 0.0) + float(table[f"us_{name}"].sum())
-    total = max(sum(sums.values()), 1e-9)
-    most = sorted(sums.items(), key=lambda item: -item[1])
-    parts = [f"{100 * us / total:.0f} % {name}" for name, us in most if us >= _LEAST_SHARE * total]
-    nbytes = float((table["bytes_acked"] + table["bytes_received"]).sum())
-    return (
-        f"{more}; all {len(table['conn_id'])} together: {human_bytes(nbytes)} both ways, of their "
-        f"time {', '.join(parts) or 'nothing is known'}"
-    )
-
-
 def _app(one: Connection) -> str:
     idle = one.share("idle")
     text = "the application had nothing to send"
-    if idle >= _LEAST_SHARE:
+    if idle >= LEAST_SHARE:
         text += f" ({100 * idle:.0f} % with nothing in flight)"
     return text + (": look at the sender's program, not at the network" * _is_main(one, "app"))
 
@@ -223,7 +210,7 @@ def _again(one: Connection) -> str:
 
 def _cwnd(one: Connection) -> str:
     slow = one.share("slow_start")
-    start = f", {100 * slow:.0f} % in slow start" if slow >= _LEAST_SHARE else ""
+    start = f", {100 * slow:.0f} % in slow start" if slow >= LEAST_SHARE else ""
     again = f", {_again(one)}" if one.segments_retransmitted else ""
     text = (
         f"limited by the congestion window (at most {one.cwnd_max} segments, "
@@ -263,19 +250,24 @@ def _bloat(one: Connection) -> str:
         return ""
     if one.srtt_p95_us <= 2 * one.min_rtt_us or one.srtt_p95_us <= _BLOAT_RTT_US:
         return ""
-    text = (
-        f"round trips take {human_time(one.srtt_p95_us)} (95 %), the path alone "
-        f"{human_time(one.min_rtt_us)}: "
-    )
+    times = f"{human_time(one.srtt_p95_us)} (95 %), the path alone {human_time(one.min_rtt_us)}: "
+    text = f"round trips take {times}"
     waits = one.share("app") + one.share("closing") > 0.5 or _late(one) > 0.3
     if waits or _reads_slowly(one, max(_sum(one.limit_ns, "rwnd") / 1000, 1.0)):
-        return text + "queues on the path, or ACKs that the receiver delays"
+        if is_local(one):
+            return f"{_MEAN} {times}ACKs that the receiver delays, as there is no path to queue on"
+        return f"{_MEAN} {times}ACKs that the receiver delays, or queues on the path"
+    if is_local(one):
+        return text + "the receiver delays ACKs, or a CPU is busy; there is no path to queue on"
     queue = human_time(one.srtt_p95_us - one.min_rtt_us)
     where = "in this host's queue" if one.share("tsq") > 0.5 else "in queues on the path"
     return f"{text}{queue} {where}; a shorter queue there, or one that drops early, helps"
 
 
-def _receiver(one: Connection) -> list[str]:
+_MEAN = "the mean of round trips (srtt; one ACK that is delayed by 40 ms adds 5 ms) is"
+
+
+def _receiver(one: Connection, peer: Connection | None) -> list[str]:
     """What a receiver knows: whether its reader and its window kept up, and what was missing."""
     total = sum(one.limit_ns.values())
     told = one.receiving_ns if total else {}
@@ -283,19 +275,22 @@ def _receiver(one: Connection) -> list[str]:
         f"{_bounded(one, ns, one.receiving_least_ns.get(name, 0))} of the time "
         f"{_RECEIVING[name](one)}"
         for name, ns in sorted(told.items(), key=lambda item: -item[1])
-        if ns >= _LEAST_SHARE * total
+        if ns >= LEAST_SHARE * total
     ]
     if found:
         return [f"this host receives: {found[0]}", *found[1:]]
     if _is_of_requests(one):
         return []
+    if quiet := quiet_words(one, peer):
+        return [quiet]
     if "rx_autotune" in told:
         certain = 100 * one.certain_ns / total
         when = f" in the {certain:.0f} % of the time that are certain" if certain < 100 else ""
         return [f"this host receives; its reader kept up and its window had room{when}: it waited "
-                "for the sender or the path, so capture there too"]  # fmt: skip
+                f"for the sender or the path{sender_words(peer, ', so capture there too')}"]
     kept_up = ", and its reader kept up" if told else ""
-    return [f"this host receives{kept_up}: look at the sender, or capture there too"]
+    more = sender_words(peer, ": look at the sender, or capture there too")
+    return [f"this host receives{kept_up}{more}"]
 
 
 def _window(one: Connection) -> str:

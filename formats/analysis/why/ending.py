@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a connection ended, and what may be missing of its beginning and its end."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable
+
+from formats.analysis.why.connections import Connection
+from formats.analysis.why.words import endpoint, human_bytes
+
+REFUSED, RESET = "refused by the peer", "reset by the peer"
+_OWN, _TIMED_OUT = "reset by this host", "ended by a timeout"
+_UNREACHABLE = "ended because the peer cannot be reached"
+_CANNOT = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
+
+
+def kind_of_end(reason: str, error: int) -> str:
+    """The first words of ending(). reason, error: end_reason and errno of the table connections."""
+    if reason == "rst_received":
+        return REFUSED if error == errno.ECONNREFUSED else RESET
+    if reason == "error" and error == errno.ECONNREFUSED:
+        return REFUSED
+    kinds = {"rst_sent": _OWN, "timeout": _TIMED_OUT,
+             "error": _UNREACHABLE if error in _CANNOT else "ended by an error"}  # fmt: skip
+    return kinds.get(reason, "")
+
+
+def ending(one: Connection) -> str:
+    """A sentence on an end that is not an orderly one, or ""."""
+    kind = kind_of_end(one.end_reason, one.errno)
+    if not kind:
+        return ""
+    peer = endpoint(one.raddr, one.rport)
+    name = errno.errorcode.get(one.errno, str(one.errno))
+    told = f" ({name}: {os.strerror(one.errno)})" if one.errno else ""
+    if kind == REFUSED:
+        return (
+            f"{kind}{told}: a RST of {peer} answered the SYN. Look whether a server listens there, "
+            "or a firewall rejects it"
+        )
+    if not one.established:
+        return f"{kind}{told}: the connection to {peer} was never established"
+    passed = (
+        f"{kind} after {human_bytes(one.bytes_sent)} sent and {human_bytes(one.bytes_received)} "
+        f"received{told}"
+    )
+    if kind == RESET:
+        return f"{passed}: look at the program there, or at a box on the path that sends RSTs"
+    if kind == _OWN:
+        return (
+            f"{passed}: its program closed it with data unread or with SO_LINGER 0, or data came "
+            "after its close"
+        )
+    return passed
+
+
+def count_ends(reasons: Iterable[str], errors: Iterable[float]) -> str:
+    """Ends that are not orderly, with their numbers: "5 refused by the peer", or ""."""
+    kinds = Counter(
+        kind_of_end(reason, 0 if math.isnan(error) else int(error))
+        for reason, error in zip(reasons, errors, strict=True)
+    )
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common() if kind)
+
+
+def outside(one: Connection) -> list[str]:
+    """Sentences: what is missing before the first record and behind the last one may be of it."""
+    places = ((one.lost_before, "before its first one", "begun earlier"),
+              (one.lost_after, "behind its last one", "gone on"))  # fmt: skip
+    return [
+        f"{lost} records of the capture are missing {where}, which may be of it: it may have {then}"
+        for lost, where, then in places if lost
+    ]  # fmt: skip

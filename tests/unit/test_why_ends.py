@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts on ends that are not orderly, on pairs of ends, silence, and equal connections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from formats.analysis.why import Connection, Peers, connections, verdict
+from formats.commands import why
+from tests.unit.test_why import limit_of, sentence
+from tests.unit.test_why_losses import folder_of, log_of, snapshot
+from tests.unit.test_why_tables import row_of, snapshots
+from tests.unit.why_capture import write_capture
+
+MS = 1_000_000
+
+
+def refused_log(path: Path) -> Path:
+    """As the kernel records a connect() that a RST answers: the SYN's byte waits until the end."""
+    log = log_of(0)
+    steps = ((4, 7, 2), (8, 2, 0), (4, 2, 7), (13, 7, 111), (5, 7, 0), (11, 7, 0))
+    for at, (location, state, callvalue) in enumerate(steps):
+        snapshot(log, 1_000_000 + 1000 * at, location=location, state=state, callvalue=callvalue,
+                 snd_sb_cc=3, snd_una=10, snd_max=11, snd_wnd=0)  # fmt: skip
+    return folder_of(path, log)
+
+
+def test_a_refused_connection_is_refused_and_limited_by_no_window(tmp_path: Path) -> None:
+    folder = refused_log(tmp_path / "log")
+    table = connections(folder)
+    assert (table["end_reason"][0], table["errno"][0]) == ("rst_received", 111)
+    assert not table["us_zero_window"].any() and not table["us_rwnd"].any()
+    done = CliRunner().invoke(why.command, [str(folder)], standalone_mode=False)
+    lines = done.stdout.splitlines()
+    assert lines[1].strip().startswith("refused by the peer (ECONNREFUSED")
+    assert "window" not in done.stdout and "all was sent" not in done.stdout
+
+
+def test_nothing_limits_what_is_closed() -> None:
+    for values in ({}, {"snd_wnd": 0}, {"snd_max": 2000, "packets_out": 1}):
+        assert limit_of(state=7, **values) == "closing"
+    assert limit_of(state=4, snd_wnd=0) == "zero_window"  # it closes, and still sends
+
+
+@pytest.mark.parametrize("reason, errno, established, words", [
+    ("rst_received", 104, True, "reset by the peer after 1.2 kB sent and 34 B received (ECONN"),
+    ("rst_received", 0, True, "reset by the peer after 1.2 kB sent and 34 B received: look at"),
+    ("rst_received", 111, False, "refused by the peer (ECONNREFUSED"),
+    ("error", 111, False, "refused by the peer (ECONNREFUSED"),
+    ("rst_sent", 104, True, "reset by this host after 1.2 kB sent"),
+    ("timeout", 110, True, "ended by a timeout after 1.2 kB sent"),
+    ("timeout", 110, False, "ended by a timeout (ETIMEDOUT"),
+    ("error", 113, False, "ended because the peer cannot be reached (EHOSTUNREACH"),
+    ("error", 32, True, "ended by an error after 1.2 kB sent and 34 B received (EPIPE"),
+])  # fmt: skip
+def test_an_end_that_is_not_orderly_comes_first(
+    reason: str, errno: int, established: bool, words: str
+) -> None:
+    _, texts = sentence(limit_ns={"rwnd": 8_000 * MS}, end_reason=reason, errno=errno,
+                        established=established, bytes_sent=1200, bytes_received=34)  # fmt: skip
+    assert texts[0].startswith(words)
+    assert "receiver's window" in texts[1]
+
+
+@pytest.mark.parametrize("reason", ["open", "fin_local", "fin_remote"])
+def test_orderly_ends_are_not_told(reason: str) -> None:
+    _, texts = sentence(limit_ns={"rwnd": 8_000 * MS}, end_reason=reason)
+    assert "receiver's window" in texts[0]
+
+
+def test_the_last_segment_of_an_open_connection_counts() -> None:
+    """The record of each is made before TCP takes it."""
+    def received(**last: Any) -> Any:
+        values = {"rcv_nxt": 1000, "seg_seq": 1000, "seg_len": 500, "state": 1, "location": 1}
+        after = {name: [0 if name == "seg_len" else value, last.get(name, value)]
+                 for name, value in values.items()}  # fmt: skip
+        whole = snapshots([0, 10], **{name: after[name] for name in after if name != "seg_seq"})
+        whole.columns["seg_seq"] = np.array(after["seg_seq"], np.uint32)
+        return row_of(whole)["bytes_received"]
+
+    assert received() == 500
+    assert received(seg_seq=700) == 200  # a part of it was there before
+    assert received(seg_seq=400) == 0  # all of it was
+    assert received(seg_seq=1100) == 0  # one before it is missing
+    assert received(location=14) == 0  # no segment
+    assert received(state=7) == 0  # nobody takes it
+
+
+def receiver(**values: Any) -> Connection:
+    one = Connection(1, laddr="10.0.0.1", lport=40000, raddr="10.0.0.2", rport=80,
+                     end_ns=8_000 * MS, bytes_received=9 << 20, certain_ns=8_000 * MS,
+                     limit_ns={"idle": 8_000 * MS})  # fmt: skip
+    for name, value in values.items():
+        setattr(one, name, value)
+    return one
+
+
+def test_a_sender_in_the_same_capture_is_named() -> None:
+    sender = Connection(2, laddr="10.0.0.2", lport=80, raddr="10.0.0.1", rport=40000,
+                        limit_ns={"idle": MS})  # fmt: skip
+    for told in ({"rx_app": 0}, {"rx_app": 0, "rx_autotune": 0}):
+        one = receiver(receiving_ns=told)
+        assert "capture there too" in verdict(one)[0]
+        text = verdict(one, sender)[0]
+        assert text.endswith("its sender is in this capture: 10.0.0.2:80 -> 10.0.0.1:40000")
+        assert "capture there too" not in text
+
+
+def test_a_receiver_for_whom_nothing_came() -> None:
+    sender = Connection(2, laddr="10.0.0.2", lport=80, raddr="10.0.0.1", rport=40000,
+                        limit_ns={"idle": MS})  # fmt: skip
+    one = receiver(quiet_us=7.2e6, receiving_ns={"rx_app": 0})
+    text = verdict(one)[0]
+    assert "for 90 % of the time, in all 7.2 s, no data came: its sender had nothing" in text
+    assert "no data came, as nothing was sent: its sender is in" in verdict(one, sender)[0]
+    assert "no data came" not in verdict(receiver(quiet_us=1e6))[0]
+
+
+def test_quiet_times() -> None:
+    """Data at 100, 600 and 650 ms, ACKs in between, and the end at 1000 ms."""
+    whole = snapshots([0, 100, 300, 600, 650, 1000], seg_len=[0, 9, 0, 9, 9, 0],
+                      location=[4, 1, 1, 1, 1, 11], srtt_us=[100] * 6)  # fmt: skip
+    assert row_of(whole)["quiet_us"] == 500_000 + 350_000
+    whole.columns["srtt_us"][:] = 150_000  # four round trips are longer than 500 ms
+    assert row_of(whole)["quiet_us"] == 350_000
+
+
+def test_peers_are_open_at_the_same_time() -> None:
+    table = {
+        "conn_id": np.arange(1, 5),
+        "laddr": np.array(["a", "b", "b", "a"], object), "lport": np.array([1, 2, 2, 9]),
+        "raddr": np.array(["b", "a", "a", "b"], object), "rport": np.array([2, 1, 1, 2]),
+        "start_ns": np.array([100, 0, 90, 100]), "end_ns": np.array([200, 50, 210, 200]),
+    }  # fmt: skip
+    assert [Peers(table).of(one) for one in range(1, 5)] == [2, None, 0, None]
+
+
+def test_round_trips_of_who_waits_are_told_as_a_mean_and_loopback_has_no_queue() -> None:
+    waits = {"limit_ns": {"app": 8_000 * MS}, "srtt_p95_us": 5090.0}
+    _, texts = sentence(**waits)
+    assert texts[-1].startswith("the mean of round trips (srtt; one ACK that is delayed by 40 ms")
+    assert texts[-1].endswith("ACKs that the receiver delays, or queues on the path")
+    for ends in ({"raddr": "127.0.0.2"}, {"raddr": "::1"}, {"raddr": "10.0.0.1"}):
+        for limit in ("app", "cwnd"):
+            _, texts = sentence(**{**waits, "limit_ns": {limit: 8_000 * MS}}, **ends)
+            assert "queues on the path" not in texts[-1] and "no path to queue on" in texts[-1]
+
+
+def test_equal_connections_of_one_server_are_one_block(tmp_path: Path) -> None:
+    path = str(write_capture(tmp_path / "a.pm", records=3000, flows=5))
+
+    def heads(*options: str) -> tuple[int, str]:
+        done = CliRunner().invoke(why.command, [path, *options], standalone_mode=False)
+        return sum(not line.startswith(" ") for line in done.stdout.splitlines()), done.stdout
+
+    count, text = heads()
+    assert count == 1 and "and 4 more of the same server of which the same is true" in text
+    assert heads("-n", "2")[1].count("and 1 more of the same server") == 1
+    assert "more of the same server" not in heads("-v")[1]
+    assert "more of the same server" not in heads("--json")[1]
+
+
+def test_many_ends_are_counted(tmp_path: Path) -> None:
+    log = log_of(0)
+    for one in range(1, 13):
+        snapshot(log, 1_000_000 + one, conn_id=one, location=4, state=1, callvalue=4)
+        snapshot(log, 2_000_000 + one, conn_id=one, location=8)
+    done = CliRunner().invoke(why.command, [str(folder_of(tmp_path / "log", log)), "-n", "1"],
+                              standalone_mode=False)  # fmt: skip
+    assert done.stdout.rstrip().endswith("; 12 reset by the peer")
