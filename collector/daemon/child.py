@@ -74,6 +74,7 @@ class Child:
         self.cut_off = 0
         """How often its process was killed for what it sent."""
         self.exit_code = 0
+        self.was_killed = False
         self._ear = Ear()
         self._process: subprocess.Popen[bytes] | None = None
         self._failures = 0
@@ -201,7 +202,9 @@ class Child:
         asked, was_attached = self.state is State.ENDING, self.state is State.ATTACHED
         # Its rings may have records that are not in its file: the next one takes them.
         unfinished = not self._is_hurried and (code < 0 if asked else not self.wanted)
-        if not (self.was_attached and ((self.wanted and not asked) or unfinished)):
+        self.was_killed = code < 0
+        parks = self.was_attached or (self._was_given and self.was_killed)
+        if not (parks and ((self.wanted and not asked) or unfinished)):
             self.held.close()
         elif self.state is State.STARTING and self._was_given and self.held.fds:
             self._given_up += 1
@@ -216,7 +219,8 @@ class Child:
             self._failures = 0
         wait_s = self._wait_longer()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return f"{how}; it is started again in {wait_s:g} s" if self.was_attached else how
+        again = self.was_attached or self.was_killed
+        return f"{how}; it is started again in {wait_s:g} s" if again else how
 
     def _wait_longer(self) -> float:
         """How long until it is started again [s]."""

@@ -106,9 +106,9 @@ def _repair(left: _Left, fd: int, folder: Path) -> None:
     work, source = _WORK.format(name), f"/proc/self/fd/{left.fd}"
     with ExitStack() as stack:
         os.mkdir(work, 0o700, dir_fd=fd)
-        stack.callback(shutil.rmtree, f"/proc/self/fd/{fd}/{work}", ignore_errors=True)
         inside = open_own(work, fd, is_folder=True)
         stack.callback(os.close, inside)
+        stack.callback(_remove, work, fd, inside)
         keep_from_repair(inside)
         out = f"/proc/self/fd/{inside}/{name}"
         try:
@@ -166,6 +166,21 @@ def _give(fd: int, like: os.stat_result) -> None:
     os.fsync(fd)
 
 
+def _remove(name: str, folder: int, fd: int) -> None:
+    """Remove an open folder with what is in it, if it has its name still. By name nothing is
+    opened: another user may have put a pipe there."""
+    with suppress(OSError):
+        for inside in os.listdir(fd):
+            try:
+                os.unlink(inside, dir_fd=fd)
+            except IsADirectoryError:
+                below = open_own(inside, fd, is_folder=True)
+                _remove(inside, fd, below)
+                os.close(below)
+        if has_name(name, folder, identity(os.fstat(fd))):
+            os.rmdir(name, dir_fd=folder)
+
+
 def _clear(folder: int) -> None:
     """Remove what was left of repairs that were killed."""
     for name in os.listdir(folder):
@@ -182,7 +197,7 @@ def _clear(folder: int) -> None:
                     if not keep_from_repair(fd):
                         continue
                     if is_folder:
-                        shutil.rmtree(f"/proc/self/fd/{folder}/{name}")
+                        _remove(name, folder, fd)
                     else:
                         os.unlink(name, dir_fd=folder)
                 finally:

@@ -134,7 +134,7 @@ class Supervisor:
                 say(f"capture {name} could not be attached as it is configured now; "
                     "the one before goes on")  # fmt: skip
                 return
-            if not self._is_ready and self._end_by_s is None:
+            if not self._is_ready and self._end_by_s is None and not child.was_killed:
                 self._exit_code = child.exit_code
                 self.end()
         self._mend(child)

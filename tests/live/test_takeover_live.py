@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -184,6 +185,33 @@ def test_the_whole_daemon_is_killed(daemon: Daemon, space: Space) -> None:
     assert np.array_equal(numbers, np.arange(len(numbers)))
     with formats.open(paths[-1]) as capture:
         assert capture.settings["started_anew"] == "the byte code changed"
+
+
+def test_who_is_killed_before_the_daemon_is_ready(daemon: Daemon, space: Space) -> None:
+    """It is started again, with what is parked; the other captures notice nothing."""
+    with Flood(space) as flood:
+        text = CAPTURE.format(space=space.path, port=flood.port)
+        daemon.configure(text + "[capture.other]\nports = 9\noutput = '@/other'\n")
+        daemon.start()
+        flood.begin(0, rate=5_000)
+        flood.advance(1_000)
+        daemon.kill()
+        daemon.start(is_ready=False)
+
+        def process() -> int | None:
+            with suppress(OSError):
+                return daemon.status()["calls"]["pid"]
+            return None
+
+        os.kill(wait_until(process, "its process", 40), signal.SIGKILL)
+        daemon.says("capture calls ended by SIGKILL; it is started again")
+        daemon.says("attached: calls, other")
+        flood.advance(1_000)
+        made = flood.halt()
+        assert daemon.finish().code == 0
+    assert "starts anew" not in daemon.stderr
+    numbers = calls_in(daemon.files("calls"))
+    assert np.array_equal(np.sort(numbers[numbers >= 0]), np.arange(made))
 
 
 @pytest.mark.parametrize("file_format", ["psc", "klogger"] if FULL else ["psc"])

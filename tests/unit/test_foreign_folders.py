@@ -232,6 +232,32 @@ def test_no_link_is_repaired_into_the_folder(folder: Path, secret: Path, tmp_pat
     assert made, "nothing was repaired at all"
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_work_folders_place_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
+    """The folder's owner renames what root works in."""
+    from collector.daemon.repairing import mend
+
+    name = killed_segment(tmp_path / "mine")
+    (folder / hidden(name)).write_bytes((tmp_path / "mine" / hidden(name)).read_bytes())
+    work, moved = folder / f".{name}.mending", folder / "moved"
+
+    def swap(source: str, out: str) -> None:
+        Path(out).write_text("half of it")
+        work.rename(moved)
+        os.mkfifo(work)
+        raise FileError("no more")
+
+    with (
+        patch("collector.linux.privileges.settle"),
+        patch("collector.daemon.repairing.say", lambda text: None),
+        patch("formats.registry.format_of", lambda path: SimpleNamespace(repair=swap)),
+        suppress(FileError),
+    ):
+        mend(folder, [name])
+    assert stat.S_ISFIFO(work.lstat().st_mode), "what is not its own stays"
+    assert not list(moved.iterdir())
+
+
 def test_what_is_empty_is_removed_and_what_a_killed_repair_left(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
