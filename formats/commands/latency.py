@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from formats.base.cli import say, use_colours
 from formats.base.errors import UsageError
 from formats.base.files import already_there
 from formats.base.reader import exit_code_of
+from formats.pmgraph.options import parse_connection
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,7 +85,7 @@ def command(
     from formats.analysis.latency import Latency, Summary, find_flows, make_report
     from formats.analysis.latency import as_json as report_json
 
-    pairs = [_parse_ports(text) for text in ports]
+    pairs = [parse_connection(text) for text in ports]
     table = _check(files, outputs, force)
     with open_log(*files) as log:
         latency = Latency(log)
@@ -111,13 +111,6 @@ def command(
     for text in problems:
         say(f"tcpkmon latency: {text}")
     return code
-
-
-def _parse_ports(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,5})\.(\d{1,5})", text, re.ASCII)
-    if match is None:
-        raise UsageError(f"-p {text}: not two ports", "write LPORT.RPORT, 40000.80")
-    return int(match[1]), int(match[2])
 
 
 def _check(files: tuple[Path, ...], outputs: tuple[Path, ...], force: bool) -> Path | None:

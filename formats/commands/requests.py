@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
 from formats.base.files import already_there
 from formats.commands.connections import report
+from formats.pmgraph.options import parse_connection
 
 if TYPE_CHECKING:
     from formats.analysis.why import Table
@@ -61,7 +61,7 @@ def command(
     from formats.analysis.why import Source, has_waits, rows_of
     from formats.registry import group
 
-    pairs = [_parse_ports(text) for text in ports]
+    pairs = [parse_connection(text) for text in ports]
     captures = group(files)
     _check(outputs, files, force)
     if outputs and len(captures) > 1:
@@ -83,13 +83,6 @@ def command(
             meanwhile = did_meanwhile(paths, table, slowest) if resolved else {}
             _print(table, most, slowest, verbose, meanwhile)
     return code
-
-
-def _parse_ports(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,5})\.(\d{1,5})", text, re.ASCII)
-    if match is None:
-        raise UsageError(f"-p {text}: not two ports", "write LPORT.RPORT, 40000.80")
-    return int(match[1]), int(match[2])
 
 
 def _check(outputs: tuple[Path, ...], files: tuple[Path, ...], force: bool) -> None:
