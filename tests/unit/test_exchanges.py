@@ -357,7 +357,7 @@ def test_rows_of_a_file_and_the_command(tmp_path: Path) -> None:
     assert table["laddr"].tolist() == ["10.0.0.1"] * 6
     assert np.isnan(table["pid"]).all() and table["comm"].tolist() == [None] * 6
     done = CliRunner().invoke(command, [str(path), "--json"], standalone_mode=False)
-    rows = [json.loads(line) for line in done.output.splitlines()]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 6
     assert rows[0]["think_ns"] == 400 * MS and rows[3]["network_ns"] is None
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -376,7 +376,7 @@ def test_a_connection_can_be_chosen(tmp_path: Path) -> None:
     path = write_requests(tmp_path / "a.pm", client(), client(conn_id=9, lport=41000))
     done = CliRunner().invoke(command, [str(path), "--json", "-p", "41000.80"],
                               standalone_mode=False)  # fmt: skip
-    assert {json.loads(line)["lport"] for line in done.output.splitlines()} == {41000}
+    assert {json.loads(line)["lport"] for line in done.stdout.splitlines()} == {41000}
     assert run(command, [str(path), "-p", "1.2"], "x") == 2
     assert run(command, [str(path), "-o", str(path)], "x") == 2
 
