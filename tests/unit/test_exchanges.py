@@ -313,7 +313,7 @@ def test_without_calls_an_ack_tells_when_a_request_was_sent() -> None:
     grows by an eighth of 400 ms less 200 us. Nothing was recorded between."""
     one = Socket().open(1, active=True)
     one.write(120)
-    one.segment(450, 500, srtt_us=200 + (400_000 - 200) // 8)
+    one.segment(450, 500, srtt_us=200 + (400_000 - 200) // 8, packets_out=1)
     one.read += 500
     one.put(460, 5)
     (row,) = cut(one, calls=False)
@@ -321,6 +321,64 @@ def test_without_calls_an_ack_tells_when_a_request_was_sent() -> None:
     assert abs(row["start_ns"] - 50 * MS) < 16_000
     assert abs(row["think_ns"] + row["network_ns"] - 400 * MS) < 16_000
     assert 16_000 <= row["uncertain_ns"] <= 10 * MS + 32_000  # it read within the last 10 ms
+
+
+def test_without_calls_the_second_part_of_a_request_may_have_been_written_later() -> None:
+    """Two segments are acknowledged together: when the first was sent is known, not the second."""
+    one = Socket().open(1, active=True)
+    one.write(120)
+    one.segment(450, 500, srtt_us=200 + (400_000 - 200) // 8, packets_out=2)
+    one.receive(450, 500)
+    (row,) = cut(one, calls=False)
+    assert abs(row["start_ns"] - 50 * MS) < 16_000
+    assert row["uncertain_ns"] >= row["think_ns"] > 399 * MS
+
+
+def test_without_calls_an_answer_that_lies_is_a_bound_of_the_next_pause() -> None:
+    """Whether the client read it at 10 or at 60 ms is not known: nor what its pause was."""
+    one = Socket().open(1, active=True)
+    for at in (5, 65, 125):
+        one.write(120)
+        one.segment(at + 5, 500, srtt_us=200 + (5000 - 200) // 8, packets_out=1)
+        one.srtt_us = 200
+        one.read = one.arrived
+    for size in (1, 100):
+        rows = cut(one, calls=False, size=size)
+        assert (rows["wait_ns"][1:] > 54 * MS).all()
+        assert (rows["uncertain_ns"][1:] >= rows["wait_ns"][1:]).all()
+        assert not rows["exact"].any()
+
+
+def test_what_bounds_leave_open_is_not_named(tmp_path: Path) -> None:
+    one, two = Socket().open(1, active=True), Socket().open(1, active=True)
+    for socket, segments in ((one, 1), (two, 2)):
+        socket.write(120)
+        socket.segment(450, 500, srtt_us=200 + (400_000 - 200) // 8, packets_out=segments)
+        socket.read = socket.arrived
+        socket.put(450.1, 5)
+    for socket, said in ((one, "is server's thinking"), (two, "largest part of their time is not")):
+        path = write_requests(tmp_path / f"{said[:2]}.pm", socket,
+                              locations={"SEGMENT_RECEIVED": "btf"})  # fmt: skip
+        assert said in CliRunner().invoke(command, [str(path)], standalone_mode=False).output
+
+
+def test_several_at_once_holds_for_the_whole_connection_and_its_other_end(tmp_path: Path) -> None:
+    proves = Socket(conn_id=2, lport=80, rport=40000).open(1, active=False)
+    for at in (5, 15):
+        proves.segment(at, 100)
+        proves.receive(at + 1, 100)
+        proves.send(at + 2, 50)
+    proves.segment(25, 100)
+    proves.send(26, 50)  # before it has read what came
+    proves.receive(27, 100)
+    path = write_requests(tmp_path / "a.pm", proves, client(), client(conn_id=3, lport=40001))
+    table = exchanges(path)
+    assert dict(zip(table["conn_id"].tolist(), table["pipelined"].tolist(), strict=True)) == {
+        1: True, 2: True, 3: False,
+    }  # fmt: skip
+    assert table["pipelined"].sum() == 6
+    said = CliRunner().invoke(command, [str(path)], standalone_mode=False).output
+    assert "single ones cannot be told apart" in said
 
 
 def test_calls_that_are_recorded_as_they_begin() -> None:

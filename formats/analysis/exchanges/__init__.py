@@ -2,6 +2,7 @@
 """Requests and answers of connections: who waited for whom, and for how long.
 
 streams, advances   how far both byte streams have come at each snapshot, and since when
+overlap             connections with several requests at once
 cutting             cuts them into requests and answers, piece by piece
 table, columns      the table of them
 summary, story, picture, waiting, meanwhile   for people

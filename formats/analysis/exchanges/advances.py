@@ -3,7 +3,8 @@
 
 What a call wrote or read is recorded at the call's end, what a segment brings when it arrives. An
 ACK tells too: the change of the smoothed round-trip time is an eighth of this ACK's own, so the
-byte that it acknowledges first was sent that long before.
+byte that it acknowledges first was sent that long before. Bytes of further segments that it
+acknowledges may have been written at any time until then, less the path's round trip.
 """
 
 from __future__ import annotations
@@ -61,10 +62,12 @@ class Advances:
         acked = self._acked()
         least = rows["min_rtt_us"].astype(np.int64)
         rtt = np.where((least > 0) & (least < _NO_RTT), least, rows["srtt_us"])
+        late = np.where(self._may_be_late, self._round_trip() - rtt, 0)
         return found | {
             "place": rows.of_row, "time": self._time, "lost": rows.lost, "again": at["again"],
             "lost_before": self._lost_before, "rtt": rtt * 1000, "known": at["top_known"],
             "acked": np.minimum(acked, at["top_written"]), "brings": at["brings"],
+            "late_written": np.maximum(late, 0) * 1000,
             "unread": at["top_read"] < at["top_known"], "moved": moved,
         }  # fmt: skip
 
@@ -105,6 +108,9 @@ class Advances:
         tells = np.isin(self._location, SEGMENTS) & acks & self._whole & ~is_call & (trip > 0)
         tells &= (self._at["acked"] == self._last)
         tells |= self._begins  # data of a SYN
+        # One segment was written at once, as far as its sender let it go at once.
+        several = rows["packets_out"] != 1 if "packets_out" in rows.columns else True
+        self._may_be_late = tells & (not self._has_calls) & ~self._begins & several
         width = np.where(tells & (width > 0), np.minimum(_SAMPLE_NS, self._gap), width)
         time = np.where(tells, self._time - trip, time)
         return np.where(self._begins, self._time - self._early(), time), width

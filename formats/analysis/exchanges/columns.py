@@ -52,7 +52,7 @@ exact | bool | all of these times are from calls and segments that were recorded
 uncertain_ns | int | sum of the widths of the bounds of these times
 certain | bool | no record is missing from its beginning to its end, and it began in the capture
 lost_records | int | missing in the capture in that time
-pipelined | bool | more of the requests was sent before this answer had ended
+pipelined | bool | several requests were under way at once on its connection, as either end saw
 retransmits | int | records of segments that this end sent again in that time
 """)
 PARTS = ("wait", "request", "think", "network", "response", "read")

@@ -49,6 +49,7 @@ class Exchanges:
         self._asked = np.zeros(0, np.int64)
         self._answered = np.zeros(0, np.int64)
         self._free = np.zeros(0, np.int64)
+        self._free_width = np.zeros(0, np.int64)
         self._number = np.zeros(0, np.int64)
 
     def add(self, piece: Snapshots) -> Array:
@@ -66,6 +67,7 @@ class Exchanges:
         before = len(self._asked)
         self._asked, self._answered = grown(self._asked, count), grown(self._answered, count)
         self._free, self._number = grown(self._free, count), grown(self._number, count)
+        self._free_width = grown(self._free_width, count)
         self._asked[before:] = -1
         self._flagged = grown(self._flagged, count)
         events = self._as_asked(new)
@@ -93,6 +95,8 @@ class Exchanges:
                 found[kind + name] = np.where(is_client, events[kind + ours], events[kind + theirs])
         found["asked"] = np.where(is_client, events["acked"], events["known"])
         found["is_client"] = is_client
+        found["late_q"] = np.where(is_client, events["late_written"], 0)
+        found["late_a"] = np.where(is_client, 0, events["late_written"])
         # More of the requests was there while the answer went on.
         more = np.where(is_client, events["written"] > events["acked"], events["unread"])
         late = ~is_client & (events["brings"] > 0) & (events["acked"] < events["written"])
@@ -133,18 +137,27 @@ class Exchanges:
         old[firsts] = begins & (since < 0)
         wait = np.maximum(rows["start_ns"] - free, 0)
         rows["wait_ns"] = np.where(old, NULL, wait)
+        # When the one before was over is a bound of this one's pause too.
+        width = np.empty(len(rows), np.int64)
+        width[1:] = cut.ends_width[:-1]
+        width[firsts] = np.where(begins, 0, self._free_width[place[firsts]])
+        width = np.where(rows["is_client"], np.minimum(width, wait), width)
+        rows["uncertain_ns"] += width
+        rows["exact"] &= width == 0
         rows["certain"] &= ~old
         rows["exact"] &= ~old
         self._number[place[firsts]] += counts
         self._free[place[firsts]] = ends[lasts]
+        self._free_width[place[firsts]] = cut.ends_width[lasts]
         self._asked[place[lasts]] = cut.asked_upto[lasts]
         self._answered[place[lasts]] = cut.answered_upto[lasts]
         return rows
 
 
 class _Cut:
-    """Finds the exchanges in events: a step of Exchanges. ends, asked_upto, answered_upto: of the
-    rows, when they were over and how far the streams had come."""
+    """Finds the exchanges in events: a step of Exchanges. ends, ends_width, asked_upto,
+    answered_upto: of the rows, when they were over, within which bounds, and how far the streams
+    had come."""
 
     def __init__(
         self, events: Events, asked: Array, answered: Array, streams: Streams, to_end: bool
@@ -244,10 +257,13 @@ class _Cut:
         rows["total_ns"] = settle - begun
         rows["request_bytes"] = self.end_q[chosen] - self.start_q[chosen]
         rows["response_bytes"] = self.end_a[chosen] - self.start_a[chosen]
-        unsure = _sum_of(events, ((asks, "q", ~greets), (asked, "q", ~greets & (asked != asks)),
-                                  (first, "a", True), (last, "a", last != first),
-                                  (settled, "s", is_settled & ~(~is_client & (settled == last)))),
+        unsure = events.widths(((asks, "q", ~greets), (asked, "q", ~greets & (asked != asks)),
+                                (first, "a", True), (last, "a", last != first),
+                                (settled, "s", is_settled & ~(~is_client & (settled == last)))),
                          )  # fmt: skip
+        # What was written later is less of the thinking; an answer's end is open.
+        late_a = events["late_a"][last]
+        unsure += np.where(greets, 0, np.minimum(events["late_q"][asked], whole - trip)) + late_a
         rows["uncertain_ns"] = unsure
         low = np.where(greets, first, np.minimum(asks, first))
         high = np.maximum(last, np.where(is_settled, settled, last))
@@ -260,6 +276,7 @@ class _Cut:
         rows["pipelined"] |= events["flagged"][end] - events["flagged"][first] > 0
         rows["retransmits"] = events["again"][high] - events["again"][low]
         self.ends, self.asked_upto = settle, self.end_q[chosen]
+        self.ends_width = np.where(is_settled, events["width_s"][settled], 0) + late_a
         self.answered_upto = self.end_a[chosen]
         return self._with_unanswered(rows, has_calls) if self._over.any() else rows
 
@@ -285,7 +302,8 @@ class _Cut:
             more[name] = NULL
         more["response_ns"] = 0
         more["request_bytes"] = events["q"][end] - upto[groups]
-        more["uncertain_ns"] = _sum_of(events, ((asks, "q", True), (asked, "q", asked != asks)))
+        more["uncertain_ns"] = events.widths(((asks, "q", True), (asked, "q", asked != asks)))
+        more["uncertain_ns"] += events["late_q"][asked]
         lost = events["lost"][end] - events["lost_before"][asks]
         more["lost_records"], more["certain"] = lost, lost == 0
         more["exact"] = has_calls & (more["uncertain_ns"] == 0) & (lost == 0)
@@ -293,6 +311,7 @@ class _Cut:
         both = np.concatenate([rows, more])
         order = np.argsort(both["place"], kind="stable")
         self.ends = np.concatenate([self.ends, events["time_q"][asked]])[order]
+        self.ends_width = np.concatenate([self.ends_width, np.zeros(len(more), np.int64)])[order]
         self.asked_upto = np.concatenate([self.asked_upto, events["q"][end]])[order]
         self.answered_upto = np.concatenate([self.answered_upto, events["a"][end]])[order]
         return both[order]
@@ -321,14 +340,6 @@ def _shift(values: Array, firsts: Array, base: Array) -> Array:
     found[1:] = values[:-1]
     found[firsts] = base
     return found
-
-
-def _sum_of(events: Events, parts: Iterable[tuple[Array, str, Any]]) -> Array:
-    """Sums of the widths of bounds, of those where the third holds."""
-    found: Any = 0
-    for at, name, holds in parts:
-        found = found + np.where(holds, events[f"width_{name}"][at], 0)
-    return np.asarray(found, np.int64)
 
 
 def cut(pieces: Iterable[Snapshots], cutter: Exchanges) -> Iterator[Array]:

@@ -43,12 +43,14 @@ def story(row: Mapping[str, Any], origin_ns: int) -> str:
     told = sorted(parts.items(), key=lambda item: -item[1])
     texts = [_SAID[row["side"]][name].format(human_time(ns / 1000)) for name, ns in told
              if total and ns >= _LEAST * total]  # fmt: skip
-    if told and total:
+    sums = [*(ns for _, ns in told), 0]
+    if told and total and sums[0] - sums[1] >= 2 * row["uncertain_ns"]:
         texts[0] += f", {100 * told[0][1] / total:.0f} % of the time"
     if row["retransmits"]:
         texts.append(f"segments were sent again {row['retransmits']} times meanwhile")
     if row["pipelined"]:
-        texts.append("more was asked before this answer had ended, so this may be several requests")
+        texts.append("several requests were under way at once on its connection, so it may be "
+                     "several of them, or parts")  # fmt: skip
     if not row["certain"]:
         lost = row["lost_records"]
         texts.append(f"{lost} records are missing meanwhile" if lost
@@ -69,10 +71,16 @@ def head(summary: Summary, side: str) -> str:
     text = f"{summary.count} exchange{'s' * (summary.count != 1)}"
     if largest := summary.largest:
         text += f", {100 * summary.share[largest]:.0f} % of their time is {NAMES[side][largest]}"
+    elif summary.share:
+        text += ", the largest part of their time is not known"
     for count, what in (
         (summary.unanswered, "without an answer"), (summary.pipelined, "pipelined"),
         (summary.inexact, "not exact"), (summary.uncertain, "not certain"),
     ):  # fmt: skip
         if count:
             text += f"; {count} {what}"
+    if summary.streams:
+        where = f"{summary.streams} connection{'s' * (summary.streams != 1)}"
+        text += (f"; on {where} several requests were under way at once: "
+                 "single ones cannot be told apart there")  # fmt: skip
     return text

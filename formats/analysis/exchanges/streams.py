@@ -12,6 +12,7 @@ shows is known that it was between two snapshots.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ NEEDED = (
     "sk_wmem_bytes", "sb_hiwat",
 )  # fmt: skip
 OWNER = ("pid", "comm", "netns")
-OPTIONAL = (*OWNER, "seg_ack")
+OPTIONAL = (*OWNER, "seg_ack", "packets_out")
 _RETRANSMIT, _DESTROY, _DROPPED = 2, 11, 12
 _SYN_RECV, _CLOSE = 3, 7
 _DATA = (1, 3, 4, 5, 8, 9, 11)
@@ -61,7 +62,8 @@ class Events:
     up to it, and up to the connection's snapshot before it. acked: what the peer had of the
     written stream when it sent the segment. known: what had arrived before the segment.
     written, arrived, read, sent: how far they came; time_X, width_X: when X came so far, and within
-    which bounds [ns]. unread: whether some of what had arrived was not read. again: records of
+    which bounds [ns]. late_written: how much later the last of these bytes may have been written
+    than the first [ns]. unread: whether some of what had arrived was not read. again: records of
     segments sent again so far. rtt: the path's round trip [ns], 0: unknown.
     """
 
@@ -76,6 +78,13 @@ class Events:
     def take(self, at: Array) -> Events:
         """Those at these places."""
         return Events({name: values[at] for name, values in self.columns.items()})
+
+    def widths(self, parts: Iterable[tuple[Array, str, Any]]) -> Array:
+        """Sums of the widths of bounds: of rows, of a stream's name, where the third holds."""
+        found: Any = 0
+        for at, name, holds in parts:
+            found = found + np.where(holds, self[f"width_{name}"][at], 0)
+        return np.asarray(found, np.int64)
 
 
 class Streams:
@@ -196,7 +205,7 @@ def _join(one: Snapshots, other: Snapshots) -> Snapshots:
 
 def _nothing() -> Events:
     names = ("place", "time", "lost", "lost_before", "acked", "known", "unread", "again", "rtt",
-             "brings")  # fmt: skip
+             "brings", "late_written")  # fmt: skip
     more = [f"{what}{name}" for name in ("written", "arrived", "read", "sent")
             for what in ("", "time_", "width_")]  # fmt: skip
     return Events({name: np.zeros(0, np.int64) for name in (*names, *more)})

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from formats.analysis.exchanges.columns import EXCHANGES
 from formats.analysis.exchanges.cutting import EXCHANGE, NULL, Exchanges, cut
+from formats.analysis.exchanges.overlap import spread
 from formats.analysis.exchanges.streams import NEEDED, OPTIONAL, Streams
 from formats.analysis.why import Source, Table
 from formats.base.arrow import import_pyarrow
@@ -46,7 +47,9 @@ def exchanges(capture: Capture) -> Table:
     rows = np.concatenate(parts) if parts else np.zeros(0, EXCHANGE)
     parts.clear()
     rows = rows[np.argsort(rows["place"], kind="stable")]
-    return _table(rows, cutter.streams)
+    table = _table(rows, cutter.streams)
+    table["pipelined"] = spread(table)
+    return table
 
 
 def make_cutter(source: Source) -> Exchanges | None:
