@@ -254,11 +254,14 @@ static __always_inline struct listener listener_at(const struct endpoints *ends)
 /* A socket of a process of --pid begins to listen. */
 static __always_inline void add_listener(const struct endpoints *ends) {
     struct listener at = listener_at(ends);
-    u64 none = 0, *count;
+    u64 none = 0, *count, *lost;
+    u32 zero = 0;
 
     count = followed_listeners.lookup_or_try_init(&at, &none);
     if (count)
         __sync_fetch_and_add(count, 1);
+    else if ((lost = unfollowed.lookup(&zero)))
+        klogger_count(*lost);
 }
 
 static __always_inline void remove_listener(const struct endpoints *ends) {

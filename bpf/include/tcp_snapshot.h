@@ -377,6 +377,8 @@ static __always_inline void end_listener(const int direct, struct sock *sk) {
         skc = (struct sock_common *)common;
     }
     ends.lport = GET(skc, skc_num);
+    /* A port that the kernel chose is given back before the state changes. */
+    restore_ends(direct, sk, 1, &ends);
     read_ends(direct, skc, 0, &ends);
     remove_listener(&ends);
 }

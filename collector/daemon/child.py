@@ -219,7 +219,7 @@ class Child:
             self._failures = 0
         wait_s = self._wait_longer()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        again = self.was_attached or self.was_killed
+        again = self.was_attached or (self.was_killed and self.relieves is None)
         return f"{how}; it is started again in {wait_s:g} s" if again else how
 
     def _wait_longer(self) -> float:

@@ -66,6 +66,8 @@ class Following:
 
 def descendants(pids: Collection[int]) -> set[int]:
     """These processes, and all that they have started, and those in turn."""
+    if not pids:
+        return set()
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

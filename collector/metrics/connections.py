@@ -197,6 +197,7 @@ class Connections:
             times = self.values("time_ns", self.slots())
             numbers = numbers[np.argpartition(times, MOST // 8 - 1)]
         self._remove(numbers[: MOST // 8].tolist())
+        self._free_ended(len(self._ended))  # for those that come, also while rates are asked for
 
     def _remove(self, numbers: Iterable[int]) -> None:
         for number in numbers:

@@ -17,7 +17,7 @@ from formats.analysis.why import Snapshots
 _LISTEN = 10
 _ROWS = 4096
 _LATEST_S = 0.05
-"""Cutting costs a millisecond a time, so at high rates many records are cut together."""
+"""Cutting costs a millisecond a time and more, so many records are cut together."""
 
 
 class RequestMeter:
@@ -30,7 +30,7 @@ class RequestMeter:
         self._cutter = Exchanges(has_calls=True)
         self._waiting: list[Snapshots] = []
         self._rows = 0
-        self._cut_s = 0.0
+        self._cut_s = self._took_s = 0.0
 
     @staticmethod
     def can_count(names: set[str]) -> bool:
@@ -47,14 +47,22 @@ class RequestMeter:
         }  # fmt: skip
         self._waiting.append(Snapshots(columns, times_ns[known], np.zeros(len(known), np.int64)))
         self._rows += len(known)
-        now_s = time.monotonic()
-        if self._rows < _ROWS and now_s < self._cut_s + _LATEST_S:
-            return
-        self._cut_s, self._rows = now_s, 0
-        waiting, self._waiting = self._waiting, []
+        begun_s = time.monotonic()
+        # It looks at all open connections, so with many of them more records are cut together.
+        if self._rows >= max(_ROWS, len(self._cutter.streams.places) // 2) or (
+            begun_s > self._cut_s + max(_LATEST_S, 20 * self._took_s)
+        ):
+            self._cut()
+            self._cut_s = time.monotonic()
+            self._took_s = self._cut_s - begun_s
+
+    def _cut(self) -> None:
+        waiting, self._waiting, self._rows = self._waiting, [], 0
         if len(self._cutter.streams.places) > MOST:
-            self._cutter = Exchanges(has_calls=True)
-        self._count(self._cutter.add(_join(waiting)))
+            known, self._cutter = self._cutter, Exchanges(has_calls=True)
+            self._cutter.streams.know_servers(known.streams)
+        if waiting:
+            self._count(self._cutter.add(_join(waiting)))
 
     def _count(self, rows: NDArray[Any]) -> None:
         good = rows[(rows["think_ns"] != NULL) & rows["certain"]]
@@ -65,6 +73,7 @@ class RequestMeter:
 
     def told(self) -> dict[str, Any]:
         """The counts for JSON."""
+        self._cut()
         return {
             "think": {side: one.told() for side, one in self._think.items()},
             "duration": {side: one.told() for side, one in self._duration.items()},

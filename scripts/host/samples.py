@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from collector.control import client
+from collector.control import choosing, client
 from collector.linux.syscalls import online_cpus
 from formats.analysis import count_samples, open_log
 from scripts.benchmark.context import Context
@@ -33,7 +33,7 @@ def measure(context: Context) -> None:
             begun_ns, before = time.monotonic_ns(), machine_times()
             time.sleep(seconds)
             ended_ns, after = time.monotonic_ns(), machine_times()
-        asking = client.Client(client.choose(capture.pid))
+        asking = client.Client(choosing.choose(capture.pid))
         with running((SPIN, last, 0)) as (pid,):
             for period_ns in (PERIOD_NS, PERIOD_NS // 2):
                 asking.ask({"op": "sampler-period", "ns": period_ns})

@@ -74,6 +74,21 @@ TREE = textwrap.dedent("""
 """)
 
 
+# A process that listens at a port that the kernel chose, and then no more.
+BRIEFLY = textwrap.dedent("""
+    import socket, sys
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    sys.stdin.readline()
+    listener.listen()
+    print(listener.getsockname()[1], flush=True)
+    sys.stdin.readline()
+    listener.close()
+    print("closed", flush=True)
+    sys.stdin.readline()
+""")
+
+
 @contextmanager
 def prefork(workers: int, rounds: int) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     """The master, its port, and its first worker; the others come with go()."""
@@ -153,6 +168,34 @@ def test_of_a_worker_only_what_it_accepts(tmp_path: Path) -> None:
     assert seen >= clients
     assert not seen & others
     assert foreign not in set(outcome.records["lport"].tolist())
+
+
+def test_a_port_is_followed_while_it_is_listened_at_alone(tmp_path: Path) -> None:
+    """The kernel gives a port that it chose back before the listener's state changes."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BRIEFLY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as one:
+        try:
+            with capturing(tmp_path / "a.pm", *OPTIONS, "--pid", str(one.pid)) as capture:
+                go(one)
+                assert one.stdout is not None
+                port = int(one.stdout.readline())
+                with socket.create_connection(("127.0.0.1", port)) as seen:
+                    client = seen.getsockname()[1]
+                go(one)
+                assert one.stdout.readline() == "closed\n"
+                with (
+                    socket.create_server(("127.0.0.1", port)) as other,
+                    socket.create_connection(("127.0.0.1", port)) as foreign,
+                ):
+                    other.accept()[0].close()
+                    hidden = foreign.getsockname()[1]
+                outcome = capture.stop()
+        finally:
+            one.kill()
+    outcome.check_complete()
+    found = set(outcome.records["rport"].tolist())
+    assert client in found and hidden not in found
 
 
 def test_a_command_and_its_children_alone(tmp_path: Path) -> None:

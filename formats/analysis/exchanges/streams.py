@@ -181,6 +181,10 @@ class Streams:
         keep = np.flatnonzero(is_read & found.pop("moved"))
         return Events({name: values[keep] for name, values in found.items()})
 
+    def know_servers(self, before: Streams) -> None:
+        """The ports on which connections were accepted before these begin."""
+        self._servers |= before._servers
+
     def tell_sides(self, events: Events) -> None:
         """Of connections that are older than the capture: by a port on which others were accepted,
         else who speaks first is the client. events: of each place in time order."""
