@@ -44,8 +44,9 @@ def named(folder: Path | None = None) -> dict[str, Collector]:
 def choose(which: str | int | None = None, folder: Path | None = None) -> Collector:
     """The collector of that PID or name, or the only one. UsageError: there is none, or several."""
     running = find_collectors(folder)
+    asked = f"process {which}" if str(which).isdigit() else which
     if not running:
-        what = "no collector runs here" if which is None else f"no collector runs as {which}"
+        what = "no collector runs here" if which is None else f"no collector runs as {asked}"
         raise UsageError(what, _HOW_TO_START)
     if which is None and len(running) == 1:
         return running[0]
@@ -57,7 +58,7 @@ def choose(which: str | int | None = None, folder: Path | None = None) -> Collec
         return found
     listed = ", ".join(f"{name} ({one.pid})" for name, one in names.items())
     if which is not None:
-        raise UsageError(f"no collector runs as {which}", f"these run: {listed}")
+        raise UsageError(f"no collector runs as {asked}", f"these run: {listed}")
     raise UsageError(f"{len(running)} captures run here: {listed}", "add --collector NAME")
 
 

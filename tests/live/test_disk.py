@@ -35,7 +35,7 @@ def flood() -> Iterator[Flood]:
         yield made
 
 
-@pytest.fixture(params=[256] if GUEST else [256, 1024], ids="{}KiB".format)
+@pytest.fixture(params=[384] if GUEST else [384, 1024], ids="{}KiB".format)
 def disk(request: pytest.FixtureRequest) -> Iterator[Disk]:
     with Disk(request.param << 10) as made:
         yield made

@@ -229,7 +229,7 @@ def test_several_collectors(session: Session, capsys: pytest.CaptureFixture[str]
         assert f"({os.getppid()})" in error and f" ({os.getpid()})" in error
         assert "add --collector NAME" in error
         assert choose(os.getpid()).path == session.server.path
-        with pytest.raises(UsageError, match="runs as 999999999") as caught:
+        with pytest.raises(UsageError, match="runs as process 999999999") as caught:
             choose(999999999)
         assert f"({os.getpid()})" in caught.value.hint
     assert tcpkmon("enable") == 0, "the other one is dead now, and its socket passed over"
