@@ -249,7 +249,7 @@ def test_pid(lab: Lab, traffic: Traffic) -> None:
             entries = make_entries(layout_of("full"), found, 1)
             assert list(entries["pid"]) == [child.pid]
             ours = sorted([*traffic.ports.values(), port])  # with what a child has
-                assert listed(lab, parse(pids=[os.getpid()])) == ours
+            assert listed(lab, parse(pids=[os.getpid()])) == ours
         finally:
             child.kill()
             child.wait()
