@@ -146,7 +146,7 @@ def test_others_are_told_which_group(folder: Path, session: Session) -> None:
 def test_everybody_may_read_the_status_and_nothing_else(folder: Path, session: Session) -> None:
     done = as_user(folder, (1, 2), "status", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout.partition("\n")[2]) == {"records": 5}
+    assert json.loads(done.stdout.partition("\n")[2]) == {"records": 5, "name": "capture"}
     for words in ("enable", "disable", "mark 7", "buffer-size 1", "lowwater 5"):
         done = as_user(folder, (1, 2), *words.split())
         assert done.returncode == 1
@@ -177,7 +177,7 @@ def test_what_everybody_knows_of_a_capture(
     assert told["enabled"] is told["data"] is True
     assert {"SOCK_SEND", "IP_RECV"} <= {row["name"] for row in told["events"]}
     assert set(told) == {
-        "pid", "format", "schemata", "data", "enabled", "rings", "buffer_bytes",
+        "name", "pid", "format", "schemata", "data", "enabled", "rings", "buffer_bytes",
         "low_water_percent", "records", "bytes", "rates", "ring_fill", "reader_lag_s", "cost",
         "disk_free_bytes", "unproven", "lost", "events",
     }  # fmt: skip

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,4 +90,4 @@ def test_a_log_with_sched_says_what_the_server_did(tmp_path: Path) -> None:
     told = subprocess.run([_TOOL / "tcpkmon", "requests", path], check=False, capture_output=True,
                           text=True)  # fmt: skip
     assert "meanwhile its process" in told.stdout, told.stdout + told.stderr
-    assert "slept for a time of its own 9" in told.stdout
+    assert re.search(r"slept for a time of its own (9\d|100) %", told.stdout), told.stdout
