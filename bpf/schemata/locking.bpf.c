@@ -106,7 +106,7 @@ static __always_inline int lock_type_of(u32 flags) {
 }
 
 /* Whether a lock of this kind is stored until its release. */
-static __always_inline int is_followed(u32 flags) {
+static __always_inline int is_stored(u32 flags) {
     int type = lock_type_of(flags);
 
     return (FOLLOWS_SPIN && type == KLOGGER_lock_type_SPINLOCK) ||
@@ -236,7 +236,7 @@ static __always_inline void wait_ends(void *ctx, struct klogger_cpu *cpu, u64 lo
     held.flags = wait.flags;
     bpf_get_current_comm(held.comm, sizeof(held.comm));
 #if FOLLOWS
-    if (!error && is_followed(wait.flags)) {
+    if (!error && is_stored(wait.flags)) {
         struct lock_held *old;
 
         if (!(wait.flags & LOCK_READ))
