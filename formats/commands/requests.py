@@ -98,14 +98,12 @@ def _check(outputs: tuple[Path, ...], files: tuple[Path, ...], force: bool) -> N
 
 
 def _choose(table: Table, pairs: list[tuple[int, int]]) -> Table:
-    import numpy as np
+    from formats.analysis.check import choose
 
-    wanted = {*pairs, *((remote, local) for local, remote in pairs)}
-    keep = np.array([pair in wanted for pair in zip(
-        table["lport"].tolist(), table["rport"].tolist(), strict=True)], np.bool_)  # fmt: skip
-    if not keep.any():
+    chosen = choose(table, None, (*pairs, *((remote, local) for local, remote in pairs)))
+    if not len(chosen["lport"]):
         raise UsageError("no exchange of such a connection", "leave out -p to see all")
-    return {name: values[keep] for name, values in table.items()}
+    return chosen
 
 
 def _write(table: Table, path: Path, force: bool) -> None:
