@@ -168,9 +168,12 @@ def _can_sanitize(folder: Path) -> bool:
     return True
 
 
-def _asan() -> str:
-    asked = ["gcc", "-print-file-name=libasan.so"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+def _preloaded() -> str:
+    """The sanitizer's library, and that of C++: without it, the first exception that Arrow throws
+    ends the process, as the sanitizer looked for what throws before Arrow was loaded."""
+    asked = [["gcc", f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so.6")]
+    found = [subprocess.run(one, capture_output=True, text=True, check=True) for one in asked]
+    return " ".join(one.stdout.strip() for one in found)
 
 
 def _sanitized_job(asked: argparse.Namespace) -> Job:
@@ -212,7 +215,7 @@ def _become_sanitized(job: Job, asked: argparse.Namespace) -> None:
     if job.replay:
         arguments += ["--reproduce", str(asked.reproduce)]
     options = "detect_leaks=0:allocator_may_return_null=1"
-    environment = os.environ | {"LD_PRELOAD": _asan(), "ASAN_OPTIONS": options}
+    environment = os.environ | {"LD_PRELOAD": _preloaded(), "ASAN_OPTIONS": options}
     environment["TCPKMON_FUZZ_SANITIZED"] = "1"
     os.execve(sys.executable, arguments, environment)
 

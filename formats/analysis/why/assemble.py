@@ -29,6 +29,7 @@ Table = dict[str, Array]
 """Columns by name, of equal lengths; see columns.Column for their kinds."""
 _ETIMEDOUT = 110
 _BLOAT_RTT_US = 1000
+_MOST_LOST = 1 << 60
 _ROLES = {0: "existing", ACTIVE: "active", PASSIVE: "passive"}
 _NONE = {
     "cwnd_min": NONE_32, "ssthresh_min": NONE_32, "snd_wnd_min": NONE_32, "rcv_wnd_min": NONE_32,
@@ -177,9 +178,15 @@ def _bytes(get: Callable[..., Array], counted: Array | None, retransmits: bool) 
 def _missing(get: Callable[..., Array], placed: int, others: int) -> Table:
     """Records that may be its own: also those before its first one, unless it began with that, and
     behind its last one, unless it ended with that."""
-    after = np.where(get("destroyed", np.bool_), 0, np.maximum(placed - get("lost_until"), 0))
-    return {"lost_records": get("lost_records") + get("lost_before") + after + others,
-            "lost_after": after}  # fmt: skip
+    destroyed = get("destroyed", np.bool_)
+    after = np.where(destroyed, 0, _bounded(min(placed, _MOST_LOST) - get("lost_until")))
+    told = _bounded(get("lost_records")) + _bounded(get("lost_before")) + after
+    return {"lost_records": told + min(others, _MOST_LOST), "lost_after": after}
+
+
+def _bounded(counts: Array) -> Array:
+    """Counts that a damaged file may tell, so that a sum of four of them does not overflow."""
+    return np.clip(counts, 0, _MOST_LOST)
 
 
 def _silence(get: Callable[..., Array]) -> Table:
