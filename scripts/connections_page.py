@@ -28,8 +28,8 @@ what needs more is empty. Times are CLOCK_MONOTONIC. In Python:
         connections = capture.connections()     # pandas.DataFrame
         intervals = capture.intervals()
 
-`formats.analysis.why.connections(path)` and `intervals(path)` return numpy columns by name, without
-pandas: a number that can be missing is float64 and NaN, text is None. `as_arrow()` makes a
+`formats.analysis.why.connections(path)` and `intervals(path)` return numpy columns by name,
+without pandas: a number that can be missing is float64 and NaN, text is None. `as_arrow()` makes a
 pyarrow.Table of them, with nulls and whole numbers.
 
 ## How sure it is

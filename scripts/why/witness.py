@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a link's trace (collector.lab.link.NOTE) tells of a connection: spans of known truth.
+"""What a link's trace (lab.link.NOTE) tells of a connection: spans of known truth.
 
 What is near the border of two spans belongs to none: the link is exact to 0.3 ms.
 """

@@ -44,15 +44,31 @@ _WALL_S = 120.0
 _POLL_S = 0.1
 _MOST_TRIES = 50
 _MODULES = (
-    "formats.analysis", "formats.commands.decode", "formats.commands.export",
-    "formats.commands.pmgraph", "formats.commands.repair", "formats.commands.verify",
-    "formats.export.table_file", "formats.export.table_folder", "formats.klogger.logs",
-    "formats.klogger.lines", "formats.klogger.tables", "formats.pmgraph.figure",
-    "formats.pmgraph.gaps", "formats.pmgraph.pages", "formats.pmgraph.quantities",
-    "formats.pmgraph.terminal", "formats.pmgraph.text", "formats.pmgraph.xgraph",
-    "formats.psc.lines", "formats.psc.reader", "formats.psc.tables", "formats.schema",
-    "formats.verify", "collector.control.server",
-)  # fmt: skip
+    "formats.analysis",
+    "formats.commands.decode",
+    "formats.commands.export",
+    "formats.commands.pmgraph",
+    "formats.commands.repair",
+    "formats.commands.verify",
+    "formats.export.table_file",
+    "formats.export.table_folder",
+    "formats.klogger.logs",
+    "formats.klogger.lines",
+    "formats.klogger.tables",
+    "formats.pmgraph.figure",
+    "formats.pmgraph.gaps",
+    "formats.pmgraph.pages",
+    "formats.pmgraph.quantities",
+    "formats.pmgraph.terminal",
+    "formats.pmgraph.text",
+    "formats.pmgraph.xgraph",
+    "formats.psc.lines",
+    "formats.psc.reader",
+    "formats.psc.tables",
+    "formats.schema",
+    "formats.verify",
+    "collector.control.server",
+)
 
 
 @dataclass

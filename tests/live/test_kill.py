@@ -15,6 +15,7 @@ import pytest
 import formats
 from collector.ring.rings import TRANSPORTS
 from formats.base import control
+from formats.psc import Capture
 from tests.live.faults import (
     COUNTED,
     FULL,
@@ -78,7 +79,7 @@ def before_checkpoint(path: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def _words(capture: formats.psc.Capture, head: int) -> list[list[int]]:
+def _words(capture: Capture, head: int) -> list[list[int]]:
     """The words of a checkpoint and of as much of its group as the file has."""
     rows = capture.array[head:]
     group = int(control.words_view(rows[:1].copy())[0, 4])

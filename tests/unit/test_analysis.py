@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,8 @@ def test_events_of_several_cpus_come_in_time_order(
 ) -> None:
     monkeypatch.setattr(merge, "HOLD", 4)
     original = merge.merge_logs
-    monkeypatch.setattr("formats.klogger.logs.merge_logs", lambda readers: original(readers, 5))
+    short = partial(original, records=5)
+    monkeypatch.setattr("formats.klogger.logs.merge_logs", short)
     one, two = LogMaker(TEXT, 0), LogMaker(TEXT, 1)
     for number in range(100):
         one.add("SCHEDIN", {"pid": number}, at=20 * number)

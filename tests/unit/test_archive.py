@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import formats
-from collector.commands.tcpkmon import command as tcpkmon
+from collector.commands.tcpkmon import command as tcpkmon_command
 from collector.plan.rotation import Rotation
 from collector.session import archive as module
 from collector.session.archive import Archive
@@ -162,7 +162,7 @@ def test_names_of_any_bytes_come_out_of_parquet(
 def test_parquet_proves_its_losses(tmp_path: Path) -> None:
     """As the segment itself: the index alone told of them."""
     paths = parquets(tmp_path / "out", lose=7)
-    assert run(tcpkmon, ["verify", str(tmp_path / "out")], prog="tcpkmon") == 3
+    assert run(tcpkmon_command, ["verify", str(tmp_path / "out")], prog="tcpkmon") == 3
     *_, chain = format_of(tmp_path / "out").verify(tmp_path / "out")
     assert chain.lost_total == 3 * 7 * CPUS and not chain.problems
     (report,) = format_of(paths[1]).verify(paths[1])
@@ -211,8 +211,8 @@ def test_parquet_that_is_not_what_it_was_proves_nothing(
     damage(paths[1])
     (report,) = format_of(paths[1]).verify(paths[1])
     assert report.exit_code == code and what in report.verdict, report.verdict
-    assert run(tcpkmon, ["verify", str(tmp_path / "out")], prog="tcpkmon") == code
-    assert run(tcpkmon, ["connections", str(tmp_path / "out")], prog="tcpkmon") in (3, 5)
+    assert run(tcpkmon_command, ["verify", str(tmp_path / "out")], prog="tcpkmon") == code
+    assert run(tcpkmon_command, ["connections", str(tmp_path / "out")], prog="tcpkmon") in (3, 5)
 
 
 def test_parquet_in_the_place_of_another_is_said(tmp_path: Path) -> None:
@@ -220,10 +220,10 @@ def test_parquet_in_the_place_of_another_is_said(tmp_path: Path) -> None:
     others = parquets(tmp_path / "other", count=51)
     shutil.copy(paths[0], tmp_path / "kept")
     shutil.copy(paths[1], paths[0])
-    assert run(tcpkmon, ["verify", str(tmp_path / "out")], prog="tcpkmon") == 5
+    assert run(tcpkmon_command, ["verify", str(tmp_path / "out")], prog="tcpkmon") == 5
     shutil.copy(tmp_path / "kept", paths[0])
     shutil.copy(others[1], paths[1])
-    assert run(tcpkmon, ["verify", str(tmp_path / "out")], prog="tcpkmon") == 5
+    assert run(tcpkmon_command, ["verify", str(tmp_path / "out")], prog="tcpkmon") == 5
 
 
 def test_archives_of_earlier_versions_are_not_proven(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_archives_of_earlier_versions_are_not_proven(tmp_path: Path) -> None:
         forget(path)
     *_, chain = format_of(tmp_path / "out").verify(tmp_path / "out")
     assert chain.exit_code == 3 and "without a proof: 1-3" in chain.verdict
-    assert run(tcpkmon, ["verify", str(tmp_path / "out")], prog="tcpkmon") == 3
+    assert run(tcpkmon_command, ["verify", str(tmp_path / "out")], prog="tcpkmon") == 3
 
 
 def test_the_index_counts_too(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_the_index_counts_too(tmp_path: Path) -> None:
         *_, chain = format_of(tmp_path / "out").verify(tmp_path / "out")
         assert chain.exit_code == 5 and what in chain.problems[0].what
     index.write_text(told)
-    assert run(tcpkmon, ["verify", str(paths[0].parent)], prog="tcpkmon") == 0
+    assert run(tcpkmon_command, ["verify", str(paths[0].parent)], prog="tcpkmon") == 0
 
 
 def test_an_archive_that_is_wrong_leaves_the_original(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import formats
-from collector.commands.tcpkmon import command as tcpkmon
+from collector.commands.tcpkmon import command as tcpkmon_command
 from formats.base.cli import run
 from formats.base.segments import find_segments
 from formats.psc.reader import Capture, open_capture
@@ -41,7 +41,7 @@ def test_a_whole_chain_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not chain.problems, whats(chain)
     assert chain.exit_code == 0 and chain.proven_end and len(segments) == 5
     assert chain.totals.in_file == chain.totals.attempts == 5 * 50 * CPUS
-    assert run(tcpkmon, ["verify", str(folder)], prog="tcpkmon") == 0
+    assert run(tcpkmon_command, ["verify", str(folder)], prog="tcpkmon") == 0
     text = capsys.readouterr().out
     assert "5 segment(s), number 1 to 5" in text and text.count("adds up: nothing lost") == 6
 
@@ -205,7 +205,7 @@ def test_a_folder_is_exported_and_drawn(tmp_path: Path, capfd: pytest.CaptureFix
     from formats.commands.pmgraph import command as pmgraph
 
     make(tmp_path / "out", segments=3, count=20)
-    assert run(tcpkmon, ["export", str(tmp_path / "out")], prog="tcpkmon") == 0
+    assert run(tcpkmon_command, ["export", str(tmp_path / "out")], prog="tcpkmon") == 0
     assert len(capfd.readouterr().out.splitlines()) == 1 + 3 * 20 * CPUS
     assert run(pmgraph, ["-T", str(tmp_path / "out")], prog="pmgraph") == 0
     assert capfd.readouterr().out

@@ -146,7 +146,7 @@ def test_every_column_of_records_can_be_asked_for(capture: Capture) -> None:
 
 
 def test_the_examples_of_the_page(capture: Capture) -> None:
-    page = (Path(formats.__file__).parents[1] / "docs" / "check.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
     shown = re.findall(r"^    (.*)$", page, re.MULTILINE)
     texts = [text for line in shown for text in re.findall(r"'([^']+)'", line)]
     assert len(texts) > 8 and any("interval." in text for text in texts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""collector.session.command: who runs the command, whether there is one, and how it ends."""
+"""Who runs the command of a capture, whether there is one, and how it ends."""
 
 from __future__ import annotations
 

@@ -53,9 +53,9 @@ def test_checksums_are_right_again() -> None:
 
 def raise_in_formats(data: bytes) -> None:
     if b"!" in data:
-        import formats.base.escape
+        from formats.base.escape import for_terminal
 
-        formats.base.escape.for_terminal(None)  # type: ignore[arg-type]
+        for_terminal(None)  # type: ignore[arg-type]
 
 
 def contradict(data: bytes) -> None:

@@ -63,8 +63,8 @@ def test_the_helper(tmp_path: Path, variables: dict[str, str]) -> None:
     for name in ("click", "collector", "formats", "importlib", "json", "re"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(f'imported {__name__}')")
     done = subprocess.run(
-        isolated.command("collector.commands.tcpkmon", "--version"), cwd=tmp_path, check=False,
-        capture_output=True, text=True, env=variables,
+        isolated.command("collector.commands.tcpkmon", "--version"), cwd=tmp_path,
+        check=False, capture_output=True, text=True, env=variables,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("tcpkmon, ")
 

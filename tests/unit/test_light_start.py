@@ -10,8 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HEAVY = {
     "bcc", "pyroute2", "pyarrow", "polars", "duckdb", "matplotlib", "rich", "plotext",
-    "collector.lab", "collector.control.client", "collector.loader.sock_diag",
-    "formats.analysis", "formats.export", "formats.klogger", "formats.lines", "formats.pmgraph",
+    "collector.lab",
+    "collector.control.client",
+    "collector.loader.sock_diag",
+    "formats.analysis",
+    "formats.export",
+    "formats.klogger",
+    "formats.lines",
+    "formats.pmgraph",
     "formats.verify",
 }  # fmt: skip
 PROGRAM = """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import formats
-from collector.commands.tcpkmon import command as tcpkmon
+from collector.commands.tcpkmon import command as tcpkmon_command
 from formats import registry
 from formats.base.cli import run
 from formats.base.errors import FileError, UsageError
@@ -31,7 +31,7 @@ pyarrow = pytest.importorskip("pyarrow")
 
 
 def tool(*args: object) -> int:
-    return run(tcpkmon, [str(arg) for arg in args], prog="tcpkmon")
+    return run(tcpkmon_command, [str(arg) for arg in args], prog="tcpkmon")
 
 
 @pytest.fixture

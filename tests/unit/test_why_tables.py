@@ -35,6 +35,7 @@ from formats.analysis.why.assemble import connections_table
 from formats.analysis.why.counts import BIN_NS, Counts
 from formats.analysis.why.folding import fold
 from formats.analysis.why.grouping import Places
+from formats.base.analysed import Analysed
 from formats.base.errors import UsageError
 from formats.base.expressions import ExpressionError
 from formats.commands import connections as command
@@ -463,7 +464,7 @@ def test_p_where_and_sort_choose_in_all_forms(capture: Path) -> None:
 def test_pandas(capture: Path) -> None:
     pytest.importorskip("pandas")
     with formats.open(capture) as reader:
-        assert isinstance(reader, formats.base.analysed.Analysed)
+        assert isinstance(reader, Analysed)
         frame = reader.connections()
         assert frame.lport.tolist() == [5001, 5002, 5003]
         assert set(reader.intervals().conn_id) == {1, 2, 3}
