@@ -16,7 +16,7 @@ __all__ = [
     "files",
     "installing",
     "limits",
-    "reader",
+    "ports", "reader",
     "reconciled",
     "restore",
     "segments",
