@@ -38,7 +38,7 @@ from formats.base.control import EXISTING, FIRST_CONTROL
 from formats.base.errors import TcpkmonError
 from formats.commands import decode
 from formats.psc.columns import CLASSIC
-from formats.schema import Schema, field_type
+from formats.schema import Field, Schema, field_type
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS: dict[str, click.Command] = {
@@ -150,7 +150,7 @@ def columns_page(schema: Schema) -> str:
     event = schema.event(EVENT)
     rows = [
         [code(field.name), str(field_type(schema, field).width), smallest_set(field.tags),
-         field.unit, field.doc,
+         field.unit, field.doc, _null(field),
          " ".join(code(member) for member in needs.get(field.name, "").split())]
         for field in event.fields
     ]  # fmt: skip
@@ -175,12 +175,23 @@ def columns_page(schema: Schema) -> str:
         f"""Entries of the location EXISTING come from a BPF socket iterator. On a kernel without
         one they come from sock_diag, which does not report these columns, so they are 0 in such
         entries: {untold}.""",
-        table(["column", "bytes:", "set", "unit", "meaning", "needs"], rows),
+        """Where a column has the value under null, the kernel had none yet, or there is none, so
+        nobody should count with it. It is null in what `tcpkmon export` and `decode` write (nothing
+        between the commas of CSV), and in the tables of `formats.open()`. The file itself, `pmgraph
+        -T` and numpy arrays have the value.""",
+        table(["column", "bytes:", "set", "unit", "meaning", "null", "needs"], rows),
         "## The sixteen columns of 2000",
         """`struct tpm_entry` of the PSC kernel monitor (CMU-PSC-TR-2000-0001, section 7.2), with a
         `u_long` of 4 bytes, begins every entry. On Linux its columns have these values:""",
         table(["column", "offset:", "bytes:", "in 2000", "on Linux"], classic),
     )
+
+
+def _null(field: Field) -> str:
+    """What is null in tables."""
+    if field.none is None:
+        return ""
+    return "empty" if field.type.startswith("string") else str(field.none)
 
 
 def locations_page(schema: Schema) -> str:

@@ -197,7 +197,8 @@ static __always_inline void fill_bbr(const int direct, const int watched,
         bandwidth = bandwidth * mss * 1000000 >> 24;
     }
     SET(bbr_bw, bandwidth);
-    SET(bbr_min_rtt_us, runs ? GET(bbr, min_rtt_us) : 0);
+    /* All ones until a round trip was measured. */
+    SET(bbr_min_rtt_us, runs && ~GET(bbr, min_rtt_us) ? GET(bbr, min_rtt_us) : 0);
     SET(bbr_pacing_gain, runs ? BITFIELD_bbr_pacing_gain(bbr) : 0);
     SET(bbr_cwnd_gain, runs ? BITFIELD_bbr_cwnd_gain(bbr) : 0);
     SET(bbr_mode, runs ? BITFIELD_bbr_mode(bbr) + 1 : 0);
@@ -409,6 +410,10 @@ static __always_inline void fill(const int direct, const int watched, struct soc
 #pragma unroll
         for (int i = 0; i < KLOGGER_ENTRY_SIZE / 8; i++)
             ((u64 *)entry)[i] = 0;
+        /* As in a socket that is new: there is none of these. */
+        SET(pacing_rate, ~0ull);
+        SET(snd_ssthresh, 0x7fffffff);
+        SET(min_rtt_us, ~0u);
     }
     fill_ends(watched, ends, entry);
     callvalue = fill_segment(direct, watched, skb, entry, callvalue, flags);

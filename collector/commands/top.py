@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from collector.plan.request import Request
 
 REFRESH_S = 1.0
+TYPING_S = 0.3
+"""While a filter is typed, a question waits for so long without a key: the capture looks at all of
+its connections for it."""
 _LOOK_S = 0.1
 ASKED = 200
 """Connections or groups that one question asks for."""
@@ -76,14 +79,15 @@ def show(client: Client, screen: Screen) -> None:
         while True:
             with making_sense():
                 live.update(screen.draw(console.width, console.height), refresh=True)
-            left_s = max(0.0, asked_s + REFRESH_S - time.monotonic())
+            is_typed = screen.typing is not None and screen.stale
+            left_s = TYPING_S if is_typed else max(0.0, asked_s + REFRESH_S - time.monotonic())
             if select.select([stdin], [], [], left_s)[0]:
                 for key in os.read(stdin, 64).decode(errors="replace"):
                     if not screen.press(key):
                         return
-                if not screen.stale:
+                if not screen.stale or screen.typing is not None:
                     continue
-            elif screen.paused:
+            elif screen.paused and not is_typed:
                 asked_s = time.monotonic()
                 continue
             asked_s = time.monotonic()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from collector.metrics.words import GROUP_SORTS, STATES
@@ -26,6 +27,7 @@ _RATES = ("acked_rate", "received_rate", "retransmits_rate", "opened_rate", "clo
 _TOLD = ("id", "acked", "received", "retransmits", *_RATES)
 _NEEDED = {"port": ("lport", "rport"), "peer": ("raddr",), "process": ("comm",)}
 _LOCAL = 1 << 16
+_V4_MAPPED = bytes(10) + b"\xff\xff"
 Rows = NDArray[Any]
 
 
@@ -36,19 +38,67 @@ def groupings(rows: Rows) -> list[str]:
 
 
 def wanted(rows: Rows, text: str) -> NDArray[np.bool_]:
-    """(n,) which rows have this text in their addresses, ports, state or owner."""
+    """(n,) which rows have this text in their addresses, ports, state or owner.
+
+    The capture's process asks it of all connections, so each part is looked at once for each value
+    that it has: the text is in an address, in a port, or in the end of one and the other's begin.
+    """
     names, text = rows.dtype.names or (), text.lower()
-    cells = [_ends(rows, side) for side in "lr" if f"{side}port" in names]
-    if "state" in names:
-        states = rows["state"].tolist()
-        cells.append([STATES[one] if one < len(STATES) else str(one) for one in states])
-    if "comm" in names:
-        cells.append(_owners(rows))
     found = np.zeros(len(rows), np.bool_)
-    for texts in cells:
-        having = {one for one in set(texts) if text in one.lower()}
-        found |= np.fromiter((one in having for one in texts), np.bool_, len(rows))
+    for side in "lr" if len(rows) else "":
+        if f"{side}port" in names:
+            found |= _has_end(rows, side, text)
+    if "state" in names and len(rows):
+        states, at = np.unique(rows["state"], return_inverse=True)
+        shown = [STATES[one] if one < len(STATES) else str(one) for one in states.tolist()]
+        found |= np.array([text in one.lower() for one in shown])[at]
+    if "comm" in names and len(rows):
+        firsts, at = _distinct(rows[[name for name in ("pid", "comm") if name in names]])
+        found |= np.array([text in one.lower() for one in _owners(rows[firsts])])[at]
     return found
+
+
+def _has_end(rows: Rows, side: str, text: str) -> NDArray[np.bool_]:
+    """(n,) which rows have the text in `address:port` of a side."""
+    ports = rows[f"{side}port"].astype(np.int64)
+    found = np.zeros(len(rows), np.bool_)
+    addresses, at = [""], np.zeros(len(rows), np.int64)
+    if f"{side}addr" in (rows.dtype.names or ()):
+        raw = rows[f"{side}addr"]
+        firsts, at = _distinct(raw)
+        addresses = [_address(one) for one in raw[firsts].tolist()]
+        found |= np.array([text in one for one in addresses])[at]
+    if text.isdigit() and text.isascii():
+        found |= np.array([text in str(port) for port in range(1 << 16)])[ports]
+    for place, letter in enumerate(text):
+        before, after = text[:place], text[place + 1 :]
+        if letter == ":" and (not after or (after.isdigit() and after.isascii())):
+            ends = np.array([one.endswith(before) for one in addresses])[at]
+            begins = np.array([str(port).startswith(after) for port in range(1 << 16)])
+            found |= ends & begins[ports]
+    return found
+
+
+def _address(raw: bytes) -> str:
+    if raw[:12] == _V4_MAPPED:  # most are; ten times as fast
+        return ".".join(map(str, raw[12:]))
+    return address_of(raw)
+
+
+def _distinct(values: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each value is first, and (n,) which of them each row has."""
+    width = -(-values.dtype.itemsize // 8) * 8
+    padded = np.zeros((len(values), width), np.uint8)
+    packed = np.ascontiguousarray(repack_fields(values)) if values.dtype.names else values
+    octets = np.ascontiguousarray(packed).view(np.uint8).reshape(len(values), -1)
+    padded[:, : octets.shape[1]] = octets
+    which = np.zeros(len(values), np.int64)
+    for word in padded.view(np.uint64).T:
+        if (word != word[0]).any():
+            _, more = np.unique(word, return_inverse=True)
+            _, which = np.unique(which * len(values) + more, return_inverse=True)
+    _, firsts = np.unique(which, return_index=True)
+    return firsts, which
 
 
 def first(totals: Rows, rows: Rows, sort: str, most: int) -> dict[str, list[Any]]:
@@ -139,14 +189,6 @@ def _texts(values: Rows, text: Any) -> list[str]:
     listed = [bytes(one) for one in values.tolist()]
     known = {one: str(text(one)) for one in set(listed)}
     return [known[one] for one in listed]
-
-
-def _ends(rows: Rows, side: str) -> list[str]:
-    ports = rows[f"{side}port"].tolist()
-    if f"{side}addr" not in (rows.dtype.names or ()):
-        return [f":{port}" for port in ports]
-    texts = _texts(rows[f"{side}addr"], address_of)
-    return [f"{text}:{port}" for text, port in zip(texts, ports, strict=True)]
 
 
 def _owners(rows: Rows) -> list[str]:

@@ -16,6 +16,7 @@ __all__ = [
     "files",
     "installing",
     "limits",
+    "ports",
     "reader",
     "reconciled",
     "restore",

@@ -36,12 +36,19 @@ def encode(values: npt.NDArray[Any]) -> Any:
     return pyarrow.DictionaryArray.from_arrays(indices, encoded.dictionary, safe=False)
 
 
-def with_texts(encoded: Any, text: Callable[[Any], str]) -> Any:
-    """A dictionary array with text(value) in place of each value."""
+def with_texts(encoded: Any, text: Callable[[Any], str | None]) -> Any:
+    """A dictionary array with text(value) in place of each value, and null for None."""
     pyarrow = import_pyarrow()
     texts = [text(value) for value in encoded.dictionary.to_pylist()]
+    indices = encoded.indices
+    if None in texts:  # Parquet has no nulls in dictionaries
+        is_void = np.array([one is None for one in texts])
+        places = indices.to_numpy(zero_copy_only=False)
+        kept = np.cumsum(~is_void) - 1
+        indices = pyarrow.array(kept[places].astype(places.dtype), mask=is_void[places])
+        texts = [one for one in texts if one is not None]
     return pyarrow.DictionaryArray.from_arrays(
-        encoded.indices, pyarrow.array(texts, pyarrow.string()), safe=False
+        indices, pyarrow.array(texts, pyarrow.string()), safe=False
     )
 
 
@@ -50,11 +57,14 @@ def plain(encoded: Any) -> Any:
     return encoded.dictionary.take(encoded.indices)
 
 
-def fixed(values: npt.NDArray[Any]) -> Any:
-    """Contiguous integers, or raw bytes as fixed-size binary, without a dictionary."""
+def fixed(values: npt.NDArray[Any], none: int | None = None) -> Any:
+    """Contiguous integers, or raw bytes as fixed-size binary, without a dictionary.
+
+    none: the integer that means null.
+    """
     pyarrow = import_pyarrow()
     if values.dtype.kind in "iu":
-        return pyarrow.array(values)
+        return pyarrow.array(values, mask=None if none is None else values == none)
     data = pyarrow.py_buffer(values.view(np.uint8))
     kind = pyarrow.binary(values.dtype.itemsize)
     return pyarrow.FixedSizeBinaryArray.from_buffers(kind, len(values), [None, data])

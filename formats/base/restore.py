@@ -52,7 +52,8 @@ class Packed:
     """A column, and how the bytes of an entry are made of its value.
 
     form: of these above. order: "<" or ">", of a number or the time. values: of a text, the number
-    or the bytes (in hex) that it stands for, where the form does not tell.
+    or the bytes (in hex) that it stands for, where the form does not tell. none: what null stands
+    for, of a text bytes that are all 0; None where there are no nulls.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Packed:
     form: str
     order: str
     values: Mapping[str, Any] = field(default_factory=dict)
+    none: int | None = None
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,11 @@ class _Parquet:
 def _bytes_of(column: Packed, values: Any) -> NDArray[np.uint8]:
     """(n, length) the bytes of a column's values."""
     count, length = len(values), column.length
+    if values.null_count and column.none is None:
+        raise ValueError(f"{column.name} has nulls")
     if column.form == NUMBER:
+        if values.null_count:
+            values = values.fill_null(column.none)
         found = values.to_numpy(False).astype(f"{column.order}u{length}")
     elif column.form == TIME:
         us = values.cast("int64").to_numpy(False)
@@ -240,8 +246,9 @@ def _bytes_of(column: Packed, values: Any) -> NDArray[np.uint8]:
     else:
         encoded = values if hasattr(values, "dictionary") else values.dictionary_encode()
         known = b"".join(_from_text(column, text) for text in encoded.dictionary.to_pylist())
-        table = np.frombuffer(known, np.uint8).reshape(-1, length)
-        chosen: NDArray[np.uint8] = table[encoded.indices.to_numpy(False)]
+        # The last row is what null stands for.
+        table = np.frombuffer(known + bytes(length), np.uint8).reshape(-1, length)
+        chosen: NDArray[np.uint8] = table[encoded.indices.fill_null(len(table) - 1).to_numpy(False)]
         return chosen
     octets: NDArray[np.uint8] = found.view(np.uint8).reshape(count, length)
     return octets
@@ -275,6 +282,8 @@ def _read(found: Any) -> Original:
     for part in (vars(one), *map(vars, one.columns)):
         for key, value in part.items():
             kind = str if key in _WORDS else int
+            if key == "none" and value is None:
+                continue
             if key not in ("number", "columns", "values") and type(value) is not kind:
                 raise ValueError
             if type(value) is int and value < 0:

@@ -11,7 +11,7 @@ import click
 from formats.base.cli import say
 from formats.base.escape import for_terminal
 from formats.base.reader import complaints_of, exit_code_of
-from formats.commands.choosing import chooser, choosing_options
+from formats.commands.choosing import Chooser, choosing_options
 
 _SHOWN = ("start", "laddr", "lport", "raddr", "rport", "role", "end_reason", "duration_us",
           "bytes_sent",
@@ -58,9 +58,10 @@ def command(
         _list_columns()
         return 0
     form = form_of(form, output)
-    chosen = chooser(ports, where)
+    chosen = Chooser("connections", files, ports, where)
     table, code = _read(files)
     table = chosen(table)
+    chosen.check()
     wanted = [name.strip() for name in (columns or "").split(",") if name.strip()]
     if not wanted and form == "table" and output is None:
         shown = ("file", *_SHOWN[:5], "comm", *_SHOWN[5:])

@@ -10,7 +10,7 @@ import click
 
 from formats.base.cli import say
 from formats.base.errors import UsageError
-from formats.commands.choosing import chooser, choosing_options
+from formats.commands.choosing import Chooser, choosing_options
 
 if TYPE_CHECKING:
     from formats.psc.reader import Capture
@@ -48,7 +48,7 @@ def command(
         raise UsageError("nothing to cut by", "give --since, --until, -p or --where")
     if output.exists() and file.exists() and output.samefile(file):
         raise UsageError(f"-o {output} is the capture itself", "choose another name")
-    chosen = chooser(ports, where)
+    chosen = Chooser("cut", (file,), ports, where)
     if kind_of(file) == "psc" and file.is_dir():
         raise UsageError(f"{file} is a folder of segments", "cut each file by itself")
     if kind_of(file) != "psc":
@@ -64,14 +64,13 @@ def command(
     return report.exit_code
 
 
-def _ids(file: Path, chosen: Any) -> Any:
+def _ids(file: Path, chosen: Chooser) -> Any:
     """The ids of the chosen connections."""
     from formats.analysis.why import Source, connections
 
     with Source(file) as source:
         found = chosen(connections(source))["conn_id"]
-    if not len(found):
-        raise UsageError(f"no such connection in {file}", "tcpkmon connections lists them")
+    chosen.check()
     return found
 
 

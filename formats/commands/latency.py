@@ -12,8 +12,9 @@ import click
 from formats.base.cli import say, use_colours
 from formats.base.errors import UsageError
 from formats.base.files import already_there
+from formats.base.ports import find_missing, parse_connection
 from formats.base.reader import exit_code_of
-from formats.pmgraph.options import parse_connection
+from formats.commands.choosing import ports_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,14 +30,7 @@ _TABLE = ".parquet"
     "files", metavar="FILE...", nargs=-1, required=True,
     type=click.Path(readable=False, path_type=Path),
 )
-@click.option(
-    "-p",
-    "--connection",
-    "ports",
-    metavar="LPORT.RPORT",
-    multiple=True,
-    help="Only this connection; more with more -p.",
-)
+@ports_option
 @click.option(
     "--most",
     type=click.IntRange(0),
@@ -91,8 +85,9 @@ def command(
         latency = Latency(log)
         survey = latency.survey
         wanted = find_flows(survey, pairs)
-        if not wanted.any() and pairs:
-            raise UsageError("no such connection in the log", "tcpkmon latency without -p lists it")
+        ends = zip(survey.ends["lport"].tolist(), survey.ends["rport"].tolist(), strict=True)
+        if note := find_missing(pairs, ends, ", ".join(map(str, files))):
+            say(f"tcpkmon latency: {note}")
         summary = Summary(wanted, survey.begin_ns, slowest)
         _measure(latency, summary, table, force)
         report = make_report(latency, summary)

@@ -57,7 +57,8 @@ def _column_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--show", "show", metavar="NAME,...", multiple=True, expose_value=False,
               callback=_choose, help="show these columns of the file")
 @click.option("-p", "--connection", "connections", metavar="LPORT.RPORT", multiple=True,
-              help="only include this connection; more with more -p")
+              help="only include this connection, by its local and remote port in any order, and "
+              "both its ends; more with more -p")
 @click.option("-P", "--by-parameter", is_flag=True,
               help="one graph per parameter with all connections, not one per connection with all "
               "parameters")

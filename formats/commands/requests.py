@@ -14,8 +14,8 @@ from formats.base.cli import say
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
 from formats.base.files import already_there
+from formats.commands.choosing import Chooser, ports_option
 from formats.commands.connections import report
-from formats.pmgraph.options import parse_connection
 
 if TYPE_CHECKING:
     from formats.analysis.why import Table
@@ -26,8 +26,7 @@ _TABLES = (".parquet", ".arrow", ".csv", ".json")
 @click.command("requests")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
                 type=click.Path(readable=False, path_type=Path))
-@click.option("-p", "--connection", "ports", metavar="LPORT.RPORT", multiple=True,
-              help="Only this connection, of both its ends; more with more -p.")
+@ports_option
 @click.option("-n", "most", type=click.IntRange(1), default=10, show_default=True, metavar="N",
               help="The N connections that were waited for longest.")
 @click.option("--slowest", type=click.IntRange(0), default=5, show_default=True, metavar="N",
@@ -61,7 +60,7 @@ def command(
     from formats.analysis.why import Source, has_waits, rows_of
     from formats.registry import group
 
-    pairs = [parse_connection(text) for text in ports]
+    chosen = Chooser("requests", files, ports)
     captures = group(files)
     _check(outputs, files, force)
     if outputs and len(captures) > 1:
@@ -72,8 +71,9 @@ def command(
             resolved = has_waits(source)
             table = exchanges(source)
             code = max(code, report(source, "requests"))
-        if pairs:
-            table = _choose(table, pairs)
+        table = chosen(table)
+        if paths is captures[-1]:
+            chosen.check()
         for path in outputs:
             _write(table, path, force)
         if as_json:
@@ -95,15 +95,6 @@ def _check(outputs: tuple[Path, ...], files: tuple[Path, ...], force: bool) -> N
             from formats.drawing import check_output
 
             check_output(path)
-
-
-def _choose(table: Table, pairs: list[tuple[int, int]]) -> Table:
-    from formats.analysis.check import choose
-
-    chosen = choose(table, None, (*pairs, *((remote, local) for local, remote in pairs)))
-    if not len(chosen["lport"]):
-        raise UsageError("no exchange of such a connection", "leave out -p to see all")
-    return chosen
 
 
 def _write(table: Table, path: Path, force: bool) -> None:
@@ -129,7 +120,7 @@ def _print(
     from formats.analysis.why import row_of
 
     if not len(table["conn_id"]):
-        click.echo("no exchange in this capture: nobody sent anything, or only one side did")
+        click.echo("no exchange: nobody sent anything, or only one side did")
         return
     for side in ("client", "server"):
         at = np.flatnonzero(table["side"] == side)

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import click
 
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
-from formats.commands.choosing import chooser, choosing_options
+from formats.commands.choosing import Chooser, choosing_options
 from formats.commands.connections import report
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def command(
     )
     from formats.registry import group
 
-    chosen = chooser(ports, where)
+    chosen = Chooser("why", files, ports, where)
     if intervals:
         if sort:
             raise UsageError("--sort is for connections", "leave it out with --intervals")
@@ -96,8 +95,8 @@ def command(
         return one, None if other is None else connection_of(whole, other)
 
     told: list[dict[str, Any]] = []
-    codes = [0]
-    for paths in group(files):
+    codes, captures = [0], group(files)
+    for paths in captures:
         with Source(*paths) as source:
             resolved = has_waits(source)
             waiting = Waiting(source)
@@ -109,6 +108,8 @@ def command(
             codes.append(report(source, "why"))
         whole, peers = table, Peers(table)
         table = choose(chosen(table), sort=sort)
+        if paths is captures[-1]:
+            chosen.check()
         found = waits(paths, table, runs) if resolved else []
         lines: dict[int, list[str]] = {}
         for one in found:
@@ -134,16 +135,16 @@ def command(
         if len(order) > most:
             click.echo(for_terminal(together(table, len(order) - most)))
         if not len(order):
-            click.echo("no connection in this capture")
+            click.echo("no such connection in this capture" if ports or where else
+                       "no connection in this capture")  # fmt: skip
     if as_json:
         click.echo(json.dumps({"connections": told}, indent=2))
     return max(codes)
 
 
 def _write_intervals(
-    files: tuple[Path, ...], chosen: Callable[[dict[str, Any]], dict[str, Any]],
-    output: Path | None, as_json: bool, force: bool,
-) -> int:  # fmt: skip
+    files: tuple[Path, ...], chosen: Chooser, output: Path | None, as_json: bool, force: bool
+) -> int:
     import numpy as np
 
     from formats.analysis.why import Source, tables, write
@@ -157,6 +158,7 @@ def _write_intervals(
         connections, table = tables(source, with_intervals=True)
         code = report(source, "why")
     kept = np.isin(table["conn_id"], chosen(connections)["conn_id"])
+    chosen.check()
     table = {name: values[kept] for name, values in table.items()}
     write("intervals", table, form, output, force)
     return code

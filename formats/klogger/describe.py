@@ -26,7 +26,7 @@ def describe_event(schema: Schema, event: Event, number: int) -> dict[str, Any]:
         "fields": [
             _describe(
                 place.field.name, _kind_of(place), place.type.signed, place.offset,
-                place.type.width, place.field.type,
+                place.type.width, place.field.type, place.field.none,
             )
             for place in places
         ],
@@ -73,7 +73,7 @@ def describe_snapshot(
         elif column.name in enums or declared.type in enums:
             kind, signed = "enum", True
             type_name = declared.type if declared.type in enums else column.name
-        one = _describe(column.name, kind, signed, *place, type_name)
+        one = _describe(column.name, kind, signed, *place, type_name, declared.none)
         if column.is_network:
             one["network"] = True
         fields.append(one)
@@ -124,9 +124,10 @@ def _kind_of(place: Place) -> str:
 
 
 def _describe(
-    name: str, kind: str, signed: bool, offset: int, length: int, type_name: str
+    name: str, kind: str, signed: bool, offset: int, length: int, type_name: str, none: int | None
 ) -> dict[str, Any]:
-    return {
+    found: dict[str, Any] = {
         "name": name, "kind": kind, "signed": signed, "offset": offset, "length": length,
         "type": type_name,
     }  # fmt: skip
+    return found if none is None else found | {"none": none}

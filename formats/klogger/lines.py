@@ -45,6 +45,7 @@ class Style(ABC):
 
     begin = ""
     end = ""
+    null = ""
 
     def __init__(self, clock: str, with_cpu: bool) -> None:
         self.clock = clock
@@ -58,12 +59,17 @@ class Style(ABC):
     def quote(self, text: str) -> str:
         """A text of the file, quoted and escaped as a value (not for hex digits)."""
 
+    def quote_or_null(self, text: str | None) -> str:
+        """The same of a field that can be null."""
+        return self.null if text is None else self.quote(text)
+
 
 class PerlStyle(Style):
     """An array of hashes as in section 3.1.2 of the Klogger HOWTO; `do FILE` returns it."""
 
     begin = "[\n"
     end = "]\n"
+    null = "undef"
 
     def pieces(self, event: LogEvent) -> list[Piece]:
         keys = [f'"{perl_text(field.name)}"' for field in event.fields]
@@ -71,24 +77,30 @@ class PerlStyle(Style):
         column = max(24, *(len(key) + 7 for key in keys), 0)
         found: list[Piece] = ["{\n    header => {\n"]
         found.append(_perl_line(12, '"type"', column))
-        found.append(f'{perl_text(event.name)}",\n')
+        found.append(f'"{perl_text(event.name)}",\n')
         for name in self.heads:
-            found += [_perl_line(12, f'"{name}"', column), Head(name), '",\n']
+            found += [_perl_line(12, f'"{name}"', column) + '"', Head(name), '",\n']
         found.append("    },\n")
         for key, field in zip(keys, event.fields, strict=True):
-            found += [_perl_line(4, key, column), field, '",\n']
+            mark = '"' if field.none is None else ""  # undef has none
+            found += [_perl_line(4, key, column) + mark, field, f"{mark},\n"]
         return [*found, "},\n"]
 
     def quote(self, text: str) -> str:
         return perl_text(text)
 
+    def quote_or_null(self, text: str | None) -> str:
+        return self.null if text is None else f'"{perl_text(text)}"'
+
 
 def _perl_line(indent: int, key: str, column: int) -> str:
-    return f'{" " * indent + key:{column}}=> "'
+    return f'{" " * indent + key:{column}}=> '
 
 
 class JsonStyle(Style):
     """One JSON object per line, with the key header as in Perl."""
+
+    null = "null"
 
     def pieces(self, event: LogEvent) -> list[Piece]:
         found: list[Piece] = [f'{{"header":{{"type":{json.dumps(event.name)}']
@@ -208,7 +220,10 @@ def _value(log: LogFormat, style: Style, field: LogField, before: str) -> Cell:
     place = (field.offset, field.length)
     order = Endian.BIG if field.network or log.order == ">" else Endian.LITTLE
     if field.kind == "int":
-        return Cell(before, Kind.NUMBER, *place, order, signed=field.signed)
+        return Cell(
+            before, Kind.NUMBER, *place, order, signed=field.signed, none=field.none,
+            null=style.null,
+        )  # fmt: skip
     if field.kind == "bytes":
         return Cell(before, Kind.HEX, *place)
     return Cell(before, Kind.TEXT, *place, text=_text(log, style, field, order))
@@ -219,7 +234,9 @@ def _text(log: LogFormat, style: Style, field: LogField, order: Endian) -> Calla
     text = log.converter(field)
     assert text is not None
     if field.kind != "enum":
-        return lambda data: style.quote(text(data))
+        if field.none is not None:
+            return lambda data: style.quote_or_null(text(data))
+        return lambda data: style.quote(text(data) or "")
     known = log.enums.get(field.type, {})
 
     def name(data: bytes) -> str:

@@ -34,7 +34,8 @@ class LogField:
 
     kind: int, enum (an int; `type` names the enum), string (text up to the first NUL), bytes (any),
     or address (in network order: 4 bytes IPv4, 16 bytes IPv6 or v4-mapped IPv4). network: an int in
-    network order, for any byte order of the log.
+    network order, for any byte order of the log. none: the int that means null; of other kinds 0,
+    and means bytes that are all 0.
     """
 
     name: str
@@ -44,6 +45,7 @@ class LogField:
     length: int
     type: str
     network: bool = False
+    none: int | None = None
 
     def numpy_format(self, order: str) -> str:
         """The numpy format of the value in a log of this byte order ("<" or ">")."""
@@ -157,11 +159,17 @@ class LogFormat:
         except DamagedError:
             return {}
 
-    def converter(self, field: LogField) -> Callable[[Any], str] | None:
+    def converter(self, field: LogField) -> Callable[[Any], str | None] | None:
         """The function that converts a value of the field to text; None for plain numbers.
 
-        Its argument is an int for an enum, otherwise bytes.
+        Its argument is an int for an enum, otherwise bytes. It returns None for null.
         """
+        text = self._converter(field)
+        if text is None or field.none is None or field.kind == "enum":
+            return text
+        return lambda data: text(data) if any(data) else None
+
+    def _converter(self, field: LogField) -> Callable[[Any], str] | None:
         if field.kind == "enum":
             names = self.enums.get(field.type, {})
             return lambda value: names.get(value, str(value))
@@ -231,7 +239,8 @@ def _read_field(item: Any, size: int, where: str) -> LogField:
         raise DamagedError(f"{where} has no good kind, offset or length")
     type_name = _text(item, "type", where, MOST_NAME_CHARACTERS)
     signed, network = item.get("signed") is True, item.get("network") is True
-    return LogField(name, kind, signed, offset, length, type_name, network)
+    none = _integer(item, "none", where, -(1 << 63), (1 << 64) - 1) if "none" in item else None
+    return LogField(name, kind, signed, offset, length, type_name, network, none)
 
 
 def _text(item: Mapping[str, Any], key: str, where: str, most: int = 1 << 24) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.base.arrow import encode, import_pyarrow, plain, with_texts
+from formats.base.arrow import encode, fixed, import_pyarrow, plain, with_texts
 from formats.klogger.batch import LogBatch
 from formats.klogger.lines import CPU, SERIAL, TIME
 from formats.klogger.table import LogEvent, LogField, LogFormat, native
@@ -48,7 +48,7 @@ def _column(log: LogFormat, field: LogField, values: NDArray[Any]) -> Any:
     """An Arrow array: numbers and bytes as they are, enums by name, addresses as text."""
     text = log.converter(field)
     if text is None:
-        return import_pyarrow().array(native(values))
+        return fixed(native(values), field.none)
     encoded = encode(native(values) if field.kind == "enum" else values)
     return plain(encoded if field.kind == "bytes" else with_texts(encoded, text))
 

@@ -15,6 +15,7 @@ from formats.base.byteorder import Endian
 
 SIDES_MAX = 16
 KEYS_MAX = 4
+NULL_MAX = 8
 
 
 class Kind(enum.IntEnum):
@@ -44,7 +45,8 @@ class Cell:
     before: the text in front of it. offset, length: its bytes in the row; of a SIDE, `offset` is
     the index in Rows.sides. signed: counts for integers of 1, 2, 4 or 8 bytes. factor: multiplies a
     NUMBER, modulo 2^64. zero: subtracted from a time, ns. digits: decimals of a time, 6 or 9.
-    between: the character between date and time of UTC.
+    between: the character between date and time of UTC. none: the NUMBER in a row, before it is
+    multiplied, that is written as `null`, at most 8 bytes of ASCII.
     """
 
     before: str
@@ -59,6 +61,8 @@ class Cell:
     digits: int = 6
     between: str = "T"
     text: Callable[[bytes], str] | None = None
+    none: int | None = None
+    null: str = ""
 
     @property
     def is_signed(self) -> bool:
@@ -75,6 +79,9 @@ class Cell:
             fits = fits and not is_raw and self.length in (8, 16)
         elif not is_raw:
             fits = fits and self.length <= 8
+        if self.none is not None:
+            fits = fits and self.kind == Kind.NUMBER and self.source == Source.INTEGER
+        fits = fits and self.null.isascii() and len(self.null) <= NULL_MAX
         if not fits or self.digits not in (6, 9) or (self.kind == Kind.TEXT) != bool(self.text):
             raise ValueError(f"no such cell in rows of {size} bytes: {self}")
 

@@ -14,7 +14,7 @@
 
 // The version of these functions and their arguments; native.py expects the same number.
 EXPORT int lines_version(void) {
-    return 2;
+    return 3;
 }
 
 EXPORT struct lines *lines_new(void) {
@@ -118,14 +118,21 @@ static inline bool find_last_four(const struct cell *cell, const uint8_t *row,
     if (!cell->is_amount)
         return false;
     uint64_t value = load_amount(cell, row), front = value / 10000;
+    uint64_t before = load_amount(cell, earlier);
+    if (cell->spec.has_none && (value == cell->spec.none || before == cell->spec.none))
+        return false;
     *four = (uint32_t)(value - 10000 * front);
-    return front && load_amount(cell, earlier) / 10000 == front;
+    return front && before / 10000 == front;
 }
 
 // Writes the value of a cell. Returns NULL if the table has no text for it.
 static inline char *put_value(const struct lines *lines, const struct cell *cell,
                               const uint8_t *row, const int64_t *side, char *to) {
     const struct cell_spec *spec = &cell->spec;
+    if (spec->has_none && load_integer(cell, row) == spec->none) {
+        memcpy(to, spec->null, sizeof(spec->null));
+        return to + spec->null_size;
+    }
     if (cell->is_amount)
         return put_number(to, load_amount(cell, row));
     if (spec->kind == HEX)

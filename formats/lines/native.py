@@ -18,7 +18,7 @@ from formats.base.errors import TcpkmonError
 from formats.base.limits import MOST_TEXT_BYTES
 from formats.lines.cells import Cell, Kind, Plan, Rows
 
-_VERSION = 2
+_VERSION = 3
 """As in lines.c; a library with another number belongs to another tcpkmon."""
 
 _OUT_BYTES = 1 << 22
@@ -32,9 +32,10 @@ DONE, FULL, MISSING = range(3)
 
 _CELL = np.dtype(
     [
-        ("factor", "u8"), ("zero", "u8"), ("offset", "u4"), ("size", "u4"), ("before", "u4"),
-        ("table", "u4"), ("kind", "u1"), ("source", "u1"), ("order", "u1"), ("signed", "u1"),
-        ("digits", "u1"), ("between", "u1"), ("pad", "V2"),
+        ("factor", "u8"), ("zero", "u8"), ("none", "u8"), ("offset", "u4"), ("size", "u4"),
+        ("before", "u4"), ("table", "u4"), ("kind", "u1"), ("source", "u1"), ("order", "u1"),
+        ("signed", "u1"), ("digits", "u1"), ("between", "u1"), ("has_none", "u1"),
+        ("null_size", "u1"), ("null", "S8"),
     ]
 )  # fmt: skip
 """struct cell_spec of plan.h."""
@@ -107,9 +108,10 @@ class NativeWriter:
                 table = self._library.lines_table(self._handle, cell.length)
                 self._tables[number, place] = table
             cells[place] = (
-                cell.factor % 2**64, cell.zero % 2**64, cell.offset, cell.length, len(before),
-                table, cell.kind, cell.source, cell.order, cell.is_signed, cell.digits,
-                ord(cell.between), b"",
+                cell.factor % 2**64, cell.zero % 2**64, (cell.none or 0) % 2**64, cell.offset,
+                cell.length, len(before), table, cell.kind, cell.source, cell.order,
+                cell.is_signed, cell.digits, ord(cell.between), cell.none is not None,
+                len(cell.null), cell.null.encode("ascii"),
             )  # fmt: skip
         keys = np.array(plan.keys, np.uint32).reshape(-1)
         code = self._library.lines_plan(

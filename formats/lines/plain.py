@@ -54,8 +54,12 @@ def _texts(cell: Cell, rows: npt.NDArray[Any], sides: Sequence[npt.NDArray[Any]]
         return [known[value] for value in values]
     numbers = _numbers(cell, rows, sides)
     if cell.kind == Kind.NUMBER:
+        void = np.flatnonzero(numbers == np.uint64((cell.none or 0) % 2**64)).tolist()
         numbers = numbers * np.uint64(cell.factor % 2**64)
-        return list(map(str, (numbers.view(np.int64) if cell.is_signed else numbers).tolist()))
+        texts = list(map(str, (numbers.view(np.int64) if cell.is_signed else numbers).tolist()))
+        for at in void if cell.none is not None else ():
+            texts[at] = cell.null
+        return texts
     times = (numbers - np.uint64(cell.zero % 2**64)).view(np.int64)
     if cell.kind == Kind.UTC:
         return format_utc(times, cell.between, cell.digits)

@@ -15,11 +15,13 @@ enum source { INTEGER, TIMEVAL, SIDE };
 struct cell_spec {
     uint64_t factor; // of a NUMBER
     uint64_t zero;   // subtracted from a time, ns
+    uint64_t none;   // the NUMBER for which `null` is written, if has_none
     uint32_t offset; // in the row; of a SIDE: its index
     uint32_t size;
     uint32_t before; // length of the text in front of it
     uint32_t table;  // of a TEXT
-    uint8_t kind, source, order, is_signed, digits, between, pad[2];
+    uint8_t kind, source, order, is_signed, digits, between, has_none, null_size;
+    char null[8];
 };
 
 // Eight bytes of a row; those in the mask identify the connection.
@@ -99,6 +101,10 @@ static bool is_valid(const struct lines *lines, const struct cell_spec *cell, ui
         (cell->table >= lines->table_count || lines->tables[cell->table].key_size != cell->size))
         return false;
     if (cell->digits != 6 && cell->digits != 9)
+        return false;
+    if (cell->has_none && (cell->kind != NUMBER || cell->source != INTEGER))
+        return false;
+    if (cell->null_size > sizeof(cell->null))
         return false;
     if (cell->source == SIDE)
         return !is_raw && cell->offset < SIDES_MAX && cell->size == 8;

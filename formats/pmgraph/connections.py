@@ -14,6 +14,7 @@ import numpy.typing as npt
 from formats.base.errors import FileError
 from formats.base.escape import for_terminal
 from formats.base.limits import MOST_CONNECTIONS
+from formats.base.ports import match_ports
 from formats.base.text import address_of
 from formats.pmgraph.arrays import Array, Columns
 from formats.pmgraph.quantities import is_number
@@ -54,17 +55,16 @@ def key_columns(capture: Capture) -> tuple[str, ...]:
     return ("lport", "rport", *(("conn_id",) if is_number(capture, "conn_id") else ()))
 
 
-def match_ports(
+def match(
     columns: Columns, wanted: Sequence[tuple[int, int]], rows: int
 ) -> npt.NDArray[np.bool_]:
-    """(rows,) whether a record has one of the wanted port pairs (none wanted: all have)."""
+    """(rows,) whether a record is of one of the wanted connections (none wanted: all are)."""
     if not wanted:
         return np.ones(rows, bool)
     usable = (name in columns and columns[name].dtype.kind in "iu" for name in ("lport", "rport"))
     if not all(usable):
         return np.zeros(rows, bool)
-    pairs = np.array([(left << 16) | right for left, right in wanted], np.uint64)
-    return np.isin(_ports(columns), pairs)
+    return match_ports(wanted, columns["lport"], columns["rport"])
 
 
 class Connections(Sequence[Connection]):
@@ -123,7 +123,7 @@ def find_connections(capture: Capture, wanted: Sequence[tuple[int, int]] = ()) -
     for piece in capture.chunks() if names else ():
         start, stop = piece.start, piece.stop
         columns = capture.columns(names, start, stop)
-        mask = match_ports(columns, wanted, stop - start) & ~capture.control(start, stop)
+        mask = match(columns, wanted, stop - start) & ~capture.control(start, stop)
         rows = np.flatnonzero(mask)
         if len(rows):
             tally.add(connection_keys(columns)[rows], _ports(columns)[rows], rows + start)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
+from formats.base.ports import parse_connection
 
 M_CLUSED_BYTES = "m_clused_bytes"
 """Derived column of -m: m_clused times the cluster size that KIND_MCLSIZE gives."""
@@ -55,18 +56,6 @@ class Selection:
     connections: tuple[tuple[int, int], ...] = ()
     scales: dict[str, float] = field(default_factory=dict)
     by_parameter: bool = False
-
-
-def parse_connection(text: str) -> tuple[int, int]:
-    """Return (lport, rport) of "lport.rport"; raises UsageError."""
-    match = re.fullmatch(r"([0-9]{1,5})\.([0-9]{1,5})", text, re.ASCII)
-    ports = (int(match[1]), int(match[2])) if match else (65536, 65536)
-    if max(ports) > 65535:
-        raise UsageError(
-            f"-p '{for_terminal(text)}': not a connection",
-            "write local and remote port with a dot between, as in -p 1055.5050",
-        )
-    return ports
 
 
 def parse_scale(text: str) -> tuple[str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 from formats.base.errors import FileError
 from formats.base.escape import for_terminal
 from formats.base.limits import MOST_DRAWN, MOST_DRAWN_CHOSEN
+from formats.base.ports import find_missing
 from formats.pmgraph import quantities
 from formats.pmgraph.arrays import Array
 from formats.pmgraph.clock import Seconds
@@ -143,9 +144,8 @@ def _touching(off: Iterable[OffSpan], limits: tuple[float, float]) -> tuple[OffS
 def _choose(capture: Capture, selection: Selection) -> tuple[Sequence[Connection], list[str]]:
     found = find_connections(capture, selection.connections)
     if selection.connections:
-        missing = set(selection.connections) - found.port_pairs()
-        names = ", ".join(f"{left}.{right}" for left, right in sorted(missing))
-        notes = [f"no records of connection {names}"] if missing else []
+        note = find_missing(selection.connections, found.port_pairs(), capture.path)
+        notes = [note] if note else []
         most, hint = MOST_DRAWN_CHOSEN, ""
     else:
         notes = []

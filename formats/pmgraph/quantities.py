@@ -134,12 +134,14 @@ def describe(capture: Capture, name: str) -> Quantity:
     if name in _CODES:
         return Quantity(name, "", "code")
     unit, doc, members = _from_schema(capture, name)
-    stated = re.search(r"2\^(\d{1,2})-1: ", doc)
+    missing = capture.none_of(name)
+    if missing is None and (stated := re.search(r"2\^(\d{1,2})-1: ", doc)):
+        missing = 2 ** int(stated[1]) - 1  # files of versions before tags declared it
     return Quantity(
         name,
         unit or _UNITS.get(name, "bytes" if name.endswith("_bytes") else ""),
         "code" if members else "level",
-        missing=2 ** int(stated[1]) - 1 if stated else None,
+        missing=missing,
         members=members,
     )
 

@@ -7,11 +7,15 @@ import functools
 from collections.abc import Sequence
 from typing import BinaryIO
 
+import numpy as np
+
+from formats.base.cli import say
 from formats.base.escape import for_terminal
+from formats.base.ports import find_missing
 from formats.lines import Cell, Kind
 from formats.pmgraph.arrays import Array
 from formats.pmgraph.clock import ClockText
-from formats.pmgraph.connections import key_columns, match_ports
+from formats.pmgraph.connections import key_columns, match
 from formats.pmgraph.options import Selection
 from formats.pmgraph.quantities import factor_of, require, source_of
 from formats.psc.lines import number_cell, write_entries
@@ -34,25 +38,34 @@ def write_text(capture: Capture, selection: Selection, out: BinaryIO, clock: str
     """Write a line of names and a line for each record.
 
     Integers are decimal, raw bytes hexadecimal, times in the format `clock`. Control entries are
-    left out if columns or connections are chosen. Raises UsageError for missing columns.
+    left out if columns or connections are chosen. Raises UsageError for missing columns, and where
+    the file has none of the chosen connections.
     """
     names = choose_columns(capture, selection)
     text = ClockText(capture, clock)
     heading = "\t".join(for_terminal(name) or "?" for name in names)
     out.write(f"# {heading}\n".encode("utf-8", "backslashreplace"))
-    choose = functools.partial(_choose_entries, capture, selection)
+    seen: set[tuple[int, int]] = set()
+    choose = functools.partial(_choose_entries, capture, selection, seen)
     write_entries(capture, _cells(capture, names, text), "\n", choose, out)
+    if selection.connections and (note := find_missing(selection.connections, seen, capture.path)):
+        say(f"pmgraph: {note}")
 
 
-def _choose_entries(capture: Capture, selection: Selection, rows: Array) -> Array | None:
-    """(n,) whether an entry is printed; None: all are."""
+def _choose_entries(
+    capture: Capture, selection: Selection, seen: set[tuple[int, int]], rows: Array
+) -> Array | None:
+    """(n,) whether an entry is printed; None: all are. seen: gets the ports of the chosen."""
     if not (selection.columns or selection.connections):
         return None
     found = {
         name: decode(rows, capture.columns_by_name[name], capture.header.endian)
         for name in (key_columns(capture) if selection.connections else ())
     }
-    mask: Array = match_ports(found, selection.connections, len(rows)) & ~capture.control_of(rows)
+    mask: Array = match(found, selection.connections, len(rows)) & ~capture.control_of(rows)
+    if selection.connections and mask.any():
+        ports = np.unique(np.stack((found["lport"][mask], found["rport"][mask])), axis=1)
+        seen.update(map(tuple, ports.T.tolist()))
     return mask
 
 

@@ -21,10 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from formats.base.cli import say
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
 from formats.base.files import already_there, create_file
 from formats.base.limits import MOST_LISTED
+from formats.base.ports import find_missing
 from formats.pmgraph.arrays import Array
 from formats.pmgraph.clock import Seconds
 from formats.pmgraph.connections import Connection, find_connections, read_chunks
@@ -46,6 +48,8 @@ def write_xgraph(
     numbers are relative, as in the graphs. Raises FileError if a file exists already.
     """
     connections = find_connections(capture, selection.connections)
+    if note := find_missing(selection.connections, connections.port_pairs(), capture.path):
+        say(f"pmgraph: {note}")
     if len(connections) > MOST_LISTED:
         raise UsageError(
             f"{capture.path} has {len(connections)} connections, more than the {MOST_LISTED} that "

@@ -81,7 +81,8 @@ def _packed(capture: Capture, records: Snapshots, name: str, order: str) -> Pack
     elif not column.is_integer and not capture.is_text(name):
         form = restore.ADDRESS if column.length == 16 else restore.BYTES
     values = {} if records.texts[name] is None else _strange(capture, records, column, form)
-    return Packed(name, column.offset, column.length, form, own, values)
+    none = capture.none_of(name)
+    return Packed(name, column.offset, column.length, form, own, values, none)
 
 
 def _strange(capture: Capture, records: Snapshots, column: Column, form: str) -> dict[str, Any]:
@@ -92,10 +93,13 @@ def _strange(capture: Capture, records: Snapshots, column: Column, form: str) ->
         kept = ~capture.control(piece.start, piece.stop)
         values = encode(capture.column(column.name, piece.start, piece.stop)[kept]).dictionary
         for value in values.to_pylist():
+            told = text(value)
+            if told is None:
+                continue
             if column.is_integer:
-                found[text(value)] = value & ((1 << 8 * column.length) - 1)
-            elif restore.guess(form, text(value), column.length) != value:
-                found[text(value)] = value.hex()
+                found[told] = value & ((1 << 8 * column.length) - 1)
+            elif restore.guess(form, told, column.length) != value:
+                found[told] = value.hex()
         if len(found) > MOST_STRANGE:
             raise FileError(f"{capture.path}: column {column.name} does not come out of Parquet")
     return found

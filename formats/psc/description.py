@@ -49,6 +49,19 @@ class Description:
         """Whether the file's schema declares this column as signed."""
         return bool(self._signed) and (column.name, column.length) in self._signed
 
+    def none_of(self, name: str) -> int | None:
+        """The value of a number, or 0 of bytes, that means that there is none: null in tables.
+
+        The file's schema declares it; None where it does not.
+        """
+        return self._nones.get(name)
+
+    @functools.cached_property
+    def _nones(self) -> dict[str, int]:
+        events = self.schema.events if self.schema else ()
+        fields = (field for event in events for field in event.fields)
+        return {field.name: none for field in fields if (none := field.none) is not None}
+
     @functools.cached_property
     def _signed(self) -> frozenset[tuple[str, int]]:
         if self.schema is None:

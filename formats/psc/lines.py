@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from formats.psc.entries import Entries
 
 Mask = npt.NDArray[np.bool_]
-Text = Callable[[Any], str]
-"""Returns the text for a value of a column. The value is an int or bytes."""
+Text = Callable[[Any], str | None]
+"""Returns the text for a value of a column, None for null. The value is an int or bytes."""
 
 _PAGE_BYTES = 1 << 20
 _CONNECTION = ("conn_id", "lport", "rport")
@@ -36,6 +36,8 @@ _QUOTES: dict[str, Callable[[str], str]] = {
     "json": json.dumps,
 }
 """How each form writes text."""
+_NULLS = {"json": "null"}
+"""How a form writes null; the others write nothing."""
 
 
 def write_lines(
@@ -49,7 +51,7 @@ def write_lines(
     quote = _QUOTES.get(form)
     if quote is None:
         raise UsageError(f"{form} is for Klogger logs", "choose csv or json")
-    is_json = form == "json"
+    is_json, null = form == "json", _NULLS.get(form, "")
     if not is_json:
         out.write((",".join(map(quote, texts)) + "\n").encode("utf-8", "backslashreplace"))
     cells = []
@@ -61,12 +63,13 @@ def write_lines(
         mark = '"' if is_json and column.is_time else ""
         before += f"{json.dumps(name)}:{mark}" if is_json else ""
         if text is not None:
-            quoted = _quoted(text, quote, share // (256 + 8 * column.length))
+            quoted = _quoted(text, quote, null, share // (256 + 8 * column.length))
             cells.append(text_cell(entries, column, before, quoted))
         elif column.is_time:
             cells.append(number_cell(entries, column, before, Kind.UTC, between=" "))
         else:
-            cells.append(number_cell(entries, column, before))
+            none = entries.none_of(name)
+            cells.append(number_cell(entries, column, before, none=none, null=null))
         before = f"{mark},"
     after = before[:-1] + ("}\n" if is_json else "\n")
     write_entries(
@@ -74,9 +77,16 @@ def write_lines(
     )
 
 
-def _quoted(text: Text, quote: Callable[[str], str], most: int) -> Text:
+def _quoted(
+    text: Text, quote: Callable[[str], str], null: str, most: int
+) -> Callable[[Any], str]:
     """The function that returns a value's text, quoted; it keeps `most` texts: values repeat."""
-    return functools.lru_cache(most)(lambda value: quote(text(value)))
+
+    def quoted(value: Any) -> str:
+        plain = text(value)
+        return null if plain is None else quote(plain)
+
+    return functools.lru_cache(most)(quoted)
 
 
 def number_cell(
@@ -91,7 +101,9 @@ def number_cell(
     return Cell(before, kind, column.offset, column.length, order, source, signed, **how)
 
 
-def text_cell(entries: Entries, column: Column, before: str, text: Text) -> Cell:
+def text_cell(
+    entries: Entries, column: Column, before: str, text: Callable[[Any], str]
+) -> Cell:
     """The cell of a column whose values text() converts."""
     at_start = Column(column.name, 0, column.length, flags=column.flags)
     signed = entries.is_signed(column)

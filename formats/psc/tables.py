@@ -3,13 +3,14 @@
 
 Exports have one row for each snapshot: the time as a timestamp of microseconds, enumerated values
 by name, addresses and names as text. They leave out control entries (tcpkmon verify reads them).
+Where the file's schema says that a value means that there is none, it is null.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,9 @@ _SAMPLE_STRIDE = 512
 def build_table(entries: Entries, names: Sequence[str]) -> Any:
     """Columns of all entries as one table; see Capture.table()."""
     pyarrow = import_pyarrow()
-    texts = {name: text_of if entries.is_text(name) else None for name in names}
+    texts = {
+        name: _or_none(entries, name, text_of) if entries.is_text(name) else None for name in names
+    }
     pieces = list(entries.chunks(_TABLE_ROWS)) or [slice(0, 0)]
     found = (entries.columns(names, piece.start, piece.stop) for piece in pieces)
     tables = [_make_table(entries, columns, texts, "ns") for columns in found]
@@ -57,12 +60,22 @@ def _make_table(
         if entries.columns_by_name[name].is_time:
             array = pyarrow.array(found[name], pyarrow.timestamp(unit, "UTC"))
         elif text is None:
-            array = fixed(found[name])
-        elif writers is None or (array := _strings(writers[name], found[name])) is None:
+            array = fixed(found[name], entries.none_of(name))
+        elif not writers or name not in writers or (
+            (array := _strings(writers[name], found[name])) is None
+        ):
             array = with_texts(encode(found[name]), text)
         arrays.append(array)
-        fields.append(pyarrow.field(name, array.type, nullable=False))
+        nullable = entries.none_of(name) is not None
+        fields.append(pyarrow.field(name, array.type, nullable))
     return pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields))
+
+
+def _or_none(entries: Entries, name: str, text: Callable[[bytes], str]) -> Text:
+    """The function that returns the text of a column's bytes; None for those that mean none."""
+    if entries.none_of(name) is None:
+        return text
+    return lambda data: text(data) if any(data) else None
 
 
 def _strings(writer: StringWriter, values: npt.NDArray[Any]) -> Any:
@@ -105,8 +118,12 @@ class Snapshots:
         self._reader = capture.column_reader(dict.fromkeys([*self.names, *self._keys]))
         enums = self._find_enums()
         self.texts = {name: self._text(name, enums.get(name)) for name in self.names}
-        texts = {name: text for name, text in self.texts.items() if text is not None}
-        self._writers = {name: StringWriter(text) for name, text in texts.items()}
+        # One of these writes no nulls.
+        self._writers = {
+            name: StringWriter(cast("Callable[[Any], str]", text))
+            for name, text in self.texts.items()
+            if text is not None and capture.none_of(name) is None
+        }
         self._plain_text = plain_text
 
     def write_text(self, form: str, out: BinaryIO) -> None:
@@ -204,7 +221,8 @@ class Snapshots:
             return None
         if column.is_integer and names is not None:
             return lambda value: names.get(value, str(value))
-        return text_of if self.capture.is_text(name) else _bytes_of
+        text = text_of if self.capture.is_text(name) else _bytes_of
+        return _or_none(self.capture, name, text)
 
 
 class _Buffer:

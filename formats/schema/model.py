@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -31,6 +32,7 @@ class Position:
 
 
 _NOWHERE = Position()
+_NONE = re.compile(r"none(-?[0-9]{1,20})")
 _T = TypeVar("_T", "Field", "Event", "Enum", "LogLevel")
 
 
@@ -44,6 +46,15 @@ class Field:
     unit: str = ""
     tags: frozenset[str] = frozenset()
     position: Position = field(default=_NOWHERE, compare=False, repr=False)
+
+    @property
+    def none(self) -> int | None:
+        """The value by which the kernel says that it has none, of the tag @noneN: null in tables.
+
+        Of a string 0: it is empty.
+        """
+        found = (match for tag in self.tags if (match := _NONE.fullmatch(tag)))
+        return min((int(match[1]) for match in found), default=None)
 
 
 @dataclass(frozen=True)

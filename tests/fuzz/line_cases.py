@@ -40,10 +40,13 @@ def random_cell(random: np.random.Generator, size: int, sides: int) -> Cell:
     else:
         source, length = Source.INTEGER, min(length, 8)
     before = str(random.choice(["", ",", '","', "ü\t", "x" * 90]))
+    has_none = kind == Kind.NUMBER and source == Source.INTEGER and random.integers(2)
+    none = int(random.choice([0, 1, 255, 65535, 99_999_999, 2**32 - 1])) if has_none else None
     return Cell(
         before, kind, offset, length, Endian(random.integers(3)), source, bool(random.integers(2)),
         int(random.choice([1, 1, 4096, 2**63])), int(random.choice([0, 0, 10**18])),
-        int(random.choice([6, 9])), str(random.choice(["T", " "])), text,
+        int(random.choice([6, 9])), str(random.choice(["T", " "])), text, none,
+        str(random.choice(["", "null", "8 letter"])),
     )  # fmt: skip
 
 
@@ -114,6 +117,8 @@ def value_by_hand(cell: Cell, row: bytes, sides: list[int]) -> str:
         bits = 8 * cell.length
         if cell.signed and cell.length in (1, 2, 4, 8) and number >= 2 ** (bits - 1):
             number -= 2**bits
+        if cell.none is not None and number == cell.none:
+            return cell.null
     if cell.kind == Kind.NUMBER:
         number = number * cell.factor % 2**64
         return str(signed_64(number) if cell.is_signed else number)

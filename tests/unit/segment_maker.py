@@ -29,6 +29,7 @@ class Maker:
     """Segments of a PSC capture; close() ends it."""
 
     chosen = "default"
+    schema_text = ""
 
     def __init__(self, folder: Path, rotates: bool = True) -> None:
         self.folder = folder
@@ -51,7 +52,7 @@ class Maker:
             version="test", kernel="test", settings={"tcpkmon": "test"}, dtype=self.dtype,
             cpus=CPUS, requested=2, recorded=2, programs=1, buffer_bytes=1 << 20,
             low_water_percent=75, columns=layout.columns, entry_size=layout.entry_size,
-            page_bytes=4096,
+            page_bytes=4096, schema_text=self.schema_text,
         )  # fmt: skip
         self.stream.begin(info, None, self.clocks)  # type: ignore[arg-type]
         self.stream.start()

@@ -146,7 +146,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, what, error in (
         ((path,), "nothing to cut by", UsageError),
         ((path, "-p", "7"), "not a connection", UsageError),
-        ((path, "-p", "7.8"), "no such connection", UsageError),
+        ((path, "-p", "7.8"), "no connection 7.8", UsageError),
         ((path, "--where", "nope > 1"), "no column 'nope'", UsageError),
         ((path, "--since", "noon"), "no time", UsageError),
         ((path, "--since", "5"), "does not add up", DamagedError),

@@ -88,8 +88,9 @@ def test_every_column_is_described() -> None:
         assert row[3] == field.unit
         assert row[4].replace("&lt;", "<").replace("&gt;", ">") == field.doc
     assert rows["bytes_acked"][2:] == [
-        "full", "bytes", "bytes the peer acknowledged", "`tcp_sock.bytes_acked`",
+        "full", "bytes", "bytes the peer acknowledged", "", "`tcp_sock.bytes_acked`",
     ]  # fmt: skip
+    assert rows["min_rtt_us"][5] == "4294967295" and rows["comm"][5] == "empty"
 
 
 def test_the_sizes_of_records_that_texts_name() -> None:

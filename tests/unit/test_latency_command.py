@@ -82,7 +82,7 @@ def test_one_connection(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run(folder, "-p", "80.5000", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["flows"]) == 1
     assert run(folder, "-p", "80.5001") == 2
-    assert "no such connection" in capsys.readouterr().err
+    assert ": no connection " in capsys.readouterr().err
 
 
 def test_losses_and_missing_ends_have_exit_code_3(

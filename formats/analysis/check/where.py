@@ -12,6 +12,7 @@ from formats.analysis.check.mistakes import Checker
 from formats.analysis.check.names import CONSTANTS
 from formats.analysis.check.values import Array, Table
 from formats.base.expressions import Assertion, ExpressionError, Mistake, parse_assertion
+from formats.base.ports import match_ports
 
 _WHAT = "connection"
 
@@ -41,12 +42,10 @@ def fulfil(table: why.Table, where: Assertion) -> Array:
 def choose(
     table: why.Table, where: Assertion | None, ports: tuple[tuple[int, int], ...] = ()
 ) -> why.Table:
-    """The connections that fulfil the condition, and are of one of these pairs of local and remote
-    port."""
+    """The connections that fulfil the condition, and have these pairs of ports, see base.ports."""
     kept = np.ones(len(table["conn_id"]), np.bool_)
     if where is not None:
         kept &= fulfil(table, where)
     if ports:
-        pairs = zip(table["lport"].tolist(), table["rport"].tolist(), strict=True)
-        kept &= np.fromiter((pair in ports for pair in pairs), np.bool_, len(kept))
+        kept &= match_ports(ports, table["lport"], table["rport"])
     return {name: values[kept] for name, values in table.items()}

@@ -15,6 +15,7 @@ from formats.analysis.latency.stages import EVENTS, ROUND_TRIP, TIMES, Chain, St
 from formats.analysis.latency.summary import COLUMNS, QUANTILES, Spread, Summary
 from formats.analysis.latency.survey import Survey
 from formats.analysis.latency.thinking import SHARES, Thought
+from formats.base.ports import match_ports
 from formats.base.text import address_of, text_of
 
 SIDES = {Chain.BOTH: "both ends", Chain.SENDER: "sender's end", Chain.RECEIVER: "receiver's end"}
@@ -267,11 +268,9 @@ def share(spread: Spread, whole_ns: float) -> float:
 
 
 def find_flows(survey: Survey, ports: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """(f,) the flows of connections with these pairs of local and remote port; all if none."""
+    """(f,) the flows of connections with these pairs of ports, see base.ports; all if none."""
     wanted = np.full(len(survey.sender), not ports)
-    ends = survey.ends
-    for local, remote in ports:
-        mine = (ends["lport"] == local) & (ends["rport"] == remote)
-        mine |= (ends["lport"] == remote) & (ends["rport"] == local)
+    if ports:
+        mine = match_ports(ports, survey.ends["lport"], survey.ends["rport"])
         wanted[survey.out[mine]] = wanted[survey.inn[mine]] = True
     return wanted
