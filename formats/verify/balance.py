@@ -27,12 +27,10 @@ import numpy as np
 from formats.verify.ledger import (
     ASIDE,
     COLLECTED,
-    CPU_COUNTERS,
     KERNEL,
     LATE_STAGE,
     NUMBERED,
     Ledger,
-    Table,
     by_cpu,
     counted,
     counted_keys,
@@ -249,7 +247,7 @@ def subtract(rows: list[Row], before: list[Row]) -> None:
 def _attribute_damaged(rows: list[Row], ledger: Ledger, damaged: str) -> None:
     """Take from `pending` what is lost for good: all of it in the end, as a file that was repaired
     lacks what is damaged too; before, as much as the row's CPU knows to be damaged."""
-    cpus = ledger.cpus or Table(CPU_COUNTERS)
+    cpus = ledger.cpu_rows
     left = dict(zip(cpus.keys.tolist(), cpus["damaged"].tolist(), strict=True))
     for row in rows:
         told = min(max(row.pending, 0), left.get(row.cpu or 0, 0))

@@ -15,6 +15,7 @@ A point is what a record is of: a location or an event. formats/verify/balance.p
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ import numpy as np
 
 from formats.base.causes import COLLECTOR_CAUSES, KERNEL_CAUSES
 from formats.base.limits import MOST_CPUS
-from formats.verify.report import I64, U64
+from formats.verify.report import I64, U64, Missed
 
 ASIDE = ("filtered", "unchanged", "limited", "shed")
 KERNEL, COLLECTED = tuple(KERNEL_CAUSES), tuple(COLLECTOR_CAUSES)
@@ -35,6 +36,8 @@ LATE_STAGE = ("queue_full", "disk_full", "write_error")
 """Those of the collector of which a capture does not know the CPU."""
 COUNTERS = ("attempts", *ASIDE, "written", *KERNEL, *COLLECTED, "in_file")
 CPU_COUNTERS = ("serials", "read", "damaged", "late", "ring_lost")
+PROGRAM_COUNTERS = ("missed", "kprobe_missed")
+POINTS_PART, CPUS_PART, PROGRAMS_PART = "points", "cpus", "programs"
 
 IN_FLIGHT = 64
 """Events that may be half counted when a ledger before the last reads the kernel's counters."""
@@ -82,10 +85,11 @@ class Table:
 class Ledger(ABC):
     """One ledger of the file. A format's subclass says how to call things, and where they are.
 
-    index: the entry number that its problems name; number: which ledger of the file it is.
-    points: COUNTERS by cpu << 16 | point, a file without CPUs has cpu 0. cpus: CPU_COUNTERS by CPU;
-    None where the file lacks them. parts: tables of which no counter ever falls, by what a row of
-    them is called. counts: records in the file before this ledger, by cpu * POINTS + point.
+    index: the entry number that its problems name; stop: that of the entry behind it; number: which
+    ledger of the file it is. points: COUNTERS by cpu << 16 | point, a file without CPUs has cpu 0.
+    cpus: CPU_COUNTERS by CPU; None where the file lacks them, although it should not. programs:
+    PROGRAM_COUNTERS and others, by a key that program() knows. No counter of these ever falls.
+    counts: records in the file before this ledger, by cpu * POINTS + point.
     """
 
     texts: ClassVar[Mapping[str, str]]
@@ -96,28 +100,49 @@ class Ledger(ABC):
     final ledger alone."""
     lasting: ClassVar[frozenset[str]] = frozenset()
     """Parts that a ledger may leave out."""
+    is_base = False
+    """It is the first of a later segment: it counts what the segments before hold."""
+    is_sound = True
+    """Its numbers can be."""
+    is_counted = True
+    """Nothing before it is damaged, so that its records can be counted."""
+    repaired = 0
+    """So many records that it counts a repair left out of the file."""
+    stamp_ns: int | None = None
+    """Its time; None: unknown."""
 
     def __init__(
         self,
         index: int,
+        stop: int,
         number: int,
         final: bool,
-        counts: I64,
         points: Table,
         cpus: Table | None,
-        parts: Mapping[str, Table],
+        programs: Table,
     ) -> None:
         self.index = index
+        self.stop = stop
         self.number = number
         self.final = final
-        self.counts = counts
+        self.counts: I64 = np.zeros(0, np.int64)
         self.points = points
         self.cpus = cpus
-        self.parts = parts
+        self.cpu_rows = Table(CPU_COUNTERS) if cpus is None else cpus
+        self.programs = programs
+        self.parts = {POINTS_PART: points, CPUS_PART: self.cpu_rows, PROGRAMS_PART: programs}
 
     @abstractmethod
     def where(self, key: int, has_cpu: bool = True) -> str:
         """The name of a key of `points` for a person; has_cpu: its CPU is known."""
+
+    @abstractmethod
+    def program(self, key: int) -> tuple[int, str]:
+        """The point and the name of a key of `programs`."""
+
+    def cpu(self, key: int) -> str:
+        """What comes before a counter of a CPU."""
+        return f"CPU {key}: "
 
     def entry(self, counter: str, key: int) -> int:
         """The entry that holds a counter of a key of `points`."""
@@ -125,15 +150,66 @@ class Ledger(ABC):
 
     def cpu_entry(self, cpu: int) -> int:
         """The entry that holds the counters of a CPU."""
-        return self.index
+        return self.cpu_rows.entry(cpu, self.index)
 
-    @abstractmethod
     def fell(self, part: str, key: int, counter: str, then: int, now: int) -> tuple[int, str]:
         """Entry and words for a counter that is smaller than in the ledger before."""
+        if part == POINTS_PART:
+            entry, what = self.entry(counter, key), f"{self.where(key)}: {counter}"
+        elif part == CPUS_PART:
+            entry, what = self.cpu_entry(key), f"{self.cpu(key)}{counter}"
+        else:
+            entry, what = self.programs.entry(key, self.index), self.program(key)[1]
+        return entry, self.texts["fell"].format(what=what, then=then, now=now)
 
     def room(self, check: str) -> int | None:
         """How far off this ledger may be in a check; None where it is not made."""
         return 0 if self.final else self.slack.get(check)
+
+    @property
+    def digest(self) -> str:
+        """Of all its counters: two with the same rows have the same. Empty where it has none."""
+        tables, found = (self.points, self.cpu_rows), hashlib.sha256()
+        if not len(self.programs.keys) and not any(one.values.any() for one in tables):
+            return ""
+        for one in tables:
+            found.update(one.keys.tobytes() + one.values.tobytes())
+        names = [self.program(key) for key in self.programs.keys.tolist()]
+        for at in sorted(range(len(names)), key=names.__getitem__):  # keys differ between files
+            found.update(self.programs.values[at].tobytes())
+        return found.hexdigest()
+
+    def missed(self, since: Ledger | None = None) -> list[Missed]:
+        """What the programs never saw, of those that missed any. since: after this ledger."""
+        keys, counts = self.programs.keys, self.programs.values[:, : len(PROGRAM_COUNTERS)]
+        if since is not None:
+            counts = counts - since.programs.at(keys).values[:, : len(PROGRAM_COUNTERS)]
+        return [
+            Missed(*self.program(key), *row)
+            for key, row in zip(keys.tolist(), counts.tolist(), strict=True)
+            if any(row)
+        ]
+
+
+class NamedPrograms:
+    """The keys of programs that a file tells by name, the same in all of its ledgers."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._keys: dict[str, int] = {}
+
+    def table(self, found: Mapping[str, Sequence[int]]) -> Table:
+        """Of what each missed, by its name."""
+        keys = [self._keys.setdefault(name, len(self._keys)) for name in found]
+        self.names = [*self._keys]
+        missed = np.array([*found.values()], np.int64).astype(np.uint64)
+        return sorted_table(PROGRAM_COUNTERS, np.array(keys, np.int64), missed)
+
+
+def sorted_table(names: Sequence[str], keys: I64, values: U64) -> Table:
+    """A table of rows in any order. values: (n, names)."""
+    order = np.argsort(keys, kind="stable")
+    return Table(names, keys[order], values.reshape(len(keys), len(names))[order])
 
 
 class Tally:
@@ -161,9 +237,10 @@ class Tally:
             self.counts = np.append(self.counts, np.zeros(more, np.int64))
         self.counts[place] += counts[inside]
 
-    def of_point(self, point: int) -> int:
-        """How many of a point there are, on all CPUs."""
-        return int(self.counts[point::POINTS].sum())
+
+def of_point(counts: I64, point: int) -> int:
+    """How many of a point there are, on all CPUs."""
+    return int(counts[point::POINTS].sum())
 
 
 def counted_keys(counts: I64) -> I64:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,18 +134,6 @@ class Missed:
     name: str
     recursion: int
     kprobe: int
-
-
-def missed_since(
-    programs: Mapping[str, Sequence[int]], before: Mapping[str, Sequence[int]]
-) -> list[Missed]:
-    """What programs missed, by name and both ways, after an earlier count; of those that missed
-    any. Their places are not numbered."""
-    found = {}
-    for name, row in programs.items():
-        old = before.get(name, (0, 0))
-        found[name] = row[0] - old[0], row[1] - old[1]
-    return [Missed(0, name, *counts) for name, counts in found.items() if any(counts)]
 
 
 def find_unproven(settings: object) -> dict[str, str]:

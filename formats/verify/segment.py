@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -65,14 +64,6 @@ class Part:
         """Plain values for JSON."""
         previous = self.previous.name if self.previous else None
         return {"capture": self.capture, "number": self.number, "previous": previous}
-
-
-def digest_of(*arrays: Any) -> str:
-    """Of the counters of a ledger: two with the same rows have the same."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(array.tobytes())
-    return found.hexdigest()
 
 
 def find_part(settings: object) -> Part | None:

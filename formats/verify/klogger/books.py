@@ -6,7 +6,7 @@ One dump holds a whole ledger: a LEDGER for each event, a CPU_LEDGER, PROGRAM_LE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -19,17 +19,19 @@ from formats.verify.ledger import (
     COLLECTED,
     COUNTERS,
     CPU_COUNTERS,
+    CPUS_PART,
     IN_FLIGHT,
     NUMBERED,
+    PROGRAM_COUNTERS,
+    PROGRAMS_PART,
     Ledger,
-    Table,
+    NamedPrograms,
+    sorted_table,
 )
-from formats.verify.report import I64, LISTED_AT_ONCE, Missed, Problems, missed_since
-from formats.verify.segment import digest_of
+from formats.verify.report import I64, LISTED_AT_ONCE, Problems
 
 LEDGER, CPU_LEDGER, PROGRAM_LEDGER = LEDGERS = ("LEDGER", "CPU_LEDGER", "PROGRAM_LEDGER")
 _TOO_MANY = np.uint64(1 << 63)
-PROGRAM_COUNTERS = ("missed", "kprobe_missed")
 Name = Callable[[int], "str | None"]
 
 
@@ -55,16 +57,15 @@ def _programs(batch: LogBatch, count: int) -> list[str]:
     return [bytes(text).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for text in rows]
 
 
-@dataclass(frozen=True)
+@dataclass
 class SoFar:
     """What the file holds before a ledger.
 
-    entry: the ledger's first record; counts: (NUMBERS,) records by point; kernel: how many of them
-    are the kernel's; highest: the serial of the last of these, as the kernel gave it out.
+    entry: the ledger's first record; kernel: how many records are the kernel's; highest: the serial
+    of the last of these, as the kernel gave it out.
     """
 
     entry: int
-    counts: I64
     kernel: int
     highest: int
 
@@ -83,9 +84,8 @@ class Gathered:
         self.programs: dict[str, list[int]] = {}
         self.finals: set[int] = set()
 
-    def feed(self, batch: LogBatch) -> None:
-        """The ledger's records of a batch of the dump."""
-        present = {event.name for event in batch.events()}
+    def feed(self, batch: LogBatch, present: Set[str]) -> None:
+        """The ledger's records of a batch of the dump. present: the names of its events."""
         if LEDGER in present:
             rows = self._rows(batch, LEDGER, ("number", *COUNTERS))
             self.events = np.concatenate((self.events, rows))
@@ -117,15 +117,7 @@ class Dump:
     kernel: int = 0
     told_bytes: list[int] = field(default_factory=list)
     ledger: Gathered | None = None
-    ledger_ns: int = -1
-
-    def closes(self, end_ns: int | None) -> bool:
-        """Whether it holds the ledger of the log's CPU that was made for the log's end: a final
-        one, or one of the time end_ns."""
-        ledger = self.ledger
-        if ledger is None or not len(ledger.cpu):
-            return False
-        return ledger.finals == {1} or self.ledger_ns == end_ns
+    ledger_ns: int | None = None
 
 
 @dataclass
@@ -153,51 +145,46 @@ class LogLedger(Ledger):
             "ring_lost": "the ring itself counts {told} that found no room, the ledger {found}",
             "late": "{told} records late on the CPU, {found} by event",
             "in file": "{where}: {found} records in the file before a ledger that counts {told}",
+            "fell": "{what} fell from {then} to {now}",
         }
     )
     slack = MappingProxyType(
         dict.fromkeys(("attempts", "serials", "came out", "read"), IN_FLIGHT) | {"late": 0}
     )
-    lasting = frozenset({CPU_LEDGER, PROGRAM_LEDGER})
+    lasting = frozenset({CPUS_PART, PROGRAMS_PART})
 
     def __init__(
-        self, gathered: Gathered, number: int, name: Name, programs: dict[str, int]
+        self, gathered: Gathered, stop: int, number: int, name: Name, programs: NamedPrograms
     ) -> None:
-        """programs: the keys of all programs of the log so far; new ones are added."""
+        """stop: the record behind it; programs: all of the log so far; new ones are added."""
         self.gathered = gathered
         self._name = name
-        self._programs = programs
+        self._names = programs
+        self.before = gathered.before
         events, cpu = gathered.events, gathered.cpu[-1:]
         is_known = np.array([name(point) is not None for point in range(NUMBERS)])
         inside = events[(events[:, 0] >= 0) & (events[:, 0] < NUMBERS)]
-        points = inside[is_known[inside[:, 0]]]
-        keys = [programs.setdefault(program, len(programs)) for program in gathered.programs]
-        missed = np.array([*gathered.programs.values()], np.int64)
-        parts = {
-            LEDGER: _table(COUNTERS, points[:, 0], points[:, 1:]),
-            CPU_LEDGER: _table(CPU_COUNTERS, np.zeros(len(cpu), np.int64), cpu),
-            PROGRAM_LEDGER: _table(PROGRAM_COUNTERS, np.array(keys, np.int64), missed),
-        }
-        before = self.before = gathered.before
-        self.lacks_cpu = not len(cpu) and bool(before.kernel or parts[LEDGER]["written"].any())
-        final, cpus = gathered.finals == {1}, None if self.lacks_cpu else parts[CPU_LEDGER]
-        super().__init__(before.entry, number, final, before.counts, parts[LEDGER], cpus, parts)
+        rows = inside[is_known[inside[:, 0]]]
+        points = sorted_table(COUNTERS, rows[:, 0], rows[:, 1:].astype(np.uint64))
+        self.lacks_cpu = not len(cpu) and bool(self.before.kernel or points["written"].any())
+        cpus = sorted_table(CPU_COUNTERS, np.zeros(len(cpu), np.int64), cpu.astype(np.uint64))
+        super().__init__(
+            self.before.entry, stop, number, gathered.finals == {1}, points,
+            None if self.lacks_cpu else cpus, programs.table(gathered.programs),
+        )  # fmt: skip
 
     def where(self, key: int, has_cpu: bool = True) -> str:
         return self._name(key) or f"event {key}"
 
-    def fell(self, part: str, key: int, counter: str, then: int, now: int) -> tuple[int, str]:
-        if part == PROGRAM_LEDGER:
-            part = list(self._programs)[key]
-        elif part == LEDGER:
-            part = f"{self.where(key)}: {counter}"
-        elif part == CPU_LEDGER:
-            part = counter
-        return self.index, f"{part} fell from {then} to {now}"
+    def program(self, key: int) -> tuple[int, str]:
+        return 0, self._names.names[key]
+
+    def cpu(self, key: int) -> str:
+        return ""
 
     def of_cpu(self, counter: str) -> int:
         """A counter of the CPU; 0 where the ledger has none."""
-        return int(self.parts[CPU_LEDGER][counter].sum())
+        return int(self.cpu_rows[counter].sum())
 
     @property
     def lost_numbered(self) -> int:
@@ -207,7 +194,7 @@ class LogLedger(Ledger):
     @property
     def is_quiet(self) -> bool:
         """Whether nothing was ever attempted on this CPU."""
-        told = self.points.values.any() or self.parts[CPU_LEDGER].values.any()
+        told = self.points.values.any() or self.cpu_rows.values.any()
         return not (told or self.before.kernel)
 
     def check_form(self, problems: Problems) -> bool:
@@ -222,7 +209,7 @@ class LogLedger(Ledger):
             say(f"two ledgers of event {point} in one dump")
         for point in points[~np.isin(points, self.points.keys)][:NUMBERS]:
             say(f"a ledger of event {point}, which the log does not know")
-        if any((self.parts[part].values >= _TOO_MANY).any() for part in (LEDGER, CPU_LEDGER)):
+        if any((one.values >= _TOO_MANY).any() for one in (self.points, self.cpu_rows)):
             say("a counter of the ledger is beyond all measure")
             return False
         return True
@@ -241,24 +228,3 @@ class LogLedger(Ledger):
         elif missing < lost - (0 if self.final else IN_FLIGHT):
             what = f"{missing} serials are missing so far, fewer than the {lost} lost"
             problems.add(self.index, what)
-
-    @property
-    def digest(self) -> str:
-        """Of all its counters: see formats/verify/segment.py; empty where it has none."""
-        told = self.gathered.programs
-        programs = np.array([row for _, row in sorted(told.items())], np.uint64)
-        tables = [self.parts[part] for part in (LEDGER, CPU_LEDGER)]
-        if not len(programs) and not any(one.values.any() for one in tables):
-            return ""
-        return digest_of(*(a for one in tables for a in (one.keys, one.values)), programs)
-
-    def missed(self, since: LogLedger | None = None) -> list[Missed]:
-        """What the programs never saw, of those that missed any; their places are not numbered.
-        since: after this ledger."""
-        before = {} if since is None else since.gathered.programs
-        return missed_since(self.gathered.programs, before)
-
-
-def _table(names: Sequence[str], keys: I64, values: I64) -> Table:
-    order = np.argsort(keys, kind="stable")
-    return Table(names, keys[order], values[order].astype(np.uint64))

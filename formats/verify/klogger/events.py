@@ -22,6 +22,7 @@ WORDS = {
     "checkpoint": "ledger",
     "location": "event",
     "snapshot": "record",
+    "numbers": "serials",
 }
 """What a person knows as something else in a log: the words of a report."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from formats.base.reconciled import WORDS as RECONCILED_WORDS
 from formats.klogger.logs import LOG_NAME, PREFIX, find_logs
 from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
-from formats.verify.klogger.dump import join_windows
 from formats.verify.klogger.events import WORDS
-from formats.verify.klogger.segment import join_parts
 from formats.verify.report import Problem, Report, Row
+from formats.verify.segment import UNKNOWN, Part
+from formats.verify.window import evicted_words
 
 _SAME = ("schema", "host", "kernel", "settings", "events")
 
@@ -60,8 +61,8 @@ def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Repo
     if len({reason for reason in reasons if reason}) > 1:
         _add(whole, "the logs say that the capture ended for different reasons")
     _compare(whole, paths)
-    whole.part = join_parts(reports)
-    join_windows(whole, reports)
+    whole.part = _join_parts(reports)
+    _join_windows(whole, reports)
     told = (note for one in reports for note in one.notes)
     whole.notes += [note for note in told if note.startswith(RECONCILED_WORDS)]
     return whole
@@ -117,3 +118,36 @@ def _count(whole: Report, settings: object, paths: Sequence[Path]) -> None:
 def _add(whole: Report, what: str) -> None:
     whole.problems.append(Problem(0, -1, what))
     whole.problems_total += 1
+
+
+def _join_parts(reports: Sequence[Report]) -> Part | None:
+    """The segment whose logs have these reports; None where they are none."""
+    parts = [one.part for one in reports if one.part is not None]
+    if not parts:
+        return None
+    previous = parts[0].previous
+    serials = dict(previous.serials) if previous is not None else {}
+    for part in parts:
+        serials |= part.serials
+    unsure = any(part.unsure for part in parts)
+    return replace(
+        parts[0],
+        entries=sum(part.entries for part in parts) + (previous.entries if previous else 0),
+        last_seq=UNKNOWN if unsure else sum(serials.values()),
+        goes_on=all(part.goes_on for part in parts),
+        unsure=unsure,
+        serials=serials,
+        first="".join(part.first for part in parts),
+        last="".join(part.last for part in parts),
+    )
+
+
+def _join_windows(whole: Report, reports: Sequence[Report]) -> None:
+    """What all logs of a dump hold."""
+    lines = list(dict.fromkeys(line for one in reports for line in one.window))
+    spans = [line for line in lines if line.startswith(("complete from", "not complete from"))]
+    worst = next((line for line in spans if line.startswith("not")), spans[0] if spans else "")
+    whole.evicted = sum(one.evicted for one in reports)
+    if worst:
+        evicted = f"{worst}; {evicted_words(whole.evicted)}"
+        whole.window = [evicted, *(line for line in lines if line not in spans)]

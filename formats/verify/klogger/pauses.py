@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,21 +13,19 @@ from formats.klogger.table import LogFormat
 from formats.verify.klogger.books import integers
 
 START, FINISH = "KLOGGER_START", "KLOGGER_FINISH"
-ERROR, DISABLED = 4, 5
-"""Values of KLOGGER_FINISH.reason: logging ended with an error; it was only switched off."""
+DISABLED = 5
+"""Value of KLOGGER_FINISH.reason: logging was only switched off."""
 
 
 class Pauses:
     """Follows a log. begun: it begins with KLOGGER_START; end_reason, end_at, end_ns: the
-    KLOGGER_FINISH that is no pause, by name, which record it is, its time; failed: its reason is
-    an error.
+    KLOGGER_FINISH that is no pause, by name, which record it is, its time.
     """
 
     def __init__(self, log: LogFormat) -> None:
         self.begun = False
         self.end_reason: str | None = None
         self.end_at = self.end_ns = -1
-        self.failed = False
         self.wrong: list[tuple[int, str]] = []
         event = log.find_event(FINISH)
         field = event.find_field("reason") if event is not None else None
@@ -35,9 +35,11 @@ class Pauses:
         self._paused_ns = 0
         self._records_off = 0
 
-    def feed(self, batch: LogBatch, kernel: NDArray[np.int64], first: int) -> None:
-        """A batch; `kernel`: places of the kernel's records; first: number of its first record."""
-        present = {event.name for event in batch.events()}
+    def feed(
+        self, batch: LogBatch, present: Set[str], kernel: NDArray[np.int64], first: int
+    ) -> None:
+        """A batch; present: the names of its events; `kernel`: places of the kernel's records;
+        first: number of its first record."""
         changes: list[tuple[int, int | None]] = []
         if START in present:
             changes += [(at, None) for at in batch.where(START).tolist()]
@@ -72,7 +74,6 @@ class Pauses:
             self.wrong.append((record, "a second KLOGGER_FINISH that ends the log"))
         self.end_reason = self._reasons.get(reason, str(reason)).lower().replace("_", " ")
         self.end_at, self.end_ns = record, time_ns
-        self.failed = reason == ERROR
 
     def _off(self, kernel: NDArray[np.int64], start: int, stop: int, first: int) -> None:
         """The kernel's records between two places while logging is off: there should be none."""

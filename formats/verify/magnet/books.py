@@ -21,12 +21,18 @@ from formats.magnet.control import (
     points_of,
     table,
 )
-from formats.verify.ledger import COUNTERS, IN_FLIGHT, Ledger, Table
-from formats.verify.report import I64, U64, Missed, missed_since
-from formats.verify.segment import digest_of
+from formats.verify.ledger import (
+    COUNTERS,
+    IN_FLIGHT,
+    PROGRAM_COUNTERS,
+    PROGRAMS_PART,
+    Ledger,
+    NamedPrograms,
+    Table,
+    sorted_table,
+)
+from formats.verify.report import I64, U64
 
-POINTS_PART, CPUS_PART, PROGRAMS_PART = "points", "cpus", "programs"
-PROGRAM_COUNTERS = ("missed", "kprobe_missed")
 _MOST = 1 << 63
 
 
@@ -48,6 +54,7 @@ class MagnetLedger(Ledger):
             "late": "CPU {cpu}: {told} records late, but its events add up to {found}",
             "in file": "{where}: {found} records in the file before ledger {number}, "
             "which counts {told}",
+            "fell": "{what} falls from {then} to {now}",
         }
     )
     slack = MappingProxyType(dict.fromkeys(("attempts", "serials", "came out", "late"), IN_FLIGHT))
@@ -56,53 +63,33 @@ class MagnetLedger(Ledger):
     def __init__(
         self,
         index: int,
+        stop: int,
         values: Mapping[str, Any],
-        counts: I64,
         names: Mapping[int, str],
-        programs: dict[str, int],
+        programs: NamedPrograms,
     ) -> None:
-        """programs: the keys of all programs so far; new ones are added."""
+        """programs: all of the file so far; new ones are added."""
         found, final = number(values, "checkpoint", 1 << 31), number(values, "final", 1)
         if found is None or final is None:
             raise DamagedError("a LEDGER has no number")
         points, cpus = _points(values, names), _cpus(values)
-        self.programs = _programs(values)
-        keys = np.array([programs.setdefault(one, len(programs)) for one in self.programs])
-        missed = np.array([*self.programs.values()], np.uint64)
-        parts = {
-            POINTS_PART: points,
-            CPUS_PART: cpus,
-            PROGRAMS_PART: _table(PROGRAM_COUNTERS, keys.astype(np.int64), missed),
-        }
-        super().__init__(index, found, final == 1, counts, points, cpus, parts)
-        self.cpu_rows = cpus
+        missed = programs.table(_programs(values))
+        super().__init__(index, stop, found, final == 1, points, cpus, missed)
+        self.stamp_ns = number(values, "time_ns", 1 << 62)
         self._names = names
+        self._programs = programs
 
     def where(self, key: int, has_cpu: bool = True) -> str:
         name = self._names.get(key & 0xFFFF, str(key & 0xFFFF))
         return f"CPU {key >> 16}, {name}" if has_cpu else name
 
-    def fell(self, part: str, key: int, counter: str, then: int, now: int) -> tuple[int, str]:
-        what = f"CPU {key}" if part == CPUS_PART else "a program"
-        if part == POINTS_PART:
-            what = self.where(key)
-        return self.index, f"{what}: {counter} falls from {then} to {now}"
+    def program(self, key: int) -> tuple[int, str]:
+        return 0, self._programs.names[key]
 
     def missing(self) -> int:
         """How many serials that were given out are not in the file."""
         serials, in_file = self.cpu_rows["serials"].sum(), self.points["in_file"].sum()
         return int(serials) - int(in_file)
-
-    @property
-    def digest(self) -> str:
-        """Of all its counters: see formats/verify/segment.py."""
-        programs = np.array([row for _, row in sorted(self.programs.items())], np.uint64)
-        tables = (self.points, self.cpu_rows)
-        return digest_of(*(a for one in tables for a in (one.keys, one.values)), programs)
-
-    def missed(self, since: MagnetLedger | None = None) -> list[Missed]:
-        """What the programs never saw; their places are not numbered. since: after this ledger."""
-        return missed_since(self.programs, {} if since is None else since.programs)
 
 
 def _points(values: Mapping[str, Any], names: Mapping[int, str]) -> Table:
@@ -134,8 +121,7 @@ def _programs(values: Mapping[str, Any]) -> dict[str, list[int]]:
 def _table(names: tuple[str, ...], keys: I64, values: U64) -> Table:
     if len(np.unique(keys)) < len(keys):
         raise DamagedError(f"a {LEDGER} has a row twice")
-    order = np.argsort(keys, kind="stable")
-    return Table(names, keys[order], values.reshape(len(keys), len(names))[order])
+    return sorted_table(names, keys, values)
 
 
 assert {*POINT_COUNTERS, SHED} == set(COUNTERS)

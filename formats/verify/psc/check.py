@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads one capture from start to end, a segment at a time, and runs all of verify's checks."""
+"""Reads one capture from start to end, a segment at a time: the tape of a PSC file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -12,17 +13,13 @@ from formats.base import control
 from formats.base.causes import KILLED
 from formats.base.errors import DamagedError, UnprovenError
 from formats.base.limits import MOST_CPUS
-from formats.base.reconciled import Reconciled, What, from_words
-from formats.base.shedding import steps_of
+from formats.base.reconciled import Reconciled, from_words
 from formats.psc.header import HEADER_DAMAGED
 from formats.psc.reader import Capture, open_capture
-from formats.verify.balance import build_rows, check_before, compare_rings, subtract
-from formats.verify.changes import ChangeCheck
+from formats.psc.states import described, find_states
 from formats.verify.ledger import POINTS
-from formats.verify.psc.checkpoints import Checkpoint
 from formats.verify.psc.clock import ClockCheck
 from formats.verify.psc.cuts import tell_cuts
-from formats.verify.psc.dump import DumpCheck, Window, tell_states
 from formats.verify.psc.entries import (
     NO_ROWS,
     ControlRows,
@@ -31,23 +28,21 @@ from formats.verify.psc.entries import (
     is_number,
     is_ours,
 )
-from formats.verify.psc.landmarks import EARLY, Landmarks
+from formats.verify.psc.landmarks import Landmarks
 from formats.verify.psc.losses import LossSums, check_losses, check_serials
 from formats.verify.psc.sequence import SequenceCheck, SequenceReader, is_unsure
 from formats.verify.psc.serials import SerialCheck
 from formats.verify.report import (
-    DAMAGED,
     I64,
     LISTED_AT_ONCE,
     LOSSES,
-    NOT_CLOSED,
     Mask,
     Problems,
     Report,
-    find_unproven,
-    find_unseen,
-)  # fmt: skip
-from formats.verify.segment import Part, Previous, find_part
+)
+from formats.verify.run import Run
+from formats.verify.segment import Part
+from formats.verify.tape import Decoder, End, Item, Told, reason_of
 
 SEGMENT_ROWS = 1 << 16
 
@@ -75,11 +70,7 @@ def verify_capture(capture: Capture) -> Report:
     problems = Problems(offset, entry_size)
     report = Report(str(capture.path), count, size_bytes, is_ours(capture))
     if report.ledger:
-        try:
-            report.part = find_part(capture.settings)
-        except ValueError as error:
-            problems.add_header(str(error))
-        _LedgerRun(capture, problems, report).run()
+        Run(_Decoder(capture, problems, report)).run()
     elif has_our_header(capture):
         report.error = "the header describes no ledger, although tcpkmon wrote it: it is damaged"
     elif capture.seq_column is None:
@@ -95,8 +86,6 @@ def verify_capture(capture: Capture) -> Report:
         _judge_cut(capture, report, problems, offset)
     if not capture.header.is_intact:
         problems.add_header(HEADER_DAMAGED)
-    report.unproven = find_unproven(capture.settings)
-    report.notes += find_unseen(capture.settings)
     report.unchecked += _unchecked(capture, report.ledger)
     report.settle(problems)
     report.notes.extend(text for text in capture.warnings if text != HEADER_DAMAGED)
@@ -122,43 +111,53 @@ def _judge_cut(capture: Capture, report: Report, problems: Problems, offset: int
     problems.add(len(capture), "the file is cut short within an entry")
 
 
-class _LedgerRun:
-    """One pass over a file that has control entries."""
+class _Decoder(Decoder):
+    """The tape of a file that has control entries."""
 
     def __init__(self, capture: Capture, problems: Problems, report: Report) -> None:
+        super().__init__(report, problems, capture.settings)
         self._capture = capture
-        self._problems = problems
-        self._report = report
-        previous = report.part.previous if report.part is not None else None
-        self._has_cpu = is_number(capture, "cpu")
-        self._has_serial = self._has_cpu and is_number(capture, "serial")
+        self.has_cpu = is_number(capture, "cpu")
+        self._has_serial = self.has_cpu and is_number(capture, "serial")
         self._has_mono = is_number(capture, "time_ns")
         time = capture.columns_by_name.get("time")
         self._has_time = time is not None and time.is_time
         self._reader = SequenceReader(capture, problems)
-        last_seq = previous.last_seq if previous else 0
-        self._sequence = SequenceCheck(problems, ledger=True, before=last_seq)
-        self._serials = SerialCheck(problems, previous.serials if previous else None)
+        self._sequence = SequenceCheck(problems, ledger=True, before=self.before.last_seq)
+        self._serials = SerialCheck(problems, self.before.serials)
         self._clock = ClockCheck(problems)
-        self._sums = LossSums(before=previous or Previous())
-        self._changes = ChangeCheck(problems)
-        self._marks = Landmarks(problems, self._has_cpu, self._sums, previous)
-        self._dump = DumpCheck(capture.settings, problems)
+        self._sums = LossSums(before=self.before)
+        self._marks = Landmarks(problems, self._sums, self.previous, self.name)
         self._unsure_at = -1
         self._locations: int | None = None
-        self._offset_ns = 0
 
-    def run(self) -> None:
+    def name(self, point: int) -> str:
+        return self._capture.location_name(point)
+
+    def tape(self) -> Iterator[Item]:
         for piece in self._capture.chunks(SEGMENT_ROWS):
-            self._segment(Segment(self._capture, piece.start, piece.stop))
-        self._finish()
+            yield from self._segment(Segment(self._capture, piece.start, piece.stop))
+        yield from self._marks.finish()
+        self._clock.finish()
+        # A capture that went on where it was killed counts as damaged what was lost by that.
+        if self._sums.killed or self._capture.settings.get("went_on") is True:
+            self.damaged = KILLED
+        if self._marks.end is None:
+            return
+        entry, end = self._marks.end
+        is_last = entry == self.report.entries - 1
+        if not is_last:
+            self.problems.add(entry, "entries follow END")
+        end_ns = self._marks.end_ns
+        mono_ns = end_ns if self._has_mono else None
+        yield End(entry, reason_of(end.reason), is_last, end_ns, mono_ns)
 
-    def _segment(self, segment: Segment) -> None:
+    def _segment(self, segment: Segment) -> Iterator[Item]:
         location = segment.wide("location")
         mask = self._control_mask(segment, location)
         rows = segment.control_rows(mask)
         what = "a control entry with bytes that should be zero"
-        self._problems.add_each(segment.strange_tails(rows), 0, lambda _: what)
+        self.problems.add_each(segment.strange_tails(rows), 0, lambda _: what)
         seq = self._reader.read(segment)
         self._sequence.feed(segment.start, seq, rows)
         self._sums.feed(rows)
@@ -168,28 +167,27 @@ class _LedgerRun:
         ).astype(np.int64)
         self._starts(segment, rows)
         self._clock.feed(rows, unsure_at)
-        for at in np.flatnonzero(rows.location == control.Change.location).tolist():
-            change = rows.decode(at)
-            assert isinstance(change, control.Change)
-            self._changes.feed(int(rows.index[at]), change)
-        self._dump.feed(rows, segment, self._has_mono)
-        self._reconciled(rows)
+        yield from self._told(rows)
         plain = np.flatnonzero((location > 0) & (location < POINTS) & ~mask)
         cpu = self._cpus(segment, plain)
         self._times(segment, plain)
-        self._marks.feed(segment, rows, seq, plain + segment.start, location[plain], cpu, unsure_at)
+        index, keys = plain + segment.start, cpu * POINTS + location[plain]
+        yield from self._marks.feed(segment, rows, seq, index, keys, unsure_at)
         if self._has_serial:
             self._feed_serials(segment, rows, plain, cpu)
         self._unsure_at = int(unsure_at[-1])
 
-    def _reconciled(self, rows: ControlRows) -> None:
-        """What the kernel's sockets said: a summary, and differences that no loss explains."""
-        for at in np.flatnonzero(rows.location == Reconciled.location).tolist():
-            found = from_words(int(rows.callvalue[at]), rows.words[at].tolist())
-            if found.what == What.SUMMARY:
-                self._report.notes.append(found.describe())
+    def _told(self, rows: ControlRows) -> Iterator[Told]:
+        """What was changed, triggers, what the kernel's sockets said."""
+        kinds = control.Change.location, control.Trigger.location, Reconciled.location
+        for at in np.flatnonzero(np.isin(rows.location, kinds)).tolist():
+            if rows.location[at] == Reconciled.location:
+                found = from_words(int(rows.callvalue[at]), rows.words[at].tolist())
+                yield Told(int(rows.index[at]), found)
             else:
-                self._problems.add(int(rows.index[at]), found.describe())
+                entry = rows.decode(at)
+                assert isinstance(entry, control.Change | control.Trigger)
+                yield Told(int(rows.index[at]), entry)
 
     def _control_mask(self, segment: Segment, location: I64) -> Mask:
         """Control entries; complains of locations that cannot be."""
@@ -197,12 +195,12 @@ class _LedgerRun:
         high = np.flatnonzero(mask)
         ports = segment.rows["lport"][high] | segment.rows["rport"][high]
         strange = (ports != 0) | (location[high] > Reconciled.location)
-        self._problems.add_each(
+        self.problems.add_each(
             high[strange],
             segment.start,
             lambda at: f"no control entry has location {location[at]} and these ports",
         )
-        self._problems.add_each(
+        self.problems.add_each(
             np.flatnonzero(location <= 0),
             segment.start,
             lambda at: f"no entry has location {location[at]}",
@@ -214,7 +212,7 @@ class _LedgerRun:
         starts = np.flatnonzero(rows.location == control.Start.location)
         for at in starts[:LISTED_AT_ONCE]:
             if rows.index[at]:
-                self._problems.add(rows.index[at], "a second START entry")
+                self.problems.add(rows.index[at], "a second START entry")
         if segment.start:
             return
         if len(starts) and rows.index[starts[0]] == 0:
@@ -222,22 +220,22 @@ class _LedgerRun:
             assert isinstance(start, control.Start)
             self._marks.cpu_limit = min(start.cpus, 0xFFFF) or MOST_CPUS
             self._locations = start.locations
-            self._offset_ns = start.realtime_ns - start.mono_ns
+            self.ahead_ns = start.realtime_ns - start.mono_ns
             if start.version == 2 and not self._capture.header.has_checksum:
-                self._problems.add_header("the header has lost its checksum")
+                self.problems.add_header("the header has lost its checksum")
             if start.version not in (1, control.FORMAT_VERSION):
-                self._problems.add(0, f"format version {start.version} is not known")
+                self.problems.add(0, f"format version {start.version} is not known")
         elif not (rows.index[:1].tolist() == [0] and is_unsure(rows)[0]):
-            self._problems.add(0, "the file does not begin with a START entry")
+            self.problems.add(0, "the file does not begin with a START entry")
 
     def _cpus(self, segment: Segment, plain: I64) -> I64:
-        if not self._has_cpu:
+        if not self.has_cpu:
             return np.zeros(len(plain), np.int64)
         cpu = segment.wide("cpu")[plain]
         beyond = np.flatnonzero((cpu < 0) | (cpu >= self._marks.cpu_limit))
         entries = segment.start + plain
         what = "CPU {} is not possible here"
-        self._problems.add_each(beyond, entries, lambda at: what.format(cpu[at]), rest=True)
+        self.problems.add_each(beyond, entries, lambda at: what.format(cpu[at]), rest=True)
         cpu[beyond] = 0
         return cpu
 
@@ -270,81 +268,45 @@ class _LedgerRun:
             if part.start == 0 and row_cut:
                 self._serials.mark()
 
-    def _finish(self) -> None:
-        report, problems, marks = self._report, self._problems, self._marks
-        self._marks.finish()
-        self._clock.finish()
-        last, entry = self._marks.last, -1
-        if self._marks.end is not None:
-            entry, end = self._marks.end
-            reasons = {reason.value: reason.name.lower() for reason in control.EndReason}
-            report.end_reason = reasons.get(end.reason, str(end.reason)).replace("_", " ")
-            if entry != report.entries - 1:
-                problems.add(entry, "entries follow END")
-            final = last is not None and last.final
-            report.proven_end = self._marks.is_closed and entry == report.entries - 1
-            early = end.reason in (control.EndReason.ERROR, *EARLY)
-            if not final and not early and not self._sums.unsure:
-                problems.add(entry, "END without a final checkpoint before it")
-        rotated = self._marks.is_rotated
-        if rotated and report.part is None:
-            problems.add(report.entries - 1, "END says that another file follows this one")
-        if self._marks.end is not None and not report.proven_end:
-            report.notes.append(NOT_CLOSED)
+    @property
+    def needs_no_ledger(self) -> bool:
+        return self._sums.unsure > 0
+
+    def conclude(self, run: Run) -> None:
+        report, problems, marks, last = self.report, self.problems, self._marks, run.last
         if self._has_serial:
             entries = max(report.entries - 1, 0)
-            check_serials(problems, last, self._serials, self._sums, entries, rotated)
+            check_serials(problems, last, self._serials, self._sums, entries, run.is_early)
         report.seq_lost, report.seq_gaps = self._sequence.lost, self._sequence.gaps
-        report.checkpoints = self._marks.number - self._marks.previous.checkpoints
+        report.checkpoints = marks.number - self.before.checkpoints
         pairs = self._clock.pairs
         report.clock_pairs, report.clock_steps = pairs.pairs, pairs.steps
-        report.existing = self._marks.tally.of_point(control.EXISTING) - self._marks.existing_before
-        tell_states(self._capture, report)
-        snapshots = int(self._marks.tally.counts.sum())
-        report.after_checkpoint = snapshots - (int(last.counts.sum()) if last else 0)
-        if last is not None:
-            self._conclude(last)
-        tell_cuts(self._capture.settings, report, problems)
-        name, offset_ns = self._capture.location_name, self._offset_ns
-        steps = steps_of(self._capture.settings)
-        self._changes.conclude(report, name, lambda mono_ns: mono_ns + offset_ns, steps)
-        dumped = marks.end is not None and marks.end[1].reason == control.EndReason.DUMPED
-        window = Window(marks.previous, marks.base, entry if dumped else None)
-        if marks.base is not None:
-            check_before(problems, marks.base, marks.previous.serials, marks.previous.lost)
-        self._dump.conclude(report, window, lambda mono_ns: mono_ns + offset_ns)
-        if report.part is not None:
-            self._describe(report.part)
-        if self._marks.broken:
-            report.notes.append(f"{self._marks.broken} checkpoint(s) lost in part")
-
-    def _describe(self, part: Part) -> None:
-        """Where this segment of a capture ends."""
-        marks, before = self._marks, self._marks.previous
-        part.last_seq = self._sequence.last
-        part.entries = before.entries + self._report.entries
-        part.goes_on, part.unsure = marks.is_rotated, self._sums.unsure > 0 or not self._has_serial
-        part.serials = {cpu: one.highest for cpu, one in self._serials.cpus.items()}
-        part.first = marks.base.digest if marks.base is not None else ""
-        part.last = marks.last.digest if marks.last is not None else ""
-
-    def _conclude(self, last: Checkpoint) -> None:
-        report, name = self._report, self._capture.location_name
-        if last.final:
-            check_losses(self._problems, last, self._sums)
-            if report.after_checkpoint:
-                self._problems.add(last.index, "snapshots follow the final checkpoint")
-        # A capture that went on where it was killed counts as damaged what was lost by that.
-        went_on = self._sums.killed or self._capture.settings.get("went_on") is True
-        damaged = KILLED if went_on else DAMAGED
-        report.rows = build_rows(last, self._has_cpu, name, damaged)
-        if self._marks.base is not None:
-            subtract(report.rows, build_rows(self._marks.base, self._has_cpu, name, damaged))
-        report.missed = last.missed(name, self._marks.base)
-        report.ring_lost = int(last.cpu_rows["ring_lost"].sum())
-        report.notes += compare_rings(last)
+        _tell_states(self._capture, report)
+        if last is not None and last.final:
+            check_losses(problems, last, self._sums)
         points = {row.location for row in report.rows if row.location != control.EXISTING}
-        if self._locations is not None and len(points) > self._locations:
-            self._problems.add(
-                last.index, f"{len(points)} locations where START enabled {self._locations}"
-            )
+        if last is not None and self._locations is not None and len(points) > self._locations:
+            what = f"{len(points)} locations where START enabled {self._locations}"
+            problems.add(last.index, what)
+        tell_cuts(self._capture.settings, report, problems)
+        if marks.broken:
+            report.notes.append(f"{marks.broken} checkpoint(s) lost in part")
+
+    def describe(self, part: Part, run: Run) -> None:
+        part.last_seq = self._sequence.last
+        part.entries = self.before.entries + self.report.entries
+        part.unsure = self._sums.unsure > 0 or not self._has_serial
+        part.serials = {cpu: one.highest for cpu, one in self._serials.cpus.items()}
+
+
+def _tell_states(capture: Capture, report: Report) -> None:
+    """What a later segment repeats is no connection that was open before the capture."""
+    if report.part is None or not capture.controls_fit:
+        return
+    _, count = find_states(capture.header, len(capture), partial(capture.column, "location"))
+    if count:
+        known = described(capture.header).get("known")
+        of = f" of {known}" if isinstance(known, int) and known > count else ""
+        report.existing -= count
+        what = f"the last record before it of {count}{of} connections that were open"
+        report.window.append(f"it repeats {what}")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from types import MappingProxyType
 
@@ -18,11 +17,12 @@ from formats.verify.ledger import (
     IN_FLIGHT,
     KERNEL,
     POINTS,
+    PROGRAM_COUNTERS,
     Ledger,
     Table,
 )
 from formats.verify.psc.entries import ControlRows
-from formats.verify.report import I64, LISTED_AT_ONCE, U64, Missed, Problems
+from formats.verify.report import LISTED_AT_ONCE, U64, Problems
 
 _LEDGER, _LOSSES, _CPU, _PROGRAM, _COLLECTOR = GROUP_KINDS = tuple(
     kind.location
@@ -38,10 +38,11 @@ _COUNTERS: dict[int, tuple[str, ...]] = {
     _LEDGER: ("attempts", "filtered", "unchanged", "written", "shed"),
     _LOSSES: KERNEL,
     _CPU: CPU_COUNTERS,
-    _PROGRAM: ("missed", "kprobe_missed", "runs", "run_ns", "unused"),
+    _PROGRAM: (*PROGRAM_COUNTERS, "runs", "run_ns", "unused"),
     _COLLECTOR: (*COLLECTED, "in_file"),
 }
 """What the five u64 of each kind of row count."""
+Name = Callable[[int], str]
 _KIND_OF = {name: kind for kind in (_LEDGER, _LOSSES, _COLLECTOR) for name in _COUNTERS[kind]}
 
 
@@ -64,26 +65,25 @@ class Checkpoint(Ledger):
             "ring_lost": "CPU {cpu}: its ring itself counts {told} that found no room, "
             "the ledger {found}",
             "late": "CPU {cpu}: {told} late, but its locations add up to {found}",
+            "fell": "{what} counts {now}, less than the {then} before",
         }
     )
     slack = MappingProxyType(dict.fromkeys(("attempts", "serials", "came out", "late"), IN_FLIGHT))
 
     def __init__(
-        self, index: int, head: control.Checkpoint, counts: I64, rows: dict[int, Table], online: U64
+        self, index: int, head: control.Checkpoint, rows: dict[int, Table], online: U64, name: Name
     ) -> None:
         keys = np.unique(np.concatenate([rows[k].keys for k in (_LEDGER, _LOSSES, _COLLECTOR)]))
         points = Table(COUNTERS, keys, np.zeros((len(keys), len(COUNTERS)), np.uint64))
         for kind in (_LEDGER, _LOSSES, _COLLECTOR):
             table = rows[kind].at(keys)
-            for name in set(table.names) & set(COUNTERS):
-                points[name][:] = table[name]
-        parts = {control.NAMES[kind]: table for kind, table in rows.items()}
-        super().__init__(index, head.number, head.final == 1, counts, points, rows[_CPU], parts)
-        self.stop = index + 1 + head.group
-        """The entry behind its group."""
+            for counter in set(table.names) & set(COUNTERS):
+                points[counter][:] = table[counter]
+        stop, final = index + 1 + head.group, head.final == 1
+        super().__init__(index, stop, head.number, final, points, rows[_CPU], rows[_PROGRAM])
         self.tables = rows
-        self.cpu_rows = rows[_CPU]
         self._online = online
+        self._name = name
 
     def where(self, key: int, has_cpu: bool = True) -> str:
         return f"CPU {key >> 16}, location {key & 0xFFFF}" if has_cpu else f"location {key}"
@@ -91,16 +91,8 @@ class Checkpoint(Ledger):
     def entry(self, counter: str, key: int) -> int:
         return self.tables[_KIND_OF[counter]].entry(key, self.index)
 
-    def cpu_entry(self, cpu: int) -> int:
-        return self.tables[_CPU].entry(cpu, self.index)
-
-    def fell(self, part: str, key: int, counter: str, then: int, now: int) -> tuple[int, str]:
-        what = f"{part} row {self._row(part, key)} counts less than before"
-        return self.parts[part].entry(key, self.index), what
-
-    def _row(self, part: str, key: int) -> str:
-        single = {control.NAMES[_CPU]: "CPU", control.NAMES[_PROGRAM]: "location"}
-        return f"of {single[part]} {key}" if part in single else f"of {self.where(key)}"
+    def program(self, key: int) -> tuple[int, str]:
+        return key, self._name(key)
 
     def check_rows(self, problems: Problems, cpu_limit: int) -> None:
         """No row is of a CPU or location that there cannot be, and none lacks its LEDGER row."""
@@ -122,49 +114,28 @@ class Checkpoint(Ledger):
         strange, rows = np.flatnonzero(self._online > 1), self.tables[_CPU].index
         problems.add_each(strange, rows, lambda _: "CPU row is not on or off")
 
-    @property
-    def digest(self) -> str:
-        """Of all its counters: two checkpoints with the same rows have the same."""
-        found = hashlib.sha256()
-        for kind in GROUP_KINDS:
-            found.update(self.tables[kind].keys.tobytes() + self.tables[kind].values.tobytes())
-        return found.hexdigest()
-
-    def missed(
-        self, name: Callable[[int], str], since: Checkpoint | None = None
-    ) -> list[Missed]:
-        """What the programs never saw, per location with any; since: after this checkpoint."""
-        table = self.tables[_PROGRAM]
-        values = table.values
-        if since is not None:
-            values = values - since.tables[_PROGRAM].at(table.keys).values
-        return [
-            Missed(key, name(key), *counts[:2])
-            for key, counts in zip(table.keys.tolist(), values.tolist(), strict=True)
-            if any(counts[:2])
-        ]
-
 
 class CheckpointReader:
-    """Gathers each checkpoint's group of entries, across segments; yields whole ones in turn."""
+    """Gathers each checkpoint's group of entries, across segments; name: of a location."""
 
-    def __init__(self, problems: Problems) -> None:
+    def __init__(self, problems: Problems, name: Name) -> None:
         self._problems = problems
-        self._open: tuple[int, control.Checkpoint, I64] | None = None
+        self._name = name
+        self._open: tuple[int, control.Checkpoint] | None = None
         self._rows: list[ControlRows] = []
         self._gathered = 0
         self._hidden = False
         self.broken = 0
         """Checkpoints whose group is not whole because a LOSS took part of it."""
 
-    def open(self, index: int, checkpoint: control.Checkpoint, counts: I64) -> None:
-        """A CHECKPOINT is this entry; `counts` are the snapshots before it."""
+    def open(self, index: int, checkpoint: control.Checkpoint) -> None:
+        """A CHECKPOINT is this entry."""
         self._rows, self._gathered, self._hidden = [], 0, False
         if checkpoint.group > MOST_GROUP:
             self._problems.add(index, f"checkpoint announces {checkpoint.group} entries")
             self._open = None
         else:
-            self._open = index, checkpoint, counts
+            self._open = index, checkpoint
 
     @property
     def until(self) -> int | None:
@@ -181,10 +152,10 @@ class CheckpointReader:
         """The open checkpoint with its group, or None if the group is not whole."""
         if self._open is None:
             return None
-        index, head, counts = self._open
+        index, head = self._open
         self._open = None
         if self._gathered == head.group:
-            return Checkpoint(index, head, counts, *self._tables())
+            return Checkpoint(index, head, *self._tables(), self._name)
         if self._hidden:
             self.broken += 1
         elif not at_end:

@@ -102,12 +102,12 @@ class Segment:
         seconds = self.rows["tv_sec"].astype(np.int64)
         return seconds * 1_000_000_000 + self.rows["tv_usec"].astype(np.int64) * 1000
 
-    def stamp_ns(self, entry: int) -> int:
-        """The time of the entry with this number, monotonic if the file has that; -1: none."""
+    def stamp_ns(self, entry: int) -> int | None:
+        """The time of the entry with this number, monotonic if the file has that."""
         name = "time_ns" if is_number(self._capture, "time_ns") else "time"
         column = self._capture.columns_by_name.get(name)
         if column is None or not (column.is_integer or column.is_time):
-            return -1
+            return None
         row = self.rows[entry - self.start :][:1]
         return int(decode(row, column, self._capture.header.endian)[0])
 

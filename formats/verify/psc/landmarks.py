@@ -1,116 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows checkpoints and END through a file, and counts the snapshots between them for verify."""
+"""Follows checkpoints and END through a file, with the snapshots between them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
 from formats.base import control
 from formats.base.limits import MOST_CPUS
-from formats.verify.balance import check_counts, check_rise, check_sums, sum_by_point
-from formats.verify.ledger import POINTS, Tally
-from formats.verify.psc.checkpoints import GROUP_KINDS, Checkpoint, CheckpointReader
+from formats.verify.psc.checkpoints import GROUP_KINDS, Checkpoint, CheckpointReader, Name
 from formats.verify.psc.entries import ControlRows, Segment
 from formats.verify.psc.losses import LossSums
 from formats.verify.report import I64, U64, Mask, Problems
 from formats.verify.segment import Previous
-
-EARLY = (control.EndReason.ROTATED, control.EndReason.DUMPED)
-"""The file ends at a point of the stream, and the capture goes on."""
+from formats.verify.tape import Item, Opening, Records
 
 
 class Landmarks:
     """What is between the snapshots: fed with segments in order, then finished.
 
-    `tally` counts the snapshots so far; `last` is the last whole checkpoint;
-    `checkpoint_at` the entry of the last CHECKPOINT, `number` the number due next; `end` the entry
-    number of END and its content. previous: of a segment, where the one before it ended.
+    checkpoint_at: the entry of the last CHECKPOINT; number: the number due next; end: the entry
+    number of END and its content, end_ns its time. previous: of a segment, where the one before it
+    ended. name: of a location.
     """
 
     def __init__(
-        self, problems: Problems, has_cpu: bool, sums: LossSums, previous: Previous | None = None
+        self, problems: Problems, sums: LossSums, previous: Previous | None, name: Name
     ) -> None:
-        self.previous = previous or Previous()
-        self.existing_before = 0
-        """How many connections that were open already the earlier files hold."""
-        self._is_next = previous is not None
+        self._before = previous or Previous()
+        self._is_first = previous is not None  # whose checkpoint is the base
         self._problems = problems
-        self._has_cpu = has_cpu
         self._sums = sums
-        self._groups = CheckpointReader(problems)
-        self.tally = Tally()
-        self.last: Checkpoint | None = None
-        self.base: Checkpoint | None = None
-        """What the capture's earlier files held: the first checkpoint of a later segment."""
-        self.number = self.previous.checkpoints
+        self._groups = CheckpointReader(problems, name)
+        self.number = self._before.checkpoints
         self.cpu_limit = MOST_CPUS
         """CPUs that there can be, as START says."""
         self.checkpoint_at = -1
-        self._checkpoint_ns = self._end_ns = 0
+        self._checkpoint_ns: int | None = None
+        self.end_ns: int | None = None
         self.end: tuple[int, control.End] | None = None
-
-    @property
-    def is_rotated(self) -> bool:
-        """Whether END says that another file follows, or that the flight recorder goes on."""
-        return self.end is not None and self.end[1].reason in EARLY
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether END directly follows the last whole ledger, which is final; or, where the capture
-        goes on, was made for this end: it has its time, and is not the first one."""
-        if self.end is None or self.last is None or self.last is self.base:
-            return False
-        is_its_own = self.last.final or (
-            self.is_rotated and self._checkpoint_ns == self._end_ns != -1
-        )
-        return is_its_own and self.last.index == self.checkpoint_at and (
-            self.end[0] == self.last.stop
-        )
 
     @property
     def broken(self) -> int:
         """Checkpoints that a loss took part of."""
         return self._groups.broken
 
-    def finish(self) -> None:
+    def finish(self) -> Iterator[Item]:
         """The whole file was fed."""
-        self._settle(self._groups.close(at_end=self.end is None))
+        return self._settle(self._groups.close(at_end=self.end is None))
 
     def feed(
-        self,
-        segment: Segment,
-        rows: ControlRows,
-        seq: U64,
-        index: I64,
-        location: I64,
-        cpu: I64,
-        unsure_at: I64,
-    ) -> None:
-        """Checkpoints with their groups, and END, in order; counts the snapshots between them."""
+        self, segment: Segment, rows: ControlRows, seq: U64, index: I64, keys: I64, unsure_at: I64
+    ) -> Iterator[Item]:
+        """Checkpoints with their groups, in order, and the snapshots between them.
+
+        index, keys: entry numbers of the snapshots, and cpu * POINTS + location of each.
+        """
         in_group = np.isin(rows.location, GROUP_KINDS)
         claimed = np.zeros(len(rows), np.bool_)
-        keys = cpu * POINTS + location
         done = 0
-        self._gather(segment, rows, in_group, claimed, unsure_at)
+        yield from self._gather(segment, rows, in_group, claimed, unsure_at)
         marks = (rows.location == control.Checkpoint.location) | (
             rows.location == control.End.location
         )
         for at in np.flatnonzero(marks):
             entry = int(rows.index[at])
             upto = int(np.searchsorted(index, entry))
-            self.tally.add(keys[done:upto])
+            yield Records(keys[done:upto])
             done = upto
             found = rows.decode(int(at))
-            before = self.previous.entries + entry
+            before = self._before.entries + entry
             missing = int(seq[entry - segment.start]) - 1 - before
             if isinstance(found, control.Checkpoint):
+                yield from self._settle(self._groups.close())
+                yield Opening()
                 self._checkpoint_ns = segment.stamp_ns(entry)
                 self._checkpoint(entry, found, missing)
-                self._gather(segment, rows, in_group, claimed, unsure_at)
+                yield from self._gather(segment, rows, in_group, claimed, unsure_at)
             elif isinstance(found, control.End):
-                self._end_ns = segment.stamp_ns(entry)
+                self.end_ns = segment.stamp_ns(entry)
                 self._ends(entry, found, missing)
-        self.tally.add(keys[done:])
+        yield Records(keys[done:])
         for at in np.flatnonzero(in_group & ~claimed)[:8]:
             self._stray(int(rows.index[at]))
 
@@ -121,13 +92,8 @@ class Landmarks:
             self._problems.add(entry, "a ledger entry that belongs to no checkpoint")
 
     def _gather(
-        self,
-        segment: Segment,
-        rows: ControlRows,
-        in_group: Mask,
-        claimed: Mask,
-        unsure_at: I64,
-    ) -> None:
+        self, segment: Segment, rows: ControlRows, in_group: Mask, claimed: Mask, unsure_at: I64
+    ) -> Iterator[Item]:
         """Take from this segment what belongs to the open checkpoint; settle it when whole."""
         until = self._groups.until
         if until is None:
@@ -139,10 +105,9 @@ class Landmarks:
         claimed[chosen] = True
         self._groups.gather(rows.take(chosen), hidden)
         if until <= segment.stop:
-            self._settle(self._groups.close())
+            yield from self._settle(self._groups.close())
 
     def _checkpoint(self, entry: int, found: control.Checkpoint, missing: int) -> None:
-        self._settle(self._groups.close())
         number = found.number
         if number != self.number and not (self._sums.unsure and number > self.number):
             self._problems.add(entry, f"checkpoint {number} where {self.number} is due")
@@ -151,10 +116,10 @@ class Landmarks:
         if found.final > 1:
             self._problems.add(entry, f"checkpoint {number} has final {found.final}")
         self.checkpoint_at = entry
-        self._groups.open(entry, found, self.tally.counts.copy())
+        self._groups.open(entry, found)
 
     def _totals(self, entry: int, what: str, entries: int, lost: int, missing: int) -> None:
-        before = self.previous.entries + entry
+        before = self._before.entries + entry
         if entries != before:
             self._problems.add(entry, f"{what} counts {entries} entries before it, not {before}")
         if lost != missing:
@@ -172,24 +137,13 @@ class Landmarks:
                 entry, f"END counts {found.checkpoints} checkpoints, not {self.number}"
             )
 
-    def _settle(self, shot: Checkpoint | None) -> None:
-        """A checkpoint's group is whole: check it."""
+    def _settle(self, shot: Checkpoint | None) -> Iterator[Item]:
+        """A checkpoint's group is whole."""
         if shot is None:
             return
-        if self.last is not None:
-            if self.last.final:
-                self._problems.add(shot.index, "a checkpoint after the final one")
-            check_rise(self._problems, self.last, shot)
         shot.check_rows(self._problems, self.cpu_limit)
-        check_sums(self._problems, shot)
-        if self._is_next and self.base is None:
-            self.base = self.last = shot
-            if shot.index != 1:
-                self._problems.add(shot.index, "a segment begins with the ledger of those before")
-            keys, told = shot.points.keys, shot.points["in_file"].view(np.int64)
-            self.tally.begin(*((keys, told) if self._has_cpu else sum_by_point(keys, told)))
-            self.existing_before = self.tally.of_point(control.EXISTING)
-            shot.counts = self.tally.counts.copy()
-            return
-        check_counts(self._problems, shot, self._has_cpu, self._sums.repaired)
-        self.last = shot
+        shot.is_base = self._is_first and shot.index == 1
+        self._is_first = False
+        shot.stamp_ns = self._checkpoint_ns
+        shot.repaired = self._sums.repaired
+        yield shot

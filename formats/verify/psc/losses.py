@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from formats.base import control
-from formats.verify.ledger import IN_FLIGHT, LATE_STAGE, NUMBERED, by_cpu
-from formats.verify.psc.checkpoints import Checkpoint
+from formats.verify.ledger import IN_FLIGHT, LATE_STAGE, NUMBERED, Ledger, by_cpu
 from formats.verify.psc.entries import ControlRows
 from formats.verify.psc.sequence import is_unsure
 from formats.verify.psc.serials import SerialCheck
@@ -57,7 +56,7 @@ class LossSums:
         return self.collector + self.repaired
 
 
-def check_losses(problems: Problems, shot: Checkpoint, sums: LossSums) -> None:
+def check_losses(problems: Problems, shot: Ledger, sums: LossSums) -> None:
     """The final checkpoint's losses are those that the LOSS entries count."""
     unsure = sums.unsure + sums.before.skipped
     cpus, lost = by_cpu(shot.points.keys, shot.points.sum(*NUMBERED, "late"))
@@ -91,7 +90,7 @@ def check_losses(problems: Problems, shot: Checkpoint, sums: LossSums) -> None:
 
 def check_serials(
     problems: Problems,
-    shot: Checkpoint | None,
+    shot: Ledger | None,
     serials: SerialCheck,
     sums: LossSums,
     last: int,
