@@ -25,7 +25,7 @@ def command(columns: str, schemata: Sequence[str], texts: Sequence[str]) -> int:
     if {*schemata} - {"tcp"}:
         return _of_events(schemata, texts)
     from collector.plan.columns import EVENT, choose_columns, load_schema, locations_of, make_layout
-    from collector.plan.trigger_values import columns_for
+    from collector.plan.recorder import columns_for
     from collector.plan.triggers import compile_triggers, explain
 
     schema = load_schema()

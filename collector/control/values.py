@@ -3,25 +3,29 @@
 
 from __future__ import annotations
 
-_TEXTS = ("ports", "local_ports", "remote_ports", "syscalls")
-_LISTS = ("pairs", "addresses", "namespaces", "cgroups")
+from collector.plan.filters import Filters
+from collector.plan.options import options_of
+from formats.base.errors import UsageError
+
 _LARGEST_LIMIT = (1 << 32) - 1
+_FILTERS = options_of(Filters)
 
 
 def is_filters(value: object) -> bool:
-    """Whether it is what collector/plan/filters.py:parse() takes."""
+    """Whether it is what collector/plan/filters.py:parse() takes, as JSON has it."""
     return isinstance(value, dict) and all(_is_filter(*item) for item in value.items())
 
 
-def _is_filter(name: object, given: object) -> bool:
-    if name in _TEXTS:
-        return isinstance(given, str) and "\0" not in given
-    if name == "family":
-        return type(given) is int and given in {0, 4, 6}
-    kind = str if name in _LISTS else int if name == "pids" else None
-    return isinstance(given, list) and all(
-        type(one) is kind and "\0" not in str(one) for one in given
-    )
+def _is_filter(name: str, given: object) -> bool:
+    if name not in _FILTERS or not _FILTERS[name].key:
+        return False
+    try:
+        made = _FILTERS[name].kind.toml(given)
+    except UsageError:
+        return False
+    made = list(made) if isinstance(made, tuple) else made
+    texts = map(str, made if isinstance(made, list) else [made])
+    return bool(made == given) and "\0" not in "".join(texts)
 
 
 def is_limits(value: object) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the daemon's configuration, and makes a Request of each capture in it.
 
-keys.py has the keys; docs/daemon.md says what they mean. All mistakes
-are found at once, each with its file, line and key.
+The keys of a capture are declared with its options (collector/plan/options.py); docs/daemon.md says
+what they mean. All mistakes are found at once, each with its file, line and key.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from collector.daemon.keys import CAPTURE, CONTROL, FILTERS, METRICS, OPTIONS, PARTS, Convert
+from collector.control.access import find_group
 from collector.daemon.toml_files import MOST_TOLD, ConfigError, Sources
 from collector.daemon.toml_lines import Keys
-from collector.plan import filters
-from collector.plan.budget import make_budget
 from collector.plan.choice import check_names
-from collector.plan.recorder import make_recorder
-from collector.plan.request import Request, check_request
-from collector.plan.rotation import Rotation
+from collector.plan.filters import Filters, parse
+from collector.plan.options import Convert, make_part, options_of, path, tables_of, text
+from collector.plan.request import Request, check_request, make_request
 from collector.plan.schema_sources import Source, find_sources
-from collector.writer.stream import STREAMS
-from formats.base.errors import TcpkmonError
-from formats.registry import FILE_FORMATS
+from formats.base.errors import TcpkmonError, UsageError
 from formats.schema import suggest
 
 OUTPUT = Path("/var/lib/tcpkmon")
@@ -36,23 +32,53 @@ OUTPUT = Path("/var/lib/tcpkmon")
 MOST_CAPTURES = 256
 """Each is a process."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_MOST_ADDRESS = 108
+"""Of a unix socket's path."""
 _MOST_CHARACTERS = 300
 """Of a mistake as it is told: it may quote a list of a million."""
 
 
+def _listen(value: Any) -> str:
+    address: str = text(value)
+    port = address.removeprefix("127.0.0.1:")
+    if re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 1 << 16:
+        return address
+    if address.startswith("unix:/") and len(os.fsencode(address)) < _MOST_ADDRESS:
+        return address
+    raise UsageError(f"{address!r} is no address", "write unix:/PATH or 127.0.0.1:PORT")
+
+
+def _keys_of(kind: type) -> dict[str, tuple[str, Convert]]:
+    return {one.key: (name, one.kind.toml) for name, one in options_of(kind).items() if one.key}
+
+
+OPTIONS, FILTERS = _keys_of(Request), _keys_of(Filters)
+"""By key: the field, and what makes its value; of Filters that is an argument of parse()."""
+PARTS = {name: _keys_of(kind) for name, kind in tables_of(Request).items()}
+"""The tables inside a capture's."""
+OTHERS: dict[str, dict[str, tuple[str, Convert]]] = {
+    "metrics": {"listen": ("listen", _listen), "textfile": ("textfile", path)},
+    "control": {"group": ("group", lambda value: find_group(text(value)))},
+}
+"""The tables beside the captures."""
+
+
 @dataclass(frozen=True)
 class Capture:
-    """A capture of the configuration.
-
-    parts: by name (PARTS), the fields of its rotation, recorder and budget, None where the
-    table is missing. filters: the arguments of filters.parse().
-    """
+    """A capture of the configuration. filters: the arguments of parse()."""
 
     request: Request
-    parts: Mapping[str, Mapping[str, Any] | None]
     filters: Mapping[str, Any]
-    changeable = frozenset((*FILTERS, "limits"))
+    changeable = frozenset(
+        one.key for kind in (Request, Filters) for one in options_of(kind).values()
+        if one.running
+    )  # fmt: skip
     """The keys that may change while it runs."""
+
+
+_PLAIN = Request(Filters(), "")
+_NAMED = ("file_format", "schemata", "using", "data", "locations", "limits", "columns",
+          "when_changed")  # fmt: skip
 
 
 @dataclass
@@ -118,63 +144,53 @@ class _Checker:
         before = len(self.found)
         if not _NAME.fullmatch(name):
             self.add(keys, f"{name!r} is no name: letters, digits, '_', '-' and '.', at most 64")
-        table = self.table(keys, value, (*CAPTURE, *PARTS))
-        parts: dict[str, Mapping[str, Any] | None] = dict.fromkeys(PARTS)
-        for part, known in PARTS.items():
+        table = self.table(keys, value, (*OPTIONS, *FILTERS, *PARTS))
+        options = {"output": str(OUTPUT / name), **self.values(keys, table, OPTIONS)}
+        for part, kind in tables_of(Request).items():
             if part in table:
-                inner = self.table((*keys, part), table[part], tuple(known))
-                parts[part] = self.values((*keys, part), inner, known)
-        options = self.values(keys, table, OPTIONS)
+                at = (*keys, part)
+                values = self.values(at, self.table(at, table[part], (*PARTS[part],)), PARTS[part])
+                with self.at(at):
+                    options[part] = make_part(kind, values) if len(self.found) == before else None
         given, chosen = self._filters(keys, table)
-        schemata = options.setdefault("schemata", ("tcp",))
-        if schemata != ("tcp",) and "file_format" not in options:
-            options["file_format"] = next(n for n in STREAMS if FILE_FORMATS[n].schema is None)
-        options.setdefault("output", str(OUTPUT / name))
-        self._names(keys, options)
-        if chosen is None:
-            return None
-        rotation, recorder, budget = parts["rotation"], parts["recorder"], None
-        with self.at((*keys, "budget")):
-            if (limits := parts["budget"]) is not None and len(self.found) == before:
-                budget = make_budget(limits)
-                check_names(Request(filters=chosen, **options, budget=budget), self.find)
-        request = Request(
-            filters=chosen, name=name, control_group=group, quiet=True, **options,
-            rotation=Rotation(**rotation) if rotation is not None else None,
-            recorder=make_recorder(recorder) if recorder is not None else None,
-            budget=budget,
-        )  # fmt: skip
-        with self.at(keys):
-            check_request(request)
+        request = make_request(
+            chosen or Filters(),
+            {**options, "name": name, "control_group": group, "quiet": True},
+        )
+        self._names(keys, replace(request, budget=None))
         if len(self.found) == before:
-            return Capture(request, parts, given)
-        chosen.close()
+            with self.at((*keys, "budget")):
+                check_names(request, self.find)
+            with self.at(keys):
+                check_request(request)
+        if len(self.found) == before:
+            return Capture(request, given)
+        if chosen is not None:
+            chosen.close()
         return None
 
-    def _names(self, keys: Keys, options: Mapping[str, Any]) -> None:
+    def _names(self, keys: Keys, request: Request) -> None:
         """Check the names in the options one after the other, without those that are wrong."""
-        given = Request(filters.Filters(), "")
-        for key in ("format", "schemata", "using", "data", "locations", "limits", "columns",
-                    "when_changed"):  # fmt: skip
-            name = OPTIONS[key][0]
-            with self.at((*keys, key)):
-                more = replace(given, **{name: options.get(name, getattr(given, name))})
-                if key == "schemata" or (key != "format" and name in options):
+        given = replace(request, **{name: getattr(_PLAIN, name) for name in _NAMED})
+        for name in _NAMED:
+            with self.at((*keys, options_of(Request)[name].key)):
+                more = replace(given, **{name: getattr(request, name)})
+                if more != given or name == "schemata":
                     check_names(more, self.find)
                 given = more
 
     def _filters(
         self, keys: Keys, table: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], filters.Filters | None]:
+    ) -> tuple[dict[str, Any], Filters | None]:
         before = len(self.found)
         given = self.values(keys, table, FILTERS)
         for key, (name, _) in FILTERS.items():
             with self.at((*keys, key)):
                 if name in given:
-                    filters.parse(**{name: given[name]}).close()
+                    parse(**{name: given[name]}).close()
         if len(self.found) == before:
             with self.at(keys):
-                return given, filters.parse(**given)
+                return given, parse(**given)
         return given, None
 
 
@@ -188,8 +204,8 @@ def check(sources: Sources) -> dict[str, Capture]:
         checker.add(keys, "the character NUL, which no name or text may have")
     if checker.found:
         raise ConfigError(checker.mistakes)
-    table = checker.table((), sources.table, ("capture", "metrics", "control"))
-    for part, known in (("metrics", METRICS), ("control", CONTROL)):
+    table = checker.table((), sources.table, ("capture", *OTHERS))
+    for part, known in OTHERS.items():
         inner = checker.table((part,), table.get(part, {}), tuple(known))
         checker.values((part,), inner, known)
     captures = table.get("capture", {})

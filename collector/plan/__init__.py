@@ -13,6 +13,7 @@ __all__ = [
     "filter_changes",
     "filters",
     "kernel_types",
+    "options",
     "probes",
     "quantities",
     "recorder",

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from collector.plan.options import option, quantity
+from collector.plan.quantities import parse_duration, parse_size
 from formats.base.errors import UsageError
 from formats.schema import Event
 
@@ -43,6 +45,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _HASH_SHIFT = 64 - SAMPLES
 
 
+def parse_cpu(text: str) -> float:
+    """CPUs of a text such as 5% or 150%. UsageError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*%", text.strip())
+    if not match or not 0 < float(match[1]) < 1e6:
+        raise UsageError(f"not a share of a CPU: {text!r}", "write 5%; 100% is one CPU")
+    return float(match[1]) / 100
+
+
 @dataclass(frozen=True)
 class Budget:
     """Limits; None: there is none. cpu: 1.0 is one CPU; disk_bytes: a second.
@@ -50,10 +60,32 @@ class Budget:
     back_after_s: a step is taken back when so long less than 70 % was in use.
     """
 
-    cpu: float | None = None
-    disk_bytes: int | None = None
-    memory_bytes: int | None = None
-    back_after_s: float = 10.0
+    cpu: float | None = option(
+        "--max-cpu", kind=quantity(parse_cpu), metavar="PCT%", key="max_cpu", default=None,
+        help="A budget: above this share of one CPU (5%) leave out events, step by step: "
+        "kinds of events, unchanged segments, a part of the connections.",
+    )
+    disk_bytes: int | None = option(
+        "--max-disk-rate", kind=quantity(parse_size), metavar="SIZE", key="max_disk_rate",
+        default=None, help="The same above this size a second: 10M.",
+    )
+    memory_bytes: int | None = option(
+        "--max-memory", kind=quantity(parse_size), metavar="SIZE", key="max_memory", default=None,
+        help="The same above this resident memory: 512M.",
+    )
+    back_after_s: float = option(
+        "--back-after", kind=quantity(parse_duration), metavar="TIME", key="back_after",
+        default=10.0,
+        help="Take a step back when less than 70 % of the budget was used for so long. "
+        "Default: 10s.",
+    )
+
+    def check(self) -> None:
+        """Raises UsageError where there is no limit, or one makes no sense."""
+        if self.cpu is self.disk_bytes is self.memory_bytes is None:
+            raise UsageError("a budget without a limit", "set max_cpu, max_disk_rate or max_memory")
+        if not 0 < self.back_after_s < math.inf:
+            raise UsageError("--back-after: no time", "write 10s")
 
     def describe(self, steps: Iterable[Step]) -> dict[str, Any]:
         """For the header's settings."""
@@ -129,21 +161,3 @@ def sample_bits(sample: int) -> int:
 def is_in_sample(conn_id: int, sample: int) -> bool:
     """Whether the programs record this connection: klogger_sheds() of bpf/include/klogger.h."""
     return not conn_id * _GOLDEN & sample_bits(sample)
-
-
-def parse_cpu(text: str) -> float:
-    """CPUs of a text such as 5% or 150%. UsageError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*%", text.strip())
-    if not match or not 0 < float(match[1]) < 1e6:
-        raise UsageError(f"not a share of a CPU: {text!r}", "write 5%; 100% is one CPU")
-    return float(match[1]) / 100
-
-
-def make_budget(given: Mapping[str, Any]) -> Budget:
-    """Of its fields by name. UsageError where there is no limit, or one makes no sense."""
-    budget = Budget(**given)
-    if budget.cpu is budget.disk_bytes is budget.memory_bytes is None:
-        raise UsageError("a budget without a limit", "set max_cpu, max_disk_rate or max_memory")
-    if not 0 < budget.back_after_s < math.inf:
-        raise UsageError("--back-after: no time", "write 10s")
-    return budget

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from collector.plan.columns import Layout
 from collector.plan.event_layout import EventLayout, Slot
-from collector.plan.trigger_values import STALL, WRONG, Value
+from collector.plan.recorder import STALL
+from collector.plan.trigger_values import WRONG, Value
 from collector.plan.trigger_watch import Hit
 from collector.plan.triggers import CONDITIONS, Trigger, TriggerError, TriggerScope
 from collector.ring.points import EVENT_HEAD_BYTES

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 
 from collector.plan.filters import FILTER_MAP, Filters
+from collector.plan.options import options_of
 from collector.plan.syscall_choice import LEFT_OUT
 from formats.base.errors import UsageError
 
@@ -21,10 +22,9 @@ Step = tuple[str, bytes, bytes | None]
 def check_change(old: Filters, new: Filters) -> None:
     """Raises UsageError for what cannot change: programs were compiled for it, or the capture has
     no right any more to find out."""
-    for name in ("pids", "follow", "syscalls"):
-        if getattr(old, name) != getattr(new, name):
-            option = "system call" if name == "syscalls" else "process"
-            raise UsageError(f"the filter by {option} cannot change while a capture runs")
+    for name, one in options_of(Filters).items():
+        if not one.running and getattr(old, name) != getattr(new, name):
+            raise UsageError(f"the filter {one.names[0]} cannot change while a capture runs")
 
 
 def steps(old: Filters, new: Filters) -> Iterator[Step]:

@@ -12,15 +12,27 @@ import ipaddress
 import re
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from collector.linux import netns
 from collector.plan.cgroups import Cgroup, find_cgroup
+from collector.plan.options import (
+    FLAG,
+    JOINED,
+    NUMBERS,
+    SEVERAL,
+    Kind,
+    Twin,
+    fields_of,
+    option,
+    options_of,
+)
 from collector.plan.syscall_choice import LEFT_OUT, left_out, parse_syscalls
 from formats.base.errors import UsageError
 
@@ -30,20 +42,14 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 MAPPED_BITS = 96  # the map has an IPv4 prefix as a part of ::ffff:0:0/96
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 
-
 FILTER_MAP = "filter_settings"
 """The BPF map that only the programs of schemata with filters have (sock_filter.h)."""
-
-
 PIDS = "filter_pids"
 """The BPF map of the processes that live."""
 FOLLOWING = ("follow_fork", "follow_exit")
 """The programs that keep the processes of --pid and --follow up to date (followed.h)."""
 MOST_FOLLOWED = 65536
 """Processes that live at once; further ones are not followed, and counted as lost."""
-
-MOST = {"--pair": 1024, "--addr": 1024, "--netns": 64, "--cgroup": 64, "--pid": 1024}
-"""What the maps of sock_filter.h have room for."""
 
 
 class Flag(IntFlag):
@@ -62,29 +68,165 @@ class Flag(IntFlag):
     PID = 512
 
 
+def _few(option: str, values: Sequence[Any], most: int) -> list[Any]:
+    """The different ones; UsageError where their map has no room for them."""
+    found = list(dict.fromkeys(values))
+    if len(found) > most:
+        raise UsageError(f"{option}: {len(found):,} of them", f"at most {most:,} fit")
+    return found
+
+
+def _each(make: Callable[[Any], Any], most: int) -> Callable[[str, Sequence[Any]], tuple[Any, ...]]:
+    """make() of each value; most: what the map of sock_filter.h has room for."""
+    return lambda name, values: tuple(dict.fromkeys(map(make, _few(name, values, most))))
+
+
+def _parse_ports(option: str, text: str) -> tuple[int, ...]:
+    chosen = bytearray(1 << 16)
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if dash and _is_number(low) and _is_number(high):
+            first, last = _parse_port(option, low), _parse_port(option, high)
+            if first > last:
+                raise UsageError(f"{option}: {part.strip()} runs backwards", f"say {high}-{low}")
+            chosen[first : last + 1] = b"\1" * (last + 1 - first)
+        else:
+            chosen[_parse_port(option, part.strip())] = 1
+    return tuple(port for port, is_chosen in enumerate(chosen) if is_chosen)
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]+", text) is not None
+
+
+def _parse_port(option: str, text: str) -> int:
+    if _is_number(text) and 1 <= int(text[-9:]) <= 65535 and len(text) <= 5:
+        return int(text)
+    if not text or _is_number(text) or not text.isascii() or not text.isprintable():
+        raise UsageError(f"{option}: '{text}' is no port", "say 1 to 65535, as 5001,5201-5210")
+    try:
+        return _port_of(text)
+    except OSError:
+        raise UsageError(
+            f"{option}: '{text}' is neither a port nor a known service",
+            "give a number (5001), a range (5201-5210) or a name of /etc/services",
+        ) from None
+
+
+@lru_cache
+def _port_of(service: str) -> int:
+    return socket.getservbyname(service, "tcp")
+
+
+def _parse_pair(text: str) -> tuple[int, int]:
+    local, dot, remote = text.partition(".")
+    if not dot:
+        raise UsageError(f"--pair: '{text}' is no pair", "say LOCAL.REMOTE, as 1055.5050")
+    return _parse_port("--pair", local), _parse_port("--pair", remote)
+
+
+def _parse_network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:
+        raise UsageError(
+            f"--addr: '{text}' is no address or prefix", "as 10.0.0.0/8, 192.0.2.1, 2001:db8::/32"
+        ) from None
+
+
+def _parse_family(value: Any) -> int:
+    if type(value) is not int or value not in {4, 6}:
+        raise UsageError(f"{value!r} is no family of addresses", "write 4 or 6")
+    return value
+
+
+def _check_pid(pid: int) -> int:
+    if not 0 < pid < 1 << 31:
+        raise UsageError("--pid: there is no process of this number", "ps -e lists them")
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        raise UsageError(f"--pid: there is no process {pid}", "ps -e lists them") from None
+    leader = re.search(r"^Tgid:\s*(\d+)", status, re.MULTILINE)
+    if leader is not None and int(leader.group(1)) != pid:
+        raise UsageError(f"--pid: {pid} is a thread", f"its process is {leader.group(1)}")
+    return pid
+
+
+def _resolve_all(option: str, names: Sequence[str]) -> tuple[netns.Namespace, ...]:
+    spaces: list[netns.Namespace] = []
+    try:
+        for name in _few(option, names, 64):
+            spaces.append(netns.resolve(name))
+    except BaseException:
+        for space in spaces:
+            space.close()
+        raise
+    return tuple(spaces)
+
+
+_TOLD: dict[str, Callable[[Any], Any]] = {
+    "pairs": lambda pair: f"{pair[0]}.{pair[1]}", "addresses": str,
+    "namespaces": attrgetter("name"), "cgroups": attrgetter("path"),
+}  # fmt: skip
+"""What a file's header has of their values."""
+
+
 @dataclass(frozen=True)
 class Filters:
     """Checked filters, made by parse(); an empty one is not in force."""
 
-    ports: tuple[int, ...] = ()
-    """Either side's port is one of these."""
-    local_ports: tuple[int, ...] = ()
-    remote_ports: tuple[int, ...] = ()
-    pairs: tuple[tuple[int, int], ...] = ()
-    """(local port, remote port)."""
-    addresses: tuple[Network, ...] = ()
-    """Either side's address is in one of these."""
-    family: int = 0
+    ports: tuple[int, ...] = option(
+        "--ports", kind=JOINED, metavar="LIST", key="ports", default=(), running=True,
+        make=_parse_ports, help="Ports on either side: 5001,5201-5210.",
+    )
+    local_ports: tuple[int, ...] = option(
+        "-L", kind=JOINED, metavar="PORTS", key="local_ports", default=(), running=True,
+        make=_parse_ports, help="Local ports.",
+    )
+    remote_ports: tuple[int, ...] = option(
+        "-D", kind=JOINED, metavar="PORTS", key="remote_ports", default=(), running=True,
+        make=_parse_ports, help="Remote ports.",
+    )
+    pairs: tuple[tuple[int, int], ...] = option(
+        "--pair", kind=SEVERAL, metavar="L.R", key="pairs", default=(), running=True,
+        make=_each(_parse_pair, 1024), help="One pair of local and remote port.",
+    )
+    addresses: tuple[Network, ...] = option(
+        "--addr", kind=SEVERAL, metavar="PREFIX", key="addr", default=(), running=True,
+        make=_each(_parse_network, 1024), help="An address or prefix, either side.",
+    )
+    family: int = option(
+        "-4", kind=Kind(lambda given: 4, _parse_family, flag=True), key="family", default=0,
+        running=True, help="IPv4 only (v4-mapped too).",
+        twins=[Twin("-6", Kind(lambda given: 6, _parse_family, flag=True), None, "IPv6 only.")],
+        clash="{} and {} together leave nothing to record",
+    )
     """4 or 6; 0 for both."""
-    namespaces: tuple[netns.Namespace, ...] = ()
+    namespaces: tuple[netns.Namespace, ...] = option(
+        "--netns", kind=SEVERAL, metavar="NAME|PID|PATH", key="netns", default=(), running=True,
+        make=_resolve_all, help="A network namespace.",
+    )
     """Open until close()."""
-    cgroups: tuple[Cgroup, ...] = ()
+    cgroups: tuple[Cgroup, ...] = option(
+        "--cgroup", kind=SEVERAL, metavar="PATH", key="cgroup", default=(), running=True,
+        make=_each(find_cgroup, 64), help="A cgroup (v2), those below too.",
+    )
     """All of one level."""
-    pids: tuple[int, ...] = ()
-    """With the processes that these start."""
-    follow: bool = False
-    """So it is with the command that collect runs: following() has its number."""
-    syscalls: tuple[int, ...] = ()
+    pids: tuple[int, ...] = option(
+        "--pid", kind=NUMBERS, metavar="N", key="pid", default=(), make=_each(_check_pid, 1024),
+        help="Connections of this process, and of those that it starts or has started.",
+    )
+    follow: bool = option(
+        "--follow", kind=FLAG, default=False,
+        help="Only connections of COMMAND, and of the processes that it starts.",
+    )
+    """Those of the command that collect runs: following() has its number."""
+    syscalls: tuple[int, ...] = option(
+        "--syscalls", kind=JOINED, metavar="NAME,...", key="syscalls", default=(),
+        make=lambda name, text: parse_syscalls(text),
+        help="Only these calls, in the schema syscall.",
+    )
     """Numbers of the calls to record; () for all. No filter of connections."""
 
     @property
@@ -155,20 +297,11 @@ class Filters:
 
     def describe(self) -> dict[str, Any]:
         """The filters in force, as plain values for the settings in a file's header."""
-        values: dict[str, Any] = {
-            "ports": list(self.ports),
-            "local_ports": list(self.local_ports),
-            "remote_ports": list(self.remote_ports),
-            "pairs": [f"{local}.{remote}" for local, remote in self.pairs],
-            "addresses": [str(network) for network in self.addresses],
-            "family": self.family,
-            "namespaces": [space.name for space in self.namespaces],
-            "cgroups": [cgroup.path for cgroup in self.cgroups],
-            "pids": list(self.pids),
-            "follow": self.follow,
-            "syscalls": list(self.syscalls),
-        }
-        return {name: value for name, value in values.items() if value}
+        values = {name: getattr(self, name) for name in options_of(Filters)}
+        return {
+            name: [_TOLD.get(name, int)(each) for each in value] if type(value) is tuple else value
+            for name, value in values.items() if value
+        }  # fmt: skip
 
     def close(self) -> None:
         """Closes the namespaces."""
@@ -176,110 +309,21 @@ class Filters:
             space.close()
 
 
-def parse(
-    ports: str | None = None,
-    local_ports: str | None = None,
-    remote_ports: str | None = None,
-    pairs: Sequence[str] = (),
-    addresses: Sequence[str] = (),
-    family: int = 0,
-    namespaces: Sequence[str] = (),
-    cgroups: Sequence[str] = (),
-    pids: Sequence[int] = (),
-    follow: bool = False,
-    syscalls: str | None = None,
-) -> Filters:
-    """Makes Filters of the options' values.
+def parse(**given: Any) -> Filters:
+    """Makes Filters of the options' values, by field.
 
     UsageError for a wrong value and for what does not exist, KernelError for a cgroup where no
     cgroup2 is mounted, and the errors of netns.resolve().
     """
-    networks = tuple(dict.fromkeys(_parse_network(text) for text in _few("--addr", addresses)))
+    last = {name: given.pop(name) for name in ("namespaces",) if name in given}
+    made = Filters(**fields_of(Filters, given))
+    family, networks = made.family, made.addresses
     if family and networks and not any(_has_family(network, family) for network in networks):
         raise UsageError(f"-{family} and --addr: no connection can match both", "drop one of them")
-    places = tuple(dict.fromkeys(find_cgroup(text) for text in _few("--cgroup", cgroups)))
-    if len({place.level for place in places}) > 1:
+    if len({place.level for place in made.cgroups}) > 1:
         raise UsageError("--cgroup: all must be at the same depth", "capture their common parent")
-    return Filters(
-        ports=_parse_ports("--ports", ports),
-        local_ports=_parse_ports("-L", local_ports),
-        remote_ports=_parse_ports("-D", remote_ports),
-        pairs=tuple(dict.fromkeys(_parse_pair(text) for text in _few("--pair", pairs))),
-        addresses=networks,
-        family=family,
-        cgroups=places,
-        pids=tuple(dict.fromkeys(_check_pid(pid) for pid in _few("--pid", pids))),
-        follow=follow,
-        syscalls=parse_syscalls(syscalls),
-        # Last, so that no error leaves these open.
-        namespaces=_resolve_all(_few("--netns", namespaces)),
-    )
-
-
-_T = TypeVar("_T")
-
-
-def _few(option: str, values: Sequence[_T]) -> list[_T]:
-    """The different ones; UsageError where their map has no room for them."""
-    found = list(dict.fromkeys(values))
-    if len(found) > MOST[option]:
-        raise UsageError(f"{option}: {len(found):,} of them", f"at most {MOST[option]:,} fit")
-    return found
-
-
-def _parse_ports(option: str, text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
-    chosen = bytearray(1 << 16)
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        if dash and _is_number(low) and _is_number(high):
-            first, last = _parse_port(option, low), _parse_port(option, high)
-            if first > last:
-                raise UsageError(f"{option}: {part.strip()} runs backwards", f"say {high}-{low}")
-            chosen[first : last + 1] = b"\1" * (last + 1 - first)
-        else:
-            chosen[_parse_port(option, part.strip())] = 1
-    return tuple(port for port, is_chosen in enumerate(chosen) if is_chosen)
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]+", text) is not None
-
-
-def _parse_port(option: str, text: str) -> int:
-    if _is_number(text) and 1 <= int(text[-9:]) <= 65535 and len(text) <= 5:
-        return int(text)
-    if not text or _is_number(text) or not text.isascii() or not text.isprintable():
-        raise UsageError(f"{option}: '{text}' is no port", "say 1 to 65535, as 5001,5201-5210")
-    try:
-        return _port_of(text)
-    except OSError:
-        raise UsageError(
-            f"{option}: '{text}' is neither a port nor a known service",
-            "give a number (5001), a range (5201-5210) or a name of /etc/services",
-        ) from None
-
-
-@lru_cache
-def _port_of(service: str) -> int:
-    return socket.getservbyname(service, "tcp")
-
-
-def _parse_pair(text: str) -> tuple[int, int]:
-    local, dot, remote = text.partition(".")
-    if not dot:
-        raise UsageError(f"--pair: '{text}' is no pair", "say LOCAL.REMOTE, as 1055.5050")
-    return _parse_port("--pair", local), _parse_port("--pair", remote)
-
-
-def _parse_network(text: str) -> Network:
-    try:
-        return ipaddress.ip_network(text.strip(), strict=False)
-    except ValueError:
-        raise UsageError(
-            f"--addr: '{text}' is no address or prefix", "as 10.0.0.0/8, 192.0.2.1, 2001:db8::/32"
-        ) from None
+    # Last, so that no error leaves these open.
+    return replace(made, **fields_of(Filters, last))
 
 
 def _has_family(network: Network, family: int) -> bool:
@@ -304,28 +348,3 @@ def _prefix_key(network: Network) -> bytes:
     """A key of the LPM trie: u32 prefix length in bits, then 16 bytes of address."""
     mapped = _mapped_network(network)
     return struct.pack("=I", mapped.prefixlen) + mapped.network_address.packed
-
-
-def _check_pid(pid: int) -> int:
-    if not 0 < pid < 1 << 31:
-        raise UsageError("--pid: there is no process of this number", "ps -e lists them")
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        raise UsageError(f"--pid: there is no process {pid}", "ps -e lists them") from None
-    leader = re.search(r"^Tgid:\s*(\d+)", status, re.MULTILINE)
-    if leader is not None and int(leader.group(1)) != pid:
-        raise UsageError(f"--pid: {pid} is a thread", f"its process is {leader.group(1)}")
-    return pid
-
-
-def _resolve_all(names: Sequence[str]) -> tuple[netns.Namespace, ...]:
-    spaces: list[netns.Namespace] = []
-    try:
-        for name in names:
-            spaces.append(netns.resolve(name))
-    except BaseException:
-        for space in spaces:
-            space.close()
-        raise
-    return tuple(spaces)

@@ -5,33 +5,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from collector.plan.options import EXPRESSIONS, listed, number, option, quantity
 from collector.plan.quantities import parse_duration, parse_size
-from collector.plan.triggers import TriggerError
 from formats.base.errors import UsageError
-from formats.base.expressions import Mistake, parse
+from formats.base.expressions import ExpressionError, Mistake, parse
 
-LEAST_BYTES = 1 << 20
+LEAST_BYTES, _LAST_BYTES = 1 << 20, 256 << 20
+STALL = "stall"
+STALL_COLUMNS = ("snd_una", "seg_ack")
+"""What a stall needs beside its own: a segment is recorded before its ACK counts, and the last one
+of a quiet connection acknowledges all."""
 MOST_TRIGGERS = 64
 _TIME = re.compile(r"\s*[0-9.]+(ms|s|m|h|d)\s*")
-
-
-@dataclass(frozen=True)
-class Recorder:
-    """It keeps the records of the last last_s seconds, and of them at most last_bytes.
-
-    A trigger writes them, and those of after_s seconds more, to a file in a folder. dumps_per_hour:
-    triggers write no more, nor does the control group; root may always ask for one.
-    """
-
-    last_s: float | None = 30.0
-    last_bytes: int = 256 << 20
-    after_s: float = 5.0
-    triggers: tuple[str, ...] = ()
-    dumps_per_hour: int = 12
 
 
 def parse_last(text: str) -> tuple[float | None, int]:
@@ -42,32 +30,67 @@ def parse_last(text: str) -> tuple[float | None, int]:
             last_s = parse_duration(word)
         else:
             last_bytes = parse_size(word)
-    return last_s, Recorder.last_bytes if last_bytes is None else last_bytes
+    return last_s, _LAST_BYTES if last_bytes is None else last_bytes
 
 
-def make_recorder(given: Mapping[str, Any]) -> Recorder:
-    """Of its fields by name; with a size alone no time limits what is kept."""
-    without_time = {"last_s": None} if "last_bytes" in given else {}
-    return Recorder(**{**without_time, **given})
+def _parse_after(text: str) -> float:
+    return 0.0 if text in ("0", "0s") else parse_duration(text)
 
 
-def check_recorder(recorder: Recorder) -> None:
-    """Raises UsageError for values that make no sense, and for mistakes in triggers' form."""
-    if recorder.last_s is not None and not 0.1 <= recorder.last_s < math.inf:
-        raise UsageError("--record-last: less than 0.1 s", "write 30s or 256M")
-    if recorder.last_bytes < LEAST_BYTES:
-        raise UsageError(f"--record-last: less than {LEAST_BYTES >> 20} MiB", "write 256M or 30s")
-    if not 0 <= recorder.after_s <= 3600:
-        raise UsageError("--after: not from 0 s to 1 h", "write 5s")
-    if recorder.dumps_per_hour < 1:
-        raise UsageError("--dumps-per-hour: less than 1", "write 12")
-    if len(recorder.triggers) > MOST_TRIGGERS:
-        raise UsageError(f"more than {MOST_TRIGGERS} triggers")
-    mistakes = []
-    for text in recorder.triggers:
-        try:
-            parse(text)
-        except Mistake as mistake:
-            mistakes.append((text, mistake))
-    if mistakes:
-        raise TriggerError(mistakes)
+def columns_for(columns: str, texts: Sequence[str]) -> str:
+    """--columns, with those that these triggers need and nobody thinks of."""
+    stalls = any(re.search(rf"\b{STALL}\b", text) for text in texts)
+    return ",".join((columns, *STALL_COLUMNS)) if stalls else columns
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """It keeps the records of the last last_s seconds, and of them at most last_bytes.
+
+    A trigger writes them, and those of after_s seconds more, to a file in a folder. dumps_per_hour:
+    triggers write no more, nor does the control group; root may always ask for one.
+    """
+
+    last_s: float | None = option(
+        "--record-last", kind=listed(parse_last), metavar="TIME|SIZE", key="last", default=30.0,
+        spread=("last_s", "last_bytes"),
+        help="Flight recorder: keep this much in memory (30s, 256M, or 30s,1G), and write "
+        "it to a file in the folder -o when a trigger fires.",
+    )
+    last_bytes: int = _LAST_BYTES
+    after_s: float = option(
+        "--after", kind=quantity(_parse_after), metavar="TIME", key="after", default=5.0,
+        help="Write so much after the trigger too. Default: 5s.",
+    )
+    triggers: tuple[str, ...] = option(
+        "--on", kind=EXPRESSIONS, metavar="EXPR", key="on", default=(),
+        help="A trigger: rto, rst, 'retrans_out > 3', 'srtt_us > 5 * min_rtt_us for "
+        "100ms', 'stall > 200ms'; tcpkmon triggers lists the names.",
+    )
+    dumps_per_hour: int = option(
+        "--dumps-per-hour", kind=number(1, 3600, checked=False), metavar="N",
+        key="dumps_per_hour", default=12,
+        help="Triggers write at most N files an hour. Default: 12.",
+    )
+
+    def check(self) -> None:
+        """Raises UsageError for values that make no sense, and for mistakes in triggers' form."""
+        if self.last_s is not None and not 0.1 <= self.last_s < math.inf:
+            raise UsageError("--record-last: less than 0.1 s", "write 30s or 256M")
+        if self.last_bytes < LEAST_BYTES:
+            what = f"--record-last: less than {LEAST_BYTES >> 20} MiB"
+            raise UsageError(what, "write 256M or 30s")
+        if not 0 <= self.after_s <= 3600:
+            raise UsageError("--after: not from 0 s to 1 h", "write 5s")
+        if self.dumps_per_hour < 1:
+            raise UsageError("--dumps-per-hour: less than 1", "write 12")
+        if len(self.triggers) > MOST_TRIGGERS:
+            raise UsageError(f"more than {MOST_TRIGGERS} triggers")
+        mistakes = []
+        for text in self.triggers:
+            try:
+                parse(text)
+            except Mistake as mistake:
+                mistakes.append((text, mistake))
+        if mistakes:
+            raise ExpressionError(mistakes)

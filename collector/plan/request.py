@@ -6,64 +6,177 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TextIO
+from typing import Any, TextIO
 
 from collector.plan.budget import Budget
 from collector.plan.filters import Filters, Flag
-from collector.plan.recorder import Recorder, check_recorder
-from collector.plan.rotation import Rotation, check_rotation
-from collector.plan.trigger_values import columns_for
+from collector.plan.options import (
+    FLAG,
+    JOINED,
+    LIMITS,
+    NAMES,
+    RING_SIZE,
+    TEXT,
+    UNSET,
+    WORDS,
+    Kind,
+    choice,
+    fields_of,
+    group,
+    number,
+    one_of,
+    option,
+    path,
+    quantity,
+)
+from collector.plan.quantities import parse_duration
+from collector.plan.recorder import Recorder, columns_for
+from collector.plan.rotation import Rotation
+from collector.writer.stream import STREAMS
 from formats.base.errors import UsageError
 from formats.registry import FILE_FORMATS, FileFormat
+
+FORMATS = tuple(STREAMS)
+"""The first is the default."""
+_OF_REQUESTS = {"locations": "SEND_CALL,RECEIVE_CALL", "columns": "pid,comm,netns,seg_ack"}
+"""What --requests adds."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options and arguments of the command line."""
+    """What is asked of a capture: each option is declared here, or in the class of its group."""
 
-    filters: Filters
-    output: str
-    force: bool = False
-    duration_s: float | None = None
-    stop_after: int | None = None
-    columns: str = "default"
-    locations: str | None = None
-    when_changed: tuple[str, ...] = ()
-    buffer_bytes: int = 4 << 20
-    low_water_percent: int = 75
-    show: bool = False
-    fail_on_loss: bool = False
-    existing: bool = True
-    as_root: bool = False
-    ready_fd: int | None = None
-    quiet: bool = False
-    verbose: bool = False
+    filters: Filters = group(Filters, is_table=False)
+    output: str = option(
+        "-o", "--output", kind=Kind(str, path), metavar="FILE", key="output",
+        help="File to write; - is stdout.",
+    )
+    force: bool = option("--force", kind=FLAG, default=False, help="Replace an existing file.")
+    duration_s: float | None = option(
+        "--duration", kind=quantity(parse_duration), metavar="TIME", default=None,
+        help="Stop after this time: 10s, 2m.",
+    )
+    stop_after: int | None = option(
+        "--stop-after", kind=number(1), metavar="N", default=None,
+        help="Stop after N records; those still in the rings are kept.",
+    )
+    columns: str = option(
+        "--columns", kind=JOINED, metavar="SET|NAME,...", key="columns",
+        default="default", shown="default",
+        help="classic, default, full, all, or names: the columns to read in the kernel and store.",
+    )
+    locations: str | None = option(
+        "--locations", kind=JOINED, metavar="NAME,...", key="locations", default=None,
+        help="Events: default, all, NAME or -NAME. The default has no calls of the application "
+        "(SEND_CALL, RECEIVE_CALL), and no RCV_SPACE_ADJUST, which comes with each call.",
+    )
+    when_changed: tuple[str, ...] = option(
+        "--when-changed", kind=WORDS, metavar="COL,...", key="when_changed", default=(),
+        help="Record a segment only when one of these columns changed for its connection.",
+    )
+    buffer_bytes: int = option(
+        "--buffer-size", kind=RING_SIZE, metavar="MB", key="buffer_size",
+        default=4 << 20, shown=4.0, help="Ring size of each CPU.",
+    )
+    low_water_percent: int = option(
+        "--low-water", kind=number(1, 99), metavar="PCT", key="low_water", default=75, shown=75,
+        help="Wake up when less than this share of a ring is free, or half while records come "
+        "slowly.",
+    )
+    rings: str | None = option(
+        "--rings", kind=Kind(str, one_of("bpf", "perf")), metavar="bpf|perf", key="rings",
+        default=None,
+        help="The kind of ring buffers. Default: bpf; perf where the kernel refuses bpf.",
+    )
+    show: bool = option(
+        "--print", kind=FLAG, default=False, help="Print each record on stdout too."
+    )
+    file_format: str = option(
+        "--format", kind=choice(*FORMATS), key="format", default=FORMATS[0], shown=FORMATS[0],
+        help="A PSC file, a folder with a Klogger log per CPU, or a MAGNeT file (of magnet).",
+    )
+    schemata: tuple[str, ...] = option(
+        "--schema", kind=NAMES, metavar="NAME|FOLDER", key="schemata", default=("tcp",),
+        help="What to record: a shipped schema (tcp, magnet, network, sched, locking, syscall, "
+        "disk, paging, tty, sampler, user, stopwatch) or your own; also several. Default: tcp.",
+    )
+    using: tuple[str, ...] = option(
+        "--using", kind=NAMES, metavar="LEVEL", key="using", default=(),
+        help="Use this log level of a schema instead of its default.",
+    )
+    data: bool = option(
+        "--data", kind=FLAG, key="data", default=False,
+        help="Record what a schema has for this option too (magnet: TCP's state, IP header).",
+    )
+    limits: tuple[tuple[str, int], ...] = option(
+        "--limit", kind=LIMITS, metavar="EVENT=N", key="limits", default=(), running=True,
+        help="Record at most N of this event a second and CPU.",
+    )
+    control_group: str | None = option(
+        "--control-group", kind=TEXT, metavar="NAME", default=None,
+        help="A group whose members may control the capture (tcpkmon status, ...).",
+    )
+    latency: bool = option(
+        "--latency", kind=FLAG, default=False,
+        help="At the end print where the time of each byte went, as tcpkmon latency does. "
+        "Without --schema: that of magnet with its log level driver.",
+    )
+    why: bool = option(
+        "--why", kind=FLAG, default=False,
+        help="At the end print what limited each connection, as tcpkmon why does.",
+    )
+    requests: bool = option(
+        "--requests", kind=FLAG, default=False,
+        help="Record what tcpkmon requests needs for exact times: the calls of both ends and "
+        "their processes. Short for --locations default,SEND_CALL,RECEIVE_CALL --columns "
+        "default,pid,comm,netns,seg_ack, which more of both adds to.",
+    )
+    metrics: bool = option(
+        "--metrics", kind=FLAG, default=False,
+        help="Count for tcpkmon metrics from the start, not from its first question on.",
+    )
+    top: bool = option(
+        "--top", kind=FLAG, default=False,
+        help="Show the connections, as tcpkmon top does; q ends the capture. Says no more.",
+    )
+    reconcile: bool = option(
+        "--reconcile", kind=FLAG, key="reconcile", default=False,
+        help="Compare the last records with the kernel's sockets: start, rotations, end.",
+    )
+    fail_on_loss: bool = option(
+        "--fail-on-loss", kind=FLAG, default=False, help="Exit with 3 if a record was lost."
+    )
+    existing: bool = option(
+        "--no-existing", kind=UNSET, key="existing", default=True,
+        help="Omit connections that are open at the start.",
+    )
+    as_root: bool = option(
+        "--as-root", kind=FLAG, default=False, help="Run COMMAND as root even under sudo."
+    )
+    ready_fd: int | None = option(
+        "--ready-fd", kind=number(0, checked=False), metavar="N", default=None,
+        help="Write a byte to this descriptor when attached.",
+    )
+    rotation: Rotation | None = group(Rotation)
+    """The output is a folder of files; None: one file."""
+    recorder: Recorder | None = group(Recorder)
+    """The output is a folder of dumps."""
+    budget: Budget | None = group(Budget)
+    """What it may cost; None: there is no limit."""
+    quiet: bool = option(
+        "-q", "--quiet", kind=FLAG, default=False, help="No progress, no summary."
+    )
+    verbose: bool = option(
+        "-v", "--verbose", kind=FLAG, default=False,
+        help="Print the kind of rings, and how each location is attached.",
+    )
     command: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     kinds: tuple[str, ...] | None = None
-    schemata: tuple[str, ...] = ("tcp",)
-    file_format: str = "psc"
-    limits: tuple[tuple[str, int], ...] = ()
-    """Events, and how many records of each a CPU makes in a second at most."""
-    using: tuple[str, ...] = ()
-    data: bool = False
-    """With the fields that have the tag @data."""
-    rings: str | None = None
-    """The ring transport; None: the first that this kernel has."""
-    control_group: str | None = None
-    rotation: Rotation | None = None
-    """The output is a folder of files; None: one file."""
-    reconcile: bool = False
-    """Compare the last records with the kernel's sockets: at the start, rotations and the end."""
-    metrics: bool = False
-    """Count for the metrics from the start, not from the first question on."""
     name: str | None = None
     """Of a capture of the daemon."""
-    recorder: Recorder | None = None
-    """The output is a folder of dumps."""
-    budget: Budget | None = None
-    """What it may cost; None: there is no limit."""
 
     def following(self, pid: int) -> Request:
         """The same with the process of the command, for --follow."""
@@ -102,6 +215,22 @@ class Request:
         return "tcp" in self.schemata
 
 
+def make_request(filters: Filters, given: Mapping[str, Any]) -> Request:
+    """Of the values of those options that were given, by field, and what else Request has.
+
+    UsageError where one of them cannot be.
+    """
+    made = fields_of(Request, given)
+    if made.get("latency") and "schemata" not in made:
+        made |= {"schemata": ("magnet",), "using": made.get("using") or ("driver",)}
+    for name, more in _OF_REQUESTS.items() if made.get("requests") else ():
+        made[name] = f"{made.get(name) or 'default'},{more}"
+    only = FILE_FORMATS[made.get("file_format", FORMATS[0])].schema
+    if made.setdefault("schemata", (only or "tcp",)) != ("tcp",):
+        made.setdefault("file_format", next(n for n in FORMATS if FILE_FORMATS[n].schema is None))
+    return Request(filters, **made)
+
+
 def check_request(request: Request) -> None:
     """Raises UsageError for options that contradict each other or do not fit this process."""
     if request.show and request.output == "-":
@@ -116,8 +245,10 @@ def check_request(request: Request) -> None:
             "standard output and standard error are one file: messages would get into the capture",
             "redirect one of them",
         )
+    for part in (request.rotation, request.recorder, request.budget):
+        if part is not None:
+            part.check()
     if request.rotation is not None:
-        check_rotation(request.rotation)
         if request.output == "-":
             raise UsageError("standard output has no next file", "name a folder: -o FOLDER")
         if request.rotation.archive and request.format.is_folder:
@@ -125,7 +256,6 @@ def check_request(request: Request) -> None:
         if request.rotation.archive == "parquet" and request.file_format != "psc":
             raise UsageError("--archive parquet is for PSC files", "--archive zst")
     if request.recorder is not None:
-        check_recorder(request.recorder)
         if request.rotation is not None:
             raise UsageError("--record-last writes a file for each dump: it does not rotate")
         if request.output == "-":

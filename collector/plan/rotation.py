@@ -9,12 +9,29 @@ import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from collector.plan.options import Kind, Twin, command, number, one_of, option, quantity
+from collector.plan.quantities import parse_duration, parse_size
 from formats.base.errors import UsageError
 from formats.base.installing import how_to_install
 
 ARCHIVES = ("parquet", "zst")
 LEAST_BYTES = 64 << 10
 LEAST_S = 0.1
+
+
+def parse_command(text: str) -> tuple[str, ...]:
+    """The words of a command; no shell reads them. UsageError."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"--on-rotate: {text!r}: {error}") from None
+    if not words:
+        raise UsageError("--on-rotate: there is no command")
+    return words
+
+
+_SIZE, _TIME = quantity(parse_size), quantity(parse_duration)
+_FILES, _COMMAND = number(1, checked=False), command(parse_command)
 
 
 @dataclass(frozen=True)
@@ -27,14 +44,44 @@ class Rotation:
     keep_s. on_rotate: a command, which gets each sealed file as its last argument.
     """
 
-    size_bytes: int | None = None
-    every_s: float | None = None
-    keep_files: int | None = None
-    keep_bytes: int | None = None
-    keep_free_bytes: int | None = None
-    keep_s: float | None = None
-    on_rotate: tuple[str, ...] = ()
-    archive: str = ""
+    size_bytes: int | None = option(
+        "--rotate-size", kind=_SIZE, metavar="SIZE", key="size", default=None,
+        help="Begin the next file at this size: 100M. Then -o names a folder.",
+        twins=[Twin("-C", Kind(lambda n: parse_size(f"{n}000000"), parse_size, int), "N",
+                    "As tcpdump: --rotate-size of N million bytes.")],
+    )  # fmt: skip
+    every_s: float | None = option(
+        "--rotate-every", kind=_TIME, metavar="TIME", key="every", default=None,
+        help="Begin the next file after this time: 10m. Then -o names a folder.",
+        twins=[Twin("-G", Kind(lambda n: parse_duration(f"{n}"), parse_duration, int), "S",
+                    "As tcpdump: --rotate-every S.")],
+    )  # fmt: skip
+    keep_files: int | None = option(
+        "--keep-files", kind=_FILES, metavar="N", key="keep_files", default=None,
+        help="Delete the oldest above N files.",
+        twins=[Twin("-W", _FILES, "N", "As tcpdump: --keep-files N.")],
+    )  # fmt: skip
+    keep_bytes: int | None = option(
+        "--keep-size", kind=_SIZE, metavar="SIZE", key="keep_size", default=None,
+        help="Delete the oldest while all have more than this size.",
+    )
+    keep_free_bytes: int | None = option(
+        "--keep-free", kind=_SIZE, metavar="SIZE", key="keep_free", default=None,
+        help="Delete the oldest while less of their disk is free.",
+    )
+    keep_s: float | None = option(
+        "--keep-for", kind=_TIME, metavar="TIME", key="keep_for", default=None,
+        help="Delete those that are older: 12h.",
+    )
+    on_rotate: tuple[str, ...] = option(
+        "--on-rotate", kind=_COMMAND, metavar="COMMAND", key="on_rotate", default=(),
+        help="Run this with each finished file as last argument. No shell reads it.",
+        twins=[Twin("-z", _COMMAND, "COMMAND", "As tcpdump: --on-rotate.")],
+    )
+    archive: str = option(
+        "--archive", kind=Kind(str, one_of(*ARCHIVES)), metavar="|".join(ARCHIVES), key="archive",
+        default="", help="Turn each finished file into Parquet, or compress it.",
+    )
 
     @property
     def keeps_all(self) -> bool:
@@ -42,34 +89,22 @@ class Rotation:
         limits = (self.keep_files, self.keep_bytes, self.keep_free_bytes, self.keep_s)
         return all(limit is None for limit in limits)
 
-
-def check_rotation(rotation: Rotation) -> None:
-    """Raises UsageError for values that make no sense."""
-    if rotation.size_bytes is None and rotation.every_s is None:
-        raise UsageError(
-            "files are kept, archived or given to a command when the next one begins",
-            "say when: --rotate-size or --rotate-every",
-        )
-    if rotation.size_bytes is not None and rotation.size_bytes < LEAST_BYTES:
-        raise UsageError(f"--rotate-size: less than {LEAST_BYTES >> 10} KiB", "write 100M")
-    if rotation.every_s is not None and not LEAST_S <= rotation.every_s < math.inf:
-        raise UsageError(f"--rotate-every: less than {LEAST_S} s", "write 10m")
-    if rotation.keep_files is not None and rotation.keep_files < 1:
-        raise UsageError("--keep-files: less than 1", "write 10")
-    if rotation.archive and rotation.archive not in ARCHIVES:
-        raise UsageError(f"--archive: {rotation.archive!r} is none of {', '.join(ARCHIVES)}")
-    if rotation.archive and find_spec("pyarrow") is None:
-        raise UsageError("--archive needs pyarrow", how_to_install("pyarrow"))
-    if rotation.on_rotate and shutil.which(rotation.on_rotate[0]) is None:
-        raise UsageError(f"--on-rotate: there is no command {rotation.on_rotate[0]}")
-
-
-def parse_command(text: str) -> tuple[str, ...]:
-    """The words of a command; no shell reads them. UsageError."""
-    try:
-        words = tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(f"--on-rotate: {text!r}: {error}") from None
-    if not words:
-        raise UsageError("--on-rotate: there is no command")
-    return words
+    def check(self) -> None:
+        """Raises UsageError for values that make no sense."""
+        if self.size_bytes is None and self.every_s is None:
+            raise UsageError(
+                "files are kept, archived or given to a command when the next one begins",
+                "say when: --rotate-size or --rotate-every",
+            )
+        if self.size_bytes is not None and self.size_bytes < LEAST_BYTES:
+            raise UsageError(f"--rotate-size: less than {LEAST_BYTES >> 10} KiB", "write 100M")
+        if self.every_s is not None and not LEAST_S <= self.every_s < math.inf:
+            raise UsageError(f"--rotate-every: less than {LEAST_S} s", "write 10m")
+        if self.keep_files is not None and self.keep_files < 1:
+            raise UsageError("--keep-files: less than 1", "write 10")
+        if self.archive and self.archive not in ARCHIVES:
+            raise UsageError(f"--archive: {self.archive!r} is none of {', '.join(ARCHIVES)}")
+        if self.archive and find_spec("pyarrow") is None:
+            raise UsageError("--archive needs pyarrow", how_to_install("pyarrow"))
+        if self.on_rotate and shutil.which(self.on_rotate[0]) is None:
+            raise UsageError(f"--on-rotate: there is no command {self.on_rotate[0]}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import struct
 
-from collector.plan.columns import SCHEMATA
 from formats.base.errors import UsageError
 from formats.schema import load, suggest
 
@@ -15,10 +14,10 @@ NUMBERS = 1024
 LEFT_OUT = "syscall_left_out"
 
 
-def parse_syscalls(text: str | None) -> tuple[int, ...]:
-    """The numbers of the calls in a text such as "read,write,452"; () for all. UsageError."""
-    if text is None:
-        return ()
+def parse_syscalls(text: str) -> tuple[int, ...]:
+    """The numbers of the calls in a text such as "read,write,452". UsageError."""
+    from collector.plan.columns import SCHEMATA  # numpy, which few command lines need
+
     schema = load([SCHEMATA / "base.conf", SCHEMATA / "syscall.conf"])
     (calls,) = (enum for enum in schema.enums if enum.name == SYSCALL)
     numbers = {member.name: member.value for member in calls.members}

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.plan.recorder import STALL
 from formats.base.expressions import Name, Node, Operation
 
 Rows = NDArray[Any]
@@ -53,10 +53,6 @@ ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 EXACT: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
 }  # fmt: skip
-STALL = "stall"
-STALL_COLUMNS = ("snd_una", "seg_ack")
-"""What a stall needs beside those: a segment is recorded before its ACK counts, and the last one
-of a quiet connection acknowledges all."""
 _ARRIVED = (1, 21)
 WRONG = Value(lambda rows: np.zeros(len(rows), np.bool_), "wrong")
 
@@ -112,12 +108,6 @@ def is_stall(node: Node) -> bool:
         and isinstance(node.operands[0], Name)
         and node.operands[0].text == STALL
     )
-
-
-def columns_for(columns: str, texts: Sequence[str]) -> str:
-    """--columns, with those that these triggers need and nobody thinks of."""
-    stalls = any(re.search(rf"\b{STALL}\b", text) for text in texts)
-    return ",".join((columns, *STALL_COLUMNS)) if stalls else columns
 
 
 def is_waiting(rows: Rows) -> NDArray[np.bool_]:

@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.plan.columns import Layout, locations_of
+from collector.plan.recorder import STALL, STALL_COLUMNS
 from collector.plan.trigger_values import (
     ARITHMETIC,
     COMPARE,
     EXACT,
     MOST_CONSTANT,
-    STALL,
-    STALL_COLUMNS,
     WRONG,
     Rows,
     Value,

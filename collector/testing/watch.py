@@ -44,8 +44,7 @@ class Ports:
             )
         words = {_NAMES[name]: arguments_of({name: value}) for name, value in options.items()}
         texts = {name: found[1] for name, found in words.items() if found}
-        either, local, remote = map(texts.get, ("ports", "local_ports", "remote_ports"))
-        return cls(filters.parse(either, local, remote))
+        return cls(filters.parse(**texts))
 
     def choose(self, table: Table) -> Any:
         """(n,) the connections with these ports; all without any."""

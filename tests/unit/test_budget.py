@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.commands.budget_options import take_budget
+from collector.commands import capture_options
+from collector.commands.collect import command
 from collector.linux.kernel_constants import Facts
 from collector.loader import shedding
 from collector.plan import budget as plan
 from collector.plan import columns, engine_config, tcp_codegen
 from collector.plan.budget import Budget, is_in_sample, make_steps
+from collector.plan.options import make_part
 from collector.plan.probes import Plan
-from collector.plan.quantities import parse_duration
 from collector.plan.schema_sources import find_sources, read_texts
 from collector.ring.rings import DEFAULT_TRANSPORT
 from collector.session.budget import MOST_BACKOFF, Controller, Measured
@@ -149,17 +150,22 @@ def test_a_sample_has_its_share_of_connections() -> None:
         assert abs(share * 2**n / 6400 - 1) < 0.05
 
 
+def asked_for(words: list[str]) -> Budget | None:
+    """The budget of a command line."""
+    with command.make_context("collect", list(words)):
+        budget = capture_options.given().get("budget")
+    return None if budget is None else make_part(Budget, budget)
+
+
 def test_options_and_what_they_refuse() -> None:
-    names = ("max_cpu", "max_disk_rate", "max_memory", "back_after")
-    none: dict[str, str | None] = dict.fromkeys(names)
-    assert take_budget({**none}, parse_duration) is None
-    given_ = {"max_cpu": "5%", "max_disk_rate": "10M", "max_memory": "1G", "back_after": "3s"}
-    assert take_budget(given_, parse_duration) == Budget(0.05, 10 << 20, 1 << 30, 3.0)
-    for name, text in (("max_cpu", "5"), ("max_cpu", "0%"), ("max_memory", "much")):
+    words = "--max-cpu 5% --max-disk-rate 10M --max-memory 1G --back-after 3s"
+    assert asked_for([]) is None
+    assert asked_for(words.split()) == Budget(0.05, 10 << 20, 1 << 30, 3.0)
+    for name, text in (("--max-cpu", "5"), ("--max-cpu", "0%"), ("--max-memory", "much")):
         with pytest.raises(UsageError):
-            take_budget({**none, name: text}, parse_duration)
+            asked_for([name, text])
     with pytest.raises(UsageError, match="without a limit"):
-        take_budget({**none, "back_after": "3s"}, parse_duration)
+        asked_for(["--back-after", "3s"])
 
 
 def texts(sheds: bool) -> str:

@@ -10,11 +10,12 @@ import pytest
 
 from collector.commands import tcpkmon
 from collector.daemon import config, toml_files
-from collector.daemon.keys import BUDGET, CAPTURE, CONTROL, METRICS, RECORDER, ROTATION
+from collector.daemon.config import FILTERS, OPTIONS, OTHERS, PARTS
 from collector.plan.budget import Budget
 from collector.plan.filters import Filters
 from collector.plan.recorder import Recorder
 from collector.plan.request import Request
+from collector.plan.rotation import Rotation
 from formats.base.cli import run
 from formats.base.errors import FileError, PrivilegeError
 
@@ -102,7 +103,6 @@ def test_a_capture_without_keys_is_that_of_collect(tmp_path: Path) -> None:
     assert made.request == Request(
         Filters(), output="/var/lib/tcpkmon/web", name="web", quiet=True
     )
-    assert made.parts == {"rotation": None, "recorder": None, "budget": None}
 
 
 def test_a_flight_recorder(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_later_files_replace_single_keys(tmp_path: Path) -> None:
     web, two = captures(path).values()
     assert web.request.filters.ports == (443, 5000, 5001)
     assert web.request.buffer_bytes == 1 << 20
-    assert web.parts["rotation"] == {"size_bytes": 1 << 20, "every_s": 3600.0}
+    assert web.request.rotation == Rotation(size_bytes=1 << 20, every_s=3600.0)
     assert two.request.file_format == "klogger"
 
 
@@ -146,16 +146,15 @@ def test_the_example_has_every_key_and_each_is_valid(
     path = write(tmp_path, re.sub(r"^#(?=\w+ = |\[)", "", text, flags=re.MULTILINE))
     table = toml_files.read(path).table
     capture = table["capture"]["tcp"]
-    parts = {"rotation": ROTATION, "recorder": RECORDER, "budget": BUDGET}
-    assert set(capture) == {*CAPTURE, *parts}
-    for name, keys in parts.items():
+    assert set(capture) == {*OPTIONS, *FILTERS, *PARTS}
+    for name, keys in PARTS.items():
         assert set(capture[name]) == set(keys)
-    assert set(table["metrics"]) == set(METRICS)
-    assert set(table["control"]) == set(CONTROL)
+    for name, keys in OTHERS.items():
+        assert set(table[name]) == set(keys)
     wrong = {"using", "data", "limits", "syscalls", "netns", "cgroup", "group"}
     """These need another schema, or what this machine may not have."""
     found = {line.split(": ")[1].rpartition(".")[2] for line in mistakes(path)}
-    assert found - wrong <= {"tcp"}
+    assert found - wrong <= {"tcp", "rotation"}, "there is no such command to run on rotate"
     assert check(EXAMPLE) == 0
     assert capsys.readouterr().out == f"{EXAMPLE}: 1 capture: tcp\n"
 
@@ -205,7 +204,7 @@ def test_a_budget(tmp_path: Path) -> None:
     assert "a budget needs events that it may leave out" in mistakes(write(tmp_path, nothing))[0]
 
 
-@pytest.mark.parametrize("key", [*CAPTURE, *(f"rotation.{key}" for key in ROTATION)])
+@pytest.mark.parametrize("key", [*OPTIONS, *FILTERS, *map("rotation.{}".format, PARTS["rotation"])])
 @pytest.mark.parametrize("value", [r'"/a\u0000"', r'["1\u0000"]', f'"{"9" * 5000}"'])
 def test_strange_texts_are_mistakes(tmp_path: Path, key: str, value: str) -> None:
     """No traceback for any text, of any key."""

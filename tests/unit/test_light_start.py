@@ -36,3 +36,13 @@ def test_the_default_capture_imports_nothing_that_it_does_not_need() -> None:
     imported = set(done.stdout.split())
     assert "collector.session.session" in imported
     assert not imported & HEAVY
+
+
+def test_the_options_of_a_capture_need_no_numpy() -> None:
+    """The command line is there before import_quietly(), which keeps numpy from starting threads.
+    """
+    program = "import sys; import collector.commands.collect; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not {"numpy", "collector.session.session"} & set(done.stdout.split())

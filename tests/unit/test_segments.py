@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from collector.plan.quantities import parse_size
-from collector.plan.rotation import Rotation, check_rotation, parse_command
+from collector.plan.rotation import Rotation, parse_command
 from collector.writer.psc_stream import PscStream
 from collector.writer.segment_folder import OPEN, SEAL, SegmentFolder, Segments
 from formats.base.control import Change, EndReason
@@ -225,6 +225,6 @@ def test_sizes_and_commands() -> None:
         Rotation(every_s=1, on_rotate=("/no/such/command",)),
     ):  # fmt: skip
         with pytest.raises(UsageError):
-            check_rotation(wrong)
+            wrong.check()
     assert EndReason.ROTATED == 6
     assert Segments

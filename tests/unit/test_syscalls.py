@@ -41,7 +41,6 @@ def test_the_table_is_as_its_script_makes_it() -> None:
 
 
 def test_calls_are_chosen_by_name_and_number() -> None:
-    assert parse_syscalls(None) == ()
     assert parse_syscalls("read, write,451,read") == (0, 1, 451)
     for text in ("reed", "", "read,,write", "1023", "-1", "99999"):
         with pytest.raises(UsageError):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.plan.columns import EVENT, choose_columns, load_schema, locations_of, make_layout
-from collector.plan.trigger_values import columns_for
+from collector.plan.recorder import columns_for
 from collector.plan.trigger_watch import SLOTS, Watch
 from collector.plan.triggers import (
     Trigger,
