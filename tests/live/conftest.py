@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """For all live tests: they need root, and run again when they fail.
 
-scripts/test runs two at once, but those of ALONE. A test that fails beside another one runs again
+scripts/test runs three at once, but those of ALONE. A test that fails beside others runs again
 alone, three times at most.
 """
 
@@ -29,7 +29,7 @@ ALONE = {
     "how soon an answer comes": "control_crowd daemon_hostile signals",
     "a budget of CPU time, rings that overflow": "budget_live budget_logs_live overload",
 }
-"""By what would go wrong beside another test: the files test_..."""
+"""By what would go wrong beside other tests: the files test_..."""
 _ALONE = {f"test_{name}" for names in ALONE.values() for name in names.split()}
 
 

@@ -16,7 +16,7 @@ from formats.registry import format_of
 from tests.live.faults import Collector, wait_until
 
 MS = 1_000_000
-PORT = 31_000 + os.getpid() % 500  # tests run in two processes at once
+PORT = 31_000 + os.getpid() % 500  # tests run in several processes at once
 
 
 def sealed(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from formats.base.segments import find_segments
 from formats.registry import format_of
 from tests.live.faults import FULL, Collector, wait_until
 
-PORT = 31_500 + os.getpid() % 500  # tests run in two processes at once
+PORT = 31_500 + os.getpid() % 500  # tests run in several processes at once
 
 
 def sealed(folder: Path) -> list[Path]:

@@ -26,8 +26,8 @@ from tests.live.faults import TCPKMON, Collector, let_others_in
 from tests.unit.segment_maker import LOCATION, Maker, make
 from tests.unit.test_archive import archive
 
-PORT, CALLS = 20_000 + os.getpid() % 10_000, 20_011
-"""Tests run in two processes at once; outside of the ports that the kernel gives."""
+PORT, CALLS = 20_000 + 2 * (os.getpid() % 5_000), 20_011
+"""Tests run in several processes at once; outside of the ports that the kernel gives."""
 TRAFFIC = f"""
 import socket, threading, time
 listener = socket.create_server(("127.0.0.1", {PORT}))
