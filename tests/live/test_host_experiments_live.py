@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmark import running
-from scripts.benchmark.results import Results
+from scripts.experiments import running
+from scripts.experiments.results import Results
 from scripts.host import everything, floods, groups, mix, oracles, overhead, session
 from scripts.host.experiments import EXPERIMENTS
 from tests.live.experimenting import run_script

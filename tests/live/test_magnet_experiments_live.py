@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmark import running, slowdown
-from scripts.benchmark.results import Results
+from scripts.benchmark import slowdown
+from scripts.experiments import running
 from scripts.experiments.figure import Figure
+from scripts.experiments.results import Results
 from scripts.magnet import layers, loss, modulation, overhead, packets, state, stream
 from scripts.magnet.experiments import EXPERIMENTS
 from scripts.magnet.wire import SLOW, TRANSFERS
