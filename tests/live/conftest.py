@@ -22,12 +22,9 @@ GUEST = "TCPKMON_GUEST" in os.environ
 PROMISED = os.environ.get("TCPKMON_LIVE") == "1"
 ALONE = {
     "what it costs": "bench benchmark_live host_experiments_live magnet_experiments_live",
-    "delays that a test makes, and measures": "latency_live link requests_live stalls unseen_live",
-    "CPUs and what waits for them": "cpu_affinity oracle_perf sched_sleeps schema_sampler",
-    "counters of the machine": "host_oracles_live perf_counters_live schema_paging task_fields",
-    "disks and memory of the machine": "schema_disk schema_disk_files disk_direct",
-    "how soon an answer comes": "control_crowd daemon_hostile signals",
-    "a budget of CPU time, rings that overflow": "budget_live budget_logs_live overload",
+    "delays that a test makes, and measures": "latency_live link",
+    "CPUs and what waits for them": "cpu_affinity oracle_perf sched_sleeps",
+    "counters of the machine": "host_oracles_live schema_disk schema_paging",
 }
 """By what would go wrong beside other tests: the files test_..."""
 _ALONE = {f"test_{name}" for names in ALONE.values() for name in names.split()}
