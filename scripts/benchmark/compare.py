@@ -11,15 +11,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from formats.base.errors import UsageError
-from scripts.benchmark import slowdown, tools
-from scripts.benchmark.context import Context
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import percent
-from scripts.benchmark.student import Change, change, differ
-from scripts.benchmark.tables import Table
-from scripts.benchmark.tools import Tool
+from scripts.benchmark import slowdown
 from scripts.benchmark.trees import Tree
 from scripts.benchmark.work import WORK, working
+from scripts.experiments import tools
+from scripts.experiments.context import Context
+from scripts.experiments.report import Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import percent
+from scripts.experiments.student import Change, change, differ
+from scripts.experiments.tools import Tool
 
 NAME = "compare"
 ROUNDS = 10

@@ -21,9 +21,9 @@ from collector.sequencer.sequencer import Sequencer
 from collector.writer.file_sink import FileSink
 from collector.writer.psc_writer import Writer
 from collector.writer.written import Written
-from scripts.benchmark.capture import capturing
-from scripts.benchmark.context import Context, cpus
-from scripts.benchmark.load import BenchError
+from scripts.experiments.capture import capturing
+from scripts.experiments.context import Context, cpus
+from scripts.experiments.load import BenchError
 
 NAME = "drain"
 TITLE = "From the ring to the file"

@@ -22,9 +22,9 @@ from collector.loader.programs import attach_type_id, load_code
 from collector.plan.filters import parse
 from collector.plan.probes import Chosen
 from formats.base.errors import TcpkmonError
-from scripts.benchmark.capture import capturing, discard
-from scripts.benchmark.context import Context, cpus
-from scripts.benchmark.load import Load
+from scripts.experiments.capture import capturing, discard
+from scripts.experiments.context import Context, cpus
+from scripts.experiments.load import Load
 
 NAME = "in-kernel"
 TITLE = "Time in the kernel per event"

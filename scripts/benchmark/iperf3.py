@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from collector.lab.lab import Lab
-from scripts.benchmark import peers
-from scripts.benchmark.context import cpus
-from scripts.benchmark.load import BenchError, Done
+from scripts.experiments import peers
+from scripts.experiments.context import cpus
+from scripts.experiments.load import BenchError, Done
 
 BYTES = "512M"
 """Of one run. Its times are whole seconds: too long for a round."""

@@ -18,11 +18,9 @@ from scripts.benchmark import (
     drain,
     inkernel,
     pages,
-    peers,
     rates,
     reading,
     report,
-    running,
     scale,
     sizes,
     slowdown,
@@ -30,8 +28,10 @@ from scripts.benchmark import (
     trees,
 )
 from scripts.benchmark import release as limits
-from scripts.benchmark.context import ROOT, Context
-from scripts.benchmark.results import Results
+from scripts.experiments import peers, running
+from scripts.experiments.context import ROOT, Context
+from scripts.experiments.report import make_console, print_results, print_table
+from scripts.experiments.results import Results
 
 ROUNDS = 5
 QUICK_ROUNDS = 2
@@ -104,7 +104,7 @@ def command(
         results = _measure(wanted, quick, rounds, folder)
     if json_file is not None:
         Path(json_file).write_text(results.to_json(), encoding="utf-8")
-    report.print_all(results, report.make_console())
+    print_results(report.sections(results), results, make_console())
     if docs:
         for path in pages.write(results, DOCS, list(MEASURES)):
             print(f"bench: written: {path}", file=sys.stderr)
@@ -138,7 +138,7 @@ def _compare(
     found = compare.lines(results)
     if json_file is not None:
         Path(json_file).write_text(compare.to_json(found, both, results), encoding="utf-8")
-    report.print_table(compare.table(found, both, results), report.make_console())
+    print_table(compare.table(found, both, results), make_console())
     for section in results.skipped.values():
         for case, reason in section.items():
             print(f"bench: skipped: {case}: {reason}", file=sys.stderr)

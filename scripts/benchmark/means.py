@@ -8,9 +8,9 @@ import statistics
 from dataclasses import dataclass
 
 from scripts.benchmark import slowdown
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number, percent, standard_error
 from scripts.benchmark.work import WORK
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number, percent, standard_error
 
 SURE = 2.0
 """So many standard errors beyond a limit are not noise."""

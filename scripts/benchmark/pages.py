@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,9 +13,10 @@ from typing import Any
 from formats.base.errors import FileError, UsageError
 from scripts.benchmark import slowdown
 from scripts.benchmark.means import beside, each_beside, mean_slowdown
-from scripts.benchmark.report import markdown, rows_of
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number, percent
+from scripts.benchmark.report import markdown
+from scripts.experiments.report import NONE, rows_of, write_whole
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number, percent
 
 INDEX = """\
 <!-- SPDX-License-Identifier: Apache-2.0 -->
@@ -40,7 +40,6 @@ filter leaves out.
 - `sudo scripts/bench --compare main HEAD` tells which of two trees is faster.
 - `sudo scripts/bench --docs` writes the page of your machine's model.
 """
-NONE = "-"
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,8 @@ def write(results: Results, docs: Path, sections: Sequence[str]) -> list[Path]:
     folder.mkdir(exist_ok=True)
     paths = folder / f"{slug(page.model)}.md", folder / f"{slug(page.model)}.json"
     for path, text in zip(paths, (markdown(results), page.to_json()), strict=True):
-        _replace(path, text)
-    _replace(docs / "benchmark.md", index(folder))
+        write_whole(path, text)
+    write_whole(docs / "benchmark.md", index(folder))
     return [*paths, docs / "benchmark.md"]
 
 
@@ -156,10 +155,3 @@ def index(folder: Path) -> str:
     headings = ("CPU model", "date", "tree", "default / perf", "perf's columns / perf",
                 "other ports")  # fmt: skip
     return INDEX.format(table="\n".join(rows_of(headings, rows)))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes it whole or not at all."""
-    beside_it = path.with_suffix(".new")
-    beside_it.write_text(text, encoding="utf-8")
-    os.replace(beside_it, path)

@@ -7,10 +7,10 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.benchmark import tools
-from scripts.benchmark.context import Context, cpus
-from scripts.benchmark.load import Done, Load
-from scripts.benchmark.tools import Tool
+from scripts.experiments import tools
+from scripts.experiments.context import Context, cpus
+from scripts.experiments.load import Done, Load
+from scripts.experiments.tools import Tool
 
 NAME = "rates"
 TITLE = "Record rate"

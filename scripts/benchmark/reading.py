@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.benchmark import samples
-from scripts.benchmark.context import BIN, Context
+from scripts.experiments.context import BIN, Context
 
 NAME = "reading"
 TITLE = "Reading, text and export"

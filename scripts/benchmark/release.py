@@ -12,9 +12,9 @@ from pathlib import Path
 
 from scripts.benchmark import rates, reading, samples, sizes, slowdown
 from scripts.benchmark.means import mean_cpu
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
 from scripts.benchmark.targets import faster_than_perf, whole_cost_us
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 
 FILE = Path(__file__).with_name("release.json")
 MOST = 1.8

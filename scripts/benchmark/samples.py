@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import itertools
 
-from scripts.benchmark import tools
-from scripts.benchmark.context import Context, Pair, Sample, cpus
-from scripts.benchmark.load import Load
-from scripts.benchmark.tools import Tool
+from scripts.experiments import tools
+from scripts.experiments.context import Context, Pair, Sample, cpus
+from scripts.experiments.load import Load
+from scripts.experiments.tools import Tool
 
 CLASSIC = "PSC, --columns classic"
 DEFAULT = "PSC, default columns"

@@ -14,11 +14,11 @@ from collector.linux.privileges import raise_limits
 from collector.loader.capture_maps import Kernel
 from collector.loader.prepare import Prepared, Wish, prepare
 from collector.plan.filters import parse
-from scripts.benchmark import tools
-from scripts.benchmark.capture import capturing, discard
-from scripts.benchmark.context import Context, cpus, many_ports
-from scripts.benchmark.load import Load
-from scripts.benchmark.tools import Running, Tool, size_of
+from scripts.experiments import tools
+from scripts.experiments.capture import capturing, discard
+from scripts.experiments.context import Context, cpus, many_ports
+from scripts.experiments.load import Load
+from scripts.experiments.tools import Running, Tool, size_of
 
 NAME = "scale"
 TITLE = "Scale: cost per record by number of connections"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 
 from scripts.benchmark import samples
-from scripts.benchmark.context import BIN, Context
+from scripts.experiments.context import BIN, Context
 
 NAME = "sizes"
 TITLE = "Disk space per record"

@@ -10,11 +10,11 @@ from typing import Protocol
 
 from collector.lab.lab import Lab
 from collector.plan.columns import EVENT, choose_columns, load_schema
-from scripts.benchmark import tools
-from scripts.benchmark.context import BIN, Context
-from scripts.benchmark.load import Done
-from scripts.benchmark.tools import Tool
 from scripts.benchmark.work import working
+from scripts.experiments import tools
+from scripts.experiments.context import BIN, Context
+from scripts.experiments.load import Done
+from scripts.experiments.tools import Tool
 
 NAME = "slowdown"
 TITLE = "Slowdown of TCP traffic"

@@ -18,9 +18,9 @@ import numpy as np
 import formats
 from collector.lab.lab import Lab
 from formats.base.control import EXISTING
-from scripts.benchmark import tools
-from scripts.benchmark.context import Context
-from scripts.benchmark.load import BenchError
+from scripts.experiments import tools
+from scripts.experiments.context import Context
+from scripts.experiments.load import BenchError
 
 NAME = "start-up"
 TITLE = "Start-up and memory"

@@ -3,28 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from scripts.benchmark import drain, inkernel, rates, reading, scale, sizes, slowdown, startup
 from scripts.benchmark.means import beside, each_beside, mean_cpu, mean_slowdown
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import MANY, Spread, number, percent, spread
 from scripts.benchmark.targets import faster_than_perf, targets, whole_cost_us
 from scripts.benchmark.work import WORK
+from scripts.experiments.report import NONE, Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import MANY, Spread, number, percent, spread
 
-NONE = "-"
 COUNTS = ("records", "lost")
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text in rows under headings; the first column is what a row is about."""
-
-    title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
 
 
 def of_targets(results: Results) -> Table:

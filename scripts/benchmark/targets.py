@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from scripts.benchmark import rates, reading, scale, sizes, slowdown, startup
 from scripts.benchmark.means import Mean, beside, each_beside, mean_cpu, mean_slowdown, within
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number, percent, standard_error
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number, percent, standard_error
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from formats.base.errors import TcpkmonError, UsageError
-from scripts.benchmark.context import ROOT
-from scripts.benchmark.machine import commit
+from scripts.experiments.context import ROOT
+from scripts.experiments.machine import commit
 
 GIT = ("git", "-c", "safe.directory=*", "-C", str(ROOT))
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collector.lab.lab import Lab
-from scripts.benchmark.context import Context, cpus
 from scripts.benchmark.iperf3 import Iperf3
-from scripts.benchmark.load import Done, Load
+from scripts.experiments.context import Context, cpus
+from scripts.experiments.load import Done, Load
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from formats.base.errors import UsageError
-from scripts.benchmark import report, running
-from scripts.benchmark.context import ROOT, Context
-from scripts.benchmark.results import Results
+from scripts.experiments import report, running
+from scripts.experiments.context import ROOT, Context
 from scripts.experiments.paper import Paper
+from scripts.experiments.results import Results
 
 ROUNDS = 10
 QUICK_ROUNDS = 2
@@ -67,10 +67,7 @@ def make_command(
             running.measure(results, measures, folder, paper.programs)
         if json_file is not None:
             Path(json_file).write_text(results.to_json(), encoding="utf-8")
-        console = report.make_console()
-        report.print_sections(paper.sections(results), console)
-        for name, words in results.machine.items():
-            console.print(f"{name}: {words}")
+        report.print_results(paper.sections(results), results, report.make_console())
         if docs:
             for path in paper.write(results, ROOT / "docs"):
                 print(f"{paper.script}: written: {path}", file=sys.stderr)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scripts.benchmark.stats import number
-from scripts.benchmark.student import Change, change, interval
-from scripts.benchmark.tables import NONE, Table
+from scripts.experiments.report import NONE, Table
+from scripts.experiments.stats import number
+from scripts.experiments.student import Change, change, interval
 
 
 @dataclass(frozen=True)

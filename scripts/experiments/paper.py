@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from formats.base.errors import UsageError
-from scripts.benchmark import report
-from scripts.benchmark.context import Context
-from scripts.benchmark.report import Section
-from scripts.benchmark.results import Results
-from scripts.benchmark.tables import Table
+from scripts.experiments import report
+from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure, table_of
+from scripts.experiments.report import Section, Table
+from scripts.experiments.results import Results
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,5 @@ class Paper:
         picture = docs / "images" / self.picture
         self.draw(results, picture)
         page = docs / self.page
-        new = page.with_suffix(".new")
-        new.write_text(self.markdown(results), encoding="utf-8")
-        os.replace(new, page)
+        report.write_whole(page, self.markdown(results))
         return [page, picture]

@@ -8,7 +8,7 @@ import subprocess
 
 from collector import klogger
 from collector.commands.history.monitor import GROUPS
-from scripts.benchmark.context import BIN, Context
+from scripts.experiments.context import BIN, Context
 from scripts.host import floods
 from scripts.host.checks import agree, bound, figures_of, tables_of
 

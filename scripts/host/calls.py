@@ -8,8 +8,8 @@ import sys
 from collections import Counter
 
 from formats.analysis import match_calls, open_log
-from scripts.benchmark.context import Context
-from scripts.benchmark.tools import IN_TRACEFS
+from scripts.experiments.context import Context
+from scripts.experiments.tools import IN_TRACEFS
 from scripts.host.checks import agree, figures_of, tables_of
 from scripts.host.monitor import recording
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from collector.linux.btf import Btf
 from collector.plan.probes import find_unseen
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import NONE, Table
 from scripts.experiments.figure import Figure
+from scripts.experiments.report import NONE, Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 
 OURS, ORACLE, ALLOWED, LEAST, MOST = "ours", "oracle", "allowed", "least", "most"
 

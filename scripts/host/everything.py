@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from collector import klogger
-from scripts.benchmark.context import BIN, Context
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import Table
+from scripts.experiments.context import BIN, Context
 from scripts.experiments.figure import Figure
+from scripts.experiments.report import Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.host.monitor import look
 
 NAME = "H10"

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.benchmark.context import ROOT
+from scripts.experiments.context import ROOT
 from tests.live.disk_workload import BLOCK, loop_device
 from tests.live.memory_workload import little_memory, outgrow
 

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collector.commands.history.monitor import GROUPS
-from scripts.benchmark.context import Context
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import NONE, Table
+from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure
+from scripts.experiments.report import NONE, Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.host import overhead
 from scripts.host.floods import Flood, floods
 from scripts.host.monitor import look, monitoring

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from collector import klogger
 from collector.commands.history.monitor import GROUPS
-from scripts.benchmark.tools import cpu_seconds
+from scripts.experiments.tools import cpu_seconds
 
 ALL = tuple(GROUPS)
 BUFFER_MB = 16

@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import ExitStack
 
-from scripts.benchmark.context import ROOT, Context
+from scripts.experiments.context import ROOT, Context
 from scripts.host import counters
 from scripts.host.checks import agree, bound, figures_of, note_unseen, tables_of
 from scripts.host.monitor import monitoring

@@ -7,11 +7,11 @@ import math
 from collections import defaultdict
 
 from collector.commands.history.monitor import GROUPS
-from scripts.benchmark.context import Context
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import NONE, Table
+from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure, Value
+from scripts.experiments.report import NONE, Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.host.mix import BENCHMARKS, THEN, Mix
 from scripts.host.monitor import look, monitoring
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from formats import drawing
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
 from scripts.experiments.paper import Paper
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.host import overhead, session
 from scripts.host.experiments import EXPERIMENTS
 from scripts.host.mix import THEN

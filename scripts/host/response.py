@@ -7,7 +7,7 @@ import statistics
 import time
 
 from formats.analysis import Event, open_log
-from scripts.benchmark.context import Context
+from scripts.experiments.context import Context
 from scripts.host.checks import agree, figures_of, tables_of
 from scripts.host.monitor import recording
 from tests.live.tty_workload import EVENTS, Terminal, answerer, terminal

@@ -8,7 +8,7 @@ import time
 from collector.control import choosing, client
 from collector.linux.syscalls import online_cpus
 from formats.analysis import count_samples, open_log
-from scripts.benchmark.context import Context
+from scripts.experiments.context import Context
 from scripts.host.checks import agree, figures_of, tables_of
 from scripts.host.monitor import BUFFER_MB
 from tests.live.cpu_workload import READ, SPIN, cpu_time_ns, machine_times, running

@@ -10,7 +10,7 @@ from collections import Counter
 
 from formats.analysis import latencies, open_log
 from formats.analysis.intervals import Statistics
-from scripts.benchmark.context import Context
+from scripts.experiments.context import Context
 from scripts.host.checks import agree, figures_of, note_unseen, tables_of
 from scripts.host.monitor import recording
 from tests.live.sched_workload import KINDS, PERF_LINE, RECORD, SLEEPER

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from formats.analysis import open_log
-from scripts.benchmark.context import BIN, Context
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import NONE, Table
+from scripts.experiments.context import BIN, Context
 from scripts.experiments.figure import Figure
+from scripts.experiments.report import NONE, Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.host import everything
 from scripts.host.mix import Mix
 from scripts.host.monitor import look, monitoring

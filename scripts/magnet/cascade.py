@@ -11,11 +11,11 @@ import numpy as np
 
 from collector.lab.lab import Lab
 from collector.lab.pair import connected, receive
-from scripts.benchmark.context import Context
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import Table
+from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure
+from scripts.experiments.report import Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.magnet.recording import HEADERS
 from scripts.magnet.wire import Link, recording, wired
 

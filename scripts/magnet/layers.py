@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.lab.pair import Pair, connected, join, listening, receive
-from scripts.benchmark import tools
-from scripts.benchmark.context import Context
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import Table
+from scripts.experiments import tools
+from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure
+from scripts.experiments.report import Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.magnet import pcap
 from scripts.magnet.recording import (
     HEADERS,

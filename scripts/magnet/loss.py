@@ -9,13 +9,13 @@ from pathlib import Path
 
 from formats.base.errors import LossError
 from formats.registry import format_of
-from scripts.benchmark.context import BIN, Context
-from scripts.benchmark.load import BenchError
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import Table
-from scripts.benchmark.tools import Tool
+from scripts.experiments.context import BIN, Context
 from scripts.experiments.figure import Figure
+from scripts.experiments.load import BenchError
+from scripts.experiments.report import Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
+from scripts.experiments.tools import Tool
 from scripts.magnet.wire import FAST, PACKETS, SLOW, TRANSFERS, Wire, magnet, wired
 
 NAME = "M2"

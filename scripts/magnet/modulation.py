@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.benchmark.context import Context
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import Table
+from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure
+from scripts.experiments.report import Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.magnet.recording import HEADERS, RECEIVED, SENT, covered, first_times
 from scripts.magnet.wire import Link, recording, wired
 

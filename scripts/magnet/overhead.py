@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from collector import klogger
 from collector.lab.lab import Lab
-from scripts.benchmark import slowdown, tools
-from scripts.benchmark.context import Context
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import Spread, spread
-from scripts.benchmark.tables import NONE, Table
-from scripts.benchmark.tools import Tool
+from scripts.benchmark import slowdown
+from scripts.experiments import tools
+from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure, Value
+from scripts.experiments.report import NONE, Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import Spread, spread
+from scripts.experiments.tools import Tool
 from scripts.magnet.wire import FAST, SLOW, TRANSFERS, magnet, wired
 
 NAME = "M1"

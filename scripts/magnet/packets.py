@@ -11,13 +11,13 @@ from collector.linux.privileges import raise_limits
 from collector.loader.prepare import Wish, prepare
 from collector.plan.filters import parse
 from scripts.benchmark import inkernel
-from scripts.benchmark.capture import capturing, discard
-from scripts.benchmark.context import Context
 from scripts.benchmark.inkernel import Runs
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import Table
+from scripts.experiments.capture import capturing, discard
+from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure
+from scripts.experiments.report import Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.magnet.wire import PACKETS, Wire, magnet, wired
 
 NAME = "M3"

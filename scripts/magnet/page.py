@@ -6,11 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from formats import drawing
-from scripts.benchmark.report import Section
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import NONE, Table
 from scripts.experiments.paper import Paper
+from scripts.experiments.report import NONE, Section, Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.magnet import loss, modulation, overhead, packets
 from scripts.magnet.experiments import EXPERIMENTS
 from scripts.magnet.wire import ANY, FAST, PACKETS, SLOW

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 
-from scripts.benchmark import tools
-from scripts.benchmark.context import Context
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number
-from scripts.benchmark.tables import Table
+from scripts.experiments import tools
+from scripts.experiments.context import Context
 from scripts.experiments.figure import Figure, Value
+from scripts.experiments.report import Table
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number
 from scripts.magnet.wire import Link, Wire, magnet, wired
 
 NAME = "M4"

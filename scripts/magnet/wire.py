@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collector.lab.lab import DEVICE, Lab
-from scripts.benchmark import tools
-from scripts.benchmark.context import Context, cpus
-from scripts.benchmark.load import Done, Load
-from scripts.benchmark.tools import Tool
+from scripts.experiments import tools
+from scripts.experiments.context import Context, cpus
+from scripts.experiments.load import Done, Load
+from scripts.experiments.tools import Tool
 from scripts.magnet.recording import Recording
 
 

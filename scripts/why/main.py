@@ -17,7 +17,7 @@ import click
 from collector.linux.machine import describe_machine
 from formats.base.cli import run
 from formats.base.errors import UsageError
-from scripts.benchmark import peers
+from scripts.experiments import peers
 from scripts.why import transfers
 from scripts.why.judging import Judged, play
 from scripts.why.page import page

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For all live tests: they need root, and run again when they fail."""
+"""For all live tests: they need root, and run again when they fail.
+
+scripts/test runs three at once, but those of ALONE. A test that fails beside others runs again
+alone, three times at most.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,14 @@ from collector.ring.rings import TRANSPORTS
 HERE = Path(__file__).parent
 GUEST = "TCPKMON_GUEST" in os.environ
 PROMISED = os.environ.get("TCPKMON_LIVE") == "1"
+ALONE = {
+    "what it costs": "bench benchmark_live host_experiments_live magnet_experiments_live",
+    "delays that a test makes, and measures": "latency_live link",
+    "CPUs and what waits for them": "cpu_affinity oracle_perf sched_sleeps",
+    "counters of the machine": "host_oracles_live schema_disk schema_paging",
+}
+"""By what would go wrong beside other tests: the files test_..."""
+_ALONE = {f"test_{name}" for names in ALONE.values() for name in names.split()}
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -46,7 +58,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE not in Path(item.path).parents:
             continue
         item.add_marker(pytest.mark.live)
-        item.add_marker(pytest.mark.flaky(reruns=1 if GUEST else 2, reruns_delay=1))
+        shared = GUEST or "PYTEST_XDIST_WORKER" in os.environ
+        item.add_marker(pytest.mark.flaky(reruns=1 if shared else 2, reruns_delay=1))
+        if Path(item.path).stem in _ALONE:
+            item.add_marker(pytest.mark.alone)
         full = item.get_closest_marker("full")
         if full is not None and os.environ.get("TCPKMON_FULL") != "1":
             item.add_marker(pytest.mark.skip(reason="long; scripts/test --full runs it"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmark import rates, slowdown
-from scripts.benchmark.results import Results
+from scripts.experiments.results import Results
 
 pytestmark = pytest.mark.live
 ROOT = Path(__file__).resolve().parents[2]

@@ -89,6 +89,7 @@ def installed(tmp_path: Path) -> Path:
     return place / "bin" / "tcpkmon"
 
 
+@pytest.mark.full
 def test_the_demo_of_a_wheel(tmp_path: Path, installed: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmark import running
-from scripts.benchmark.results import Results
+from scripts.experiments import running
+from scripts.experiments.results import Results
 from scripts.host import everything, floods, groups, mix, oracles, overhead, session
 from scripts.host.experiments import EXPERIMENTS
 from tests.live.experimenting import run_script
@@ -39,6 +39,7 @@ def check(results: Results, *names: str) -> None:
     assert not [one for one in found if one.reached is False]
 
 
+@pytest.mark.full
 def test_u1_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = {"Benchmark I": (mix.CC_DRIVER, 10, mix.ed(2), mix.PWD, mix.fork(5), mix.CAT)}
     monkeypatch.setattr(mix, "BENCHMARKS", short)
@@ -51,6 +52,7 @@ def test_u1_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert overhead.events(results, 6) > 10  # a shell for each command and user, and fork's own
 
 
+@pytest.mark.full
 def test_u2_each_cell_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And H10: with everything on beside."""
     monkeypatch.setattr(session, "QUICK_SECONDS", 20.0 if FULL else 6.0)
@@ -70,6 +72,7 @@ def test_u3_oracles(tmp_path: Path) -> None:
     assert results.median("U3", "FORK: processes of /proc/stat", "ours") > oracles.QUICK_FORKS
 
 
+@pytest.mark.full
 def test_h8_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of page faults and of programs."""
     every = groups.floods

@@ -24,6 +24,7 @@ from formats.verify import verify_folder
 from tests.live.disk_workload import ROOT, Device, loop_device, read_blocks, slowed
 from tests.live.schema_logs import logging
 
+pytestmark = pytest.mark.full
 FORKS = 300
 POINTS = 0.01
 """CPU utilisation may differ by that."""

@@ -4,6 +4,7 @@ before it are all of them."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -15,7 +16,7 @@ from formats.registry import format_of
 from tests.live.faults import Collector, wait_until
 
 MS = 1_000_000
-PORT = 45993
+PORT = 31_000 + os.getpid() % 500  # tests run in several processes at once
 
 
 def sealed(folder: Path) -> list[Path]:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmark import running, slowdown
-from scripts.benchmark.results import Results
+from scripts.benchmark import slowdown
+from scripts.experiments import running
 from scripts.experiments.figure import Figure
+from scripts.experiments.results import Results
 from scripts.magnet import layers, loss, modulation, overhead, packets, state, stream
 from scripts.magnet.experiments import EXPERIMENTS
 from scripts.magnet.wire import SLOW, TRANSFERS
@@ -38,6 +39,7 @@ def check(results: Results, count: int) -> None:
     assert not [one for one in found if not one.reached]
 
 
+@pytest.mark.full
 def test_m1_overhead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = (overhead.OFF, overhead.LEAN)
     every = overhead.find_tools
@@ -56,6 +58,7 @@ def test_m1_overhead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert (results.median("M1", work, name) or 0) > 0
 
 
+@pytest.mark.full
 def test_m2_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "QUICK_SECONDS", 0.2)
     monkeypatch.setattr(loss, "QUICK_FLOOD_SECONDS", 0.2)
@@ -64,6 +67,7 @@ def test_m2_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(run(tmp_path, "M2"), 3)
 
 
+@pytest.mark.full
 def test_m3_cost_of_a_packet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packets, "OPTIONS", {packets.LEAN: ()})
     results = run(tmp_path, "M3")
@@ -73,6 +77,7 @@ def test_m3_cost_of_a_packet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (results.median("M3", packets.RECORDS, packets.LEAN) or 0) >= 4
 
 
+@pytest.mark.full
 def test_m4_paced_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "QUICK_SECONDS", 0.1)
     monkeypatch.setattr(stream, "PAPER", {stream.SERVER: 1.0011})
@@ -90,10 +95,12 @@ def test_m5_modulation(tmp_path: Path) -> None:
     assert len(packets_) > 2 * modulation.QUICK_WRITES
 
 
+@pytest.mark.full
 def test_m6_cascade(tmp_path: Path) -> None:
     check(run(tmp_path, "M6"), 2)
 
 
+@pytest.mark.full
 def test_m7_state(tmp_path: Path) -> None:
     results = run(tmp_path, "M7")
     check(results, 2)
@@ -104,6 +111,7 @@ def test_m7_state(tmp_path: Path) -> None:
         assert (results.median("M7", "packets", case) or 0) > 10
 
 
+@pytest.mark.full
 def test_m8_layers(tmp_path: Path) -> None:
     results = run(tmp_path, "M8")
     check(results, 7)

@@ -4,6 +4,7 @@ before it are all of them."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -13,7 +14,7 @@ from formats.base.segments import find_segments
 from formats.registry import format_of
 from tests.live.faults import FULL, Collector, wait_until
 
-PORT = 45996
+PORT = 31_500 + os.getpid() % 500  # tests run in several processes at once
 
 
 def sealed(folder: Path) -> list[Path]:

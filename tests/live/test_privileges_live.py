@@ -14,7 +14,7 @@ import pytest
 
 from collector.linux.privileges import mask_of, needed_capabilities
 from tests.live.capturing import Running, capturing
-from tests.live.faults import COLLECT, TCPKMON, Done, Space, environment, run
+from tests.live.faults import COLLECT, TCPKMON, Done, Space, environment, let_others_in, run
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
@@ -89,7 +89,9 @@ def test_a_later_cpus_log_is_made_by_the_deputy(tmp_path: Path) -> None:
     )
     folder = tmp_path / "log"
     command = [sys.executable, "-c", late, "-q", "--schema", "sched", "-o", str(folder)]
-    sudo = environment(SUDO_UID=str(NOBODY), SUDO_GID="12")
+    sockets = tmp_path / "run"
+    sockets.mkdir(0o755)
+    sudo = environment(SUDO_UID=str(NOBODY), SUDO_GID="12", TCPKMON_RUN=str(sockets))
     done = run([*command, "--duration", "1s"], env=sudo, cwd=ROOT)
     assert done.code == 0, done.stderr
     files = sorted(folder.iterdir())
@@ -98,7 +100,7 @@ def test_a_later_cpus_log_is_made_by_the_deputy(tmp_path: Path) -> None:
         assert (file.stat().st_uid, file.stat().st_gid) == (NOBODY, 12)
         assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert run([TCPKMON, "verify", *map(str, files)]).code in {0, 3}
-    assert not list(Path("/run/tcpkmon").glob("*.sock"))
+    assert not list(sockets.iterdir())
 
 
 BECOME = ("setpriv", "--reuid", str(NOBODY), "--regid", "12", "--clear-groups")
@@ -117,8 +119,7 @@ def as_nobody(caps: str, *arguments: str) -> Done:
 
 @pytest.mark.parametrize("form", ["psc", "klogger"])
 def test_a_user_with_capabilities_captures_too(tmp_path: Path, form: str) -> None:
-    for above in (tmp_path, *tmp_path.parents[:2]):
-        above.chmod(0o755)
+    let_others_in(tmp_path)
     os.chown(tmp_path, NOBODY, -1)
     path = tmp_path / "out"
     done = as_nobody("+bpf,+perfmon", "--format", form, "-o", str(path))

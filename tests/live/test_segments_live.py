@@ -22,11 +22,12 @@ from formats.base.segments import find_segments
 from formats.psc.reader import open_capture
 from formats.registry import format_of
 from formats.verify import verify_file
-from tests.live.faults import TCPKMON, Collector
+from tests.live.faults import TCPKMON, Collector, let_others_in
 from tests.unit.segment_maker import LOCATION, Maker, make
 from tests.unit.test_archive import archive
 
-PORT, CALLS = 45991, 20_011
+PORT, CALLS = 20_000 + 2 * (os.getpid() % 5_000), 20_011
+"""Tests run in several processes at once; outside of the ports that the kernel gives."""
 TRAFFIC = f"""
 import socket, threading, time
 listener = socket.create_server(("127.0.0.1", {PORT}))
@@ -83,8 +84,7 @@ def test_the_sum_of_all_segments_is_every_call(tmp_path: Path, options: tuple[st
 
 def test_the_caller_runs_the_command_and_old_files_go(tmp_path: Path) -> None:
     folder, seen = tmp_path / "out", tmp_path / "seen"
-    for each in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(each, 0o755)
+    let_others_in(tmp_path)
     seen.touch()
     os.chown(seen, 65534, 65534)
     code = f"import os, sys; print(os.getuid(), sys.argv[1], file=open({str(seen)!r}, 'a'))"

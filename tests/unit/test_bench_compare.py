@@ -14,10 +14,10 @@ from test_bench_report import run_bench
 
 from formats.base.errors import TcpkmonError, UsageError
 from scripts.benchmark import compare, slowdown
-from scripts.benchmark.results import Results
-from scripts.benchmark.student import Change, chance_of, change, differ
 from scripts.benchmark.trees import Tree, tree
 from scripts.benchmark.work import WORK
+from scripts.experiments.results import Results
+from scripts.experiments.student import Change, chance_of, change, differ
 
 TREES = [Tree("main", "abc", Path("/a")), Tree("HEAD", "def", Path("/b"))]
 

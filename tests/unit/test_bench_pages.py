@@ -14,8 +14,8 @@ from formats.base.errors import FileError, UsageError
 from scripts.benchmark import pages
 from scripts.benchmark.main import MEASURES
 from scripts.benchmark.report import markdown
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number, percent
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number, percent
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

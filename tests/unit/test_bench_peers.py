@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.benchmark import peers
+from scripts.experiments import peers
 
 PERF = """
 Aggregated stats:

@@ -11,7 +11,7 @@ from test_bench_stats import add_lean
 
 from scripts.benchmark import rates, slowdown
 from scripts.benchmark.release import FILE, MOST, figures, renew, slower_than_release
-from scripts.benchmark.results import Results
+from scripts.experiments.results import Results
 
 READER = "default record, reader / perf's"
 

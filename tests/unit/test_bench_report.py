@@ -14,9 +14,10 @@ from test_bench_stats import add_lean, filled
 
 from scripts.benchmark import drain, inkernel, rates, reading, scale, sizes, startup
 from scripts.benchmark.main import MEASURES
-from scripts.benchmark.report import markdown, print_all
-from scripts.benchmark.results import Results
+from scripts.benchmark.report import markdown, sections
 from scripts.benchmark.tables import SECTIONS
+from scripts.experiments.report import print_results
+from scripts.experiments.results import Results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,7 +69,8 @@ def test_page_of_nothing_says_that_nothing_was_measured() -> None:
 def test_terminal_shows_the_same_tables(results: Results) -> None:
     shown = io.StringIO()
     results.skip(reading.NAME, reading.DECODE, "bad \x1b[31m news")
-    print_all(results, Console(file=shown, width=200, markup=False, highlight=False))
+    console = Console(file=shown, width=200, markup=False, highlight=False)
+    print_results(sections(results), results, console)
     text = shown.getvalue()
     assert "SEGMENT_RECEIVED, btf" in text and "12.50" in text
     assert "\x1b[31m" not in text

@@ -12,10 +12,10 @@ import pytest
 from scripts.benchmark import rates, reading, scale, sizes, slowdown, startup
 from scripts.benchmark.means import Beside, Mean, beside, each_beside, mean_cpu, mean_slowdown
 from scripts.benchmark.release import too_slow
-from scripts.benchmark.results import Results
-from scripts.benchmark.stats import number, percent, ratios, slowdowns, spread, standard_error
 from scripts.benchmark.targets import Target, targets, whole_cost_us
 from scripts.benchmark.work import WORK
+from scripts.experiments.results import Results
+from scripts.experiments.stats import number, percent, ratios, slowdowns, spread, standard_error
 
 
 def test_spread_is_median_and_range() -> None:

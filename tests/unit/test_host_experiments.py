@@ -11,7 +11,7 @@ from collector.commands.history.monitor import GROUPS
 from formats.analysis import open_log
 from formats.base.cli import run
 from formats.base.errors import UsageError
-from scripts.benchmark.results import Results
+from scripts.experiments.results import Results
 from scripts.host import checks, everything, groups, overhead, page, session
 from scripts.host.experiments import EXPERIMENTS
 from scripts.host.main import command

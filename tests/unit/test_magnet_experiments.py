@@ -14,9 +14,9 @@ import pytest
 from formats.base.cli import run
 from formats.base.errors import DamagedError, FileError, UsageError
 from scripts.benchmark import slowdown
-from scripts.benchmark.results import Results
-from scripts.benchmark.student import change, interval
 from scripts.experiments.figure import Figure, Value, table_of
+from scripts.experiments.results import Results
+from scripts.experiments.student import change, interval
 from scripts.magnet import (
     cascade,
     layers,

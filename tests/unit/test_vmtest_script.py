@@ -160,7 +160,7 @@ def test_a_kernel_that_cannot_be_had_is_left_out(
     assert said.splitlines()[-1] == "vmtest: 6 passed, 0 failed, 0 skipped"
 
 
-def test_ci_boots_the_oldest_and_the_newest_and_some_tests_on_the_last(
+def test_ci_parts_the_tests_among_three_kernels(
     vmtest: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {}
@@ -177,11 +177,13 @@ def test_ci_boots_the_oldest_and_the_newest_and_some_tests_on_the_last(
     monkeypatch.setattr(kernels, "get_kernel", get)
     monkeypatch.setattr("os.getuid", lambda: 0)
     assert vmtest.main(["--ci"]) == 0
-    assert asked["6.1"] == asked["7.3.4-amd64"] == vmtest.GUEST_TESTS
-    assert asked["6.12"] == vmtest.CI_LAST_TESTS
+    assert {*asked["6.1"], *asked["7.3.4-amd64"], *asked["6.12"]} == {*vmtest.CI_TESTS}
+    for tests in asked.values():
+        assert "tests/vm/test_vm_ways.py" in tests
+    assert asked["6.1"][0] == "tests/vm/test_vm_latecpu.py"
     assert vmtest.main(["--full"]) == 0
     assert asked["5.10"] == vmtest.OLD_TESTS
-    assert asked["6.12"] == asked["7.3.4-rt-amd64"] == (*vmtest.GUEST_TESTS, *vmtest.MORE_TESTS)
+    assert asked["6.12"] == asked["7.3.4-rt-amd64"] == (*vmtest.CI_TESTS, *vmtest.MORE_TESTS)
 
 
 def test_a_panic_is_seen_and_a_program_that_crashed_is_none() -> None:
@@ -309,11 +311,10 @@ def test_the_systems_sources_and_lists_are_not_used(lists: list[tuple[str, ...]]
 
 
 def test_the_tests_for_guests_are_there(vmtest: ModuleType) -> None:
-    assert set(vmtest.CI_LAST_TESTS) <= set(vmtest.GUEST_TESTS)
-    for test in (*vmtest.GUEST_TESTS, *vmtest.MORE_TESTS, *vmtest.HOST_TESTS):
+    for test in (*vmtest.CI_TESTS, *vmtest.MORE_TESTS, *vmtest.HOST_TESTS):
         file, _, name = test.partition("::")
         text = (SCRIPT.parents[1] / file).read_text()
         assert not name or f"def {name.partition('[')[0]}(" in text, test
     beside = {f"tests/vm/{path.name}" for path in (SCRIPT.parents[1] / "tests/vm").glob("test_*")}
-    listed = (*vmtest.GUEST_TESTS, *vmtest.MORE_TESTS)
+    listed = (*vmtest.CI_TESTS, *vmtest.MORE_TESTS)
     assert beside <= {test.partition("::")[0] for test in listed}

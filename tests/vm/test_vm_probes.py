@@ -64,13 +64,13 @@ def test_samples_of_a_cpu_that_went_and_came(tmp_path: Path) -> None:
     assert ONLINE.read_text().strip() == "1"
     try:
         with logging(tmp_path / "log", "sampler") as running:
-            time.sleep(3)
+            time.sleep(1)
             set_online(False)
             gone_ns = time.monotonic_ns()
-            time.sleep(5)
+            time.sleep(3)
             back_ns = time.monotonic_ns()
             set_online(True)
-            time.sleep(15)
+            time.sleep(8)
             log = running.finish()
     finally:
         if ONLINE.read_text().strip() != "1":

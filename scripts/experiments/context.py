@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.lab.lab import Lab
-from scripts.benchmark.load import Load
-from scripts.benchmark.results import Results
+from scripts.experiments.load import Load
+from scripts.experiments.results import Results
 
 ROOT = Path(__file__).absolute().parents[2]
 BIN = ROOT / ".venv" / "bin"

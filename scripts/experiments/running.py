@@ -12,10 +12,10 @@ from pathlib import Path
 
 from collector.loader.prepare import check_privilege
 from formats.base.errors import FileError, TcpkmonError, UsageError
-from scripts.benchmark import machine, peers
-from scripts.benchmark.context import ROOT, Context
-from scripts.benchmark.load import compile_load
-from scripts.benchmark.results import Results
+from scripts.experiments import machine, peers
+from scripts.experiments.context import ROOT, Context
+from scripts.experiments.load import compile_load
+from scripts.experiments.results import Results
 
 UNFINISHED = "the rest of this section"
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from collector.lab.namespaces import Side
 from formats.base.errors import TcpkmonError
-from scripts.benchmark import peers
-from scripts.benchmark.context import BIN, Context
-from scripts.benchmark.load import BenchError
+from scripts.experiments import peers
+from scripts.experiments.context import BIN, Context
+from scripts.experiments.load import BenchError
 
 RING_PAGES = 1024
 """4 MiB a CPU for every tool: the default of collect."""

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from scripts.benchmark.stats import Spread, ratios, slowdowns, spread
+from scripts.experiments.stats import Spread, ratios, slowdowns, spread
 
 
 @dataclass
