@@ -320,7 +320,8 @@ def test_the_group_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(client, "_exchange", refuse)
         with pytest.raises(TcpkmonError, match="listens to root only"):
             client.enable()
-        monkeypatch.setattr(client, "group_name", lambda gid: f"group{gid}")
+        module = "collector.control.client"
+        monkeypatch.setattr(f"{module}.group_name", lambda gid: f"group{gid}")
         server.path.chmod(0o660)
         with pytest.raises(TcpkmonError, match=f"members of the group group{os.getegid()}; "):
             client.enable()
