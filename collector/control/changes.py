@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from collector.loader.capture_maps import Kernel
 from collector.ring.rings import Rings
@@ -26,7 +25,7 @@ class Changes:
         self,
         kernel: Kernel,
         rings: Rings,
-        stream: Stream[Any],
+        stream: Stream,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._kernel = kernel

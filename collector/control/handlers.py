@@ -51,7 +51,7 @@ class Handlers:
         request: Request,
         kernel: Kernel,
         rings: Rings,
-        stream: Stream[Any],
+        stream: Stream,
         losses: Callable[[], Mapping[str, int]],
         refused: Callable[[], Mapping[str, str]],
         pulse: Callable[[], Mapping[str, Any]] = dict,

@@ -25,7 +25,7 @@ NAME_BYTES = 128
 @dataclass(frozen=True)
 class FileNote:
     """A CPU's file. end_bytes: where it ends. last, inserted, dumps, before, serial: see
-    collector/writer/log_file.py."""
+    collector/writer/log_tail.py."""
 
     end_bytes: int
     last: int

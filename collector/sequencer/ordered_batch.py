@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,12 @@ class Numbering:
 
     ahead: int = 0
     ahead_bytes: int = 0
+
+
+class Tally(Protocol):
+    """Counts the records of CPUs by their locations: see collector/writer/written.py."""
+
+    def add(self, cpu: int, locations: NDArray[np.uint32]) -> None: ...
 
 
 @dataclass
@@ -92,6 +98,19 @@ class Ordered:
             self.seqs += step
             self.first_seq = first_seq
             _number(self.entries, self.seqs)
+
+    def numbers(self, stop: int) -> int:
+        """How many numbers its first `stop` entries use."""
+        return int(self.seqs[stop - 1]) - self.first_seq + 1 if stop else 0
+
+    def span_from(self, start: int) -> int:
+        """How many numbers the entries from a place on use."""
+        return self.span - self.numbers(start)
+
+    def tally(self, tally: Tally) -> None:
+        """Count all records."""
+        for origin in self.origins:
+            tally.add(origin.cpu, origin.locations)
 
     def counts(self, start: int = 0, stop: int | None = None) -> Counter[tuple[int, int]]:
         """Records (not control entries) of a range, by (cpu, location)."""

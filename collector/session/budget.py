@@ -161,7 +161,7 @@ class Shedding:
         request: Request,
         prepared: Prepared,
         kernel: Kernel,
-        stream: Stream[Any],
+        stream: Stream,
         handlers: Handlers,
     ) -> None:
         self._kernel, self._changes = kernel, handlers.changes

@@ -15,8 +15,8 @@ from collector.loader.prepare import Prepared
 from collector.loader.selftest_result import last_result
 from collector.plan.columns import SCHEMATA
 from collector.plan.request import Request
-from collector.writer.base_events import Note
 from collector.writer.capture_info import CaptureInfo
+from collector.writer.note import Note
 
 
 def make_info(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from collector.loader.capture_maps import Kernel
 from collector.loader.perf_counters import OpenCounters
@@ -22,7 +21,7 @@ class Counts:
     rings: Rings
     counters: OpenCounters
     existing: Existing
-    stream: Stream[Any]
+    stream: Stream
 
     def books(self) -> Books:
         """The ledger at this moment."""

@@ -20,7 +20,8 @@ from collector.plan.filters import Filters
 from collector.plan.request import Request
 from collector.ring.batch import Batch
 from collector.ring.points import row_of
-from collector.writer.base_events import Note, socket_note
+from collector.writer.base_events import socket_note
+from collector.writer.note import Note
 from formats.base.closing import Closing
 from formats.base.control import EXISTING
 

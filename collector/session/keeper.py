@@ -21,7 +21,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from collector.linux.lasting import Lasting
 from collector.linux.privileges import settle
@@ -129,7 +128,7 @@ class Keeper(Closing):
 
 
 def keep(
-    stack: ExitStack, request: Request, stream: Stream[Any], stopping: Stopping
+    stack: ExitStack, request: Request, stream: Stream, stopping: Stopping
 ) -> Keeper | None:
     """Start a keeper for the segments of a capture that rotates; `stack` ends it."""
     rotation, segments = request.rotation, stream.segments

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from collector.loader.prepare import Prepared
 from collector.plan.columns import (
@@ -32,11 +31,12 @@ WAIT_S = 0.04
 sequencer's slack waits for the second."""
 
 
-def open_stream(request: Request) -> Stream[Any]:
+def open_stream(request: Request) -> Stream:
     """The stream that the request wants. FileError or UsageError; TriggerError too."""
     recorder = request.recorder
+    codec = STREAMS[request.file_format]()
     if recorder is None:
-        return STREAMS[request.file_format](request.output, request.force, request.rotates)
+        return Stream(codec, request.output, request.force, request.rotates)
     _check(request, recorder.triggers)
     keeping = Keeping(
         recorder.last_s,
@@ -45,17 +45,7 @@ def open_stream(request: Request) -> Stream[Any]:
         recorder.triggers,
         recorder.dumps_per_hour,
     )
-    if request.file_format == "psc":
-        from collector.writer.recorder_stream import RecorderStream
-
-        return RecorderStream(request.output, keeping, request.force)
-    if request.file_format == "magnet":
-        from collector.writer.magnet_recorder import MagnetRecorderStream
-
-        return MagnetRecorderStream(request.output, keeping, request.force)
-    from collector.writer.log_recorder import LogRecorderStream
-
-    return LogRecorderStream(request.output, keeping, request.force)
+    return Recorder(codec, request.output, keeping, request.force)
 
 
 def _check(request: Request, texts: tuple[str, ...]) -> None:
@@ -79,8 +69,8 @@ def _check(request: Request, texts: tuple[str, ...]) -> None:
 class Recording:
     """The recorder of a session, or none. TriggerError where this kernel lacks a column."""
 
-    def __init__(self, request: Request, prepared: Prepared, stream: Stream[Any]) -> None:
-        self._stream: Any = stream if isinstance(stream, Recorder) else None
+    def __init__(self, request: Request, prepared: Prepared, stream: Stream) -> None:
+        self._stream = stream if isinstance(stream, Recorder) else None
         self._quiet = request.quiet
         self._asked = 0
         if self._stream is None or request.recorder is None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from collector.control.access import (
     control_folder,
@@ -66,7 +65,7 @@ class Rights:
     """
 
     def __init__(
-        self, stack: ExitStack, stream: Stream[Any], request: Request, probes: Sequence[Chosen]
+        self, stack: ExitStack, stream: Stream, request: Request, probes: Sequence[Chosen]
     ) -> None:
         self.user = find_user()
         self.checks: dict[str, Callable[[], None]] = {}

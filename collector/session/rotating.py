@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from collector.plan.rotation import Rotation
 from collector.sequencer.clock_pairs import Clocks
@@ -23,7 +22,7 @@ class Rotating:
     def __init__(
         self,
         rotation: Rotation | None,
-        stream: Stream[Any],
+        stream: Stream,
         books: Callable[[], Books],
         clocks: Clocks,
         now_s: Callable[[], float] = time.monotonic,

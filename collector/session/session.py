@@ -8,7 +8,6 @@ import sys
 import time
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 from collector.control.handlers import Handlers
 from collector.linux.cpu_affinity import Placing
@@ -117,7 +116,7 @@ class Session:
         request: Request,
         prepared: Prepared,
         kernel: Kernel,
-        stream: Stream[Any],
+        stream: Stream,
         status: Status,
         stopping: Stopping,
         command: Command | None,

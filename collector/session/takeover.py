@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 from collector.linux.syscalls import possible_cpus
 from collector.loader.capture_maps import Kernel
@@ -27,10 +26,9 @@ from collector.ring.rings import Rings, pages_of
 from collector.sequencer.clock_pairs import Clocks
 from collector.session.existing import Existing
 from collector.session.overseer import Overseer
-from collector.writer.base_stream import Show, Stream
+from collector.writer.base_stream import Stream
 from collector.writer.capture_info import CaptureInfo
-from collector.writer.log_tail import LogTail
-from collector.writer.tail import Tail
+from collector.writer.codec import Show, Tail
 from formats.base.closing import Closing
 from formats.base.errors import TcpkmonError
 
@@ -43,13 +41,13 @@ class Takeover(Closing):
     """
 
     def __init__(
-        self, overseer: Overseer, request: Request, prepared: Prepared, stream: Stream[Any]
+        self, overseer: Overseer, request: Request, prepared: Prepared, stream: Stream
     ) -> None:
         self._overseer, self._request = overseer, request
         self._prepared, self._stream = prepared, stream
         self._parks = overseer.holds and not why_not(request, prepared)
         self._sent: set[str] = set()
-        self._tail: Tail | LogTail | None = None
+        self._tail: Tail | None = None
         self._taken: Parked | None = overseer.parked
         self.journal: Journal | None = None
         self.parked: Parked | None = None

@@ -8,71 +8,66 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from collector.writer.ledger import Books
+from collector.writer.note import FIRST_CPU, Note
+from collector.writer.tape import Account, Finish, Item, Logging, Marks, Paused, Switched
 from collector.writer.written import Written
-from formats.base.control import Change, Clock, Control, EndReason
+from formats.base.control import Change, Clock, Control, Trigger
 from formats.base.text import address_of
 
-EVERY_CPU = -1
-FIRST_CPU = -2
-DISABLED = 5
-"""KLOGGER_FINISH.reason of a pause. Other reasons are in EndReason."""
+PAUSED = 5
+"""KLOGGER_FINISH.reason. Other reasons are in EndReason."""
 
 
-@dataclass(frozen=True)
-class Note:
-    """A base event to be written into a CPU's file. mono_ns: when it happened, 0 for now."""
-
-    name: str
-    values: Mapping[str, int | str | bytes]
-    cpu: int = EVERY_CPU
-    mono_ns: int = 0
+def notes_of(items: Iterable[Item], written: Written, cpus: Container[int] = ()) -> list[Note]:
+    """The base events of these items. cpus: those that have a file."""
+    ordered = sorted(items, key=lambda item: isinstance(item, Clock | Finish))  # these end a file
+    return [note for item in ordered for note in _notes(item, written, cpus)]
 
 
-def start_note(buffer_bytes: int, low_water_percent: int) -> Note:
-    """Logging begins."""
-    values: dict[str, int | str | bytes] = {
-        "kernel": os.uname().release,
-        "buffer_bytes": buffer_bytes,
-        "low_water_percent": low_water_percent,
-    }
-    return Note("KLOGGER_START", values)
+def _notes(item: Item, written: Written, cpus: Container[int]) -> Sequence[Note]:
+    match item:
+        case Note():
+            return [item]
+        case Account():
+            return ledger_notes(item.books, written, item.final, cpus)
+        case Clock():
+            return [Note("CLOCK", asdict(item), mono_ns=item.mono_ns)]
+        case Change():
+            values = asdict(item)
+            values["number"] = values.pop("which")
+            return [Note("CHANGE", values, mono_ns=item.after_ns)]
+        case Marks():
+            told = [{"number": mark.number, "pid": item.pid} for mark in item.marks]
+            return [Note("MARK", each, FIRST_CPU) for each in told]
+        case Trigger():
+            return [Note("TRIGGER", asdict(item), FIRST_CPU, item.told_ns)]
+        case Control():  # what reconciling found
+            return [Note("RECONCILED", asdict(item), FIRST_CPU)]
+        case Finish():
+            return [Note("KLOGGER_FINISH", {"reason": int(item.reason)})]
+        case Paused():
+            return [Note("KLOGGER_FINISH", {"reason": PAUSED})]
+        case Switched():
+            return _events(item.states)
+        case Logging():
+            start: dict[str, int | str | bytes] = {
+                "kernel": os.uname().release,
+                "buffer_bytes": item.buffer_bytes,
+                "low_water_percent": item.low_water_percent,
+            }
+            clock = Note("CLOCK", asdict(item.clock), mono_ns=item.clock.mono_ns)
+            return [Note("KLOGGER_START", start), clock, *_events(item.states)]
+    return ()
 
 
-def finish_note(reason: EndReason | int) -> Note:
-    """Logging ends, or pauses."""
-    return Note("KLOGGER_FINISH", {"reason": int(reason)})
-
-
-def clock_note(clock: Clock) -> Note:
-    """A pair of clock readings."""
-    return Note("CLOCK", asdict(clock), mono_ns=clock.mono_ns)
-
-
-def change_note(change: Change) -> Note:
-    """A change of what is recorded, in the file of each CPU."""
-    values = asdict(change)
-    values["number"] = values.pop("which")
-    return Note("CHANGE", values, mono_ns=change.after_ns)
-
-
-def mark_note(number: int, pid: int) -> Note:
-    """A mark that a process set."""
-    return Note("MARK", {"number": number, "pid": pid}, FIRST_CPU)
-
-
-def reconciled_note(entry: Control) -> Note:
-    """A difference between the kernel and the records, or their summary."""
-    return Note("RECONCILED", asdict(entry), FIRST_CPU)
-
-
-def event_notes(states: Mapping[str, tuple[int, int]]) -> list[Note]:
-    """Each event of the capture. states: (number, 1 on, 0 off, -1 not on this kernel) by name."""
+def _events(states: Mapping[str, tuple[int, int]]) -> list[Note]:
+    """Each event. states: (number, 1 on, 0 off, -1 not on this kernel) by name."""
     return [
         Note("LOGGING_EVENT", {"number": number, "enabled": enabled, "name": name})
         for name, (number, enabled) in states.items()

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from collector.writer.base_events import Note
+from collector.writer.note import Note
 from formats.psc.columns import Column
 from formats.schema import Event, Schema
 

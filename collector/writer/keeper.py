@@ -11,19 +11,14 @@ It is kept in blocks. Each begins with the ledger, so that a dump can begin ther
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
 
 from collector.sequencer.ordered_batch import Ordered
-from collector.writer.ledger import Books
-from collector.writer.spool import Sized
+from collector.writer.codec import Batch
 from collector.writer.states import States
-from collector.writer.turn import keep_off
+from collector.writer.tape import Account, Item
 from collector.writer.written import Place
-from formats.base.control import Change
 
 BLOCKS = 8
 """A block is at most this part of the window's bytes."""
@@ -31,78 +26,60 @@ PIECE_COST = 1 << 10
 """Bytes of memory that a piece takes beside its records, roughly."""
 
 
-class Kept(Sized, Protocol):
-    """A batch of records."""
-
-    @property
-    def records(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class Noted:
-    """Control entries, or base events of a log, in their place between the records."""
+    """Items of control in their place between the records."""
 
     mono_ns: int
-    entries: Sequence[Any]
+    items: Sequence[Item]
 
 
 @dataclass
 class Block:
     """A part of the window.
 
-    books: the ledger at its beginning. released: by CPU, the last serial before it, and how many
-    of those before were lost. passed: the records before it. off: what was switched off, and the
-    budget's step. mono_ns, realtime_ns: the time up to which all records come before it. from_ns:
-    when the ledger was read: all that was lost later is lost in the window.
+    account: the ledger at its beginning. passed: the records before it. logging, off: what is
+    logged, what is switched off, and the budget's step. mono_ns, realtime_ns: the time up to which
+    all records come before it. from_ns: when the ledger was read: all that was lost later is lost
+    in the window.
     """
 
-    books: Books
-    released: Mapping[int, tuple[int, int]]
+    account: Account
     passed: Counter[Place]
-    off: Sequence[Change]
+    logging: Sequence[Item]
+    off: Sequence[Item]
     mono_ns: int
     realtime_ns: int
     from_ns: int
-    items: list[Kept | Noted] = field(default_factory=list)
+    items: list[Batch | Noted] = field(default_factory=list)
     nbytes: int = 0
-    logging: Sequence[Any] = ()
-    """What a log's file that begins here says of what is logged."""
 
 
 class Keeper:
     """Keeps the last last_s seconds, and of them the last last_bytes; at least one block.
 
-    dtype: of an entry. One thread uses it.
+    states: gets what leaves the window. One thread uses it.
     """
 
-    def __init__(self, dtype: np.dtype[Any], last_s: float | None, last_bytes: int) -> None:
+    def __init__(self, states: States | None, last_s: float | None, last_bytes: int) -> None:
         self._last_ns = None if last_s is None else int(last_s * 1e9)
         self._last_bytes = last_bytes
-        self._states = States(dtype)
+        self._states = states
         self.blocks: deque[Block] = deque()
         self.passed: Counter[Place] = Counter()
         """All records so far."""
         self.evicted = 0
         """Records that left the window."""
         self.nbytes = 0
-        self._off: dict[int, Change] = {}
 
     @property
     def is_due(self) -> bool:
         """The last block is large: begin() another."""
         return self.blocks[-1].nbytes > self._last_bytes // BLOCKS
 
-    def begin(
-        self,
-        books: Books,
-        released: Mapping[int, tuple[int, int]],
-        mono_ns: int,
-        realtime_ns: int,
-        from_ns: int,
-    ) -> None:
+    def begin(self, block: Block) -> None:
         """Begin a block, and evict those that are too old."""
-        off = list(self._off.values())
-        block = Block(books, released, self.passed.copy(), off, mono_ns, realtime_ns, from_ns)
+        mono_ns = block.mono_ns
         self.blocks.append(block)
         while len(self.blocks) > 1 and (
             self.nbytes > self._last_bytes
@@ -110,7 +87,7 @@ class Keeper:
         ):
             self._evict(self.blocks.popleft())
 
-    def add(self, batch: Kept) -> Counter[Place]:
+    def add(self, batch: Batch) -> Counter[Place]:
         """The next records; how many there are of each place."""
         counts = batch.counts()
         self.passed.update(counts)
@@ -120,14 +97,9 @@ class Keeper:
 
     def note(self, noted: Noted) -> None:
         """The next control entries."""
-        keep_off(self._off, [entry for entry in noted.entries if isinstance(entry, Change)])
         self._add(noted, PIECE_COST)
 
-    def states(self, cpu: int, mono_ns: int) -> Ordered | None:
-        """The last record before the window of each open connection: see States.repeat()."""
-        return self._states.repeat(cpu, mono_ns)[0]
-
-    def _add(self, item: Kept | Noted, cost: int) -> None:
+    def _add(self, item: Batch | Noted, cost: int) -> None:
         self.blocks[-1].items.append(item)
         self.blocks[-1].nbytes += cost
         self.nbytes += cost
@@ -137,5 +109,5 @@ class Keeper:
         for item in block.items:
             if not isinstance(item, Noted):
                 self.evicted += item.records
-            if isinstance(item, Ordered):
+            if self._states is not None and isinstance(item, Ordered):
                 self._states.add(item)

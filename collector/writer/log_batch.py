@@ -4,27 +4,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.sequencer.buffer_pool import Pool
-from collector.sequencer.cpu_queue import COPY_BYTES, Part
+from collector.sequencer.cpu_queue import Part
 from collector.sequencer.ordered_batch import LOCATION_WORD, count_places, head_words
-from collector.writer.written import Place
+from collector.writer.written import Place, Tally
 
 
-@dataclass(frozen=True)
-class LogBatch:
-    """Records of several CPUs for the spool, each CPU's in order of its serials."""
-
-    parts: Sequence[Part]
-
-    def __len__(self) -> int:
-        return sum(len(part.rows) for part in self.parts)
+class LogBatch(Part):
+    """Records of a CPU for the spool, in order of their serials."""
 
     @property
     def records(self) -> int:
@@ -35,36 +28,48 @@ class LogBatch:
         """0: a log has no sequence numbers of all CPUs."""
         return 0
 
+    def numbers(self, stop: int) -> int:
+        return 0
+
+    def span_from(self, start: int) -> int:
+        return 0
+
     @property
     def nbytes(self) -> int:
-        return sum(int(part.rows.nbytes) for part in self.parts)
+        return sum(int(chunk.rows.nbytes) for chunk in self.chunks)
 
-    def counts(self) -> Counter[Place]:
-        """Records by (cpu, point)."""
-        total: Counter[Place] = Counter()
-        for part in self.parts:
-            total.update(count_places(part.cpu, points_of(part.rows)))
-        return total
+    @property
+    def first_ns(self) -> int:
+        return int(self.chunks[0].times_ns[0])
+
+    @property
+    def points(self) -> NDArray[np.uint32]:
+        """(n,) the points of the records."""
+        rows: NDArray[Any] = self.rows
+        if rows.flags.c_contiguous:
+            return head_words(rows)[:, LOCATION_WORD]
+        points: NDArray[np.uint32] = rows.getfield(np.dtype(np.uint32), 4 * LOCATION_WORD)
+        return points
+
+    def counts(self, start: int = 0, stop: int | None = None) -> Counter[Place]:
+        """Records of a range by (cpu, point)."""
+        return count_places(self.cpu, self.points[start:stop])
+
+    def tally(self, tally: Tally) -> None:
+        tally.add(self.cpu, self.points)
+
+    def cut(self, most: int) -> Iterator[LogBatch]:
+        """Batches of so many records at most."""
+        if len(self) <= most:
+            yield self
+            return
+        (whole,) = self.chunks
+        for start in range(0, len(self), most):
+            yield LogBatch(self.cpu, [whole.part(start, start + most)], self.before)
 
 
 def copies(parts: Iterable[Part], pool: Pool) -> Iterator[LogBatch]:
     """Batches of about COPY_BYTES, copied out of the rings' memory."""
-    pieces: list[Part] = []
-    size = 0
     for part in parts:
         for piece in part.copies(pool):
-            pieces.append(piece)
-            size += piece.rows.nbytes
-            if size >= COPY_BYTES // 2:
-                yield LogBatch(pieces)
-                pieces, size = [], 0
-    if pieces:
-        yield LogBatch(pieces)
-
-
-def points_of(rows: NDArray[Any]) -> NDArray[np.uint32]:
-    """(n,) the points of records."""
-    if rows.flags.c_contiguous:
-        return head_words(rows)[:, LOCATION_WORD]
-    points: NDArray[np.uint32] = rows.getfield(np.dtype(np.uint32), 4 * LOCATION_WORD)
-    return points
+            yield LogBatch(piece.cpu, piece.chunks, piece.before)

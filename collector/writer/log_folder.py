@@ -38,6 +38,12 @@ class LogFolder(OutputFolder):
         self._outputs[cpu] = made
         return made
 
+    def answer(self, cpu: int, first: bytes) -> int:
+        """Make the file of a CPU with its first bytes; its descriptor."""
+        output = self.output(cpu)
+        output.begin(first)
+        return output.fd
+
     def clear(self) -> None:
         """With `force`, remove all files of an earlier log."""
         if self._force:

@@ -3,29 +3,14 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from collector.ring.journal import Journal
 from collector.ring.log_notes import Count, FileNote, SegmentNote
-from collector.writer.file_sink import HEADER_BYTES, FileSink
-from collector.writer.log_file import LogFile
+from collector.writer.codec import Batch, File
 from collector.writer.written import Place, Written
-
-
-def cut(fd: int, note: FileNote) -> int:
-    """The descriptor of a file, of which what is noted is left."""
-    os.ftruncate(fd, note.end_bytes)
-    os.lseek(fd, 0, os.SEEK_END)
-    return fd
-
-
-def file_at(sink: FileSink, note: FileNote) -> LogFile:
-    """A CPU's file that goes on where it was noted."""
-    return LogFile(
-        sink, note.last, note.inserted, note.dumps, before=note.before, serial=note.serial,
-        head_bytes=HEADER_BYTES,
-    )  # fmt: skip
 
 
 class LogNoting:
@@ -41,19 +26,29 @@ class LogNoting:
             for (cpu, location), count in counts.items():
                 self._unnoted.setdefault(cpu, []).append((column, location, count))
 
-    def file(self, cpu: int, file: LogFile, segment: int, records: bool = False) -> None:
-        """A CPU's file ends where it does now, if it has its beginning.
+    def wrote(self, batch: Batch, stop: int) -> None:
+        """The first records of a batch are in their file."""
+        if self._journal is not None:
+            self.count("in_file", batch.counts(0, stop))
 
-        records: its serial is after all records that were counted. Before, those that were dropped
-        may still be in the ring, and be written by who goes on.
+    def records(self, file: File, batch: Any, segment: int) -> None:
+        """A CPU's file is where it is after all records up to this batch.
+
+        Before, those that were dropped may still be in the ring, and be written by who goes on.
         """
-        if self._journal is None or file.head:
+        if self._journal is not None:
+            file.serial = int(batch.serials[-1])
+            self.file(file, segment, self._unnoted.pop(file.cpu, ()))
+
+    def file(self, file: File, segment: int, counts: Sequence[Count] = ()) -> None:
+        """A CPU's file ends where it does now, if it has its beginning."""
+        if self._journal is None or file.head is not None:
             return
+        at = file.state
         note = FileNote(
-            file.sink.end_bytes, file.last, file.inserted, file.dumps, file.before, file.serial
+            file.sink.end_bytes, at.last, at.inserted, at.dumps, at.before, file.serial
         )
-        counts = self._unnoted.pop(cpu, ()) if records else ()
-        self._journal.logs.file(cpu, segment, note, counts)
+        self._journal.logs.file(file.cpu, segment, note, counts)
 
     def segment(self, number: int, name: str, before: Written) -> None:
         """The files of this segment have their beginnings. before: what is in those before it."""

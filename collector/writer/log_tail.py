@@ -12,14 +12,15 @@ import stat
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from collector.linux.trusted_files import open_no_link
 from collector.ring.log_notes import FileNote, LogNotes
+from collector.writer.codec import Left, Tail
 from collector.writer.output_file import trusted_users
 from collector.writer.own_files import is_own
 from collector.writer.segment_folder import LOG_NAME, LOG_SUFFIX, SegmentFolder, take_over_file
-from collector.writer.written import Place, Written
+from collector.writer.written import Written
 from formats.base.errors import FileError
 from formats.base.segments import find_segments, hidden
 
@@ -27,29 +28,18 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-@dataclass
-class LogTail:
-    """A log that goes on. path, name: of its folder; name: of a segment. files: by CPU, open for
-    writing. released, late: see Queues.resume(); killed: by CPU.
+@dataclass(frozen=True)
+class Place:
+    """Where a CPU's file is: its last serial, the base events and dumps in it. before: the last of
+    the kernel's serials in earlier segments."""
 
-    before: records and lost ones in the segments before it; older: segments that ended, and have
-    not got their names.
-    """
-
-    path: str
-    name: str
-    files: dict[int, tuple[int, FileNote]]
-    written: Written
-    released: dict[int, tuple[int, int]]
-    late: Counter[Place]
-    killed: Counter[int]
-    offset_ns: int
-    capture: str = ""
-    before: tuple[int, int] = (0, 0)
-    older: list[str] = field(default_factory=list)
+    last: int = 0
+    inserted: int = 0
+    dumps: int = 0
+    before: int = 0
 
 
-def open_log(path: str, notes: LogNotes) -> LogTail:
+def open_log(path: str, notes: LogNotes) -> Tail:
     """Of a log that does not rotate. FileError, OSError."""
     folder = open_no_link(path, _FOLDER, trusted_users())
     try:
@@ -58,7 +48,7 @@ def open_log(path: str, notes: LogNotes) -> LogTail:
         os.close(folder)
 
 
-def open_log_segment(folder: SegmentFolder, capture: str, notes: LogNotes) -> LogTail:
+def open_log_segment(folder: SegmentFolder, capture: str, notes: LogNotes) -> Tail:
     """Of a capture's last segment. A later one, which has no beginning, is removed. FileError where
     there is none, OSError."""
     now = notes.now()
@@ -82,7 +72,7 @@ def open_log_segment(folder: SegmentFolder, capture: str, notes: LogNotes) -> Lo
     return tail
 
 
-def _open(folder: int, path: str, notes: LogNotes) -> LogTail:
+def _open(folder: int, path: str, notes: LogNotes) -> Tail:
     now = notes.now()
     if now is None:
         raise FileError(f"{path}: nothing is known of its files")
@@ -100,10 +90,11 @@ def _open(folder: int, path: str, notes: LogNotes) -> LogTail:
             if not is_own(os.fstat(fd), os.fstat(folder)):
                 raise FileError(f"{path}, CPU {cpu}: it is another user's, or has another name")
             _check(fd, note, f"{path}, CPU {cpu}")
-            files[cpu] = fd, note
+            at = Place(note.last, note.inserted, note.dumps, note.before)
+            files[cpu] = Left(fd, note.end_bytes, at, note.serial)
         undo.pop_all()
-    return LogTail(
-        path, os.path.basename(path), files, written, _released(noted, written),
+    return Tail(
+        files, path, os.path.basename(path), written, _released(noted, written),
         Counter(notes.late()), Counter(notes.killed()), notes.offset_ns,
         before=(now.records, now.lost),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from collector.sequencer.buffer_pool import even
 from collector.sequencer.cpu_queue import Part
 from collector.sequencer.merge import Share, flows
 from collector.sequencer.ordered_batch import LOCATION_WORD
-from collector.writer.written import Place
+from collector.writer.written import Place, Tally
 from formats.base.control import LossCause
 from formats.klogger.table import NUMBERS
 from formats.magnet.header import OWN, Kind, data_of
@@ -74,6 +74,22 @@ class MagnetBatch:
         return Counter(
             {divmod(key, NUMBERS): int(found[key]) for key in np.flatnonzero(found).tolist()}
         )
+
+    @property
+    def first_ns(self) -> int:
+        """The time of the first record."""
+        return int(self.entries["timestamp"][0])
+
+    def numbers(self, stop: int) -> int:
+        """How many records there are up to a place, and how many were lost."""
+        return stop + (self.lost - self.lost_from(stop) if self.lost else 0)
+
+    def span_from(self, start: int) -> int:
+        """How many events it stands for from a place on."""
+        return self.counts(start).total() + self.lost_from(start)
+
+    def tally(self, tally: Tally) -> None:
+        tally.count(self.counts())
 
     def lost_from(self, start: int) -> int:
         """How many the LOST records from a place on count."""

@@ -132,6 +132,14 @@ class Output:
         self._close_directory()
         self._begun = True
 
+    def answer(self, cpu: int, first: bytes) -> int:
+        """begin() the file of all CPUs; its descriptor."""
+        self.begin(first)
+        return self.fd
+
+    def clear(self) -> None:
+        """begin() replaces what is there."""
+
     def discard(self) -> None:
         """Close and remove the file; no effect after begin()."""
         if self._begun:

@@ -48,6 +48,13 @@ class OutputFolder:
     def check(self) -> None:
         """FileError for a folder that cannot be used."""
 
+    def answer(self, request: int, data: bytes) -> int:
+        """Make a file in it; its descriptor. OSError, FileError."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Remove what is replaced."""
+
     def discard(self) -> None:
         """Close the folder; remove it if it was made and nothing is in it."""
         if self.made:

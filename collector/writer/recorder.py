@@ -1,29 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the flight recorder's streams share: the window, the triggers, when a dump begins and ends.
+"""The flight recorder: the stream behind a window. It keeps the last records, and writes them when
+a trigger fires.
 
     records  ---- window ----|         a trigger fires, with its record
     file     |base ---- window ---- trigger ---- after ---- END|
+
+A dump is a segment whose earlier segments were never written: its header says what they would hold.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from collector.sequencer.clock_pairs import Clocks
-from collector.sequencer.cpu_queue import Queues
-from collector.writer.dump import Keeping
+from collector.writer.base_stream import Stream
+from collector.writer.capture_info import CaptureInfo, Current
+from collector.writer.codec import Batch, Codec, Show
+from collector.writer.dump import MORE, Dump, Keeping
 from collector.writer.keeper import Block, Keeper, Noted
 from collector.writer.ledger import Books
-from collector.writer.spool import Spool
+from collector.writer.spool import LIMIT_BYTES
+from collector.writer.tape import Beginning, Finish, Item, Paused
 from collector.writer.written import Written
-from formats.base.control import Change, Clock, EndReason, Mark, Trigger
+from formats.base.control import Clock, EndReason, Trigger
 
 HOUR_S = 3600.0
 LONGEST = 4
@@ -43,55 +49,22 @@ class Fired(Protocol):
     def count(self) -> int: ...
 
 
-class OneDump(Protocol):
-    """The dump that is written now; see collector/writer/dump.py."""
+class Recorder(Stream):
+    """See collector/writer/base_stream.py. The path is that of a folder of dumps.
 
-    number: int
-    at_ns: int
-    until_ns: int
-
-    def put_trigger(self, trigger: Trigger) -> None: ...
-    def put_books(self, books: Books, mono_ns: int) -> None: ...
-    def put_noted(self, noted: Noted) -> None: ...
-    def end(
-        self,
-        books: Books | None,
-        clock: Clock,
-        reason: EndReason,
-        mono_ns: int,
-        final: bool = False,
-    ) -> None: ...
-
-
-class Sealing(Protocol):
-    """The writer of dumps: names of those that are sealed, and why the last has no file."""
-
-    names: list[str]
-    error: Exception | None
-
-    def seal(self, why: str) -> None: ...
-
-
-class Recorder(ABC):
-    """A part of a stream, before it in the order of bases. Before begin(), set watch and
-    read_books. say: tells the user of a dump, in one line.
+    Before begin(), set watch and read_books. say: tells the user of a dump, in one line.
     """
 
-    order: Queues
-    written: Written
-    records: int
-    _clocks: Clocks
-    _keeper: Keeper
-    _dumps: Sealing
-    _spool: Spool[Any]
-
-    def __init__(self, *arguments: Any, keeping: Keeping, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(
+        self, codec: Codec, path: str | Path, keeping: Keeping, force: bool = False
+    ) -> None:
+        super().__init__(codec, path, force, rotates=True)
+        self.limit_bytes = 2 * keeping.last_bytes + LIMIT_BYTES
         self._keeping = keeping
         self.watch: Any = None
         self.read_books: Callable[[], Books]
         self.say: Callable[[str], None] = lambda text: None
-        self._dump: OneDump | None = None
+        self._dump: Dump | None = None
         self._number = 0
         self._begun_s: deque[float] = deque()
         self._held = 0
@@ -99,27 +72,28 @@ class Recorder(ABC):
         self._held_now = False
         self._said: Exception | None = None
         self._watermark_ns = 0
+        self._sealed: list[str] = []
+        """Dumps that are sealed and not told of yet: take them by pop()."""
 
-    @abstractmethod
-    def _take(self, watermark_ns: int) -> None:
-        """Keep what is released, and look for triggers in it."""
-
-    @abstractmethod
-    def _open_dump(self, first: Block, trigger: Trigger, why: str) -> OneDump:
-        """The next dump, with what comes before the first block that is kept."""
-
-    @property
-    @abstractmethod
-    def _folder_path(self) -> str: ...
+    def begin(
+        self, info: CaptureInfo, current: Current, clocks: Clocks, show: Show | None = None
+    ) -> None:
+        self._prepare(info, current, clocks, show, Written())
+        assert self.segments is not None
+        self.segments.sealed = lambda name, _: self._sealed.append(name)
+        self._keeper = Keeper(self.codec.states, self._keeping.last_s, self._keeping.last_bytes)
+        self._watermark_ns = clocks.start.mono_ns
+        self._begin_block(self.read_books())
 
     def release(self, watermark_ns: int) -> None:
         now_ns = self._clocks.now_ns()
-        self._take(watermark_ns)
+        for batch, parts in self.codec.take(watermark_ns, self._show):
+            self._keep(batch, parts)
         self._watermark_ns = max(self._watermark_ns, min(watermark_ns, now_ns))
         if self.watch is not None:
             self._fire(self.watch.tick(self._watermark_ns))
         if self._dump is not None and self._watermark_ns >= self._dump.until_ns:
-            self._end_dump()
+            self._end_dump(self._dump)
         if self._keeper.is_due:
             self._begin_block(self.read_books())
         self._say_done()
@@ -127,14 +101,14 @@ class Recorder(ABC):
     def ask(self, pid: int = 0) -> int:
         """Write a dump now, or name the wish in the one under way; its number. pid: who asks."""
         now_ns = self._clocks.now_ns()
-        self._tell(Trigger(0, now_ns, 0, now_ns, 1, pid), f"process {pid}" if pid else "SIGUSR2")
+        self._name(Trigger(0, now_ns, 0, now_ns, 1, pid), f"process {pid}" if pid else "SIGUSR2")
         assert self._dump is not None
         return self._dump.number
 
     def window(self) -> dict[str, Any]:
         """What is kept, for the status. Times are seconds since the epoch."""
         keeper, first = self._keeper, self._keeper.blocks[0]
-        error = self._dumps.error
+        error = self.written.rotation_error
         return {
             "oldest": first.realtime_ns / 1e9,
             "newest": self._realtime_ns(self._watermark_ns) / 1e9,
@@ -150,59 +124,81 @@ class Recorder(ABC):
             "failed": "" if error is None else str(error),
         }
 
-    def clock(self, entry: Clock) -> None:
-        self._keep_note([entry], entry.mono_ns)
-
-    def changed(self, changes: Sequence[Change]) -> None:
-        self._keep_note(changes, changes[-1].after_ns)
-
-    def marks(self, marks: Sequence[Mark], pid: int = 0) -> bool:
-        self._keep_note(marks, self._clocks.now_ns())
-        return True
-
     def checkpoint(self, books: Books) -> None:
         self._begin_block(books)
 
+    def finish(self, serials: Mapping[int, int], mono_ns: int) -> None:
+        super().finish(serials, mono_ns)
+        self._watermark_ns = max(self._watermark_ns, mono_ns)
+
     def end(self, books: Books | None, clock: Clock, reason: EndReason, mono_ns: int) -> None:
         if self._dump is not None:
-            self._dump.end(books, clock, reason, mono_ns, final=True)
-            self._close_dump()
+            self._end(self._dump, books, clock, reason, mono_ns, final=True)
 
     def close(self, timeout_s: float) -> bool:
-        done: bool = super().close(timeout_s)  # type: ignore[misc]
+        done = super().close(timeout_s)
         self._say_done()
         return done
 
-    def rotate(self, books: Books, clock: Clock, why: str) -> None:  # noqa: B027 - it is whole
+    def rotate(self, books: Books, clock: Clock, why: str) -> None:
         """A dump has one file."""
 
     def describe_end(self) -> str:
         """What was kept and written, at the end of the capture."""
-        number = f"{self._number} dump{'' if self._number == 1 else 's'} in {self._folder_path}"
+        number = f"{self._number} dump{'' if self._number == 1 else 's'} in {self._place.path}"
         held = f", {self._held:,} triggers over the limit of dumps an hour" if self._held else ""
         return f"{self.records:,} records passed the recorder; {number}{held}"
 
     def _say_done(self) -> None:
         """Name the dumps that were sealed since the last call, and the one that could not be."""
-        while self._dumps.names:
-            self.say(f"dump: {self._dumps.names.pop(0)}")
-        error = self._dumps.error
+        while self._sealed:
+            self.say(f"dump: {self._sealed.pop(0)}")
+        error = self.written.rotation_error
         if error is not None and error is not self._said:
             self.say(f"a dump could not be written: {error}")
         self._said = error
 
-    def _keep_note(self, entries: Sequence[Any], mono_ns: int) -> None:
-        noted = Noted(mono_ns, entries)
-        self._keeper.note(noted)
+    def _hand_over(self, batch: Batch) -> None:
+        self._keep(batch, ())
+
+    def _keep(self, batch: Batch, parts: Sequence[Any]) -> None:
+        """Keep records, and look for triggers in the parts of the rings that they come from."""
+        if not len(batch):
+            return
+        self.records += batch.records
+        counts = self._keeper.add(batch)
+        hits: Sequence[Fired] = ()
+        if self.watch is not None:
+            hits = self.codec.look(self.watch.feed, batch, parts, counts)
         if self._dump is not None:
-            self._dump.put_noted(noted)
+            self._spool.put(batch)
+        self._fire(hits)
+
+    def _tell(self, items: Sequence[Item], mono_ns: int, always: bool = True) -> bool:
+        if items:
+            noted = Noted(mono_ns, items)
+            self._keeper.note(noted)
+            if self._dump is not None:
+                self._put_noted(self._dump, noted)
+        return True
+
+    def _put_noted(self, dump: Dump, noted: Noted) -> None:
+        self._spool.put_control(dump.follow(noted.items), noted.mono_ns, always=True)
 
     def _begin_block(self, books: Books) -> None:
         mono_ns = self._watermark_ns
-        released, realtime_ns = self.order.released(), self._realtime_ns(mono_ns)
-        self._keeper.begin(books, released, mono_ns, realtime_ns, self._clocks.now_ns())
+        realtime_ns = self._realtime_ns(mono_ns)
+        clock = Clock(mono_ns, realtime_ns, self._clocks.latest.uncertainty_ns, 0)
+        account = self._account(books)
+        off: list[Item] = [*self._off.values(), *([Paused()] if self._paused else [])]
+        self._keeper.begin(
+            Block(
+                account, self._keeper.passed.copy(), self.codec.logging(clock), off, mono_ns,
+                realtime_ns, self._clocks.now_ns(),
+            )
+        )  # fmt: skip
         if self._dump is not None:
-            self._dump.put_books(books, mono_ns)
+            self._spool.put_control([account], mono_ns)
 
     def _realtime_ns(self, mono_ns: int) -> int:
         return int(self._clocks.to_epoch(np.array([mono_ns]))[0])
@@ -214,7 +210,7 @@ class Recorder(ABC):
             if self._dump is None and not self._may_dump():
                 self._held += hit.count
                 continue
-            self._tell(told, self._keeping.triggers[hit.number - 1])
+            self._name(told, self._keeping.triggers[hit.number - 1])
 
     def _may_dump(self) -> bool:
         """Whether the limit of dumps an hour lets a trigger write one now."""
@@ -230,7 +226,7 @@ class Recorder(ABC):
         self._held_now = held
         return not held
 
-    def _tell(self, trigger: Trigger, why: str) -> None:
+    def _name(self, trigger: Trigger, why: str) -> None:
         """Write a trigger into the dump under way, or into a new one."""
         after_ns = int(self._keeping.after_s * 1e9)
         if self._dump is None:
@@ -238,37 +234,76 @@ class Recorder(ABC):
         dump = self._dump
         longest_ns = dump.at_ns + LONGEST * after_ns
         dump.until_ns = max(dump.until_ns, min(trigger.mono_ns + after_ns, longest_ns))
-        dump.put_trigger(trigger)
+        if dump.name(trigger):
+            self._spool.put_control([trigger], trigger.told_ns, always=True)
 
-    def _begin_dump(self, trigger: Trigger, why: str) -> OneDump:
+    def _begin_dump(self, trigger: Trigger, why: str) -> Dump:
         """Begin the file, with all that is kept."""
         self._number += 1
         if trigger.number:  # nobody who asks is held back
             self._begun_s.append(time.monotonic())
-        dump = self._open_dump(self._keeper.blocks[0], trigger, why)
+        block = self._keeper.blocks[0]
+        dump = Dump(self._number, trigger.mono_ns, block.realtime_ns - block.mono_ns)
+        self._spool.put_call(partial(self._writer.begin, self._beginning(dump, block, why)))
         for number, block in enumerate(self._keeper.blocks):
             if number:
-                dump.put_books(block.books, block.mono_ns)
+                self._spool.put_control([block.account], block.mono_ns)
             for item in block.items:
                 if isinstance(item, Noted):
-                    dump.put_noted(item)
+                    self._put_noted(dump, item)
                 else:
                     self._spool.put(item)
         self._spool.flush()
         self.say(f"dump {self._number}: {why}")
         return dump
 
-    def _close_dump(self) -> None:
-        """Nothing more comes for it."""
-        self._dump = None
-        self._spool.put_call(partial(self._dumps.seal, "a trigger"))
+    def _beginning(self, dump: Dump, block: Block, why: str) -> Beginning:
+        """That of a dump with all from this block on."""
+        released, codec = block.account.released, self.codec
+        entries = block.passed.total()
+        lost = sum(lost for _, lost in released.values())
+        written = Written(entries, entries + lost, in_file=block.passed.copy(), segment=dump.number)
+        states, _ = codec.repeat(block.mono_ns, dump.offset_ns)
+        told = {
+            **vars(self._keeping),
+            "triggers": [codec.tellable(text) for text in self._keeping.triggers],
+            "why": codec.tellable(why),
+            "held_back": self._held,
+            "number": dump.number,
+            "at_ns": dump.at_ns,
+            "from_ns": block.from_ns,
+        }
+        if codec.states is not None:
+            told["states"] = len(states) if states is not None else 0
+        clock = Clock(
+            block.mono_ns, block.realtime_ns, self._clocks.latest.uncertainty_ns, 0
+        )
+        return Beginning(
+            clock, self._info, block.logging, block.account, block.off,
+            sorted({*codec.cpus(), *(released if codec.per_cpu else ())}), states,
+            recorder=told, written=written,
+        )  # fmt: skip
 
-    def _end_dump(self) -> None:
-        """End the file after all that was released."""
+    def _end(
+        self,
+        dump: Dump,
+        books: Books | None,
+        clock: Clock,
+        reason: EndReason,
+        mono_ns: int,
+        final: bool = False,
+    ) -> None:
+        """End the file after all that was released up to this time."""
+        more = [Trigger(MORE, mono_ns, 0, mono_ns, dump.untold, 0)] if dump.untold else []
+        account = [self._account(books, final)] if books is not None else []
+        items = [*more, *dump.follow([clock]), *account, Finish(reason)]
+        self._dump = None
+        self._spool.put_call(partial(self._writer.end, self._ending(items, mono_ns)))
+        self._spool.put_call(partial(self._writer.seal, "a trigger"))
+
+    def _end_dump(self, dump: Dump) -> None:
         clock = self._clocks.check()
         if clock is not None:  # later blocks need it too
-            self._keep_note([clock], clock.mono_ns)
-        clock = self._clocks.read()
-        assert self._dump is not None
-        self._dump.end(self.read_books(), clock, EndReason.DUMPED, self._watermark_ns)
-        self._close_dump()
+            self._tell([clock], clock.mono_ns)
+        books = self.read_books()
+        self._end(dump, books, self._clocks.read(), EndReason.DUMPED, self._watermark_ns)

@@ -193,12 +193,13 @@ class Segments:
             self.ask = asked
 
     def previous(
-        self, written: Written, released: Mapping[int, tuple[int, int]]
+        self, written: Written, released: Mapping[int, tuple[int, int]], evicted: bool = False
     ) -> dict[str, Any]:
         """What the header of the next segment says of those before. released: by CPU, the last
-        serial and how many up to it were lost (Queues.released())."""
+        serial and how many up to it were lost (Queues.released()). evicted: they were never
+        written."""
         return {
-            "name": self.name,
+            **({"name": "", "evicted": True} if evicted else {"name": self.name}),
             "last_seq": written.last_seq,
             "entries": written.entries,
             "checkpoints": written.checkpoints,

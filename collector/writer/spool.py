@@ -7,11 +7,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
 
-from collector.writer.written import Place, Written
+from collector.writer.codec import Batch
+from collector.writer.tape import Item
+from collector.writer.writer import Writer
+from collector.writer.written import Place
 from formats.base.control import LossCause
 
 LIMIT_BYTES = 64 << 20
@@ -27,40 +29,6 @@ CAUGHT_UP = 16
 CACHED_S = 1.0
 
 
-class Sized(Protocol):
-    """A batch of records; span: how many sequence numbers it takes."""
-
-    @property
-    def span(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def counts(self) -> Counter[Place]: ...
-
-
-BatchT = TypeVar("BatchT", bound=Sized)
-BatchT_contra = TypeVar("BatchT_contra", bound=Sized, contravariant=True)
-
-
-class Writing(Protocol[BatchT_contra]):
-    """A writer, which runs in the spool's thread: psc_writer.py, log_writer.py."""
-
-    written: Written
-
-    def write(self, *batches: BatchT_contra, cached: bool) -> None: ...
-
-    def skip(self, cause: LossCause, numbers: int, counts: Counter[Place]) -> None: ...
-
-    def control(self, build: Callable[[Written], Any], mono_ns: int, *, reserved: bool) -> bool: ...
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass
 class _Gap:
     """Batches that did not fit in the queue, in their place."""
@@ -71,7 +39,7 @@ class _Gap:
 
 @dataclass
 class _Entries:
-    build: Callable[[Written], Any]
+    items: Sequence[Item]
     mono_ns: int
     reserved: bool
     sync: bool
@@ -79,14 +47,14 @@ class _Entries:
 
 @dataclass
 class _Call:
-    do: Callable[[], None]
+    do: Callable[[], object]
 
 
 _Item = _Gap | _Entries | _Call
 _ITEMS = (_Gap, _Entries, _Call)
 
 
-class Spool(Generic[BatchT]):
+class Spool:
     """A writer in a thread of its own, behind a queue of about `limit_bytes` at most.
 
     put() and put_control() return at once. They raise the error that ended the thread
@@ -95,16 +63,15 @@ class Spool(Generic[BatchT]):
 
     def __init__(
         self,
-        writer: Writing[BatchT],
+        writer: Writer,
         limit_bytes: int = LIMIT_BYTES,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now_s = now_s
-        self.written = writer.written
         self._writer = writer
         self._limit_bytes = limit_bytes
-        self._queue: deque[BatchT | _Item] = deque()
-        self._bytes = 0
+        self._queue: deque[Batch | _Item] = deque()
+        self._bytes = self._waiting = 0
         self._quiet_bytes = 0
         self._put = self._done = 0
         self._waits: deque[tuple[int, Callable[[], None]]] = deque()
@@ -122,7 +89,7 @@ class Spool(Generic[BatchT]):
         self._begin = begin
         self._thread.start()
 
-    def put(self, ordered: BatchT) -> bool:
+    def put(self, ordered: Batch) -> bool:
         """Add a batch, which the caller must not change; False: it was dropped, and counted.
 
         An empty queue accepts a batch of any size.
@@ -139,32 +106,32 @@ class Spool(Generic[BatchT]):
                 gap.numbers += ordered.span
                 gap.counts.update(ordered.counts())
                 return False
+            self._waiting += ordered.nbytes
             self._add(ordered, ordered.nbytes)
             return True
 
     def put_control(
         self,
-        build: Callable[[Written], Any],
+        items: Sequence[Item],
         mono_ns: int,
         *,
         reserved: bool = False,
         always: bool = False,
         sync: bool = False,
     ) -> bool:
-        """Add control entries; False when the queue has no room for them.
+        """Add items of control; False when the queue has no room for them.
 
-        build: called in the writer's thread; makes the argument of its control(). always: the
-        queue has room for them. reserved: the last entries, which may also use the reserve on the
-        disk. sync: sync the file after them.
+        always: the queue has room for them. reserved: the last ones, which may also use the
+        reserve on the disk. sync: sync the file after them.
         """
         with self._lock:
             self._raise_failure()
             if not (reserved or always) and self._bytes + CONTROL_COST_BYTES > self._limit_bytes:
                 return False
-            self._add(_Entries(build, mono_ns, reserved, sync), CONTROL_COST_BYTES)
+            self._add(_Entries(items, mono_ns, reserved, sync), CONTROL_COST_BYTES)
             return True
 
-    def put_call(self, do: Callable[[], None]) -> None:
+    def put_call(self, do: Callable[[], object]) -> None:
         """Call a function in the writer's thread, after all that was put before."""
         with self._lock:
             self._raise_failure()
@@ -192,12 +159,17 @@ class Spool(Generic[BatchT]):
         self._raise_failure()
         return True
 
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes of records that wait, with those that are written now."""
+        return self._waiting
+
     def flush(self) -> None:
         """Wake the thread. Call it after several batches, since each wake-up costs time."""
         if self._queue:
             self._wake()
 
-    def _add(self, item: BatchT | _Item, cost: int) -> None:
+    def _add(self, item: Batch | _Item, cost: int) -> None:
         self._queue.append(item)
         self._bytes += cost
         self._put += cost
@@ -224,7 +196,7 @@ class Spool(Generic[BatchT]):
             with self._lock:
                 self._failure = failure
 
-    def _next(self) -> list[BatchT] | _Item | None:
+    def _next(self) -> list[Batch] | _Item | None:
         """Wait for the next item; None at the end. Batches that wait come together."""
         while True:
             with self._lock:
@@ -234,7 +206,7 @@ class Spool(Generic[BatchT]):
                     return None
             self._no_news.acquire()
 
-    def _take(self) -> list[BatchT] | _Item:
+    def _take(self) -> list[Batch] | _Item:
         item = self._queue.popleft()
         if isinstance(item, _ITEMS):
             return item
@@ -247,7 +219,7 @@ class Spool(Generic[BatchT]):
             self._queue.popleft()
         return batches
 
-    def _handle(self, item: list[BatchT] | _Item | None) -> bool:
+    def _handle(self, item: list[Batch] | _Item | None) -> bool:
         """Write an item and keep no reference to it; False at the end."""
         if item is None:
             return False
@@ -256,7 +228,7 @@ class Spool(Generic[BatchT]):
             cost = 0
             self._writer.skip(LossCause.QUEUE_FULL, item.numbers, item.counts)
         elif isinstance(item, _Entries):
-            self._writer.control(item.build, item.mono_ns, reserved=item.reserved)
+            self._writer.control(item.items, item.mono_ns, reserved=item.reserved)
             if item.sync:
                 self._writer.sync()
         elif isinstance(item, _Call):
@@ -266,6 +238,7 @@ class Spool(Generic[BatchT]):
             self._writer.write(*item, cached=self._is_behind())
         with self._lock:
             self._bytes -= cost
+            self._waiting -= cost if isinstance(item, list) else 0
             self._done += cost
             ready = []
             while self._waits and self._waits[0][0] <= self._done:

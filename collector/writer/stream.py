@@ -1,43 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stream writes a file format of formats/registry.py: a new format has a row here.
+"""The codecs by which the stream writes the formats of formats/registry.py: a new one has a row.
 
-The command line imports this, so each stream is imported only when it is opened.
+The command line imports this, so all else is imported only when a stream is opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collector.writer.base_stream import Stream
+    from collector.writer.codec import Codec
 
 
-def _open_psc(path: str, force: bool, rotates: bool) -> Stream[Any]:
-    from collector.writer.psc_stream import PscStream
+def _psc() -> Codec:
+    from collector.writer.psc_codec import PscCodec
 
-    return PscStream(path, force, rotates)
-
-
-def _open_klogger(path: str, force: bool, rotates: bool) -> Stream[Any]:
-    from collector.writer.log_stream import LogStream
-
-    return LogStream(path, force, rotates)
+    return PscCodec()
 
 
-def _open_magnet(path: str, force: bool, rotates: bool) -> Stream[Any]:
-    from collector.writer.magnet_stream import MagnetStream
+def _klogger() -> Codec:
+    from collector.writer.klogger_codec import KloggerCodec
 
-    return MagnetStream(path, force, rotates)
+    return KloggerCodec()
 
 
-STREAMS: dict[str, Callable[[str, bool, bool], Stream[Any]]] = {
-    "psc": _open_psc,
-    "klogger": _open_klogger,
-    "magnet": _open_magnet,
-}
-"""By the format's name: opens a stream to an output. force: replace what is there. rotates: the
-output is a folder of segments.
+def _magnet() -> Codec:
+    from collector.writer.magnet_codec import MagnetCodec
 
-FileError or UsageError when the output cannot be written.
-"""
+    return MagnetCodec()
+
+
+STREAMS: dict[str, Callable[[], Codec]] = {"psc": _psc, "klogger": _klogger, "magnet": _magnet}
+"""By the format's name: makes the codec for a stream (base_stream.py) or a recorder."""

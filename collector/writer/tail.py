@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from collector.linux.trusted_files import open_no_link
 from collector.ring.journal import Journal
 from collector.sequencer.ordered_batch import count_places
+from collector.writer.codec import ALL, Left, Tail
 from collector.writer.output_file import trusted_users
 from collector.writer.segment_folder import take_over_file
 from collector.writer.written import Place, Written
@@ -53,30 +54,6 @@ from formats.psc.header import KIND_SETTINGS, decode_header
 _ROWS = 1 << 14
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CAPTURE = re.compile(r"[0-9a-f]{32}")
-
-
-@dataclass
-class Tail:
-    """A file that goes on. fd: open for writing; end_bytes: of its last whole entry.
-
-    released, late: see Queues.resume(); killed: by CPU, as it says already. capture, number: of a
-    segment. before: records and lost numbers in the files before it.
-    """
-
-    fd: int
-    path: str
-    name: str
-    end_bytes: int
-    written: Written
-    released: dict[int, tuple[int, int]]
-    late: Counter[Place]
-    killed: Counter[int]
-    offset_ns: int
-    capture: str = ""
-    number: int = 1
-    before: tuple[int, int] = (0, 0)
-    older: list[str] = field(default_factory=list)
-    """Segments that ended, and have not got their names."""
 
 
 @dataclass
@@ -223,9 +200,9 @@ class _Reader:
             released[cpu] = serial, lost + more
         written.skipped = max(0, written.lost - lost_in_order)
         offset_ns = note.offset_ns if rest.offset_ns is None else rest.offset_ns
+        left = Left(self._fd, self._start + end * self._dtype.itemsize)
         tail = Tail(
-            self._fd, name, os.path.basename(name), self._start + end * self._dtype.itemsize,
-            written, released, +late, +killed, offset_ns,
+            {ALL: left}, name, os.path.basename(name), written, released, +late, +killed, offset_ns,
         )  # fmt: skip
         if self._segment is not None:
             self._describe(tail, previous)

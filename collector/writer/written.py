@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.sequencer.ordered_batch import count_places
 from formats.base.causes import COLLECTOR_CAUSES
 from formats.base.control import LossCause
 
@@ -14,8 +18,37 @@ RETRY_NS = 100_000_000
 END_TRIES = 3
 """How often the last entries of a file are tried, without a pause."""
 
+TALLY_ENTRIES = 1 << 16
 Place = tuple[int, int]
 """(cpu, location)"""
+
+
+class Tally:
+    """Counts written records, many batches at a time: to count each batch alone costs more than
+    to number its entries. The counter is complete after settle()."""
+
+    def __init__(self, counter: Counter[Place]) -> None:
+        self._counter = counter
+        self._by_cpu: defaultdict[int, list[NDArray[np.uint32]]] = defaultdict(list)
+        self._waiting = 0
+
+    def add(self, cpu: int, locations: NDArray[np.uint32]) -> None:
+        """Count a CPU's records."""
+        self._by_cpu[cpu].append(locations)
+        self._waiting += len(locations)
+        if self._waiting > TALLY_ENTRIES:
+            self.settle()
+
+    def count(self, counts: Counter[Place]) -> None:
+        """Count records that are counted."""
+        self._counter.update(counts)
+
+    def settle(self) -> None:
+        """Bring the counter up to date."""
+        for cpu, found in self._by_cpu.items():
+            self._counter.update(count_places(cpu, np.concatenate(found)))
+        self._by_cpu.clear()
+        self._waiting = 0
 
 
 @dataclass
@@ -43,7 +76,7 @@ class Written:
     skipped: int = 0
     """Sequence numbers that LOSS entries without a CPU count."""
     states: int = 0
-    """Entries EXISTING that repeat the last records of earlier files: see Writer.rotate()."""
+    """Entries EXISTING that repeat the last records of earlier files: see Writer.begin()."""
     segment: int = 1
     """The number of the file that is written now."""
     rotation_error: Exception | None = None

@@ -18,9 +18,10 @@ from collector.ring.batch import Batch
 from collector.ring.rings import DEFAULT_TRANSPORT
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.sequencer import Sequencer
+from collector.writer.codec import ALL, File
 from collector.writer.file_sink import FileSink
-from collector.writer.psc_writer import Writer
-from collector.writer.written import Written
+from collector.writer.psc_codec import PscCodec
+from collector.writer.writer import Writer
 from scripts.experiments.capture import capturing
 from scripts.experiments.context import Context, cpus
 from scripts.experiments.load import BenchError
@@ -68,12 +69,11 @@ def replay(dtype: np.dtype[Any], raw: NDArray[np.uint8], path: Path) -> dict[str
     """CPU seconds by step; `order` includes the copy out of the ring."""
     clocks = Clocks()
     sequencer = Sequencer(dtype, clocks.to_epoch)
-    writer = Writer(
-        FileSink(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), dtype.itemsize),
-        dtype,
-        clocks.to_epoch,
-        Written(),
-    )
+    codec = PscCodec()
+    codec.encode(dtype, clocks.to_epoch)
+    writer = Writer(codec)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    writer.files[ALL] = File(ALL, FileSink(fd, dtype.itemsize))
     spent = dict.fromkeys(STEPS, 0.0)
     row = DEFAULT_TRANSPORT.row_bytes(dtype.itemsize)
     for start in range(0, len(raw), PIECE_BYTES // row * row):

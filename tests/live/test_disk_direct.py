@@ -18,6 +18,7 @@ import pytest
 from collector.writer.direct_io import LEAST_BYTES, PIECE_BYTES, alignment
 from collector.writer.file_sink import Calls, FileSink
 from collector.writer.spool import Spool
+from collector.writer.tape import Account
 from formats.verify import verify_file
 from tests.live.faults import Collector, Flood, Space, check_flood, cpus, verify, wait_until
 from tests.live.test_output_live import CPUS, Capture, finish
@@ -138,7 +139,7 @@ def test_a_full_disk_is_proven_by_the_file(tmp_path: Path, options: Sequence[str
         spool.start()
         for turn in range(40):
             spool.put(capture.records(1500, lose=turn % 2))
-            spool.put_control(capture.books().checkpoint, capture.time_ns, sync=True)
+            spool.put_control([Account(capture.books())], capture.time_ns, sync=True)
             # When much waits, the page cache takes it.
             wait_until(lambda: spool._bytes < 4 << 20, "it is written")
         finish(capture, spool)

@@ -23,14 +23,15 @@ from collector.sequencer.ordered_batch import stamp_control
 from collector.writer.file_sink import FileSink
 from collector.writer.ledger import Books, reserve_bytes
 from collector.writer.output_file import Output
-from collector.writer.psc_writer import Writer
 from collector.writer.spool import Spool
+from collector.writer.tape import Account, Finish
 from collector.writer.written import RETRY_NS, Written
-from formats.base.control import End, Start, encode_many
+from formats.base.control import EndReason, Start, encode_many
 from formats.base.errors import FileError
 from formats.psc.header import encode_header, writer_header
 from formats.verify import verify_file
 from tests.unit.ordering import Whole
+from tests.unit.writers import psc_writer
 
 WAIT_S = 120.0
 LOCATION = 1
@@ -73,7 +74,7 @@ class Capture:
         output.begin(header + start.tobytes())
         reserve = reserve_bytes(CPUS, 1, self.layout.entry_size)
         self.sink = FileSink(output.fd, self.layout.entry_size, reserve_bytes=reserve)
-        self.writer = Writer(
+        self.writer = psc_writer(
             self.sink, self.dtype, self.clocks.to_epoch, Written(1, 1), lambda: self.now_ns
         )
         self.sequencer = Whole(self.dtype, self.clocks.to_epoch, first_seq=2)
@@ -112,8 +113,8 @@ class Capture:
 def finish(capture: Capture, spool: Spool) -> None:
     books = capture.books()
     now_ns = capture.time_ns + 10**9
-    spool.put_control(lambda w: books.checkpoint(w, final=True), now_ns, reserved=True)
-    spool.put_control(lambda w: [End(0, w.entries, w.lost, w.checkpoints)], now_ns, reserved=True)
+    spool.put_control([Account(books, final=True)], now_ns, reserved=True)
+    spool.put_control([Finish(EndReason.DURATION)], now_ns, reserved=True)
     assert spool.close(WAIT_S)
 
 
@@ -126,7 +127,7 @@ def test_full_disk_is_proven_by_the_file(tmp_path: Path, size: str) -> None:
         spool.start()
         for turn in range(60):
             spool.put(capture.records(100, lose=turn % 2))
-            spool.put_control(capture.books().checkpoint, capture.time_ns, sync=True)
+            spool.put_control([Account(capture.books())], capture.time_ns, sync=True)
         finish(capture, spool)
         report = verify_file(path)
         assert not report.problems, report.problems
@@ -180,7 +181,7 @@ def test_whole_capture_adds_up(tmp_path: Path) -> None:
     spool.start()
     for _ in range(20):
         spool.put(capture.records(500))
-        spool.put_control(capture.books().checkpoint, capture.time_ns)
+        spool.put_control([Account(capture.books())], capture.time_ns)
     finish(capture, spool)
     report = verify_file(tmp_path / "out.pm")
     assert not report.problems, report.problems
@@ -199,7 +200,7 @@ def test_killed_writer_leaves_a_file_that_opens(tmp_path: Path) -> None:
         "spool.start()\n"
         "while True:\n"
         "    spool.put(capture.records(100))\n"
-        "    spool.put_control(capture.books().checkpoint, capture.time_ns)\n"
+        "    spool.put_control([Account(capture.books())], capture.time_ns)\n"
         "    if spool.written.checkpoints > 5:\n"
         "        print('going', flush=True)\n"
     )

@@ -19,9 +19,10 @@ from collector.ring.batch import Batch
 from collector.ring.points import ACCOUNT, ROWS
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import FOREVER_NS
+from collector.writer.base_stream import Stream
 from collector.writer.capture_info import CaptureInfo
 from collector.writer.ledger import Books
-from collector.writer.log_stream import LogStream
+from collector.writer.stream import STREAMS
 from formats.base.changes import ChangeKind
 from formats.base.control import Change, EndReason, Mark, Program
 from formats.base.segments import find_segments
@@ -68,14 +69,14 @@ class LogMaker:
             buffer_bytes=1 << 20, low_water_percent=75,
             states=lambda: {"PING": (self.number, self.state)},
         )  # fmt: skip
-        with patch("collector.writer.log_stream.online_cpus", lambda: list(online)), patch(
-            "collector.writer.log_stream.process_notes", lambda: []
+        with patch("collector.writer.klogger_codec.online_cpus", lambda: list(online)), patch(
+            "collector.writer.klogger_codec.process_notes", lambda: []
         ):
             self.stream.begin(info, current, self.clocks)  # type: ignore[arg-type]
         self.stream.start()
 
-    def open_stream(self) -> LogStream:
-        return LogStream(self.folder, rotates=self.rotates)
+    def open_stream(self) -> Stream:
+        return Stream(STREAMS["klogger"](), self.folder, rotates=self.rotates)
 
     def records(self, count: int, lose: int = 0, cpus: int = CPUS) -> None:
         """Some records of each CPU, after some that found no room."""

@@ -16,9 +16,10 @@ from collector.ring.batch import Batch
 from collector.ring.points import ACCOUNT, FIRST_EVENT, ROWS
 from collector.sequencer.clock_pairs import Clocks
 from collector.sequencer.cpu_queue import FOREVER_NS
+from collector.writer.base_stream import Stream
 from collector.writer.capture_info import CaptureInfo
 from collector.writer.ledger import Books
-from collector.writer.magnet_stream import MagnetStream
+from collector.writer.stream import STREAMS
 from formats.base.control import Change, Clock, EndReason, Mark, Program
 from formats.magnet.control import Block, encode, encode_header
 from formats.magnet.header import MagnetFile
@@ -112,8 +113,8 @@ class MagnetBuilder:
         self.stream.begin(info, SimpleNamespace(), clocks)  # type: ignore[arg-type]
         self.stream.start()
 
-    def open_stream(self, rotates: bool) -> MagnetStream:
-        return MagnetStream(self.path, rotates=rotates)
+    def open_stream(self, rotates: bool) -> Stream:
+        return Stream(STREAMS["magnet"](), self.path, rotates=rotates)
 
     def rows(self, count: int) -> NDArray[Any]:
         return np.zeros(count, self.dtype)

@@ -14,9 +14,10 @@ from collector.plan.columns import choose_columns, load_schema, make_layout
 from collector.ring.batch import Batch
 from collector.ring.points import ACCOUNT, ROWS
 from collector.sequencer.clock_pairs import Clocks
+from collector.writer.base_stream import Stream
 from collector.writer.capture_info import CaptureInfo
 from collector.writer.ledger import Books
-from collector.writer.psc_stream import PscStream
+from collector.writer.stream import STREAMS
 from formats.base.control import EndReason
 from formats.base.segments import find_segments
 
@@ -57,8 +58,8 @@ class Maker:
         self.stream.begin(info, None, self.clocks)  # type: ignore[arg-type]
         self.stream.start()
 
-    def open_stream(self) -> PscStream:
-        return PscStream(self.folder, rotates=self.rotates)
+    def open_stream(self) -> Stream:
+        return Stream(STREAMS["psc"](), self.folder, rotates=self.rotates)
 
     def records(self, count: int, lose: int = 0, keep: int = 0) -> None:
         """Some records of each CPU; the kernel loses some before them. keep: this many wait on."""

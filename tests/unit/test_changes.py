@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from failing_calls import FaultyCalls
 from matplotlib.text import Text
+from writers import psc_writer
 
 from collector.control.changes import Changes
-from collector.writer.base_events import change_note
+from collector.writer.base_events import notes_of
 from collector.writer.file_sink import FileSink
-from collector.writer.psc_writer import Writer
 from collector.writer.written import Written
 from formats.analysis import match_pairs, open_log
 from formats.base import control
@@ -125,7 +125,7 @@ def test_a_log_tells_it_too(tmp_path: Path) -> None:
     point = log.point("SCHEDOUT", {})
     for on in (0, 1):
         change = Change(0, point, log.clock[0], log.clock[0] + 9, 1 - on, on)
-        log.base("CHANGE", **change_note(change).values)
+        log.base("CHANGE", **notes_of([change], Written())[0].values)
     path = log.finish().write(tmp_path / "kernlog.dump.cpu0")
     report = verify_log(path)
     assert report.exit_code == 0, report.problems
@@ -140,7 +140,7 @@ def test_pairs_across_a_span_are_none(tmp_path: Path) -> None:
         if at == 2:
             for on in (0, 1):
                 change = Change(0, numbers["SCHEDOUT"], 2_000_002_100, 2_000_002_200, 1 - on, on)
-                log.base("CHANGE", **change_note(change).values)
+                log.base("CHANGE", **notes_of([change], Written())[0].values)
     path = log.finish().write(tmp_path / "kernlog.dump.cpu0")
     with open_log(path) as opened:
         pairs = match_pairs(opened, "SCHEDIN", "SCHEDOUT", "cpu")
@@ -176,12 +176,12 @@ def test_a_change_that_a_full_disk_refuses_comes_later(tmp_path: Path) -> None:
     path, calls = tmp_path / "x", FaultyCalls()
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     sink = FileSink(fd, build.entry_size, calls, 0, direct=False)
-    writer = Writer(sink, build.dtype, lambda ns: ns, Written(entries=1, last_seq=1))
+    writer = psc_writer(sink, build.dtype, lambda ns: ns, Written(entries=1, last_seq=1))
     calls.fail("write", errno.ENOSPC)
     for change in (Change(0, 2, 1, 2, 1, 0), Change(0, 2, 3, 4, 0, 1), Change(0, 1, 5, 6, 1, 0)):
-        assert not writer.control(lambda _, one=change: [one], 7)  # type: ignore[misc]
+        assert not writer.control([change], 7)
     calls.heal()
-    assert writer.control(lambda _: [control.Mark(1, "x")], 8)
+    assert writer.control([control.Mark(1, "x")], 8)
     rows = np.fromfile(path, build.dtype)
     entries = [decoded(rows, at) for at in range(len(rows))]
     assert entries == [Change(0, 2, 1, 4, 1, 1), Change(0, 1, 5, 6, 1, 0), control.Mark(1, "x")]

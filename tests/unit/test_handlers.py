@@ -11,9 +11,7 @@ from collector.control.handlers import Handlers
 from collector.plan.filters import Filters
 from collector.plan.recorder import Recorder
 from collector.plan.request import Request
-from collector.writer.base_stream import Stream
-from collector.writer.log_stream import LogStream
-from collector.writer.psc_stream import PscStream
+from collector.writer.stream import STREAMS
 from formats.base.errors import TcpkmonError, UsageError
 
 
@@ -79,9 +77,9 @@ class Marking:
         self.told |= settings
 
 
-@pytest.mark.parametrize(("stream", "bits"), [(PscStream, 32), (LogStream, 64)])
-def test_a_mark_that_does_not_fit_is_refused(stream: type[Stream[Any]], bits: int) -> None:
-    noted = cast(Any, Marking(stream.largest_mark))
+@pytest.mark.parametrize(("name", "bits"), [("psc", 32), ("klogger", 64)])
+def test_a_mark_that_does_not_fit_is_refused(name: str, bits: int) -> None:
+    noted = cast(Any, Marking(STREAMS[name]().largest_mark))
     request = Request(Filters(), "x.pm")
     handlers = Handlers(request, noted, noted, noted, lambda: {}, lambda: {})
     handlers.mark((1 << bits) - 1, 7)

@@ -24,8 +24,9 @@ from collector.linux.privileges import settle
 from collector.plan.rotation import Rotation
 from collector.session.keeper import KEEPING, Keeper, keep
 from collector.session.rights import OPENING
-from collector.writer.psc_stream import PscStream
+from collector.writer.base_stream import Stream
 from collector.writer.segment_folder import OPEN, SEAL, SegmentFolder
+from collector.writer.stream import STREAMS
 from formats.base.errors import FileError, KernelError
 from formats.base.segments import find_segments, hidden, name_segment
 from tests.unit.segment_maker import Maker, index_of, make
@@ -230,7 +231,7 @@ def test_a_file_that_gets_no_name_is_told(
     maker.stream.segments.ask = refuse
     request = SimpleNamespace(rotation=Rotation(every_s=1), output=str(tmp_path / "out"))
     with ExitStack() as stack:
-        assert isinstance(maker.stream, PscStream)
+        assert isinstance(maker.stream, Stream)
         keep(stack, request, maker.stream, SimpleNamespace(hurry=False))  # type: ignore[arg-type]
         maker.close()
     said = capsys.readouterr().err
@@ -245,7 +246,7 @@ def test_a_file_that_gets_no_name_is_told(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it is about root")
 def test_no_command_of_roots_gets_what_others_may_swap(tmp_path: Path) -> None:
-    stream = PscStream(tmp_path / "out", rotates=True)
+    stream = Stream(STREAMS["psc"](), tmp_path / "out", rotates=True)
     os.chown(tmp_path / "out", ATTACKER, ATTACKER)
     request = SimpleNamespace(rotation=Rotation(every_s=1, on_rotate=("true",)), as_root=True,
                               output=str(tmp_path / "out"))  # fmt: skip

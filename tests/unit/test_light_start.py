@@ -24,7 +24,7 @@ PROGRAM = """
 import sys
 from collector.commands import collect
 collect.import_quietly()
-import collector.writer.psc_stream
+import collector.writer.psc_codec
 print(*sys.modules)
 """
 

@@ -13,7 +13,8 @@ import pytest
 import formats
 from collector.plan.event_triggers import EventWatch, compile_event_triggers
 from collector.writer.dump import Keeping
-from collector.writer.log_recorder import LogRecorderStream
+from collector.writer.recorder import Recorder as RecorderStream
+from collector.writer.stream import STREAMS
 from formats.analysis import open_log
 from formats.base.control import EndReason
 from formats.base.segments import find_segments
@@ -36,9 +37,9 @@ class Recorder(LogMaker):
         self.last_bytes = last_bytes
         super().__init__(folder, settings=settings)
 
-    def open_stream(self) -> LogRecorderStream:
+    def open_stream(self) -> RecorderStream:
         keeping = Keeping(1.0, self.last_bytes, self.after_s, self.triggers, 100)
-        stream = LogRecorderStream(self.folder, keeping)
+        stream = RecorderStream(STREAMS["klogger"](), self.folder, keeping)
         stream.read_books = self.books
         self.stream = stream
         names = [slot.name for slot in self.layout.logged]
@@ -49,7 +50,7 @@ class Recorder(LogMaker):
         return stream
 
     def books(self):  # type: ignore[no-untyped-def]
-        return super().books() if hasattr(self.stream, "order") else None
+        return super().books() if hasattr(self.stream.codec, "order") else None
 
     def second(self, count: int = 10, lose: int = 0) -> None:
         """A second passes: a block of the window."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stream into a Klogger log hands to its spool: copies, in batches of some size."""
+"""What the stream into a Klogger log hands to its spool: copies, of some size, of a CPU each."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ROWS = COPY_BYTES // FULL.itemsize
     ("counts", "batches"),
     [
         ((), []),
-        ((1,), [[1]]),
-        ((3, 5, 7), [[3, 5, 7]]),
-        ((ROWS, 1), [[ROWS], [1]]),
-        ((1, ROWS, 2), [[1, ROWS], [2]]),
-        ((2 * ROWS,), [[ROWS], [ROWS]]),
+        ((1,), [1]),
+        ((3, 5, 7), [3, 5, 7]),
+        ((ROWS, 1), [ROWS, 1]),
+        ((1, ROWS, 2), [1, ROWS, 2]),
+        ((2 * ROWS,), [ROWS, ROWS]),
     ],
 )
-def test_batches(counts: tuple[int, ...], batches: list[list[int]]) -> None:
+def test_batches(counts: tuple[int, ...], batches: list[int]) -> None:
     queues = Queues(FULL)
     memory = []
     for cpu, count in enumerate(counts):
@@ -36,10 +36,9 @@ def test_batches(counts: tuple[int, ...], batches: list[list[int]]) -> None:
     made = list(copies(queues.take(FOREVER_NS), Pool()))
     for rows in memory:
         rows.view(np.uint8)[:] = 0xDD
-    assert [[len(part) for part in batch.parts] for batch in made] == batches
+    assert [len(batch) for batch in made] == batches
     found: dict[int, list[int]] = {cpu: [] for cpu in range(len(counts))}
     for batch in made:
-        for part in batch.parts:
-            assert part.rows.flags.c_contiguous
-            found[part.cpu] += part.rows.view(FULL)["serial"].tolist()
+        assert batch.rows.flags.c_contiguous
+        found[batch.cpu] += batch.rows.view(FULL)["serial"].tolist()
     assert found == {cpu: list(range(1, count + 1)) for cpu, count in enumerate(counts)}

@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,11 +19,12 @@ import pytest
 from collector.ring.batch import Batch
 from collector.ring.journal import Journal
 from collector.ring.log_notes import FileNote, LogNotes, SegmentNote
+from collector.writer.base_stream import Stream
+from collector.writer.codec import File, Tail
 from collector.writer.file_sink import FileSink
-from collector.writer.log_file import LogFile
 from collector.writer.log_noting import LogNoting
-from collector.writer.log_stream import LogStream
-from collector.writer.log_tail import LogTail
+from collector.writer.log_tail import Place
+from collector.writer.stream import STREAMS
 from formats.analysis import open_log
 from formats.base.errors import FileError
 from formats.base.segments import find_segments
@@ -55,12 +57,12 @@ def test_what_was_dropped_counts_when_its_serials_are_passed(tmp_path: Path) -> 
     """Until then those records may be in the ring, and be written by who goes on."""
     path = tmp_path / "log"
     with Journal(1) as journal, path.open("wb") as file:
-        noting, log = LogNoting(journal), LogFile(FileSink(os.dup(file.fileno()), 1), serial=10)
+        sink = FileSink(os.dup(file.fileno()), 1)
+        noting, log = LogNoting(journal), File(0, sink, Place(), serial=10)
         noting.count("queue_full", Counter({(0, 32): 4}))
-        noting.file(0, log, 1)
+        noting.file(log, 1)
         assert list(journal.logs.counts(1)) == []
-        log.serial = 20
-        noting.file(0, log, 1, records=True)
+        noting.records(log, SimpleNamespace(serials=[20]), 1)
         assert list(journal.logs.counts(1)) == [("queue_full", (0, 32), 4)]
         assert journal.logs.files(1)[0].serial == 20
         log.sink.close()
@@ -73,7 +75,7 @@ class Killed(LogMaker):
         self.rings: dict[int, list[Any]] = {cpu: [] for cpu in range(CPUS)}
         super().__init__(folder, rotates)
 
-    def open_stream(self) -> LogStream:
+    def open_stream(self) -> Stream:
         stream = super().open_stream()
         self.journal = stream.journal = Journal(CPUS + 1)
         push = stream.push
@@ -97,10 +99,10 @@ class Killed(LogMaker):
 
     def die(self) -> None:
         """As the kernel does with the locks of a process that ends."""
-        for file in self.stream._writer._files.values():
+        for file in self.stream._writer.files.values():
             fcntl.flock(file.sink._fd, fcntl.LOCK_UN)
 
-    def tail(self, folder: Path, notes: bytes) -> tuple[LogStream, LogTail, Journal]:
+    def tail(self, folder: Path, notes: bytes) -> tuple[Stream, Tail, Journal]:
         """The end of the log in a copy of its folder, with what the journal was."""
         self.die()
         fd = os.memfd_create("journal")
@@ -108,7 +110,7 @@ class Killed(LogMaker):
         journal = Journal(CPUS + 1, fd)
         capture = self.stream.segments.capture if self.stream.segments is not None else ""
         where = folder if self.rotates else folder.with_name("new")
-        stream = LogStream(where, rotates=self.rotates)
+        stream = Stream(STREAMS["klogger"](), where, rotates=self.rotates)
         try:
             return stream, stream.open_tail(str(folder), capture, self.dtype, journal), journal
         except FileError:
@@ -122,7 +124,7 @@ class Killed(LogMaker):
         """
         stream, tail, journal = self.tail(folder, notes)
         stream.journal = journal
-        stream.go_on(self.stream._info, self.stream._current, self.clocks, tail)
+        stream.go_on(self.stream._info, self.stream.codec._current, self.clocks, tail)
         order = stream.order
         before = {cpu: order.read.get(cpu, 0) + order.killed[cpu] for cpu in range(CPUS)}
         killed = {}
@@ -235,7 +237,7 @@ def test_it_was_killed_while_it_rotated(tmp_path: Path) -> None:
     maker = Killed(tmp_path / "f")
     fill(maker)
     notes = maker.notes()
-    with patch.object(maker.stream._writer, "_seal", lambda *_: None):
+    with patch.object(maker.stream._writer, "_close", lambda *_: None):
         maker.rotate()
         maker.wait()
     copy = tmp_path / "g"
@@ -253,8 +255,8 @@ def test_it_was_killed_while_it_rotated(tmp_path: Path) -> None:
     assert (tail.written.segment, len(tail.older)) == (3, 1)
     assert tail.written.in_file.total() == 62 * CPUS
     assert tail.before == (62 * CPUS, 3 * CPUS)
-    for fd, _ in tail.files.values():
-        os.close(fd)
+    for left in tail.files.values():
+        os.close(left.fd)
     stream.discard()
 
 

@@ -16,14 +16,17 @@ from collector.plan.schema_sources import find_sources
 from collector.ring.batch import Batch
 from collector.ring.points import ACCOUNT
 from collector.sequencer.cpu_queue import FOREVER_NS, Queues
-from collector.writer.base_events import FIRST_CPU, Note, ledger_notes
+from collector.writer.base_events import ledger_notes
+from collector.writer.codec import File
 from collector.writer.file_sink import Calls, FileSink
+from collector.writer.klogger_codec import KloggerCodec
 from collector.writer.ledger import Books
 from collector.writer.log_batch import LogBatch
-from collector.writer.log_file import LogFile
 from collector.writer.log_folder import LogFolder
-from collector.writer.log_writer import LogWriter
+from collector.writer.log_tail import Place
+from collector.writer.note import FIRST_CPU, Note
 from collector.writer.output_file import Owner
+from collector.writer.writer import Writer
 from collector.writer.written import Written
 from formats.base.control import LossCause
 from formats.base.errors import FileError, UsageError
@@ -76,7 +79,10 @@ class _Log:
         self.folder, self.layout, self.header = folder, layout, header
         self.calls = Full()
         self.format = LogFormat.of(header)
-        self.writer = LogWriter(self.format, self.open_file, now_ns=lambda: 10**9)
+        codec = KloggerCodec(self.format, now_ns=lambda: 10**9)
+        self.writer = Writer(codec, now_ns=lambda: 10**9)
+        for cpu in (0, 1):
+            self.writer.files[cpu] = self.open_file(cpu)
         self.number = layout.slot("PING").number
 
     def path(self, cpu):
@@ -85,7 +91,7 @@ class _Log:
     def open_file(self, cpu):
         fd = os.open(self.path(cpu), os.O_WRONLY | os.O_CREAT)
         os.write(fd, encode_preamble({**self.header, "cpu": cpu}))
-        return LogFile(FileSink(fd, 1, self.calls, reserve_bytes=0))
+        return File(cpu, FileSink(fd, 1, self.calls, reserve_bytes=0), Place())
 
     def batch(self, *parts):
         """(cpu, serials) each."""
@@ -99,7 +105,8 @@ class _Log:
             words[:, 6] = 77
             words[:, 8] = serials
             queues.push(Batch(cpu, rows.view(ring_dtype(self.layout.entry_size)), 10**6))
-        return LogBatch(queues.take(FOREVER_NS))
+        parts = queues.take(FOREVER_NS)
+        return [LogBatch(part.cpu, part.chunks, part.before) for part in parts]
 
     def read(self, cpu):
         """(event, serial, first field or None) of every record; damage."""
@@ -112,9 +119,9 @@ class _Log:
 
 
 def test_serials_run_through_records_and_base_events_and_gaps_stay(log):
-    log.writer.write(log.batch((0, [1, 2, 5])))
-    log.writer.control(lambda _: [Note("MARK", {"number": 7}, FIRST_CPU)], 5)
-    log.writer.write(log.batch((0, [6])))
+    log.writer.write(*log.batch((0, [1, 2, 5])))
+    log.writer.control([Note("MARK", {"number": 7}, FIRST_CPU)], 5)
+    log.writer.write(*log.batch((0, [6])))
     log.writer.close()
     found, damage = log.read(0)
     assert not damage
@@ -127,8 +134,8 @@ def test_serials_run_through_records_and_base_events_and_gaps_stay(log):
 
 
 def test_each_cpu_has_its_own_file_and_serials(log):
-    log.writer.write(log.batch((0, [1]), (1, [1, 2])))
-    log.writer.control(lambda _: [Note("KLOGGER_FINISH", {"reason": 0})], 5)
+    log.writer.write(*log.batch((0, [1]), (1, [1, 2])))
+    log.writer.control([Note("KLOGGER_FINISH", {"reason": 0})], 5)
     log.writer.close()
     assert [n for n, _ in log.read(1)[0]].count("PING") == 2
     for cpu in (0, 1):
@@ -136,14 +143,14 @@ def test_each_cpu_has_its_own_file_and_serials(log):
 
 
 def test_a_full_disk_loses_whole_dumps_which_are_counted(log):
-    log.writer.write(log.batch((0, [1, 2])))
+    log.writer.write(*log.batch((0, [1, 2])))
     log.calls.left = 0
-    log.writer.write(log.batch((0, [3, 4, 5])))
-    assert not log.writer.control(lambda _: [Note("MARK", {"number": 1})], 5)
+    log.writer.write(*log.batch((0, [3, 4, 5])))
+    assert not log.writer.control([Note("MARK", {"number": 1})], 5)
     assert log.writer.written.disk_full == Counter({(0, log.number): 3})
     log.calls.left = 10**9
     log.writer._retry_ns = 0
-    log.writer.write(log.batch((0, [6])))
+    log.writer.write(*log.batch((0, [6])))
     log.writer.close()
     found, damage = log.read(0)
     assert not damage

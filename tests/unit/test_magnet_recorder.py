@@ -12,7 +12,8 @@ import pytest
 import formats
 from collector.plan.trigger_watch import Hit
 from collector.writer.dump import MOST_TOLD, Keeping
-from collector.writer.magnet_recorder import MagnetRecorderStream
+from collector.writer.recorder import Recorder
+from collector.writer.stream import STREAMS
 from formats.base.control import Change, EndReason, Mark
 from formats.base.segments import find_segments
 from formats.magnet.control import encode_header
@@ -54,8 +55,8 @@ class Recording(MagnetBuilder):
         self.watch, self.said = Watch(), list[str]()
         super().__init__(folder, data, rotates=True)
 
-    def open_stream(self, rotates: bool) -> MagnetRecorderStream:
-        stream = MagnetRecorderStream(self.path, self.keeping)
+    def open_stream(self, rotates: bool) -> Recorder:
+        stream = Recorder(STREAMS["magnet"](), self.path, self.keeping)
         stream.read_books = self.books
         stream.watch, stream.say = self.watch, self.said.append
         return stream

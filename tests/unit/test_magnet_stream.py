@@ -11,7 +11,7 @@ import pytest
 
 import formats
 from collector.ring.batch import Batch
-from collector.writer import magnet_writer
+from collector.writer import appender
 from collector.writer.file_sink import Calls
 from collector.writer.magnet_records import Packing
 from formats.base.control import LossCause
@@ -148,9 +148,9 @@ class FullDisk(Calls):
 
 
 def test_a_full_disk_is_lost_and_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(magnet_writer, "RETRY_NS", 0)
+    monkeypatch.setattr(appender, "RETRY_NS", 0)
     made = MagnetBuilder(tmp_path / "a")
-    made.stream._writer._sink._calls = FullDisk()
+    made.stream._writer.files[0].sink._calls = FullDisk()
     made.log("IP_SEND", 0, 4).lose("IP_SEND", 0, 2).log("IP_SEND", 0, 1).checkpoint()
     wait(made)
     FullDisk.full = True

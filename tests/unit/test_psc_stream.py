@@ -12,16 +12,18 @@ from collector.ring.batch import Batch
 from collector.sequencer.buffer_pool import PIECE_BYTES
 from collector.sequencer.ordered_batch import Ordered
 from collector.sequencer.sequencer import Sequencer
-from collector.writer.psc_stream import PscStream
+from collector.writer.base_stream import Stream
+from collector.writer.stream import STREAMS
 from tests.unit.test_sequencer import FULL, LOSS, check_stream, make_rows
 
 ROWS = PIECE_BYTES // FULL.itemsize
 
 
-def make_stream(folder: Path) -> tuple[PscStream, list[Ordered]]:
+def make_stream(folder: Path) -> tuple[Stream, list[Ordered]]:
     put: list[Ordered] = []
-    stream = PscStream(folder / "a.pm")
-    stream.order = Sequencer(FULL, lambda mono_ns: mono_ns + 10**18, first_seq=2)
+    stream = Stream(STREAMS["psc"](), folder / "a.pm")
+    stream._show = None
+    stream.codec.order = Sequencer(FULL, lambda mono_ns: mono_ns + 10**18, first_seq=2)
     stream._spool = SimpleNamespace(put=put.append, flush=lambda: None)  # type: ignore[assignment]
     return stream, put
 

@@ -18,7 +18,8 @@ from collector.plan.recorder import parse_last
 from collector.plan.request import Request, check_request
 from collector.plan.trigger_watch import Hit
 from collector.writer.dump import MOST_TOLD, Keeping
-from collector.writer.recorder_stream import RecorderStream
+from collector.writer.recorder import Recorder
+from collector.writer.stream import STREAMS
 from formats.base.changes import ChangeKind
 from formats.base.control import EXISTING, Change, EndReason, Loss, Mark, Trigger
 from formats.base.errors import UsageError
@@ -53,8 +54,8 @@ class Recording(Maker):
         self.watch = Watch()
         super().__init__(folder)
 
-    def open_stream(self) -> RecorderStream:
-        stream = RecorderStream(self.folder, self.keeping)
+    def open_stream(self) -> Recorder:
+        stream = Recorder(STREAMS["psc"](), self.folder, self.keeping)
         stream.read_books = self.books
         stream.watch = self.watch
         stream.say = self.said.append

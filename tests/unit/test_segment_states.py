@@ -124,14 +124,14 @@ def test_what_a_full_disk_takes_of_them_is_counted(
             return file_sink.Outcome(40 * maker.dtype.itemsize, OSError(28, "full"))
         return write(self, *data, **named)
 
-    real = writer._write_states
+    real = writer._repeat
 
     def narrow(states: Any) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(file_sink.FileSink, "write", fail)
             real(states)
 
-    monkeypatch.setattr(writer, "_write_states", narrow)
+    monkeypatch.setattr(writer, "_repeat", narrow)
     maker.rotate()
     maker.stream._spool.flush()
     maker.close()

@@ -11,8 +11,9 @@ import pytest
 
 from collector.plan.quantities import parse_size
 from collector.plan.rotation import Rotation, parse_command
-from collector.writer.psc_stream import PscStream
+from collector.writer.base_stream import Stream
 from collector.writer.segment_folder import OPEN, SEAL, SegmentFolder, Segments
+from collector.writer.stream import STREAMS
 from formats.base.control import Change, EndReason
 from formats.base.errors import FileError, UsageError
 from formats.base.segments import find_segments, hidden, name_segment, parse_name
@@ -137,7 +138,7 @@ def test_no_link_is_followed_and_nothing_replaced(tmp_path: Path) -> None:
     assert isinstance(maker.stream.written.rotation_error, OSError)
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(FileError, match="symbolic link"):
-        PscStream(tmp_path / "link", rotates=True)
+        Stream(STREAMS["psc"](), tmp_path / "link", rotates=True)
 
 
 def test_the_folder_answers_for_segments_alone(tmp_path: Path) -> None:

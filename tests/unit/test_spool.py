@@ -16,14 +16,27 @@ from failing_calls import SHORT, FaultyCalls
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_sequencer import FULL, make_rows, make_sequencer
+from writers import psc_writer
 
 from collector.ring.batch import Batch
+from collector.ring.points import ACCOUNT, ROWS
 from collector.sequencer.ordered_batch import Ordered
 from collector.writer.file_sink import FileSink
-from collector.writer.psc_writer import Writer
+from collector.writer.ledger import Books
 from collector.writer.spool import Spool
+from collector.writer.tape import Account, Finish, Item
 from collector.writer.written import RETRY_NS, Written
-from formats.base.control import Checkpoint, Control, End, Loss, LossCause, Mark, decode, is_control
+from formats.base.control import (
+    Checkpoint,
+    Control,
+    End,
+    EndReason,
+    Loss,
+    LossCause,
+    Mark,
+    decode,
+    is_control,
+)
 
 # The word columns, which a capture's entries have too, so that numpy copies them.
 DTYPE = FULL
@@ -38,7 +51,7 @@ class Case:
         self.now_ns = 10**12
         fd = os.open(path, os.O_RDWR | os.O_CREAT)
         self.sink = FileSink(fd, DTYPE.itemsize, self.calls, reserve_bytes=0)
-        self.writer = Writer(
+        self.writer = psc_writer(
             self.sink, DTYPE, lambda mono_ns: mono_ns, Written(), lambda: self.now_ns
         )
         self.sequencer = make_sequencer(DTYPE)
@@ -98,15 +111,15 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path / "file")
 
 
-def checkpoint(written: Written) -> list[Control]:
-    return [
-        Checkpoint(written.checkpoints, written.entries, written.lost, 1, 0),
-        Mark(0, "group"),
-    ]
+class Bare(Books):
+    """A ledger of one entry."""
+
+    def group(self, written: Written) -> list[Control]:
+        return [Mark(0, "group")]
 
 
-def end(written: Written) -> list[Control]:
-    return [End(0, written.entries, written.lost, written.checkpoints)]
+checkpoint: list[Item] = [Account(Bare(np.zeros((0, ROWS), ACCOUNT), np.zeros(0, np.uint64)))]
+end: list[Item] = [Finish(EndReason(0))]
 
 
 def test_writes_records_and_control_in_one_sequence(case: Case) -> None:
@@ -318,7 +331,7 @@ def test_close_gives_up_on_a_stuck_disk(case: Case) -> None:
 def test_a_reader_that_went_away_is_told_to_who_puts(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     sink = FileSink(writer, DTYPE.itemsize)
-    spool = Spool(Writer(sink, DTYPE, lambda ns: ns, Written()))
+    spool = Spool(psc_writer(sink, DTYPE, lambda ns: ns, Written()))
     case = Case(tmp_path / "unused")
     os.close(reader)
     spool.start()

@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from hypothesis import strategies as st
 from test_direct_io import Watched
 from test_spool import DTYPE, Case, checkpoint
 
-from collector.writer import psc_writer as writer_module
+from collector.writer import written
 from collector.writer.direct_io import Pieces, alignment
-from collector.writer.psc_writer import Tally
 from collector.writer.spool import BEHIND, CACHED_S, CAUGHT_UP, GATHER_BYTES, Spool
-from collector.writer.written import Written
+from collector.writer.written import Tally, Written
 from formats.base.control import LossCause
 
 WAIT_S = 120
@@ -59,7 +57,7 @@ class Slow:
     def skip(self, cause: LossCause, numbers: int, counts: Counter[Any]) -> None:
         self.written.dropped(cause).update(counts)
 
-    def control(self, build: Callable[[Written], Any], mono_ns: int, *, reserved: bool) -> bool:
+    def control(self, items: Any, mono_ns: int, *, reserved: bool) -> bool:
         self.calls.append(([], False))
         return True
 
@@ -227,7 +225,7 @@ def test_records_lie_where_they_can_be_written_from(
         dropped = case.batch(5000 + number)
         case.writer.skip(LossCause.QUEUE_FULL, dropped.span, dropped.counts())
         assert case.writer.control(checkpoint, 6)
-        case.writer.control(lambda _: [], 7)
+        case.writer.control([], 7)
         small = case.batch(1)
         case.writer.write(small)
         case.writer.write(case.batch(4000 + number))
@@ -276,7 +274,7 @@ def test_a_tally_counts_each_place(found: list[tuple[int, int, int]]) -> None:
     expected: Counter[tuple[int, int]] = Counter()
     counter: Counter[tuple[int, int]] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer_module, "TALLY_ENTRIES", 100)
+        patch.setattr(written, "TALLY_ENTRIES", 100)
         tally = Tally(counter)
         for cpu, location, count in found:
             locations = np.full(2 * count, location, np.uint32)

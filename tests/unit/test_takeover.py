@@ -18,8 +18,9 @@ from collector.daemon.systemd import Systemd
 from collector.ring.batch import Batch
 from collector.ring.journal import Journal, Note
 from collector.sequencer.cpu_queue import Queues
-from collector.writer.psc_stream import PscStream
-from collector.writer.tail import Tail
+from collector.writer.base_stream import Stream
+from collector.writer.codec import Tail
+from collector.writer.stream import STREAMS
 from formats.base.errors import FileError
 from formats.base.segments import find_segments
 from formats.psc.reader import open_capture
@@ -51,7 +52,7 @@ class Killed(Maker):
         self.rings: dict[int, list[Any]] = {cpu: [] for cpu in range(CPUS)}
         super().__init__(folder, rotates)
 
-    def open_stream(self) -> PscStream:
+    def open_stream(self) -> Stream:
         stream = super().open_stream()
         self.journal = stream.journal = Journal(CPUS + 1)
         push = stream.push
@@ -71,8 +72,8 @@ class Killed(Maker):
         self.stream.settle()
         assert written.wait(WAIT_S)
 
-    def tail(self, folder: Path) -> tuple[PscStream, Tail]:
-        stream = PscStream(folder, rotates=self.rotates)
+    def tail(self, folder: Path) -> tuple[Stream, Tail]:
+        stream = Stream(STREAMS["psc"](), folder, rotates=self.rotates)
         assert self.stream.segments is not None
         capture = self.stream.segments.capture
         try:
@@ -183,7 +184,7 @@ def test_it_was_killed_while_it_rotated(killed: Killed, tmp_path: Path) -> None:
     stream, tail = killed.tail(tmp_path / "f")
     assert (tail.name, tail.number, tail.older) == (last.name, 2, [])
     assert not (tmp_path / "f" / f".{later}.part").exists()
-    os.close(tail.fd)
+    os.close(tail.files[0].fd)
     stream.discard()
 
 

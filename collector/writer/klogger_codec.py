@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Klogger logs: a file per CPU, written in whole dumps, with base events around the records.
+
+Serials number the records and base events of a file. The serial of a record is the kernel's, plus
+the number of base events before it in the file. So the serial of a lost record is missing:
+
+                     dump 0  | dump 1    | dump 2
+    kernel's serial          |    1  2   |     3     5       record 4 was lost
+    serial in file   1 ... 5 | 6  7  8  9| 10 11    13 14    12 is missing
+                             | ^        ^| ^           ^     base events: DUMP_BEGIN, DUMP_FINISH
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.linux.syscalls import online_cpus
+from collector.ring.journal import Journal
+from collector.ring.points import EVENT_HEAD_BYTES, FIRST_EVENT
+from collector.sequencer.buffer_pool import Pool
+from collector.sequencer.clock_pairs import Clocks
+from collector.sequencer.cpu_queue import Queues
+from collector.writer.base_events import notes_of, process_notes
+from collector.writer.capture_info import CaptureInfo, Current
+from collector.writer.codec import Codec, File, Frame, Segment, Show, Tail
+from collector.writer.function_names import FunctionNames
+from collector.writer.log_batch import LogBatch, copies
+from collector.writer.log_folder import LogFolder
+from collector.writer.log_tail import Place, open_log, open_log_segment
+from collector.writer.note import EVERY_CPU, FIRST_CPU, Note
+from collector.writer.output_file import Owner
+from collector.writer.segment_folder import LOG_SUFFIX
+from collector.writer.tape import Account, Item, Logging, Switched
+from collector.writer.tcp_order import tcp_in_order
+from collector.writer.written import Written
+from formats.base.control import EXISTING, Clock
+from formats.klogger.describe import (
+    SNAPSHOT_NUMBER,
+    describe_event,
+    describe_snapshot,
+    make_header,
+)
+from formats.klogger.encode import (
+    encode_preamble,
+    finish_dump,
+    pack_event,
+    pack_events,
+    pack_records,
+)
+from formats.klogger.table import LogFormat
+
+DUMP_ROWS = 1 << 15
+NOTE_BYTES = 256
+"""No base event at the end of a file is larger."""
+_U64 = np.uint64
+
+
+class KloggerCodec(Codec):
+    """See collector/writer/codec.py. log, mixed: what prepare() knows of a capture."""
+
+    suffix = LOG_SUFFIX
+    per_cpu = True
+
+    def __init__(
+        self,
+        log: LogFormat | None = None,
+        mixed: bool = False,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._mixed, self._now_ns = mixed, now_ns
+        self._names: FunctionNames | None = None
+        self._pool = Pool()
+        if log is not None:
+            self._log = log
+
+    def prepare(
+        self, info: CaptureInfo, current: Current, clocks: Clocks, rotates: bool, last_seq: int
+    ) -> None:
+        assert info.schema is not None
+        self._current, self._clocks, self._mixed = current, clocks, info.mixed
+        self._table = describe_events(info)
+        self.order = Queues(info.dtype)
+        self.reserve_bytes = (info.requested + info.programs + 8) * NOTE_BYTES
+        pair = clocks.start
+        clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
+        self._log = LogFormat.of(_header(info, self._table, clock, {}, 0))
+        asked = current.states()
+        self._names = FunctionNames(
+            info.schema, [(number, event) for number, event in info.events if event.name in asked]
+        )
+
+    def take(
+        self, watermark_ns: int, show: Show | None
+    ) -> Iterator[tuple[LogBatch, Sequence[Any]]]:
+        """Copies, which each CPU's file gets in the order of its serials: they print in no order
+        of all CPUs but that of the schema tcp."""
+        parts = self.order.take(watermark_ns)
+        if show is not None and (rows := tcp_in_order(parts)) is not None:
+            show(rows)
+        for batch in copies(parts, self._pool):
+            yield batch, (batch,)
+
+    def missing(self, serials: Mapping[int, int], mono_ns: int) -> Iterable[LogBatch]:
+        self.order.tails(serials)
+        return ()
+
+    def logging(self, clock: Clock) -> Sequence[Item]:
+        now = self._current
+        return [Logging(now.buffer_bytes, now.low_water_percent, clock, now.states())]
+
+    def switched(self, names: Sequence[str]) -> Sequence[Item]:
+        states = self._current.states()
+        return [Switched({name: states[name] for name in names})]
+
+    def existing(self) -> Iterable[Item]:
+        return process_notes()
+
+    def cpus(self) -> Sequence[int]:
+        return sorted(online_cpus())
+
+    def output(self, path: str | Path, force: bool, owner: Owner | None) -> LogFolder:
+        return LogFolder(path, force, owner)
+
+    def open_tail(
+        self, folder: Any, path: str, capture: str, dtype: np.dtype[Any], journal: Journal
+    ) -> Tail:
+        if folder is None:
+            return open_log(path, journal.logs)
+        return open_log_segment(folder, capture, journal.logs)
+
+    def kill(self, counts: Mapping[int, int], mono_ns: int) -> Iterable[LogBatch]:
+        super().kill(counts, mono_ns)
+        if self.journal is not None:
+            order = self.order
+            self.journal.logs.stream(self._clocks.offset_ns, order.late, order.killed)
+        return ()
+
+    def by_file(self, batches: Sequence[LogBatch]) -> Iterable[tuple[int, Sequence[LogBatch]]]:
+        for batch in batches:
+            for some in batch.cut(DUMP_ROWS):
+                yield some.cpu, (some,)
+
+    def settings(self, settings: Mapping[str, Any], cpus: Collection[int]) -> dict[str, Any]:
+        return {**settings, "logs": sorted(cpus)}
+
+    def notes(
+        self, items: Sequence[Item], written: Written, cpus: Collection[int]
+    ) -> list[Note]:
+        for item in items:
+            if isinstance(item, Account) and self.journal is not None:
+                books = item.books
+                self.journal.logs.stream(item.offset_ns, books.late, books.killed)
+        return notes_of(items, written, cpus)
+
+    def named(self, notes: Sequence[Note]) -> set[int]:
+        return {note.cpu for note in notes} - {EVERY_CPU, FIRST_CPU}
+
+    def head(self, segment: Segment, cpu: int, written: Written) -> Frame:
+        beginning, notes = segment.beginning, segment.notes
+        before = 0
+        if beginning.account is not None:
+            before = beginning.account.released.get(cpu, (0, 0))[0]
+        elif cpu not in segment.cpus:  # it came later: events were switched since
+            pair = self._clocks.latest
+            clock = Clock(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns, 0)
+            notes = self.notes(self.logging(clock), written, ())
+        own = [note for note in notes if _is_for(note, cpu, segment.cpus)]
+        header = _header(beginning.info, self._table, beginning.clock, segment.settings, cpu)
+        data, last = _dump(self._log, 0, 0, own, self._clocks.now_ns())
+        return Frame(
+            [encode_preamble(header) + data], Place(last, len(own) + 2, 1, before), len(own)
+        )
+
+    def control(
+        self, notes: Sequence[Note], file: File, cpus: Collection[int], written: Written,
+        mono_ns: int,
+    ) -> Frame | None:  # fmt: skip
+        own = [note for note in notes if _is_for(note, file.cpu, cpus)]
+        if not own:
+            return None
+        at: Place = file.state
+        data, last = _dump(self._log, at.last, at.dumps, own, mono_ns)
+        return Frame([data], _behind(at, last, len(own) + 2), len(own))
+
+    def records(self, file: File, batches: Sequence[LogBatch], first: int) -> Frame:
+        (batch,) = batches
+        at: Place = file.state
+        numbers, rows, start = self._payloads(batch.points, batch.rows)
+        if self._names is not None:
+            self._names.fill(numbers, rows, start)
+        now_ns = self._now_ns()
+        begin = pack_event(self._log, "DUMP_BEGIN", {"index": at.dumps}, at.last + 1, now_ns)
+        serials = (batch.serials + (at.inserted + 1 - at.before)).astype(_U64)
+        packed = pack_records(
+            numbers, rows, serials, batch.times_ns.astype(_U64), self._log.payload_sizes, start
+        )
+        last = int(serials[-1]) + 1
+        data = finish_dump(self._log, at.dumps, [begin, packed], last, now_ns)
+        return Frame([data], _behind(at, last, 2))
+
+    def _payloads(
+        self, points: NDArray[Any], rows: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any], int]:
+        """Event numbers, rows, and the offset of the payload in a row."""
+        snapshots = (points < FIRST_EVENT) | (points == EXISTING)
+        if not snapshots.any():
+            return points, rows, EVENT_HEAD_BYTES
+        numbers = np.where(snapshots, SNAPSHOT_NUMBER, points)
+        if not self._mixed:
+            return numbers, rows, 0
+        size = rows.dtype.itemsize
+        moved = np.zeros((len(rows), EVENT_HEAD_BYTES + size), np.uint8)
+        table = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), size)
+        moved[snapshots, EVENT_HEAD_BYTES:] = table[snapshots]
+        moved[~snapshots, :size] = table[~snapshots]
+        return numbers, moved.view(f"V{EVENT_HEAD_BYTES + size}")[:, 0], EVENT_HEAD_BYTES
+
+
+def _behind(at: Place, last: int, inserted: int) -> Place:
+    """A dump further."""
+    return Place(last, at.inserted + inserted, at.dumps + 1, at.before)
+
+
+def _is_for(note: Note, cpu: int, cpus: Collection[int]) -> bool:
+    """Whether this CPU's file gets the base event. cpus: those that have a file."""
+    if note.cpu == FIRST_CPU:
+        return cpu == min(cpus, default=cpu)
+    return note.cpu in {EVERY_CPU, cpu}
+
+
+def _dump(
+    log: LogFormat, last: int, index: int, notes: Sequence[Note], mono_ns: int
+) -> tuple[bytes, int]:
+    """A dump of base events after the serial `last`, and its own last serial."""
+    serial = last + 1
+    parts = [pack_event(log, "DUMP_BEGIN", {"index": index}, serial, mono_ns)]
+    for name, same in groupby(notes, lambda note: note.name):
+        group = list(same)
+        times_ns = [note.mono_ns or mono_ns for note in group]
+        parts.append(pack_events(log, name, [n.values for n in group], serial + 1, times_ns))
+        serial += len(group)
+    return finish_dump(log, index, parts, serial + 1, mono_ns), serial + 1
+
+
+def describe_events(info: CaptureInfo) -> list[dict[str, Any]]:
+    """The header's table of events."""
+    assert info.schema is not None
+    table = []
+    for number, event in info.events:
+        if event.name == "SNAPSHOT" and info.tcp is not None:
+            table.append(describe_snapshot(info.tcp, info.columns, info.entry_size))
+        else:
+            table.append(describe_event(info.schema, event, number))
+    return table
+
+
+def _header(
+    info: CaptureInfo, table: Sequence[Mapping[str, Any]], pair: Clock,
+    settings: Mapping[str, Any], cpu: int,
+) -> dict[str, object]:  # fmt: skip
+    """The header of a CPU's file. table: of describe_events()."""
+    assert info.schema is not None
+    return make_header(
+        info.schema,
+        table,
+        cpu=cpu,
+        cpus=info.cpus,
+        host=platform.node(),
+        kernel=info.kernel,
+        version=info.version,
+        buffer_bytes=info.buffer_bytes,
+        low_water_percent=info.low_water_percent,
+        clock=(pair.mono_ns, pair.realtime_ns, pair.uncertainty_ns),
+        settings=settings,
+    )

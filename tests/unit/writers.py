@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A writer of PSC entries into a sink, without a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from collector.sequencer.ordered_batch import MonoToEpoch
+from collector.writer.codec import ALL, File
+from collector.writer.file_sink import FileSink
+from collector.writer.psc_codec import PscCodec
+from collector.writer.writer import Writer
+from collector.writer.written import Written
+
+
+def psc_writer(
+    sink: FileSink,
+    dtype: np.dtype[Any],
+    to_epoch: MonoToEpoch,
+    written: Written,
+    now_ns: Callable[[], int] = time.monotonic_ns,
+) -> Writer:
+    codec = PscCodec()
+    codec.encode(dtype, to_epoch)
+    writer = Writer(codec, written, now_ns=now_ns)
+    writer.files[ALL] = File(ALL, sink)
+    return writer
