@@ -18,7 +18,7 @@ import numpy as np
 from formats.base.closing import Closing
 from formats.base.control import EndReason
 from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.base.segments import check_order, find_capture, has_earlier, order, place_of
+from formats.base.segments import find_capture, has_earlier, order, place_of
 from formats.klogger.batch import LogBatch
 from formats.klogger.chain import Chain
 from formats.klogger.source import Source
@@ -234,10 +234,18 @@ def open_segments(*paths: Path) -> Source:
     files: list[Path] = []
     for path in paths:
         files += find_capture(path, SEGMENT, place_at) if path.is_dir() else [path]
-    folder = paths[0] if len(paths) == 1 else paths[0].parent
-    found = order(files, place_at, folder) if len(paths) == 1 else check_order(files, place_at)
+    is_one = len(paths) == 1
+    folder = paths[0] if is_one else paths[0].parent
+    found = order(files, place_at, folder if is_one else None)
     every = [*found.unread, *found.paths]
     return Chain(folder, every, found.numbers, _Opener(found.paths), found.describe())
+
+
+def open_sources(*paths: Path) -> list[Source]:
+    """The readers of files and folders; segments of one capture are read as one."""
+    chained = [path for path in paths if path.is_dir() or (len(paths) > 1 and place_at(path)[0])]
+    found = [open_segments(*chained)] if chained else []
+    return [*found, *(open_reader(path) for path in paths if path not in chained)]
 
 
 class _Opener:

@@ -23,6 +23,11 @@ from formats.verify.window import evicted_words
 _SAME = ("schema", "host", "kernel", "settings", "events")
 
 
+def verify_logs(path: str | os.PathLike[str]) -> list[Report]:
+    """The report of a log, or those of a folder of logs. Raises FileError."""
+    return verify_folder(path) if os.path.isdir(path) else [verify_log(path)]
+
+
 def verify_folder(folder: str | os.PathLike[str]) -> list[Report]:
     """The report of each log in a folder, and last that of all together. Raises FileError."""
     paths = find_logs(folder)

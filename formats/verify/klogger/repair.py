@@ -32,6 +32,16 @@ class LogRepair:
     report: Report
     """What verify says of the new file."""
 
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        return f"{self.kept} dumps kept, {self.dropped} left out, {self.cut_bytes} bytes cut off"
+
+
+def repair_logs(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:
+    """Repair a log, or a folder of logs."""
+    return (repair_folder if os.path.isdir(path) else repair_log)(path, out)
+
 
 def repair_folder(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:
     """Repair each log in the folder `path`, into the new folder `out`, which appears when all are

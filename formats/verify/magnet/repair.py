@@ -43,6 +43,14 @@ class Repair:
     cut_bytes: int
     report: Report
 
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        return (
+            f"{self.kept} records kept, {self.missing} newly counted as lost, "
+            f"{self.cut_bytes} bytes cut off"
+        )
+
 
 def repair_magnet(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
     """Write the sound records of the file at `path` to the new file `out`.

@@ -39,6 +39,14 @@ class Repair:
     report: Report
     """What verify says of the new file."""
 
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        return (
+            f"{self.kept} entries kept, {self.dropped} left out, {self.missing} sequence number(s) "
+            f"newly counted as lost, {self.cut_bytes} bytes cut off"
+        )
+
 
 def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
     """Write the sound entries of the capture `path` to the new file `out`.
