@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from formats.base.errors import TcpkmonError, UsageError
 from formats.base.files import read_head
@@ -30,24 +31,28 @@ class FileFormat:
     """A format of files, or of folders of files, that hold records.
 
     sniff(path, head): whether a file that begins with the bytes `head` has this format; for a
-    folder, `head` is empty. open: returns a reader; raises FileError, DamagedError. verify: returns
-    a report for each file, or one for a whole folder. repair(path, out): writes a new file, and
-    returns what it did, as text, and the report of verify on the new file.
+    folder, `head` is empty. open: returns a reader of a file or folder, or of several segments of
+    one capture; raises FileError, DamagedError, UsageError for files of several captures. verify:
+    returns a report for each file, or one for a whole folder. repair(path, out): writes a new file,
+    and returns what it did, as text, and the report of verify on the new file.
 
     title: what a file of it is, for people. shown_by: the command that shows its records.
-    suffix: how the file names that collect chooses end. is_folder: a capture is a folder with one
+    suffix: how the file names that collect chooses end; segment: how those of segments do.
+    place_at: capture and number of a segment. is_folder: a capture is a folder with one
     file for each CPU, otherwise one file. schema: the one that it can hold; None: any.
     can_print: collect can print records (--print) while it writes them.
     """
 
     name: str
     sniff: Callable[[Path, bytes], bool]
-    open: Callable[[FilePath], Reader]
+    open: Callable[..., Reader]
     verify: Callable[[FilePath], list[Report]]
     repair: Callable[[FilePath, FilePath], tuple[str, Report]]
     title: str
     shown_by: str
     suffix: str = ""
+    segment: str = ""
+    place_at: Callable[[Path], tuple[str, int]] = lambda path: ("", 0)
     is_folder: bool = False
     schema: str | None = None
     can_print: bool = False
@@ -82,10 +87,6 @@ def _sniff_segments(path: Path, head: bytes) -> bool:
         return False
 
 
-def _open_segments(path: FilePath) -> Reader:
-    return open_files(path)
-
-
 def _verify_segments(path: FilePath) -> list[Report]:
     from formats.verify import verify_chain
 
@@ -102,54 +103,18 @@ def _sniff_klogger(path: Path, head: bytes) -> bool:
     return head.startswith(MAGIC) or path.is_dir()
 
 
-def _open_klogger(path: FilePath) -> Reader:
-    from formats.klogger.logs import open_logs
-
-    return open_logs(path)
-
-
-def _verify_klogger(path: FilePath) -> list[Report]:
-    from formats.verify import verify_folder, verify_log
-
-    return verify_folder(path) if os.path.isdir(path) else [verify_log(path)]
-
-
-def _repair_klogger(path: FilePath, out: FilePath) -> tuple[str, Report]:
-    from formats.verify import repair_folder, repair_log
-
-    done = (repair_folder if os.path.isdir(path) else repair_log)(path, out)
-    summary = f"{done.kept} dumps kept, {done.dropped} left out, {done.cut_bytes} bytes cut off"
-    return summary, done.report
-
-
 def _sniff_magnet(path: Path, head: bytes) -> bool:
     from formats.magnet.control import MAGIC
 
     return head.startswith(MAGIC)
 
 
-def _open_magnet(path: FilePath) -> Reader:
+def _open_magnet(*paths: FilePath) -> Reader:
     from formats.klogger.logs import Logs
-    from formats.magnet.reader import open_reader
+    from formats.magnet.reader import open_reader, open_segments
 
-    return Logs([open_reader(path)])
-
-
-def _verify_magnet(path: FilePath) -> list[Report]:
-    from formats.verify import verify_magnet
-
-    return [verify_magnet(path)]
-
-
-def _repair_magnet(path: FilePath, out: FilePath) -> tuple[str, Report]:
-    from formats.verify import repair_magnet
-
-    done = repair_magnet(path, out)
-    summary = (
-        f"{done.kept} records kept, {done.missing} newly counted as lost, "
-        f"{done.cut_bytes} bytes cut off"
-    )
-    return summary, done.report
+    first, *more = map(Path, paths)
+    return Logs([open_segments(first, *more) if more or first.is_dir() else open_reader(first)])
 
 
 def open_sources(*paths: FilePath) -> list[Source]:
@@ -157,22 +122,17 @@ def open_sources(*paths: FilePath) -> list[Source]:
 
     Segments of one capture are read as one. Raises FileError, DamagedError.
     """
-    from formats.klogger.logs import open_sources
-    from formats.magnet.reader import open_reader, open_segments, place_at
+    from formats.klogger import logs
+    from formats.magnet import reader
 
-    files = [Path(path) for path in paths]
-    kinds = [kind_of(path) for path in files]
-    for path, kind in zip(files, kinds, strict=True):
+    found: dict[bool, list[Path]] = {True: [], False: []}
+    for path in map(Path, paths):
+        kind = kind_of(path)
         if kind == "psc" and path.is_dir():
             raise UsageError(f"{path} holds PSC files, which have no events", "tcpkmon export")
-    magnet = [path for path, kind in zip(files, kinds, strict=True) if kind == "magnet"]
-    others = [path for path in files if path not in magnet]
-    found: list[Source] = []
-    chained = [path for path in magnet if path.is_dir() or (len(magnet) > 1 and place_at(path)[0])]
-    if chained:
-        found.append(open_segments(*chained))
-    found += [open_reader(path) for path in magnet if path not in chained]
-    return found + (open_sources(*others) if others else [])
+        found[kind == "magnet"].append(path)
+    others = found[False]
+    return reader.open_sources(*found[True]) + (logs.open_sources(*others) if others else [])
 
 
 def open_files(path: FilePath, *more: FilePath) -> Reader:
@@ -186,32 +146,17 @@ def open_files(path: FilePath, *more: FilePath) -> Reader:
     kinds = {kind_of(each) for each in (path, *more)}
     if len(kinds) > 1:
         raise UsageError(f"{path} and others have several formats", "name files of one capture")
-    if kinds == {"psc"}:
-        from formats.psc.reader import open_capture
-
-        return open_capture(path, *more)
-    from formats.klogger.logs import Logs, open_logs
-
-    if kinds == {"klogger"}:
-        return open_logs(path, *more)
-    from formats.magnet.reader import open_segments
-
-    return Logs([open_segments(*map(Path, (path, *more)))])
+    return FILE_FORMATS[kinds.pop()].open(path, *more)
 
 
 def group(paths: Sequence[Path]) -> list[list[Path]]:
     """Files and folders by capture: segments of one capture together, each other one alone."""
-    from formats.klogger.logs import place_at as log_at
-    from formats.magnet.reader import place_at as magnet_at
-    from formats.psc.pieces import place_at as psc_at
-
     groups: dict[object, list[Path]] = {}
-    places = {"klogger": log_at, "magnet": magnet_at, "psc": psc_at}
     for number, path in enumerate(paths):
         found, capture = format_of(path), ""
         with suppress(TcpkmonError):
             if found is not SEGMENTS and path.is_dir() is found.is_folder:
-                capture = places[found.name](path)[0]
+                capture = found.place_at(path)[0]
         groups.setdefault(capture or number, []).append(path)
     return [*groups.values()]
 
@@ -223,50 +168,56 @@ def kind_of(path: FilePath) -> str:
     found = format_of(path)
     if found is not SEGMENTS:
         return found.name
-    return {".klog": "klogger", ".magnet": "magnet"}.get(suffix_of(path), "psc")
+    suffix = suffix_of(path)
+    return next((one.name for one in _ALL if one.segment == suffix), found.name)
 
 
-def _open_psc(path: FilePath) -> Reader:
-    from formats.psc.reader import open_capture
+def late(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is imported when it is called."""
 
-    return open_capture(path)
+    def call(*arguments: object) -> Any:
+        return getattr(import_module(module), name)(*arguments)
 
-
-def _verify_psc(path: FilePath) -> list[Report]:
-    from formats.verify import verify_file
-
-    return [verify_file(path)]
+    return call
 
 
-def _repair_psc(path: FilePath, out: FilePath) -> tuple[str, Report]:
-    from formats.verify import repair_file
+def _one(verify: Callable[..., Report]) -> Callable[[FilePath], list[Report]]:
+    return lambda path: [verify(path)]
 
-    done = repair_file(path, out)
-    summary = (
-        f"{done.kept} entries kept, {done.dropped} left out, {done.missing} sequence number(s) "
-        f"newly counted as lost, {done.cut_bytes} bytes cut off"
-    )
-    return summary, done.report
+
+def _repaired(repair: Callable[..., Any]) -> Callable[[FilePath, FilePath], tuple[str, Report]]:
+    def run(path: FilePath, out: FilePath) -> tuple[str, Report]:
+        done = repair(path, out)
+        return done.summary, done.report
+
+    return run
 
 
 SEGMENTS = FileFormat(
-    "segments", _sniff_segments, _open_segments, _verify_segments, _repair_segments,
+    "segments", _sniff_segments, open_files, _verify_segments, _repair_segments,
     "a capture in many files", "pmgraph", is_folder=True,
 )  # fmt: skip
 """A folder of files of another format: no format that a capture can have by itself."""
 _ALL = (
     FileFormat(
-        "klogger", _sniff_klogger, _open_klogger, _verify_klogger, _repair_klogger,
-        "a Klogger log", "tcpkmon decode", is_folder=True,
+        "klogger", _sniff_klogger, late("formats.klogger.logs", "open_logs"),
+        late("formats.verify", "verify_logs"), _repaired(late("formats.verify", "repair_logs")),
+        "a Klogger log", "tcpkmon decode", segment=".klog",
+        place_at=late("formats.klogger.logs", "place_at"), is_folder=True,
     ),
     FileFormat(
-        "magnet", _sniff_magnet, _open_magnet, _verify_magnet, _repair_magnet,
-        "a MAGNeT file", "tcpkmon magnet-parse", suffix=".magnet", schema="magnet",
+        "magnet", _sniff_magnet, _open_magnet, _one(late("formats.verify", "verify_magnet")),
+        _repaired(late("formats.verify", "repair_magnet")),
+        "a MAGNeT file", "tcpkmon magnet-parse", suffix=".magnet", segment=".magnet",
+        place_at=late("formats.magnet.reader", "place_at"), schema="magnet",
     ),
     # The last one: a PSC file has no magic number, so it is any file that no other format accepts.
     FileFormat(
-        "psc", lambda path, head: True, _open_psc, _verify_psc, _repair_psc,
-        "a PSC file", "pmgraph", suffix=".pm", schema="tcp", can_print=True,
+        "psc", lambda path, head: True, late("formats.psc.reader", "open_capture"),
+        _one(late("formats.verify", "verify_file")),
+        _repaired(late("formats.verify", "repair_file")),
+        "a PSC file", "pmgraph", suffix=".pm", segment=".pm",
+        place_at=late("formats.psc.pieces", "place_at"), schema="tcp", can_print=True,
     ),
 )  # fmt: skip
 FILE_FORMATS = {one.name: one for one in _ALL}

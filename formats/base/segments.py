@@ -30,6 +30,8 @@ _NAME = re.compile(
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]")
 _MOST_AHEAD = 1 << 20
 """An index that tells of segments so far behind the last one is forged."""
+PlaceAt = Callable[[Path], tuple[str, int]]
+"""Capture and number of a segment; ("", 0) for a file that is none, or cannot be read."""
 
 
 @dataclass(frozen=True, order=True)
@@ -112,12 +114,9 @@ def has_earlier(settings: object) -> bool:
 
 
 def find_capture(
-    folder: str | os.PathLike[str], suffix: str, place_at: Callable[[Path], tuple[str, int]]
+    folder: str | os.PathLike[str], suffix: str, place_at: PlaceAt
 ) -> list[Path]:
-    """The segments of a folder from the first of its newest capture on; FileError without any.
-
-    place_at: capture and number of a segment, by its path; ("", 0) of one that cannot be read.
-    """
+    """The segments of a folder from the first of its newest capture on; FileError without any."""
     try:
         found = [one for one in find_segments(folder) if one.suffix == suffix]
     except OSError as error:
@@ -158,14 +157,13 @@ class Ordered:
 
 
 def order(
-    paths: Sequence[Path],
-    place_at: Callable[[Path], tuple[str, int]],
-    folder: str | os.PathLike[str] | None = None,
+    paths: Sequence[Path], place_at: PlaceAt, folder: str | os.PathLike[str] | None = None
 ) -> Ordered:
     """The segments of the capture of the first path that has one, each number once, in their order.
 
     folder: these are all that it has of the capture, so what its index does not call deleted is
-    missing before the first and after the last of them too.
+    missing before the first and after the last of them too. None: somebody named them; UsageError
+    unless they are of one capture.
     """
     places = [(place_at(path), path) for path in paths]
     capture = next((name for (name, _), _ in places if name), "")
@@ -174,11 +172,19 @@ def order(
         if name == capture:
             mine.setdefault(number, path)
     numbers = sorted(mine)
-    absent = gaps(numbers[1:], numbers[0] + 1, numbers[-1]) if numbers else []
     others = sum(1 for (name, _), _ in places if name not in ("", capture))
     unread = [path for (name, _), path in places if not name] if capture else []
-    strange = 0
-    if folder is not None and capture:
+    if folder is None:
+        if others or unread or not capture:
+            raise UsageError(
+                f"{', '.join(map(str, paths[:3]))}{' ...' if len(paths) > 3 else ''} are not "
+                "segments of one capture",
+                "name one of them, or the folder of a capture",
+            )
+        absent = gaps(numbers[1:], numbers[0] + 1, numbers[-1])
+        return Ordered([mine[number] for number in numbers], numbers, absent, 0, [])
+    absent, strange = [], 0
+    if capture:
         named = {one.number for path in unread if (one := parse_name(path.name)) is not None}
         absent = _not_deleted(folder, capture, sorted({*numbers, *named}))
         strange = sum(
@@ -221,18 +227,6 @@ def gaps(numbers: Sequence[int], first: int, last: int) -> list[tuple[int, int]]
     """The runs from first to last of what is not in the sorted numbers."""
     bounds = pairwise([first - 1, *numbers, last + 1])
     return [(a + 1, b - 1) for a, b in bounds if b > a + 1]
-
-
-def check_order(paths: Sequence[Path], place_at: Callable[[Path], tuple[str, int]]) -> Ordered:
-    """As order(), for files that somebody named. UsageError unless they are of one capture."""
-    found = order(paths, place_at)
-    if found.others or found.unread or not place_at(paths[0])[0]:
-        raise UsageError(
-            f"{', '.join(map(str, paths[:3]))}{' ...' if len(paths) > 3 else ''} are not segments "
-            "of one capture",
-            "name one of them, or the folder of a capture",
-        )
-    return found
 
 
 def suffix_of(folder: str | os.PathLike[str]) -> str:

@@ -140,10 +140,11 @@ class Chain(Closing):
                 dumps, removed, last = 0, 0, serial
                 for batch in reader.batches(records):
                     dumps = max(dumps, batch.dump + 1)
-                    seam = self._seam(batch, follows, goes_on) | overlap.repeated(batch)
+                    widths = overlap.widths(batch)
+                    seam = self._seam(batch, follows, goes_on) | overlap.repeated(batch, widths)
                     kept = np.flatnonzero(~seam)
-                    shift = np.cumsum(seam)[kept] + removed
-                    removed += int(np.count_nonzero(seam))
+                    shift = np.cumsum(widths * seam)[kept] + removed
+                    removed += int(widths[seam].sum())
                     self.losses.records += len(kept)
                     if not len(kept):
                         continue
@@ -154,7 +155,7 @@ class Chain(Closing):
                         batch.take(kept), format=self.format, serials=serials, dump=at
                     )
                 serial, dump = last, dump + dumps
-                self._conclude(path, reader)
+                self._conclude(path, reader, overlap.again)
                 before = own if reader.losses.complete else None
 
     def _seam(self, batch: LogBatch, follows: bool, goes_on: bool) -> Any:
@@ -169,17 +170,17 @@ class Chain(Closing):
                 found[at[batch.rows(finish, at)["reason"] == EndReason.ROTATED]] = True
         return found
 
-    def _conclude(self, path: Path, reader: Source) -> None:
-        """A file was read to its end."""
+    def _conclude(self, path: Path, reader: Source, again: int) -> None:
+        """A file was read to its end. again: lost events of it that an earlier one counts."""
         losses = self.losses
         self._total += max(0, len(reader.problems) - 1)
         for problem in reader.problems[:1]:
             self._note(DamagedError(f"{_name(path)}: {problem}"))
-        gaps, told = reader.losses.counted
+        gaps, told = (max(0, count - again) for count in reader.losses.counted)
         losses.counted = losses.counted[0] + gaps, losses.counted[1] + told
         losses.missed += reader.losses.missed
         losses.complete = reader.losses.complete
-        losses.files += reader.losses.lost > 0
+        losses.files += max(gaps, told) + reader.losses.missed > 0
         is_last = path == self._paths[-1]
         if reader.tail:
             self._tail = f"{_name(path)}: {reader.tail}"

@@ -21,14 +21,7 @@ from formats.base.arrow import import_pyarrow
 from formats.base.closing import Closing
 from formats.base.errors import FileError, TcpkmonError, UsageError
 from formats.base.limits import MOST_CPUS
-from formats.base.segments import (
-    Ordered,
-    check_order,
-    find_capture,
-    find_segments,
-    order,
-    place_of,
-)
+from formats.base.segments import Ordered, find_capture, find_segments, order, place_of
 from formats.klogger.batch import LogBatch
 from formats.klogger.chain import Chain
 from formats.klogger.choose import ALL, Choice
@@ -98,8 +91,8 @@ def open_sources(*paths: str | os.PathLike[str]) -> list[Source]:
             stack.enter_context(LogReader(path, missing)) for path, missing in files
         ]
         if segments:
-            one = order(segments, place_at, paths[0]) if len(paths) == 1 else None
-            found += _chains(one or check_order(segments, place_at))
+            folder = paths[0] if len(paths) == 1 else None
+            found += _chains(order(segments, place_at, folder))
         stack.pop_all()
         return found
 

@@ -25,6 +25,8 @@ BASE = frozenset(
     | {"CHANGE", "TRIGGER", "RECONCILED"}
 )
 """Events that the collector makes (bpf/schemata/base.conf); all others are the kernel's."""
+LOST = "MAGNET_LOST"
+"""An event of MAGNeT files: so many events of the kernel are lost here."""
 
 
 def base_numbers(log: LogFormat) -> NDArray[np.bool_]:
@@ -36,7 +38,10 @@ def base_numbers(log: LogFormat) -> NDArray[np.bool_]:
 
 
 class Overlap:
-    """Follows the dumps of one CPU, in order."""
+    """Follows the dumps of one CPU, or MAGNeT's of all, in order.
+
+    again: how many lost events the current file counts that an earlier one did.
+    """
 
     def __init__(self) -> None:
         self._seen = 0
@@ -45,23 +50,37 @@ class Overlap:
 
     def begin(self, log: LogFormat, header: Mapping[str, Any]) -> None:
         """The next file."""
-        self._is_base, self._base = base_numbers(log), 0
+        self._is_base, self._base, self.again = base_numbers(log), 0, 0
+        self._lost = None if "cpu" in header else log.find_event(LOST)
         try:
             previous = header["settings"]["segment"]["previous"]
             self._before = None
             if previous["evicted"] is True:
-                self._before = int(previous["serials"].get(str(header["cpu"]), 0))
+                told = previous["last_seq"]
+                if self._lost is None:
+                    told = previous["serials"].get(str(header["cpu"]), 0)
+                self._before = int(told)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             self._before = None
 
-    def repeated(self, batch: LogBatch) -> NDArray[np.bool_]:
+    def widths(self, batch: LogBatch) -> NDArray[np.int64]:
+        """(n,) how many serials each record of its next batch takes."""
+        found = np.ones(len(batch), np.int64)
+        if self._lost is not None and len(at := batch.where(self._lost)):
+            found[at] = np.maximum(batch.rows(self._lost, at)["count"], 1)
+        return found
+
+    def repeated(self, batch: LogBatch, widths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(n,) which records of its next batch an earlier dump holds."""
         if self._before is None:
             return np.zeros(len(batch), np.bool_)
         is_base = self._is_base[batch.numbers]
         base = self._base + np.cumsum(is_base)
-        kernel = batch.serials.astype(np.int64) - base + self._before
+        kernel = batch.serials.astype(np.int64) + (widths - 1) - base + self._before
         found: NDArray[np.bool_] = ~is_base & (kernel <= self._seen)
+        if self._lost is not None:
+            found |= is_base & (kernel < self._seen)
+            self.again += int(widths[found & (batch.numbers == self._lost.number)].sum())
         self._base = int(base[-1]) if len(base) else self._base
         self._seen = max(self._seen, int(kernel[~is_base].max(initial=0)))
         return found

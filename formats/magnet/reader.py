@@ -7,9 +7,8 @@ A record is an event, and its payload the whole record, as NATIVE has it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ import numpy as np
 from formats.base.closing import Closing
 from formats.base.control import EndReason
 from formats.base.errors import DamagedError, TcpkmonError, UsageError
-from formats.base.segments import check_order, find_capture, has_earlier, order, place_of
+from formats.base.segments import find_capture, has_earlier, order, place_of
 from formats.klogger.batch import LogBatch
 from formats.klogger.chain import Chain
 from formats.klogger.source import Source
 from formats.klogger.table import NUMBERS, LogEvent, LogField, LogFormat
 from formats.magnet.control import END, LEDGER, POINT_COUNTERS, points_of
 from formats.magnet.header import Kind, MagnetFile
-from formats.magnet.layout import CLOCK, FIELDS, FIRST_EVENT, LOST, MARK, NATIVE, Layout, convert
+from formats.magnet.layout import CLOCK, FIELDS, LOST, MARK, NATIVE, Layout, convert
 from formats.magnet.walk import Entry, Piece, Walk
 
 SEGMENT = ".magnet"
@@ -92,10 +91,6 @@ class MagnetReader(Closing):
     """An open MAGNeT file; see LogReader, whose attributes it has. Closing it closes the file."""
 
     file: MagnetFile
-    skip: int = 0
-    """So many first events, lost ones too, are left out: another dump has them."""
-    span: int = 0
-    """How many events it stands for, lost ones too, once it was read."""
     problems: list[DamagedError] = field(default_factory=list)
     losses: Losses = field(default_factory=Losses)
 
@@ -155,7 +150,6 @@ class MagnetReader(Closing):
         file, walk = self.file, Walk(self.file)
         follows = has_earlier(self.header.get("settings"))
         self.problems, self.losses = [], Losses(follows=follows)
-        self.span = again = 0
         is_known = self.format.payload_sizes >= 0
         kinds, serial = file.data_kinds(), 1
         try:
@@ -166,45 +160,28 @@ class MagnetReader(Closing):
                     elif piece.kind == END:
                         self.losses.goes_on = piece.values.get("reason") == EndReason.ROTATED
                     continue
-                rows, width, dropped = self._new(piece.rows)
-                codes, again = rows["event"], again + dropped
+                rows, codes = piece.rows, piece.rows["event"]
+                width = np.ones(len(codes), np.uint64)
                 if file.has_header:
-                    self.losses.gaps += int(np.count_nonzero(codes == LOST))
+                    lost = codes == LOST
+                    self.losses.gaps += int(np.count_nonzero(lost))
+                    width[lost] = np.maximum(rows["size"][lost], 1)
                 serials = np.cumsum(width) - width + np.uint64(serial % 2**64)
                 serial += int(width.sum())
                 good = (codes < NUMBERS) & is_known[np.minimum(codes, NUMBERS - 1)]
                 if not good.all():
                     rows, serials = rows[good], serials[good]
                 self.losses.records += len(rows)
-                self.losses.by_records = walk.lost - again
+                self.losses.by_records = walk.lost
                 for low in range(0, len(rows), records):
                     some = slice(low, low + records)
                     yield self._batch(rows[some], serials[some], kinds)
         except DamagedError as error:  # the file became shorter
             self.problems.append(error)
-        self.losses.ledger = max(0, self.losses.ledger - again)
         self.losses.complete = walk.ended
         size = file.layout.size
         self.problems += [DamagedError(what, offset=at * size) for at, what in walk.problems]
         self._total = len(self.problems) + walk.total - len(walk.problems)
-
-    def _new(self, rows: Any) -> tuple[Any, Any, int]:
-        """Rows without those that another dump has; how many serials each takes; how many lost
-        events were left out."""
-        codes = rows["event"]
-        width = np.ones(len(codes), np.uint64)
-        if not self.file.has_header:
-            return rows, width, 0
-        lost = codes == LOST
-        width[lost] = np.maximum(rows["size"][lost], 1)
-        if not self.skip:
-            self.span += int(width[lost | (codes >= FIRST_EVENT)].sum())
-            return rows, width, 0
-        counts = np.where(lost | (codes >= FIRST_EVENT), width, 0).astype(np.int64)
-        ends = self.span + np.cumsum(counts)
-        self.span = int(ends[-1]) if len(ends) else self.span
-        kept = ends + (counts == 0) > self.skip
-        return rows[kept], width[kept], int(width[lost & ~kept].sum())
 
     def _batch(self, rows: Any, serials: Any, kinds: Any) -> LogBatch:
         codes, count = rows["event"].astype(np.uint16), len(rows)
@@ -234,43 +211,18 @@ def open_segments(*paths: Path) -> Source:
     files: list[Path] = []
     for path in paths:
         files += find_capture(path, SEGMENT, place_at) if path.is_dir() else [path]
-    folder = paths[0] if len(paths) == 1 else paths[0].parent
-    found = order(files, place_at, folder) if len(paths) == 1 else check_order(files, place_at)
+    is_one = len(paths) == 1
+    folder = paths[0] if is_one else paths[0].parent
+    found = order(files, place_at, folder if is_one else None)
     every = [*found.unread, *found.paths]
-    return Chain(folder, every, found.numbers, _Opener(found.paths), found.describe())
+    return Chain(folder, every, found.numbers, open_reader, found.describe())
 
 
-class _Opener:
-    """Opens the files of one capture. Of dumps of a flight recorder each event is read once: dumps
-    count all events before their windows.
-
-        dump 1   5 before, then | 6 7 8 9 |
-        dump 2   7 before, then     | 8 9 10 11 |     2 are left out
-    """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._before = {later: first for first, later in pairwise(paths)}
-        self._read: dict[Path, MagnetReader] = {}
-        self._begins: dict[Path, int] = {}
-
-    def __call__(self, path: Path) -> MagnetReader:
-        reader = open_reader(path)
-        before = self._before.get(path)
-        if (begin := _evicted_before(reader.header)) is not None:
-            if before in self._begins:
-                end = self._begins[before] + self._read[before].span
-                reader.skip = max(0, end - begin)
-            self._begins[path], self._read[path] = begin, reader
-        return reader
-
-
-def _evicted_before(header: Mapping[str, Any]) -> int | None:
-    """How many events, lost ones too, are before the window of a dump; None for other files."""
-    try:
-        previous = header["settings"]["segment"]["previous"]
-        return int(previous["last_seq"]) if previous["evicted"] is True else None
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+def open_sources(*paths: Path) -> list[Source]:
+    """The readers of files and folders; segments of one capture are read as one."""
+    chained = [path for path in paths if path.is_dir() or (len(paths) > 1 and place_at(path)[0])]
+    found = [open_segments(*chained)] if chained else []
+    return [*found, *(open_reader(path) for path in paths if path not in chained)]
 
 
 def place_at(path: Path) -> tuple[str, int]:

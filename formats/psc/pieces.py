@@ -14,7 +14,7 @@ from pathlib import Path
 from formats.base.errors import DamagedError, FileError, TcpkmonError
 from formats.base.files import is_unpacked, open_plain, read_head
 from formats.base.limits import MOST_HEADER_BYTES
-from formats.base.segments import check_order, find_capture, order, place_of
+from formats.base.segments import find_capture, order, place_of
 from formats.psc.header import KIND_SETTINGS, Header, decode_header
 
 SUFFIX = ".pm"
@@ -78,12 +78,10 @@ def find_files(
 
     FileError where there is none, UsageError for files of several captures.
     """
-    if more:
-        found = check_order([each for one in (path, *more) for each in _in(one)], place_at)
-    elif os.path.isdir(path):
-        found = order(_in(path), place_at, path)
-    else:
+    if not more and not os.path.isdir(path):
         return [Path(path)], ""
+    files = [each for one in (path, *more) for each in _in(one)]
+    found = order(files, place_at, None if more else path)
     if not found.paths:  # none can be read, or they are no segments
         return _in(path), ""
     return [*found.paths, *found.unread], found.describe()

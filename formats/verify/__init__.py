@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from formats.verify.chain import verify_chain
 from formats.verify.klogger.check import verify_log
-from formats.verify.klogger.folder import verify_folder
-from formats.verify.klogger.repair import repair_folder, repair_log
+from formats.verify.klogger.folder import verify_folder, verify_logs
+from formats.verify.klogger.repair import repair_folder, repair_log, repair_logs
 from formats.verify.magnet.check import verify_magnet
 from formats.verify.magnet.repair import repair_magnet
 from formats.verify.psc.check import verify_capture, verify_file
@@ -27,11 +27,13 @@ __all__ = [
     "repair_file",
     "repair_folder",
     "repair_log",
+    "repair_logs",
     "repair_magnet",
     "verify_capture",
     "verify_chain",
     "verify_file",
     "verify_folder",
     "verify_log",
+    "verify_logs",
     "verify_magnet",
 ]

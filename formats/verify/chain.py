@@ -20,7 +20,7 @@ from formats.base.files import open_plain
 from formats.base.limits import MOST_INDEX_CAPTURES, MOST_PROBLEMS
 from formats.base.reconciled import WORDS as RECONCILED
 from formats.base.segments import INDEX, Segment, find_segments, gaps, parse_name, read_index
-from formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report, Row
+from formats.verify.report import DOES_NOT_ADD_UP, LOSSES, Problems, Report
 from formats.verify.segment import UNKNOWN, Part
 
 Verify = Callable[[Path], list[Report]]
@@ -248,24 +248,12 @@ class _Chain:
     def _add(self, found: Report) -> None:
         """Add a segment's numbers to those of the capture."""
         report = self._report
-        for name in ("entries", "size_bytes", "checkpoints", "seq_lost", "seq_gaps", "existing",
-                     "clock_pairs", "clock_steps"):  # fmt: skip
-            setattr(report, name, getattr(report, name) + getattr(found, name))
-        rows = {(row.cpu, row.location): row for row in report.rows}
-        for row in found.rows:
-            key = row.cpu, row.location
-            rows.setdefault(key, Row(row.cpu, row.location, row.name)).add(row)
-        report.rows = [rows[key] for key in sorted(rows, key=lambda key: (key[0] or 0, key[1]))]
+        report.add(found)
+        report.clock_steps += found.clock_steps
         report.format, report.words = found.format, found.words
-        report.unproven |= found.unproven
         report.ring_lost = found.ring_lost
-        report.missed += found.missed
         self._compared += [note for note in found.notes if note.startswith(RECONCILED)]
-        for lines, more in (
-            (report.off, found.off), (report.shed, found.shed),
-            (report.unchecked, found.unchecked),
-        ):  # fmt: skip
-            lines += [line for line in more if line not in lines]
+        report.unchecked += [what for what in found.unchecked if what not in report.unchecked]
 
     def _follows(
         self, segment: Segment, part: Part, before: Segment, _: Report, earlier: Part

@@ -159,7 +159,8 @@ class Ledger(ABC):
         elif part == CPUS_PART:
             entry, what = self.cpu_entry(key), f"{self.cpu(key)}{counter}"
         else:
-            entry, what = self.programs.entry(key, self.index), self.program(key)[1]
+            entry = self.programs.entry(key, self.index)
+            what = f"the program of {self.program(key)[1]}"
         return entry, self.texts["fell"].format(what=what, then=then, now=now)
 
     def room(self, check: str) -> int | None:

@@ -204,6 +204,22 @@ class Report:
     words: Mapping[str, str] = field(default_factory=dict)
     """What a person knows as something else in this format: entry, location, checkpoint ..."""
 
+    def add(self, other: Report, per_cpu: bool = True) -> None:
+        """Add what another file of the same capture has. per_cpu: its rows stay apart by CPU."""
+        for name in ("entries", "size_bytes", "checkpoints", "seq_lost", "seq_gaps", "existing",
+                     "clock_pairs"):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        rows = {(row.cpu, row.location, row.name): row for row in self.rows}
+        for row in other.rows:
+            cpu = row.cpu if per_cpu else None
+            key = cpu, row.location, row.name
+            rows.setdefault(key, Row(*key)).add(row)
+        self.rows = [rows[key] for key in sorted(rows, key=lambda key: (key[0] or 0, key[1:]))]
+        self.missed += other.missed
+        self.unproven |= other.unproven
+        for lines, more in ((self.off, other.off), (self.shed, other.shed)):
+            lines += [line for line in more if line not in lines]
+
     def settle(self, problems: Problems) -> None:
         """All problems are known. A window is complete only where nothing is wrong or missing."""
         self.problems, self.problems_total = problems.listed, problems.total

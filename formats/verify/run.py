@@ -21,7 +21,7 @@ from formats.verify.balance import (
 from formats.verify.changes import ChangeCheck
 from formats.verify.ledger import Ledger, Tally, of_point
 from formats.verify.report import I64, NOT_CLOSED, Report, find_unproven, find_unseen
-from formats.verify.tape import FAILED, Decoder, End, Item, Opening, Records, Told
+from formats.verify.tape import FAILED, Decoder, End, Found, Item, Opening, Records, Told
 from formats.verify.window import Window
 
 
@@ -32,19 +32,15 @@ def prove(decoder: Decoder) -> Report:
     return decoder.report
 
 
-class Run:
-    """One pass over a tape. tally: the records so far; last: the last ledger; base: the first one
-    of a later segment, which counts what earlier ones held; end: None where there is none.
-    """
+class Run(Found):
+    """One pass over a tape. tally: the records so far."""
 
     def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
         self.decoder = decoder
         self.report = decoder.report
         self.problems = decoder.problems
         self.tally = Tally()
-        self.last: Ledger | None = None
-        self.base: Ledger | None = None
-        self.end: End | None = None
         self._opened: I64 | None = None
         self._changes = ChangeCheck(self.problems)
         self._window = Window(decoder.settings, self.problems)
@@ -54,11 +50,6 @@ class Run:
         for item in self.decoder.tape():
             self._feed(item)
         self._finish()
-
-    @property
-    def is_early(self) -> bool:
-        """Whether the file ends at a point of its capture, which goes on."""
-        return self.end is not None and self.end.is_early
 
     def _feed(self, item: Item) -> None:
         if isinstance(item, Records):

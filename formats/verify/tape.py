@@ -12,16 +12,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from formats.base.control import EXISTING, Change, EndReason, Trigger
 from formats.base.reconciled import Reconciled
 from formats.verify.ledger import Ledger
 from formats.verify.report import DAMAGED, I64, Problems, Report
 from formats.verify.segment import Part, Previous, find_part
-
-if TYPE_CHECKING:
-    from formats.verify.run import Run
 
 EARLY = ("rotated", "dumped")
 """Reasons for an end at which the capture goes on."""
@@ -76,6 +72,21 @@ def reason_of(number: int) -> str:
     return EndReason(number).name.lower().replace("_", " ") if known else str(number)
 
 
+@dataclass
+class Found:
+    """What a run found: the last ledger; the base, the first one of a later segment, which counts
+    what earlier ones held; the end. None where there is none."""
+
+    last: Ledger | None = None
+    base: Ledger | None = None
+    end: End | None = None
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the file ends at a point of its capture, which goes on."""
+        return self.end is not None and self.end.is_early
+
+
 class Decoder(ABC):
     """Reads a file as a tape. part: the segment that it is, if it is one; before: what was in the
     segments before it, previous: the same, None where it is the first."""
@@ -128,9 +139,9 @@ class Decoder(ABC):
         return False
 
     @abstractmethod
-    def conclude(self, run: Run) -> None:
+    def conclude(self, found: Found) -> None:
         """The tape was read to its end: add what only this format tells, and checks."""
 
     @abstractmethod
-    def describe(self, part: Part, run: Run) -> None:
+    def describe(self, part: Part, found: Found) -> None:
         """Say where this segment of a capture ends, but for its ledgers."""

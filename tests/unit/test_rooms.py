@@ -97,7 +97,7 @@ def imports(name: str) -> frozenset[str]:
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else None
             called = node.func.id if isinstance(node.func, ast.Name) else called
-            if called in ("import_module", "__import__"):
+            if called in ("import_module", "__import__", "late"):
                 found.add(str(node.args[0].value))
     return frozenset(found)
 

@@ -38,9 +38,9 @@ from formats.verify.klogger.events import (
 from formats.verify.klogger.pauses import Pauses
 from formats.verify.ledger import LATE_STAGE, NamedPrograms
 from formats.verify.report import I64, LISTED_AT_ONCE, Mask, Problems, Report
-from formats.verify.run import Run, prove
+from formats.verify.run import prove
 from formats.verify.segment import Part
-from formats.verify.tape import Decoder, End, Item, Opening, Records, Told
+from formats.verify.tape import Decoder, End, Found, Item, Opening, Records, Told
 
 _TRIGGER = ("number", "mono_ns", "conn_id", "told_ns", "count", "pid")
 _RECONCILED = ("when", "what", "connection", "record", "kernel", "ports")
@@ -261,8 +261,8 @@ class _Decoder(Decoder):
     def needs_no_ledger(self) -> bool:
         return self._last is None or self._last.is_quiet
 
-    def conclude(self, run: Run) -> None:
-        report, last, end = self.report, self._last, run.end
+    def conclude(self, found: Found) -> None:
+        report, last, end = self.report, self._last, found.end
         if end is not None and last is not None and not last.is_quiet and self._dump is not None:
             is_known = last.final or end.is_early
             if end.is_last and is_known and last.index < self._dump.first:
@@ -276,17 +276,17 @@ class _Decoder(Decoder):
         report.clock_pairs, report.clock_steps = self._clock.pairs.pairs, self._clock.pairs.steps
         for row in report.rows:
             row.cpu = self._reader.cpu
-        if last is not None and not run.is_early:  # else some come in the next segment
+        if last is not None and not found.is_early:  # else some come in the next segment
             lost_before = self._serial - self._earlier
             missing = last.of_cpu("serials") - last.before.kernel - lost_before
             report.seq_lost = max(report.seq_lost, missing)
         self._judge_aside()
         report.notes += self._pauses.notes()
 
-    def describe(self, part: Part, run: Run) -> None:
+    def describe(self, part: Part, found: Found) -> None:
         part.serials = {self._reader.cpu: self._serials.highest}
         part.entries = self._serials.kernel - self._earlier
-        told = [one for one in (run.last, run.base) if one is not None]
+        told = [one for one in (found.last, found.base) if one is not None]
         dropped = [int(one.points.sum(*LATE_STAGE).sum()) for one in told]
         part.unsure = bool(dropped) and dropped[0] != sum(dropped[1:])
 

@@ -16,11 +16,16 @@ from formats.klogger.logs import LOG_NAME, PREFIX, find_logs
 from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
 from formats.verify.klogger.events import WORDS
-from formats.verify.report import Problem, Report, Row
+from formats.verify.report import Problem, Report
 from formats.verify.segment import UNKNOWN, Part
 from formats.verify.window import evicted_words
 
 _SAME = ("schema", "host", "kernel", "settings", "events")
+
+
+def verify_logs(path: str | os.PathLike[str]) -> list[Report]:
+    """The report of a log, or those of a folder of logs. Raises FileError."""
+    return verify_folder(path) if os.path.isdir(path) else [verify_log(path)]
 
 
 def verify_folder(folder: str | os.PathLike[str]) -> list[Report]:
@@ -38,17 +43,12 @@ def verify_folder(folder: str | os.PathLike[str]) -> list[Report]:
 
 def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Report:
     whole = Report(folder, ledger=all(one.ledger for one in reports), format="klogger", words=WORDS)
-    for name in (
-        "entries", "size_bytes", "checkpoints", "seq_lost", "seq_gaps", "ring_lost", "existing",
-        "clock_pairs", "after_checkpoint", "problems_total",
-    ):  # fmt: skip
-        setattr(whole, name, sum(getattr(one, name) for one in reports))
+    for one in reports:
+        whole.add(one, per_cpu=False)
+        whole.ring_lost += one.ring_lost
+        whole.after_checkpoint += one.after_checkpoint
+        whole.problems_total += one.problems_total
     whole.clock_steps = max(one.clock_steps for one in reports)
-    whole.missed = [missed for one in reports for missed in one.missed]
-    whole.off = list(dict.fromkeys(line for one in reports for line in one.off))
-    whole.shed = list(dict.fromkeys(line for one in reports for line in one.shed))
-    whole.unproven = {name: way for one in reports for name, way in one.unproven.items()}
-    whole.rows = _sum_rows([row for one in reports for row in one.rows])
     whole.proven_end = all(one.proven_end for one in reports)
     reasons = {one.end_reason for one in reports}
     whole.end_reason = reasons.pop() if len(reasons) == 1 else None
@@ -66,15 +66,6 @@ def _join(folder: str, paths: Sequence[Path], reports: Sequence[Report]) -> Repo
     told = (note for one in reports for note in one.notes)
     whole.notes += [note for note in told if note.startswith(RECONCILED_WORDS)]
     return whole
-
-
-def _sum_rows(rows: Sequence[Row]) -> list[Row]:
-    """One row for each event, of all CPUs."""
-    sums: dict[tuple[int, str], Row] = {}
-    for row in rows:
-        into = sums.setdefault((row.location, row.name), Row(None, row.location, row.name))
-        into.add(row)
-    return [sums[key] for key in sorted(sums)]
 
 
 def _compare(whole: Report, paths: Sequence[Path]) -> None:

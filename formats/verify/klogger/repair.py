@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.base.errors import FileError, UsageError
-from formats.base.files import create_file
+from formats.base.errors import FileError
 from formats.klogger.logs import find_logs
 from formats.klogger.reader import LogReader
 from formats.verify.klogger.check import verify_log
 from formats.verify.klogger.folder import verify_folder
-from formats.verify.psc.repair import MODE, NEW_NAME
+from formats.verify.mending import NEW_NAME, new_file
 from formats.verify.report import Report
 
 FOLDER_MODE = 0o750
@@ -31,6 +29,16 @@ class LogRepair:
     cut_bytes: int
     report: Report
     """What verify says of the new file."""
+
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        return f"{self.kept} dumps kept, {self.dropped} left out, {self.cut_bytes} bytes cut off"
+
+
+def repair_logs(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:
+    """Repair a log, or a folder of logs."""
+    return (repair_folder if os.path.isdir(path) else repair_log)(path, out)
 
 
 def repair_folder(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> LogRepair:
@@ -62,9 +70,6 @@ def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Log
     kept is kept byte for byte. Raises UsageError if both are the same file, FileError if `out` is
     there already or cannot be written, DamagedError if the header cannot be decoded.
     """
-    with contextlib.suppress(OSError):
-        if os.path.samefile(path, out):
-            raise UsageError(f"{out} is the damaged file itself", "name another output file")
     with LogReader(path) as reader:
         for _ in reader.batches():
             pass
@@ -73,7 +78,7 @@ def repair_log(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Log
     bad = min(places, default=walked.end)
     kept = [dump for dump in walked.found if dump.end <= bad]
     end = kept[-1].end if kept else walked.begin
-    with create_file(out, mode=MODE, hint=NEW_NAME) as target, open(path, "rb") as source:
+    with new_file(path, out) as target, open(path, "rb") as source:
         while end:
             piece = source.read(min(end, _COPY_BYTES))
             if not piece:

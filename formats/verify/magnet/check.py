@@ -24,9 +24,9 @@ from formats.verify.clock import STEP_NS
 from formats.verify.ledger import IN_FLIGHT, NamedPrograms
 from formats.verify.magnet.books import MagnetLedger
 from formats.verify.report import Problems, Report
-from formats.verify.run import Run, prove
+from formats.verify.run import prove
 from formats.verify.segment import Part
-from formats.verify.tape import Decoder, End, Item, Records, Told, reason_of
+from formats.verify.tape import Decoder, End, Found, Item, Records, Told, reason_of
 
 WORDS = {
     "entries": "records",
@@ -183,10 +183,10 @@ class _Decoder(Decoder):
         if walk.open:
             report.unchecked.append(f"the last {walk.open} records (no control entry follows them)")
 
-    def conclude(self, run: Run) -> None:
+    def conclude(self, found: Found) -> None:
         """There is nothing more."""
 
-    def describe(self, part: Part, run: Run) -> None:
+    def describe(self, part: Part, found: Found) -> None:
         part.entries = self.before.entries + self.report.entries
         part.last_seq = self.before.last_seq + self.report.entries + self._walk.lost
         part.unsure = True

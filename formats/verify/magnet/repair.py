@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.base.control import EndReason, LossCause
-from formats.base.errors import UsageError
-from formats.base.files import create_file
 from formats.base.limits import MOST_MISSING
 from formats.klogger.table import NUMBERS
 from formats.magnet.control import CHUNK, END, LEDGER, Block, encode
@@ -25,12 +20,9 @@ from formats.magnet.header import MagnetFile
 from formats.magnet.layout import LOST, MOST_LOST
 from formats.magnet.walk import Entry, Piece, Walk
 from formats.verify.magnet.check import verify_magnet
-from formats.verify.report import DOES_NOT_ADD_UP, Report
+from formats.verify.mending import mend, new_file
+from formats.verify.report import Report
 from formats.verify.segment import find_part
-
-MODE = 0o640
-NEW_NAME = "name a new output file"
-ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -43,6 +35,14 @@ class Repair:
     cut_bytes: int
     report: Report
 
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        return (
+            f"{self.kept} records kept, {self.missing} newly counted as lost, "
+            f"{self.cut_bytes} bytes cut off"
+        )
+
 
 def repair_magnet(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
     """Write the sound records of the file at `path` to the new file `out`.
@@ -54,34 +54,17 @@ def repair_magnet(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> 
     Raises UsageError if both are the same file, FileError if `out` is there already or cannot be
     written, DamagedError if the header cannot be read. `out` is there only if all went well.
     """
-    with contextlib.suppress(OSError):
-        if os.path.samefile(path, out):
-            raise UsageError(f"{out} is the damaged file itself", "name another output file")
-    with (
-        MagnetFile(path) as file,
-        create_file(out, mode=MODE, hint=NEW_NAME) as target,
-        contextlib.ExitStack() as stack,
-    ):
-        source, skip, missing = file, frozenset[int](), 0
-        name = f"/proc/self/fd/{target.fileno()}"
-        for _ in range(ROUNDS):
-            target.seek(0)
-            target.truncate()
-            cleaner = _Cleaner(source, skip, target)
-            cleaner.run()
-            target.flush()
-            missing += cleaner.missing
-            report = verify_magnet(name)
-            if report.exit_code != DOES_NOT_ADD_UP or not report.suspects:
-                break
-            scratch = stack.enter_context(tempfile.TemporaryFile(dir=Path(out).parent))
-            with open(name, "rb") as done:
-                shutil.copyfileobj(done, scratch)
-            scratch.flush()
-            source = stack.enter_context(MagnetFile(f"/proc/self/fd/{scratch.fileno()}"))
-            skip = frozenset(report.suspects)
-        report.path = str(out)
-        return Repair(cleaner.kept, missing, file.cut_bytes, report)
+    missing = kept = 0
+
+    def clean(source: MagnetFile, skip: Set[int], to: IO[bytes]) -> None:
+        nonlocal missing, kept
+        cleaner = _Cleaner(source, skip, to)
+        cleaner.run()
+        kept, missing = cleaner.kept, missing + cleaner.missing
+
+    with MagnetFile(path) as file, new_file(path, out) as target:
+        report = mend(file, target, out, clean, MagnetFile, verify_magnet)
+        return Repair(kept, missing, file.cut_bytes, report)
 
 
 class _Cleaner:

@@ -42,7 +42,7 @@ from formats.verify.report import (
 )
 from formats.verify.run import Run
 from formats.verify.segment import Part
-from formats.verify.tape import Decoder, End, Item, Told, reason_of
+from formats.verify.tape import Decoder, End, Found, Item, Told, reason_of
 
 SEGMENT_ROWS = 1 << 16
 
@@ -272,11 +272,11 @@ class _Decoder(Decoder):
     def needs_no_ledger(self) -> bool:
         return self._sums.unsure > 0
 
-    def conclude(self, run: Run) -> None:
-        report, problems, marks, last = self.report, self.problems, self._marks, run.last
+    def conclude(self, found: Found) -> None:
+        report, problems, marks, last = self.report, self.problems, self._marks, found.last
         if self._has_serial:
             entries = max(report.entries - 1, 0)
-            check_serials(problems, last, self._serials, self._sums, entries, run.is_early)
+            check_serials(problems, last, self._serials, self._sums, entries, found.is_early)
         report.seq_lost, report.seq_gaps = self._sequence.lost, self._sequence.gaps
         report.checkpoints = marks.number - self.before.checkpoints
         pairs = self._clock.pairs
@@ -292,7 +292,7 @@ class _Decoder(Decoder):
         if marks.broken:
             report.notes.append(f"{marks.broken} checkpoint(s) lost in part")
 
-    def describe(self, part: Part, run: Run) -> None:
+    def describe(self, part: Part, found: Found) -> None:
         part.last_seq = self._sequence.last
         part.entries = self.before.entries + self.report.entries
         part.unsure = self._sums.unsure > 0 or not self._has_serial

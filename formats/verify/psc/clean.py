@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
@@ -82,7 +82,7 @@ class Cleaner:
     `to` gets whole entries in the byte order of the file.
     """
 
-    def __init__(self, capture: Capture, skip: set[int], to: IO[bytes]) -> None:
+    def __init__(self, capture: Capture, skip: Set[int], to: IO[bytes]) -> None:
         self._capture = capture
         self._skip = np.array(sorted(skip), np.int64)
         self._write = to.write

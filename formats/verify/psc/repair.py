@@ -3,28 +3,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import tempfile
+from collections.abc import Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
-from formats.base.errors import UsageError
-from formats.base.files import create_file
 from formats.base.limits import MOST_HEADER_BYTES
 from formats.psc.header import decode_header
 from formats.psc.reader import Capture, open_capture
+from formats.verify.mending import mend, new_file
 from formats.verify.psc.check import verify_file
 from formats.verify.psc.clean import Cleaned, Cleaner
 from formats.verify.psc.entries import is_ours
 from formats.verify.report import Report
-
-MODE = 0o640
-NEW_NAME = "name a new output file"
-ROUNDS = 6
-_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -39,6 +30,14 @@ class Repair:
     report: Report
     """What verify says of the new file."""
 
+    @property
+    def summary(self) -> str:
+        """In one line."""
+        return (
+            f"{self.kept} entries kept, {self.dropped} left out, {self.missing} sequence number(s) "
+            f"newly counted as lost, {self.cut_bytes} bytes cut off"
+        )
+
 
 def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Repair:
     """Write the sound entries of the capture `path` to the new file `out`.
@@ -51,42 +50,23 @@ def repair_file(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Re
     Raises UsageError if both are the same file, FileError if `out` is there already or cannot be
     written, DamagedError if the header cannot be decoded. `out` is there only if all went well.
     """
-    with contextlib.suppress(OSError):
-        if os.path.samefile(path, out):
-            raise UsageError(f"{out} is the damaged file itself", "name another output file")
-    with open_capture(path) as capture, create_file(out, mode=MODE, hint=NEW_NAME) as target:
-        return _repair(capture, Path(out), target)
+    with open_capture(path) as capture, new_file(path, out) as target:
+        cut_bytes = (os.stat(path).st_size - _header_bytes(capture)) % capture.header.entry_size
+        if not is_ours(capture):
+            _copy(capture, target)
+            target.flush()
+            return Repair(len(capture), 0, 0, cut_bytes, verify_file(out))
+        total = Cleaned()
 
-
-def _repair(capture: Capture, out: Path, target: IO[bytes]) -> Repair:
-    """Clean into a scratch file; clean that again of what verify still finds; copy the last."""
-    cut_bytes = (os.stat(capture.path).st_size - _header_bytes(capture)) % (
-        capture.header.entry_size
-    )
-    if not is_ours(capture):
-        _copy(capture, target)
-        target.flush()
-        return Repair(len(capture), 0, 0, cut_bytes, verify_file(out))
-    total = Cleaned()
-    with contextlib.ExitStack() as stack:
-        source, skip = capture, set[int]()
-        for _ in range(ROUNDS):
-            scratch = stack.enter_context(tempfile.TemporaryFile(dir=out.parent))
-            _write_header(source, scratch)
-            cleaned = Cleaner(source, skip, scratch).run()
-            scratch.flush()
+        def clean(source: Capture, skip: Set[int], to: IO[bytes]) -> None:
+            _write_header(source, to)
+            cleaned = Cleaner(source, skip, to).run()
             total.kept = cleaned.kept
             total.dropped += cleaned.dropped
             total.missing += cleaned.missing
-            name = f"/proc/self/fd/{scratch.fileno()}"
-            report = verify_file(name)
-            if report.exit_code != 5 or not report.suspects:
-                break
-            source, skip = stack.enter_context(open_capture(name)), report.suspects
-        scratch.seek(0)
-        shutil.copyfileobj(scratch, target, _COPY_BYTES)
-    report.path = str(out)
-    return Repair(total.kept, total.dropped, total.missing, cut_bytes, report)
+
+        report = mend(capture, target, out, clean, open_capture, verify_file)
+        return Repair(total.kept, total.dropped, total.missing, cut_bytes, report)
 
 
 def _header_bytes(capture: Capture) -> int:
