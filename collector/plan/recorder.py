@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from collector.plan.options import EXPRESSIONS, JOINED, number, option, quantity
 from collector.plan.quantities import parse_duration, parse_size
 from formats.base.errors import UsageError
-from formats.base.expressions import ExpressionError, Mistake, parse
+from formats.base.expressions import parse, read_all
 
 LEAST_BYTES, _LAST_BYTES = 1 << 20, 256 << 20
 STALL = "stall"
@@ -87,11 +87,4 @@ class Recorder:
             raise UsageError("--dumps-per-hour: less than 1", "write 12")
         if len(self.triggers) > MOST_TRIGGERS:
             raise UsageError(f"more than {MOST_TRIGGERS} triggers")
-        mistakes = []
-        for text in self.triggers:
-            try:
-                parse(text)
-            except Mistake as mistake:
-                mistakes.append((text, mistake))
-        if mistakes:
-            raise ExpressionError(mistakes)
+        read_all(self.triggers, parse)

@@ -33,7 +33,7 @@ sequencer's slack waits for the second."""
 
 
 def open_stream(request: Request) -> Stream[Any]:
-    """The stream that the request wants. FileError or UsageError; TriggerError too."""
+    """The stream that the request wants. FileError or UsageError; ExpressionError too."""
     recorder = request.recorder
     if recorder is None:
         return STREAMS[request.file_format](request.output, request.force, request.rotates)
@@ -59,7 +59,7 @@ def open_stream(request: Request) -> Stream[Any]:
 
 
 def _check(request: Request, texts: tuple[str, ...]) -> None:
-    """TriggerError for triggers that this capture cannot have, before anything is prepared."""
+    """ExpressionError for triggers that this capture cannot have, before anything is prepared."""
     schema, tcp = load_schema(), None
     if "tcp" in request.schemata:
         chosen = choose_columns(schema.event(EVENT), request.stored_columns)
@@ -77,7 +77,7 @@ def _check(request: Request, texts: tuple[str, ...]) -> None:
 
 
 class Recording:
-    """The recorder of a session, or none. TriggerError where this kernel lacks a column."""
+    """The recorder of a session, or none. ExpressionError where this kernel lacks a column."""
 
     def __init__(self, request: Request, prepared: Prepared, stream: Stream[Any]) -> None:
         self._stream: Any = stream if isinstance(stream, Recorder) else None
