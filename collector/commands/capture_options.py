@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import click
 
-from collector.plan.options import Kind, Twin, all_options
+from collector.plan.options import Kind, Option, all_options
 from collector.plan.request import Request
 from formats.base.errors import UsageError
 
@@ -19,30 +18,28 @@ _Command = Callable[..., Any]
 def capture_options(command: _Command) -> _Command:
     """Adds all options of a capture to a command, which gets their values; given() reads those."""
     for _, name, one in reversed([*all_options(Request)]):
-        for twin in reversed(one.twins):
-            add = _click(twin.kind, twin.name, _parameter(twin))
-            command = add(metavar=twin.metavar, help=twin.help)(command)
-        add = _click(one.kind, *one.names, name)
-        shown = {} if one.shown is None else {"default": one.shown, "show_default": True}
-        command = add(metavar=one.metavar, help=one.help, **shown)(command)
+        for parameter, each in reversed(_ways(name, one)):
+            shown = {} if each.shown is None else {"default": each.shown, "show_default": True}
+            add = click.option(*each.names, parameter, metavar=each.metavar, help=each.help,
+                               multiple=each.kind.many, **_type(each.kind), **shown)  # fmt: skip
+            command = add(command)
     return command
 
 
-def _parameter(twin: Twin) -> str:
-    """The command's name of its value."""
-    return f"_{twin.name[1:]}"
+def _ways(name: str, one: Option) -> list[tuple[str, Option]]:
+    """An option and its twins, each with the command's name of its value."""
+    return [(name, one), *((f"_{twin.names[0][1:]}", twin) for twin in one.twins)]
 
 
-def _click(kind: Kind, *names: str) -> Callable[..., Any]:
-    """click.option() of values of a kind."""
-    what: Any = kind.number
+def _type(kind: Kind) -> dict[str, Any]:
+    if kind.flag:
+        return {"is_flag": True}
     if kind.choices:
-        what = click.Choice(kind.choices)
-    elif kind.least is not None:
-        ranges: Any = click.FloatRange if kind.number is float else click.IntRange
-        what = ranges(kind.least, kind.most)
-    more = {"is_flag": True} if kind.flag else {"type": what}
-    return partial(click.option, *names, multiple=kind.many, **more)
+        return {"type": click.Choice(kind.choices)}
+    if kind.least is None:
+        return {"type": kind.number}
+    of_range: Any = click.FloatRange if kind.number is float else click.IntRange
+    return {"type": of_range(kind.least, kind.most)}
 
 
 def given() -> dict[str, Any]:
@@ -55,12 +52,11 @@ def given() -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for part, name, one in all_options(Request):
-        ways = [(one.names[-1], name, one.kind)]
-        ways += [(twin.name, _parameter(twin), twin.kind) for twin in one.twins]
-        chosen = [way for way in ways if is_given(way[1])]
+        chosen = [way for way in _ways(name, one) if is_given(way[0])]
         if len(chosen) > 1:
-            raise UsageError(one.clash.format(chosen[0][0], chosen[1][0]))
-        for _, parameter, kind in chosen:
-            value = kind.read(context.params[parameter])
-            (found.setdefault(part, {}) if part else found)[name] = value
+            both = " and ".join(each.names[-1] for _, each in chosen)
+            raise UsageError(f"{both} contradict each other", "give one of them")
+        for parameter, each in chosen:
+            into = found.setdefault(part, {}) if part else found
+            into[name] = each.kind.read(context.params[parameter])
     return found

@@ -71,7 +71,7 @@ class Capture:
     filters: Mapping[str, Any]
     changeable = frozenset(
         one.key for kind in (Request, Filters) for one in options_of(kind).values()
-        if one.running
+        if one.live
     )  # fmt: skip
     """The keys that may change while it runs."""
 

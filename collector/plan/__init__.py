@@ -22,7 +22,6 @@ __all__ = [
     "schema_lint",
     "schema_sources",
     "tcp_codegen",
-    "trigger_values",
     "trigger_watch",
     "triggers",
 ]

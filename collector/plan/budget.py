@@ -19,8 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collector.plan.options import option, quantity
-from collector.plan.quantities import parse_duration, parse_size
+from collector.plan.options import SIZE, TIME, option, quantity
 from formats.base.errors import UsageError
 from formats.schema import Event
 
@@ -60,25 +59,19 @@ class Budget:
     back_after_s: a step is taken back when so long less than 70 % was in use.
     """
 
+    # fmt: off
     cpu: float | None = option(
-        "--max-cpu", kind=quantity(parse_cpu), metavar="PCT%", key="max_cpu", default=None,
-        help="A budget: above this share of one CPU (5%) leave out events, step by step: "
-        "kinds of events, unchanged segments, a part of the connections.",
-    )
+        "--max-cpu PCT%", quantity(parse_cpu), "A budget: above this share of one CPU (5%) leave "
+        "out events, step by step: kinds of events, unchanged segments, a part of the "
+        "connections.", True)
     disk_bytes: int | None = option(
-        "--max-disk-rate", kind=quantity(parse_size), metavar="SIZE", key="max_disk_rate",
-        default=None, help="The same above this size a second: 10M.",
-    )
+        "--max-disk-rate SIZE", SIZE, "The same above this size a second: 10M.", True)
     memory_bytes: int | None = option(
-        "--max-memory", kind=quantity(parse_size), metavar="SIZE", key="max_memory", default=None,
-        help="The same above this resident memory: 512M.",
-    )
+        "--max-memory SIZE", SIZE, "The same above this resident memory: 512M.", True)
     back_after_s: float = option(
-        "--back-after", kind=quantity(parse_duration), metavar="TIME", key="back_after",
-        default=10.0,
-        help="Take a step back when less than 70 % of the budget was used for so long. "
-        "Default: 10s.",
-    )
+        "--back-after TIME", TIME, "Take a step back when less than 70 % of the budget was used "
+        "for so long. Default: 10s.", True, default=10.0)
+    # fmt: on
 
     def check(self) -> None:
         """Raises UsageError where there is no limit, or one makes no sense."""

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from collector.plan.columns import Layout
 from collector.plan.event_layout import EventLayout, Slot
 from collector.plan.recorder import STALL
-from collector.plan.trigger_values import WRONG, Value
 from collector.plan.trigger_watch import Hit
-from collector.plan.triggers import CONDITIONS, Trigger, TriggerError, TriggerScope
+from collector.plan.triggers import CONDITIONS, TriggerScope, scope_of
 from collector.ring.points import EVENT_HEAD_BYTES
-from formats.base.expressions import Mistake, Name, Node, Operation, Parsed, parse
-from formats.schema import Schema, suggest
+from formats.base.expressions import Mistake, Name, Parsed, parse, read_all
+from formats.conditions import Value, names_in
+from formats.schema import suggest
 
 CONNECTIONS = ("conn_id", "connection")
 """Fields that are the number of a connection."""
@@ -55,31 +55,15 @@ def compile_event_triggers(
 ) -> tuple[EventTrigger, ...]:
     """The triggers of a capture of these events and of tcp's locations; None: it has none.
 
-    recorded: names of both. entry_size: of a record in the ring. TriggerError for all mistakes.
+    recorded: names of both. entry_size: of a record in the ring. ExpressionError for all mistakes.
     """
-    compiled, mistakes = [], []
-    for number, text in enumerate(texts, 1):
-        try:
-            parsed = parse(text)
-            found = list(_masks(number, parsed, events, tcp, recorded, entry_size))
-        except Mistake as mistake:
-            mistakes.append((text, mistake))
-        except _Mistakes as several:
-            mistakes += [(text, mistake) for mistake in several.mistakes]
-        else:
-            compiled.append(EventTrigger(number, tuple(found)))
-    if mistakes:
-        raise TriggerError(mistakes)
-    return tuple(compiled)
-
-
-class _Mistakes(Exception):
-    def __init__(self, mistakes: list[Mistake]) -> None:
-        self.mistakes = mistakes
+    found = read_all(
+        texts, lambda text: (*_masks(parse(text), events, tcp, recorded, entry_size),)
+    )
+    return tuple(EventTrigger(number, masks) for number, masks in enumerate(found, 1))
 
 
 def _masks(
-    number: int,
     parsed: Parsed,
     events: EventLayout | None,
     tcp: Layout | None,
@@ -87,14 +71,14 @@ def _masks(
     entry_size: int,
 ) -> Iterator[tuple[Shape, Callable[[Any], NDArray[np.bool_]]]]:
     slots = {slot.name.lower(): slot for slot in (events.logged if events else ())}
-    named = {name.text.lower() for name in _names(parsed.node)}
+    named = {name.text.lower() for name in names_in(parsed.node)}
     if parsed.for_ns is not None or parsed.all:
         raise Mistake("an event of a log is a moment: leave out `for` and `all:`", parsed.for_at)
     if STALL in named:
         raise Mistake("stall is for PSC files: a log has triggers on events", 0)
     chosen = [slots[name] for name in slots if name in named]
     if not chosen and tcp is not None:
-        trigger = _compile(TriggerScope(tcp, recorded), number, parsed)
+        trigger = scope_of(tcp, recorded).trigger(0, parsed)
         if trigger.for_ns is not None:
             raise Mistake("a log has triggers on events: name one, such as `rto and ...`", 0)
         assert tcp.dtype.fields is not None
@@ -107,24 +91,8 @@ def _masks(
     assert events is not None
     known = {place.field.name for slot in chosen for place in slot.places}
     for slot in chosen:
-        scope = _EventScope(slot, events, recorded, known)
-        trigger = _compile(scope, number, parsed)
+        trigger = _EventScope(slot, events, recorded, known).trigger(0, parsed)
         yield Shape(frozenset({slot.number}), _dtype(_fields(slot), entry_size)), trigger.mask
-
-
-def _compile(scope: TriggerScope, number: int, parsed: Parsed) -> Trigger:
-    trigger = scope.trigger(number, parsed)
-    if scope.mistakes:
-        raise _Mistakes(scope.mistakes)
-    return trigger
-
-
-def _names(node: Node) -> Iterator[Name]:
-    if isinstance(node, Name):
-        yield node
-    elif isinstance(node, Operation):
-        for operand in node.operands:
-            yield from _names(operand)
 
 
 def _fields(slot: Slot) -> dict[str, tuple[np.dtype[Any], int]]:
@@ -158,32 +126,17 @@ class _EventScope(TriggerScope):
     def __init__(
         self, slot: Slot, events: EventLayout, recorded: Sequence[str], known: set[str]
     ) -> None:
-        schema: Schema = events.schema
-        self._schema = schema
-        self._fields = {place.field.name: place.field for place in slot.places}
-        self._stored = {p.field.name for p in slot.places if p.type.kind in ("int", "enum")}
-        self._numbers = {one.name: one.number for one in events.logged}
-        self._locations = {name.lower(): name for name in self._numbers}
-        self._recorded = set(recorded)
-        self._members = {m.name: m.value for enum in schema.enums for m in enum.members}
-        self._signed = {
-            place.field.name for place in slot.places if place.type.signed
-        }
+        fields = [(place.field, True) for place in slot.places]
+        numbers = {one.name: one.number for one in events.logged}
+        super().__init__(events.schema, fields, numbers, recorded)
         self._known = known
-        self.mistakes = []
 
-    def _needs_states(self) -> None:
-        if not self.mistakes:
-            self._add("a log has triggers on events: join this with one by `and`", 0)
-
-    def _name(self, node: Name) -> Value:
-        name = node.text
-        if name not in self._fields and name in self._known:
-            return Value(lambda rows: np.full(len(rows), np.nan), "number")
-        if name in CONDITIONS:
-            self._add(f"{name} is for the schema tcp", node.at)
-            return WRONG
-        return super()._name(node)
+    def name(self, node: Name) -> Value:
+        if node.text not in self._fields and node.text in self._known:
+            return Value("number", lambda rows: (np.full(len(rows), np.nan), True))
+        if node.text in CONDITIONS:
+            return self.add(f"{node.text} is for the schema tcp", node.at)
+        return super().name(node)
 
 
 class EventWatch:

@@ -23,7 +23,7 @@ def check_change(old: Filters, new: Filters) -> None:
     """Raises UsageError for what cannot change: programs were compiled for it, or the capture has
     no right any more to find out."""
     for name, one in options_of(Filters).items():
-        if not one.running and getattr(old, name) != getattr(new, name):
+        if not one.live and getattr(old, name) != getattr(new, name):
             raise UsageError(f"the filter {one.names[0]} cannot change while a capture runs")
 
 

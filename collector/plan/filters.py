@@ -28,7 +28,7 @@ from collector.plan.options import (
     NUMBERS,
     SEVERAL,
     Kind,
-    Twin,
+    Option,
     fields_of,
     option,
     options_of,
@@ -76,9 +76,11 @@ def _few(option: str, values: Sequence[Any], most: int) -> list[Any]:
     return found
 
 
-def _each(make: Callable[[Any], Any], most: int) -> Callable[[str, Sequence[Any]], tuple[Any, ...]]:
+def _each(make: Callable[[Any], Any], most: int, kind: Kind = SEVERAL) -> Kind:
     """make() of each value; most: what the map of sock_filter.h has room for."""
-    return lambda name, values: tuple(dict.fromkeys(map(make, _few(name, values, most))))
+    return replace(
+        kind, make=lambda name, values: tuple(dict.fromkeys(map(make, _few(name, values, most))))
+    )
 
 
 def _parse_ports(option: str, text: str) -> tuple[int, ...]:
@@ -134,10 +136,16 @@ def _parse_network(text: str) -> Network:
         ) from None
 
 
-def _parse_family(value: Any) -> int:
-    if type(value) is not int or value not in {4, 6}:
-        raise UsageError(f"{value!r} is no family of addresses", "write 4 or 6")
-    return value
+_PORTS = replace(JOINED, make=_parse_ports, default=())
+
+
+def _family(number: int) -> Kind:
+    def convert(value: Any) -> int:
+        if type(value) is not int or value not in {4, 6}:
+            raise UsageError(f"{value!r} is no family of addresses", "write 4 or 6")
+        return value
+
+    return Kind(lambda given: number, convert, flag=True, default=0)
 
 
 def _check_pid(pid: int) -> int:
@@ -176,58 +184,42 @@ _TOLD: dict[str, Callable[[Any], Any]] = {
 class Filters:
     """Checked filters, made by parse(); an empty one is not in force."""
 
+    # fmt: off
     ports: tuple[int, ...] = option(
-        "--ports", kind=JOINED, metavar="LIST", key="ports", default=(), running=True,
-        make=_parse_ports, help="Ports on either side: 5001,5201-5210.",
-    )
+        "--ports LIST", _PORTS, "Ports on either side: 5001,5201-5210.", True, live=True)
     local_ports: tuple[int, ...] = option(
-        "-L", kind=JOINED, metavar="PORTS", key="local_ports", default=(), running=True,
-        make=_parse_ports, help="Local ports.",
-    )
+        "-L PORTS", _PORTS, "Local ports.", "local_ports", live=True)
     remote_ports: tuple[int, ...] = option(
-        "-D", kind=JOINED, metavar="PORTS", key="remote_ports", default=(), running=True,
-        make=_parse_ports, help="Remote ports.",
-    )
+        "-D PORTS", _PORTS, "Remote ports.", "remote_ports", live=True)
     pairs: tuple[tuple[int, int], ...] = option(
-        "--pair", kind=SEVERAL, metavar="L.R", key="pairs", default=(), running=True,
-        make=_each(_parse_pair, 1024), help="One pair of local and remote port.",
-    )
+        "--pair L.R", _each(_parse_pair, 1024), "One pair of local and remote port.", "pairs",
+        live=True)
     addresses: tuple[Network, ...] = option(
-        "--addr", kind=SEVERAL, metavar="PREFIX", key="addr", default=(), running=True,
-        make=_each(_parse_network, 1024), help="An address or prefix, either side.",
-    )
+        "--addr PREFIX", _each(_parse_network, 1024), "An address or prefix, either side.", True,
+        live=True)
     family: int = option(
-        "-4", kind=Kind(lambda given: 4, _parse_family, flag=True), key="family", default=0,
-        running=True, help="IPv4 only (v4-mapped too).",
-        twins=[Twin("-6", Kind(lambda given: 6, _parse_family, flag=True), None, "IPv6 only.")],
-        clash="{} and {} together leave nothing to record",
-    )
+        "-4", _family(4), "IPv4 only (v4-mapped too).", "family", live=True,
+        twins=[Option("-6", _family(6), "IPv6 only.")])
     """4 or 6; 0 for both."""
     namespaces: tuple[netns.Namespace, ...] = option(
-        "--netns", kind=SEVERAL, metavar="NAME|PID|PATH", key="netns", default=(), running=True,
-        make=_resolve_all, help="A network namespace.",
-    )
+        "--netns NAME|PID|PATH", replace(SEVERAL, make=_resolve_all), "A network namespace.", True,
+        live=True)
     """Open until close()."""
     cgroups: tuple[Cgroup, ...] = option(
-        "--cgroup", kind=SEVERAL, metavar="PATH", key="cgroup", default=(), running=True,
-        make=_each(find_cgroup, 64), help="A cgroup (v2), those below too.",
-    )
+        "--cgroup PATH", _each(find_cgroup, 64), "A cgroup (v2), those below too.", True,
+        live=True)
     """All of one level."""
     pids: tuple[int, ...] = option(
-        "--pid", kind=NUMBERS, metavar="N", key="pid", default=(), make=_each(_check_pid, 1024),
-        help="Connections of this process, and of those that it starts or has started.",
-    )
+        "--pid N", _each(_check_pid, 1024, NUMBERS),
+        "Connections of this process, and of those that it starts or has started.", True)
     follow: bool = option(
-        "--follow", kind=FLAG, default=False,
-        help="Only connections of COMMAND, and of the processes that it starts.",
-    )
-    """Those of the command that collect runs: following() has its number."""
+        "--follow", FLAG, "Only connections of COMMAND, and of the processes that it starts.")
+    """following() has its number."""
     syscalls: tuple[int, ...] = option(
-        "--syscalls", kind=JOINED, metavar="NAME,...", key="syscalls", default=(),
-        make=lambda name, text: parse_syscalls(text),
-        help="Only these calls, in the schema syscall.",
-    )
+        "--syscalls NAME,...", replace(_PORTS, make=lambda name, text: parse_syscalls(text)),
+        "Only these calls, in the schema syscall.", True)
     """Numbers of the calls to record; () for all. No filter of connections."""
+    # fmt: on
 
     @property
     def flags(self) -> Flag:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of a capture: each is declared once, as a field of the class that holds its value.
 
-    ports: tuple[int, ...] = option("--ports", kind=JOINED, metavar="LIST", key="ports", help="...")
+    force: bool = option("--force", FLAG, "Replace an existing file.")
 
 The command line (collector/commands/capture_options.py), the man page, the daemon's TOML
 (collector/daemon/config.py), what a reload may change in a running capture, and the request come
@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from collector.plan.quantities import parse_limit, parse_megabytes, parse_size
+from collector.plan.quantities import parse_duration, parse_limit, parse_megabytes, parse_size
 from formats.base.errors import UsageError
 from formats.schema import suggest
 
@@ -31,7 +31,8 @@ class Kind:
     """What values an option takes. read: makes one of what click gives; toml: of what TOML has.
 
     number: click reads one, from least to most. choices: click takes these alone. many: the option
-    may be given several times. flag: it takes no value.
+    may be given several times. flag: it takes no value. default: of the field. make(name, value):
+    of a value that has to be looked up. spread: the fields that it is of, if they are several.
     """
 
     read: Convert
@@ -42,50 +43,46 @@ class Kind:
     choices: tuple[str, ...] = ()
     many: bool = False
     flag: bool = False
-
-
-@dataclass(frozen=True)
-class Twin:
-    """Another option of the command line that gives the same value."""
-
-    name: str
-    kind: Kind
-    metavar: str | None
-    help: str
+    default: Any = None
+    make: Callable[[str, Any], Any] = lambda name, value: value
+    spread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Option:
-    """names: on the command line, () where it has none. key: in TOML, "" likewise. running: whether
-    it may change in a running capture. make(name, value): of a value that has to be looked up.
+    """words: as the help shows it, "-o, --output FILE". key: in TOML, "" where it has none. live:
+    whether it may change in a running capture. shown: the default, in the help. twins: others that
+    give the same value."""
 
-    spread: the fields that its value is of, if they are several. shown: the default, in the help.
-    clash: what is wrong if a twin is given too.
-    """
-
-    names: tuple[str, ...]
+    words: str
     kind: Kind
-    metavar: str | None
     help: str
-    key: str
-    running: bool
-    make: Callable[[str, Any], Any] | None
-    spread: tuple[str, ...]
-    shown: str | float | None
-    twins: tuple[Twin, ...]
-    clash: str
+    key: str = ""
+    live: bool = False
+    shown: Any = None
+    twins: tuple[Option, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """On the command line, the long one last."""
+        return [name.partition(" ")[0] for name in self.words.split(", ")]
+
+    @property
+    def metavar(self) -> str | None:
+        """Of the value."""
+        return self.words.rpartition(", ")[2].partition(" ")[2] or None
 
 
 def option(
-    *names: str, kind: Kind, help: str, metavar: str | None = None, key: str = "",
-    default: Any = MISSING, running: bool = False, make: Callable[[str, Any], Any] | None = None,
-    spread: tuple[str, ...] = (), shown: str | float | None = None, twins: Sequence[Twin] = (),
-    clash: str = "{1} and {0} are the same",
+    words: str, kind: Kind, help: str, key: str | bool = False, *, default: Any = MISSING,
+    live: bool = False, shown: Any = None, twins: Sequence[Option] = (),
 ) -> Any:  # fmt: skip
-    """A field of a class of options; see Option."""
-    found = Option(
-        names, kind, metavar, help, key, running, make, spread, shown, tuple(twins), clash
-    )
+    """A field of a class of options; see Option. key: True for that of the command line."""
+    found = Option(words, kind, help, "", live, default if shown is True else shown, tuple(twins))
+    if key is True:
+        key = found.names[-1].lstrip("-").replace("-", "_")
+    found = replace(found, key=key or "")
+    default = kind.default if default is MISSING else default
     return field(default=default, metadata={"option": found})
 
 
@@ -171,9 +168,7 @@ def _number_from(least: float, most: float) -> Convert:
     return convert
 
 
-def one_of(*choices: str) -> Convert:
-    """A text of these."""
-
+def _one_of(*choices: str) -> Convert:
     def convert(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
             near = suggest(str(value), choices)
@@ -229,9 +224,9 @@ def number(least: int, most: int | None = None, checked: bool = True) -> Kind:
     return Kind(int, _number_from(least, most or 1 << 31), int, *limits)
 
 
-def choice(*names: str) -> Kind:
-    """One of these names."""
-    return Kind(str, one_of(*names), choices=names)
+def choice(*names: str, checked: bool = True) -> Kind:
+    """One of these names. checked: by click, not only in TOML."""
+    return Kind(str, _one_of(*names), choices=names if checked else (), default=names[0])
 
 
 def quantity(parse: Callable[[str], Any]) -> Kind:
@@ -240,32 +235,26 @@ def quantity(parse: Callable[[str], Any]) -> Kind:
 
 
 text = _is_a(str, "text: write it in quotes")
-FLAG = Kind(bool, _is_a(bool, "truth value: write true or false"), flag=True)
-UNSET = replace(FLAG, read=lambda given: not given)
+FLAG = Kind(bool, _is_a(bool, "truth value: write true or false"), flag=True, default=False)
+UNSET = replace(FLAG, read=lambda given: not given, default=True)
 """A flag that sets a field that is true without it."""
-TEXT = Kind(str, text)
+TEXT, PATH = Kind(str, text), Kind(str, path)
 JOINED = Kind(str, _joined)
 """A text with commas."""
-WORDS = Kind(_words, _words)
-NAMES = Kind(lambda given: tuple(dict.fromkeys(given)), _names, many=True)
-SEVERAL = Kind(tuple, _words, many=True)
-EXPRESSIONS = replace(
-    SEVERAL, toml=lambda value: (value,) if isinstance(value, str) else _words(value)
-)
+WORDS = Kind(_words, _words, default=())
+NAMES = Kind(lambda given: tuple(dict.fromkeys(given)), _names, many=True, default=())
+SEVERAL = Kind(tuple, _words, many=True, default=())
+EXPRESSIONS = replace(SEVERAL, toml=lambda given: _words([given] if type(given) is str else given))
 """Each may have commas."""
-NUMBERS = Kind(tuple, _numbers, int, many=True)
-LIMITS = Kind(lambda given: tuple(map(parse_limit, given)), _limits, many=True)
+NUMBERS = replace(SEVERAL, toml=_numbers, number=int)
+LIMITS = replace(SEVERAL, read=lambda given: tuple(map(parse_limit, given)), toml=_limits)
 RING_SIZE = Kind(parse_megabytes, _ring_size, float, 0.008, 1024)
+TIME, SIZE = quantity(parse_duration), quantity(parse_size)
 
 
 def command(parse: Callable[[str], tuple[str, ...]]) -> Kind:
     """A program and its arguments; a list in TOML."""
-    return Kind(parse, _command)
-
-
-def listed(parse: Callable[[str], Any]) -> Kind:
-    """A text with commas, which `parse` reads."""
-    return Kind(parse, lambda value: parse(_joined(value)))
+    return Kind(parse, _command, default=())
 
 
 def fields_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,9 +263,9 @@ def fields_of(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in given.items() if value is not None}
     for name, each in options_of(kind).items():
         if name in found:
-            value = found.pop(name)
-            value = value if each.make is None else each.make(each.names[0], value)
-            found |= zip(each.spread, value, strict=True) if each.spread else {name: value}
+            value = each.kind.make(each.names[0], found.pop(name))
+            spread = each.kind.spread
+            found |= dict(zip(spread, value, strict=True)) if spread else {name: value}
     return found
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from collector.plan.options import EXPRESSIONS, listed, number, option, quantity
+from collector.plan.options import EXPRESSIONS, JOINED, number, option, quantity
 from collector.plan.quantities import parse_duration, parse_size
 from formats.base.errors import UsageError
-from formats.base.expressions import ExpressionError, Mistake, parse
+from formats.base.expressions import parse, read_all
 
 LEAST_BYTES, _LAST_BYTES = 1 << 20, 256 << 20
 STALL = "stall"
@@ -33,6 +33,12 @@ def parse_last(text: str) -> tuple[float | None, int]:
     return last_s, _LAST_BYTES if last_bytes is None else last_bytes
 
 
+_WINDOW = replace(
+    JOINED, read=parse_last, toml=lambda value: parse_last(JOINED.toml(value)),
+    spread=("last_s", "last_bytes"),
+)  # fmt: skip
+
+
 def _parse_after(text: str) -> float:
     return 0.0 if text in ("0", "0s") else parse_duration(text)
 
@@ -51,27 +57,22 @@ class Recorder:
     triggers write no more, nor does the control group; root may always ask for one.
     """
 
+    # fmt: off
     last_s: float | None = option(
-        "--record-last", kind=listed(parse_last), metavar="TIME|SIZE", key="last", default=30.0,
-        spread=("last_s", "last_bytes"),
-        help="Flight recorder: keep this much in memory (30s, 256M, or 30s,1G), and write "
-        "it to a file in the folder -o when a trigger fires.",
-    )
+        "--record-last TIME|SIZE", _WINDOW, "Flight recorder: keep this much in memory (30s, 256M, "
+        "or 30s,1G), and write it to a file in the folder -o when a trigger fires.", "last",
+        default=30.0)
     last_bytes: int = _LAST_BYTES
     after_s: float = option(
-        "--after", kind=quantity(_parse_after), metavar="TIME", key="after", default=5.0,
-        help="Write so much after the trigger too. Default: 5s.",
-    )
+        "--after TIME", quantity(_parse_after), "Write so much after the trigger too. Default: 5s.",
+        True, default=5.0)
     triggers: tuple[str, ...] = option(
-        "--on", kind=EXPRESSIONS, metavar="EXPR", key="on", default=(),
-        help="A trigger: rto, rst, 'retrans_out > 3', 'srtt_us > 5 * min_rtt_us for "
-        "100ms', 'stall > 200ms'; tcpkmon triggers lists the names.",
-    )
+        "--on EXPR", EXPRESSIONS, "A trigger: rto, rst, 'retrans_out > 3', 'srtt_us > 5 * "
+        "min_rtt_us for 100ms', 'stall > 200ms'; tcpkmon triggers lists the names.", True)
     dumps_per_hour: int = option(
-        "--dumps-per-hour", kind=number(1, 3600, checked=False), metavar="N",
-        key="dumps_per_hour", default=12,
-        help="Triggers write at most N files an hour. Default: 12.",
-    )
+        "--dumps-per-hour N", number(1, 3600, checked=False),
+        "Triggers write at most N files an hour. Default: 12.", True, default=12)
+    # fmt: on
 
     def check(self) -> None:
         """Raises UsageError for values that make no sense, and for mistakes in triggers' form."""
@@ -86,11 +87,4 @@ class Recorder:
             raise UsageError("--dumps-per-hour: less than 1", "write 12")
         if len(self.triggers) > MOST_TRIGGERS:
             raise UsageError(f"more than {MOST_TRIGGERS} triggers")
-        mistakes = []
-        for text in self.triggers:
-            try:
-                parse(text)
-            except Mistake as mistake:
-                mistakes.append((text, mistake))
-        if mistakes:
-            raise ExpressionError(mistakes)
+        read_all(self.triggers, parse)

@@ -17,21 +17,18 @@ from collector.plan.options import (
     JOINED,
     LIMITS,
     NAMES,
+    PATH,
     RING_SIZE,
     TEXT,
+    TIME,
     UNSET,
     WORDS,
-    Kind,
     choice,
     fields_of,
     group,
     number,
-    one_of,
     option,
-    path,
-    quantity,
 )
-from collector.plan.quantities import parse_duration
 from collector.plan.recorder import Recorder, columns_for
 from collector.plan.rotation import Rotation
 from collector.writer.stream import STREAMS
@@ -48,130 +45,86 @@ _OF_REQUESTS = {"locations": "SEND_CALL,RECEIVE_CALL", "columns": "pid,comm,netn
 class Request:
     """What is asked of a capture: each option is declared here, or in the class of its group."""
 
+    # fmt: off
     filters: Filters = group(Filters, is_table=False)
-    output: str = option(
-        "-o", "--output", kind=Kind(str, path), metavar="FILE", key="output",
-        help="File to write; - is stdout.",
-    )
-    force: bool = option("--force", kind=FLAG, default=False, help="Replace an existing file.")
-    duration_s: float | None = option(
-        "--duration", kind=quantity(parse_duration), metavar="TIME", default=None,
-        help="Stop after this time: 10s, 2m.",
-    )
+    output: str = option("-o, --output FILE", PATH, "File to write; - is stdout.", True)
+    force: bool = option("--force", FLAG, "Replace an existing file.")
+    duration_s: float | None = option("--duration TIME", TIME, "Stop after this time: 10s, 2m.")
     stop_after: int | None = option(
-        "--stop-after", kind=number(1), metavar="N", default=None,
-        help="Stop after N records; those still in the rings are kept.",
-    )
+        "--stop-after N", number(1), "Stop after N records; those still in the rings are kept.")
     columns: str = option(
-        "--columns", kind=JOINED, metavar="SET|NAME,...", key="columns",
-        default="default", shown="default",
-        help="classic, default, full, all, or names: the columns to read in the kernel and store.",
-    )
+        "--columns SET|NAME,...", JOINED, "classic, default, full, all, or names: the columns to "
+        "read in the kernel and store.", True, default="default", shown=True)
     locations: str | None = option(
-        "--locations", kind=JOINED, metavar="NAME,...", key="locations", default=None,
-        help="Events: default, all, NAME or -NAME. The default has no calls of the application "
-        "(SEND_CALL, RECEIVE_CALL), and no RCV_SPACE_ADJUST, which comes with each call.",
-    )
+        "--locations NAME,...", JOINED, "Events: default, all, NAME or -NAME. The default has no "
+        "calls of the application (SEND_CALL, RECEIVE_CALL), and no RCV_SPACE_ADJUST, which comes "
+        "with each call.", True)
     when_changed: tuple[str, ...] = option(
-        "--when-changed", kind=WORDS, metavar="COL,...", key="when_changed", default=(),
-        help="Record a segment only when one of these columns changed for its connection.",
-    )
+        "--when-changed COL,...", WORDS,
+        "Record a segment only when one of these columns changed for its connection.", True)
     buffer_bytes: int = option(
-        "--buffer-size", kind=RING_SIZE, metavar="MB", key="buffer_size",
-        default=4 << 20, shown=4.0, help="Ring size of each CPU.",
-    )
+        "--buffer-size MB", RING_SIZE, "Ring size of each CPU.", True,
+        default=4 << 20, shown=4.0)
     low_water_percent: int = option(
-        "--low-water", kind=number(1, 99), metavar="PCT", key="low_water", default=75, shown=75,
-        help="Wake up when less than this share of a ring is free, or half while records come "
-        "slowly.",
-    )
+        "--low-water PCT", number(1, 99), "Wake up when less than this share of a ring is free, "
+        "or half while records come slowly.", True, default=75, shown=True)
     rings: str | None = option(
-        "--rings", kind=Kind(str, one_of("bpf", "perf")), metavar="bpf|perf", key="rings",
-        default=None,
-        help="The kind of ring buffers. Default: bpf; perf where the kernel refuses bpf.",
-    )
-    show: bool = option(
-        "--print", kind=FLAG, default=False, help="Print each record on stdout too."
-    )
+        "--rings bpf|perf", choice("bpf", "perf", checked=False), "The kind of ring buffers. "
+        "Default: bpf; perf where the kernel refuses bpf.", True, default=None)
+    show: bool = option("--print", FLAG, "Print each record on stdout too.")
     file_format: str = option(
-        "--format", kind=choice(*FORMATS), key="format", default=FORMATS[0], shown=FORMATS[0],
-        help="A PSC file, a folder with a Klogger log per CPU, or a MAGNeT file (of magnet).",
-    )
+        "--format", choice(*FORMATS), "A PSC file, a folder with a Klogger log per CPU, or a "
+        "MAGNeT file (of magnet).", True, default=FORMATS[0], shown=True)
     schemata: tuple[str, ...] = option(
-        "--schema", kind=NAMES, metavar="NAME|FOLDER", key="schemata", default=("tcp",),
-        help="What to record: a shipped schema (tcp, magnet, network, sched, locking, syscall, "
-        "disk, paging, tty, sampler, user, stopwatch) or your own; also several. Default: tcp.",
-    )
+        "--schema NAME|FOLDER", NAMES, "What to record: a shipped schema (tcp, magnet, network, "
+        "sched, locking, syscall, disk, paging, tty, sampler, user, stopwatch) or your own; also "
+        "several. Default: tcp.", "schemata", default=("tcp",))
     using: tuple[str, ...] = option(
-        "--using", kind=NAMES, metavar="LEVEL", key="using", default=(),
-        help="Use this log level of a schema instead of its default.",
-    )
+        "--using LEVEL", NAMES, "Use this log level of a schema instead of its default.", True)
     data: bool = option(
-        "--data", kind=FLAG, key="data", default=False,
-        help="Record what a schema has for this option too (magnet: TCP's state, IP header).",
-    )
+        "--data", FLAG,
+        "Record what a schema has for this option too (magnet: TCP's state, IP header).", True)
     limits: tuple[tuple[str, int], ...] = option(
-        "--limit", kind=LIMITS, metavar="EVENT=N", key="limits", default=(), running=True,
-        help="Record at most N of this event a second and CPU.",
-    )
+        "--limit EVENT=N", LIMITS, "Record at most N of this event a second and CPU.", "limits",
+        live=True)
     control_group: str | None = option(
-        "--control-group", kind=TEXT, metavar="NAME", default=None,
-        help="A group whose members may control the capture (tcpkmon status, ...).",
-    )
+        "--control-group NAME", TEXT,
+        "A group whose members may control the capture (tcpkmon status, ...).")
     latency: bool = option(
-        "--latency", kind=FLAG, default=False,
-        help="At the end print where the time of each byte went, as tcpkmon latency does. "
-        "Without --schema: that of magnet with its log level driver.",
-    )
+        "--latency", FLAG, "At the end print where the time of each byte went, as tcpkmon latency "
+        "does. Without --schema: that of magnet with its log level driver.")
     why: bool = option(
-        "--why", kind=FLAG, default=False,
-        help="At the end print what limited each connection, as tcpkmon why does.",
-    )
+        "--why", FLAG, "At the end print what limited each connection, as tcpkmon why does.")
     requests: bool = option(
-        "--requests", kind=FLAG, default=False,
-        help="Record what tcpkmon requests needs for exact times: the calls of both ends and "
-        "their processes. Short for --locations default,SEND_CALL,RECEIVE_CALL --columns "
-        "default,pid,comm,netns,seg_ack, which more of both adds to.",
-    )
+        "--requests", FLAG, "Record what tcpkmon requests needs for exact times: the calls of both "
+        "ends and their processes. Short for --locations default,SEND_CALL,RECEIVE_CALL --columns "
+        "default,pid,comm,netns,seg_ack, which more of both adds to.")
     metrics: bool = option(
-        "--metrics", kind=FLAG, default=False,
-        help="Count for tcpkmon metrics from the start, not from its first question on.",
-    )
+        "--metrics", FLAG,
+        "Count for tcpkmon metrics from the start, not from its first question on.")
     top: bool = option(
-        "--top", kind=FLAG, default=False,
-        help="Show the connections, as tcpkmon top does; q ends the capture. Says no more.",
-    )
+        "--top", FLAG,
+        "Show the connections, as tcpkmon top does; q ends the capture. Says no more.")
     reconcile: bool = option(
-        "--reconcile", kind=FLAG, key="reconcile", default=False,
-        help="Compare the last records with the kernel's sockets: start, rotations, end.",
-    )
-    fail_on_loss: bool = option(
-        "--fail-on-loss", kind=FLAG, default=False, help="Exit with 3 if a record was lost."
-    )
+        "--reconcile", FLAG,
+        "Compare the last records with the kernel's sockets: start, rotations, end.", True)
+    fail_on_loss: bool = option("--fail-on-loss", FLAG, "Exit with 3 if a record was lost.")
     existing: bool = option(
-        "--no-existing", kind=UNSET, key="existing", default=True,
-        help="Omit connections that are open at the start.",
-    )
-    as_root: bool = option(
-        "--as-root", kind=FLAG, default=False, help="Run COMMAND as root even under sudo."
-    )
+        "--no-existing", UNSET, "Omit connections that are open at the start.", "existing")
+    as_root: bool = option("--as-root", FLAG, "Run COMMAND as root even under sudo.")
     ready_fd: int | None = option(
-        "--ready-fd", kind=number(0, checked=False), metavar="N", default=None,
-        help="Write a byte to this descriptor when attached.",
-    )
+        "--ready-fd N", number(0, checked=False), "Write a byte to this descriptor when attached.")
     rotation: Rotation | None = group(Rotation)
     """The output is a folder of files; None: one file."""
     recorder: Recorder | None = group(Recorder)
     """The output is a folder of dumps."""
     budget: Budget | None = group(Budget)
     """What it may cost; None: there is no limit."""
-    quiet: bool = option(
-        "-q", "--quiet", kind=FLAG, default=False, help="No progress, no summary."
-    )
+    quiet: bool = option("-q, --quiet", FLAG, "No progress, no summary.")
     verbose: bool = option(
-        "-v", "--verbose", kind=FLAG, default=False,
-        help="Print the kind of rings, and how each location is attached.",
-    )
+        "-v, --verbose", FLAG,
+        "Print the kind of rings, and how each location is attached.")
+    # fmt: on
     command: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     kinds: tuple[str, ...] | None = None

@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from collector.plan.options import Kind, Twin, command, number, one_of, option, quantity
+from collector.plan.options import SIZE, TIME, Kind, Option, choice, command, number, option
 from collector.plan.quantities import parse_duration, parse_size
 from formats.base.errors import UsageError
 from formats.base.installing import how_to_install
@@ -30,7 +30,6 @@ def parse_command(text: str) -> tuple[str, ...]:
     return words
 
 
-_SIZE, _TIME = quantity(parse_size), quantity(parse_duration)
 _FILES, _COMMAND = number(1, checked=False), command(parse_command)
 
 
@@ -44,44 +43,33 @@ class Rotation:
     keep_s. on_rotate: a command, which gets each sealed file as its last argument.
     """
 
+    # fmt: off
     size_bytes: int | None = option(
-        "--rotate-size", kind=_SIZE, metavar="SIZE", key="size", default=None,
-        help="Begin the next file at this size: 100M. Then -o names a folder.",
-        twins=[Twin("-C", Kind(lambda n: parse_size(f"{n}000000"), parse_size, int), "N",
-                    "As tcpdump: --rotate-size of N million bytes.")],
-    )  # fmt: skip
+        "--rotate-size SIZE", SIZE, "Begin the next file at this size: 100M. Then -o names a "
+        "folder.", "size", twins=[Option(
+            "-C N", Kind(lambda n: parse_size(f"{n}000000"), parse_size, int),
+            "As tcpdump: --rotate-size of N million bytes.")])
     every_s: float | None = option(
-        "--rotate-every", kind=_TIME, metavar="TIME", key="every", default=None,
-        help="Begin the next file after this time: 10m. Then -o names a folder.",
-        twins=[Twin("-G", Kind(lambda n: parse_duration(f"{n}"), parse_duration, int), "S",
-                    "As tcpdump: --rotate-every S.")],
-    )  # fmt: skip
+        "--rotate-every TIME", TIME, "Begin the next file after this time: 10m. Then -o names a "
+        "folder.", "every", twins=[Option(
+            "-G S", Kind(lambda n: parse_duration(str(n)), parse_duration, int),
+            "As tcpdump: --rotate-every S.")])
     keep_files: int | None = option(
-        "--keep-files", kind=_FILES, metavar="N", key="keep_files", default=None,
-        help="Delete the oldest above N files.",
-        twins=[Twin("-W", _FILES, "N", "As tcpdump: --keep-files N.")],
-    )  # fmt: skip
+        "--keep-files N", _FILES, "Delete the oldest above N files.", True,
+        twins=[Option("-W N", _FILES, "As tcpdump: --keep-files N.")])
     keep_bytes: int | None = option(
-        "--keep-size", kind=_SIZE, metavar="SIZE", key="keep_size", default=None,
-        help="Delete the oldest while all have more than this size.",
-    )
+        "--keep-size SIZE", SIZE, "Delete the oldest while all have more than this size.", True)
     keep_free_bytes: int | None = option(
-        "--keep-free", kind=_SIZE, metavar="SIZE", key="keep_free", default=None,
-        help="Delete the oldest while less of their disk is free.",
-    )
+        "--keep-free SIZE", SIZE, "Delete the oldest while less of their disk is free.", True)
     keep_s: float | None = option(
-        "--keep-for", kind=_TIME, metavar="TIME", key="keep_for", default=None,
-        help="Delete those that are older: 12h.",
-    )
+        "--keep-for TIME", TIME, "Delete those that are older: 12h.", True)
     on_rotate: tuple[str, ...] = option(
-        "--on-rotate", kind=_COMMAND, metavar="COMMAND", key="on_rotate", default=(),
-        help="Run this with each finished file as last argument. No shell reads it.",
-        twins=[Twin("-z", _COMMAND, "COMMAND", "As tcpdump: --on-rotate.")],
-    )
+        "--on-rotate COMMAND", _COMMAND, "Run this with each finished file as last argument. No "
+        "shell reads it.", True, twins=[Option("-z COMMAND", _COMMAND, "As tcpdump: --on-rotate.")])
     archive: str = option(
-        "--archive", kind=Kind(str, one_of(*ARCHIVES)), metavar="|".join(ARCHIVES), key="archive",
-        default="", help="Turn each finished file into Parquet, or compress it.",
-    )
+        "--archive parquet|zst", choice(*ARCHIVES, checked=False),
+        "Turn each finished file into Parquet, or compress it.", True, default="")
+    # fmt: on
 
     @property
     def keeps_all(self) -> bool:

@@ -32,7 +32,7 @@ sequencer's slack waits for the second."""
 
 
 def open_stream(request: Request) -> Stream:
-    """The stream that the request wants. FileError or UsageError; TriggerError too."""
+    """The stream that the request wants. FileError or UsageError; ExpressionError too."""
     recorder = request.recorder
     codec = STREAMS[request.file_format]()
     if recorder is None:
@@ -49,7 +49,7 @@ def open_stream(request: Request) -> Stream:
 
 
 def _check(request: Request, texts: tuple[str, ...]) -> None:
-    """TriggerError for triggers that this capture cannot have, before anything is prepared."""
+    """ExpressionError for triggers that this capture cannot have, before anything is prepared."""
     schema, tcp = load_schema(), None
     if "tcp" in request.schemata:
         chosen = choose_columns(schema.event(EVENT), request.stored_columns)
@@ -67,7 +67,7 @@ def _check(request: Request, texts: tuple[str, ...]) -> None:
 
 
 class Recording:
-    """The recorder of a session, or none. TriggerError where this kernel lacks a column."""
+    """The recorder of a session, or none. ExpressionError where this kernel lacks a column."""
 
     def __init__(self, request: Request, prepared: Prepared, stream: Stream) -> None:
         self._stream = stream if isinstance(stream, Recorder) else None

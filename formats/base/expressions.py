@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads triggers and assertions; docs/recorder.md and docs/check.md describe the language.
+"""Reads conditions: triggers, assertions, --where; docs/conditions.md has the language.
 
     trigger    = ["any" ":" | "all" ":"] or ["for" number]
     or         = and {"or" and}                      and   = not {"and" not}
     not        = "not" not | comparison
     comparison = sum [("<" | "<=" | ">" | ">=" | "==" | "!=") sum]
     sum        = term {("+" | "-") term}             term  = sign {("*" | "/") sign}
-    sign       = "-" sign | name | number | "(" or ")"
+    sign       = "-" sign | name | number | text | call | "(" or ")"
+    call       = name "(" [or {"," or}] ")"
 
-An assertion is `or ["where" or]`, and a sign may also be `name "(" [argument {"," argument}] ")"`,
-where an argument is `or`, and a sign a text in quotes.
+An assertion is `or ["where" or]`. A text is in quotes.
 
 The text comes from the command line or a file, and is never run.
 """
@@ -17,9 +17,10 @@ The text comes from the command line or a file, and is never run.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 from formats.base.errors import UsageError
 from formats.base.escape import for_terminal
@@ -43,8 +44,8 @@ _TOKEN = re.compile(
 _NUMBER = re.compile(
     r"(\d{1,18}(?:\.\d{1,18})?(?:[eE][-+]?\d{1,2})?)(ns|us|ms|s|k|M|G|%|)", re.ASCII
 )
-_WORDS = frozenset({"and", "or", "not", "for"})
-_WHERE = "where"
+_WORDS = frozenset({"and", "or", "not", "for", "where"})
+_Made = TypeVar("_Made")
 
 
 class Mistake(Exception):
@@ -55,9 +56,22 @@ class Mistake(Exception):
         self.what = what
         self.at = at
 
+    @property
+    def mistakes(self) -> Sequence[Mistake]:
+        """As Mistakes has them."""
+        return [self]
+
     def lines(self, text: str) -> tuple[str, str, str]:
         """The message, the text, and a caret under the place."""
         return self.what, f"  {for_terminal(text)}", f"  {' ' * self.at}^"
+
+
+class Mistakes(Exception):
+    """All mistakes of one expression."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        super().__init__(mistakes)
+        self.mistakes = mistakes
 
 
 class ExpressionError(UsageError):
@@ -100,7 +114,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Text:
-    """A text in quotes. Only assertions have it."""
+    """A text in quotes."""
 
     at: int
     text: str
@@ -108,7 +122,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Call:
-    """A function and its arguments. Only assertions have it."""
+    """A function and its arguments."""
 
     at: int
     name: str
@@ -145,6 +159,19 @@ class _Token:
     at: int
 
 
+def read_all(texts: Iterable[str], read: Callable[[str], _Made]) -> list[_Made]:
+    """read() of each, which may raise Mistake or Mistakes. ExpressionError for those of all."""
+    made, mistakes = [], []
+    for text in texts:
+        try:
+            made.append(read(text))
+        except (Mistake, Mistakes) as wrong:
+            mistakes += [(text, mistake) for mistake in wrong.mistakes]
+    if mistakes:
+        raise ExpressionError(mistakes)
+    return made
+
+
 def parse(text: str) -> Parsed:
     """The trigger in this text. Mistake for the first thing that does not fit."""
     return _Parser(text, "a trigger").trigger()
@@ -161,7 +188,6 @@ class _Parser:
             raise Mistake(f"{what} has at most {MOST_TRIGGER_CHARACTERS} characters", 0)
         self._text = text
         self._what = what
-        self._has_functions = False
         found = (
             _Token(match.lastgroup or "other", match.group(), match.start())
             for match in _TOKEN.finditer(text)
@@ -190,9 +216,8 @@ class _Parser:
         return Parsed(self._text, node, every, for_ns, at)
 
     def assertion(self) -> Assertion:
-        self._has_functions = True
         node = self._or()
-        where = self._or() if self._take(_WHERE) is not None else None
+        where = self._or() if self._take("where") is not None else None
         if self._token.kind != "end":
             raise self._unexpected("an operator, `and`, `or`, `where` or the end")
         return Assertion(self._text, node, where)
@@ -252,13 +277,12 @@ class _Parser:
         if self._token.kind == "number":
             return self._number()
         token = self._token
-        if token.kind == "string" and self._has_functions:
+        if token.kind == "string":
             self._next += 1
             return Text(token.at, token.text[1:-1])
-        is_word = token.text in _WORDS or (self._has_functions and token.text == _WHERE)
-        if token.kind == "name" and not is_word:
+        if token.kind == "name" and token.text not in _WORDS:
             self._next += 1
-            if self._has_functions and self._take("(") is not None:
+            if self._take("(") is not None:
                 return self._call(token)
             return Name(token.at, token.text)
         raise self._unexpected("a name, a number or `(`")

@@ -498,13 +498,14 @@ def _records() -> tuple[Any, Any]:
 def trigger(data: bytes) -> None:
     """A trigger is refused with places in its text, or it makes masks of any records."""
     from collector.plan.trigger_watch import Watch
-    from collector.plan.triggers import TriggerError, compile_triggers
+    from collector.plan.triggers import compile_triggers
+    from formats.base.expressions import ExpressionError
 
     (layout, locations), rows = _records()
     text = data.decode(errors="surrogateescape")
     try:
         found = compile_triggers([text], layout, locations)
-    except TriggerError as error:
+    except ExpressionError as error:
         lines = "\n".join(error.lines())
         assert not _CONTROL.search(lines), "not escaped"
         assert all(0 <= mistake.at <= len(text) for _, mistake in error.mistakes)

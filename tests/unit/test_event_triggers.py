@@ -12,8 +12,8 @@ from collector.plan.columns import choose_columns, load_schema, locations_of, ma
 from collector.plan.event_layout import EventLayout, lay_out_sources
 from collector.plan.event_triggers import EventWatch, compile_event_triggers
 from collector.plan.schema_sources import find_sources
-from collector.plan.triggers import TriggerError
 from collector.ring.points import EVENT_HEAD_BYTES
+from formats.base.expressions import ExpressionError
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +115,12 @@ def test_locations_of_tcp_in_a_log() -> None:
     ],
 )
 def test_mistakes(sched: EventLayout, text: str, what: str) -> None:
-    with pytest.raises(TriggerError, match=what):
+    with pytest.raises(ExpressionError, match=what):
         watch(sched, text)
 
 
 def test_a_state_of_tcp_is_no_trigger_of_a_log() -> None:
     schema = load_schema()
     layout = make_layout(schema, choose_columns(schema.event("SNAPSHOT"), "default"), ())
-    with pytest.raises(TriggerError, match="triggers on events"):
+    with pytest.raises(ExpressionError, match="triggers on events"):
         compile_event_triggers(["snd_cwnd > 3"], None, layout, [], layout.entry_size)

@@ -46,6 +46,7 @@ ROOMS = {
         ("verify",),
         ("magnet",),
         ("klogger", "psc"),
+        ("conditions",),
         ("drawing", "lines", "schema"),
         ("base",),
     ),

@@ -17,11 +17,10 @@ from collector.plan.recorder import columns_for
 from collector.plan.trigger_watch import SLOTS, Watch
 from collector.plan.triggers import (
     Trigger,
-    TriggerError,
     compile_triggers,
     explain,
 )
-from formats.base.expressions import Mistake, Name, Number, Operation, parse
+from formats.base.expressions import ExpressionError, Mistake, Name, Number, Operation, parse
 
 SCHEMA = load_schema()
 LAYOUT = make_layout(SCHEMA, choose_columns(SCHEMA.event(EVENT), "default,seg_ack"), ())
@@ -121,7 +120,7 @@ def test_control_entries_never_fire() -> None:
     ],
 )
 def test_mistakes_have_a_place(text: str, what: str, at: int) -> None:
-    with pytest.raises(TriggerError) as error:
+    with pytest.raises(ExpressionError) as error:
         compiled(text)
     ((_, mistake),) = error.value.mistakes
     assert what in mistake.what
@@ -129,7 +128,7 @@ def test_mistakes_have_a_place(text: str, what: str, at: int) -> None:
 
 
 def test_all_mistakes_at_once() -> None:
-    with pytest.raises(TriggerError) as error:
+    with pytest.raises(ExpressionError) as error:
         compiled("foo > bar", "rto", "tramsmit or rst", "transmit", locations=["RTO"])
     lines = error.value.lines()
     assert len(lines) == 3 * 6
@@ -311,7 +310,7 @@ def test_a_stall_brings_its_columns() -> None:
     stored = set(choose_columns(SCHEMA.event(EVENT), columns_for("default", ["stall > 1s"])))
     assert {"seg_ack", "snd_una"} <= stored
     assert columns_for("classic", ["rto", "state == 1"]) == "classic"
-    with pytest.raises(TriggerError, match="needs the column seg_ack"):
+    with pytest.raises(ExpressionError, match="needs the column seg_ack"):
         compile_triggers(["stall > 1s"], make_layout(SCHEMA, choose_columns(
             SCHEMA.event(EVENT), "default"), ()), LOCATIONS)  # fmt: skip
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from formats.analysis import exchanges, why
-from formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER, REQUEST
+from formats.analysis.check.names import COLUMN_OF, INTERVAL, LEDGER, REQUEST
+from formats.analysis.check.scope import Table
 from formats.analysis.check.span import Proof
-from formats.analysis.check.values import Array, Table
+from formats.conditions import Array
 from formats.registry import format_of
 
 _KINDS = {"int": "number", "float": "number", "text": "text", "bool": "bool"}
@@ -108,10 +109,9 @@ class Capture:
             columns = self._records(names)
         else:
             columns = self._intervals(names) if what == "interval" else self._requests(names)
-        aliases = COLUMN_OF if what == "record" else {}
         holds = dict(zip(LEDGER, (self._whole, self.proven), strict=True))
         count = len(columns["conn_id"])
-        return Table(what, columns, count, self.lost, holds, self._share, CONSTANTS, aliases)
+        return Table(what, columns, count, self.lost, holds, self._share)
 
     def _intervals(self, names: Collection[str]) -> dict[str, Array]:
         """Columns of intervals, and of the connection of each."""

@@ -16,17 +16,16 @@ from formats.analysis.check.capture import (
     REQUEST_KINDS,
     Capture,
 )
-from formats.analysis.check.mistakes import Checker, names_in
 from formats.analysis.check.names import COLUMN_OF, CONSTANTS, INTERVAL, LEDGER, REQUEST
-from formats.analysis.check.values import Array, NoDataError, Table
+from formats.analysis.check.scope import Compiled, Table, TableScope
 from formats.base.expressions import (
     COMPARISONS,
     Assertion,
-    ExpressionError,
-    Mistake,
     Operation,
     parse_assertion,
+    read_all,
 )
+from formats.conditions import Array, NoDataError, names_in
 
 _WORST = 5
 
@@ -49,21 +48,20 @@ class Result:
 
 def compile_assertions(
     texts: Sequence[str], records: Mapping[str, str], wanted: str = "bool"
-) -> list[tuple[Assertion, str]]:
-    """Each assertion, and what its rows are. ExpressionError for all mistakes at once.
+) -> tuple[list[Compiled], dict[str, set[str]]]:
+    """The assertions, and which names they have by what their rows are. ExpressionError for all
+    mistakes at once.
 
     records: the columns of the capture's records. An assertion is about intervals if it names one
     of their columns, about requests likewise, about connections if all its columns are theirs,
     else about records. wanted: bool, or number for expressions that are one number.
     """
-    found, mistakes = [], []
-    for text in texts:
-        try:
-            parsed = parse_assertion(text)
-        except Mistake as mistake:
-            mistakes.append((text, mistake))
-            continue
-        names = _columns_in(parsed)
+    used: dict[str, set[str]] = {}
+
+    def compile_one(text: str) -> Compiled:
+        parsed = parse_assertion(text)
+        names = {name.text for node in (parsed.node, parsed.where) for name in names_in(node)}
+        names -= {*LEDGER, *CONSTANTS}
         others = names - {*CONNECTION_KINDS}
         aliases: Mapping[str, str] = {}
         if any(name.startswith(INTERVAL) for name in names):
@@ -75,24 +73,33 @@ def compile_assertions(
             aliases = {name: column for name, column in COLUMN_OF.items() if column in records}
         else:
             what, kinds = "connection", CONNECTION_KINDS
-        checker = Checker(kinds, aliases, what)
-        checker.check(parsed, wanted)
-        mistakes += [(text, mistake) for mistake in checker.mistakes]
-        found.append((parsed, what))
-    if mistakes:
-        raise ExpressionError(mistakes)
-    return found
+        used.setdefault(what, set()).update(names)
+        return _compile(parsed, TableScope(kinds, aliases, what), wanted)
+
+    return read_all(texts, compile_one), used
 
 
-def _columns_in(parsed: Assertion) -> set[str]:
-    return {*names_in(parsed.node), *names_in(parsed.where)} - {*LEDGER, *CONSTANTS}
+def _compile(parsed: Assertion, scope: TableScope, wanted: str) -> Compiled:
+    node = parsed.node
+    value = scope.want(wanted, node)
+    if wanted == "number" and value.each:
+        scope.add("this has one number for each row: take max() of it", node.at)
+    where = scope.want("bool", parsed.where) if parsed.where is not None else None
+    if parsed.where is not None and where is not None and where.kind == "bool" and not where.each:
+        scope.add("`where` takes a condition on a column", parsed.where.at)
+    scope.end()
+    if not isinstance(node, Operation) or node.operator not in COMPARISONS:
+        return Compiled(parsed.text, scope.what, value, where)
+    left = scope.value(node.operands[0])
+    return Compiled(parsed.text, scope.what, value, where, node.operator, left)
 
 
 def check(capture: Capture, texts: Sequence[str]) -> list[Result]:
     """Whether each assertion holds. ExpressionError for their mistakes."""
-    compiled = compile_assertions(texts, capture.record_kinds)
-    tables = _tables(capture, compiled)
-    return [_result(parsed, tables[what]) for parsed, what in compiled]
+    compiled, used = compile_assertions(texts, capture.record_kinds)
+    tables = {what: capture.table(what, names) for what, names in used.items()}
+    with np.errstate(all="ignore"):
+        return [_result(one, one.rows(tables[one.what])) for one in compiled]
 
 
 def measure(capture: Capture, texts: Sequence[str]) -> list[float | None]:
@@ -100,46 +107,32 @@ def measure(capture: Capture, texts: Sequence[str]) -> list[float | None]:
 
     ExpressionError for their mistakes.
     """
-    compiled = compile_assertions(texts, capture.record_kinds, "number")
-    tables = _tables(capture, compiled)
+    compiled, used = compile_assertions(texts, capture.record_kinds, "number")
+    tables = {what: capture.table(what, names) for what, names in used.items()}
     found: list[float | None] = []
-    for parsed, what in compiled:
+    for one in compiled:
         try:
-            value = float(_chosen(parsed, tables[what]).value(parsed.node).data)
+            with np.errstate(all="ignore"):
+                value = float(one.value.get(one.rows(tables[one.what]))[0])
         except NoDataError:
             value = math.nan
         found.append(value if math.isfinite(value) else None)
     return found
 
 
-def _tables(capture: Capture, compiled: Sequence[tuple[Assertion, str]]) -> dict[str, Table]:
-    names: dict[str, set[str]] = {}
-    for parsed, what in compiled:
-        names.setdefault(what, set()).update(_columns_in(parsed))
-    return {what: capture.table(what, used) for what, used in names.items()}
-
-
-def _chosen(parsed: Assertion, table: Table) -> Table:
-    """The rows that `where` chooses."""
-    if parsed.where is None:
-        return table
-    chosen = table.value(parsed.where)
-    return table.take(np.broadcast_to(np.logical_and(chosen.data, chosen.has), table.count))
-
-
-def _result(parsed: Assertion, table: Table) -> Result:
-    table = _chosen(parsed, table)
-    text, what, rows = parsed.text, table.what, table.count
+def _result(one: Compiled, table: Table) -> Result:
+    text, what, rows = one.text, table.what, table.count
     try:
-        value = table.value(parsed.node)
+        holds = one.value.holds(table)
     except NoDataError as error:
         return Result(text, False, what, rows, str(error))
-    if not value.each:
-        return Result(text, bool(value.data), what, rows, _scalars(parsed, table))
+    if not one.value.each:
+        seen = f"is {_text(one.left.get(table)[0], one.left.unit)}" if one.comparison else ""
+        return Result(text, bool(holds), what, rows, seen)
     if not rows:
         return Result(text, False, what, rows, f"no {what} to hold it for")
-    broken = np.flatnonzero(~np.logical_and(value.data, value.has))
-    order, shown = _worst(parsed, table, broken)
+    broken = np.flatnonzero(~holds)
+    order, shown = _worst(one, table, broken)
     seen = f"all {rows:,} {what}s" if not len(broken) else (
         f"{len(broken):,} of {rows:,} {what}s break it"
     )
@@ -147,32 +140,20 @@ def _result(parsed: Assertion, table: Table) -> Result:
     return Result(text, not len(broken), what, rows, seen, len(broken), worst)
 
 
-def _scalars(parsed: Assertion, table: Table) -> str:
-    """The left side of a comparison: what was seen."""
-    node = parsed.node
-    if not isinstance(node, Operation) or node.operator not in COMPARISONS:
-        return ""
-    value = table.value(node.operands[0])
-    return f"is {_text(value.data, value.unit)}"
-
-
-def _worst(parsed: Assertion, table: Table, broken: Array) -> tuple[Array, Any]:
+def _worst(one: Compiled, table: Table, broken: Array) -> tuple[Array, Any]:
     """The rows that break it, the furthest from the bound first; what to say of each."""
-    node = parsed.node
-    if not isinstance(node, Operation) or node.operator not in COMPARISONS:
+    if not one.comparison or not one.left.each:
         return broken, lambda at: ""
-    value = table.value(node.operands[0])
-    if not value.each:
-        return broken, lambda at: ""
-    has = np.broadcast_to(value.has, table.count)
+    data, has = one.left.get(table)
+    has = np.broadcast_to(has, table.count)
 
     def shown(at: int) -> str:
-        return f": {_text(value.data[at], value.unit) if has[at] else 'no value'}"
+        return f": {_text(data[at], one.left.unit) if has[at] else 'no value'}"
 
-    if value.kind != "number" or node.operator in ("==", "!="):
+    if one.left.kind != "number" or one.comparison in ("==", "!="):
         return broken, shown
-    sign = -1 if node.operator[0] == "<" else 1
-    return broken[np.argsort(sign * value.data[broken], kind="stable")], shown
+    sign = -1 if one.comparison[0] == "<" else 1
+    return broken[np.argsort(sign * data[broken], kind="stable")], shown
 
 
 def _text(value: Any, unit: int | None) -> str:

@@ -8,39 +8,35 @@ import numpy as np
 
 from formats.analysis import why
 from formats.analysis.check.capture import CONNECTION_KINDS, share_of
-from formats.analysis.check.mistakes import Checker
-from formats.analysis.check.names import CONSTANTS
-from formats.analysis.check.values import Array, Table
-from formats.base.expressions import Assertion, ExpressionError, Mistake, parse_assertion
+from formats.analysis.check.scope import Table, TableScope
+from formats.base.expressions import parse_assertion, read_all
 from formats.base.ports import match_ports
+from formats.conditions import Array, Value
 
 _WHAT = "connection"
 
 
-def parse_where(text: str) -> Assertion:
+def parse_where(text: str) -> Value:
     """A condition, as in `tcpkmon check`. ExpressionError."""
-    try:
-        parsed = parse_assertion(text)
-    except Mistake as mistake:
-        raise ExpressionError([(text, mistake)]) from mistake
-    checker = Checker(CONNECTION_KINDS, {}, _WHAT)
-    checker.check(parsed)
-    if checker.mistakes:
-        raise ExpressionError([(text, mistake) for mistake in checker.mistakes])
-    return parsed
+
+    def read(text: str) -> Value:
+        scope = TableScope(CONNECTION_KINDS, {}, _WHAT)
+        value = scope.want("bool", parse_assertion(text).node)
+        scope.end()
+        return value
+
+    return read_all([text], read)[0]
 
 
-def fulfil(table: why.Table, where: Assertion) -> Array:
+def fulfil(table: why.Table, where: Value) -> Array:
     """(n,) which connections fulfil it. A condition on null holds for none."""
     count = len(table["conn_id"])
-    share = lambda limit: share_of(table, limit)  # noqa: E731
-    rows = Table(_WHAT, dict(table), count, 0, {}, share, CONSTANTS, {})
-    found = rows.value(where.node)
-    return np.broadcast_to(np.logical_and(found.data, found.has), count)
+    rows = Table(_WHAT, dict(table), count, 0, {}, lambda limit: share_of(table, limit))
+    return np.broadcast_to(where.holds(rows), count)
 
 
 def choose(
-    table: why.Table, where: Assertion | None, ports: tuple[tuple[int, int], ...] = ()
+    table: why.Table, where: Value | None, ports: tuple[tuple[int, int], ...] = ()
 ) -> why.Table:
     """The connections that fulfil the condition, and have these pairs of ports, see base.ports."""
     kept = np.ones(len(table["conn_id"]), np.bool_)

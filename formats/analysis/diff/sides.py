@@ -15,7 +15,7 @@ from formats.analysis.why.assemble import Table
 from formats.analysis.why.snapshots import Source
 from formats.analysis.why.tables import connections
 from formats.base.errors import DamagedError, Errors, UsageError
-from formats.base.expressions import Assertion
+from formats.conditions import Value
 from formats.klogger.logs import LOG_NAME, Logs
 from formats.registry import format_of, kind_of
 
@@ -89,7 +89,7 @@ def verify(path: Path) -> tuple[bool, str]:
     return bool(reports) and not told, told or "nothing lost"
 
 
-def read_run(path: Path, where: Assertion | None = None) -> Run:
+def read_run(path: Path, where: Value | None = None) -> Run:
     """What a capture has. where: chooses connections. Errors as Source has them."""
     if kind_of(path) == "magnet":
         raise UsageError(

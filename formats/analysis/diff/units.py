@@ -19,7 +19,7 @@ from formats.analysis.diff.metrics import BY_NAME, METRICS, SHARED
 from formats.analysis.why.assemble import Table
 from formats.analysis.why.limits import FAMILY, LIMITS
 from formats.base.errors import UsageError
-from formats.base.expressions import Assertion
+from formats.conditions import Value
 
 Array = NDArray[Any]
 Flows = dict[str, Array]
@@ -27,7 +27,7 @@ Flows = dict[str, Array]
 CONNECTION, RUN = "connection", "run"
 
 
-def choose_connections(table: Table, where: Assertion | None = None) -> tuple[Table, int]:
+def choose_connections(table: Table, where: Value | None = None) -> tuple[Table, int]:
     """Those that moved data and fulfil the condition; of two ends of one, the sender's.
 
     And how many receivers fulfil it whose senders do not.

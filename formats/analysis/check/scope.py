@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What names mean in an assertion on one table, and the rows that it is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from formats.analysis.check.names import CONSTANTS, INTERVAL, LEDGER, unit_of
+from formats.analysis.why import LIMITS
+from formats.base.expressions import Call, Name, Node, Operation, Text
+from formats.conditions import FUNCTIONS, WRONG, Array, Found, Scope, Value
+from formats.schema import suggest
+
+_OF_LIMITS = (f"{INTERVAL}limit", f"{INTERVAL}family", "main_limit")
+_SHARE = "limit_share"
+
+
+@dataclass(frozen=True)
+class Table:
+    """n rows. what: connection, record or interval. columns: those that the assertions name."""
+
+    what: str
+    columns: dict[str, Array]
+    count: int
+    lost: int
+    holds: Mapping[str, bool]
+    """no_loss and proven."""
+    share: Callable[[str], Array]
+
+    def take(self, kept: Array) -> Table:
+        """The rows in a mask."""
+        columns = {name: values[kept] for name, values in self.columns.items()}
+        share = self.share
+        return replace(
+            self, columns=columns, count=int(kept.sum()), share=lambda limit: share(limit)[kept]
+        )
+
+    def column(self, name: str) -> Found:
+        """Numbers as float64, texts as objects."""
+        values = self.columns[name]
+        if values.dtype == object:
+            return values, np.array([one is not None for one in values], np.bool_)
+        if values.dtype == np.bool_:
+            return values, True
+        numbers = values.astype(np.float64)
+        return numbers, ~np.isnan(numbers)
+
+
+class TableScope(Scope):
+    """columns: of the table, with their kinds (number, text or bool). aliases: others' names."""
+
+    functions = FUNCTIONS
+
+    def __init__(self, columns: Mapping[str, str], aliases: Mapping[str, str], what: str) -> None:
+        super().__init__()
+        self._columns = columns
+        self._aliases = aliases
+        self.what = what
+
+    def name(self, node: Name) -> Value:
+        name = node.text
+        if name in LEDGER:
+            return Value("bool", lambda table: (table.holds[name], True), each=False)
+        column = name if name in self._columns else self._aliases.get(name, name)
+        if column in self._columns:
+            kind = self._columns[column]
+            unit = unit_of(column) if kind == "number" else None
+            return Value(kind, lambda table: table.column(column), unit=unit)
+        if name in CONSTANTS:
+            return Value("number", lambda table: (CONSTANTS[name], True), each=False)
+        if name in FUNCTIONS or name == _SHARE:
+            return self.add(f"{name} is a function: write {name}(...)", node.at)
+        known = [*self._columns, *self._aliases, *LEDGER, *CONSTANTS]
+        return self.unknown(f"column '{name}' of a{'n' * (self.what == 'interval')} {self.what}",
+                            node, known)  # fmt: skip
+
+    def call(self, node: Call) -> Value:
+        if node.name != _SHARE or len(node.arguments) != 1:
+            return super().call(node)
+        if self.what != "connection":
+            what = f"{_SHARE} is of connections: other names here are of {self.what}s"
+            self.add(what, node.at)
+        (limit,) = node.arguments
+        if not isinstance(limit, Text) or limit.text not in LIMITS:
+            more = _limits_like(limit.text if isinstance(limit, Text) else "")
+            return self.add(f'{_SHARE} takes a limit, such as "rwnd"{more}', limit.at)
+        text = limit.text
+
+        def get(table: Table) -> Found:
+            share = table.share(text)
+            return share, ~np.isnan(share)
+
+        return Value("number", get)
+
+    def value(self, node: Node) -> Value:
+        """A column of limits is compared with one that there is."""
+        found = super().value(node)
+        parts = node.operands if isinstance(node, Operation) else ()
+        if any(isinstance(part, Name) and part.text in _OF_LIMITS for part in parts):
+            for part in parts:
+                if isinstance(part, Text) and part.text not in LIMITS:
+                    more = _limits_like(part.text)
+                    self.add(f'there is no limit "{part.text}"{more}', part.at)
+        return found
+
+
+def _limits_like(text: str) -> str:
+    return suggest(text, LIMITS) or f": {', '.join(LIMITS)}"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An assertion on a table. where: which rows; left: the left side, of a comparison."""
+
+    text: str
+    what: str
+    value: Value
+    where: Value | None = None
+    comparison: str = ""
+    left: Value = WRONG
+
+    def rows(self, table: Table) -> Table:
+        """The rows that `where` chooses."""
+        if self.where is None:
+            return table
+        return table.take(np.broadcast_to(self.where.holds(table), table.count))
