@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collector.ring.batch import Batch
 from collector.ring.journal import Journal, Note
@@ -24,7 +23,7 @@ from collector.writer.written import Written
 from formats.base.control import Change, Clock, Control, EndReason, Mark
 from formats.base.errors import FileError, UsageError
 
-Show = Callable[[NDArray[Any]], None]
+Show = Callable[..., None]
 """Prints entries that go into the file."""
 
 

@@ -73,6 +73,8 @@ class LogStream(Stream[LogBatch]):
         self._off: dict[int, Change] = {}
         self._paused = False
         self._show: Show | None = None
+        self._behind = 0
+        """Records that are missing behind the last one that was shown."""
         self._beginning = Beginning()
 
     def begin(
@@ -185,8 +187,12 @@ class LogStream(Stream[LogBatch]):
 
     def release(self, watermark_ns: int) -> None:
         parts = list(self.order.take(watermark_ns))
-        if self._show is not None and (rows := tcp_in_order(parts)) is not None:
-            self._show(rows)
+        if self._show is not None:
+            rows, lost = tcp_in_order(parts)
+            lost[0] += self._behind
+            self._behind = int(lost[-1])
+            if rows is not None:
+                self._show(rows, lost[:-1])
         for batch in copies(parts, self._pool):
             self.records += len(batch)
             self._spool.put(batch)

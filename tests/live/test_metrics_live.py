@@ -154,6 +154,9 @@ def check_counts(prometheus: Prometheus, client: Client) -> None:
     segments = next(row for row in told["events"] if row["name"] == "SEGMENT_RECEIVED")["written"]
     assert prometheus.value("tcpkmon_tcp_rtt_seconds_count") == segments
     assert prometheus.value('tcpkmon_captures{answered="yes"}') == 1
+    for side in ("client", "server"):
+        count = prometheus.value(f'tcpkmon_request_duration_seconds_count{{side="{side}"}}')
+        assert count == 0, "nobody answered"
     for text in expressions():
         assert prometheus.query(text) is not None, text
 
@@ -162,7 +165,7 @@ def check_counts(prometheus: Prometheus, client: Client) -> None:
 def test_prometheus_has_what_the_capture_counted(folder: Path, tmp_path: Path) -> None:
     ports = free_port(), free_port()
     group = group_name(GROUP)
-    words = ["--ports", str(ports[0]), "--control-group", group, "--metrics"]
+    words = ["--ports", str(ports[0]), "--control-group", group, "--metrics", "--requests"]
     with capturing(tmp_path / "run.pm", *words) as running:
         client = Client(choose())
         transfer(ports[0])
