@@ -21,7 +21,6 @@ from click.testing import CliRunner
 from collector.commands import openmetrics
 from collector.commands.metrics import command, open_listener
 from collector.commands.openmetrics import make_metrics
-from collector.control.choosing import name_in
 from collector.metrics.connections import Connections
 from collector.metrics.histogram import Histogram
 from collector.metrics.request_meter import RequestMeter
@@ -298,7 +297,7 @@ def answer() -> dict[str, Any]:
 
 def names_of(*answers: dict[str, Any]) -> set[str]:
     found = set()
-    for metric in make_metrics({name_in(one): one for one in answers}, 0):
+    for metric in make_metrics({one.get("output", "capture"): one for one in answers}, 0):
         assert metric.documentation
         found.update(sample.name for sample in metric.samples)
     return found
